@@ -1,0 +1,80 @@
+# One door for everything. `make help` lists what there is; each target sets up what it needs.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c 'import venv, ensurepip' 2>/dev/null && { echo "$$p"; break; }; done)
+BIN := .venv/bin
+READY := .venv/.ready
+EXTRAS := spark,connect,local,demo,notebook,dev
+COMPAT := 4.1.4 4.2.1 4.3.0
+TESTS ?= tests
+ROOM ?=
+# Prints one line now and then instead of everything that pip says; errors are shown in full.
+PROGRESS := awk '/^Collecting/ { if (++n % 25 == 0) { print "   " n " packages looked up"; fflush() } } /^(Building|Installing collected)/ { print "   " substr($$0, 1, 60); fflush() }'
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+.PHONY: setup
+setup: $(READY) ## make the virtual environment .venv with the versions of constraints.txt (the other targets do it by themselves)
+	@echo "ready: $(BIN)"
+
+$(READY): constraints.txt settings.ini setup.py
+	@test -n "$(PYTHON)" || { echo "Python 3.11 with venv is needed (Debian: python3.11-venv). Another one: make setup PYTHON=/path/to/python3"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; this is $$($(PYTHON) -V)"; exit 1; }
+	@test -x $(BIN)/python || { echo "1/3 making .venv with $$($(PYTHON) -V)"; "$(PYTHON)" -m venv .venv; }
+	@echo "2/3 build tools"; $(BIN)/python -m pip install -q -c constraints.txt pip setuptools wheel
+	@echo "3/3 packages of constraints.txt (about 160 and 1.3 GB; one to three minutes)"
+	@set -o pipefail; PYTHONWARNINGS=ignore $(BIN)/python -m pip install --no-build-isolation --progress-bar off -c constraints.txt -e '.[$(EXTRAS)]' | $(PROGRESS)
+	@touch $(READY)
+
+.PHONY: test
+test: $(READY) ## run all tests: the code's promises, crashes, and every notebook (TESTS=tests/test_x.py for one file)
+	@$(BIN)/python -m pytest -v $(TESTS)
+
+.PHONY: lint
+lint: $(READY) ## check imports, style, sizes, notebooks and the package; seconds, no broker
+	@$(BIN)/python -m pytest -q tests/test_hygiene.py
+
+.PHONY: demo
+demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by a stranger, beside Spark's own sink
+	@$(BIN)/kafka2pc demo
+
+.PHONY: images
+images: $(READY) ## run the demonstration and renew the picture in images/
+	@$(BIN)/kafka2pc demo --images images
+
+.PHONY: run
+run: $(READY) ## execute the notebooks in place and keep what they show (ROOM=10_decisions for one)
+	@$(BIN)/python tools/run_notebooks.py $(ROOM)
+
+.PHONY: prepare
+prepare: $(READY) ## before every commit: export the modules, clean the notebooks, render README.md
+	@$(BIN)/nbdev_export
+	@$(BIN)/nbdev_clean
+	@$(BIN)/python tools/readme.py
+
+.PHONY: readme
+readme: $(READY) ## render README.md from nbs/index.ipynb
+	@$(BIN)/python tools/readme.py
+
+.PHONY: compat
+compat: $(COMPAT:%=compat-%) ## install the package as users do, beside each supported PySpark, and try it
+
+# PySpark's version comes from the target, everything else that a user gets is held at the tested version.
+compat-%:
+	@echo "PySpark $*"
+	@test -x .venvs/$*/bin/python || "$(PYTHON)" -m venv .venvs/$*
+	@grep -vE '^(pyspark|py4j)==' constraints.txt > .venvs/$*/constraints.txt
+	@.venvs/$*/bin/python -m pip install -q -c constraints.txt pip setuptools wheel
+	@rm -rf build; set -o pipefail; .venvs/$*/bin/python -m pip install --no-build-isolation --progress-bar off -c .venvs/$*/constraints.txt 'pyspark[sql]==$*' . | $(PROGRESS) && rm -rf build
+	@cd tests && PYSPARK_PYTHON=$(CURDIR)/.venvs/$*/bin/python $(CURDIR)/.venvs/$*/bin/python compat_smoke.py
+
+.PHONY: clean
+clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv)
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache _proc output .test-output
+	rm -rf spark-warehouse metastore_db artifacts nbs/spark-warehouse nbs/metastore_db nbs/artifacts .venvs
+	find kafka2pc nbs tests tools -name __pycache__ -prune -exec rm -rf {} +

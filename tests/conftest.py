@@ -1,0 +1,70 @@
+"""What all tests share: the environment of Spark's workers, who may be skipped and why, and KAFKA2PC_REQUIRE=all, which allows no skip."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from kafka_fixtures import kafka  # noqa: F401  (the shared broker)
+from story import job, jobs, story  # noqa: F401  (the shared driver, and one query)
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIRE_ALL = os.environ.get("KAFKA2PC_REQUIRE") == "all"
+JAVA_MIN = 17
+
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+@cache
+def missing_java() -> str:
+    """Empty if a Java that is new enough answers, otherwise what is missing."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin" if home else None)
+    if not java:
+        return f"needs Java {JAVA_MIN}: no java in {'JAVA_HOME' if home else 'PATH'}"
+    said = subprocess.run([java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stderr
+    version = re.search(r'version "(?:1\.)?(\d+)', said)
+    if version and int(version[1]) >= JAVA_MIN:
+        return ""
+    return f"needs Java {JAVA_MIN}: {java} says {said.splitlines()[0] if said else 'nothing'}"
+
+
+def pytest_runtest_setup(item):
+    if any(item.get_closest_marker(name) for name in ("kafka", "spark")) and missing_java():
+        pytest.skip(missing_java())
+
+
+def _fail_instead(report, reason):
+    report.outcome = "failed"
+    report.longrepr = f"KAFKA2PC_REQUIRE=all allows no skip, and this was to be skipped: {reason}"
+
+
+def _reason(longrepr):
+    return longrepr[2] if isinstance(longrepr, tuple) else str(longrepr)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
+        _fail_instead(report, _reason(report.longrepr))
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    report = yield
+    if REQUIRE_ALL and report.skipped:
+        _fail_instead(report, _reason(report.longrepr))
+    return report
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The project's top folder."""
+    return ROOT

@@ -1,0 +1,42 @@
+"""The local Kafka that tests share, and a reader that has nothing to do with this project's code. conftest.py imports the fixtures."""
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from kafka2pc.broker import LocalKafka
+
+
+@pytest.fixture(scope="session")
+def kafka():
+    """One node, shared by all tests of the session: use topics and transactional ids of your own. Whoever kills it restarts it."""
+    with LocalKafka() as cluster:
+        yield cluster
+
+
+def records(kafka, topic, isolation="read_committed", wait_s=30):
+    """Every message of `topic` that a reader of this isolation level sees up to its end, partition by partition."""
+    conf = {"group.id": "tests", "isolation.level": isolation, "enable.partition.eof": True, "enable.auto.commit": False, "log_level": 0,
+            "fetch.wait.max.ms": 50}
+    reader = Consumer(kafka.client_conf | conf)
+    try:
+        partitions = reader.list_topics(topic, timeout=wait_s).topics[topic].partitions
+        return [message for number in sorted(partitions) for message in _to_the_end(reader, TopicPartition(topic, number, 0), wait_s)]
+    finally:
+        reader.close()
+
+
+def _to_the_end(reader, start, wait_s):
+    reader.assign([start])
+    while True:
+        message = reader.poll(wait_s)
+        assert message is not None, f"no answer for {start} in {wait_s} s"
+        if message.error() is None:
+            yield message
+        elif message.error().code() == KafkaError._PARTITION_EOF:
+            return
+        elif not message.error().retriable():
+            raise AssertionError(message.error())
+
+
+def values(kafka, topic, isolation="read_committed"):
+    """The values of `records`, as text."""
+    return [message.value().decode() for message in records(kafka, topic, isolation)]

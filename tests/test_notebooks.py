@@ -1,0 +1,48 @@
+"""Every notebook runs from top to bottom in a fresh kernel, with nbs/ as working directory, against the local Kafka."""
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+from run_notebooks import CELL_SECONDS, NBS, execute  # noqa: E402
+
+NOTEBOOKS = sorted(NBS.glob("*.ipynb"))
+
+
+def marked(notebook):
+    """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook."""
+    sources = [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
+    needs = [name for name in ("kafka", "spark") if any(re.match(rf"#\|\s*{name}\b", source) for source in sources)]
+    return pytest.param(notebook, id=notebook.stem, marks=[getattr(pytest.mark, name) for name in needs])
+
+
+@pytest.fixture
+def own_folders(tmp_path, monkeypatch):
+    """Nothing that a user has in HOME changes the run, and nothing is written there."""
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
+        folder = tmp_path / name.lower()
+        folder.mkdir()
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("notebook", [marked(path) for path in NOTEBOOKS])
+def test_notebook_runs(notebook, own_folders, capsys):
+    started = time.monotonic()
+    trouble = execute(notebook, own_folders / notebook.name, CELL_SECONDS)
+    with capsys.disabled():
+        print(f"  {notebook.stem}: {time.monotonic() - started:.0f} s ", end="", flush=True)
+    assert not trouble, f"{notebook.stem} failed:\n{trouble}"
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Execute notebooks in place, each in a fresh kernel, and keep what they show. Arguments: names without .ipynb; none means all of them."""
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+
+ROOT = Path(__file__).resolve().parent.parent
+NBS = ROOT / "nbs"
+CELL_SECONDS = 300
+
+
+def execute(notebook: Path, output: Path, cell_seconds: int) -> str:
+    """Papermill in a process of its own, with nbs/ as working directory. Empty if all went well, otherwise the end of what it said."""
+    command = [sys.executable, "-m", "papermill", "--cwd", str(NBS), "-k", "python3", "--no-progress-bar", "--log-output"]
+    command += ["--execution-timeout", str(cell_seconds), str(notebook), str(output)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    return "\n".join(done.stdout.splitlines()[-60:]) if done.returncode else ""
+
+
+def keep_outputs(notebook: Path, executed: Path) -> None:
+    """Carry the outputs over, and nothing else of what papermill leaves in a notebook."""
+    ours, theirs = nbformat.read(notebook, 4), nbformat.read(executed, 4)
+    for cell, new in zip(ours.cells, theirs.cells, strict=True):
+        if cell.cell_type == "code":
+            cell.outputs = new.outputs
+    nbformat.write(ours, notebook)
+    subprocess.run([str(Path(sys.executable).parent / "nbdev_clean"), "--fname", str(notebook)], cwd=ROOT, check=True)
+
+
+def main(names: list[str]) -> int:
+    notebooks = [NBS / f"{name}.ipynb" for name in names] or sorted(NBS.glob("*.ipynb"))
+    for notebook in notebooks:
+        started = time.monotonic()
+        print(f"{notebook.stem} ...", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            executed = Path(folder) / notebook.name
+            if trouble := execute(notebook, executed, CELL_SECONDS):
+                print(trouble)
+                return 1
+            keep_outputs(notebook, executed)
+        print(f"{notebook.stem} done in {time.monotonic() - started:.0f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
