@@ -153,8 +153,8 @@ def test_spark_connect(jobs, kafka, tmp_path):
 STATE = "spark.sql.streaming.stateStore"
 ROCKSDB = {f"{STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
            f"{STATE}.checkpointFormatVersion": "2", f"{STATE}.rocksdb.changelogCheckpointing.enabled": "true",
-           "spark.sql.execution.arrow.maxRecordsPerBatch": "500"}
-WIDE = ["repeat('x', 4000) value", "cast(row as string) key"]  # 80 MB a batch: more than fits between a JVM and its Python worker
+           "spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
+WIDE = ["repeat('x', 40000) value", "cast(row as string) key"]  # 400 MB a task: ten times what the sockets between a JVM and its Python worker can hold
 
 
 def test_a_decided_batch_is_drained_and_its_state_survives(story):
@@ -168,7 +168,7 @@ def test_a_decided_batch_is_drained_and_its_state_survives(story):
         story.run(**distinct)
 
     with pytest.raises(Failed, match="CheckpointInfo length"):  # this is what happens to a replay that returns at once
-        story.run(options=faults(**{"return early": 8}), **distinct | {"select": WIDE})
+        story.run(options=faults(**{"return early": 1}), **distinct | {"select": WIDE})
     story.run(**distinct | {"select": WIDE})
     assert [e.kind for e in story.events("drain") if e.ids["batch_id"] == 1][-2:] == ["ok", "ok"]
 
