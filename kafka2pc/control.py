@@ -298,7 +298,7 @@ class Inspection(Connection):
         self._coordinators = {}
         super().__init__(conf, timeout_ms=timeout_ms)
 
-    def _find(self, ids: list[str]) -> dict[str, int]:
+    def coordinators(self, ids: list[str]) -> dict[str, int]:
         "The node id of each coordinator; those not known yet are asked for, all together where the broker can."
         at = {i: self._coordinators.get(i) for i in ids}
         missing = [i for i, node_id in at.items() if node_id is None]
@@ -330,7 +330,7 @@ class Inspection(Connection):
 
     def _ask_coordinators(self, ids: list[str], request: Callable) -> list:
         "The answers of the coordinators of `ids` to `request(their ids)`, all at the same time."
-        at = self._find(ids)
+        at = self.coordinators(ids)
         groups = {node_id: [i for i in ids if at[i] == node_id] for node_id in set(at.values())}
         try: return self.ask_all([(request(group), node_id) for node_id, group in groups.items()])
         except (NotSent, NoAnswer):

@@ -47,20 +47,23 @@ class CrashPoint(Enum):
     AFTER_LAST_COMMIT = "ok", "finish"
     BEFORE_COMMIT_LOG = "ok", "act two"
     AFTER_COMMIT_LOG = "invoke", "plan"
+    IN_SWEEP = "invoke", "abort"  # only where an earlier run left something open
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """An order to die: SIGKILL to `pid` (0: whoever gets there) when `point` of `batch_id` (None: any) is reached.
-    `wait`: who gets there goes no further."""
+    """An order to die: SIGKILL to `pid` (0: whoever gets there; None: nobody, it is left to who looks for the file PATH.done) when `point` of `batch_id`
+    (None: any) is reached. `wait`: who gets there goes no further, until the file `until` appears, 60 seconds at most."""
     point: CrashPoint
     batch_id: int | None = None
-    pid: int = 0
+    pid: int | None = 0
     wait: bool = True
+    until: str = ""
 
 
 def arm(path: str | Path, crash: Crash):
     "Put the order where every process of the run looks (the environment variable `KAFKA2PC_CRASH` names the file)."
+    Path(f"{path}.done").unlink(missing_ok=True)
     fresh = Path(f"{path}.{os.getpid()}")
     fresh.write_text(json.dumps(asdict(crash) | {"point": crash.point.name}))
     fresh.replace(path)
@@ -78,8 +81,9 @@ def _obey(path: str, event: Event):
     if order["batch_id"] not in (None, event.ids.get("batch_id")): return
     try: os.rename(path, f"{path}.done")  # one process wins, so an order is obeyed once
     except FileNotFoundError: return
-    os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
-    if order["wait"]: time.sleep(60)
+    if order["pid"] is not None: os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
+    end = time.monotonic() + (60 if order["wait"] else 0)
+    while time.monotonic() < end and not os.path.exists(order["until"]): time.sleep(0.02)
 
 # %% ../nbs/01_history.ipynb #c010
 class History:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from kafka_fixtures import kafka  # noqa: F401  (the shared broker)
-from story import job, jobs, story  # noqa: F401  (the shared driver, and one query)
+from story_fixtures import job, jobs, story  # noqa: F401  (the shared driver, and one query)
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRE_ALL = os.environ.get("KAFKA2PC_REQUIRE") == "all"

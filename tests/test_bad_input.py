@@ -12,7 +12,7 @@ from confluent_kafka.admin import (AclBinding, AclOperation, AclPermissionType, 
                                    ResourcePatternType, ResourceType)
 from kafka_fixtures import records
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, MapType, StringType, StructField, StructType
-from story import Failed, Story, until
+from story_fixtures import check_untouched
 
 from kafka2pc.broker import LocalKafka
 from kafka2pc.control import Control
@@ -20,6 +20,7 @@ from kafka2pc.decisions import dump_decision, load_decision
 from kafka2pc.errors import BadOption, NotAuthorized
 from kafka2pc.kafka import check
 from kafka2pc.sink import check_schema, parse_options
+from kafka2pc.story import Failed, Story, until
 
 pytestmark = pytest.mark.timeout(120)
 PARTS = re.compile(r"kafka2pc\.\w+\.(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk: (?P<risk>.+)\n +what to do: (?P<action>.+)")
@@ -63,7 +64,7 @@ def told(text, error, *says):
 def refused(story, error, *says, **what):
     """Our error, and nothing was written: no transaction was even begun."""
     found = told(stopped(story, **what), error, *says)
-    story.check_untouched()
+    check_untouched(story)
     return found
 
 
@@ -237,7 +238,7 @@ def test_a_column_put_right_loses_nothing(story):
 @on_spark
 def test_output_mode_update_is_refused_by_spark_itself(story):
     assert "update" in stopped(story, shape="count", select=["cast(count as string) value"], mode="update").lower()
-    story.check_untouched()
+    check_untouched(story)
 
 
 @on_spark
@@ -250,7 +251,7 @@ def test_a_checkpoint_that_only_sparks_conf_names_is_refused(story):
 @on_spark
 def test_no_checkpoint_at_all_is_refused_by_spark_itself(story):
     assert "checkpointLocation" in stopped(story, options={"checkpointLocation": None})
-    story.check_untouched()
+    check_untouched(story)
 
 
 @on_spark
@@ -288,7 +289,7 @@ def test_a_wrong_batch_write_is_refused_before_it_writes(story, name):
 @on_spark
 def test_a_batch_write_in_sparks_default_mode_is_refused_by_spark_itself(story):
     assert "append" in stopped(story, ask="write", mode="errorifexists").lower()
-    story.check_untouched()
+    check_untouched(story)
     goes_on(story, ask="write")
 
 
@@ -297,7 +298,7 @@ def test_a_batch_write_in_sparks_default_mode_is_refused_by_spark_itself(story):
 
 def check_held_back(story, visible):
     """The earlier batches are there, and nothing of the broken one."""
-    assert sorted(int(m.value()) for m in story.seen()) == list(range(visible))
+    assert sorted(s.row for s in story.rows()) == list(range(visible))
 
 
 def row_broken(story, error, *says, **what):
@@ -522,4 +523,4 @@ def test_a_wrong_password_is_told_and_not_shown(alice):
     text = stopped(alice, options=as_alice(alice, **{"kafka.sasl.password": "hunter2"}))
     told(text, "NotAuthorized", "user alice", "password")
     assert "hunter2" not in text
-    alice.check_untouched()
+    check_untouched(alice)

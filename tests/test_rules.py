@@ -12,7 +12,6 @@ from itertools import count
 import pyarrow as pa
 import pytest
 from kafka_fixtures import values
-from story import until
 
 from kafka2pc import commit, kafka as kafka_room, precommit, restore
 from kafka2pc.decisions import FileLog
@@ -20,6 +19,7 @@ from kafka2pc.errors import TwoPhaseError
 from kafka2pc.history import History, Seen, duplicate, early_read, lost
 from kafka2pc.kafka import KafkaParticipant, check, retry_unknown
 from kafka2pc.protocol import MemoryParticipant, Names, Outcome, Plan
+from kafka2pc.story import until
 
 pytestmark = pytest.mark.timeout(120)
 TASKS, ROWS = 2, 6  # of a batch

@@ -4,9 +4,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from story import Failed, Story, running, until
 
 from kafka2pc.history import CrashPoint, duplicate, lost, reordered
+from kafka2pc.story import Failed, Story, running, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -27,10 +27,10 @@ def test_columns_are_those_of_sparks_own_sink(story, kafka):
         "array(named_struct('key', 'row', 'value', encode(cast(row as string), 'utf-8'))) headers"])
     own, others = story.seen(), story.seen(topic=f"{story.name}-other")
     assert len(own) == len(others) == story.size // 2
-    assert {m.partition() for m in others} == {3} and len({m.partition() for m in own}) > 1
+    assert {m.partition for m in others} == {3} and len({m.partition for m in own}) > 1
     for m in own + others:
-        row = int(m.value())
-        assert m.topic().endswith("-other") == bool(row % 2) and m.key().decode() == f"k{row % 7}" and m.headers() == [("row", str(row).encode())]
+        row = int(m.value)
+        assert m.topic.endswith("-other") == bool(row % 2) and m.key.decode() == f"k{row % 7}" and m.headers == (("row", str(row).encode()),)
 
 
 def test_a_batch_without_rows_is_decided_and_begins_no_transaction(story):
@@ -188,7 +188,7 @@ def test_complete_mode_writes_every_result_of_every_batch_once(story):
     story.feed()
     story.run(**counts)
     expected = Counter(f"k{key}={sum(row % 7 == key for row in range((batch + 1) * story.size))}" for batch in range(3) for key in range(7))
-    assert Counter(m.value().decode() for m in story.seen()) == expected
+    assert Counter(m.value.decode() for m in story.seen()) == expected
     assert not story.open()
 
 
@@ -201,7 +201,7 @@ def test_windows_in_append_mode_appear_once(story):
     story.feed()
     story.run(**windows)
     last = (story.files * story.size - 1) // 10 * 10  # the window that is still open
-    assert Counter(m.value().decode() for m in story.seen()) == Counter(f"{start}=10" for start in range(0, last, 10))
+    assert Counter(m.value.decode() for m in story.seen()) == Counter(f"{start}=10" for start in range(0, last, 10))
     assert not story.open()
 
 
