@@ -11,6 +11,8 @@ EXTRAS := spark,connect,local,demo,drill,notebook,dev
 COMPAT := 4.1.4 4.2.1 4.3.0
 TESTS ?= tests
 ROOM ?=
+MINUTES ?= 0
+SEED ?=
 # Prints one line now and then instead of everything that pip says; errors are shown in full.
 PROGRESS := awk '/^Collecting/ { if (++n % 25 == 0) { print "   " n " packages looked up"; fflush() } } /^(Building|Installing collected)/ { print "   " substr($$0, 1, 60); fflush() }'
 
@@ -42,6 +44,10 @@ lint: $(READY) ## check imports, style, sizes, notebooks and the package; second
 .PHONY: demo
 demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by a stranger, beside Spark's own sink
 	@$(BIN)/kafka2pc demo
+
+.PHONY: drill
+drill: $(READY) ## crash a real query at every point and play the hard cases, about a quarter of an hour (MINUTES=10 SEED=7: then walk at random)
+	@$(BIN)/kafka2pc drill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: images
 images: $(READY) ## run the demonstration and renew the picture in images/

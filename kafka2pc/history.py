@@ -52,7 +52,7 @@ class CrashPoint(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """An order to die: SIGKILL to `pid` (0: whoever gets there; None: nobody, it is left to who looks for the file PATH.done) when `point` of `batch_id`
+    """An order to die: SIGKILL to `pid` (0: whoever gets there; None: nobody, it is left to who looks for PATH.done) when `point` of `batch_id`
     (None: any) is reached. `wait`: who gets there goes no further, until the file `until` appears, 60 seconds at most."""
     point: CrashPoint
     batch_id: int | None = None

@@ -57,7 +57,8 @@ def shaped(df: DataFrame, shape: str) -> DataFrame:
             "window": lambda: df.withColumn("at", at).withWatermark("at", "0 seconds").groupBy(F.window("at", "10 seconds")).count()}[shape]()
 
 
-def _rows(df: DataFrame, before: Iterable[str] = ("*",), shape: str = "plain", partitions: int | None = None, select: Iterable[str] = SELECT) -> DataFrame:
+def _rows(df: DataFrame, before: Iterable[str] = ("*",), shape: str = "plain", partitions: int | None = None,
+          select: Iterable[str] = SELECT) -> DataFrame:
     df = shaped(df.selectExpr(*before), shape)
     return (df.repartition(partitions) if partitions else df).selectExpr(*select)
 
@@ -70,12 +71,13 @@ def _once(path: str) -> bool:
     return True
 
 
-def stall(batches: Iterable, partition: int, sign: str, until: str, rows: int = 1) -> Iterator:
-    "The task of `partition` stops after its first `rows` rows, shows `sign`, and goes on when the file `until` appears. Once."
+def stall(batches: Iterable, partition: int, sign: str, until: str = "", rows: int = 1, seconds: float = 600) -> Iterator:
+    "The task of `partition` stops after its first `rows` rows, shows `sign`, and goes on when the file `until` appears, or after `seconds`. Once."
     for n, batch in enumerate(batches):
         if n == 0 and TaskContext.get().partitionId() == partition and _once(sign):
             if rows: yield batch.slice(0, rows)
-            while not os.path.exists(until): time.sleep(0.05)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end and not os.path.exists(until): time.sleep(0.05)
             batch = batch.slice(rows)
         yield batch
 
@@ -184,12 +186,13 @@ class Failed(TwoPhaseError):
 
 
 class Job:
-    "A job process. History and order to crash are the same files for all its lives. `session` are the arguments of the function of that name."
-    def __init__(self, folder: Path, **session):
+    """A job process. History and order to crash are the same files for all its lives. `history`: another place for it; `session` are the arguments of
+    the function of that name."""
+    def __init__(self, folder: Path, *, history: Path | None = None, **session):
         self.folder, self.session, self.process, self.jvm = Path(folder), session, None, 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.history, self.crash, self.log = (self.folder / name for name in ("history", "crash", "log"))
-        self.forget()
+        self.history, self.crash, self.log = history or self.folder / "history", self.folder / "crash", self.folder / "log"
+        if not history: self.forget()
 
     def __enter__(self) -> "Job": return self
     def __exit__(self, *_): self.stop()
@@ -306,8 +309,8 @@ class NotExactlyOnce(TwoPhaseError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Who reaches `point` of the batch (None: any) waits there while `strike(event)` does what it does, here, outside. It says whether who waits may go on;
-    otherwise it never does."""
+    """Who reaches `point` of the batch (None: any) waits there while `strike(event)` does what it does, here, outside. It says whether who
+    waits may go on; otherwise it never does."""
     point: CrashPoint
     strike: Callable[[Event], bool]
     batch_id: int | None = None
@@ -352,16 +355,22 @@ class Story:
         ours = {"topic": self.name, "checkpointLocation": str(self.checkpoint), "transactionalIdPrefix": self.name}
         return {k: v for k, v in (security | ours | more).items() if v is not None}
 
-    def run(self, *, partitions: int | None = 2, options: dict | None = None, **what) -> dict:
-        "Run the query over all files that it has not done yet. Raises `Failed`. An option of None is left out."
-        return self.job.ask("stream", source=str(self.source), options=self.options(**(options or {})), partitions=partitions, **what)
+    def run(self, *, partitions: int | None = 2, options: dict | None = None, by: Job | None = None, **what) -> dict:
+        "Run the query over all files that it has not done yet. Raises `Failed`. An option of None is left out. `by`: another job."
+        return (by or self.job).ask("stream", source=str(self.source), options=self.options(**(options or {})), partitions=partitions, **what)
+
+    def fails(self, **run) -> Failed:
+        "The error of a run that must fail."
+        try: self.run(**run)
+        except Failed as e: return e
+        raise NotExactlyOnce("the query went on", why="It was to stop here.")
 
     def arm(self, point: CrashPoint, **order):
         "Leave an order to crash; `order` are the other fields of `Crash`."
         arm(self.job.crash, Crash(point=point, **order))
 
     def interrupt(self, *stops: Stop, **run) -> Exception | None:
-        """Run, with stops in the order in which they are reached. Returns the error of the run, if it failed. Raises `Failed` if a stop was not reached."""
+        "Run, with stops in their order. Returns the error of the run, if it failed. Raises `Failed` if a stop was not reached."
         marks = [self.folder / f"go on {uuid.uuid4().hex[:8]}" for _ in stops]
         orders = [Crash(point=s.point, batch_id=s.batch_id, pid=None, until=str(go)) for s, go in zip(stops, marks, strict=True)]
         arm(self.job.crash, orders[0])

@@ -17,12 +17,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
 from kafka_fixtures import records, values
-from slow_network import INIT_PRODUCER_ID, SlowNetwork
 
 from kafka2pc import kafka as room
 from kafka2pc import writer
 from kafka2pc.broker import LocalKafka
 from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, UnclearAnswer
+from kafka2pc.hard_cases import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.history import History
 from kafka2pc.kafka import KafkaParticipant, check, parallel, read_topic, retry_unknown
 from kafka2pc.protocol import Committable, MemoryParticipant, Outcome, Plan, PreparedTxnState, TxnState, new_token
