@@ -162,7 +162,8 @@ def decide(driver: Driver, plan: Plan, messages: Sequence[CommitMessage], offset
     "Win the slot of `plan` with COMMIT (step 4). Raises `Superseded` after an abort if another record stands, `OutcomeUnknown` if nobody knows."
     cs = tuple(c for m in messages for c in m.committables)
     wanted = driver.decision(plan, commit=True, committables=cs, offsets_hash=offsets_hash)
-    with driver.history.of("decide", batch_id=plan.batch_id, attempt=plan.attempt) as noted:
+    ranges = [(p.topic, p.partition, p.first_offset, p.last_offset) for c in cs for p in c.partitions if p.records]
+    with driver.history.of("decide", batch_id=plan.batch_id, attempt=plan.attempt, ranges=ranges) as noted:
         stands = win(driver.log, wanted)
         noted["outcome"] = Outcome.UNKNOWN if stands is None else Outcome.DONE if stands == wanted else Outcome.REFUSED
     if stands is None: raise OutcomeUnknown(f"decision {plan.batch_id}.{plan.attempt} of query {driver.query_id}: the log gave no clear answer")

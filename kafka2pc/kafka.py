@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEVER_MS', 'standing', 'KafkaParticipant', 'retry_unknown', 'parallel', 'ClusterFacts', 'check', 'Record',
-           'read_topic']
+           'read_topic', 'read_both']
 
 # %% ../nbs/06_kafka.ipynb #c002
 import math, os, threading, time
@@ -18,7 +18,7 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, stop_after_d
 
 # %% ../nbs/06_kafka.ipynb #c004
 from .control import Control, DescribedTransaction, topic_not_authorized
-from .history import History, from_environment
+from .history import History, Seen, from_environment
 from .errors import BadOption, BrokerUnreachable, UnclearAnswer
 from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TxnState, parse_name
 from .writer import RowTransaction, open_producer, producer_conf
@@ -192,23 +192,49 @@ def read_topic(conf: dict, topic: str, isolation: str = "read_committed", *, tim
     Leaves no trace: joins no group, keeps no offset. Raises `BadOption` if there is no such topic, `BrokerUnreachable` if the end is not
     reached within `timeout_s`.
     """
+    return _read(conf, topic, isolation, timeout_s)[0]
+
+
+def _read(conf: dict, topic: str, isolation: str, timeout_s: float) -> tuple[list[Record], dict[int, int]]:
+    "The records, and the offset at which each partition ends."
     end, consumer = time.monotonic() + timeout_s, Consumer(dict(conf) | _READER | {"isolation.level": isolation})
     try:
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error: raise BadOption(f"topic {topic}: {found.error.str()}")
         consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in found.partitions])
-        return sorted(_drain(consumer, set(found.partitions), end), key=lambda r: r[1:3])
+        records, ends = _drain(consumer, set(found.partitions), end)
+        return sorted(records, key=lambda r: r.partition), ends
     except KafkaException as e: raise BrokerUnreachable(f"topic {topic} at {conf['bootstrap.servers']}: {e.args[0].str()}") from None
     finally: consumer.close()
 
 
-def _drain(consumer: Consumer, left: set[int], end: float) -> list[Record]:
-    records = []
-    while left:
+def _drain(consumer: Consumer, partitions: set[int], end: float) -> tuple[list[Record], dict[int, int]]:
+    records, ends = [], {}
+    while left := partitions - ends.keys():
         if time.monotonic() > end: raise BrokerUnreachable(f"partitions {sorted(left)} were not read to their end in time")
         for m in consumer.consume(10_000, 0.1):
             if (error := m.error()) is None:
                 records.append(Record(m.topic(), m.partition(), m.offset(), m.key(), m.value(), tuple(m.headers() or ()), m.timestamp()[1]))
-            elif error.name() == "_PARTITION_EOF": left.discard(m.partition())
+            elif error.name() == "_PARTITION_EOF": ends[m.partition()] = m.offset()
             elif not error.retriable(): raise KafkaException(error)
-    return records
+    return records, ends
+
+# %% ../nbs/06_kafka.ipynb #c022
+def read_both(conf: dict, topic: str, row: Callable[[Record], int], batch: Callable[[int], int] | None = None, *,
+              timeout_s: float = 60) -> tuple[list[Seen], list[Seen]]:
+    """What a `read_committed` reader, and then a `read_uncommitted` reader, finds in the whole topic, once nothing there is open.
+
+    `row` gives the number of a record's row, `batch` the batch of a row. Raises `BadOption`, or `BrokerUnreachable` if one read takes longer
+    than `timeout_s`, or something stays open so long.
+    """
+    def seen(r: Record) -> Seen:
+        number = row(r)
+        return Seen(row=number, topic=r.topic, partition=r.partition, offset=r.offset, key=r.key, batch_id=batch and batch(number))
+    end = time.monotonic() + timeout_s
+    while True:
+        (committed, stable), (uncommitted, last) = (_read(conf, topic, isolation, timeout_s) for isolation in ("read_committed", "read_uncommitted"))
+        if stable == last: return [seen(r) for r in committed], [seen(r) for r in uncommitted]
+        held = [f"{topic}-{p} at {stable[p]} of {last[p]}" for p in sorted(last) if stable[p] != last[p]]
+        if time.monotonic() > end: raise BrokerUnreachable(f"read_committed readers are held back: {', '.join(held)}",
+                                                           why="A transaction is open there.", action="End it, or wait for its timeout.")
+        time.sleep(0.05)

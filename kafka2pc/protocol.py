@@ -254,10 +254,10 @@ class MemoryParticipant:
 
     def receipt(self, tid: str, epoch: int) -> Committable:
         "What a stranger needs to finish this transaction."
-        n = sum(name == (tid, epoch) for name, _ in self.records)
+        at = [offset for offset, (name, _) in enumerate(self.records) if name == (tid, epoch)]
+        here = PartitionRange(topic=self.name, partition=0, records=len(at), first_offset=min(at, default=-1), last_offset=max(at, default=-1))
         return Committable(transactional_id=tid, state=PreparedTxnState(0, epoch), participant=self.name, cluster_id=self.store_id(),
-                           partitions=(PartitionRange(topic=self.name, partition=0, records=n),),
-                           started_ms=int(self.txns[tid, epoch].began_ms), timeout_ms=self.timeout_ms)
+                           partitions=(here,), started_ms=int(self.txns[tid, epoch].began_ms), timeout_ms=self.timeout_ms)
 
     def expire(self):
         "Strike every open or pre-committed transaction with a timeout, as a broker would."

@@ -23,9 +23,10 @@ from kafka2pc import writer
 from kafka2pc.broker import LocalKafka
 from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, UnclearAnswer
 from kafka2pc.hard_cases import INIT_PRODUCER_ID, SlowNetwork
-from kafka2pc.history import History
-from kafka2pc.kafka import KafkaParticipant, check, parallel, read_topic, retry_unknown
+from kafka2pc.history import History, inconsistent_offsets
+from kafka2pc.kafka import KafkaParticipant, check, parallel, read_both, read_topic, retry_unknown
 from kafka2pc.protocol import Committable, MemoryParticipant, Outcome, Plan, PreparedTxnState, TxnState, new_token
+from kafka2pc.story import until
 from kafka2pc.writer import NameWornOut, RowTransaction, RowWriter
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
@@ -721,6 +722,41 @@ def test_the_reader_stops_at_the_last_stable_offset(kafka, topic, store):
     assert read_topic(kafka.client_conf, topic, timeout_s=10) == []
     assert [r.value for r in read_topic(kafka.client_conf, topic, "read_uncommitted")] == [b"a"]
     assert store.abort(c) is DONE
+
+
+@pytest.mark.kafka
+def test_both_readers_come_to_the_same_end_or_it_is_an_error(kafka, topic, store):
+    def written(*numbers):
+        with store.begin(a_plan()) as txn:
+            txn.write(rows(*numbers))
+            txn.flush()
+            return txn.precommit()
+    assert store.commit(written("1", "2")) is DONE and store.abort(written("3")) is DONE
+    committed, uncommitted = read_both(kafka.client_conf, topic, lambda r: int(r.value), lambda row: row // 2)  # at once: the markers may still be missing
+    assert sorted((s.row, s.batch_id) for s in committed) == [(1, 0), (2, 1)] and {s.row for s in uncommitted} == {1, 2, 3}
+    assert [s for s in uncommitted if s.row != 3] == committed and {(s.topic, s.key) for s in committed} == {(topic, None)}
+    c = written("4")
+    with pytest.raises(BrokerUnreachable, match=rf"held back: {topic}-\d at \d+ of \d+"):
+        read_both(kafka.client_conf, topic, lambda r: int(r.value), timeout_s=1)
+    assert store.abort(c) is DONE
+
+
+@pytest.mark.kafka
+def test_offsets_of_a_topic_that_was_made_anew_are_inconsistent(kafka, topic, store):
+    """A real reader, and real offsets that lie: what a reader keeps in its checkpoint now means other rows."""
+    def read_after_writing(numbers):
+        with store.begin(a_plan()) as txn:
+            txn.write(pa.record_batch({"value": numbers, "partition": pa.array([0] * len(numbers), pa.int32())}))
+            txn.flush()
+            assert store.commit(txn.precommit()) is DONE
+        return read_both(kafka.client_conf, topic, lambda r: int(r.value))[0]
+    before, after = read_after_writing(["1", "2"]), read_after_writing(["3"])
+    assert inconsistent_offsets(before, after) == []
+    admin = AdminClient(kafka.client_conf)
+    admin.delete_topics([topic])[topic].result(30)
+    until(lambda: topic not in store.control.topics([topic]), "the topic is gone")
+    kafka.create_topic(topic, partitions=2)
+    assert [s.row for s in inconsistent_offsets(before, read_after_writing(["7", "8"]))] == [1, 7, 2, 8]
 
 
 @pytest.mark.kafka
