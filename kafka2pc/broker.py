@@ -16,7 +16,7 @@ from threading import Timer
 from typing import Callable, Iterable
 
 # %% ../nbs/02_broker.ipynb #c003
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from .errors import TwoPhaseError
 
@@ -373,7 +373,14 @@ READY_ID = "local-kafka-ready"  # the transactional id of this question; it neve
 # %% ../nbs/02_broker.ipynb #c046
 def _create_topic(conf: dict, name: str, partitions: int, replication: int, config: dict, wait_s: float):
     admin, end = AdminClient(conf | {"log_level": 0}), time.monotonic() + wait_s
-    admin.create_topics([NewTopic(name, num_partitions=partitions, replication_factor=replication, config=config)])[name].result(wait_s)
+    wanted, asked = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=config), 0
+    while asked == 0 or time.monotonic() < end:
+        asked += 1
+        try: admin.create_topics([wanted], request_timeout=wait_s / 3)[name].result()
+        except KafkaException as e:
+            if e.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and asked > 1: break  # the answer to an earlier try was lost
+            if not e.args[0].retriable() and e.args[0].code() != KafkaError._TIMED_OUT: raise
+        else: break
     while time.monotonic() < end:
         made = admin.list_topics(name, timeout=wait_s).topics[name].partitions.values()
         if len(made) == partitions and all(p.leader >= 0 and len(p.isrs) == replication for p in made): return
