@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kafka2pc.history import (ANOMALIES, TOLERATED, Event, History, Seen, aborted_read, anomalies, decided, duplicate, early_read, inconsistent_offsets,
-                              lost, read_history, reordered, torn)
+from kafka2pc.history import (ANOMALIES, TOLERATED, Event, History, Seen, aborted_read, anomalies, decided, duplicate, early_read,
+                              inconsistent_offsets, lost, read_history, reordered, torn)
 
 PARTITIONS = 2
 quick = settings(deadline=None, database=None, max_examples=150)
@@ -215,7 +215,8 @@ ALLOWED = {
     "gaps in offsets": lambda: anomalies({1: 0, 2: 0}, at(None, None, None, 1, 2), at(None, None, None, 1, 2), two_attempts()),
     "aborted rows in a read_uncommitted read": lambda: anomalies({1: 0, 2: 0}, at(None, None, None, 1, 2), at(1, 2, None, 1, 2), two_attempts()),
     "order between keys or partitions": lambda: anomalies(
-        range(1, 7), at(6, key=b"a") + at(5, first=1, key=b"b") + at(4, first=2) + at(3, first=3) + at(2, partition=1, key=b"a") + at(1, topic="u", key=b"a")),
+        range(1, 7),
+        at(6, key=b"a") + at(5, first=1, key=b"b") + at(4, first=2) + at(3, first=3) + at(2, partition=1, key=b"a") + at(1, topic="u", key=b"a")),
     "an open transaction while its query is down": lambda: anomalies({1: 0}, at(1), at(1, 2), [decide("ok", 0, 0, (0, 0, 0))]),
     "a decision without an answer": lambda: anomalies({1: 0}, at(1), at(1), [decide("invoke", 0, 0, (0, 0, 0))]),
 }

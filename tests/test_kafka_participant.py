@@ -732,7 +732,8 @@ def test_both_readers_come_to_the_same_end_or_it_is_an_error(kafka, topic, store
             txn.flush()
             return txn.precommit()
     assert store.commit(written("1", "2")) is DONE and store.abort(written("3")) is DONE
-    committed, uncommitted = read_both(kafka.client_conf, topic, lambda r: int(r.value), lambda row: row // 2)  # at once: the markers may still be missing
+    # at once: the markers may still be missing
+    committed, uncommitted = read_both(kafka.client_conf, topic, lambda r: int(r.value), lambda row: row // 2)
     assert sorted((s.row, s.batch_id) for s in committed) == [(1, 0), (2, 1)] and {s.row for s in uncommitted} == {1, 2, 3}
     assert [s for s in uncommitted if s.row != 3] == committed and {(s.topic, s.key) for s in committed} == {(topic, None)}
     c = written("4")
