@@ -188,8 +188,9 @@ def write_commits(m: Model, world: World, run: Run) -> Iterator[Move]:
     wrong = ("LOST-SILENTLY",) if set(m.config.rows(run.batch, run.version)) - set(world.seen) else ()
     world = world._replace(commits=tuple(sorted({*world.commits, run.batch})))
     yield begin_batch(m, world, run, run.batch + 1, what, wrong)
-    if gone := spend(world, "forget"):
-        yield begin_batch(m, gone, run._replace(token=None, planned=-1, ahead=None), run.batch + 1, ("forgets", run.batch), wrong)
+    if run.batch + 1 < m.config.batches and (gone := spend(world, "forget")):
+        move = begin_batch(m, gone, run._replace(token=None, planned=-1, ahead=None), run.batch + 1, ("forgets", run.batch), wrong)
+        yield move._replace(answer=move.answer._replace(note="the planner was replaced"))
 
 # %% ../nbs/15_model.ipynb #c018
 def after_plan(m: Model, world: World, run: Run, kind: str, plan: Plan, tasks: list[Task]) -> tuple[Run, list[Task]]:
@@ -531,14 +532,14 @@ SMALL = {
     "one run": Config(drivers=1, batches=3),
     "two runs": Config(),
     "two runs, two tasks": Config(batches=1, slots=(2,)),
-    "a run dies, a timeout strikes": Config(crash=1, timeout=1),
+    "a run dies, a timeout strikes": Config(batches=1, crash=1, timeout=1),
     "a second try of a task": Config(batches=1, retry=1),
     "commit() breaks off": Config(broken=1),
     "a late EndTxn": Config(late_end=1),
     "a late EndTxn, two batches later": Config(drivers=1, batches=3, late_end=1, late_init=1),
     "a late InitProducerId": Config(batches=1, late_init=1),
-    "a late create": Config(batches=1, late_create=1, crash=1),
-    "the planner forgets": Config(forget=1, late_create=1, batches=1),
+    "a late create": Config(batches=1, late_create=1),
+    "the planner forgets": Config(forget=1),
     "the planner outlives its query": Config(batches=3, inherit=1),
     "only the newest batch is kept": Config(batches=3, keep_batches=0),
     "PrepareCommit shows": Config(markers=True),
@@ -560,6 +561,7 @@ LARGE = {
     "three runs, death, timeout": Config(drivers=3, batches=1, crash=1, timeout=1),
     "two tasks, death, break": Config(slots=(2,), crash=1, broken=1),
     "two late EndTxn, death": Config(late_end=2, crash=1),
+    "two late creates, death": Config(batches=1, late_create=2, crash=1),
     "two late InitProducerId, timeout": Config(late_init=2, timeout=1),
     "PrepareCommit, second try, late EndTxn": Config(markers=True, retry=1, late_end=1),
     "inherited planner, second try, death": Config(batches=3, inherit=1, crash=1, retry=1),

@@ -22,9 +22,9 @@ NOT_ALLOWED = {"lost_entry", "expire"}  # accidents that no rule survives: see R
 
 # The worlds are deterministic. A change of the acts changes the counts a little; a model that stops early halves them.
 STATES = {
-    "one run": 45, "two runs": 4_200, "two runs, two tasks": 5_800, "a run dies, a timeout strikes": 25_000, "a second try of a task": 13_300,
+    "one run": 45, "two runs": 4_200, "two runs, two tasks": 5_800, "a run dies, a timeout strikes": 8_800, "a second try of a task": 13_300,
     "commit() breaks off": 7_800, "a late EndTxn": 18_300, "a late EndTxn, two batches later": 770, "a late InitProducerId": 4_900,
-    "a late create": 18_200, "the planner forgets": 13_600, "the planner outlives its query": 10_300, "only the newest batch is kept": 13_300,
+    "a late create": 12_800, "the planner forgets": 8_800, "the planner outlives its query": 10_300, "only the newest batch is kept": 13_300,
     "PrepareCommit shows": 10_000, "EndTxn v4, late": 4_800, "batches overlap": 16_000, "commits/N is deleted": 8_400,
     "offsets/N is written anew": 14_200, "fewer tasks after the restart": 8_700, "a batch without rows": 2_600, "a batch without partitions": 4_800,
 }
@@ -32,8 +32,8 @@ STATES = {
 
 @cache
 def explored(config, only=None):
-    """All rules on."""
-    return explore(config, only=only)
+    """All rules on. A world that is cut to find one long story is not let die as well."""
+    return explore(config, only=only, alone=only is None)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -47,8 +47,8 @@ REACHED = [
     "late EndTxn took effect", "late EndTxn was refused", "late EndTxn said the same again", "late InitProducerId arrived", "late COMMIT won",
     "late COMMIT refused", "late ABORT won", "COMMIT refused", "ABORT refused", "a decided batch is drained", "abort() settled its slot",
     "a timeout struck", "commit: LostTransaction", "plan: LostTransaction", "commit: Refused", "commit: Superseded", "plan: StaleCheckpoint",
-    "commit: OutcomeUnknown", "a planner was inherited", "records were purged", "a job failed", "init unclear", "end unclear", "create unclear",
-    "commit: BrokerUnreachable", "commit: LogUnwritable",
+    "commit: OutcomeUnknown", "a planner was inherited", "the planner was replaced", "records were purged", "a job failed",
+    "init unclear", "end unclear", "create unclear", "commit: BrokerUnreachable", "commit: LogUnwritable",
 ]
 
 
