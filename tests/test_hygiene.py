@@ -280,7 +280,7 @@ KAFKA = ["confluent_kafka", "kafka"]
 
 @pytest.mark.parametrize(("modules", "absent"), [
     (["kafka2pc"], NOTEBOOK_TOOLS + SPARK + KAFKA),
-    ([f"kafka2pc.{room}" for room in [*CORE, "history", "model"]], NOTEBOOK_TOOLS + SPARK + KAFKA),
+    ([f"kafka2pc.{room}" for room in [*CORE, "history", "world", "model", "rules"]], NOTEBOOK_TOOLS + SPARK + KAFKA),
     ([f"kafka2pc.{room}" for room in ["control", "writer", "kafka", "broker"]], NOTEBOOK_TOOLS + SPARK),
     ([f"kafka2pc.{room}" for room in ["sink", "source"]], NOTEBOOK_TOOLS),
 ], ids=["package", "truth", "kafka", "spark"])
