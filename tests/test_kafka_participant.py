@@ -738,7 +738,7 @@ def test_both_readers_come_to_the_same_end_or_it_is_an_error(kafka, topic, store
     assert [s for s in uncommitted if s.row != 3] == committed and {(s.topic, s.key) for s in committed} == {(topic, None)}
     c = written("4")
     with pytest.raises(BrokerUnreachable, match=rf"held back: {topic}-\d at \d+ of \d+"):
-        read_both(kafka.client_conf, topic, lambda r: int(r.value), timeout_s=1)
+        read_both(kafka.client_conf, topic, lambda r: int(r.value), timeout_s=5)
     assert store.abort(c) is DONE
 
 
