@@ -132,7 +132,7 @@ def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
     return messages[0].plan
 
 # %% ../nbs/12_commit.ipynb #c017
-def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int, *, offsets_hash: str = ""):
+def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     """Act two, on the driver (steps COMMIT 1-8). Raises `Refused`, `Superseded`, `OutcomeUnknown`, `LostTransaction`, or what a participant raises.
 
     1. No message: nothing is known, do nothing. Mode drain: finish the COMMIT that stands.
@@ -151,17 +151,17 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int, *, 
     except Refused:
         abort(driver, messages, batch_id)
         raise
-    decision = decide(driver, plan, messages, offsets_hash)
+    decision = decide(driver, plan, messages)
     if not finish(driver, decision):
         raise Superseded(f"batch {batch_id} of query {driver.query_id}: a later batch stands in the log")
     sweep(driver, plan.token, own_parity=batch_id % 2)
     driver.log.purge(batch_id - driver.keep_batches)
 
 
-def decide(driver: Driver, plan: Plan, messages: Sequence[CommitMessage], offsets_hash: str) -> Decision:
+def decide(driver: Driver, plan: Plan, messages: Sequence[CommitMessage]) -> Decision:
     "Win the slot of `plan` with COMMIT (step 4). Raises `Superseded` after an abort if another record stands, `OutcomeUnknown` if nobody knows."
     cs = tuple(c for m in messages for c in m.committables)
-    wanted = driver.decision(plan, commit=True, committables=cs, offsets_hash=offsets_hash)
+    wanted = driver.decision(plan, commit=True, committables=cs, offsets_hash=plan.offsets_hash)
     ranges = [(p.topic, p.partition, p.first_offset, p.last_offset) for c in cs for p in c.partitions if p.records]
     with driver.history.of("decide", batch_id=plan.batch_id, attempt=plan.attempt, ranges=ranges) as noted:
         stands = win(driver.log, wanted)

@@ -12,7 +12,7 @@ __all__ = ['DRILLS_OF_A_STORY', 'EXACTLY_ONCE', 'VICTIMS', 'POINTS', 'BLOWS', 'F
 import json, os, random, shutil, signal, tempfile, time, uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -97,7 +97,7 @@ class Drill:
     crash_at: str
     restore: str
     expect: str
-    play: Callable[[Stage], None]
+    play: Callable[[Stage], None] = field(repr=False)
     nodes: int = 1
 
     def _repr_html_(self) -> str:

@@ -191,13 +191,13 @@ def _wait_for_timeout(story: Story) -> bool:
 
 
 def timed_out_before(stage: Stage):
-    "Batch 1 waits before its decision until the broker has aborted its transactions."
+    "The only task of batch 1 waits after its pre-commit until the broker has aborted its transaction."
     story = stage.fresh()
     story.feed()
     story.run()
     story.feed()
-    stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, strike=lambda event: _wait_for_timeout(story))
-    failed = story.interrupt(stop, partitions=3, options=SHORT)
+    stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, batch_id=1, strike=lambda event: _wait_for_timeout(story))
+    failed = story.interrupt(stop, partitions=1, options=SHORT)
     demand(bool(failed), "a batch was decided whose transactions were gone")
     stage.crashes += 1
     story.run()
@@ -205,15 +205,17 @@ def timed_out_before(stage: Stage):
     story.check()
 
 
-def timed_out_after(stage: Stage, expired: bool = False):
-    "The one loss that a sink without KIP-939 cannot prevent. It is told in full, the query does not go on, and nothing else is lost."
+def timed_out_after(stage: Stage, expired: bool = False, asleep: bool = False):
+    """The one loss that a sink without KIP-939 cannot prevent. It is told in full, the query does not go on, and nothing else is lost.
+    `asleep`: the driver does not die after its decision, it sleeps between its last look and its decision."""
     config = {"transactional.id.expiration.ms": 2000, "transaction.remove.expired.transaction.cleanup.interval.ms": 500} if expired else {}
     with LocalKafka(progress=None, config=config) as kafka, Story(stage.job(), kafka, stage.folder) as story:
         story.feed()
         story.run()
         story.feed()
         stage.crashes += 1
-        stop = Stop(point=CrashPoint.AFTER_DECISION, batch_id=1, strike=partial(kill_driver, stage, story))
+        stop = Stop(point=CrashPoint.BEFORE_DECISION if asleep else CrashPoint.AFTER_DECISION, batch_id=1,
+                    strike=lambda event: _wait_for_timeout(story) if asleep else kill_driver(stage, story, event))
         story.interrupt(stop, partitions=3, options=SHORT)
         _wait_for_timeout(story)
         if expired: until(lambda: not _known(story), "the broker forgets the ids", 60)
@@ -450,7 +452,9 @@ CASES = (
     _case("An epoch that has rolled over is a new beginning", "epoch 32,766: Kafka gives the id a new producer id and epoch 0", "none", NONE,
           partial(worn_out, epoch=32_766), expect="the same id, every row once"),
     _case("A transaction that timed out before the decision is not decided", "a timeout of 12 s",
-          "BEFORE_DECISION, until the broker aborted", SAME, timed_out_before),
+          "AFTER_PRECOMMIT, until the broker aborted", SAME, timed_out_before),
+    _case("A driver that oversleeps between its last look and its decision loses nothing silently", "a timeout of 12 s",
+          "BEFORE_DECISION, until the broker aborted", SAME, partial(timed_out_after, asleep=True), expect=LOUD),
     _case("A decided transaction that the broker gave up is told in full", "a timeout of 12 s",
           "AFTER_DECISION, until the broker aborted", SAME, timed_out_after, expect=LOUD),
     _case("A decided transaction whose id the broker forgot is told in full", "a timeout of 12 s, ids forgotten after 2 s",

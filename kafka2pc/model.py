@@ -45,7 +45,8 @@ def play_write(m: "Model", tape: Tape, worker: Worker, attempt: int, plan: Plan,
 
 
 def play_commit(m: "Model", tape: Tape, number: int, nodes: tuple, batch: int, version: int):
-    return act_two.commit(make_driver(m, tape, number), messages_of(m, nodes), batch, offsets_hash=f"rows {version}")
+    said = [x and replace(x, plan=replace(x.plan, offsets_hash=f"rows {version}")) for x in messages_of(m, nodes)]
+    return act_two.commit(make_driver(m, tape, number), said, batch)
 
 
 def play_abort(m: "Model", tape: Tape, number: int, nodes: tuple, batch: int) -> bool:

@@ -99,6 +99,7 @@ class Plan:
     attempt: int
     token: Token
     mode: Mode = Mode.WRITE
+    offsets_hash: str = ""  # of Spark's offsets entry: which rows the tasks read
 
 # %% ../nbs/00_protocol.ipynb #c020
 class Names:

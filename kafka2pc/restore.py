@@ -6,12 +6,15 @@
 __all__ = ['claim', 'plan', 'check_stores']
 
 # %% ../nbs/13_restore.ipynb #c002
+from functools import partial
+
+# %% ../nbs/13_restore.ipynb #c003
 from .commit import Driver, finish, sweep
 from .decisions import Decision, commit_of, holds_later, win
 from .errors import OutcomeUnknown, StaleCheckpoint, WrongCluster
 from .protocol import Mode, Plan, Token
 
-# %% ../nbs/13_restore.ipynb #c005
+# %% ../nbs/13_restore.ipynb #c006
 def claim(driver: Driver, batch_id: int) -> Decision:
     "Win ABORT in the first free slot of a batch, and with it the slot after. Returns our ABORT, or the COMMIT that was met. Raises `OutcomeUnknown`."
     attempt = 0
@@ -23,7 +26,7 @@ def claim(driver: Driver, batch_id: int) -> Decision:
         if stands == wanted or stands.commit: return stands
         attempt += 1
 
-# %% ../nbs/13_restore.ipynb #c008
+# %% ../nbs/13_restore.ipynb #c009
 def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
     """Act three, on the driver, before the first task (steps PLAN 1-7). `mine`: the token of this run, None if it has none or has planned this batch.
     Raises `WrongCluster`, `StaleCheckpoint`, `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
@@ -39,13 +42,14 @@ def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token |
         check_stores(driver)
         if stands := commit_of(driver.log, batch_id): return _drain(driver, stands, offsets_hash)
         before = mine and commit_of(driver.log, batch_id - 1)
-        if before and before.token == mine: return Plan(query_id=driver.query_id, batch_id=batch_id, attempt=0, token=mine)
+        made = partial(Plan, query_id=driver.query_id, batch_id=batch_id, offsets_hash=offsets_hash)
+        if before and before.token == mine: return made(attempt=0, token=mine)
         claimed = claim(driver, batch_id)
         if claimed.commit: return _drain(driver, claimed, offsets_hash)
         if holds_later(driver.log, batch_id):
             raise StaleCheckpoint(f"query {driver.query_id} is about to write batch {batch_id}, but its log holds batch {driver.log.batches()[-1]}")
         sweep(driver, claimed.token)
-        return Plan(query_id=driver.query_id, batch_id=batch_id, attempt=claimed.slot.attempt + 1, token=claimed.token)
+        return made(attempt=claimed.slot.attempt + 1, token=claimed.token)
 
 
 def _drain(driver: Driver, stands: Decision, offsets_hash: str) -> Plan:
@@ -53,7 +57,8 @@ def _drain(driver: Driver, stands: Decision, offsets_hash: str) -> Plan:
         raise StaleCheckpoint(f"batch {stands.slot.batch_id} of query {driver.query_id} was decided for Spark's offsets {stands.offsets_hash[:16]}, "
                               f"but the checkpoint now says {offsets_hash[:16]}")
     finish(driver, stands)
-    return Plan(query_id=driver.query_id, batch_id=stands.slot.batch_id, attempt=stands.slot.attempt, token=stands.token, mode=Mode.DRAIN)
+    return Plan(query_id=driver.query_id, batch_id=stands.slot.batch_id, attempt=stands.slot.attempt, token=stands.token, mode=Mode.DRAIN,
+                offsets_hash=offsets_hash)
 
 
 def check_stores(driver: Driver):

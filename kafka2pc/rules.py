@@ -121,9 +121,9 @@ def some_votes(messages: tuple) -> tuple | None: return tuple(m for m in message
 def committables_of(messages) -> list[Committable]: return [c for m in messages if m is not None for c in m.committables]
 
 
-def tell_first(driver, plan, messages, offsets_hash) -> Decision:
+def tell_first(driver, plan, messages) -> Decision:
     for c in committables_of(messages): tell(driver, "commit", c, plan.batch_id)
-    return decide(driver, plan, messages, offsets_hash)
+    return decide(driver, plan, messages)
 
 
 RULES |= {
@@ -148,8 +148,8 @@ def abort_in_first_free_slot(driver, messages, batch_id):
     abort(driver, [replace(m, plan=replace(m.plan, attempt=len(chain))) for m in messages], batch_id)
 
 
-def decide_or_abort(driver, plan, messages, offsets_hash) -> Decision:
-    try: return decide(driver, plan, messages, offsets_hash)
+def decide_or_abort(driver, plan, messages) -> Decision:
+    try: return decide(driver, plan, messages)
     except OutcomeUnknown:
         abort_at_once(driver, messages, plan.batch_id)
         raise
@@ -192,7 +192,7 @@ def plan_and_sweep_when_drained(driver, batch_id, *, offsets_hash="", mine=None)
 
 
 def plan_any_rows(driver, batch_id, *, offsets_hash="", mine=None) -> Plan: return plan(driver, batch_id, mine=mine)
-def decide_any_rows(driver, plan, messages, offsets_hash) -> Decision: return decide(driver, plan, messages, "")
+def decide_any_rows(driver, plan, messages) -> Decision: return decide(driver, replace(plan, offsets_hash=""), messages)
 def remember_always(run: Run, plan: Plan) -> Token | None: return plan.token if plan.mode is Mode.WRITE else run.token
 
 # %% ../nbs/16_rules.ipynb #c022
@@ -211,7 +211,7 @@ RULES |= {
 # %% ../nbs/16_rules.ipynb #c025
 def plan_nothing(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     attempt = len(driver.log.chain(batch_id))
-    return Plan(query_id=QUERY, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt))
+    return Plan(query_id=QUERY, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt), offsets_hash=offsets_hash)
 
 
 def plan_sweep_first(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
@@ -223,7 +223,7 @@ def plan_sweep_first(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
 def plan_without_claim(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     before = commit_of(driver.log, batch_id - 1)
     if before and not driver.log.chain(batch_id) and not driver.participants["kafka"].in_doubt(QUERY):
-        return Plan(query_id=QUERY, batch_id=batch_id, attempt=0, token=before.token)
+        return Plan(query_id=QUERY, batch_id=batch_id, attempt=0, token=before.token, offsets_hash=offsets_hash)
     return plan(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
 
 
@@ -313,9 +313,9 @@ def claim_by_reading(driver, batch_id) -> Decision:
     return replace(abort_record(driver, batch_id, len(chain) - 1), token=replace(own, attempt=int(own.random, 16)))  # runs are numbered
 
 
-def decide_in_first_free_slot(driver, plan, messages, offsets_hash) -> Decision:
+def decide_in_first_free_slot(driver, plan, messages) -> Decision:
     plan = replace(plan, attempt=len(driver.log.chain(plan.batch_id)))
-    return decide(driver, plan, [replace(m, plan=plan) for m in messages], offsets_hash)
+    return decide(driver, plan, [replace(m, plan=plan) for m in messages])
 
 
 RULES |= {

@@ -170,7 +170,7 @@ def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
     "Act three, with this process's memory: its token, unless it has planned this batch before."
     token, planned = _RUNS.get(driver.query_id, (None, -1))
     plan = act_three(driver, batch_id, offsets_hash=offsets_hash, mine=token if planned < batch_id else None)
-    _RUNS[driver.query_id] = plan.token if plan.mode is Mode.WRITE else token, batch_id
+    _RUNS[driver.query_id] = plan.token if plan.mode is Mode.WRITE else None, batch_id  # a drained batch is no run of mine
     _LOG.info("query %s batch %s: %s as attempt %s of %s", driver.query_id, batch_id, plan.mode.value, plan.attempt, plan.token)
     return plan
 
@@ -235,7 +235,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         checkpoint = Checkpoint(self.options.checkpoint)
         driver = stream_driver(self.options, checkpoint)
         with driver.history.of("act two", batch_id=batchId):
-            act_two.commit(driver, contents(messages), batchId, offsets_hash=checkpoint.offsets_hash(batchId))
+            act_two.commit(driver, contents(messages), batchId)
         warn_if_late(contents(messages), time.time() * 1000)
         _LOG.info("query %s batch %s: committed", driver.query_id, batchId)
 

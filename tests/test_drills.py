@@ -9,8 +9,8 @@ from kafka2pc.hard_cases import CASES
 from kafka2pc.history import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
-HERE = ("two batches late", "two batches later", "list and abort", "late is refused", "purged", "Two drivers", "timed out before", "the broker gave up", "full disk",
-        "away for longer", "Two hundred")
+HERE = ("two batches late", "two batches later", "list and abort", "late is refused", "purged", "Two drivers", "timed out before", "oversleeps",
+        "the broker gave up", "full disk", "away for longer")
 QUICK = [d for d in CASES if any(words in d.title for words in HERE)]
 
 

@@ -18,6 +18,7 @@ from kafka2pc.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.history import ANOMALIES, TOLERATED, History, Seen, anomalies
 from kafka2pc.kafka import KafkaParticipant, check, read_both, read_topic, retry_unknown
 from kafka2pc.protocol import Committable, MemoryParticipant, MemoryTransaction, Names, Outcome, Plan, TxnState
+from kafka2pc.sink import plan_batch
 from kafka2pc.story import until
 from kafka2pc.writer import RowTransaction
 
@@ -180,7 +181,7 @@ class World:
                 commit.abort(driver, messages, batch_id)
                 raise
             self.done.add(batch_id)
-            mine = plan.token if plan.mode.value == "write" else mine
+            mine = plan.token if plan.mode.value == "write" else None
 
     def go_on(self, lives=3, **driver):
         """Lives of the driver, until all is done; `driver` is for the first one."""
@@ -398,7 +399,7 @@ def nobody_checks_deliveries(patch):
 def decision_without_the_last_task(patch):
     """Rule 2: it is decided before all have pre-committed."""
     decide = commit.decide
-    patch.setattr(commit, "decide", lambda driver, plan, messages, offsets_hash: decide(driver, plan, messages[:-1], offsets_hash))
+    patch.setattr(commit, "decide", lambda driver, plan, messages: decide(driver, plan, messages[:-1]))
 
 
 def no_look_before_the_decision(patch):
@@ -446,11 +447,11 @@ def the_log_lets_everybody_win(patch):
 def no_decision_before_the_first_commit(patch):
     """Rule 2: commit first, decide then."""
     decide = commit.decide
-    def too_late(driver, plan, messages, offsets_hash):
+    def too_late(driver, plan, messages):
         for m in messages:
             for c in m.committables:
                 commit.tell(driver, "commit", c, plan.batch_id)
-        return decide(driver, plan, messages, offsets_hash)
+        return decide(driver, plan, messages)
     patch.setattr(commit, "decide", too_late)
 
 
@@ -528,3 +529,34 @@ def test_every_rule_and_every_anomaly_has_a_witness():
     named = [(rule, anomaly) for rule, _, _, anomaly in WITHOUT if anomaly in ANOMALIES]
     assert {rule for rule, _ in named} == set(range(1, 10)) - {7, 9}  # these two have tests of their own
     assert {anomaly for _, anomaly in named} | STORES_FAULT == ANOMALIES.keys()
+
+
+# -- what the planner remembers --
+
+
+@pytest.fixture
+def planner(tmp_path):
+    """A driver on the store in memory, as one planner process has it."""
+    p = MemoryParticipant()
+    return commit.Driver(query_id=str(uuid.uuid4()), log=FileLog(tmp_path), participants={p.name: p}, history=History())
+
+
+def written(planner, plan):
+    commit.commit(planner, [precommit.precommit(planner.participants.values(), plan, iter([[plan.batch_id]]), planner.history)], plan.batch_id)
+
+
+def test_the_decision_names_the_rows_that_were_planned(planner):
+    written(planner, plan_batch(planner, 0, "rows as planned"))
+    assert planner.log.chain(0)[-1].offsets_hash == "rows as planned"
+
+
+def test_a_run_that_only_finished_a_batch_again_claims_the_next_one(planner):
+    mine = plan_batch(planner, 0, "")
+    written(planner, mine)
+    goes_on = plan_batch(planner, 1, "")
+    assert (goes_on.attempt, goes_on.token) == (0, mine.token)
+    written(planner, goes_on)
+    again = plan_batch(planner, 1, "")
+    assert again.mode.value == "drain"
+    claims = plan_batch(planner, 2, "")
+    assert claims.attempt == 1 and claims.token != mine.token
