@@ -205,7 +205,7 @@ def point_drills() -> list[Drill]:
                   expect=EXACTLY_ONCE, play=partial(survive, point=point, strike=strike))
             for victim, strike in VICTIMS.items() for point in POINTS]
 
-# %% ../nbs/41_drills.ipynb #c019
+# %% ../nbs/41_drills.ipynb #c020
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     "One step of a walk, as the dice fell. `blows` follow each other in the lives of one batch."
@@ -302,7 +302,7 @@ def walk_drills(seed: int, end: float) -> Iterator[Drill]:
         yield Drill(kind="walk", title=f"Seed {seed}, step {n}", given=f"three nodes; {step}", crash_at="as the dice fell",
                     restore="the same query", nodes=3, expect=EXACTLY_ONCE, play=partial(take, step=step))
 
-# %% ../nbs/41_drills.ipynb #c023
+# %% ../nbs/41_drills.ipynb #c024
 def play_all(drills: Iterable[Drill], output: Path, tell: Callable[[Played], None] = lambda played: None) -> list[Played]:
     "Play drills, those on one node first. `tell` hears of each one. Raises what LocalKafka raises."
     told, drills = [], sorted(drills, key=lambda d: d.nodes)
