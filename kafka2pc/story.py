@@ -124,7 +124,7 @@ class FaultyWriter(DataSourceStreamArrowWriter):
         return self.writer.write(iter(()))
 
 # %% ../nbs/24_story.ipynb #c011
-def stream(spark: SparkSession, source: str, options: dict, seconds: float = 120, mode: str = "append", conf: dict | None = None,
+def stream(spark: SparkSession, source: str, options: dict, seconds: float = 240, mode: str = "append", conf: dict | None = None,
            stop_at: str | None = None, **what) -> dict:
     "Run a query over a folder of files, one file a batch, until all are done or the file `stop_at` appears. Answers with the batches that ended."
     for name, value in (conf or {}).items(): spark.conf.set(name, value)
@@ -225,7 +225,7 @@ class Job:
         for line in stdout: answers.put(json.loads(line))
         answers.put(None)
 
-    def ask(self, do: str, *, within: float = 150, **what) -> dict:
+    def ask(self, do: str, *, within: float = 300, **what) -> dict:
         "The answer to a command. Raises `Failed` with the error's text, or with the end of the log if the job died; `within` is in seconds."
         if not self.alive: self.start()
         return self._ask(within, do=do, **what)
@@ -384,7 +384,7 @@ class Story:
 
     def _reached(self, run: Future, stop: Stop) -> Event:
         "The event at which somebody waits now."
-        until(lambda: self.job.done.exists() or run.done(), f"batch {stop.batch_id} comes to {stop.point.name}", 150)
+        until(lambda: self.job.done.exists() or run.done(), f"batch {stop.batch_id} comes to {stop.point.name}", 300)
         if not self.job.done.exists(): raise Failed(f"{stop.point.name} was never reached:\n{self.told()}") from run.exception()
         kind, op = stop.point.value
         return [e for e in self.events(op) if e.kind == kind and stop.batch_id in (None, e.ids.get("batch_id"))][-1]
