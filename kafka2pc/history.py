@@ -54,7 +54,7 @@ class CrashPoint(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
     """An order to die: SIGKILL to `pid` (0: whoever gets there; None: nobody, it is left to who looks for PATH.done) when `point` of `batch_id`
-    (None: any) is reached. `wait`: who gets there goes no further, until the file `until` appears, 60 seconds at most."""
+    (None: any) is reached. `wait`: who gets there goes no further, until the file `until` appears, two minutes at most."""
     point: CrashPoint
     batch_id: int | None = None
     pid: int | None = 0
@@ -83,7 +83,7 @@ def _obey(path: str, event: Event):
     try: os.rename(path, f"{path}.done")  # one process wins, so an order is obeyed once
     except FileNotFoundError: return
     if order["pid"] is not None: os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
-    end = time.monotonic() + (60 if order["wait"] else 0)
+    end = time.monotonic() + (120 if order["wait"] else 0)
     while time.monotonic() < end and not os.path.exists(order["until"]): time.sleep(0.02)
 
 # %% ../nbs/01_history.ipynb #c010
