@@ -64,7 +64,7 @@ def test_a_drill_can_be_red_and_keeps_its_history(stage, tmp_path):
     drill = Drill(kind="point", title="Decisions do not matter", given="", crash_at="", restore="", expect="",
                   play=partial(survive, point=CrashPoint.AFTER_FIRST_COMMIT, strike=forget_the_decision))
     played = play(drill, stage, tmp_path)
-    assert played.found.startswith("NotExactlyOnce") and "duplicated" in played.found
+    assert played.found.startswith("NotExactlyOnce: duplicate, ")
     assert stage.kept.exists()
 
 
