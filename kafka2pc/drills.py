@@ -226,9 +226,9 @@ def pause_driver(stage: Stage, story: Story, event: Event, seconds: float = 2) -
     return True
 
 
-def pause_node(stage: Stage, story: Story, event: Event) -> bool:
+def pause_node(stage: Stage, story: Story, event: Event, seconds: float = 3) -> bool:
     stage.kafka.pause(stage.nodes - 1)
-    stage.soon(3, lambda: stage.kafka.resume(stage.nodes - 1))
+    stage.soon(seconds, lambda: stage.kafka.resume(stage.nodes - 1))
     return True
 
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['INIT_PRODUCER_ID', 'END_TXN', 'PATIENCE', 'SHORT', 'SAME', 'NONE', 'LOUD', 'CASES', 'SlowNetwork', 'demand', 'end',
            'late_end_txn', 'late_init', 'zombie', 'overtaken', 'two_drivers', 'timed_out_before', 'timed_out_after',
-           'truncated', 'unwritable', 'full_disk', 'read_only', 'broker_away', 'leader_moves', 'plain', 'SleepyLog',
-           'Acts', 'purged', 'worn_out']
+           'truncated', 'unwritable', 'full_disk', 'read_only', 'broker_away', 'plain', 'SleepyLog', 'Acts', 'purged',
+           'worn_out']
 
 # %% ../nbs/41_hard_cases.ipynb #c002
 import json, os, socket, struct, subprocess, threading, time, uuid
@@ -25,7 +25,7 @@ from .broker import LocalKafka
 from .commit import Driver, commit
 from .control import Control
 from .decisions import Decision, FileLog
-from .drills import EXACTLY_ONCE, Drill, Stage, kill_driver, kill_driver_python
+from .drills import EXACTLY_ONCE, Drill, Stage, kill_driver, kill_driver_python, pause_node, survive
 from .errors import TwoPhaseError
 from .history import CrashPoint, Event, History
 from .kafka import KafkaParticipant, check, read_topic, retry_unknown
@@ -326,24 +326,6 @@ def broker_away(stage: Stage):
     end(stage, story)
 
 
-def leader_moves(stage: Stage):
-    "A node that leads partitions of the topic falls silent while a task writes; others take over."
-    story = stage.story()
-    story.feed(2)
-    stage.crashes += 1
-
-    def silence(event: Event) -> bool:
-        stage.kafka.pause(1)
-        stage.soon(4, lambda: stage.kafka.resume(1))
-        return True
-
-    failed = story.interrupt(Stop(point=CrashPoint.IN_WRITE, batch_id=story.files - 1, strike=silence), partitions=4)
-    stage.heal()
-    if failed: story.run(partitions=4)
-    stage.records += 2 * story.size
-    story.check()
-
-
 def plain(stage: Stage, size: int, tasks: int):
     "Nothing but a batch of an unusual form, killed between its decision and its first commit."
     story = stage.fresh(size=size)
@@ -466,5 +448,6 @@ CASES = (
     _case("Empty partitions begin no transaction", "three rows, 40 tasks", "BEFORE_FIRST_COMMIT", SAME, partial(plain, size=3, tasks=40)),
     _case("Two hundred partitions are one decision", "200 tasks", "BEFORE_FIRST_COMMIT", SAME, partial(plain, size=400, tasks=200)),
     _case("A leader that falls silent while a task writes costs time only", "three nodes",
-          "IN_WRITE: SIGSTOP to a leader for four seconds", SAME, leader_moves, nodes=3),
+          "IN_WRITE: SIGSTOP to a leader for four seconds", SAME,
+          partial(survive, point=CrashPoint.IN_WRITE, strike=partial(pause_node, seconds=4)), nodes=3),
 )
