@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['INIT_PRODUCER_ID', 'END_TXN', 'PATIENCE', 'SHORT', 'SAME', 'NONE', 'LOUD', 'CASES', 'SlowNetwork', 'demand', 'end',
-           'late_end_txn', 'late_init', 'zombie', 'overtaken', 'two_drivers', 'timed_out_before', 'timed_out_after',
-           'truncated', 'unwritable', 'full_disk', 'read_only', 'broker_away', 'plain', 'SleepyLog', 'Acts', 'purged',
-           'worn_out']
+           'late_end_txn', 'late_init', 'zombie', 'two_copies', 'overtaken', 'two_drivers', 'timed_out_before',
+           'timed_out_after', 'truncated', 'unwritable', 'full_disk', 'read_only', 'broker_away', 'plain', 'SleepyLog',
+           'Acts', 'purged', 'worn_out']
 
 # %% ../nbs/41_hard_cases.ipynb #c002
 import json, os, socket, struct, subprocess, threading, time, uuid
@@ -152,6 +152,23 @@ def zombie(stage: Stage, batches: int, rows: int = 1):
     Path(wake).touch()
     until(lambda: own() > before, "the zombie writes on")
     story.run()
+    end(stage, story)
+
+
+def two_copies(stage: Stage):
+    "On two hosts. The task of batch 1's first partition stalls after a row; Spark starts it again on the other host, and commits what that one wrote."
+    story = stage.fresh(stage.two_hosts)
+    story.feed()
+    story.run(partitions=4)
+    story.feed()
+    stalled, wake = str(story.folder / "stalled"), str(story.folder / "wake")
+    stage.crashes += 1
+    story.run(partitions=4, options={"faults": json.dumps(dict(stall=dict(partition=0, sign=stalled, until=wake)))})
+    begun = [e for e in story.events("begin") if (e.kind, e.ids["batch_id"]) == ("ok", 1)]
+    demand(len(begun) > 4, f"four tasks began {len(begun)} transactions: Spark started no copy")
+    Path(wake).touch()
+    story.feed()
+    story.run(partitions=4)
     end(stage, story)
 
 
@@ -416,6 +433,8 @@ CASES = (
           "the task", SAME, partial(zombie, batches=1)),
     _case("A zombie writer that wakes up two batches later is not heard", "a task stalls before its first row, its job fails",
           "the task", SAME, partial(zombie, batches=3, rows=0)),
+    _case("Of two copies of one task on two hosts one is heard", "speculation; a task stalls after its first row",
+          "Spark kills the copy that lost", NONE, two_copies),
     _case("A driver stopped between list and abort of its sweep harms nobody", "open transactions of a dead run",
           "before the first abort of the sweep, while another driver runs the query", SAME,
           partial(overtaken, point=CrashPoint.IN_SWEEP, leave_open=True)),

@@ -42,7 +42,8 @@ def session(master: str = "local[2]", remote: str | None = None, conf: dict | No
     ours = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC",
             "spark.sql.streaming.stopTimeout": "20s", "spark.driver.memory": "2g", "spark.driver.extraJavaOptions": _FAST_START,
             "spark.python.task.killTimeout": "60s"}  # Spark gives up a worker of a failed job after 2 s: here zombies live on
-    for name, value in (ours | (conf or {})).items(): builder = builder.config(name, value)
+    executors = {f"spark.executorEnv.{name}": os.environ[name] for name in ("KAFKA2PC_HISTORY", "KAFKA2PC_CRASH") if name in os.environ}
+    for name, value in (ours | executors | (conf or {})).items(): builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)
     spark.dataSource.register(Faulty)
@@ -303,8 +304,12 @@ class Watcher:
 
 # %% ../nbs/24_story.ipynb #c017
 class NotExactlyOnce(TwoPhaseError):
+    "`counts`: how often each anomaly was found, by its name."
     why, risk = "A reader found something else than every row once.", "Yes, in this story; its history is shown."
     action = "Keep the history: it is the proof. Look for the first event that should not be there."
+
+    @property
+    def counts(self) -> dict[str, int]: return self.parts.get("counts", {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,7 +422,9 @@ class Story:
         committed, uncommitted = read_both(self.kafka.client_conf, self.name, lambda r: int(r.value))
         committed = [replace(s, key=None) for s in committed]  # the rows of a key come from several tasks, in any order
         found = anomalies({row: row // self.size for row in range(self.files * self.size)}, committed, uncommitted, read_history(self.job.history))
-        if found: raise NotExactlyOnce("".join(f"{name}, {len(what)} times: {str(what)[:300]}\n" for name, what in found.items()) + self.told())
+        if not found: return
+        said = "".join(f"{name}, {len(what)} times: {str(what)[:300]}\n" for name, what in found.items())
+        raise NotExactlyOnce(said + self.told(), counts={name: len(what) for name, what in found.items()})
 
     def read(self) -> set[int]:
         "The batches that the reader saw that watches all the time."
