@@ -25,7 +25,7 @@ from .broker import LocalKafka
 from .commit import Driver, commit
 from .control import Control
 from .decisions import Decision, FileLog
-from .drills import EXACTLY_ONCE, Drill, Stage, kill_driver, kill_driver_python, pause_node, survive
+from .drills import EXACTLY_ONCE, Drill, Stage, after_a_race, kill_driver, kill_driver_python, pause_node, survive
 from .errors import TwoPhaseError
 from .history import CrashPoint, Event, History
 from .kafka import KafkaParticipant, check, read_topic, retry_unknown
@@ -167,8 +167,7 @@ def two_copies(stage: Stage):
     begun = [e for e in story.events("begin") if (e.kind, e.ids["batch_id"]) == ("ok", 1)]
     demand(len(begun) > 4, f"four tasks began {len(begun)} transactions: Spark started no copy")
     Path(wake).touch()
-    story.feed()
-    story.run(partitions=4)
+    after_a_race(stage, story)
     end(stage, story)
 
 
