@@ -14,11 +14,12 @@ from typing import Callable, Iterable, Mapping
 
 # %% ../nbs/03_control.ipynb #c003
 import kafka.errors as wire_errors
+from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 # %% ../nbs/03_control.ipynb #c004
@@ -197,11 +198,11 @@ class Connection:
         self._net.stop(1000)
         self._net.close()
 
-    async def _ask(self, request, node_id: int | None):
-        m, within_ms = self._manager, self.timeout_ms / 4
+    async def _ask(self, request, node_id: int | None, within_ms: float | None = None):
+        m, within_ms = self._manager, within_ms or self.timeout_ms / 4
         try:
             node_id = m.least_loaded_node() if node_id is None else node_id
-            await m.wait_for(m.get_connection(node_id).init_future, within_ms)
+            await m.wait_for(m.get_connection(node_id).init_future, self.timeout_ms / 4)
         except _FORBIDDEN as e: raise self._not_allowed(f"{e.errno} {e.message}") from None
         except wire_errors.KafkaError as e: raise NotSent(f"{request.name}: {e}") from None
         try: return await m.wait_for(m.send(request, node_id, within_ms), within_ms)
@@ -216,6 +217,10 @@ class Connection:
     def ask(self, request, node_id: int | None = None):
         "Send one request of `kafka.protocol` once, to one broker (None: any). Raises `NotSent`, `NoAnswer`, `NotAuthorized`, `BadOption`."
         return self._manager.run(self._ask, request, node_id)
+
+    def send(self, request, node_id: int, within_ms: float) -> Future:
+        "The same without waiting: the answer, or the error, comes to the `kafka.future.Future`. Requests to one node go out in order."
+        return self._manager.call_soon(self._ask, request, node_id, within_ms)
 
     def ask_all(self, requests: list[tuple]) -> list:
         "The same for several (request, node_id) at the same time; the first failure is raised."
@@ -412,6 +417,23 @@ class Verdicts(Inspection):
         if answer.error_code: raise _init_refused(answer.error_code, transactional_id, timeout_ms, two_phase)
         return PreparedTxnState(answer.producer_id, answer.producer_epoch)
 
+    def add_partitions(self, transactional_id: str, state: PreparedTxnState, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """AddPartitionsToTxn, which protocol 1 wants before the first record (protocol 2 adds by itself). The broker's code for each (topic, partition),
+        0 if it is added. Raises `NotAuthorized`, `BrokerUnreachable`."""
+        partitions = sorted(partitions)
+        topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=[p for t, p in partitions if t == name])
+                  for name in dict(partitions)]
+        request = lambda _: AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=transactional_id, v3_and_below_producer_id=state.producer_id,
+            v3_and_below_producer_epoch=state.epoch, v3_and_below_topics=topics, max_version=3)
+        def once():
+            answer, = self._ask_coordinators([transactional_id], request)
+            codes = {(t.name, p.partition_index): p.partition_error_code for t in answer.results_by_topic_v3_and_below for p in t.results_by_partition}
+            for code in codes.values():
+                if code in _NOT_YET: self._check(code, transactional_id)
+            return codes
+        return self.persist(once)
+
     def end_txn(self, transactional_id: str, state: PreparedTxnState, *, commit: bool, version: int | None = None) -> Outcome:
         """Ask once to commit or to abort exactly this transaction. DONE: it stands in the coordinator's log, readers see it some milliseconds later.
 
@@ -442,26 +464,41 @@ def _topic(row) -> TopicInfo:
 
 _BROKER, _TOPIC, _WRITE = 4, 2, 4  # numbers of the wire: resource types BROKER and TOPIC, ACL operation WRITE
 _LEADER_NOT_AVAILABLE, _TOPIC_FORBIDDEN = 5, 29
+_WHY_FORBIDDEN = {"false": "transaction.two.phase.commit.enable is false on the brokers.",
+                  "true": "TWO_PHASE_COMMIT is not granted on the resource TransactionalId, PREFIXED, with the value of transactionalIdPrefix.",
+                  None: "Either transaction.two.phase.commit.enable is false on the brokers, or TWO_PHASE_COMMIT is not granted on the TransactionalId "
+                        "(this user may not ask which: DESCRIBE_CONFIGS on the cluster)."}
 _TIMEOUTS_MS = tuple(1000 * s for s in (604_800, 86_400, 14_400, 3_600, 1_800, 900, 300, 60, 30, 10, 1))  # from a week down to a second
 
 # %% ../nbs/03_control.ipynb #c058
 class Control(Verdicts):
     "All that the sink asks of a cluster, beside writing rows."
-    def _config(self, kind: int, name: Callable, key: str) -> int | None:
+    def _config(self, kind: int, name: Callable, key: str) -> str | None:
         def once():
             node_id = random.choice(self.nodes())
             resource = DescribeConfigsRequest.DescribeConfigsResource(resource_type=kind, resource_name=name(node_id), configuration_keys=[key])
             return self.ask(DescribeConfigsRequest(resources=[resource]), node_id)
         values = [c.value for r in self.persist(once).results if r.error_code == 0 for c in r.configs]
-        return int(values[0]) if values and values[0] is not None else None
+        return values[0] if values else None
 
     def max_timeout_ms(self) -> int | None:
         "The broker's `transaction.max.timeout.ms`, or None if this user may not ask (DESCRIBE_CONFIGS on the cluster)."
-        return self._config(_BROKER, str, "transaction.max.timeout.ms")
+        found = self._config(_BROKER, str, "transaction.max.timeout.ms")
+        return found and int(found)
+
+    def why_no_two_phase(self, probe_id: str) -> str | None:
+        """Why KIP-939 (transactions that never time out) cannot be had, or None if it can. `probe_id` is a transactional_id for this alone, which
+        the user may WRITE. Raises `BrokerUnreachable`, `UnclearAnswer`."""
+        if self.api_version(InitProducerIdRequest.API_KEY)[1] < 6:
+            return "Brokers offer no InitProducerId version 6: Kafka is older than 4.2, or unstable.api.versions.enable is false."
+        try: self.init_producer_id(probe_id, timeout_ms=60_000, enable_2pc=True)
+        except NotAuthorized: return _WHY_FORBIDDEN[self._config(_BROKER, str, "transaction.two.phase.commit.enable")]
+        except BadOption as e: return e.why
 
     def topic_max_message_bytes(self, topic: str) -> int | None:
         "The topic's `max.message.bytes`, or None if there is no such topic or this user may not ask (DESCRIBE_CONFIGS on the topic)."
-        return self._config(_TOPIC, lambda _: topic, "max.message.bytes")
+        found = self._config(_TOPIC, lambda _: topic, "max.message.bytes")
+        return found and int(found)
 
     def _accepts(self, probe_id: str, timeout_ms: int) -> bool:
         try: self.init_producer_id(probe_id, timeout_ms=timeout_ms)
@@ -486,9 +523,18 @@ class Control(Verdicts):
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
         "The topics that exist, by name. One that this user may not even DESCRIBE has 0 partitions, and `may_write` is False."
+        return {t.name: _topic(t) for t in self._rows(names) if t.error_code in (0, _LEADER_NOT_AVAILABLE, _TOPIC_FORBIDDEN)}
+
+    def leaders(self, names: Iterable[str]) -> dict[tuple[str, int], int]:
+        "The node that leads each (topic, partition), -1 where there is none at the moment. Raises `NotAuthorized` for a topic."
+        rows = self._rows(names)
+        for t in rows:
+            if t.error_code == _TOPIC_FORBIDDEN: raise topic_not_authorized(t.name)
+        return {(t.name, p.partition_index): p.leader_id for t in rows for p in t.partitions}
+
+    def _rows(self, names: Iterable[str]) -> list:
         names = list(names)
         rights = {"include_topic_authorized_operations": True} if self.api_version(MetadataRequest.API_KEY)[1] >= 8 else {}
         topics = [MetadataRequest.MetadataRequestTopic(name=n) for n in names]
         request = lambda: MetadataRequest(topics=topics, allow_auto_topic_creation=False, **rights)
-        rows = self.persist(lambda: self.ask(request())).topics if names else []
-        return {t.name: _topic(t) for t in rows if t.error_code in (0, _LEADER_NOT_AVAILABLE, _TOPIC_FORBIDDEN)}
+        return self.persist(lambda: self.ask(request())).topics if names else []

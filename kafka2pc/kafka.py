@@ -7,7 +7,7 @@ __all__ = ['NEVER_MS', 'standing', 'KafkaParticipant', 'retry_unknown', 'paralle
            'read_topic', 'read_both']
 
 # %% ../nbs/06_kafka.ipynb #c002
-import math, os, threading, time
+import logging, math, os, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Callable, Iterable, NamedTuple
@@ -21,6 +21,7 @@ from .control import Control, DescribedTransaction, topic_not_authorized
 from .history import History, Seen, from_environment
 from .errors import BadOption, BrokerUnreachable, UnclearAnswer
 from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TxnState, parse_name
+from .produce import ColumnTransaction
 from .writer import RowTransaction, open_producer, producer_conf
 
 # %% ../nbs/06_kafka.ipynb #c007
@@ -41,38 +42,44 @@ def standing(c: Committable, d: DescribedTransaction | None, now_ms: float) -> S
     return Standing(ended if ours else None)
 
 # %% ../nbs/06_kafka.ipynb #c012
+_LOG = logging.getLogger("kafka2pc")
 _NAMES = Names()  # the transactional ids of this process
-_OPENING = threading.Lock()
+_CONTROLS, _OPENING = {}, threading.Lock()  # one control plane in each process for each set of client settings
 
 
 class KafkaParticipant:
     """Kafka, by the verbs of `Participant`. `conf` has librdkafka's names. Pickles without its connections, which are opened at first use.
 
-    `timeout_ms`, `cluster_id`, `end_txn_version` and `batch_bytes` are what `check` found out. Verbs may raise `BrokerUnreachable`, `NotAuthorized`.
+    `timeout_ms`, `cluster_id`, `end_txn_version`, `batch_bytes` and `two_phase` are what `check` found out. `engine`: columnar or rows.
+    Verbs may raise `BrokerUnreachable`, `NotAuthorized`.
     """
     def __init__(self, conf: dict, *, prefix: str = "kafka2pc", topic: str | None = None, timeout_ms: int = 60_000, cluster_id: str = "",
-                 end_txn_version: int | None = None, batch_bytes: int | None = None, name: str = "kafka", history: History | None = None):
+                 end_txn_version: int | None = None, batch_bytes: int | None = None, two_phase: bool = False, engine: str = "columnar",
+                 name: str = "kafka", history: History | None = None):
         self.conf, self.prefix, self.topic, self.timeout_ms, self.cluster_id = dict(conf), prefix, topic, timeout_ms, cluster_id
-        self.end_txn_version, self.batch_bytes, self.name, self.history = end_txn_version, batch_bytes, name, history
-        self._control, self._pid = None, None
+        self.end_txn_version, self.batch_bytes, self.two_phase, self.engine = end_txn_version, batch_bytes, two_phase, engine
+        self.name, self.history = name, history
 
-    def __getstate__(self): return self.__dict__ | dict(_control=None, _pid=None, history=None)
+    def __getstate__(self): return self.__dict__ | dict(history=None)
+
+    @property
+    def _key(self) -> tuple: return os.getpid(), *sorted(self.conf.items())
 
     @property
     def control(self) -> Control:
-        "The control plane's connections, opened once in each process."
+        "The control plane, opened once in each process: a task that follows another one in the same worker finds it connected."
         with _OPENING:
-            if self._pid != os.getpid(): self._control, self._pid = Control(self.conf), os.getpid()
-            return self._control
+            if self._key not in _CONTROLS: _CONTROLS[self._key] = Control(self.conf)
+            return _CONTROLS[self._key]
 
     def close(self):
         "Close the control plane's connections. Transactions stay as they are."
-        if self._pid == os.getpid(): self._control.close()
-        self._control, self._pid = None, None
+        with _OPENING: control = _CONTROLS.pop(self._key, None)
+        if control: control.close()
 
     def store_id(self) -> str: return self.cluster_id or self.control.cluster_id
 
-    def begin(self, plan: Plan, tries: int = 5) -> RowTransaction:
+    def begin(self, plan: Plan, tries: int = 5) -> ColumnTransaction | RowTransaction:
         "An open transaction under a name of its own. Raises the last `UnclearAnswer` when `tries` names had to be given up."
         for left in reversed(range(tries)):
             name = _NAMES.next(self.prefix, plan)
@@ -82,9 +89,10 @@ class KafkaParticipant:
                 (self.history or from_environment()).append("info", "retire", batch_id=plan.batch_id, transactional_id=name, error=type(e).__name__)
                 if not left: raise
 
-    def _transaction(self, name: str) -> RowTransaction:
-        return RowTransaction(self.conf, name, self.timeout_ms, topic=self.topic, batch_bytes=self.batch_bytes, participant=self.name,
-                              cluster_id=self.cluster_id, end_txn_version=self.end_txn_version)
+    def _transaction(self, name: str) -> ColumnTransaction | RowTransaction:
+        known = dict(topic=self.topic, batch_bytes=self.batch_bytes, participant=self.name, cluster_id=self.cluster_id, end_txn_version=self.end_txn_version)
+        if self.engine == "rows": return RowTransaction(self.conf, name, self.timeout_ms, **known)
+        return ColumnTransaction(self.control, self.conf, name, self.timeout_ms, two_phase=self.two_phase, **known)
 
     def _end(self, c: Committable, commit: bool) -> Outcome:
         return self.control.end_txn(c.transactional_id, c.state, commit=commit, version=c.end_txn_version)
@@ -133,16 +141,19 @@ def parallel(workers: int = 32) -> Callable:
 # %% ../nbs/06_kafka.ipynb #c018
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    "What the driver found out and ships to every task. `batch_bytes`: the smallest max.message.bytes of the topics, None if nobody says."
+    """What the driver found out and ships to every task. `batch_bytes`: the smallest max.message.bytes of the topics, None if nobody says;
+    `two_phase`: transactions never time out (KIP-939)."""
     cluster_id: str
     end_txn_version: int
     timeout_ms: int
     batch_bytes: int | None = None
+    two_phase: bool = False
 
 
-def check(conf: dict, *, prefix: str | None = "kafka2pc", topics: Iterable[str] = (), timeout_ms: int | None = None,
+def check(conf: dict, *, prefix: str | None = "kafka2pc", topics: Iterable[str] = (), timeout_ms: int | None = None, two_phase: str = "off",
           within_ms: int = 20_000) -> ClusterFacts:
-    """Everything that can be known to fail. `timeout_ms` None: the largest that the broker allows; `prefix` None: no transactions are wanted.
+    """Everything that can be known to fail. `timeout_ms` None: the largest that the broker allows; `prefix` None: no transactions are wanted;
+    `two_phase`: auto (KIP-939 if the broker allows it and no timeout is wanted), required or off.
 
     Raises `BadOption` (options, topics, timeout), `NotAuthorized` (login, topics, prefix), `BrokerUnreachable` after `within_ms`.
     """
@@ -150,10 +161,12 @@ def check(conf: dict, *, prefix: str | None = "kafka2pc", topics: Iterable[str] 
     topics = list(topics)
     with Control(conf, timeout_ms=within_ms) as control:
         _check_topics(control, topics)
+        waits = prefix and (two_phase == "required" or (two_phase == "auto" and timeout_ms is None))
         if prefix: timeout_ms = _transaction_timeout(control, f"{prefix}-probe", timeout_ms)
+        waits = bool(waits and _two_phase(control, f"{prefix}-probe", two_phase == "required"))
         limits = [b for b in map(control.topic_max_message_bytes, topics) if b]
         return ClusterFacts(cluster_id=control.cluster_id, end_txn_version=control.end_txn_version(), timeout_ms=timeout_ms or 60_000,
-                            batch_bytes=min(limits, default=None))
+                            batch_bytes=min(limits, default=None), two_phase=waits)
 
 
 def _check_topics(control: Control, topics: list[str]):
@@ -162,6 +175,14 @@ def _check_topics(control: Control, topics: list[str]):
     missing = [t for t in topics if t not in found]
     if closed: raise topic_not_authorized(", ".join(closed))
     if missing: raise BadOption(f"topic {', '.join(missing)} does not exist", action="Create it, or correct the option topic.")
+
+
+def _two_phase(control: Control, probe_id: str, required: bool) -> bool:
+    why_not = control.why_no_two_phase(probe_id)
+    if why_not and required:
+        raise BadOption("twoPhaseCommit=required: the brokers do not offer it to this user", why=why_not, action="Change that, or use twoPhaseCommit=auto.")
+    _LOG.info("transactions %s (KIP-939)", f"can time out: {why_not}" if why_not else "never time out")
+    return not why_not
 
 
 def _transaction_timeout(control: Control, probe_id: str, timeout_ms: int | None) -> int:

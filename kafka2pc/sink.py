@@ -37,6 +37,8 @@ OPTIONS = {
     "checkpointLocation": "streaming: required, as an option of the query itself; decisions are kept inside it",
     "transactionalIdPrefix": "start of all transactional ids; ACLs are given for it (default kafka2pc)",
     "deliveryGuarantee": "exactly_once (default) or at_least_once",
+    "twoPhaseCommit": "auto (default: transactions never time out where the brokers offer KIP-939 and no timeout is set), required or off",
+    "engine": "auto (default), columnar (whole columns to record batches) or confluent (row by row, through librdkafka)",
     "maxCommitRetries": "how often an unclear answer to a commit is asked again before the query stops (default 20)",
     "lostTransactions": "fail (default) or skip: go on after the broker lost decided records, and only log them",
     "decisionLog": "a folder or fsspec URL for the decisions, instead of the checkpoint; batch writes have no other place",
@@ -58,6 +60,8 @@ class SinkOptions:
     decision_log: str | None
     key: str | None
     timeout_ms: int | None
+    two_phase: str
+    engine: str
 
 # %% ../nbs/20_sink.ipynb #c008
 def _choice(given: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
@@ -74,6 +78,34 @@ def _positive(given: Mapping[str, str], name: str, default: int | None) -> int |
     return int(value)
 
 
+_TWO_PHASE = "kafka.transaction.two.phase.commit.enable"  # KIP-939's own name
+
+
+def _two_phase(given: Mapping[str, str], timeout_ms: int | None) -> str:
+    "auto, required or off. A timeout and transactions without one do not go together."
+    asked = given.get(_TWO_PHASE, "").lower()
+    if asked not in ("", "true", "false"): raise BadOption(f"{_TWO_PHASE}={asked}: true or false")
+    wanted = _choice(given, "twoPhaseCommit", ("auto", "required", "off"))
+    meant = {"true": "required", "false": "off"}.get(asked, wanted)
+    if "twophasecommit" in given and meant != wanted: raise BadOption(f"twoPhaseCommit={wanted} and {_TWO_PHASE}={asked} contradict each other")
+    if meant == "required" and timeout_ms is not None:
+        raise BadOption(f"twoPhaseCommit=required and kafka.transaction.timeout.ms={timeout_ms} contradict each other",
+                        why="With KIP-939 a transaction has no timeout.", action="Leave one of them out.")
+    return meant
+
+
+def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -> str:
+    "columnar or rows. Only librdkafka has other partitioners than Java's default; only the columnar engine speaks KIP-939."
+    wanted, partitioner = _choice(given, "engine", ("auto", "columnar", "confluent")), conf.get("partitioner", "murmur2_random")
+    if wanted == "columnar" and partitioner not in ("murmur2", "murmur2_random"):
+        raise BadOption(f"engine=columnar and kafka.partitioner={partitioner} contradict each other", action="Use engine=confluent, or leave one of them out.")
+    rows = wanted == "confluent" or partitioner not in ("murmur2", "murmur2_random")
+    if rows and two_phase == "required":
+        raise BadOption("twoPhaseCommit=required needs the columnar engine", why="librdkafka does not speak KIP-939.",
+                        action="Leave out engine=confluent and kafka.partitioner.")
+    return "rows" if rows else "columnar"
+
+
 def parse_options(options: Mapping[str, str]) -> SinkOptions:
     "The checked options. Raises `BadOption` for what is unknown, missing, or has no such value."
     given = {k.lower(): v for k, v in options.items()}
@@ -84,10 +116,12 @@ def parse_options(options: Mapping[str, str]) -> SinkOptions:
     if not given.get("kafka.bootstrap.servers"):
         raise BadOption("kafka.bootstrap.servers is missing", action='.option("kafka.bootstrap.servers", "host:port")')
     timeout_ms = _positive(given, "kafka.transaction.timeout.ms", None)
-    kafka = {k: v for k, v in given.items() if k.startswith("kafka.") and k != "kafka.transaction.timeout.ms"}
+    two_phase = _two_phase(given, timeout_ms)
+    kafka = {k: v for k, v in given.items() if k.startswith("kafka.") and k not in ("kafka.transaction.timeout.ms", _TWO_PHASE)}
     exactly_once = _choice(given, "deliveryGuarantee", ("exactly_once", "at_least_once")) == "exactly_once"
     if not exactly_once and given.get("idempotencekey"): raise BadOption("idempotenceKey needs deliveryGuarantee=exactly_once")
-    return SinkOptions(conf=tuple(sorted(client_conf(kafka).items())), topic=given.get("topic"), checkpoint=given.get("checkpointlocation"),
+    conf = client_conf(kafka)
+    return SinkOptions(conf=tuple(sorted(conf.items())), two_phase=two_phase, engine=_engine(given, conf, two_phase), topic=given.get("topic"), checkpoint=given.get("checkpointlocation"),
                        prefix=given.get("transactionalidprefix", "kafka2pc"), exactly_once=exactly_once,
                        max_commit_retries=_positive(given, "maxCommitRetries", 20), timeout_ms=timeout_ms,
                        skip_lost=_choice(given, "lostTransactions", ("fail", "skip")) == "skip",
@@ -154,8 +188,9 @@ def open_participant(options: SinkOptions) -> KafkaParticipant:
     "The Kafka of these options, checked once in each process before anything is written: reachable, topic there, prefix and timeout allowed."
     if options not in _OPEN:
         conf, topics = dict(options.conf), [options.topic] if options.topic else []
-        facts = check(conf, prefix=options.prefix if options.exactly_once else None, topics=topics, timeout_ms=options.timeout_ms)
-        _OPEN[options] = KafkaParticipant(conf, prefix=options.prefix, topic=options.topic, **asdict(facts))
+        facts = check(conf, prefix=options.prefix if options.exactly_once else None, topics=topics, timeout_ms=options.timeout_ms,
+                      two_phase=options.two_phase if options.engine == "columnar" else "off")
+        _OPEN[options] = KafkaParticipant(conf, prefix=options.prefix, topic=options.topic, engine=options.engine, **asdict(facts))
     return _OPEN[options]
 
 

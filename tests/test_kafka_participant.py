@@ -19,13 +19,14 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, A
 from kafka_fixtures import records, values
 
 from kafka2pc import kafka as room
-from kafka2pc import writer
+from kafka2pc import produce, writer
 from kafka2pc.broker import LocalKafka
 from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, UnclearAnswer
 from kafka2pc.hard_cases import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.history import History, inconsistent_offsets
 from kafka2pc.kafka import KafkaParticipant, check, parallel, read_both, read_topic, retry_unknown
 from kafka2pc.protocol import Committable, MemoryParticipant, Outcome, Plan, PreparedTxnState, TxnState, new_token
+from kafka2pc.produce import ColumnTransaction
 from kafka2pc.story import until
 from kafka2pc.writer import NameWornOut, RowTransaction, RowWriter
 
@@ -50,9 +51,16 @@ def topic(kafka, request):
     return name
 
 
-@pytest.fixture
-def store(kafka, topic):
-    participant = KafkaParticipant(kafka.client_conf | QUIET, topic=topic, **asdict(check(kafka.client_conf, topics=[topic])))
+ENGINES = ("columnar", "rows")
+
+
+def opened(kafka, topic, engine):
+    return KafkaParticipant(kafka.client_conf | QUIET, topic=topic, engine=engine, **asdict(check(kafka.client_conf, topics=[topic])))
+
+
+@pytest.fixture(params=ENGINES)
+def store(request, kafka, topic):
+    participant = opened(kafka, topic, request.param)
     yield participant
     participant.close()
 
@@ -93,11 +101,15 @@ class Real:
         return sorted(values(self.kafka, self.topic))
 
 
-@pytest.fixture(params=["memory", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["memory", *(pytest.param(engine, marks=pytest.mark.kafka) for engine in ENGINES)])
 def at(request):
     if request.param == "memory":
-        return Memory()
-    return Real(*(request.getfixturevalue(name) for name in ("kafka", "topic", "store")))
+        yield Memory()
+        return
+    kafka, topic = (request.getfixturevalue(name) for name in ("kafka", "topic"))
+    participant = opened(kafka, topic, request.param)
+    yield Real(kafka, topic, participant)
+    participant.close()
 
 
 def promised(at, plan, *texts):
@@ -386,7 +398,7 @@ def test_a_record_that_is_too_large_says_how_large_and_what_to_do(kafka, topic, 
     with pytest.raises(BadRow, match="a record of 1500000 bytes(.|\n)*kafka.max.request.size is 1048576(.|\n)*max.message.bytes"), store.begin(a_plan()) as txn:
         txn.write(rows("x" * 1_500_000))
     larger = KafkaParticipant(kafka.client_conf | QUIET | {"message.max.bytes": "2000000"}, topic=topic)
-    with pytest.raises(BadRow, match=f"topic {topic} refused 1 records; the largest has 1500000 bytes"), larger.begin(a_plan()) as txn:
+    with pytest.raises(BadRow, match=f"topic {topic} refused 1 records; the largest has 15[0-9]+ bytes"), larger.begin(a_plan()) as txn:
         txn.write(rows("x" * 1_500_000))
         txn.flush()
 
@@ -430,7 +442,7 @@ def test_no_promise_without_a_flush_or_without_a_record(store):
 
 @pytest.mark.kafka
 def test_fenced_in_the_middle_there_is_no_promise(store):
-    with pytest.raises(PrecommitFailed, match="fenced|old epoch"), store.begin(a_plan()) as txn:
+    with pytest.raises(PrecommitFailed, match="fenced|old epoch|INVALID_PRODUCER_EPOCH"), store.begin(a_plan()) as txn:
         txn.write(rows("a"))
         txn.flush()
         store.control.init_producer_id(txn.who, timeout_ms=60_000)
@@ -472,11 +484,12 @@ def slow():
             yield network, {"bootstrap.servers": f"127.0.0.1:{network.port}", "socket.timeout.ms": "1000"} | QUIET
 
 
-def promise_while_an_init_is_late(slow):
+def promise_while_an_init_is_late(slow, engine):
     """Begin while the network holds the first InitProducerId, write, let the late copy arrive, and say whether the promise still stands."""
     network, conf = slow
     history = History()
-    store = KafkaParticipant(conf, topic="slow", history=history)
+    store = KafkaParticipant(conf, topic="slow", history=history, engine=engine)
+    store.store_id()  # connected
     network.hold(INIT_PRODUCER_ID)
     with store.begin(a_plan()) as txn:
         assert network.held == 1
@@ -492,14 +505,15 @@ def promise_while_an_init_is_late(slow):
 
 
 @pytest.mark.kafka
-def test_a_late_init_costs_the_name_and_not_the_promise(slow):
-    assert promise_while_an_init_is_late(slow) == (True, ["retire"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_late_init_costs_the_name_and_not_the_promise(slow, engine):
+    assert promise_while_an_init_is_late(slow, engine) == (True, ["retire"])
 
 
 @pytest.mark.kafka
 def test_without_that_rule_the_late_init_breaks_the_promise(slow, monkeypatch):
     monkeypatch.setattr(writer, "_unclear", lambda heard: False)
-    assert promise_while_an_init_is_late(slow) == (False, [])
+    assert promise_while_an_init_is_late(slow, "rows") == (False, [])
 
 
 @pytest.mark.kafka
@@ -516,7 +530,8 @@ def test_an_init_that_never_answers_is_unclear_in_time(slow):
 @pytest.mark.kafka
 def test_names_with_unclear_answers_are_given_up_in_limits(store, monkeypatch):
     tried = []
-    monkeypatch.setattr(RowTransaction, "begin", lambda txn: (_ for _ in ()).throw(UnclearAnswer(tried.append(txn.who) or txn.who)))
+    for kind in (RowTransaction, ColumnTransaction):
+        monkeypatch.setattr(kind, "begin", lambda txn: (_ for _ in ()).throw(UnclearAnswer(tried.append(txn.who) or txn.who)))
     store.history = History()
     with pytest.raises(UnclearAnswer):
         store.begin(a_plan())
@@ -538,7 +553,8 @@ def test_a_dead_server_in_the_list_costs_no_name(kafka, topic):
 def test_a_worn_out_name_is_replaced(store, monkeypatch):
     plan = a_plan()
     store.begin(plan)
-    monkeypatch.setattr(writer, "EPOCH_MAX", 0)
+    for module in (writer, produce):
+        monkeypatch.setattr(module, "EPOCH_MAX", 0)
     store.history = History()
     later = store.begin(replace(plan, batch_id=2))  # the same name again, epoch 1
     assert (later.state.epoch, [e.ids["error"] for e in store.history.events]) == (0, [NameWornOut.__name__])
@@ -563,8 +579,9 @@ def test_no_broker_is_told_in_the_stated_time(listening):
 
 
 @pytest.mark.kafka
-def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(kafka, topic):
-    store = KafkaParticipant(kafka.client_conf | QUIET | {"message.timeout.ms": "2000"}, topic=topic)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(kafka, topic, engine):
+    store = KafkaParticipant(kafka.client_conf | QUIET | {"message.timeout.ms": "2000"}, topic=topic, engine=engine)
     started = time.monotonic()
     try:
         with pytest.raises(PrecommitFailed, match=f"not acknowledged: .*{topic}"), store.begin(a_plan()) as txn:
