@@ -115,7 +115,7 @@ class Sender:
 
     def settle(self):
         "Wait until everything is acknowledged. Raises what `put` raises."
-        while self.held: self.step(wait_s=0.05)
+        while any(lane.batches for lane in self.lanes.values()): self.step(wait_s=0.05)
 
     def quiet(self, seconds: float = 5):
         "Wait until no answer is awaited any more, whatever it says."
