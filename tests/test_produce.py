@@ -1,17 +1,19 @@
 """The columnar engine among failures: against a broker made of ten lines and dice, and against real ones."""
 import random
-import subprocess
 import time
 import uuid
+from pathlib import Path
 from types import SimpleNamespace as Answer
 
 import pyarrow as pa
+import pyspark
 import pytest
 from hypothesis import given, settings, strategies as st
 from kafka.future import Future
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from kafka2pc.broker import LocalKafka, fetch_kafka
-from kafka2pc.columnar import CODECS, Section
+from kafka2pc.columnar import CODECS, Dealer, Section
 from kafka2pc.control import Control, NoAnswer
 from kafka2pc.errors import PrecommitFailed
 from kafka2pc.kafka import KafkaParticipant, check, read_topic
@@ -137,16 +139,22 @@ def test_both_engines_write_the_same_records(kafka):
     assert found["columnar"] == found["rows"] and len(found["rows"][0]) == 120
 
 
+@pytest.fixture(scope="module")
+def javas_partitioner():
+    """The partitioner of Kafka's own Java client, called from here."""
+    jars = [*Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"), *fetch_kafka(progress=None).glob("*.jar")]
+    port = launch_gateway(jarpath=str(jars[0]), classpath=":".join(map(str, jars)), die_on_exit=True)
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
+    yield gateway.jvm.org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey
+    gateway.shutdown()
+
+
 @pytest.mark.kafka
-def test_keys_go_where_javas_own_producer_sends_them(kafka, control):
-    keys = [f"key {n}" * (n % 5) + str(n) for n in range(200)]
-    for name in (java := f"java-{uuid.uuid4().hex[:8]}", ours := f"ours-{uuid.uuid4().hex[:8]}"): kafka.create_topic(name, partitions=7)
-    command = ["java", "-cp", f"{fetch_kafka(progress=None)}/*", "org.apache.kafka.tools.ConsoleProducer", "--bootstrap-server", kafka.bootstrap_servers, "--topic", java,
-               "--reader-property", "parse.key=true", "--reader-property", "key.separator=|"]
-    subprocess.run(command, input="".join(f"{k}|v\n" for k in keys), text=True, check=True, capture_output=True, timeout=120)
-    committed(control, kafka.client_conf, ours, pa.record_batch({"key": keys, "value": ["v"] * len(keys)}))
-    places = [{r.key: r.partition for r in read_topic(kafka.client_conf, name)} for name in (java, ours)]
-    assert places[0] == places[1] and len(places[0]) == len(set(keys))
+def test_keys_go_where_javas_own_producer_sends_them(javas_partitioner):
+    keys = [bytes(random.Random(n).randbytes(n % 70)) for n in range(300)]
+    for partitions in (1, 7, 200):
+        ours = Dealer(partitions).deal(pa.array(keys, pa.large_binary()), len(keys))
+        assert ours.tolist() == [javas_partitioner(bytearray(k), partitions) for k in keys]
 
 
 @pytest.mark.kafka
