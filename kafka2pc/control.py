@@ -490,7 +490,7 @@ class Control(Verdicts):
         """Why KIP-939 (transactions that never time out) cannot be had, or None if it can. `probe_id` is a transactional_id for this alone, which
         the user may WRITE. Raises `BrokerUnreachable`, `UnclearAnswer`."""
         if self.api_version(InitProducerIdRequest.API_KEY)[1] < 6:
-            return "Brokers offer no InitProducerId version 6: Kafka is older than 4.2, or unstable.api.versions.enable is false."
+            return "The brokers offer no InitProducerId version 6: their Kafka has none, or unstable.api.versions.enable is false."
         try: self.init_producer_id(probe_id, timeout_ms=60_000, enable_2pc=True)
         except NotAuthorized: return _WHY_FORBIDDEN[self._config(_BROKER, str, "transaction.two.phase.commit.enable")]
         except BadOption as e: return e.why
