@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['REFUSED_OPTIONS', 'client_conf', 'NotSent', 'NoAnswer', 'NotYet', 'Connection', 'ListedTransaction',
            'DescribedTransaction', 'id_not_authorized', 'topic_not_authorized', 'Inspection', 'TimeoutTooLarge',
-           'Verdicts', 'TopicInfo', 'Control']
+           'Verdicts', 'Kept', 'Recovery', 'TopicInfo', 'Control']
 
 # %% ../nbs/03_control.ipynb #c002
 import os, random, re, shlex, ssl
@@ -402,6 +402,10 @@ class Verdicts(Inspection):
         `enable_2pc` (never time out) and `keep_prepared` (do not abort) are KIP-939's. Repeated only when it is certain that nothing happened. Raises
         `UnclearAnswer` (then never use this id again), `NotAuthorized`, `TimeoutTooLarge`, `BadOption` (KIP-939 not offered), `BrokerUnreachable`.
         """
+        answer = self._init(transactional_id, timeout_ms, enable_2pc, keep_prepared)
+        return PreparedTxnState(answer.producer_id, answer.producer_epoch)
+
+    def _init(self, transactional_id: str, timeout_ms: int, enable_2pc: bool, keep_prepared: bool):
         two_phase = enable_2pc or keep_prepared
         if two_phase and self.api_version(InitProducerIdRequest.API_KEY)[1] < 6:
             raise _no_kip_939(f"{transactional_id}: no InitProducerId version 6")
@@ -415,7 +419,7 @@ class Verdicts(Inspection):
         try: answer = self.persist(once, repeat=(NotSent, NotYet))
         except NoAnswer as e: raise UnclearAnswer(f"{transactional_id}: {e}") from None
         if answer.error_code: raise _init_refused(answer.error_code, transactional_id, timeout_ms, two_phase)
-        return PreparedTxnState(answer.producer_id, answer.producer_epoch)
+        return answer
 
     def add_partitions(self, transactional_id: str, state: PreparedTxnState, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """AddPartitionsToTxn, which protocol 1 wants before the first record (protocol 2 adds by itself). The broker's code for each (topic, partition),
@@ -451,6 +455,38 @@ class Verdicts(Inspection):
 
 # %% ../nbs/03_control.ipynb #c057
 @dataclass(frozen=True, slots=True)
+class Kept:
+    "What an id has open: the state that it was prepared with, and the one by which it can be ended now."
+    prepared: PreparedTxnState
+    end_with: PreparedTxnState
+
+
+class Recovery(Verdicts):
+    "KIP-939's way back after a crash."
+    def init_transactions(self, transactional_id: str, *, timeout_ms: int = 60_000, keep_prepared: bool = False) -> Kept | None:
+        "KIP-939's `initTransactions`: aborts what the id has open, or with `keep_prepared` says what it is. Raises what `init_producer_id` raises."
+        try: answer = self._init(transactional_id, timeout_ms, keep_prepared, keep_prepared)
+        except (BadOption, NotAuthorized):
+            if not keep_prepared: raise
+            return self._described_as_kept(transactional_id)
+        if not keep_prepared or answer.ongoing_txn_producer_id < 0: return None
+        return Kept(PreparedTxnState(answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch),
+                    PreparedTxnState(answer.producer_id, answer.producer_epoch))
+
+    def _described_as_kept(self, transactional_id: str) -> Kept | None:
+        found = self.describe_transactions([transactional_id]).get(transactional_id)
+        if found is None or found.state != "Ongoing": return None
+        state = PreparedTxnState(found.producer_id, found.epoch)
+        return Kept(state, state)
+
+    def complete_transaction(self, transactional_id: str, state: PreparedTxnState | None) -> Outcome | None:
+        """KIP-939's `completeTransaction`: commit what the id has open if it was prepared with `state`, abort it if not. None: nothing was open. Says
+        what `end_txn` says."""
+        kept = self.init_transactions(transactional_id, keep_prepared=True)
+        return kept and self.end_txn(transactional_id, kept.end_with, commit=kept.prepared == state)
+
+# %% ../nbs/03_control.ipynb #c061
+@dataclass(frozen=True, slots=True)
 class TopicInfo:
     "A topic: how many partitions it has, and whether this user may write there (None: the broker does not say)."
     partitions: int
@@ -470,8 +506,8 @@ _WHY_FORBIDDEN = {"false": "transaction.two.phase.commit.enable is false on the 
                         "(this user may not ask which: DESCRIBE_CONFIGS on the cluster)."}
 _TIMEOUTS_MS = tuple(1000 * s for s in (604_800, 86_400, 14_400, 3_600, 1_800, 900, 300, 60, 30, 10, 1))  # from a week down to a second
 
-# %% ../nbs/03_control.ipynb #c058
-class Control(Verdicts):
+# %% ../nbs/03_control.ipynb #c062
+class Control(Recovery):
     "All that the sink asks of a cluster, beside writing rows."
     def _config(self, kind: int, name: Callable, key: str) -> str | None:
         def once():
