@@ -13,6 +13,7 @@ TESTS ?= tests
 ROOM ?=
 MINUTES ?= 0
 SEED ?=
+ROUNDS ?= 3
 # Prints one line now and then instead of everything that pip says; errors are shown in full.
 PROGRESS := awk '/^Collecting/ { if (++n % 25 == 0) { print "   " n " packages looked up"; fflush() } } /^(Building|Installing collected)/ { print "   " substr($$0, 1, 60); fflush() }'
 
@@ -48,6 +49,10 @@ demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by
 .PHONY: drill
 drill: $(READY) ## crash a real query at every point and play the hard cases, about a quarter of an hour (MINUTES=10 SEED=7: then walk at random)
 	@$(BIN)/kafka2pc drill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+.PHONY: bench
+bench: $(READY) ## measure engines and sinks side by side, taking turns (a quiet machine, ROUNDS=3: about a quarter of an hour)
+	@$(BIN)/kafka2pc bench --rounds $(ROUNDS) --images output
 
 .PHONY: images
 images: $(READY) ## run the demonstration and renew the picture in images/
