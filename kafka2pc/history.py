@@ -80,8 +80,11 @@ def _obey(path: str, event: Event):
     if order is None: return
     if (event.kind, event.op) != CrashPoint[order["point"]].value: return
     if order["batch_id"] not in (None, event.ids.get("batch_id")): return
-    try: os.rename(path, f"{path}.done")  # one process wins, so an order is obeyed once
+    mine = f"{path}.{os.getpid()}.{threading.get_ident()}"
+    try: os.rename(path, mine)  # one process wins, so an order is obeyed once
     except FileNotFoundError: return
+    Path(mine).write_text(json.dumps(asdict(event), default=str))
+    os.rename(mine, f"{path}.done")  # it says who obeys
     if order["pid"] is not None: os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
     end = time.monotonic() + (120 if order["wait"] else 0)
     while time.monotonic() < end and not os.path.exists(order["until"]): time.sleep(0.02)
