@@ -2,6 +2,7 @@
 import random
 import time
 import uuid
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace as Answer
 
@@ -232,3 +233,25 @@ def test_what_the_broker_offers_is_found_out_and_said(kafka):
     assert check(kafka.client_conf, two_phase="auto").two_phase is True
     assert check(kafka.client_conf, two_phase="off").two_phase is False
     assert check(kafka.client_conf, two_phase="auto", timeout_ms=60_000).two_phase is False
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("version", "protocol", "two_phase"), [("3.9.1", 4, False), ("4.4.0", 5, True)])
+def test_older_and_newer_brokers(version, protocol, two_phase):
+    """Before 4.0 the coordinator must hear of each partition first (protocol 1), and KIP-939 is not there."""
+    with LocalKafka(version=version, progress=None) as kafka:
+        kafka.create_topic("t", partitions=3)
+        store = KafkaParticipant(kafka.client_conf, topic="t", **asdict(check(kafka.client_conf, topics=["t"], two_phase="auto")))
+        assert (store.end_txn_version, store.two_phase) == (protocol, two_phase)
+        ends = {}
+        for verb in ("commit", "abort", "commit"):
+            with store.begin(Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=0, token=new_token(0, 0))) as txn:
+                txn.write(pa.record_batch({"value": [f"{verb} {n}" for n in range(3000)]}))
+                txn.flush()
+                c = txn.precommit()
+            assert getattr(store, verb)(c).value == "done"
+            while not (ended := store.control.describe_transactions([c.transactional_id])[c.transactional_id].state).startswith("Complete"): time.sleep(0.02)
+            ends.setdefault(verb, []).append(ended)
+        assert ends == {"commit": ["CompleteCommit"] * 2, "abort": ["CompleteAbort"]}
+        assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, "t")) == sorted(f"commit {n}" for n in range(3000) for _ in range(2))
+        store.close()
