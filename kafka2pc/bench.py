@@ -21,7 +21,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from rich.table import Table
 
 # %% ../nbs/51_bench.ipynb #c004
-from .broker import LocalKafka, fetch_jars, fetch_kafka, find_java
+from .broker import KAFKA_VERSION, LocalKafka, fetch_jars, fetch_kafka, find_java
 from .commit import Driver, commit
 from .control import Control
 from .decisions import MemoryLog
@@ -48,7 +48,8 @@ class Measured:
     def spread(self) -> str: return f"{min(self.values):,.3g} - {max(self.values):,.3g}"
 
 
-def in_turns(ways: Mapping[str, Callable[[], float]], unit: str, rounds: int = 5, tell: Callable[[str], None] = lambda text: None) -> tuple[Measured, ...]:
+def in_turns(ways: Mapping[str, Callable[[], float]], unit: str, rounds: int = 5,
+             tell: Callable[[str], None] = lambda text: None) -> tuple[Measured, ...]:
     "Each way once, not counted; then `rounds` times all of them, one after the other."
     found = {name: [] for name in ways}
     for n in range(rounds + 1):
@@ -133,7 +134,7 @@ def java(conf: dict, topic: str, size: int, records: int, **properties) -> float
 
 def engines(kafka: LocalKafka, size: int, *, keyed: bool = False, codec: str = "none", bytes_each: int = 100_000_000, rounds: int = 3,
             tell: Callable = lambda text: None) -> tuple[Measured, ...]:
-    "All engines with records of `size` bytes, about `bytes_each` bytes a round (a tenth for those that take a record at a time). The last is confluent."
+    "All engines with records of `size` bytes, about `bytes_each` bytes a round (less for those that take a record at a time)."
     kafka.create_topic(topic := f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
     conf, chunk = kafka.client_conf | {"compression.type": codec}, rows_of_size(size, keyed, min(10_000, 4_000_000 // size))
     chunks = max(1, min(bytes_each // size, 1_000_000) // chunk.num_rows)
@@ -141,8 +142,8 @@ def engines(kafka: LocalKafka, size: int, *, keyed: bool = False, codec: str = "
     with Control(conf) as control:
         ways = {"columnar": partial(columnar, control, conf, topic, chunk, chunks)}
         if not keyed: ways["Java"] = partial(java, conf, topic, size, chunks * chunk.num_rows, **{"compression.type": codec})
-        ways |= {"kafka-python": partial(kafka_python, conf, topic, chunk, max(1, chunks // 50)), "confluent": partial(confluent, control, conf, topic, chunk, few)}
-        if codec != "none": del ways["kafka-python"]
+        if codec == "none": ways["kafka-python"] = partial(kafka_python, conf, topic, chunk, max(1, chunks // 50))
+        ways["confluent"] = partial(confluent, control, conf, topic, chunk, few)
         return in_turns(ways, "records/s", rounds, tell)
 
 # %% ../nbs/51_bench.ipynb #c015
@@ -245,8 +246,8 @@ SIZES = (10, 100, 1_000, 10_000)
 def machine() -> str:
     "What it ran on."
     import confluent_kafka, pyspark
-    return (f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, PySpark {pyspark.__version__}, Kafka 4.3.1 on the same machine, "
-            f"confluent-kafka {confluent_kafka.__version__}, pyarrow {pa.__version__}")
+    return (f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, PySpark {pyspark.__version__}, "
+            f"Kafka {KAFKA_VERSION} on the same machine, confluent-kafka {confluent_kafka.__version__}, pyarrow {pa.__version__}")
 
 
 def bench(rounds: int = 5, tell: Callable[[str], None] = print) -> Iterator[Comparison]:

@@ -9,7 +9,7 @@ __all__ = ['PIECE', 'HEADER_BYTES', 'RECORD_BYTES', 'CODECS', 'varint_sizes', 'v
 # %% ../nbs/05_columnar.ipynb #c002
 import struct, time
 from dataclasses import dataclass
-from typing import Iterator, Sequence
+from typing import Iterator
 
 # %% ../nbs/05_columnar.ipynb #c003
 import google_crc32c
@@ -101,7 +101,8 @@ class Rows:
 
 def lengths(column: pa.Array) -> np.ndarray:
     "The bytes of each value, -1 where it is null."
-    sizes = np.diff(np.frombuffer(column.buffers()[1], np.int64)[column.offset:column.offset + len(column) + 1]) if len(column) else np.empty(0, np.int64)
+    if not len(column): return np.empty(0, np.int64)
+    sizes = np.diff(np.frombuffer(column.buffers()[1], np.int64)[column.offset:column.offset + len(column) + 1])
     return np.where(pc.is_null(column).to_numpy(zero_copy_only=False), -1, sizes) if column.null_count else sizes
 
 # %% ../nbs/05_columnar.ipynb #c017
@@ -268,7 +269,8 @@ def check_sizes(rows: Rows, topic: str, most: int):
 
 # %% ../nbs/05_columnar.ipynb #c038
 _TRANSACTIONAL = 0x10
-_LZ4_FRAME, _LZ4_END = bytes.fromhex("04224d18607073"), bytes(4)  # independent blocks of at most 4 MiB, no checksums: the only form that Kafka reads
+# The only form of LZ4 that Kafka reads: independent blocks (here of at most 4 MiB), without checksums.
+_LZ4_BLOCK, _LZ4_FRAME, _LZ4_END = 4 << 20, bytes.fromhex("04224d18607073"), bytes(4)
 _SNAPPY = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)  # the frame of snappy-java
 
 
@@ -278,7 +280,8 @@ def _snappy(content: pa.Buffer) -> bytes:
 
 
 def _lz4(content: pa.Buffer) -> bytes:
-    blocks = (pa.compress(content.slice(at, min(4 << 20, content.size - at)), codec="lz4_raw", asbytes=True) for at in range(0, content.size, 4 << 20))
+    parts = (content.slice(at, min(_LZ4_BLOCK, content.size - at)) for at in range(0, content.size, _LZ4_BLOCK))
+    blocks = (pa.compress(part, codec="lz4_raw", asbytes=True) for part in parts)
     return _LZ4_FRAME + b"".join(struct.pack("<I", len(b)) + b for b in blocks) + _LZ4_END
 
 

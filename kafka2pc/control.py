@@ -422,8 +422,8 @@ class Verdicts(Inspection):
         return answer
 
     def add_partitions(self, transactional_id: str, state: PreparedTxnState, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """AddPartitionsToTxn, which protocol 1 wants before the first record (protocol 2 adds by itself). The broker's code for each (topic, partition),
-        0 if it is added. Raises `NotAuthorized`, `BrokerUnreachable`."""
+        """AddPartitionsToTxn, which protocol 1 wants before the first record (protocol 2 adds by itself). The broker's code for each
+        (topic, partition), 0 if it is added. Raises `NotAuthorized`, `BrokerUnreachable`."""
         partitions = sorted(partitions)
         topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=[p for t, p in partitions if t == name])
                   for name in dict(partitions)]
@@ -432,7 +432,8 @@ class Verdicts(Inspection):
             v3_and_below_producer_epoch=state.epoch, v3_and_below_topics=topics, max_version=3)
         def once():
             answer, = self._ask_coordinators([transactional_id], request)
-            codes = {(t.name, p.partition_index): p.partition_error_code for t in answer.results_by_topic_v3_and_below for p in t.results_by_partition}
+            rows = [(t.name, p) for t in answer.results_by_topic_v3_and_below for p in t.results_by_partition]
+            codes = {(topic, p.partition_index): p.partition_error_code for topic, p in rows}
             for code in codes.values():
                 if code in _NOT_YET: self._check(code, transactional_id)
             return codes
@@ -502,8 +503,8 @@ _BROKER, _TOPIC, _WRITE = 4, 2, 4  # numbers of the wire: resource types BROKER 
 _LEADER_NOT_AVAILABLE, _TOPIC_FORBIDDEN = 5, 29
 _WHY_FORBIDDEN = {"false": "transaction.two.phase.commit.enable is false on the brokers.",
                   "true": "TWO_PHASE_COMMIT is not granted on the resource TransactionalId, PREFIXED, with the value of transactionalIdPrefix.",
-                  None: "Either transaction.two.phase.commit.enable is false on the brokers, or TWO_PHASE_COMMIT is not granted on the TransactionalId "
-                        "(this user may not ask which: DESCRIBE_CONFIGS on the cluster)."}
+                  None: "Either transaction.two.phase.commit.enable is false on the brokers, or TWO_PHASE_COMMIT is not granted on the "
+                        "TransactionalId (this user may not ask which: DESCRIBE_CONFIGS on the cluster)."}
 _TIMEOUTS_MS = tuple(1000 * s for s in (604_800, 86_400, 14_400, 3_600, 1_800, 900, 300, 60, 30, 10, 1))  # from a week down to a second
 
 # %% ../nbs/03_control.ipynb #c062

@@ -156,7 +156,7 @@ def zombie(stage: Stage, batches: int, rows: int = 1):
 
 
 def two_copies(stage: Stage):
-    "On two hosts. The task of batch 1's first partition stalls after a row; Spark starts it again on the other host, and commits what that one wrote."
+    "On two hosts. The first task of batch 1 stalls after a row; Spark starts it again on the other host, and commits what that one wrote."
     story = stage.fresh(stage.two_hosts)
     story.feed()
     story.run(partitions=4)

@@ -20,8 +20,7 @@ from tenacity import Retrying, retry_if_result, stop_after_attempt, stop_after_d
 from .control import Control, DescribedTransaction, topic_not_authorized
 from .history import History, Seen, from_environment
 from .errors import BadOption, BrokerUnreachable, UnclearAnswer
-from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TxnState, parse_name
-from .produce import ColumnTransaction
+from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, Transaction, TxnState, parse_name
 from .writer import RowTransaction, open_producer, producer_conf
 
 # %% ../nbs/06_kafka.ipynb #c007
@@ -79,7 +78,7 @@ class KafkaParticipant:
 
     def store_id(self) -> str: return self.cluster_id or self.control.cluster_id
 
-    def begin(self, plan: Plan, tries: int = 5) -> ColumnTransaction | RowTransaction:
+    def begin(self, plan: Plan, tries: int = 5) -> Transaction:
         "An open transaction under a name of its own. Raises the last `UnclearAnswer` when `tries` names had to be given up."
         for left in reversed(range(tries)):
             name = _NAMES.next(self.prefix, plan)
@@ -89,9 +88,11 @@ class KafkaParticipant:
                 (self.history or from_environment()).append("info", "retire", batch_id=plan.batch_id, transactional_id=name, error=type(e).__name__)
                 if not left: raise
 
-    def _transaction(self, name: str) -> ColumnTransaction | RowTransaction:
-        known = dict(topic=self.topic, batch_bytes=self.batch_bytes, participant=self.name, cluster_id=self.cluster_id, end_txn_version=self.end_txn_version)
+    def _transaction(self, name: str) -> Transaction:
+        known = dict(topic=self.topic, batch_bytes=self.batch_bytes, participant=self.name, cluster_id=self.cluster_id,
+                     end_txn_version=self.end_txn_version)
         if self.engine == "rows": return RowTransaction(self.conf, name, self.timeout_ms, **known)
+        from kafka2pc.produce import ColumnTransaction  # with numpy and pyarrow, which only who writes columns needs
         return ColumnTransaction(self.control, self.conf, name, self.timeout_ms, two_phase=self.two_phase, **known)
 
     def _end(self, c: Committable, commit: bool) -> Outcome:
@@ -180,7 +181,8 @@ def _check_topics(control: Control, topics: list[str]):
 def _two_phase(control: Control, probe_id: str, required: bool) -> bool:
     why_not = control.why_no_two_phase(probe_id)
     if why_not and required:
-        raise BadOption("twoPhaseCommit=required: the brokers do not offer it to this user", why=why_not, action="Change that, or use twoPhaseCommit=auto.")
+        raise BadOption("twoPhaseCommit=required: the brokers do not offer it to this user", why=why_not,
+                        action="Change that, or use twoPhaseCommit=auto.")
     _LOG.info("transactions %s (KIP-939)", f"can time out: {why_not}" if why_not else "never time out")
     return not why_not
 

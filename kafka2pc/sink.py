@@ -98,7 +98,8 @@ def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -
     "columnar or rows. Only librdkafka has other partitioners than Java's default; only the columnar engine speaks KIP-939."
     wanted, partitioner = _choice(given, "engine", ("auto", "columnar", "confluent")), conf.get("partitioner", "murmur2_random")
     if wanted == "columnar" and partitioner not in ("murmur2", "murmur2_random"):
-        raise BadOption(f"engine=columnar and kafka.partitioner={partitioner} contradict each other", action="Use engine=confluent, or leave one of them out.")
+        raise BadOption(f"engine=columnar and kafka.partitioner={partitioner} contradict each other",
+                        action="Use engine=confluent, or leave one of them out.")
     rows = wanted == "confluent" or partitioner not in ("murmur2", "murmur2_random")
     if rows and two_phase == "required":
         raise BadOption("twoPhaseCommit=required needs the columnar engine", why="librdkafka does not speak KIP-939.",
@@ -121,7 +122,8 @@ def parse_options(options: Mapping[str, str]) -> SinkOptions:
     exactly_once = _choice(given, "deliveryGuarantee", ("exactly_once", "at_least_once")) == "exactly_once"
     if not exactly_once and given.get("idempotencekey"): raise BadOption("idempotenceKey needs deliveryGuarantee=exactly_once")
     conf = client_conf(kafka)
-    return SinkOptions(conf=tuple(sorted(conf.items())), two_phase=two_phase, engine=_engine(given, conf, two_phase), topic=given.get("topic"), checkpoint=given.get("checkpointlocation"),
+    return SinkOptions(conf=tuple(sorted(conf.items())), two_phase=two_phase, engine=_engine(given, conf, two_phase),
+                       topic=given.get("topic"), checkpoint=given.get("checkpointlocation"),
                        prefix=given.get("transactionalidprefix", "kafka2pc"), exactly_once=exactly_once,
                        max_commit_retries=_positive(given, "maxCommitRetries", 20), timeout_ms=timeout_ms,
                        skip_lost=_choice(given, "lostTransactions", ("fail", "skip")) == "skip",

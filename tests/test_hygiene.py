@@ -257,7 +257,7 @@ def test_wheel_needs_little_and_says_what_settings_say(wheel):
     said = metadata(wheel, "METADATA").split("\n\n")[0]
     assert f"\nVersion: {settings['version']}\n" in said
     needed = {re.match(r"[\w-]+", line)[0] for line in re.findall(r"^Requires-Dist: (.*)$", said, re.M) if "extra ==" not in line}
-    assert needed == {"confluent-kafka", "kafka-python", "tenacity", "typer", "rich", "fsspec"}
+    assert needed == {"confluent-kafka", "google-crc32c", "kafka-python", "tenacity", "typer", "rich", "fsspec"}
     assert metadata(wheel, "entry_points.txt").split() == ["[console_scripts]", "kafka2pc", "=", "kafka2pc.cli:app"]
 
 
