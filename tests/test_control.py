@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import KafkaException, Producer
@@ -12,8 +13,9 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
 
 from kafka2pc.broker import LocalKafka
-from kafka2pc.control import REFUSED_OPTIONS, Control, NotSent, TimeoutTooLarge, TopicInfo, client_conf
+from kafka2pc.control import REFUSED_OPTIONS, Control, NotSent, Recovery, TimeoutTooLarge, TopicInfo, client_conf
 from kafka2pc.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
+from kafka2pc.kafka import check
 from kafka2pc.protocol import Outcome, PreparedTxnState
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
@@ -451,3 +453,43 @@ def test_topics_tell_what_alice_may_do(alice, grant):
     grant(TOPIC, "own", LITERAL, WRITE)
     soon(lambda: alice.topics(["hidden", "seen", "own"]), {"hidden": TopicInfo(0, False), "seen": TopicInfo(1, False), "own": TopicInfo(1, True)})
     assert alice.topic_max_message_bytes("own") is None
+
+
+# -- KIP-939's way back --
+
+
+class Accepts(Recovery):
+    """A coordinator of the day when keepPreparedTxn is accepted: it keeps what is open, under a raised epoch."""
+
+    def __init__(self, ongoing):
+        self.ongoing, self.ended = ongoing, []
+
+    def _init(self, transactional_id, timeout_ms, enable_2pc, keep_prepared):
+        assert enable_2pc and keep_prepared
+        return SimpleNamespace(producer_id=7, producer_epoch=6, ongoing_txn_producer_id=self.ongoing[0], ongoing_txn_producer_epoch=self.ongoing[1])
+
+    def end_txn(self, transactional_id, state, *, commit, version=None):
+        self.ended.append((state, commit))
+        return Outcome.DONE
+
+
+@pytest.mark.parametrize(("ongoing", "stored", "ended"), [
+    ((7, 5), PreparedTxnState(7, 5), [(PreparedTxnState(7, 6), True)]),
+    ((7, 5), PreparedTxnState(7, 4), [(PreparedTxnState(7, 6), False)]),
+    ((7, 5), None, [(PreparedTxnState(7, 6), False)]),
+    ((-1, -1), PreparedTxnState(7, 5), [])], ids=["the stored one", "another one", "nothing stored", "nothing open"])
+def test_a_kept_transaction_is_ended_by_its_raised_epoch(ongoing, stored, ended):
+    broker = Accepts(ongoing)
+    assert broker.complete_transaction("x", stored) is (Outcome.DONE if ended else None)
+    assert broker.ended == ended
+
+
+@pytest.mark.kafka
+def test_why_a_broker_has_no_two_phase_commit_is_told():
+    for config, why in (({"transaction.two.phase.commit.enable": False}, "transaction.two.phase.commit.enable is false"),
+                        ({"unstable.api.versions.enable": False}, "no InitProducerId version 6")):
+        with LocalKafka(progress=None, config=config) as kafka, Control(kafka.client_conf) as control:
+            assert why in control.why_no_two_phase("kafka2pc-probe")
+            with pytest.raises(BadOption, match="twoPhaseCommit=required"):
+                check(kafka.client_conf, two_phase="required")
+            assert check(kafka.client_conf, two_phase="auto").two_phase is False
