@@ -434,6 +434,7 @@ def test_write_on_the_prefix_is_enough_and_two_phase_needs_more(alice, grant):
     assert [t.transactional_id for t in alice.list_transactions("", states=())] == ["own-1"]  # what she may not DESCRIBE she does not see
     two_phase = lambda: alice.init_producer_id("own-1", timeout_ms=60_000, enable_2pc=True)
     with pytest.raises(NotAuthorized, match="also needs TWO_PHASE_COMMIT there, and transaction.two.phase.commit.enable=true"): two_phase()
+    assert "TWO_PHASE_COMMIT is not granted" in alice.why_no_two_phase("own-probe")
     grant(TRANSACTIONAL_ID, "own-", PREFIXED, TWO_PHASE_COMMIT)
     soon(lambda: allowed(two_phase), True)
 
