@@ -72,7 +72,8 @@ class Stage:
     "Where drills are played. `crashes` and `restores_s` (from the strike until all is there again, in seconds) count over all stories."
     def __init__(self, folder: Path, nodes: int = 1, **broker):
         self.folder, self.nodes, self.crashes, self.records, self.restores_s, self.kept = folder, nodes, 0, 0, [], None
-        self.kafka, self._story, self._left, self._tasks, self._jobs = LocalKafka(nodes, **broker), None, 0, cycle([4, 2, 5]), {}
+        self.kafka, self._story, self._left, self._jobs = LocalKafka(nodes, **broker), None, 0, {}
+        self._tasks, self._engines = cycle([4, 2, 5]), cycle(["columnar", "confluent"])
         self._later, self._healing, self._hosts = ThreadPoolExecutor(1), [], None
 
     def __enter__(self) -> "Stage":
@@ -116,7 +117,9 @@ class Stage:
         if self._story: self._story.close()
         self._story, self._left = None, DRILLS_OF_A_STORY
 
-    def tasks(self) -> int: return next(self._tasks)
+    def life(self, tasks: int | None = None, options: dict | None = None) -> dict:
+        "Another number of tasks and another engine than in the life before."
+        return dict(partitions=tasks or next(self._tasks), options=(options or {}) | {"engine": next(self._engines)})
 
     def soon(self, seconds: float, heal: Callable):
         "Call `heal` in so many seconds, while a run goes on."
@@ -236,9 +239,9 @@ def survive(stage: Stage, point: CrashPoint, strike: Callable):
 
     story.feed(2)
     stage.records += 2 * story.size
-    failed = story.interrupt(Stop(point=point, batch_id=story.files - 1, strike=now), partitions=stage.tasks())
+    failed = story.interrupt(Stop(point=point, batch_id=story.files - 1, strike=now), **stage.life())
     stage.heal()
-    if failed: story.run(partitions=stage.tasks())
+    if failed: story.run(**stage.life())
     stage.restores_s.append(time.monotonic() - struck[0])
     story.check()
 
@@ -280,7 +283,7 @@ def pause_node(stage: Stage, story: Story, event: Event, seconds: float = 3) -> 
 
 
 def second_driver(stage: Stage, story: Story, event: Event) -> bool:
-    with suppress(Failed): story.run(by=stage.job("second"), partitions=stage.tasks())
+    with suppress(Failed): story.run(by=stage.job("second"), **stage.life())
     return True
 
 
@@ -306,13 +309,13 @@ def take(stage: Stage, step: Step):
     stage.records += step.batches * story.size
     tasks, options, struck = list(step.tasks), _fault(story, step.fault), time.monotonic()
     for what, point in step.blows:
-        failed = _blow(stage, story, point, BLOWS[what], partitions=tasks.pop(0), options=options)
+        failed = _blow(stage, story, point, BLOWS[what], **stage.life(tasks.pop(0), options))
         stage.heal()
         if not failed: break
         options = None
     while True:  # lives without a blow; a life may still end by what an earlier one left
         try:
-            story.run(partitions=tasks[0], options=options)
+            story.run(**stage.life(tasks[0], options))
             break
         except Failed:
             if len(tasks) == 1: raise

@@ -1,6 +1,6 @@
 """Every named crash point, three victims: the Python process that gets there, the driver's JVM, the broker. SIGKILL, restart: exactly once.
 
-One story for each victim: after every restart the same query goes on into the next crash, each time with another number of partitions.
+One story for each victim: after every restart the same query goes on into the next crash, each time with another number of partitions and the other engine.
 """
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
@@ -15,7 +15,12 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 POINTS = [pytest.param(point, id=point.name.lower()) for point in CrashPoint if point is not CrashPoint.IN_SWEEP]
 BEFORE_COMMITS = [p for p in POINTS if p.values[0] in (
     CrashPoint.AFTER_PRECOMMIT, CrashPoint.BEFORE_DECISION, CrashPoint.AFTER_DECISION, CrashPoint.BEFORE_FIRST_COMMIT)]
-PARALLELISM = cycle([4, 2, 5])
+PARALLELISM, ENGINES = cycle([4, 2, 5]), cycle(["columnar", "confluent"])
+
+
+def life():
+    """Another number of tasks and the other engine."""
+    return dict(partitions=next(PARALLELISM), options={"engine": next(ENGINES)})
 
 
 @pytest.fixture(scope="class")
@@ -40,7 +45,7 @@ def crash(story, point, pid=0):
     batch_id = story.files - 1
     story.arm(point, batch_id=batch_id, pid=pid)
     with pytest.raises(Failed):
-        story.run(partitions=next(PARALLELISM))
+        story.run(**life())
     assert story.job.done.exists(), f"{point.name} was never reached:\n{story.told()}"
     last = {e.process: e for e in story.events()}
     ended = [e.process for e in last.values() if (e.kind, e.op, e.ids.get("batch_id")) == (*point.value, batch_id)]
@@ -49,7 +54,7 @@ def crash(story, point, pid=0):
 
 
 def restart(story):
-    story.run(partitions=next(PARALLELISM))
+    story.run(**life())
     story.check()
     story.whole = True
 
@@ -134,7 +139,7 @@ def lose_a_broker(story, kafka, point, node=0):
     story.arm(point, batch_id=story.files - 1, pid=kafka.pids[node], wait=False)
     with ThreadPoolExecutor(1) as helper:
         back = helper.submit(bring_back, story, kafka, node)
-        story.run(partitions=next(PARALLELISM))
+        story.run(**life())
         back.result()
     assert story.job.done.exists(), story.told()
 
