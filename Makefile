@@ -47,7 +47,7 @@ demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by
 	@$(BIN)/kafka2pc demo
 
 .PHONY: drill
-drill: $(READY) ## crash a real query at every point and play the hard cases, about a quarter of an hour (MINUTES=10 SEED=7: then walk at random)
+drill: $(READY) ## crash a real query at every point and play the hard cases, 20 to 40 minutes (MINUTES=10 SEED=7: then walk at random)
 	@$(BIN)/kafka2pc drill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench

@@ -1,6 +1,7 @@
 """Every named crash point, three victims: the Python process that gets there, the driver's JVM, the broker. SIGKILL, restart: exactly once.
 
-One story for each victim: after every restart the same query goes on into the next crash, each time with another number of partitions and the other engine.
+One story for each victim: after every restart the same query goes on into the next crash, each time with another number of partitions and the
+other engine.
 """
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
