@@ -20,6 +20,7 @@ from typing import Callable, Iterable, Iterator
 
 # %% ../nbs/41_drills.ipynb #c003
 from pyspark.find_spark_home import _find_spark_home
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 # %% ../nbs/41_drills.ipynb #c004
@@ -389,7 +390,7 @@ def walk(seed: int, minutes: float, output: Path, tell: Callable[[Played], None]
 
 def summary(played: Iterable[Played]) -> Table:
     "What was played, in one row for each kind."
-    table = Table("drills", "played", "crashes", "records", "lost", "duplicate", "torn", "red", "longest restore")
+    table = Table("drills", "played", "crashes", "records", "lost", "duplicate", "torn", "red", "longest restore", box=SIMPLE_HEAD)
     for kind in ("point", "case", "walk"):
         those = [p for p in played if p.drill.kind == kind]
         if not those: continue
