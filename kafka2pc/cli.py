@@ -100,6 +100,7 @@ def drill(only: Annotated[list[str] | None, typer.Option(help="points, cases, wa
         from kafka2pc.drills import play_all, point_drills, summary, walk
         from kafka2pc.hard_cases import CASES
         chosen, tell, played = [d for d in (*point_drills(), *CASES) if _wanted(d, only or [])], _teller(console), []
+        if not chosen and not minutes: raise typer.BadParameter("no drill has such words in its title", param_hint="--only")
         if chosen: played += play_all(chosen, output, tell)
         if minutes:
             console.print(f"The walk again: kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}", highlight=False, soft_wrap=True)
