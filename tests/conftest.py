@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from database_fixtures import mariadb, postgres  # noqa: F401  (the shared databases)
 from kafka_fixtures import kafka  # noqa: F401  (the shared broker)
 from story_fixtures import job, jobs, story  # noqa: F401  (the shared driver, and one query)
 
