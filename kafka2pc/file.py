@@ -8,7 +8,7 @@ __all__ = ['FileParticipant', 'FileTransaction', 'ObjectParticipant', 'ObjectTra
 # %% ../nbs/30_file.ipynb #c002
 import base64, json, os, re, tempfile
 from contextlib import suppress
-from typing import Iterable
+from typing import Iterable, Iterator
 
 # %% ../nbs/30_file.ipynb #c003
 import pyarrow.parquet as pq
@@ -29,6 +29,10 @@ class _Parquet:
     def close(self):
         if self.writer: self.writer.close()
 
+    @staticmethod
+    def read(file) -> Iterator[dict]:
+        for batch in pq.ParquetFile(file).iter_batches(): yield from batch.to_pylist()
+
 
 def _plain(value) -> str: return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
@@ -37,6 +41,9 @@ class _JsonLines:
     def __init__(self, file): self.file = file
     def write(self, batch: RecordBatch): self.file.writelines(json.dumps(row, default=_plain).encode() + b"\n" for row in batch.to_pylist())
     def close(self): pass
+
+    @staticmethod
+    def read(file) -> Iterator[dict]: return map(json.loads, file)
 
 
 _FORMATS = {"parquet": _Parquet, "json": _JsonLines}
@@ -217,6 +224,15 @@ class ObjectParticipant(_Files):
     def committed_files(self) -> list[str]:
         "For readers: the paths of the files that are committed, in order."
         return sorted(f"{self.root}/data/{n}" for n in self._names("manifest") if self.fs.cat_file(f"{self.root}/manifest/{n}") == b"committed")
+
+    def rows(self, c: Committable) -> Iterator[dict]:
+        "The rows of a transaction, one by one; none if its data was dropped. Raises `OSError`."
+        if not self.fs.exists(self.path(c, "data")): return
+        with self.fs.open(self.path(c, "data"), "rb") as file: yield from _FORMATS[self.format].read(file)
+
+    def drop(self, c: Committable):
+        "Remove the data of a transaction. Its outcome stays known."
+        self._remove(self.path(c, "data"))
 
     def _open(self) -> list[str]: return self._names("open")
 

@@ -1,17 +1,20 @@
 """The promises of every participant, asked of each store; and what only one of them can break."""
 import json
 import os
+import signal
+from pathlib import Path
 
 
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, promised
+from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, stranger
 
 from kafka2pc.errors import BadOption
 from kafka2pc.file import FileParticipant, ObjectParticipant
 from kafka2pc.protocol import MemoryParticipant
+from kafka2pc.wal import WalParticipant
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -126,3 +129,59 @@ def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
     promised(at, plan, "a")
     (tmp_path / "out" / ".kafka2pc" / f"kafka2pc-{plan.query_id}-by-hand.0.parquet.ready").touch()
     assert len(at.store.in_doubt(plan.query_id)) == 1
+
+
+# -- a log before a store without transactions --
+
+
+class KeyValue:
+    """A store in a folder, which ignores a key that it has seen. `dies_at`: the row at which the process that sends dies, or the error it gets."""
+
+    def __init__(self, path, dies_at=None, error=None):
+        self.path, self.dies_at, self.error = str(path), dies_at, error
+
+    def __call__(self, items):
+        os.makedirs(self.path, exist_ok=True)
+        for key, row in items:
+            if row["value"] == self.dies_at:
+                if self.error:
+                    raise self.error
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                with open(f"{self.path}/{key.replace('/', '_')}", "x") as file:
+                    file.write(row["value"])
+            except FileExistsError:
+                continue
+
+    def values(self):
+        return [file.read_text() for file in Path(self.path).iterdir()] if Path(self.path).exists() else []
+
+
+def wal(path, **trouble):
+    kv = KeyValue(path / "kv", **trouble)
+    return At(WalParticipant(ObjectParticipant(f"file://{path}/log", name="kv"), kv, chunk=2), kv.values, rows)
+
+
+@promises(*PROMISES, *DURABLE)
+def test_a_log_before_a_store_keeps(promise, tmp_path):
+    promise(wal(tmp_path))
+
+
+def test_who_dies_in_the_replay_is_followed_by_a_stranger(tmp_path):
+    plan = a_plan()
+    c = killed(wal(tmp_path, dies_at="c"), plan, "commit", "a", "b", "c", "d")
+    at = wal(tmp_path)
+    assert at.seen() == ["a", "b"] and at.store.in_doubt(plan.query_id) == []
+    assert stranger(at, "abort", c) is REFUSED
+    assert stranger(at, "commit", c) is DONE and at.seen() == ["a", "b", "c", "d"]
+
+
+def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
+    c = promised(wal(tmp_path), a_plan(), "a", "b")
+    assert wal(tmp_path, dies_at="b", error=ConnectionError()).store.commit(c) is UNKNOWN
+    with pytest.raises(ZeroDivisionError):
+        wal(tmp_path, dies_at="b", error=ZeroDivisionError()).store.commit(c)
+    at = wal(tmp_path)
+    assert at.store.commit(c) is DONE and at.seen() == ["a", "b"]
+    assert at.store.log.fs.find(f"{at.store.log.root}/data") == []
+    assert wal(tmp_path, dies_at="a", error=ConnectionError()).store.commit(c) is DONE  # there is nothing to replay
