@@ -20,8 +20,8 @@ class Log(Participant, Protocol):
 
 
 class WalParticipant:
-    """A target without transactions behind a log. `send(items)` gets up to `chunk` pairs (key, row) at once; the target must ignore keys that it has seen.
-    It may raise `OSError`, and is asked again then; what else it raises goes up. Receipts carry the log's name."""
+    """A target without transactions behind a log. `send(items)` gets up to `chunk` pairs (key, row) at once; the target must ignore keys that it
+    has seen. It may raise `OSError`, and is asked again then; what else it raises goes up. Receipts carry the log's name."""
     def __init__(self, log: Log, send: Callable[[list[tuple[str, dict]]], None], *, chunk: int = 1000):
         self.log, self.send, self.chunk, self.name = log, send, chunk, log.name
 

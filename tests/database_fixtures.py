@@ -1,9 +1,12 @@
 """Real databases on this machine, for the tests of a session: PostgreSQL from a package, MariaDB if it is installed."""
+import os
 import shutil
 import subprocess
+import tempfile
 import time
 import warnings
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import psycopg
@@ -58,52 +61,52 @@ def postgres(tmp_path_factory):
 
 
 class MariaDB:
-    """A server in a folder, as an unprivileged user where there is one, on loopback. `conf` is what clients need."""
+    """A server in a temporary folder, on a socket alone. Root starts it as the user mysql. `url` is what clients need."""
 
-    def __init__(self, folder):
-        self.folder, self.socket = folder, str(folder / "s.sock")
-        self.user = [f"--user={'mysql' if folder.owner() == 'root' else folder.owner()}"]
-        if folder.owner() == "root":
-            for path in (folder, *folder.parents[:2]):
-                path.chmod(0o755)
-            shutil.chown(folder, "mysql")
-        subprocess.run(["mariadb-install-db", "--no-defaults", f"--datadir={folder}/data", "--auth-root-authentication-method=normal", "--skip-test-db",
-                        *self.user], check=True, capture_output=True)
+    def __init__(self):
+        if not shutil.which("mariadbd"):
+            raise FileNotFoundError(NO_MARIADB)
+        self.folder = tempfile.mkdtemp()
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, "mysql")
+        self.args = ["--no-defaults", f"--datadir={self.folder}/data", *(["--user=mysql"] if os.geteuid() == 0 else [])]
+        install = ["mariadb-install-db", *self.args, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        subprocess.run(install, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        self.socket = f"{self.folder}/s.sock"
+        self.url = f"mysql://root@localhost/kafka2pc?unix_socket={self.socket}"
         self.start()
-        self.execute("create database kafka2pc")
-        self.conf = {"unix_socket": self.socket, "user": "root", "database": "kafka2pc"}
+        self.execute("create database kafka2pc", database=None)
 
     def start(self):
-        command = ["mariadbd", "--no-defaults", *self.user, f"--datadir={self.folder}/data", f"--socket={self.socket}", "--skip-networking",
-                   f"--pid-file={self.folder}/pid", f"--log-error={self.folder}/err.log", "--innodb-buffer-pool-size=32M"]
+        command = ["mariadbd", *self.args, f"--socket={self.socket}", "--skip-networking", f"--pid-file={self.folder}/pid",
+                   f"--log-error={self.folder}/err.log", "--innodb-buffer-pool-size=32M"]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        self.conf = {"unix_socket": self.socket, "user": "root", "database": "kafka2pc"}
         end = time.monotonic() + 60
         while True:
-            try:
+            with suppress(pymysql.MySQLError):
                 return pymysql.connect(unix_socket=self.socket, user="root").close()
-            except pymysql.MySQLError:
-                assert time.monotonic() < end and self.process.poll() is None, (self.folder / "err.log").read_text()[-2000:]
-                time.sleep(0.1)
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise TimeoutError(Path(f"{self.folder}/err.log").read_text()[-2000:])
+            time.sleep(0.1)
 
     def kill(self):
+        """SIGKILL to the server. `start` brings it back."""
         self.process.kill()
         self.process.wait()
 
     def stop(self):
         self.process.terminate()
         self.process.wait(60)
+        shutil.rmtree(self.folder)
 
-    def execute(self, text, *args):
-        with pymysql.connect(unix_socket=self.socket, user="root", autocommit=True) as db, db.cursor() as cursor:
-            cursor.execute(text, args)
-            return cursor.fetchall()
+    def execute(self, text, *args, database="kafka2pc", user="root"):
+        with pymysql.connect(unix_socket=self.socket, user=user, database=database, autocommit=True) as db, db.cursor() as cursor:
+            cursor.execute(text, args or None)
+            return list(cursor.fetchall())
 
 
 @pytest.fixture(scope="session")
-def mariadb(tmp_path_factory):
-    if not shutil.which("mariadbd"):
-        pytest.skip(NO_MARIADB)
-    server = MariaDB(tmp_path_factory.mktemp("mariadb"))
+def mariadb():
+    server = MariaDB()
     yield server
     server.stop()
