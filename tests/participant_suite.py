@@ -111,6 +111,16 @@ def of_a_commit_and_an_abort_at_once_one_wins(at):
     assert at.seen() == expected
 
 
+@every
+def a_promise_can_be_committed_while_its_writer_is_still_there(at):
+    with at.store.begin(a_plan()) as txn:
+        at.write(txn, "a")
+        txn.flush()
+        c = txn.precommit()
+        assert ask(at.store.commit, c) is DONE
+    assert at.seen() == ["a"]
+
+
 # -- in doubt --
 
 
