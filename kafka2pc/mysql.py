@@ -41,12 +41,19 @@ def xid(c: Committable) -> tuple[str, str]:
     return c.transactional_id[:cut], f"{c.transactional_id[cut:]}.{c.state.epoch}"
 
 # %% ../nbs/32_mysql.ipynb #c018
+_NO_RIGHT = "The database does not allow it to this user."
+
+
+def _unreachable(e: pymysql.MySQLError) -> BrokerUnreachable:
+    return BrokerUnreachable(f"MariaDB: {e}", why="It does not answer.", action="Check the URL and the network; then restart.")
+
+
 @contextmanager
 def _our_errors(what: str):
     try: yield
     except pymysql.MySQLError as e:
         said, code = f"{what}: {e}", e.args[0] if e.args else None
-        if code in _DENIED: raise NotAuthorized(said, why="The database does not allow it to this user.") from e
+        if code in _DENIED: raise NotAuthorized(said, why=_NO_RIGHT) from e
         if code in _LOCKED:
             raise PrecommitFailed(said, why="A row is locked: by another task of this batch that writes the same key, or by a stranger.",
                                   action="Repartition by the key before writing, or look into XA RECOVER.") from e
@@ -75,7 +82,7 @@ class MysqlParticipant:
                 cursor.execute("set session innodb_lock_wait_timeout = %s, sql_mode = concat(@@sql_mode, ',STRICT_ALL_TABLES')", (self.lock_s,))
         except pymysql.MySQLError as e:
             if e.args[0] in _DENIED: raise NotAuthorized(f"MariaDB: {e}", why="It does not know this user or password.") from e
-            raise BrokerUnreachable(f"MariaDB: {e}", why="It does not answer.", action="Check the URL and the network; then restart.") from e
+            raise _unreachable(e) from e
         return db
 
     @contextmanager
@@ -85,8 +92,13 @@ class MysqlParticipant:
             def run(text: str, *args) -> list[tuple]:
                 cursor.execute(text.format(f"`{self.record}`"), args)
                 return list(cursor.fetchall())
-            if not run("select 1 from information_schema.tables where table_schema = database() and table_name = %s", self.record): run(_RECORD)
-            yield run
+            try:
+                if not run("select 1 from information_schema.tables where table_schema = database() and table_name = %s", self.record): run(_RECORD)
+                yield run
+            except pymysql.MySQLError as e:
+                if e.args[0] in _DENIED: raise NotAuthorized(f"MariaDB: {e}", why=_NO_RIGHT) from e
+                if e.args[0] in _LOST: raise _unreachable(e) from e
+                raise
 
     def store_id(self) -> str:
         "Kept in a line of the record, so that it moves with the data."
@@ -127,10 +139,7 @@ class MysqlParticipant:
                     if xid(c) in self._prepared(run): return Outcome.UNKNOWN  # its owner is still connected
                 if outcome == "aborted": run(f"update {{}} set outcome = 'aborted' {_HERE} and outcome = 'open'", *here)
                 found = run(f"select outcome from {{}} {_HERE}", *here)
-        except BrokerUnreachable: return Outcome.UNKNOWN
-        except pymysql.MySQLError as e:
-            if e.args[0] in _DENIED: raise NotAuthorized(f"{c.transactional_id}: {e}", why="The database does not allow it to this user.") from e
-            return Outcome.UNKNOWN
+        except (BrokerUnreachable, pymysql.MySQLError): return Outcome.UNKNOWN
         return Outcome.DONE if found == [(outcome,)] else Outcome.REFUSED
 
     def _prepared(self, run) -> set[tuple[str, str]]:
@@ -139,14 +148,14 @@ class MysqlParticipant:
 
     def describe(self, cs: Iterable[Committable]) -> list[Standing]:
         "Of an open transaction that is not prepared the store holds nothing that could be committed: None."
-        with _our_errors("describe"), self._recorded() as run:
+        with self._recorded() as run:
             prepared, found = self._prepared(run), lambda c: run(f"select outcome from {{}} {_HERE}", c.transactional_id, c.state.epoch)
             state = lambda c: next((_STATES[o] for o, in found(c) if o in _STATES), TxnState.PRECOMMITTED if xid(c) in prepared else None)
             return [Standing(state(c)) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         "What this query has begun and nobody has ended. How many rows it holds is not known."
-        with _our_errors("in doubt"), self._recorded() as run:
+        with self._recorded() as run:
             found = run("select transactional_id, epoch from {} where query_id = %s and outcome = 'open'", query_id)
         return [self.receipt(*f) for f in found if (name := parse_name(f[0])) and name.prefix == self.prefix]
 

@@ -33,10 +33,17 @@ _LONGEST_PREFIX = 80  # the name of a prepared transaction has at most 199 bytes
 def _gid(c: Committable) -> str: return f"{c.transactional_id}.{c.state.epoch}"
 
 # %% ../nbs/31_postgres.ipynb #c017
+_DENIED = "The database does not allow it to this user. Only who prepared a transaction, or a superuser, may end it."
+
+
+def _unreachable(e: psycopg.Error) -> BrokerUnreachable:
+    return BrokerUnreachable(f"PostgreSQL: {e}", why="It does not answer.", action="Check the URL and the network; then restart.")
+
+
 @contextmanager
 def _our_errors(what: str):
     try: yield
-    except InsufficientPrivilege as e: raise NotAuthorized(f"{what}: {e}", why="The database does not allow it to this user.") from e
+    except InsufficientPrivilege as e: raise NotAuthorized(f"{what}: {e}", why=_DENIED) from e
     except (LockNotAvailable, DeadlockDetected) as e:
         raise PrecommitFailed(f"{what}: {e}", why="A row is locked: by another task of this batch that writes the same key, or by a stranger.",
                               action="Repartition by the key before writing, or look into pg_prepared_xacts and pg_locks.") from e
@@ -58,8 +65,7 @@ class PostgresParticipant:
         try:
             db = psycopg.connect(self.url, autocommit=True, connect_timeout=10, tcp_user_timeout=30_000)
             db.execute("select set_config('lock_timeout', %s, false)", (f"{self.lock_ms}ms",))
-        except OperationalError as e:
-            raise BrokerUnreachable(f"PostgreSQL: {e}", why="It does not answer.", action="Check the URL and the network; then restart.") from e
+        except OperationalError as e: raise _unreachable(e) from e
         db.autocommit = autocommit
         return db
 
@@ -67,11 +73,16 @@ class PostgresParticipant:
     def _recorded(self):
         "A connection to a database that has the table of records."
         with self.connect() as db:
-            if db.execute("select to_regclass(%s)", (self.record,)).fetchone() == (None,):
-                with db.transaction():
-                    db.execute("select pg_advisory_xact_lock(2)")  # two that create it at once would collide
-                    self.run(db, _RECORD)
-            yield db
+            try:
+                if db.execute("select to_regclass(%s)", (self.record,)).fetchone() == (None,):
+                    with db.transaction():
+                        db.execute("select pg_advisory_xact_lock(2)")  # two that create it at once would collide
+                        self.run(db, _RECORD)
+                yield db
+            except InsufficientPrivilege as e: raise NotAuthorized(f"PostgreSQL: {e}", why=_DENIED) from e
+            except OperationalError as e:
+                if db.broken: raise _unreachable(e) from e
+                raise
 
     def run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
         "A statement about the table of records, which is `{}` in it."
@@ -105,7 +116,6 @@ class PostgresParticipant:
                 except UndefinedObject: pass  # ended already, or never voted: the record knows
                 if outcome == "aborted": self.run(db, f"update {{}} set outcome = 'aborted' where outcome = 'open' and {here[0]}", *here[1:])
                 found = self.run(db, f"select outcome from {{}} where {here[0]}", *here[1:]).fetchone()
-        except InsufficientPrivilege as e: raise NotAuthorized(f"{_gid(c)}: {e}", why="Only who prepared it, or a superuser, may end it.") from e
         except (BrokerUnreachable, OperationalError, ObjectNotInPrerequisiteState): return Outcome.UNKNOWN
         return Outcome.DONE if found == (outcome,) else Outcome.REFUSED
 

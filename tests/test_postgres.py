@@ -147,7 +147,7 @@ def test_rights_are_asked_for_by_name(postgres, at):
     with pytest.raises(NotAuthorized, match=at.store.table):
         promised(At(as_alice, list, rows), a_plan(), "a")
     c = promised(at, a_plan(), "a")
-    with pytest.raises(NotAuthorized, match="Only who prepared it"):
+    with pytest.raises(NotAuthorized, match="Only who prepared a transaction"):
         as_alice.commit(c)
     assert at.store.commit(c) is DONE
 
