@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ANOMALIES', 'TOLERATED', 'Event', 'CrashPoint', 'Crash', 'arm', 'History', 'Silence', 'from_environment',
            'read_history', 'Seen', 'lost', 'duplicate', 'torn', 'decided', 'aborted_read', 'early_read',
-           'inconsistent_offsets', 'reordered', 'anomalies']
+           'inconsistent_offsets', 'reordered', 'anomalies', 'Told', 'told']
 
 # %% ../nbs/01_history.ipynb #c002
 import json, os, signal, threading, time
@@ -255,3 +255,25 @@ TOLERATED = {
     "an open transaction while its query is down": "Readers wait before it. The next start, or its timeout, ends it; the rows are judged then.",
     "a decision without an answer": "Its process died, or the log did not answer. It may stand, so its rows may be seen, unless another attempt won.",
 }
+
+# %% ../nbs/01_history.ipynb #c051
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    "What one transaction was told (`commit` or `abort`), how often (`asked`), and the kind of the last answer: ok, fail (refused) or info (unclear)."
+    batch_id: int
+    transactional_id: str
+    verb: str
+    restored: bool
+    answer: str
+    asked: int
+
+
+def told(events: Iterable[Event]) -> list[Told]:
+    "One report for all transactions, in the order in which they were told. `restored`: by act three, so of an earlier run."
+    planning, found = set(), {}
+    for e in events:
+        if e.op == "plan": (planning.add if e.kind == "invoke" else planning.discard)(e.process)
+        if e.op in ("commit", "abort") and e.kind != "invoke":
+            key = e.ids["batch_id"], e.ids["transactional_id"], e.op, e.process in planning
+            found[key] = e.kind, found.get(key, ("", 0))[1] + 1
+    return [Told(batch_id=b, transactional_id=t, verb=v, restored=r, answer=kind, asked=n) for (b, t, v, r), (kind, n) in found.items()]

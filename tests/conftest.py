@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from database_fixtures import NO_MARIADB, mariadb, postgres  # noqa: F401  (the shared databases)
 from kafka_fixtures import kafka  # noqa: F401  (the shared broker)
 from story_fixtures import job, jobs, story  # noqa: F401  (the shared driver, and one query)
 
@@ -37,6 +38,8 @@ def missing_java() -> str:
 def pytest_runtest_setup(item):
     if any(item.get_closest_marker(name) for name in ("kafka", "spark")) and missing_java():
         pytest.skip(missing_java())
+    if item.get_closest_marker("mysql") and not shutil.which("mariadbd"):
+        pytest.skip(NO_MARIADB)
 
 
 def _fail_instead(report, reason):

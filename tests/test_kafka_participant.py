@@ -1,12 +1,9 @@
 """Kafka as a participant: the same promises as the store in memory; rows, rights, lost answers and silent brokers, each told apart and bounded in time."""
-import json
 import logging
 import os
 import pickle
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -17,6 +14,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
 from kafka_fixtures import records, values
+from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask
 
 from kafka2pc import kafka as room
 from kafka2pc import produce, writer
@@ -25,18 +23,13 @@ from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized,
 from kafka2pc.hard_cases import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.history import History, inconsistent_offsets
 from kafka2pc.kafka import KafkaParticipant, check, parallel, read_both, read_topic, retry_unknown
-from kafka2pc.protocol import Committable, MemoryParticipant, Outcome, Plan, PreparedTxnState, TxnState, new_token
+from kafka2pc.protocol import TxnState
 from kafka2pc.produce import ColumnTransaction
 from kafka2pc.story import until
 from kafka2pc.writer import NameWornOut, RowTransaction, RowWriter
 
-DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 QUIET = {"logger": logging.Logger("librdkafka", logging.CRITICAL + 1)}
 pytestmark = pytest.mark.timeout(180)
-
-
-def a_plan(batch_id=0, query_id=None, token=None):
-    return Plan(query_id=query_id or str(uuid.uuid4()), batch_id=batch_id, attempt=1, token=token or new_token(batch_id, 1))
 
 
 def rows(*texts):
@@ -74,163 +67,19 @@ def settled(store):
 # -- the promises of every participant --
 
 
-class Memory:
-    """The store in memory, and what a reader of it sees."""
-
-    def __init__(self):
-        self.store = MemoryParticipant()
-
-    def write(self, txn, *texts):
-        txn.write(list(texts))
-
-    def seen(self):
-        return sorted(self.store.read())
-
-
-class Real:
-    """Kafka, and what a reader sees that has nothing to do with this project."""
-
-    def __init__(self, kafka, topic, store):
-        self.kafka, self.topic, self.store = kafka, topic, store
-
-    def write(self, txn, *texts):
-        txn.write(rows(*texts))
-
-    def seen(self):
-        settled(self.store)
-        return sorted(values(self.kafka, self.topic))
-
-
-@pytest.fixture(params=["memory", *(pytest.param(engine, marks=pytest.mark.kafka) for engine in ENGINES)])
-def at(request):
-    if request.param == "memory":
-        yield Memory()
-        return
-    kafka, topic = (request.getfixturevalue(name) for name in ("kafka", "topic"))
-    participant = opened(kafka, topic, request.param)
-    yield Real(kafka, topic, participant)
-    participant.close()
-
-
-def promised(at, plan, *texts):
-    with at.store.begin(plan) as txn:
-        at.write(txn, *texts)
-        txn.flush()
-        return txn.precommit()
-
-
-def ask(verb, c):
-    return retry_unknown()(lambda: verb(c))
-
-
-def test_what_is_promised_is_invisible_until_committed_and_a_second_commit_is_harmless(at):
-    c = promised(at, a_plan(), "a", "b")
-    assert (c.records, at.seen()) == (2, [])
-    assert ask(at.store.commit, c) is DONE and ask(at.store.commit, c) is DONE
-    assert at.seen() == ["a", "b"]
-    assert at.store.describe([c])[0].state is TxnState.COMMITTED
-
-
-def test_what_is_aborted_never_shows_and_a_second_abort_is_harmless(at):
-    c = promised(at, a_plan(), "a")
-    assert ask(at.store.abort, c) is DONE and ask(at.store.abort, c) is DONE
-    assert ask(at.store.commit, c) is REFUSED
-    assert (at.seen(), at.store.describe([c])[0].state) == ([], TxnState.ABORTED)
-
-
-def test_after_the_commit_abort_is_refused(at):
-    c = promised(at, a_plan(), "a")
-    assert ask(at.store.commit, c) is DONE
-    assert ask(at.store.abort, c) is REFUSED
-    assert at.seen() == ["a"]
-
-
-def test_in_doubt_lists_what_is_open_of_this_query_and_each_can_be_ended(at):
-    mine, other = a_plan(), a_plan()
-    kept, left, foreign = promised(at, mine, "a"), promised(at, mine, "b"), promised(at, other, "c")
-    identity = lambda cs: {(c.transactional_id, c.state, c.participant) for c in cs}
-    assert identity(at.store.in_doubt(mine.query_id)) == identity([kept, left])
-    assert ask(at.store.commit, kept) is DONE
-    in_doubt = at.store.in_doubt(mine.query_id)
-    assert identity(in_doubt) == identity([left])
-    assert ask(at.store.abort, in_doubt[0]) is DONE
-    assert at.store.in_doubt(mine.query_id) == []
-    assert ask(at.store.commit, foreign) is DONE
-    assert at.seen() == ["a", "c"]
-
-
-def test_one_name_is_never_used_twice_within_a_batch(at):
-    plan = a_plan()
-    ids = {promised(at, plan, str(n)).transactional_id for n in range(3)}
-    assert len(ids) == 3
-
-
-def test_a_name_taken_again_aborts_what_it_had_open_and_refuses_its_old_receipt(at):
-    plan = a_plan()
-    old = promised(at, plan, "old")
-    new = promised(at, replace(plan, batch_id=2), "new")
-    assert old.transactional_id == new.transactional_id and old.state != new.state
-    assert [c.state for c in at.store.in_doubt(plan.query_id)] == [new.state]
-    assert ask(at.store.commit, old) is REFUSED
-    assert ask(at.store.commit, new) is DONE
-    assert at.seen() == ["new"]
-    assert at.store.describe([old])[0].state is not TxnState.COMMITTED
-
-
-def test_an_exception_aborts_and_goes_up_unchanged(at):
-    plan = a_plan()
-    with pytest.raises(ZeroDivisionError), at.store.begin(plan) as txn:
-        at.write(txn, "a")
-        txn.flush()
-        1 / 0  # noqa: B018
-    assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], [])
-
-
-def test_leaving_normally_leaves_it_open(at):
-    plan = a_plan()
-    with at.store.begin(plan) as txn:
-        at.write(txn, "a")
-        txn.flush()
-    assert len(at.store.in_doubt(plan.query_id)) == 1
-
-
-def test_describe_answers_in_order_and_knows_nothing_of_strangers(at):
-    plan = a_plan()
-    one, two = promised(at, plan, "a"), promised(at, plan, "b")
-    never = Committable(transactional_id=f"{two.transactional_id}0", state=PreparedTxnState(1, 0))
-    assert ask(at.store.abort, one) is DONE
-    said = at.store.describe([two, never, one])
-    assert [s.state for s in said] == [TxnState.PRECOMMITTED, None, TxnState.ABORTED]
-    assert 0 < said[0].left_ms <= two.timeout_ms
-    assert at.store.describe([]) == []
-
-
-def test_the_store_has_one_identity(at):
-    assert at.store.store_id() == at.store.store_id() != ""
+@pytest.mark.kafka
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
+def test_kafka_keeps(promise, engine, kafka, topic):
+    def seen():
+        settled(store)
+        return values(kafka, topic)
+    store = opened(kafka, topic, engine)
+    promise(At(store, seen, lambda texts: rows(*texts)))
+    store.close()
 
 
 # -- other processes --
-
-STRANGER = """
-import json, sys
-from kafka2pc.kafka import KafkaParticipant
-from kafka2pc.protocol import committable_from_dict
-conf, receipt = json.load(sys.stdin)
-print(KafkaParticipant(conf).commit(committable_from_dict(receipt)).value)
-"""
-
-
-@pytest.mark.kafka
-def test_a_stranger_commits_with_nothing_but_the_receipt(kafka, topic, store):
-    plan = a_plan()
-    with store.begin(plan) as txn:
-        txn.write(rows("a"))
-        txn.flush()
-        receipt = asdict(txn.precommit())
-    out = subprocess.run([sys.executable, "-c", STRANGER], input=json.dumps([kafka.client_conf, receipt]), capture_output=True, text=True, check=True)
-    settled(store)
-    assert (out.stdout.split(), values(kafka, topic)) == (["done"], ["a"])
-
 
 @pytest.mark.kafka
 def test_a_foreign_name_is_not_in_doubt_even_if_it_begins_like_ours(store):

@@ -18,7 +18,7 @@ NOTEBOOKS = sorted(NBS.glob("*.ipynb"))
 def marked(notebook):
     """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook."""
     sources = [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
-    needs = [name for name in ("kafka", "spark") if any(re.match(rf"#\|\s*{name}\b", source) for source in sources)]
+    needs = [name for name in ("kafka", "spark", "mysql") if any(re.match(rf"#\|\s*{name}\b", source) for source in sources)]
     return pytest.param(notebook, id=notebook.stem, marks=[getattr(pytest.mark, name) for name in needs])
 
 

@@ -1,0 +1,187 @@
+"""The promises of every participant, asked of each store; and what only one of them can break."""
+import json
+import os
+import signal
+from pathlib import Path
+
+
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, stranger
+
+from kafka2pc.errors import BadOption
+from kafka2pc.file import FileParticipant, ObjectParticipant
+from kafka2pc.protocol import MemoryParticipant
+from kafka2pc.wal import WalParticipant
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def promises(*of):
+    return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
+
+
+def rows(texts):
+    return pa.record_batch({"value": pa.array(texts, pa.string())})
+
+
+@promises(*PROMISES)
+def test_memory_keeps(promise):
+    store = MemoryParticipant()
+    promise(At(store, store.read))
+
+
+# -- files --
+
+FORMATS = ("parquet", "json")
+
+
+def folder(path, format="parquet"):
+    """A folder, and Arrow's own reader of it."""
+    path.mkdir(exist_ok=True)
+    read = lambda: ds.dataset(str(path), pa.schema({"value": pa.string()}), format=format).to_table()["value"].to_pylist()
+    return At(FileParticipant(path, format=format), read, rows)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@promises(*PROMISES, *DURABLE)
+def test_a_folder_keeps(promise, format, tmp_path):
+    promise(folder(tmp_path / "out", format))
+
+
+def bucket(url):
+    """An object store, and a reader of its manifest."""
+    store = ObjectParticipant(url, format="json")
+    return At(store, lambda: [json.loads(line)["value"] for p in store.committed_files() for line in store.fs.cat_file(p).splitlines()], rows)
+
+
+@promises(*PROMISES)
+def test_an_object_store_in_memory_keeps(promise, request):
+    promise(bucket(f"memory://{request.node.name}"))
+
+
+@promises(*DURABLE)
+def test_an_object_store_keeps(promise, tmp_path):
+    promise(bucket(f"file://{tmp_path}/bucket"))
+
+
+def test_every_kind_of_column_comes_back(tmp_path):
+    batch = pa.record_batch({"n": pa.array([1, None]), "t": ["späte \"1\"\n", ""], "b": [b"\x00\xff", None], "l": [[1, 2], None],
+                             "w": pa.array([0, None], pa.timestamp("us", "UTC"))})
+    for format in FORMATS:
+        store = FileParticipant(tmp_path / format, format=format)
+        with store.begin(a_plan()) as txn:
+            txn.write(batch)
+            txn.write(batch)
+            c = txn.precommit()
+        assert (store.commit(c), c.records) == (DONE, 4)
+        with open(store.path(c)) if format == "json" else open(os.devnull) as lines:
+            found = ds.dataset(store.where, format=format).to_table().to_pylist() if format == "parquet" else [json.loads(line) for line in lines]
+        assert found[0] | {"b": 0, "w": 0} == batch.to_pylist()[0] | {"b": 0, "w": 0} and len(found) == 4
+    assert (found[0]["b"], found[1]["b"], found[0]["w"]) == ("AP8=", None, "1970-01-01 00:00:00+00:00")
+
+
+def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
+    at = folder(tmp_path / "out")
+    c = promised(at, a_plan(), "a")
+    for call in ("rename", "unlink"):
+        with monkeypatch.context() as broken:
+            broken.setattr(os, call, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            assert {"rename": at.store.commit, "unlink": at.store.abort}[call](c) is UNKNOWN
+    assert at.store.commit(c) is DONE and at.seen() == ["a"]
+
+
+def test_a_commit_that_died_before_it_tidied_up_is_no_doubt(tmp_path, monkeypatch):
+    at = bucket(f"file://{tmp_path}/bucket")
+    plan = a_plan()
+    c = promised(at, plan, "a")
+    with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
+        broken.setattr(at.store, "_remove", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        at.store.commit(c)
+    assert at.store.in_doubt(plan.query_id) == [] and at.seen() == ["a"]
+    assert (at.store.abort(c), at.store.commit(c)) == (REFUSED, DONE)
+
+
+def test_what_a_late_put_leaves_is_removed(tmp_path):
+    at = bucket(f"file://{tmp_path}/bucket")
+    plan = a_plan()
+    late = at.store.begin(plan)
+    at.write(late, "late")
+    [c] = at.store.in_doubt(plan.query_id)
+    assert at.store.abort(c) is DONE
+    with pytest.raises(Exception, match="was aborted"):
+        late.precommit()
+    assert at.store.fs.find(f"{at.store.root}/data") == []
+
+
+def test_bad_options_of_files_are_named(tmp_path):
+    for kind, where in ((FileParticipant, tmp_path), (ObjectParticipant, "memory://bad")):
+        with pytest.raises(BadOption, match="format csv"):
+            kind(where, format="csv")
+        with pytest.raises(BadOption, match="prefix a/b"):
+            kind(where, prefix="a/b")
+
+
+def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
+    at, plan = folder(tmp_path / "out"), a_plan()
+    promised(at, plan, "a")
+    (tmp_path / "out" / ".kafka2pc" / f"kafka2pc-{plan.query_id}-by-hand.0.parquet.ready").touch()
+    assert len(at.store.in_doubt(plan.query_id)) == 1
+
+
+# -- a log before a store without transactions --
+
+
+class KeyValue:
+    """A store in a folder, which ignores a key that it has seen. `dies_at`: the row at which the process that sends dies, or the error it gets."""
+
+    def __init__(self, path, dies_at=None, error=None):
+        self.path, self.dies_at, self.error = str(path), dies_at, error
+
+    def __call__(self, items):
+        os.makedirs(self.path, exist_ok=True)
+        for key, row in items:
+            if row["value"] == self.dies_at:
+                if self.error:
+                    raise self.error
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                with open(f"{self.path}/{key.replace('/', '_')}", "x") as file:
+                    file.write(row["value"])
+            except FileExistsError:
+                continue
+
+    def values(self):
+        return [file.read_text() for file in Path(self.path).iterdir()] if Path(self.path).exists() else []
+
+
+def wal(path, **trouble):
+    kv = KeyValue(path / "kv", **trouble)
+    return At(WalParticipant(ObjectParticipant(f"file://{path}/log", name="kv"), kv, chunk=2), kv.values, rows)
+
+
+@promises(*PROMISES, *DURABLE)
+def test_a_log_before_a_store_keeps(promise, tmp_path):
+    promise(wal(tmp_path))
+
+
+def test_who_dies_in_the_replay_is_followed_by_a_stranger(tmp_path):
+    plan = a_plan()
+    c = killed(wal(tmp_path, dies_at="c"), plan, "commit", "a", "b", "c", "d")
+    at = wal(tmp_path)
+    assert at.seen() == ["a", "b"] and at.store.in_doubt(plan.query_id) == []
+    assert stranger(at, "abort", c) is REFUSED
+    assert stranger(at, "commit", c) is DONE and at.seen() == ["a", "b", "c", "d"]
+
+
+def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
+    c = promised(wal(tmp_path), a_plan(), "a", "b")
+    assert wal(tmp_path, dies_at="b", error=ConnectionError()).store.commit(c) is UNKNOWN
+    with pytest.raises(ZeroDivisionError):
+        wal(tmp_path, dies_at="b", error=ZeroDivisionError()).store.commit(c)
+    at = wal(tmp_path)
+    assert at.store.commit(c) is DONE and at.seen() == ["a", "b"]
+    assert at.store.log.fs.find(f"{at.store.log.root}/data") == []
+    assert wal(tmp_path, dies_at="a", error=ConnectionError()).store.commit(c) is DONE  # there is nothing to replay
