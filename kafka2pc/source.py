@@ -17,7 +17,7 @@ from typing import Callable, Iterable, Iterator, Mapping, Sequence
 # %% ../nbs/21_source.ipynb #c003
 import pyarrow as pa
 from confluent_kafka import (Consumer, ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection,
-                             TopicPartition)
+                             TopicPartition, Uuid)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import (ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType)
@@ -336,7 +336,8 @@ def cut(whole: Sequence[Range], least: int | None) -> list[Range]:
 _FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
               KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION)
 _UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-_PASSING = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, *_UNKNOWN)
+_PASSING = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._NOENT, *_UNKNOWN)  # _NOENT: no leader known
+_NO_ID = str(Uuid(0, 0))  # what brokers before topic ids say
 _INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 
 
@@ -382,14 +383,18 @@ class Questions:
             asked = self.admin.describe_topics(TopicCollection(names), request_timeout=self.within_ms / 3000)
             return [d for d in map(one, asked.values()) if d]
         found = self._ask(f"describe topics {', '.join(names)}", once) if names else []
-        return {d.name: ("" if int(d.topic_id) == 0 else str(d.topic_id), sorted(p.id for p in d.partitions)) for d in found}
+        return {d.name: ("" if str(d.topic_id) == _NO_ID else str(d.topic_id), sorted(p.id for p in d.partitions)) for d in found}
 
     def offsets(self, parts: Iterable[TopicPart], spec: OffsetSpec, isolation: IsolationLevel | None = None) -> dict[TopicPart, int]:
         "One offset for each partition; -1 where no record is as young as `spec` asks."
         asked = {TopicPartition(t, p): spec for t, p in parts}
         def once():
-            found = self.admin.list_offsets(asked, isolation_level=isolation or self.isolation, request_timeout=self.within_ms / 3000)
-            return {(part.topic, part.partition): future.result().offset for part, future in found.items()}
+            try:
+                found = self.admin.list_offsets(asked, isolation_level=isolation or self.isolation, request_timeout=self.within_ms / 3000)
+                return {(part.topic, part.partition): future.result().offset for part, future in found.items()}
+            except KafkaException:
+                self.admin.list_topics(timeout=self.within_ms / 3000)  # the client may remember leaders of before, and no new partitions
+                raise
         return self._ask("list offsets", once) if asked else {}
 
     def logs(self, parts: Iterable[TopicPart]) -> dict[TopicPart, Log]:
@@ -622,8 +627,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
     def latestOffset(self, start: dict, limit: "ReadLimit") -> dict:
         "The end of the next batch; `start` itself if there is nothing new. Raises `RecordsGone`, `TopicGone`, `TopicRecreated`."
         stand = wanted(self.options, from_json(start))
-        self._tell(stand)
         logs, losses = self._look(stand)
+        self._tell(stand, logs)
         report(losses, self.options.fail_on_loss)
         self._ends = to_json(Offsets(at={part: log.end for part, log in logs.parts.items()}, ids=logs.ids))
         end = plan_end(stand, only(logs, self._target, stand) if self._target else logs, getattr(limit, "max_rows", None))
@@ -643,12 +648,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]: return read(self.options, partition)
 
-    def _tell(self, stand: Offsets):
-        "Tell the group how far the query is."
-        if not self.options.group or stand.initial or not stand.at or stand.at == self._told: return
-        try: self._ask.tell(self.options.group, stand.at)
+    def _tell(self, stand: Offsets, logs: Logs):
+        "Tell the group how far the query is, in what is still there."
+        at = {part: o for part, o in stand.at.items() if part in logs.parts and not _recreated(stand, logs, part[0])}
+        if not self.options.group or stand.initial or not at or at == self._told: return
+        try: self._ask.tell(self.options.group, at)
         except KafkaException as e: _LOG.warning("group %s was not told the offsets: %s", self.options.group, e.args[0].str())
-        self._told = stand.at
+        self._told = at
 
 # %% ../nbs/21_source.ipynb #c075
 def wanted(options: SourceOptions, start: Offsets) -> Offsets:
