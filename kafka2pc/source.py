@@ -540,7 +540,12 @@ def find_logs(ask: Questions, options: SourceOptions) -> Logs:
     names = ask.names(options.pattern) if options.pattern is not None else sorted({*options.topics, *(t for t, _ in options.assigned)})
     found = ask.topics(names)
     parts = [(t, p) for t, (_, ps) in found.items() for p in ps if options.wants(t, p)]
-    return Logs(ask.logs(parts), {t: found[t][0] for t in sorted(dict(parts))})
+    return Logs(ask.logs(parts), _of_topics({t: i for t, (i, _) in found.items()}, parts))
+
+
+def _of_topics(ids: Mapping[str, str], parts: Iterable[TopicPart]) -> dict[str, str]:
+    "The ids of the topics that these partitions belong to."
+    return {t: ids[t] for t in sorted({t for t, _ in parts}) if t in ids}
 
 
 def _check_there(options: SourceOptions, logs: Logs):
@@ -664,14 +669,14 @@ def wanted(options: SourceOptions, start: Offsets) -> Offsets:
     _LOG.warning("no longer asked for, and left out from here on: %s", ", ".join(f"{t}-{p} at offset {start.at[t, p]}" for t, p in sorted(left)))
     keep = lambda parts: {part: o for part, o in parts.items() if part not in left}
     at = keep(start.at)
-    return Offsets(at=at, ids={t: i for t, i in start.ids.items() if t in dict(at)}, since=keep(start.since), initial=start.initial)
+    return Offsets(at=at, ids=_of_topics(start.ids, at), since=keep(start.since), initial=start.initial)
 
 
 def only(logs: Logs, target: Logs, start: Offsets) -> Logs:
     "Of the `logs` of now what was there at the `target`, and never less than was read already."
     least = lambda part: max(target.parts[part].end, start.at.get(part, 0), logs.parts[part].begin)
     parts = {part: Log(log.begin, min(log.end, least(part))) for part, log in logs.parts.items() if part in target.parts}
-    return Logs(parts, {t: i for t, i in logs.ids.items() if t in dict(parts)})
+    return Logs(parts, _of_topics(logs.ids, parts))
 
 # %% ../nbs/21_source.ipynb #c086
 def plan_read(ask: Questions, options: SourceOptions) -> list[Range]:

@@ -14,7 +14,8 @@ from hypothesis import given, strategies as st
 
 from kafka2pc.errors import BadOption, RecordsGone, StaleCheckpoint, TopicGone, TopicRecreated
 from kafka2pc.source import (Log, Logs, Offsets, Questions, Range, StreamReader, admit, cut, fetch, find_logs, find_losses, from_json, lag, last_offsets,
-                             parse_options, plan_end, plan_read, ranges, read, to_json)
+                             parse_options, plan_end, plan_read, ranges, read, to_json,
+                             wanted)
 
 # -- planning, without Kafka --
 
@@ -104,6 +105,14 @@ def test_a_batch_that_does_not_say_where_it_begins_is_refused():
 def test_bad_options_are_refused_before_anybody_is_asked(options, said):
     with pytest.raises(BadOption, match=said):
         parse_options({"kafka.bootstrap.servers": "localhost:1"} | options)
+
+
+def test_what_is_no_longer_asked_for_is_left_out_with_a_warning(caplog):
+    """The rest keeps its offsets and its topic id."""
+    o = parse_options({"kafka.bootstrap.servers": "localhost:1", "subscribe": "t"})
+    start = Offsets(at={("t", 0): 5, ("u", 0): 7}, ids={"t": "id", "u": "other"}, since={("u", 0): 1})
+    assert wanted(o, start) == Offsets(at={("t", 0): 5}, ids={"t": "id"}) and wanted(o, wanted(o, start)) == wanted(o, start)
+    assert "no longer asked for, and left out from here on: u-0 at offset 7" in caplog.text
 
 
 # -- on a broker --
@@ -286,6 +295,7 @@ def test_available_now_reads_what_is_there_now_and_no_more(kafka, topic):
     write(kafka, topic, range(5), partition=1)
     end = reader.latestOffset(start, None)
     assert reader.partitions(start, end) == [Range(topic, 0, 0, 6)] and reader.latestOffset(end, None) is end
+    assert from_json(end).ids == from_json(start).ids and from_json(end).ids[topic]
 
 
 @pytest.mark.kafka
