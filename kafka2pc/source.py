@@ -267,10 +267,10 @@ def admit(begins: Mapping[TopicPart, int], ends: Mapping[TopicPart, int], max_of
 
 
 def plan_end(start: Offsets, logs: Logs, max_offsets: int | None = None) -> Offsets:
-    "The end of the batch that begins at `start`. Equal to `start` if there is nothing new."
+    "The end of the batch that begins at `start`; `start` itself if there is nothing new. The first batch has an end of its own, even if it is empty."
     begins = {part: _begin(start, logs, part) for part in logs.parts}
     at = admit(begins, {part: log.end for part, log in logs.parts.items()}, max_offsets)
-    if at == start.at and logs.ids == start.ids and begins == at: return start
+    if not start.initial and at == start.at == begins and logs.ids == start.ids: return start
     since = {part: begin for part, begin in begins.items() if start.initial or start.at.get(part) != begin}
     return Offsets(at=at, ids=logs.ids, since=since)
 
@@ -630,7 +630,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
         return ReadMaxRows(self.options.max_offsets) if self.options.max_offsets else ReadAllAvailable()
 
     def latestOffset(self, start: dict, limit: "ReadLimit") -> dict:
-        "The end of the next batch; `start` itself if there is nothing new. Raises `RecordsGone`, `TopicGone`, `TopicRecreated`."
+        "The end of the next batch; `start` if there is nothing new. Raises `RecordsGone`, `TopicGone`, `TopicRecreated`."
         stand = wanted(self.options, from_json(start))
         logs, losses = self._look(stand)
         self._tell(stand, logs)
