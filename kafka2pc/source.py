@@ -126,7 +126,7 @@ def _where(given: Mapping[str, str], name: str, words: Sequence[str], least: int
     found = _json(name, text, f'{{"topic": {{"0": 23, "1": {least}}}}}, numbers from {least} on', right)
     return Where("offsets", tuple(sorted(((t, int(p)), o) for t, ps in found.items() for p, o in ps.items())))
 
-
+# %% ../nbs/21_source.ipynb #c011
 def _start(given: Mapping[str, str]) -> Where | None:
     where, time_ms = _where(given, "startingOffsets", ("earliest", "latest", "group"), -2), _number(given, "startingTimestamp", 0)
     if where and time_ms is not None: raise BadOption("startingOffsets and startingTimestamp contradict each other", action="Leave one of them out.")
@@ -154,7 +154,7 @@ def _subscription(given: Mapping[str, str]) -> dict:
     except re.error as e: raise BadOption(f"subscribePattern={text}: {e}") from None
     return {"pattern": text}
 
-
+# %% ../nbs/21_source.ipynb #c012
 _REFUSED = {"key.deserializer": "cast the column key", "value.deserializer": "cast the column value", "max.poll.records": "use maxOffsetsPerTrigger",
             "enable.auto.commit": "leave it out: offsets live in Spark's checkpoint, and a group is told of them",
             "enable.auto.offset.store": "leave it out", "enable.partition.eof": "leave it out, the source needs it"}
@@ -185,7 +185,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         headers=_choice(given, "includeHeaders", "false", "true") == "true",
         wait_ms=_number(given, "kafkaConsumer.pollTimeoutMs") or 120_000)
 
-# %% ../nbs/21_source.ipynb #c015
+# %% ../nbs/21_source.ipynb #c017
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
     """One entry of Spark's checkpoint. `at`: the next offset to read, for each partition; `ids`: Kafka's topic ids ('' if it told none).
@@ -223,7 +223,7 @@ def from_json(found: Mapping) -> Offsets:
     if found["version"] != _VERSION: raise UnknownFormat(f"offsets of version {found['version']}, this is version {_VERSION}")
     return Offsets(at=_flat(found["offsets"]), ids=found.get("ids", {}), since=_flat(found.get("since", {})), initial=found.get("initial", False))
 
-# %% ../nbs/21_source.ipynb #c018
+# %% ../nbs/21_source.ipynb #c020
 @dataclass(frozen=True, slots=True)
 class Log:
     "What a partition holds: offsets from `begin` on, below `end`."
@@ -274,7 +274,7 @@ def plan_end(start: Offsets, logs: Logs, max_offsets: int | None = None) -> Offs
     since = {part: begin for part, begin in begins.items() if start.initial or start.at.get(part) != begin}
     return Offsets(at=at, ids=logs.ids, since=since)
 
-# %% ../nbs/21_source.ipynb #c023
+# %% ../nbs/21_source.ipynb #c025
 def _topic_losses(topic: str, at: Mapping[int, int], now: Mapping[int, Log], recreated: bool) -> Iterator[Loss]:
     "`at`: partition -> next offset to read; `now`: partition -> what it holds."
     read = ", ".join(f"{p} to offset {o}" for p, o in sorted(at.items()))
@@ -303,7 +303,7 @@ def report(losses: Sequence[Loss], fail: bool):
     if losses and fail: raise losses[0].error("; ".join(loss.what for loss in losses))
     for loss in losses: _LOG.warning("%s. failOnDataLoss=false: going on with what is there.", loss.what)
 
-# %% ../nbs/21_source.ipynb #c029
+# %% ../nbs/21_source.ipynb #c031
 @dataclass(frozen=True)
 class Range(InputPartition):
     "What one task reads: the offsets of a partition from `begin` on, below `end`."
@@ -332,7 +332,7 @@ def cut(whole: Sequence[Range], least: int | None) -> list[Range]:
         pieces += [Range(r.topic, r.partition, a, b) for a, b in itertools.pairwise(marks)]
     return pieces
 
-# %% ../nbs/21_source.ipynb #c034
+# %% ../nbs/21_source.ipynb #c036
 _FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
               KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION)
 _UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
@@ -418,7 +418,7 @@ class Questions:
         for part in answer.topic_partitions:
             if part.error: raise KafkaException(part.error)
 
-# %% ../nbs/21_source.ipynb #c041
+# %% ../nbs/21_source.ipynb #c043
 _READER = {"group.id": "kafka2pc-source", "fetch.wait.max.ms": 50, "fetch.queue.backoff.ms": 10, "queued.max.messages.kbytes": 16_384,
            "check.crcs": True, "log_level": 2}  # what the user sets wins
 _FIXED = {"enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
@@ -475,7 +475,7 @@ def fetch(conf: tuple[tuple[str, str], ...], r: Range, wait_ms: int = 120_000) -
                 rows, size = [], 0
     if rows: yield rows
 
-# %% ../nbs/21_source.ipynb #c046
+# %% ../nbs/21_source.ipynb #c048
 _FIELDS = [("key", BinaryType(), pa.binary()), ("value", BinaryType(), pa.binary()), ("topic", StringType(), pa.string()),
            ("partition", IntegerType(), pa.int32()), ("offset", LongType(), pa.int64()), ("timestamp", TimestampType(), pa.timestamp("us", tz="UTC")),
            ("timestampType", IntegerType(), pa.int32())]
@@ -500,7 +500,7 @@ def to_arrow(rows: Sequence[Message], r: Range, headers: bool) -> pa.RecordBatch
     arrays = [v if isinstance(v := values[name], pa.Array) else pa.array(v, kind) for name, kind in fields]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
-# %% ../nbs/21_source.ipynb #c049
+# %% ../nbs/21_source.ipynb #c051
 def _watermarks(conf: tuple[tuple[str, str], ...], r: Range) -> Log | None:
     "What the partition holds now; None if it is not there."
     with borrowed(conf) as consumer:
@@ -536,7 +536,7 @@ def read(options: SourceOptions, r: Range | None) -> Iterator[pa.RecordBatch]:
             return
         except KafkaException as e: r = _what_is_left(options, Range(r.topic, r.partition, at, r.end), at, e)
 
-# %% ../nbs/21_source.ipynb #c054
+# %% ../nbs/21_source.ipynb #c056
 def find_logs(ask: Questions, options: SourceOptions) -> Logs:
     "What Kafka has of what is asked for."
     names = ask.names(options.pattern) if options.pattern is not None else sorted({*options.topics, *(t for t, _ in options.assigned)})
@@ -587,7 +587,7 @@ def _of_group(ask: Questions, options: SourceOptions, logs: Logs) -> dict[TopicP
                         action="Correct kafka.group.id, or say what is meant: kafka.auto.offset.reset=earliest or latest.")
     return {part: kept.get(part, log.end if options.reset == "latest" else log.begin) for part, log in logs.parts.items()}
 
-
+# %% ../nbs/21_source.ipynb #c057
 def begin_at(ask: Questions, options: SourceOptions, logs: Logs, otherwise: str) -> dict[TopicPart, int]:
     "Where a new query begins: `options.start`, or `otherwise`. May lie before the log's begin (then that is a loss). Raises `BadOption`."
     _check_there(options, logs)
@@ -604,7 +604,7 @@ def _check_end(name: str, offsets: Mapping[TopicPart, int], logs: Logs):
     beyond = [f"{t}-{p}: {o} (the end is {logs.parts[t, p].end})" for (t, p), o in sorted(offsets.items()) if o > logs.parts[t, p].end]
     if beyond: raise BadOption(f"{name} lies behind the end of {', '.join(beyond)}", action="Use -1 for the end.")
 
-# %% ../nbs/21_source.ipynb #c060
+# %% ../nbs/21_source.ipynb #c063
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object):
     "The source of a streaming query. Spark makes one beside the driver, which plans, and ships another one to the tasks, which only reads."
     def __init__(self, options: SourceOptions):
@@ -663,7 +663,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
         except KafkaException as e: _LOG.warning("group %s was not told the offsets: %s", self.options.group, e.args[0].str())
         self._told = at
 
-# %% ../nbs/21_source.ipynb #c061
+# %% ../nbs/21_source.ipynb #c064
 def wanted(options: SourceOptions, start: Offsets) -> Offsets:
     "What of the checkpoint is still asked for. The rest is left out with a warning, unless it was left out before."
     left = {part for part in start.at if not options.wants(*part)}
@@ -680,7 +680,7 @@ def only(logs: Logs, target: Logs, start: Offsets) -> Logs:
     parts = {part: Log(log.begin, min(log.end, least(part))) for part, log in logs.parts.items() if part in target.parts}
     return Logs(parts, _of_topics(logs.ids, parts))
 
-# %% ../nbs/21_source.ipynb #c070
+# %% ../nbs/21_source.ipynb #c073
 def plan_read(ask: Questions, options: SourceOptions) -> list[Range]:
     "The ranges of one batch read. Raises `BadOption`, `RecordsGone`."
     logs = find_logs(ask, options)
@@ -705,7 +705,7 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read(self.options, partition if isinstance(partition, Range) else None)  # Spark makes an empty one where there is none
 
-# %% ../nbs/21_source.ipynb #c073
+# %% ../nbs/21_source.ipynb #c076
 @dataclass(frozen=True, slots=True)
 class Lag:
     "Offsets of a partition. `current`: the next one for the query, `committed`: the group's (None: not known), `behind`: what could be read now."
@@ -741,7 +741,7 @@ def lag(options: Mapping[str, str], checkpoint: str | None = None, source: int =
     told = ask.committed(options.group, logs.parts) if options.group else {}
     return [Lag(*part, current.at.get(part), told.get(part), log.end, ends[part]) for part, log in sorted(logs.parts.items())]
 
-# %% ../nbs/21_source.ipynb #c076
+# %% ../nbs/21_source.ipynb #c079
 class Kafka2pc(sink.Kafka2pc):
     "`format('kafka2pc')`: exactly-once writes into Kafka, and reads that can be repeated. The options are in `OPTIONS`, here and in `sink`."
     def schema(self) -> StructType: return columns(parse_options(self.options).headers)
