@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['NOTHING_WRITTEN', 'REPLAYED', 'UNTOUCHED', 'TwoPhaseError', 'BadOption', 'BadRow', 'BrokerUnreachable',
            'NotAuthorized', 'WrongCluster', 'UnknownFormat', 'CorruptDecision', 'LogUnwritable', 'StaleCheckpoint',
-           'UnclearAnswer', 'PrecommitFailed', 'Refused', 'Superseded', 'OutcomeUnknown', 'LostTransaction']
+           'UnclearAnswer', 'PrecommitFailed', 'Refused', 'Superseded', 'OutcomeUnknown', 'LostTransaction',
+           'RecordsGone', 'TopicGone', 'TopicRecreated']
 
 # %% ../nbs/00_errors.ipynb #c002
 from functools import partial
@@ -108,3 +109,23 @@ class LostTransaction(TwoPhaseError):
     why = "The store aborted it after it was decided, usually because the transaction timeout ran out while nobody could commit."
     risk = "YES: the records named here are lost."
     action = "Write these records again from the source, by hand; then restart with lostTransactions=skip."
+
+# %% ../nbs/00_errors.ipynb #c015
+_GONE = "YES: the records named here were never read by this query."
+_GO_ON = "Read them from a copy if there is one. failOnDataLoss=false goes on with what is there."
+
+
+class RecordsGone(TwoPhaseError):
+    why = "Kafka deleted them before they were read: retention was shorter than the query was late, or somebody deleted records."
+    risk, action = _GONE, f"Make retention longer. {_GO_ON}"
+
+
+class TopicGone(TwoPhaseError):
+    why = "It was deleted, or it is hidden from this user now."
+    risk, action = "YES: whatever was in it and not yet read.", _GO_ON
+
+
+class TopicRecreated(TwoPhaseError):
+    why = "It is not the log that the checkpoint speaks of: deleted and created again, or cut off after an unclean leader election."
+    risk = "YES: whatever was in the old one and not yet read."
+    action = f"{_GO_ON} A topic that was created again is then read from its first record."
