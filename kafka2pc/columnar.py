@@ -224,13 +224,14 @@ HEADER_BYTES, RECORD_BYTES = 61, 27  # of a batch around its records, and of a r
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    "Encoded records for one partition, not yet a batch: that needs a producer's sequence."
+    "Encoded records for one partition, not yet a batch: that needs a producer's sequence. `largest`: bytes of the largest row."
     topic: str
     partition: int
     count: int
     first_ms: int
     max_ms: int
     content: pa.Buffer
+    largest: int = 0
 
 
 def _cuts(partitions: np.ndarray, ends: np.ndarray, most: int) -> list[tuple[int, int]]:
@@ -250,14 +251,15 @@ def sections(rows: Rows, partitions: np.ndarray, topic: str, most: int) -> list[
     "The rows as records, batches of at most `most` bytes for each partition; a record that is larger is alone."
     if not len(rows): return []
     if np.any(np.diff(partitions) < 0): rows, partitions = rows.take(order := np.argsort(partitions, kind="stable")), partitions[order]
-    cuts = _cuts(partitions, np.cumsum(rows.bytes + RECORD_BYTES), most - HEADER_BYTES)
+    sizes = rows.bytes
+    cuts = _cuts(partitions, np.cumsum(sizes + RECORD_BYTES), most - HEADER_BYTES)
     starts, counts = np.array([a for a, _ in cuts]), np.array([b - a for a, b in cuts])
     stamps = rows.timestamps_ms
     first = np.full(len(cuts), stamps) if isinstance(stamps, int) else stamps[starts]
     last = first if isinstance(stamps, int) else np.maximum.reduceat(stamps, starts)
     made = records(rows, np.arange(len(rows)) - np.repeat(starts, counts), 0 if isinstance(stamps, int) else stamps - np.repeat(first, counts))
-    at, content = np.frombuffer(made.buffers()[1], np.int64), made.buffers()[2]
-    return [Section(topic, int(partitions[a]), b - a, int(first[n]), int(last[n]), content.slice(int(at[a]), int(at[b] - at[a])))
+    at, content, largest = np.frombuffer(made.buffers()[1], np.int64), made.buffers()[2], np.maximum.reduceat(sizes, starts)
+    return [Section(topic, int(partitions[a]), b - a, int(first[n]), int(last[n]), content.slice(int(at[a]), int(at[b] - at[a])), int(largest[n]))
             for n, (a, b) in enumerate(cuts)]
 
 

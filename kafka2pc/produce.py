@@ -37,6 +37,7 @@ class Batch:
     "A record batch that is not acknowledged yet. `flying`: an answer is awaited; `since`: when it was made, by time.monotonic()."
     content: bytes
     count: int
+    largest: int
     since: float
     flying: bool = False
 
@@ -59,7 +60,7 @@ class Lane:
     def append(self, section: Section, state: PreparedTxnState, codec: str):
         made = record_batch(section, state, self.sequence, codec=codec)
         self.sequence = (self.sequence + section.count) % _SEQUENCES
-        self.batches.append(Batch(made, section.count, time.monotonic()))
+        self.batches.append(Batch(made, section.count, section.largest, time.monotonic()))
 
     def next(self, now: float) -> Batch | None:
         "The batch that may be sent now."
@@ -200,7 +201,7 @@ class Sender:
         else: raise self._refused(lane, batch, code)
 
     def _refused(self, lane: Lane, batch: Batch, code: int) -> Exception:
-        return failure(self.who, {(lane.topic, lane.partition): (KafkaError(code), batch.count, len(batch.content))})
+        return failure(self.who, {(lane.topic, lane.partition): (KafkaError(code), batch.count, batch.largest)})
 
     def _check_late(self):
         oldest = min((lane.batches[0].since for lane in self.lanes.values() if lane.batches), default=None)
@@ -317,5 +318,5 @@ def _chosen(column: pa.Array, dealt: np.ndarray, partitions: int, topic: str) ->
     wrong = (wanted < 0) | (wanted >= partitions)
     if wrong.any():
         raise BadRow(f"{first_of(pa.array(wrong))}: partition {wanted[wrong][0]} of topic {topic}",
-                     why=f"It has the partitions 0 to {partitions - 1}.", action="Correct the column partition.")
+                     why=f"There is no such topic or partition: this one has 0 to {partitions - 1}.", action="Correct the column partition.")
     return wanted
