@@ -70,8 +70,9 @@ class Lane:
 
     def arrived(self, batch: Batch, offset: int):
         "The broker has it. `offset` of its first record, -1 if the broker no longer knows."
+        self.sure = self.sure or batch is self.batches[0]  # what is missing comes first: a later batch proves nothing
         self.batches.remove(batch)
-        self.records, self.sure = self.records + batch.count, True
+        self.records += batch.count
         if offset < 0: return
         self.first = offset if self.first < 0 else self.first
         self.last = offset + batch.count - 1
