@@ -66,7 +66,7 @@ class Lane:
         "The batch that may be sent now."
         flying = sum(b.flying for b in self.batches)
         if now < self.not_before or flying >= (IN_FLIGHT if self.sure else 1): return None
-        return next((b for b in self.batches if not b.flying), None) if self.sure or not flying else None
+        return next((b for b in self.batches if not b.flying), None)
 
     def arrived(self, batch: Batch, offset: int):
         "The broker has it. `offset` of its first record, -1 if the broker no longer knows."
@@ -262,7 +262,7 @@ class ColumnTransaction:
 
     def _partitions(self, topic: str, batch: pa.RecordBatch, keys: pa.Array | None) -> np.ndarray:
         "Where each row goes: where its column says, else by its key, else in turn."
-        dealer = self._dealers.setdefault(topic, None) or self._look_up(topic)
+        dealer = self._dealers.get(topic) or self._look_up(topic)
         dealt, chosen = dealer.deal(keys, batch.num_rows), batch.schema.get_field_index("partition")
         return dealt if chosen < 0 else _chosen(batch.column(chosen), dealt, dealer.partitions, topic)
 
