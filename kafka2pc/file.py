@@ -132,12 +132,11 @@ class FileParticipant(_Files):
         return f"{self.where}/{_HIDDEN}/{file}.{state}" if state else f"{self.where}/{file}"
 
 # %% ../nbs/30_file.ipynb #c015
-class FileTransaction:
-    "One open file of a `FileParticipant`."
-    def __init__(self, store: FileParticipant, c: Committable):
-        self.store, self.c, self.rows = store, c, 0
-        self.file = open(store.path(c, "open"), "xb")
-        self.writer = _FORMATS[store.format](self.file)
+class _OpenFile:
+    "What a transaction of a folder and one of an object store have in common: a local file that takes rows until the pre-commit."
+    def __init__(self, store: _Files, c: Committable, file):
+        self.store, self.c, self.rows, self.file = store, c, 0, file
+        self.writer = _FORMATS[store.format](file)
 
     def __enter__(self): return self
 
@@ -152,6 +151,11 @@ class FileTransaction:
         self.rows += len(batch)
 
     def flush(self): self.file.flush()
+
+
+class FileTransaction(_OpenFile):
+    "One open file of a `FileParticipant`."
+    def __init__(self, store: FileParticipant, c: Committable): super().__init__(store, c, open(store.path(c, "open"), "xb"))
 
     def precommit(self) -> Committable:
         "Raises `PrecommitFailed` if somebody has aborted it meanwhile."
@@ -245,26 +249,9 @@ class ObjectParticipant(_Files):
         return f"{self.root}/{kind}/{c.transactional_id}.{c.state.epoch}.{self.format}"
 
 # %% ../nbs/30_file.ipynb #c028
-class ObjectTransaction:
+class ObjectTransaction(_OpenFile):
     "One open file of an `ObjectParticipant`, on the local disk until it is pre-committed."
-    def __init__(self, store: ObjectParticipant, c: Committable):
-        self.store, self.c, self.rows = store, c, 0
-        self.file = tempfile.NamedTemporaryFile()
-        self.writer = _FORMATS[store.format](self.file)
-
-    def __enter__(self): return self
-
-    def __exit__(self, kind, *_):
-        with suppress(OSError):  # what is not pre-committed by now never will be
-            self.writer.close()
-            self.file.close()
-        if kind: self.store.abort(self.c)
-
-    def write(self, batch: RecordBatch):
-        self.writer.write(batch)
-        self.rows += len(batch)
-
-    def flush(self): self.file.flush()
+    def __init__(self, store: ObjectParticipant, c: Committable): super().__init__(store, c, tempfile.NamedTemporaryFile())
 
     def precommit(self) -> Committable:
         "Raises `PrecommitFailed` if somebody has aborted it meanwhile."
