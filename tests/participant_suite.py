@@ -10,6 +10,7 @@ import threading
 import uuid
 from dataclasses import asdict, replace
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
@@ -19,6 +20,11 @@ from kafka2pc.protocol import Committable, Mode, Outcome, Plan, PreparedTxnState
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 PROMISES, DURABLE = [], []
+
+
+def rows(texts):
+    """A batch with these texts as its only column."""
+    return pa.record_batch({"value": pa.array(texts, pa.string())})
 
 
 class At:

@@ -7,17 +7,13 @@ from decimal import Decimal
 import pyarrow as pa
 import pymysql
 import pytest
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask, promised
+from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask, promised, rows
 
 from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
 from kafka2pc.mysql import MysqlParticipant
 from kafka2pc.protocol import TxnState
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.mysql]
-
-
-def rows(texts):
-    return pa.record_batch({"value": pa.array(texts, pa.string())})
 
 
 @pytest.fixture

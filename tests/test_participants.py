@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, stranger
+from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, rows, stranger
 
 from kafka2pc.errors import BadOption
 from kafka2pc.file import FileParticipant, ObjectParticipant
@@ -21,10 +21,6 @@ pytestmark = pytest.mark.timeout(180)
 
 def promises(*of):
     return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
-
-
-def rows(texts):
-    return pa.record_batch({"value": pa.array(texts, pa.string())})
 
 
 @promises(*PROMISES)

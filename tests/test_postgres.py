@@ -7,17 +7,13 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from database_fixtures import Postgres
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, promised
+from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, promised, rows
 
 from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
 from kafka2pc.postgres import PostgresParticipant
 from kafka2pc.protocol import TxnState
 
 pytestmark = pytest.mark.timeout(180)
-
-
-def rows(texts):
-    return pa.record_batch({"value": pa.array(texts, pa.string())})
 
 
 @pytest.fixture
