@@ -54,9 +54,10 @@ class CrashPoint(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
     """An order to die: SIGKILL to `pid` (0: whoever gets there; None: nobody, it is left to who looks for PATH.done) when `point` of `batch_id`
-    (None: any) is reached. `wait`: who gets there goes no further, until the file `until` appears, two minutes at most."""
+    and `participant` (None: any) is reached. `wait`: who gets there goes no further, until the file `until` appears, two minutes at most."""
     point: CrashPoint
     batch_id: int | None = None
+    participant: str | None = None
     pid: int | None = 0
     wait: bool = True
     until: str = ""
@@ -79,12 +80,14 @@ def _obey(path: str, event: Event):
     order = _order(path)
     if order is None: return
     if (event.kind, event.op) != CrashPoint[order["point"]].value: return
-    if order["batch_id"] not in (None, event.ids.get("batch_id")): return
+    if any(order[name] not in (None, event.ids.get(name)) for name in ("batch_id", "participant")): return
     mine = f"{path}.{os.getpid()}.{threading.get_ident()}"
     try: os.rename(path, mine)  # one process wins, so an order is obeyed once
     except FileNotFoundError: return
-    Path(mine).write_text(json.dumps(asdict(event), default=str))
-    os.rename(mine, f"{path}.done")  # it says who obeys
+    said = Path(f"{mine}.said")  # not into the order itself: somebody may have it open
+    said.write_text(json.dumps(asdict(event), default=str))
+    said.rename(f"{path}.done")  # it says who obeys
+    os.unlink(mine)
     if order["pid"] is not None: os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
     end = time.monotonic() + (120 if order["wait"] else 0)
     while time.monotonic() < end and not os.path.exists(order["until"]): time.sleep(0.02)
@@ -191,7 +194,7 @@ def aborted_read(seen: Iterable[Seen], events: Iterable[Event]) -> list[Seen]:
 
 # %% ../nbs/01_history.ipynb #c032
 def early_read(events: Iterable[Event]) -> list[Event]:
-    "For every batch that a `read_committed` reader saw, its decision was durable before; otherwise it was read early."
+    "For every batch that a `read_committed` reader saw, its decision had been asked for before; otherwise it was read early."
     asked, early = set(), []
     for e in events:
         if (e.kind, e.op) == ("invoke", "decide"): asked.add(e.ids["batch_id"])  # from here on the decision may stand
@@ -246,7 +249,7 @@ def anomalies(expected: Iterable[int] | Mapping[int, int], seen: Iterable[Seen],
     found["reordered"] = reordered(seen)
     return {name: evidence for name, evidence in found.items() if evidence}
 
-# %% ../nbs/01_history.ipynb #c047
+# %% ../nbs/01_history.ipynb #c048
 TOLERATED = {
     "a batch in parts": "A batch becomes visible transaction by transaction (rule 9). Between two commits a reader sees a part; the end is judged.",
     "gaps in offsets": "The marker that ends a transaction takes an offset, and so do the rows of aborted attempts.",
@@ -256,7 +259,7 @@ TOLERATED = {
     "a decision without an answer": "Its process died, or the log did not answer. It may stand, so its rows may be seen, unless another attempt won.",
 }
 
-# %% ../nbs/01_history.ipynb #c051
+# %% ../nbs/01_history.ipynb #c052
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     "What one transaction was told (`commit` or `abort`), how often (`asked`), and the kind of the last answer: ok, fail (refused) or info (unclear)."

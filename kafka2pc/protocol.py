@@ -155,7 +155,7 @@ class Committable:
     @property
     def records(self) -> int: return sum(p.records for p in self.partitions)
 
-# %% ../nbs/00_protocol.ipynb #c028
+# %% ../nbs/00_protocol.ipynb #c027
 def _from_v0(d: dict) -> dict:
     return dict(transactional_id=d["transactional_id"], state=dict(producer_id=d["producer_id"], epoch=d["epoch"]))
 
@@ -167,7 +167,7 @@ def committable_from_dict(d: dict) -> Committable:
     d["partitions"] = tuple(PartitionRange(**p) for p in d.get("partitions", ()))
     return Committable(**(d | dict(state=PreparedTxnState(**d["state"]))))
 
-# %% ../nbs/00_protocol.ipynb #c032
+# %% ../nbs/00_protocol.ipynb #c031
 class Outcome(Enum):
     "What a store answered to commit or abort. UNKNOWN: ask again with the same Committable, nothing else is safe."
     DONE = "done"
@@ -201,14 +201,14 @@ class Participant(Protocol):
     def describe(self, cs: Iterable[Committable]) -> list[Standing]: ...
     def in_doubt(self, query_id: str) -> list[Committable]: ...
 
-# %% ../nbs/00_protocol.ipynb #c033
+# %% ../nbs/00_protocol.ipynb #c032
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitMessage:
     "What a task sends to the driver: the plan it followed, and its Committables (none if it saw no row, or drained)."
     plan: Plan
     committables: tuple[Committable, ...] = ()
 
-# %% ../nbs/00_protocol.ipynb #c035
+# %% ../nbs/00_protocol.ipynb #c034
 @dataclass
 class _Txn:
     state: TxnState

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kafka2pc.history import (ANOMALIES, TOLERATED, Event, History, Seen, aborted_read, anomalies, decided, duplicate, early_read,
-                              inconsistent_offsets, lost, read_history, reordered, torn)
+from kafka2pc.history import (ANOMALIES, TOLERATED, Crash, CrashPoint, Event, History, Seen, aborted_read, anomalies, arm, decided, duplicate,
+                              early_read, inconsistent_offsets, lost, read_history, reordered, torn)
 
 PARTITIONS = 2
 quick = settings(deadline=None, database=None, max_examples=150)
@@ -251,3 +251,13 @@ def test_a_history_in_a_file_is_judged_as_one_in_memory(tmp_path):
     events = read_history(tmp_path / "history")
     assert anomalies([1], at(1), events=events) == {}
     assert anomalies([1, 2], at(1, 2), events=events) == {"aborted read": at(2, first=1)}
+
+
+def test_who_has_an_order_open_reads_the_order_after_somebody_obeyed_it(tmp_path):
+    history = History(str(tmp_path / "history"), str(tmp_path / "crash"))
+    arm(tmp_path / "crash", Crash(point=CrashPoint.BEFORE_DECISION, pid=None, wait=False))
+    with open(tmp_path / "crash") as open_before:
+        event = history.append("invoke", "decide", batch_id=3)
+        assert json.load(open_before)["point"] == "BEFORE_DECISION"
+    assert Event(**json.loads((tmp_path / "crash.done").read_text())) == event
+    assert {file.name for file in tmp_path.iterdir()} == {"history", "crash.done"}
