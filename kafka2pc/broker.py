@@ -5,15 +5,17 @@
 # %% auto #0
 __all__ = ['JAVA_MIN', 'KAFKA_VERSION', 'TWO_PHASE', 'SMALL', 'QUICK', 'SCRAM', 'READY_ID', 'NoJava', 'FetchFailed',
            'BrokerFailed', 'find_java', 'cache_dir', 'ivy_jar', 'to_stderr', 'fetch_jars', 'fetch_kafka', 'free_ports',
-           'Node', 'LocalKafka', 'serve']
+           'Certificates', 'make_certificates', 'Node', 'LocalKafka', 'GuestKafka', 'a_kafka', 'serve']
 
 # %% ../nbs/02_broker.ipynb #c002
-import base64, fcntl, hashlib, json, os, random, re, secrets, shutil, signal, socket, subprocess, sys, tempfile, time, uuid, warnings
+import atexit, base64, fcntl, hashlib, json, os, random, re, secrets, shutil, signal, socket, subprocess, sys, tempfile, time, uuid, warnings
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Mapping
 
 # %% ../nbs/02_broker.ipynb #c003
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -251,12 +253,18 @@ def _node_settings(node: int, ports: list[tuple[int, int]], folder: Path, scheme
             "inter.broker.listener.name": scheme, "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": f"{scheme}:{scheme},CONTROLLER:PLAINTEXT"}
 
+
+def _write_settings(nodes: list, ports: list[tuple[int, int]], scheme: str, more: dict):
+    for i, n in enumerate(nodes):
+        n.folder.mkdir(exist_ok=True)
+        (n.folder / "server.properties").write_text(_properties(_node_settings(i, ports, n.folder, scheme) | more))
+
 # %% ../nbs/02_broker.ipynb #c036
-def _secure_settings(passwords: dict[str, str]) -> dict:
+def _secure_settings(passwords: dict[str, str], scheme: str) -> dict:
     "SCRAM for clients and between brokers, and Kafka's own authorizer. The controller's listener stays open: it is loopback only."
     jaas = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="admin" password="{passwords["admin"]}";'
     return {"sasl.enabled.mechanisms": "SCRAM-SHA-256", "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-256",
-            "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config": jaas,
+            f"listener.name.{scheme.lower()}.scram-sha-256.sasl.jaas.config": jaas,
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer", "super.users": "User:admin;User:ANONYMOUS"}
 
 
@@ -268,6 +276,62 @@ def _properties(settings: dict) -> str:
     return "".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}\n" for k, v in settings.items())
 
 # %% ../nbs/02_broker.ipynb #c039
+@dataclass(frozen=True)
+class Certificates:
+    "PEM files in `folder`: ca.pem, server.pem (certificate and key of the broker), and NAME.pem and NAME.key of each user, whose key has a password."
+    folder: Path
+    password: str = field(default_factory=lambda: secrets.token_hex(12), repr=False)
+
+    def broker(self) -> dict:
+        "What the broker must know: who it is, and whom it believes."
+        return {"ssl.keystore.type": "PEM", "ssl.keystore.location": self.folder / "server.pem", "ssl.truststore.type": "PEM",
+                "ssl.truststore.location": self.folder / "ca.pem", "ssl.client.auth": "required"}
+
+    def client(self, user: str) -> dict:
+        "What a client of this user needs, in librdkafka's names."
+        return {"security.protocol": "SSL", "ssl.ca.location": f"{self.folder}/ca.pem", "ssl.certificate.location": f"{self.folder}/{user}.pem",
+                "ssl.key.location": f"{self.folder}/{user}.key", "ssl.key.password": self.password}
+
+
+def make_certificates(folder: Path, users: Iterable[str] = ("admin", "alice")) -> Certificates:
+    "An authority, a broker on loopback and some users, good for a month. Needs the package cryptography."
+    from cryptography.hazmat.primitives import serialization as form
+    from cryptography.hazmat.primitives.asymmetric import ec
+    made = Certificates(folder)
+    folder.mkdir(parents=True)
+    authority, secret = ec.generate_private_key(ec.SECP256R1()), form.BestAvailableEncryption(made.password.encode())
+    (folder / "ca.pem").write_bytes(_signed("authority", authority, authority))
+    for name in ("server", *users):
+        key, own = ec.generate_private_key(ec.SECP256R1()), name != "server"
+        certificate = _signed(name, key, authority)
+        pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, secret if own else form.NoEncryption())
+        files = {f"{name}.pem": certificate, f"{name}.key": pem} if own else {"server.pem": pem + certificate}
+        for file, content in files.items():
+            (folder / file).touch(mode=0o600)
+            (folder / file).write_bytes(content)
+    return made
+
+
+def _signed(name: str, key, authority) -> bytes:
+    "The certificate of `name`; the authority signs its own one, too."
+    import ipaddress
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    called = lambda who: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, who)])
+    now, root, of = datetime.now(timezone.utc), key is authority, authority.public_key()
+    places = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    may = dict.fromkeys(("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
+                         "crl_sign", "encipher_only", "decipher_only"), False) | {"key_cert_sign" if root else "digital_signature": True}
+    made = x509.CertificateBuilder(issuer_name=called("authority"), subject_name=called(name), public_key=key.public_key(),
+                                   serial_number=x509.random_serial_number(), not_valid_before=now - timedelta(hours=1),
+                                   not_valid_after=now + timedelta(days=31))
+    for extension, critical in ((x509.BasicConstraints(root, None), True), (x509.KeyUsage(**may), True), (places, False),
+                                (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+                                (x509.AuthorityKeyIdentifier.from_issuer_public_key(of), False)):
+        made = made.add_extension(extension, critical)
+    return made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+# %% ../nbs/02_broker.ipynb #c042
 _SUPERVISOR = """
 import os, select, shutil, subprocess, sys, threading
 parent, folder, argv = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
@@ -286,7 +350,7 @@ if left.is_set() and folder:
     except OSError: pass
 """
 
-# %% ../nbs/02_broker.ipynb #c040
+# %% ../nbs/02_broker.ipynb #c043
 class Node:
     "One broker process. `folder` holds its settings, data and log; it is removed when Python dies, unless `keep`."
     def __init__(self, folder: Path, java: list[str], keep: bool = False):
@@ -325,7 +389,7 @@ class Node:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join([x[:300] for x in lines if x.strip() and not x.startswith("\t")][-most:])
 
-# %% ../nbs/02_broker.ipynb #c042
+# %% ../nbs/02_broker.ipynb #c045
 def _cluster_id() -> str:
     "A random cluster id: 16 bytes in URL-safe base64, as Kafka writes it, not starting with a dash."
     made = "-"
@@ -343,7 +407,7 @@ def _format(nodes: list[Node], cluster_id: str, passwords: dict[str, str]):
     failed = [n for n, tool in zip(nodes, running, strict=True) if tool.wait(timeout=60)]
     if failed: raise BrokerFailed(f"formatting {failed[0].folder.name} failed; the end of {failed[0].log}:\n{failed[0].said()}")
 
-# %% ../nbs/02_broker.ipynb #c044
+# %% ../nbs/02_broker.ipynb #c047
 def _port_open(port: int) -> bool:
     with socket.socket() as s:
         s.settimeout(1)
@@ -370,7 +434,7 @@ def _can_begin(conf: dict, wait_s: float = 2) -> bool:
 
 READY_ID = "local-kafka-ready"  # the transactional id of this question; it never holds an open transaction
 
-# %% ../nbs/02_broker.ipynb #c046
+# %% ../nbs/02_broker.ipynb #c049
 def _create_topic(conf: dict, name: str, partitions: int, replication: int, config: dict, wait_s: float):
     admin, end = AdminClient(conf | {"log_level": 0}), time.monotonic() + wait_s
     wanted, asked = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=config), 0
@@ -382,30 +446,39 @@ def _create_topic(conf: dict, name: str, partitions: int, replication: int, conf
             if not e.args[0].retriable() and e.args[0].code() != KafkaError._TIMED_OUT: raise
         else: break
     while time.monotonic() < end:
-        made = admin.list_topics(name, timeout=wait_s).topics[name].partitions.values()
-        if len(made) == partitions and all(p.leader >= 0 and len(p.isrs) == replication for p in made): return
+        with suppress(KafkaException):  # a connection broke: asked again
+            made = admin.list_topics(name, timeout=wait_s / 3).topics[name].partitions.values()
+            if len(made) == partitions and all(p.leader >= 0 and len(p.isrs) == len(p.replicas) for p in made): return
         time.sleep(0.02)
-    raise BrokerFailed(f"topic {name}: not every partition has a leader and {replication} replicas in sync after {wait_s:g} s",
-                       why="A node is down or slow.", action="Look at pids and logs of the LocalKafka.")
+    raise BrokerFailed(f"topic {name}: not every partition has a leader and all its replicas in sync after {wait_s:g} s",
+                       why="A node is down or slow.", action="Look at the nodes: a LocalKafka names their pids and logs.")
 
-# %% ../nbs/02_broker.ipynb #c047
-class LocalKafka:
-    """A real Kafka on loopback, one node or three; node numbers are Kafka's own `node.id`. Raises `NoJava`, `FetchFailed`, `BrokerFailed`.
 
-    `config` is added to server.properties, `heap` is Java's -Xmx, `ready_s` limits a wait for readiness (seconds), `keep` leaves the data behind."""
-    def __init__(self, nodes: int = 1, secure: bool = False, *, version: str = KAFKA_VERSION, config: dict | None = None,
+class _Cluster:
+    "What lessons ask of any cluster: it ends with `with`, and gives a name of the lesson's own for what is made there."
+    prefix = ""  # nobody else lives on a local one
+
+    def __enter__(self): return self.start()
+    def __exit__(self, *_): self.stop()
+    def name(self, word: str) -> str: return self.prefix + word
+
+# %% ../nbs/02_broker.ipynb #c050
+class LocalKafka(_Cluster):
+    """A real Kafka on loopback, one node or three, numbered as in Kafka's `node.id`. `secure`: logins and rights; `tls`: certificates, clients too.
+    `config` is added to server.properties, `heap` is Java's -Xmx, `ready_s` limits a wait for readiness (seconds), `keep` leaves the data behind.
+    Raises `NoJava`, `FetchFailed`, `BrokerFailed`."""
+    def __init__(self, nodes: int = 1, secure: bool = False, *, tls: bool = False, version: str = KAFKA_VERSION, config: dict | None = None,
                  two_phase_commit: bool = True, heap: str = "192m", keep: bool = False, ready_s: float = 60, progress: Callable | None = to_stderr):
         if nodes not in (1, 3): raise ValueError(f"nodes={nodes}: one or three")
         self.secure, self.version, self.heap, self.keep, self.ready_s, self.progress = secure, version, heap, keep, ready_s, progress
         self.passwords = {user: secrets.token_hex(12) for user in ("admin", "alice")} if secure else {}
-        self._scheme, rights = ("SASL_PLAINTEXT", _secure_settings(self.passwords)) if secure else ("PLAINTEXT", {})
+        self.tls, self._scheme = tls, f"{'SASL_' * secure}{'SSL' if tls else 'PLAINTEXT'}"
+        rights = _secure_settings(self.passwords, self._scheme) if secure else {}
         self.config = SMALL | QUICK | _replicas(nodes) | (TWO_PHASE if two_phase_commit else {}) | rights | (config or {})
         self.count, self.nodes, self.ports, self.data_dir = nodes, [], [], None
         self.started = self.ready = self.down = False  # down: a majority was killed, and not all nodes are started again
 
-    def __enter__(self) -> "LocalKafka": return self.start()
-    def __exit__(self, *_): self.stop()
-    def __repr__(self): return f"LocalKafka({self.version}, {self.count} node{'s' * (self.count > 1)}{', secure' * self.secure})"
+    def __repr__(self): return f"LocalKafka({self.version}, {self.count} node{'s' * (self.count > 1)}{', secure' * self.secure}{', tls' * self.tls})"
 
     @property
     def bootstrap_servers(self) -> str: return ",".join(f"127.0.0.1:{broker}" for broker, _ in self.ports)
@@ -417,10 +490,10 @@ class LocalKafka:
     def logs(self) -> list[Path]: return [n.log for n in self.nodes]
 
     def client_conf_for(self, user: str) -> dict:
-        "What a client of this user needs, in librdkafka's names. Without `secure` everybody is the same."
-        conf = {"bootstrap.servers": self.bootstrap_servers}
+        "What a client of this user needs, in librdkafka's names. With neither `secure` nor `tls` everybody is the same."
+        conf = {"bootstrap.servers": self.bootstrap_servers} | (self.certificates.client(user) if self.tls else {})
         if not self.secure: return conf
-        return conf | SCRAM | {"sasl.username": user, "sasl.password": self.passwords[user]}
+        return conf | SCRAM | {"security.protocol": self._scheme, "sasl.username": user, "sasl.password": self.passwords[user]}
 
     def start(self) -> "LocalKafka":
         "Fetch (once), format, start, and wait until a transaction can begin."
@@ -436,6 +509,7 @@ class LocalKafka:
         return self
 
     def _launch(self, tries: int = 3):
+        self.certificates = make_certificates(self.nodes[0].folder / "tls") if self.tls else None
         self._choose_ports()
         _format(self.nodes, self.cluster_id, self.passwords)
         for left in reversed(range(tries)):
@@ -449,9 +523,7 @@ class LocalKafka:
     def _choose_ports(self):
         flat = free_ports(2 * self.count)
         self.ports = list(zip(flat[::2], flat[1::2], strict=True))
-        for i, n in enumerate(self.nodes):
-            n.folder.mkdir(exist_ok=True)
-            (n.folder / "server.properties").write_text(_properties(_node_settings(i, self.ports, n.folder, self._scheme) | self.config))
+        _write_settings(self.nodes, self.ports, self._scheme, (self.certificates.broker() if self.tls else {}) | self.config)
 
     def _wait_ready(self):
         self.ready = False
@@ -506,18 +578,72 @@ class LocalKafka:
         self.nodes[node].signal(signal.SIGCONT)
         self.nodes[node].paused = False
 
-    def create_topic(self, name: str, partitions: int = 1, replication: int | None = None, config: dict | None = None, wait_s: float = 30):
-        "Create a topic and wait until every partition has a leader and all its replicas. `replication` defaults to the number of nodes."
+    def create_topic(self, name: str, partitions: int = 1, replication: int | None = None, config: dict | None = None, wait_s: float = 30) -> str:
+        "Create a topic and wait until every partition has a leader and all its replicas. `replication` defaults to the number of nodes. Its name."
         _create_topic(self.client_conf, name, partitions, replication or self.count, {k: str(v) for k, v in (config or {}).items()}, wait_s)
+        return name
 
-# %% ../nbs/02_broker.ipynb #c072
-def serve(nodes: int = 1, secure: bool = False, *, version: str = KAFKA_VERSION, config: dict | None = None, heap: str = "192m",
+# %% ../nbs/02_broker.ipynb #c077
+class GuestKafka(_Cluster):
+    """A guest on a running cluster; `conf` is what a client needs, in librdkafka's names. Its topics and groups begin with a `prefix` of its own.
+
+    `stop` deletes them; a guest that is killed leaves them (kafka2pc-guest-...). Raises `BrokerFailed` if nobody answers in `ready_s` seconds."""
+    def __init__(self, conf: Mapping[str, str], *, ready_s: float = 20):
+        self.client_conf, self.prefix, self.ready_s, self.topics = dict(conf), f"kafka2pc-guest-{uuid.uuid4().hex[:8]}-", ready_s, []
+
+    def __repr__(self): return f"GuestKafka({self.bootstrap_servers})"
+
+    @property
+    def bootstrap_servers(self) -> str: return self.client_conf["bootstrap.servers"]
+
+    def start(self) -> "GuestKafka":
+        "Ask whether somebody is there."
+        try: AdminClient(self.client_conf | {"log_level": 0}).list_topics(timeout=self.ready_s)
+        except KafkaException as e:
+            raise BrokerFailed(f"{self.bootstrap_servers}: {e.args[0].str()}", why="The cluster does not answer, or wants other security settings.",
+                               action="Check the address; without one the lesson starts a broker of its own.", risk="No. Nothing was created.") from e
+        atexit.register(self.stop)
+        return self
+
+    def create_topic(self, name: str, partitions: int = 1, replication: int | None = None, config: dict | None = None, wait_s: float = 30) -> str:
+        "Create the topic `self.name(name)`. `replication` defaults to what the cluster says. Its name."
+        self.topics.append(self.name(name))  # before it is asked: an answer may get lost
+        _create_topic(self.client_conf, self.topics[-1], partitions, replication or -1, {k: str(v) for k, v in (config or {}).items()}, wait_s)
+        return self.topics[-1]
+
+    def stop(self):
+        "Delete what was created here, and wait until it is gone; a warning names what could not be deleted."
+        atexit.unregister(self.stop)
+        admin, end = AdminClient(self.client_conf | {"log_level": 0}), time.monotonic() + self.ready_s
+        mine, self.topics = sorted(set(self.topics)), []
+        groups = [g.group_id for g in admin.list_consumer_groups().result().valid if g.group_id.startswith(self.prefix)]
+        for answer in (admin.delete_consumer_groups(groups) if groups else {}).values(): answer.result()
+        asked = admin.delete_topics(mine) if mine else {}
+        going = {topic for topic, answer in asked.items() if _deleted(answer)}
+        while going & set(admin.list_topics(timeout=self.ready_s).topics if going else ()) and time.monotonic() < end: time.sleep(0.05)
+        if left := sorted(set(mine) - going): warnings.warn(f"these topics could not be deleted: {', '.join(left)}", stacklevel=2)
+
+
+def _deleted(answer) -> bool:
+    try: answer.result()
+    except KafkaException as e: return e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART  # it was never made
+    return True
+
+
+def a_kafka(conf: Mapping[str, str] | None = None) -> "LocalKafka | GuestKafka":
+    "A started Kafka: a guest on the cluster of `conf`, or of KAFKA2PC_BOOTSTRAP_SERVERS (host:port); without either a local one."
+    servers = os.environ.get("KAFKA2PC_BOOTSTRAP_SERVERS")
+    conf = conf or ({"bootstrap.servers": servers} if servers else None)
+    return GuestKafka(conf).start() if conf else LocalKafka(progress=None).start()
+
+# %% ../nbs/02_broker.ipynb #c081
+def serve(nodes: int = 1, secure: bool = False, *, tls: bool = False, version: str = KAFKA_VERSION, config: dict | None = None, heap: str = "192m",
           echo: Callable = print):
     "Run a LocalKafka until Ctrl-C or SIGTERM. Main thread only. Raises what LocalKafka raises, and `BrokerFailed` if a node ends by itself."
     before = {s: signal.signal(s, signal.default_int_handler) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with LocalKafka(nodes, secure, version=version, config=config, heap=heap) as kafka:
-            for user in kafka.passwords or ["client"]: echo(f"settings for {user}: {_client_file(kafka, user)}")
+        with LocalKafka(nodes, secure, tls=tls, version=version, config=config, heap=heap) as kafka:
+            for user in ("admin", "alice") if secure or tls else ("client",): echo(f"settings for {user}: {_client_file(kafka, user)}")
             echo(f"bootstrap.servers={kafka.bootstrap_servers}")
             echo("ready; Ctrl-C ends it and removes its data")
             while not any(n.died for n in kafka.nodes): time.sleep(0.2)

@@ -15,6 +15,7 @@ from typing import Iterable
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 # %% ../nbs/04_writer.ipynb #c004
+from .control import for_librdkafka
 from .errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, UnclearAnswer
 from .protocol import Committable, PartitionRange, PreparedTxnState
 
@@ -51,7 +52,7 @@ def transaction_conf(conf: dict, transactional_id: str, timeout_ms: int, *, batc
 
 def open_producer(conf: dict, **callbacks) -> Producer:
     "A client with these settings; nothing is sent yet. Raises `BadOption` for a name or a value that librdkafka refuses."
-    try: return Producer(conf | callbacks)
+    try: return Producer(for_librdkafka(conf) | callbacks)
     except KafkaException as e: raise BadOption(f"kafka.* options: {e.args[0].str().strip()}") from None
 
 # %% ../nbs/04_writer.ipynb #c012
@@ -75,6 +76,22 @@ def _topics(values: list | None, topic: str | None, rows: int) -> tuple[set, Ite
     if values is None: raise BadRow("neither the option topic nor a column topic is there", action="Set the option topic, or add a column topic.")
     if None in values: raise BadRow(f"row {values.index(None)} of {rows}: topic is null", action="Set the option topic, or fill the column topic.")
     return set(values), values
+
+
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def _stamps(batch) -> Iterable:
+    "The time of each row in milliseconds since 1970; 0, librdkafka's word for it, where there is no such column."
+    i = batch.schema.get_field_index("timestamp")
+    if i < 0: return repeat(0)
+    column = batch.column(i)
+    if not str(column.type).startswith("timestamp"):
+        raise BadRow(f"column timestamp has type {column.type}", action="Cast the column timestamp before the sink.")
+    if column.null_count: raise BadRow("timestamp is null", action="Fill the column timestamp, or leave it out.")
+    stamps = [t * 1000 // _UNITS[column.type.unit] for t in column.cast("int64").to_pylist()]
+    if min(stamps, default=0) < 0: raise BadRow("timestamp is before 1970", why="Kafka has no such time.", action="Correct the column timestamp.")
+    return stamps
 
 # %% ../nbs/04_writer.ipynb #c013
 def _partitions(values: list | None) -> Iterable:
@@ -144,7 +161,14 @@ def _not_valid(who, topic, error, count, size):
     return BadRow(f"{who}: topic {topic} refused {count} records: {error.str()}", why="A compacted topic takes no record without a key.")
 
 
+def _wrong_time(who, topic, error, count, size):
+    return BadRow(f"{who}: topic {topic} refused {count} records: {error.str()}",
+                  why="A timestamp is further away than the topic's message.timestamp.before.max.ms or message.timestamp.after.max.ms allow.",
+                  action="Correct the column timestamp, or change the topic.")
+
+
 _CAUSES = {"TOPIC_AUTHORIZATION_FAILED": _not_allowed, "MSG_SIZE_TOO_LARGE": _too_large, "INVALID_RECORD": _not_valid,
+           "INVALID_TIMESTAMP": _wrong_time,
            "_UNKNOWN_TOPIC": _no_such, "_UNKNOWN_PARTITION": _no_such, "UNKNOWN_TOPIC_OR_PART": _no_such, "TOPIC_EXCEPTION": _no_such}
 
 
@@ -161,7 +185,8 @@ def failure(who: str, failed: dict, reason: KafkaError | None = None) -> Excepti
 class RowWriter:
     """Writes pyarrow record batches at least once: `begin()`, `write`, `flush`. A context manager; an exception forgets what is not sent yet.
 
-    Columns: value, and if wanted key, headers, topic, partition. The option `topic` wins. `begin_ms`: the longest wait for a broker.
+    Columns: value, and if wanted key, headers, topic, partition, timestamp. The option `topic` wins.
+    `begin_ms`: the longest wait for a broker. librdkafka takes the time 1970-01-01 00:00 for the present.
     """
     def __init__(self, conf: dict, *, topic: str | None = None, batch_bytes: int | None = None, begin_ms: int = BEGIN_MS):
         self.conf, self.topic, self.begin_ms, self.who = producer_conf(conf, batch_bytes=batch_bytes), topic, begin_ms, "at least once"
@@ -207,7 +232,8 @@ class RowWriter:
         if values is None: raise BadRow("there is no column value", action="Add a column value of type string or binary.")
         partitions, headers = _partitions(_column(batch, "partition", _INTS)), _headers(_column(batch, "headers"))
         for name in names - self._known: self._look_up(name)
-        self._send(zip(topics, values, repeat(None) if keys is None else keys, partitions, headers, strict=False))
+        stamps = _stamps(batch)
+        self._send(zip(topics, values, repeat(None) if keys is None else keys, partitions, stamps, headers, strict=False))
         self._sent += batch.num_rows
         self._serve(0)
         self._raise_failure()
@@ -215,20 +241,20 @@ class RowWriter:
     def _send(self, rows: Iterable):
         produce = self._producer.produce
         try:
-            for topic, value, key, partition, headers in rows:
-                try: produce(topic, value, key, partition, headers=headers)
-                except BufferError: self._send_later(topic, value, key, partition, headers=headers)
+            for topic, value, key, partition, stamp, headers in rows:
+                try: produce(topic, value, key, partition, timestamp=stamp, headers=headers)
+                except BufferError: self._send_later(topic, value, key, partition, timestamp=stamp, headers=headers)
         except KafkaException as e:
             self._serve(0)
             self._raise_failure()
             raise self._refused(e.args[0], topic, _size(value, key)) from None
 
-    def _send_later(self, *row, headers):
+    def _send_later(self, *row, **more):
         "The queue is full: let deliveries happen and try again, at most as long as a delivery may take."
         end = time.monotonic() + self.conf["message.timeout.ms"] / 1000
         while time.monotonic() < end:
             self._serve(0.1)
-            try: return self._producer.produce(*row, headers=headers)
+            try: return self._producer.produce(*row, **more)
             except BufferError: continue
         self._raise_failure()
         raise PrecommitFailed(f"{self.who}: no place in the queue for {self.conf['message.timeout.ms']} ms, {self._reports.count} records arrived")
@@ -242,7 +268,8 @@ class RowWriter:
         return failure(self.who, {(topic, -1): (error, 1, size)})
 
     def _look_up(self, topic: str, wait_s: float = 2):
-        "A topic that does not exist is an error now, not after minutes in a queue. A new one may need a moment until all brokers know it."
+        """A topic that does not exist is an error now, not after minutes in a queue (where auto.create.topics.enable is on, it is created).
+        A new one may need a moment until all brokers know it."""
         end = time.monotonic() + wait_s
         while (error := self._metadata_error(topic)) and time.monotonic() < end and error.name() in ("UNKNOWN_TOPIC_OR_PART", "LEADER_NOT_AVAILABLE"):
             time.sleep(0.1)

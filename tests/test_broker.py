@@ -6,15 +6,17 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from kafka_fixtures import values
 
 from kafka2pc import broker
 from kafka2pc.broker import BrokerFailed, FetchFailed, LocalKafka, Node, NoJava, fetch_jars, find_java, free_ports
+from kafka2pc.operations import read_properties
 
 SECONDS = 15  # for anything that should take one; a busy machine may need more
 
@@ -302,6 +304,14 @@ def commit_one(conf, topic, value, transactional_id="tests-broker"):
     producer.commit_transaction(30)
 
 
+def until_there(kafka, topic, wanted, seconds=20):
+    """The client hears that a transaction is committed before its marker is in every partition."""
+    end = time.monotonic() + seconds
+    while values(kafka, topic) != wanted and time.monotonic() < end:
+        time.sleep(0.1)
+    return values(kafka, topic) == wanted
+
+
 @real
 def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafka):
     kafka.create_topic("broker-kill")
@@ -316,10 +326,10 @@ def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafk
     assert kafka.pids == [None] and not runs(before)
     kafka.restart()
     assert kafka.pids[0] not in (None, before) and kafka.bootstrap_servers == servers
-    assert values(kafka, "broker-kill") == ["committed"]
+    assert until_there(kafka, "broker-kill", ["committed"])
     assert values(kafka, "broker-kill", "read_uncommitted") == ["committed", "open"]
     producer.commit_transaction(30)
-    assert values(kafka, "broker-kill") == ["committed", "open"]
+    assert until_there(kafka, "broker-kill", ["committed", "open"])
 
 
 @real
@@ -348,11 +358,11 @@ def test_with_three_nodes_one_may_die_and_come_back_in_sync_and_all_may_die_and_
         commit_one(three.client_conf, "t", "without 0")
         three.restart(0)
         assert broker._joined(three.client_conf, three.cluster_id, [0, 1, 2])
-        assert values(three, "t") == ["without 0"]
+        assert until_there(three, "t", ["without 0"])
         for action in (three.kill, three.restart):  # a power failure
             for node in range(3):
                 action(node)
-        assert values(three, "t") == ["without 0"]
+        assert until_there(three, "t", ["without 0"])
         folder = three.data_dir
     assert not folder.exists()
 
@@ -362,7 +372,7 @@ def test_secure_lets_admin_in_and_gives_alice_no_right():
     with LocalKafka(secure=True) as secure:
         secure.create_topic("t")
         commit_one(secure.client_conf, "t", "by admin")
-        assert values(secure, "t") == ["by admin"]
+        assert until_there(secure, "t", ["by admin"])
         with pytest.raises(KafkaException) as e:
             commit_one(secure.client_conf_for("alice"), "t", "by alice")
         assert e.value.args[0].name() == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
@@ -398,13 +408,13 @@ def test_a_lost_race_for_a_port_is_run_again_and_a_dead_broker_leaves_its_log(tm
     assert kafka.logs[0].exists()
 
 
-SERVE = "from kafka2pc.broker import serve; serve(echo=lambda line: print(line, flush=True))"
+SERVE = "from kafka2pc.broker import serve; serve({}echo=lambda line: print(line, flush=True))"
 
 
 @real
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_serve_says_where_and_leaves_nothing(how, killed_later):
-    server = python(SERVE)
+    server = python(SERVE.format(""))
     killed_later.append(server)
     settings = Path(server.stdout.readline().split(": ")[1].strip())
     servers = server.stdout.readline().strip()
@@ -417,3 +427,33 @@ def test_serve_says_where_and_leaves_nothing(how, killed_later):
         assert server.returncode == 0 and said == "stopped\n"
     assert eventually(lambda: not broker._port_open(port), 5)
     assert eventually(lambda: not settings.parent.parent.exists(), 5)
+
+
+@real
+@pytest.mark.parametrize("tls", [False, True], ids=["logins", "certificates"])
+def test_serve_writes_for_each_user_what_a_client_needs(tls, killed_later):
+    server = python(SERVE.format("tls=True, " if tls else "secure=True, "))
+    killed_later.append(server)
+    for user in ("admin", "alice"):
+        said = server.stdout.readline()
+        assert said.startswith(f"settings for {user}: ")
+        assert AdminClient(read_properties(said.split(": ")[1].strip())).list_topics(timeout=SECONDS).brokers
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=SECONDS)
+
+
+@pytest.mark.kafka
+def test_a_connection_that_breaks_while_a_topic_is_made_is_no_failure(kafka, monkeypatch):
+    asked = []
+
+    class Flaky(AdminClient):
+        def list_topics(self, *args, **kwargs):
+            asked.append(args)
+            if len(asked) == 1:
+                raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+            return super().list_topics(*args, **kwargs)
+
+    monkeypatch.setattr(broker, "AdminClient", Flaky)
+    name = f"flaky-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name, partitions=2)
+    assert asked == [(name,)] * len(asked) and len(asked) > 1

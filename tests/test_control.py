@@ -15,7 +15,9 @@ from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
 from kafka2pc.broker import LocalKafka
 from kafka2pc.control import REFUSED_OPTIONS, Control, NotSent, Recovery, TimeoutTooLarge, TopicInfo, client_conf
 from kafka2pc.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
+from kafka2pc.fetch import Manner, fetch
 from kafka2pc.kafka import check
+from kafka2pc.operations import Door, doctor
 from kafka2pc.protocol import Outcome, PreparedTxnState
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
@@ -487,10 +489,27 @@ def test_a_kept_transaction_is_ended_by_its_raised_epoch(ongoing, stored, ended)
 
 @pytest.mark.kafka
 def test_why_a_broker_has_no_two_phase_commit_is_told():
-    for config, why in (({"transaction.two.phase.commit.enable": False}, "transaction.two.phase.commit.enable is false"),
-                        ({"unstable.api.versions.enable": False}, "no InitProducerId version 6")):
+    for config, why, finding in (({"transaction.two.phase.commit.enable": False}, "transaction.two.phase.commit.enable is false", "two-phase-off"),
+                                 ({"unstable.api.versions.enable": False}, "no InitProducerId version 6", "two-phase-no-version")):
         with LocalKafka(progress=None, config=config) as kafka, Control(kafka.client_conf) as control:
             assert why in control.why_no_two_phase("kafka2pc-probe")
+            assert [f.why for f in doctor(Door(kafka.bootstrap_servers)).findings if f.name == finding] == [control.why_no_two_phase("kafka2pc-probe")]
             with pytest.raises(BadOption, match="twoPhaseCommit=required"):
                 check(kafka.client_conf, two_phase="required")
             assert check(kafka.client_conf, two_phase="auto").two_phase is False
+
+
+@pytest.mark.kafka
+def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_named(alice, grant, secure):
+    producer = Producer(secure.client_conf)
+    producer.produce("own", b"read me", partition=0)
+    producer.flush(30)
+    def read(control): return [v for c in fetch(control, "own", 0, 0, 1, Manner(patience_ms=5000)) for v in c.values.to_pylist()]
+    with Control(secure.client_conf) as admin: assert read(admin) == [b"read me"]
+    for rights in ((), (DESCRIBE,)):
+        for right in rights:
+            grant(TOPIC, "own", LITERAL, right)
+            soon(lambda: allowed(lambda: alice.leaders(["own"])), True)
+        with pytest.raises(NotAuthorized, match="topic own: 29 (.|\n)*Grant READ and DESCRIBE"): read(alice)
+    grant(TOPIC, "own", LITERAL, READ)
+    soon(lambda: allowed(lambda: read(alice)), True)
