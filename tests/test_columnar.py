@@ -1,4 +1,6 @@
 """Whole columns become exactly the bytes that a reader of records expects, whatever is in them."""
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -77,3 +79,11 @@ def test_rows_are_sliced_with_all_their_columns():
     assert isinstance(rows, Rows)
     made, = sections(rows, np.zeros(2, int), "t", 1000)
     assert read_back(record_batch(made, PreparedTxnState(1, 0), 0)) == [(b"b", b"2", [], 6), (None, None, [], 7)]
+
+
+def test_the_picture_of_the_format_shows_the_bytes_that_are_sent(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "tools"))
+    import pictures
+    fields = list(pictures.fields())
+    assert sum(len(content) for _, content, of_record in fields if not of_record) == HEADER_BYTES == 61
+    assert pictures.record_format() == (pictures.ROOT / "images" / "record-format.svg").read_text(encoding="utf-8"), "make images"

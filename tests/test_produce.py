@@ -138,7 +138,8 @@ def test_both_engines_write_the_same_records(kafka):
     headers = pa.array([[("a", b"1"), ("b", None)], [], None] * 40, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
     batch = pa.record_batch({"key": pa.array([f"k{n % 17}".encode() if n % 9 else b"" for n in range(120)]), "headers": headers,
                              "value": pa.array([None if n % 13 == 0 else b"v" * n for n in range(120)], pa.binary()),
-                             "partition": pa.array([n % 3 if n % 5 == 0 else None for n in range(120)], pa.int32())})
+                             "partition": pa.array([n % 3 if n % 5 == 0 else None for n in range(120)], pa.int32()),
+                             "timestamp": pa.array([1_700_000_000_123_456 + n for n in range(120)], pa.timestamp("us", "Europe/Paris"))})
     found = {}
     for engine in ("columnar", "rows"):
         kafka.create_topic(name := f"engine-{uuid.uuid4().hex[:8]}", partitions=3)
@@ -150,7 +151,7 @@ def test_both_engines_write_the_same_records(kafka):
         store.commit(c)
         while store.control.describe_transactions([c.transactional_id])[c.transactional_id].state != "CompleteCommit": time.sleep(0.02)
         records = read_topic(kafka.client_conf, name)
-        found[engine] = [(r.partition, r.offset, r.key, r.value, r.headers) for r in records], [(p.partition, p.records, p.first_offset, p.last_offset)
+        found[engine] = [(r.partition, r.offset, r.key, r.value, r.headers, r.timestamp_ms) for r in records], [(p.partition, p.records, p.first_offset, p.last_offset)
                                                                                               for p in c.partitions]
     assert found["columnar"] == found["rows"] and len(found["rows"][0]) == 120
 
