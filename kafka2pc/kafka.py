@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from tenacity import Retrying, retry_if_result, stop_after_attempt, stop_after_delay, wait_exponential, wait_random
 
 # %% ../nbs/06_kafka.ipynb #c004
-from .control import Control, DescribedTransaction, topic_not_authorized
+from .control import Control, DescribedTransaction, check_login, for_librdkafka, topic_not_authorized
 from .history import History, Seen, from_environment
 from .errors import BadOption, BrokerUnreachable, UnclearAnswer
 from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, Transaction, TxnState, parse_name
@@ -158,6 +158,7 @@ def check(conf: dict, *, prefix: str | None = "kafka2pc", topics: Iterable[str] 
 
     Raises `BadOption` (options, topics, timeout), `NotAuthorized` (login, topics, prefix), `BrokerUnreachable` after `within_ms`.
     """
+    check_login(conf)  # librdkafka says less of what is wrong, and later
     open_producer(producer_conf(conf))
     topics = list(topics)
     with Control(conf, timeout_ms=within_ms) as control:
@@ -220,7 +221,7 @@ def read_topic(conf: dict, topic: str, isolation: str = "read_committed", *, tim
 
 def _read(conf: dict, topic: str, isolation: str, timeout_s: float) -> tuple[list[Record], dict[int, int]]:
     "The records, and the offset at which each partition ends."
-    end, consumer = time.monotonic() + timeout_s, Consumer(dict(conf) | _READER | {"isolation.level": isolation})
+    end, consumer = time.monotonic() + timeout_s, Consumer(for_librdkafka(conf) | _READER | {"isolation.level": isolation})
     try:
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error: raise BadOption(f"topic {topic}: {found.error.str()}")

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from dataclasses import asdict, replace
+from datetime import datetime, timezone
 
 import psutil
 import pyarrow as pa
@@ -211,14 +212,25 @@ def test_a_full_queue_loses_nothing_and_the_receipt_tells_where_everything_is(ka
     store.close()
 
 
+BAD_TIME = [datetime(year, 1, 1, tzinfo=timezone.utc) for year in (1969, 2000, 2090)]
 BAD_ROWS = {
     "null topic": (dict(value=["a", "b"], topic=["t", None]), "row 1 of 2: topic is null"),
     "no topic": (dict(value=["a"]), "neither the option topic nor a column topic"),
     "no value": (dict(key=["a"], topic=["t"]), "no column value"),
     "negative partition": (dict(value=["a"], topic=["t"], partition=[-1]), "partition -1"),
     "wrong type": (dict(value=[1], topic=["t"]), "column value has type int64"),
+    "null timestamp": (dict(value=["a", "b"], topic=["t", "t"], timestamp=[BAD_TIME[1], None]), "timestamp is null"),
+    "timestamp before 1970": (dict(value=["a"], topic=["t"], timestamp=[BAD_TIME[0]]), "timestamp is before 1970"),
+    "timestamp that is none": (dict(value=["a"], topic=["t"], timestamp=["noon"]), "column timestamp has type string"),
     "header without a key": (dict(value=["a"], topic=["t"], headers=[[{"key": None, "value": b"v"}]]), "header without a key"),
 }
+
+
+@pytest.mark.kafka
+def test_a_time_that_the_topic_refuses_is_a_bad_row(kafka, topic, store):
+    with pytest.raises(BadRow, match=f"topic {topic} refused 1 records(.|\n)*message.timestamp.after.max.ms"), store.begin(a_plan()) as txn:
+        txn.write(pa.record_batch(dict(value=["a"], timestamp=[BAD_TIME[2]])))
+        txn.flush()
 
 
 @pytest.mark.kafka
