@@ -50,12 +50,13 @@ def dump_decision(d: Decision) -> bytes:
     return json.dumps(out | {"checksum": _checksum(out)}, indent=1).encode()
 
 
-def load_decision(content: bytes, where: str) -> Decision:
-    "The decision in a file. Raises `CorruptDecision` for a damaged one and `UnknownFormat` for one from a newer version."
+def load_decision(content: bytes, where: str, slot: Slot | None = None) -> Decision:
+    "The decision in a file. Raises `CorruptDecision` for a damaged one or one about another `slot`, `UnknownFormat` for one of a newer version."
     try:
         d = json.loads(content)
         if d["format"] != 1: raise UnknownFormat(f"{where}: format {d['format']}, known up to 1")
         if d["checksum"] != _checksum(d): raise CorruptDecision(f"{where}: the checksum does not fit the content")
+        if slot not in (None, (d["batch_id"], d["attempt"])): raise CorruptDecision(f"{where}: it is about slot {d['batch_id']}.{d['attempt']}")
         return Decision(query_id=d["query_id"], slot=Slot(d["batch_id"], d["attempt"]), commit=d["kind"] == "COMMIT", token=parse_token(d["token"]),
                         stores=tuple(d["stores"].items()), offsets_hash=d["offsets_hash"],
                         committables=tuple(committable_from_dict(c) for c in d["committables"]))
@@ -120,7 +121,7 @@ class FileLog:
             if s.batch_id < batch_id: self._remove(self._path(s))
 
     def _path(self, slot: Slot) -> str: return f"{self.folder}/{slot.batch_id}.{slot.attempt}.json"
-    def _load(self, slot: Slot) -> Decision: return load_decision(self._get(self._path(slot)), self._path(slot))
+    def _load(self, slot: Slot) -> Decision: return load_decision(self._get(self._path(slot)), self._path(slot), slot)
 
     def _slots(self) -> list[Slot]:
         return sorted(Slot(*map(int, name.split(".")[:2])) for name in self._names() if re.fullmatch(r"\d+\.\d+\.json", name))
@@ -159,10 +160,10 @@ def _sync(folder: str):
 class ObjectLog(FileLog):
     "The same in an fsspec file system that keeps `pipe_file(mode='create')`. Raises `BadOption` at once if it does not."
     def __init__(self, url: str):
-        from fsspec.core import url_to_fs
+        from fsspec import AbstractFileSystem, url_to_fs
         self.fs, self.folder = url_to_fs(url)
-        self.fs.makedirs(self.folder, exist_ok=True)
-        if not self._keeps_the_first(f"{self.folder}/.probe-{uuid.uuid4().hex}"):
+        self.fs.makedirs(self.folder, exist_ok=True)  # fsspec's own way of creating looks first and writes then: two may win
+        if type(self.fs).pipe_file is AbstractFileSystem.pipe_file or not self._keeps_the_first(f"{self.folder}/.probe-{uuid.uuid4().hex}"):
             raise BadOption(f"decision log {self.folder}: this store overwrites an object that exists",
                             action="Choose a local folder, or a store whose fsspec driver supports an exclusive create.")
 

@@ -1,0 +1,329 @@
+"""The promises of every decision log: in memory, in files, in an object store, in a Kafka topic, in a PostgreSQL table; and what only one can break."""
+import os
+import time
+import uuid
+from contextlib import contextmanager
+from functools import partial
+from unittest.mock import patch
+
+import fsspec
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
+from fsspec.implementations.local import LocalFileSystem
+from kafka_fixtures import records
+
+from kafka2pc import decisions
+from kafka2pc.control import Control
+from kafka2pc.decision_table import TableLog
+from kafka2pc.decision_topic import TopicLog
+from kafka2pc.decisions import FileLog, MemoryLog, ObjectLog, dump_decision, open_log
+from kafka2pc.errors import BadOption, BrokerUnreachable, CorruptDecision, LogUnwritable, Superseded
+from kafka2pc.protocol import Outcome
+
+pytestmark = pytest.mark.timeout(180)
+DURABLE_LOGS = ["file", "object", pytest.param("topic", marks=pytest.mark.kafka), "table"]
+
+
+def first_only(fails, real):
+    """`fails` in place of `real`, for the first call."""
+    calls = []
+    return lambda *args, **more: (real if calls else calls.append(1) or fails)(*args, **more)
+
+
+@contextmanager
+def lose(target, name, when, error):
+    """The first call of `target.name` raises `error`, before or after it was done."""
+    real = getattr(target, name)
+
+    def fails(*args, **more):
+        if when == "after":
+            real(*args, **more)
+        raise error
+    with patch.object(target, name, first_only(fails, real)):
+        yield
+
+
+def both(losing):
+    return {when: partial(losing, when) for when in ("before", "after")}
+
+
+def memory(request):
+    kept = {}
+    return Place(lambda name="a": kept.setdefault(name, MemoryLog()))
+
+
+def file(request):
+    folder = str(request.getfixturevalue("tmp_path"))
+
+    def spoil(name, slot, content):
+        os.makedirs(f"{folder}/{name}")
+        decisions._write_through(f"{folder}/{name}/{slot.batch_id}.{slot.attempt}.json", content)
+    losing = lambda when: lose(decisions.os, "link", when, OSError(5, "I/O error"))
+    return Place(lambda name="a": FileLog(f"{folder}/{name}"), steps=["create", "_put"], spoil=spoil, lost=both(losing))
+
+
+class ConditionalPut(LocalFileSystem):
+    """A store with a conditional put that other processes see, as S3 has it: the object appears whole, or the name is taken."""
+
+    protocol = "put"
+
+    def pipe_file(self, path, value, mode="overwrite", **more):
+        if mode != "create":
+            return super().pipe_file(path, value, mode=mode, **more)
+        fresh = f"{path}.{uuid.uuid4().hex}"
+        super().pipe_file(fresh, value)
+        try:
+            os.link(fresh, path)
+        finally:
+            os.unlink(fresh)
+
+
+def an_object_store(request):
+    url = f"put://{request.getfixturevalue('tmp_path')}"
+
+    def open(name="a"):
+        fsspec.register_implementation("put", ConditionalPut, clobber=True)
+        return ObjectLog(f"{url}/{name}")
+
+    def spoil(name, slot, content):
+        log = open(name)
+        log.fs.pipe_file(log._path(slot), content)
+    losing = lambda when: lose(ObjectLog, "_put", when, OSError(5, "I/O error"))
+    return Place(open, steps=["create", "_put", "pipe_file"], spoil=spoil, lost=both(losing))
+
+
+def topic(request):
+    conf, start = request.getfixturevalue("kafka").client_conf, uuid.uuid4().hex
+
+    def spoil(name, slot, content):
+        producer = Producer(conf)
+        producer.produce("decisions", content, key=f"{start}-{name}/{slot.batch_id}.{slot.attempt}")
+        producer.flush()
+
+    @contextmanager
+    def losing(when):
+        real = Control.end_txn
+
+        def fails(*args, **more):
+            if when == "after":
+                real(*args, **more)
+            return Outcome.UNKNOWN
+        with patch.object(Control, "end_txn", first_only(fails, real)):
+            yield
+    return Place(lambda name="a": TopicLog(conf, "decisions", f"{start}-{name}"), steps=["create", "end_txn"], spoil=spoil, lost=both(losing))
+
+
+def table(request):
+    postgres, start = request.getfixturevalue("postgres"), uuid.uuid4().hex
+    url = postgres.url
+
+    def spoil(name, slot, content):
+        TableLog(url, f"{start}-{name}")
+        postgres.execute("insert into kafka2pc_decisions values (%s, %s, %s, %s)", f"{start}-{name}", *slot, content.decode("latin-1"))
+    losing = lambda when: lose(psycopg.Connection, "commit", when, psycopg.OperationalError("lost"))
+    return Place(lambda name="a": TableLog(url, f"{start}-{name}", lock_ms=300), steps=["create", "_insert"], spoil=spoil, lost=both(losing))
+
+
+PLACES = {"memory": memory, "file": file, "object": an_object_store, "topic": topic, "table": table}
+
+
+@pytest.fixture
+def place(request):
+    return PLACES[request.param](request)
+
+
+def promises(*of):
+    return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
+
+
+@promises(*PROMISES)
+@pytest.mark.parametrize("place", ["memory", *DURABLE_LOGS], indirect=True)
+def test_every_log_keeps(promise, place):
+    promise(place)
+
+
+@promises(*DURABLE)
+@pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+def test_a_log_that_outlives_its_driver_keeps(promise, place):
+    promise(place)
+
+
+@promises(*UNCLEAR)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+def test_when_the_answer_is_lost(promise, when, place):
+    promise(place, when)
+
+
+@promises(*DAMAGED)
+@pytest.mark.parametrize("kind", CONTENT)
+@pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+def test_with_damaged_content(promise, kind, place):
+    promise(place, kind)
+
+
+# -- a topic --
+
+
+def topic_log(kafka, topic="decisions", **more):
+    return TopicLog(kafka.client_conf, topic, uuid.uuid4().hex, **more)
+
+
+def append(kafka, topic, key, value):
+    producer = Producer(kafka.client_conf)
+    producer.produce(topic, value, key=key)
+    producer.flush()
+
+
+@pytest.mark.kafka
+def test_a_second_line_past_the_log_is_found_and_so_is_a_key_that_names_no_slot(kafka):
+    log = topic_log(kafka)
+    first = log.create(record())
+    append(kafka, log.topic, f"{log.name}/7.0", dump_decision(record()))
+    for ask in (lambda: log.chain(7), lambda: log.create(first)):
+        with pytest.raises(CorruptDecision, match="2 different lines"):
+            ask()
+    other = topic_log(kafka)
+    append(kafka, log.topic, f"{other.name}/seven", b"x")
+    with pytest.raises(CorruptDecision, match="names no slot"):
+        other.batches()
+
+
+@pytest.mark.kafka
+def test_another_logs_open_transaction_hides_nothing(kafka):
+    mine, other = topic_log(kafka, within_ms=3000), topic_log(kafka)
+    state = other._control.init_producer_id(other.transactional_id, timeout_ms=10_000)
+    other._append(state, {record().slot: b"not ended"})
+    first = record()
+    with pytest.raises(LogUnwritable, match="was read to"):  # its end cannot be known yet
+        mine.create(first)
+    assert other._control.end_txn(other.transactional_id, state, commit=False) is Outcome.DONE
+    assert mine.create(first) == first == mine.create(record(commit=False))
+
+
+@pytest.mark.kafka
+def test_who_loses_does_not_disturb_a_writer(kafka):
+    log = topic_log(kafka)
+    first = log.create(record())
+    with patch.object(Control, "init_producer_id", side_effect=AssertionError("a fence")):
+        assert log.create(record(commit=False)) == first
+
+
+@pytest.mark.kafka
+def test_a_broker_that_goes_away_is_no_answer_only_if_the_question_was_asked(kafka):
+    log, away = topic_log(kafka), BrokerUnreachable("nobody")
+    with patch.object(Control, "init_producer_id", side_effect=away), pytest.raises(LogUnwritable, match="nobody"):
+        log.create(record())
+    real, asked = Control.init_producer_id, []
+
+    def once(*args, **more):
+        if asked:
+            raise away
+        asked.append(1)
+        return real(*args, **more)
+    with patch.object(Control, "init_producer_id", once), patch.object(Control, "end_txn", return_value=Outcome.UNKNOWN):
+        assert log.create(record()) is None
+
+
+@pytest.mark.kafka
+def test_a_topic_that_is_not_the_one_of_before_is_found(kafka):
+    log = topic_log(kafka, f"gone-{uuid.uuid4().hex}")
+    log.create(record())
+    log.chain(7)
+    admin = AdminClient(kafka.client_conf)
+    admin.delete_topics([log.topic])[log.topic].result()
+    time.sleep(0.5)
+    kafka.create_topic(log.topic, config={"cleanup.policy": "compact"})
+    with pytest.raises(CorruptDecision, match="deleted and made again"):
+        log.chain(7)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
+def test_a_topic_that_would_forget_is_refused(kafka, policy):
+    name = uuid.uuid4().hex
+    kafka.create_topic(name, config={"cleanup.policy": policy})
+    with pytest.raises(BadOption, match="forgets decisions"):
+        topic_log(kafka, name)
+    assert records(kafka, name, "read_uncommitted") == []
+
+
+@pytest.mark.kafka
+def test_compaction_keeps_what_restore_needs_and_a_decision_that_is_too_long_is_refused(kafka):
+    admin, name = AdminClient(kafka.client_conf), uuid.uuid4().hex
+    node = str(min(admin.list_topics(timeout=10).brokers))
+    quick = ConfigResource(ResourceType.BROKER, node, incremental_configs=[ConfigEntry("log.cleaner.backoff.ms", "100", incremental_operation=AlterConfigOpType.SET)])
+    admin.incremental_alter_configs([quick])[quick].result()
+    kafka.create_topic(name, config={"cleanup.policy": "compact", "segment.ms": 100, "min.cleanable.dirty.ratio": 0, "delete.retention.ms": 0, "max.message.bytes": 5000})
+    log = topic_log(kafka, name)
+    kept = [log.create(record(b, a, commit=a == 1)) for b in range(6) for a in range(2)][-4:]
+    log.purge(4)
+    purged, end = {f"{log.name}/{b}.{a}".encode() for b in range(4) for a in range(2)}, time.monotonic() + 60
+    while {m.key() for m in records(kafka, name)} & purged:
+        assert time.monotonic() < end, "the broker has not compacted the topic"
+        time.sleep(0.3)
+        append(kafka, name, "somebody else", b"to begin a new segment")
+    stranger = TopicLog(kafka.client_conf, name, log.name)
+    assert (stranger.batches(), stranger.chain(4) + stranger.chain(5)) == ([4, 5], kept)
+    with pytest.raises(LogUnwritable, match="bytes"):
+        log.create(record(6, n=5000))
+    assert log.create(small := record(6)) == small
+
+
+# -- a table --
+
+
+def test_a_server_that_forgets_is_refused(postgres):
+    postgres.execute("alter system set fsync = off")
+    postgres.execute("select pg_reload_conf()")
+    try:
+        time.sleep(0.3)
+        with pytest.raises(BadOption, match="fsync = off"):
+            TableLog(postgres.url, "a")
+    finally:
+        postgres.execute("alter system reset fsync")
+        postgres.execute("select pg_reload_conf()")
+
+
+def test_a_decision_is_on_the_disk_whatever_the_user_has_set_and_takes_its_work_with_it(postgres):
+    name, done = uuid.uuid4().hex, []
+
+    def also(db, decision):
+        done.append((decision.slot.batch_id, *db.execute("show synchronous_commit").fetchone()))
+    log = TableLog(f"{postgres.url}&options=-csynchronous_commit%3Doff" if "?" in postgres.url else f"{postgres.url}?options=-csynchronous_commit%3Doff", name, also=also)
+    first = record()
+    log.create(record(6, commit=False))
+    assert log.create(first) == log.create(record()) == log.create(first) == first
+    assert done == [(7, "on")]
+
+
+def test_a_commit_behind_a_later_batch_is_refused_with_its_work(postgres):
+    done = []
+    log = TableLog(postgres.url, uuid.uuid4().hex, also=lambda db, d: done.append(d.slot.batch_id))
+    log.create(record(8, commit=False))
+    with pytest.raises(Superseded, match="a later batch stands"):
+        log.create(record(7))
+    assert (log.chain(7), done) == ([], []) and log.create(closed := record(7, commit=False)) == closed
+
+
+def test_a_server_that_does_not_answer_is_told_without_the_password():
+    with pytest.raises(BrokerUnreachable) as e:
+        TableLog("postgresql://user:secret@127.0.0.1:1/x", "a")
+    with pytest.raises(BadOption) as also:
+        TableLog("postgresql://user:secret@host/x?nosuch=1", "a")
+    assert "secret" not in str(e.value) + str(also.value)
+
+
+class LooksFirst(LocalFileSystem):
+    """fsspec's own way to create an object: is it there? No. Then write it. Two may do so at once."""
+
+    protocol = "looks"
+
+
+def test_a_store_that_looks_first_and_writes_then_is_refused(tmp_path):
+    fsspec.register_implementation("looks", LooksFirst, clobber=True)
+    with pytest.raises(BadOption, match="overwrites an object"):
+        open_log(f"looks://{tmp_path}/log")
