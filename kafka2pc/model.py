@@ -528,7 +528,7 @@ def trace(m: Model, before: dict, state: tuple) -> list[Step]:
         state = earlier
     return path[::-1]
 
-# %% ../nbs/15_model.ipynb #c046
+# %% ../nbs/15_model.ipynb #c047
 SMALL = {
     "one run": Config(drivers=1, batches=3),
     "two runs": Config(),
@@ -553,7 +553,7 @@ SMALL = {
     "a batch without partitions": Config(no_tasks=(0,)),
 }
 
-# %% ../nbs/15_model.ipynb #c047
+# %% ../nbs/15_model.ipynb #c048
 LARGE = {
     "death, timeout, second try, break": Config(crash=1, timeout=1, retry=1, broken=1),
     "late EndTxn and create, break, forget": Config(late_end=1, late_create=1, broken=1, forget=1),

@@ -45,7 +45,8 @@ def precommit(participants: Sequence[Participant], plan: Plan, chunks: Iterable,
             with history.of("begin", participant=p.name, **ids): txns.append(stack.enter_context(p.begin(plan)))
         for chunk in chain([first], chunks):
             with history.of("write", rows=len(chunk), **ids): _write(txns, chunk)
-        return CommitMessage(plan=plan, committables=tuple(promise(txn, history, **ids) for txn in txns))
+        promised = (promise(txn, history, participant=p.name, **ids) for p, txn in zip(participants, txns, strict=True))
+        return CommitMessage(plan=plan, committables=tuple(promised))
 
 
 def _read_to_the_end(chunks: Iterable):

@@ -28,7 +28,7 @@ def claim(driver: Driver, batch_id: int) -> Decision:
 
 # %% ../nbs/13_restore.ipynb #c009
 def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
-    """Act three, on the driver, before the first task (steps PLAN 1-7). `mine`: the token of this run, None if it has none or has planned this batch.
+    """Act three, on the driver, before the first task (steps PLAN 1-6). `mine`: the token of this run, None if it has none or has planned this batch.
     Raises `WrongCluster`, `StaleCheckpoint`, `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
 
     1. COMMIT stands: its offsets must be Spark's; finish it; drain.
@@ -62,9 +62,11 @@ def _drain(driver: Driver, stands: Decision, offsets_hash: str) -> Plan:
 
 
 def check_stores(driver: Driver):
-    "A decision about one cluster means nothing to another: compare the newest record's stores with those at hand. Raises `WrongCluster`."
+    "A decision of another query, or about another cluster, means nothing here: look at the newest record. Raises `StaleCheckpoint`, `WrongCluster`."
     batches = driver.log.batches()
     newest = driver.log.chain(batches[-1]) if batches else []  # empty: purged in between, so others are far ahead; step 4 will see it
+    if newest and newest[-1].query_id != driver.query_id:
+        raise StaleCheckpoint(f"query {driver.query_id}: its log holds decisions of query {newest[-1].query_id}; each needs a log of its own")
     kept = dict(newest[-1].stores) if newest else {}
     for name, p in driver.participants.items():
         if kept.get(name, p.store_id()) != p.store_id():

@@ -328,7 +328,7 @@ RULES |= {
         _TWO, (("commit.decide", decide_in_first_free_slot),), "8", "H5"),
 }
 
-# %% ../nbs/16_rules.ipynb #c038
+# %% ../nbs/16_rules.ipynb #c039
 def never_later(log, batch_id) -> bool: return False
 
 
@@ -363,7 +363,7 @@ RULES |= {
         Config(keep_batches=0), (("commit.newest_commit", all_commits),), "8", "H12"),
 }
 
-# %% ../nbs/16_rules.ipynb #c041
+# %% ../nbs/16_rules.ipynb #c042
 def name_without_token(plan: Plan, w: Worker, attempt: int, counter: int) -> str:
     return spell("0.0.00000000", 0, w.slot, 0, counter, plan.batch_id % 2)
 
@@ -387,7 +387,7 @@ def begin_without_init(store, plan: Plan) -> StepTxn:
 
 def forget_retired(world: World, worker: Worker) -> tuple: return ()
 
-# %% ../nbs/16_rules.ipynb #c042
+# %% ../nbs/16_rules.ipynb #c043
 RULES |= {
     "names of one run": Rule("names without the token: all runs share them", _LOST,
         _TWO, (("world.worker_name", name_without_token),), "names", "H8"),
@@ -403,7 +403,7 @@ RULES |= {
         Config(end_txn=4, late_end=1), (("world.worker_name", name_without_parity), ("world.StepStore.begin", begin_without_init)), "names"),
 }
 
-# %% ../nbs/16_rules.ipynb #c047
+# %% ../nbs/16_rules.ipynb #c048
 def sweep_both_parities(driver, token, own_parity=None):
     for parity in (0, 1): sweep(driver, token, parity)
 
@@ -415,13 +415,13 @@ RULES |= {
     "names of one batch": Rule("the next batch takes the same name", _LOST, _AHEAD, (("world.worker_name", name_without_parity),), "overlap", "H17"),
 }
 
-# %% ../nbs/16_rules.ipynb #c050
+# %% ../nbs/16_rules.ipynb #c051
 RULES |= {
     "a log that remembers": Rule("the log loses a record", _LOST, replace(_TWO, lost_entry=1), of="log", hole="H14"),
     "a log that remembers, rows twice": Rule("the same: it was a COMMIT", "DUPLICATE", replace(_TWO, lost_entry=1), of="log", hole="H14"),
 }
 
-# %% ../nbs/16_rules.ipynb #c055
+# %% ../nbs/16_rules.ipynb #c056
 def abort_nothing(driver, messages, batch_id) -> bool: return False
 def finish_later(driver, decision) -> bool: return True
 def spare_nothing(log) -> None: "No COMMIT protects its transactions from a sweep."
@@ -446,7 +446,7 @@ HARMLESS = {
     "a drained task writes nothing": Rule("it writes, and nobody commits it", "", Config(), (("precommit.precommit", precommit_always),)),
 }
 
-# %% ../nbs/16_rules.ipynb #c058
+# %% ../nbs/16_rules.ipynb #c059
 LIMITS = {
     "a driver that oversleeps": Rule("between the check and the decision more than the margin passes", "DECIDED-A-DEAD-TXN",
         replace(_ONE, timeout=1, stall=True), hole="H15"),

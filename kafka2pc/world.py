@@ -495,7 +495,7 @@ def short_decision(m: Scene, number: int) -> str:
 SAY_ASKED = {
     "init": lambda m, name: f"InitProducerId {short(name)}",
     "epoch": lambda m, name: f"goes on with its producer {short(name)}",
-    "produce": lambda m, name, epoch, rows: f"writes {len(rows)} row to {short(name, epoch)}, flushes",
+    "produce": lambda m, name, epoch, rows: f"writes {len(rows)} row to {short(name, epoch)}",
     "end": lambda m, name, epoch, commit: f"EndTxn({'commit' if commit else 'abort'}) {short(name, epoch)}",
     "describe": lambda m, tuples: f"describes {', '.join(short(*t) for t in tuples)}",
     "list": lambda m, prepared: "lists what is open",
