@@ -12,21 +12,27 @@ from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_p
 from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
 from kafka2pc.postgres import PostgresParticipant
 from kafka2pc.protocol import TxnState
+from kafka2pc.staged import StagedParticipant
 
 pytestmark = pytest.mark.timeout(180)
 
 
+def table(postgres, kind=PostgresParticipant):
+    """A table of this test's own."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    postgres.execute(f"create table {name} (value text)")
+    return At(kind(postgres.url, name), lambda: [value for value, in postgres.execute(f"select value from {name}")], rows)
+
+
 @pytest.fixture
 def at(postgres):
-    """A table of this test's own."""
-    table = f"t{uuid.uuid4().hex[:8]}"
-    postgres.execute(f"create table {table} (value text)")
-    return At(PostgresParticipant(postgres.url, table), lambda: [value for value, in postgres.execute(f"select value from {table}")], rows)
+    return table(postgres)
 
 
 @pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
-def test_postgres_keeps(promise, at):
-    promise(at)
+@pytest.mark.parametrize("kind", [PostgresParticipant, StagedParticipant], ids=["prepared", "staged"])
+def test_postgres_keeps(promise, kind, postgres):
+    promise(table(postgres, kind))
 
 
 def written(store, *batches, plan=None):
