@@ -4,20 +4,18 @@
 
 # %% auto #0
 __all__ = ['OPTIONS', 'TopicPart', 'Where', 'SourceOptions', 'parse_options', 'Offsets', 'to_json', 'from_json', 'Log', 'Logs',
-           'Loss', 'admit', 'plan_end', 'find_losses', 'report', 'Range', 'ranges', 'cut', 'Questions', 'borrowed',
-           'fetch', 'columns', 'to_arrow', 'read', 'find_logs', 'begin_at', 'StreamReader', 'wanted', 'only',
-           'plan_read', 'BatchReader', 'Lag', 'last_offsets', 'lag', 'Kafka2pc', 'register']
+           'Loss', 'admit', 'plan_end', 'find_losses', 'report', 'Range', 'ranges', 'cut', 'Questions', 'records',
+           'columns', 'to_arrow', 'read', 'find_logs', 'begin_at', 'StreamReader', 'wanted', 'only', 'plan_read',
+           'BatchReader', 'Lag', 'last_offsets', 'lag', 'Kafka2pc', 'register']
 
 # %% ../nbs/21_source.ipynb #c002
-import itertools, json, logging, os, re, time
-from contextlib import contextmanager
+import itertools, json, logging, re, time
 from dataclasses import dataclass, field
 from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 # %% ../nbs/21_source.ipynb #c003
 import pyarrow as pa
-from confluent_kafka import (Consumer, ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection,
-                             TopicPartition, Uuid)
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import (ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType)
@@ -29,8 +27,11 @@ except ImportError: ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTrigger
 
 # %% ../nbs/21_source.ipynb #c005
 from . import sink
-from .control import client_conf
+from .control import TOKEN_PROVIDER, Control, client_conf, for_librdkafka
+from .decode import HEADERS, Columns
 from .errors import BadOption, BrokerUnreachable, NotAuthorized, RecordsGone, StaleCheckpoint, TopicGone, TopicRecreated, UnknownFormat
+from .fetch import NotFetched, fetch, manner
+from .kafka import KafkaParticipant
 
 # %% ../nbs/21_source.ipynb #c008
 OPTIONS = {
@@ -67,7 +68,7 @@ class Where:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     "The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is given; `start` and `end` None: not given."
-    conf: tuple[tuple[str, str], ...]
+    conf: tuple[tuple[str, str], ...] = field(repr=False)  # it may hold a password
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[TopicPart, ...] = ()
@@ -157,7 +158,7 @@ def _subscription(given: Mapping[str, str]) -> dict:
 # %% ../nbs/21_source.ipynb #c012
 _REFUSED = {"key.deserializer": "cast the column key", "value.deserializer": "cast the column value", "max.poll.records": "use maxOffsetsPerTrigger",
             "enable.auto.commit": "leave it out: offsets live in Spark's checkpoint, and a group is told of them",
-            "enable.auto.offset.store": "leave it out", "enable.partition.eof": "leave it out, the source needs it"}
+            "enable.auto.offset.store": "leave it out", "enable.partition.eof": "leave it out"}
 _RENAMED = {"fetch.max.wait.ms": "fetch.wait.max.ms"}  # Java's name
 
 
@@ -336,7 +337,10 @@ def cut(whole: Sequence[Range], least: int | None) -> list[Range]:
 _FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
               KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION)
 _UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-_PASSING = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._NOENT, *_UNKNOWN)  # _NOENT: no leader known
+_PASSING = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._NOENT,  # _NOENT: no leader known
+            KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
+            KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, *_UNKNOWN)
+_NOTHING_READ = "No. Nothing was read; the offsets in the checkpoint stay."
 _NO_ID = str(Uuid(0, 0))  # what brokers before topic ids say
 _INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
 
@@ -345,7 +349,7 @@ def _translated(e: KafkaException, what: str) -> Exception:
     "The error of ours that says the same."
     error = e.args[0]
     if error.code() in _FORBIDDEN: return NotAuthorized(f"{what}: {error.str()}")
-    return BrokerUnreachable(f"{what}: {error.str()}", risk="No. Nothing was read; the offsets in the checkpoint stay.")
+    return BrokerUnreachable(f"{what}: {error.str()}", risk=_NOTHING_READ)
 
 
 def _may_pass(e: BaseException) -> bool:
@@ -357,7 +361,10 @@ class Questions:
     def __init__(self, conf: Mapping[str, str], committed_only: bool = True, within_ms: int = 20_000):
         self.within_ms, self.servers = within_ms, conf["bootstrap.servers"]
         self.isolation = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        try: self.admin = AdminClient({"log_level": 2} | dict(conf))
+        self._conf, self._groups = for_librdkafka(conf) | {"session.timeout.ms": 6_000}, {}  # librdkafka's wait for a coordinator when it commits
+        if "SSL" in conf.get("security.protocol", "").upper() or TOKEN_PROVIDER in conf:
+            Control(conf, timeout_ms=within_ms).close()  # it says what is wrong with a certificate or a token; librdkafka keeps that to itself
+        try: self.admin = AdminClient({"log_level": 2} | for_librdkafka(conf))
         except KafkaException as e: raise BadOption(f"kafka.* options: {e.args[0].str().strip()}") from None
 
     def _ask(self, what: str, ask: Callable):
@@ -406,81 +413,35 @@ class Questions:
 
     def committed(self, group: str, parts: Iterable[TopicPart]) -> dict[TopicPart, int]:
         "The offsets that a group has kept, of those that it has."
-        wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(t, p) for t, p in parts])
-        once = lambda: self.admin.list_consumer_group_offsets([wanted], request_timeout=self.within_ms / 3000)[group].result().topic_partitions
-        found = self._ask(f"offsets of group {group}", once) if wanted.topic_partitions else []
+        wanted = [TopicPartition(t, p) for t, p in parts]
+        once = lambda: self._group(group).committed(wanted, timeout=self.within_ms / 3000)
+        found = self._ask(f"offsets of group {group}", once) if wanted else []
+        for part in found:
+            if part.error: raise _translated(KafkaException(part.error), f"offsets of group {group} at {self.servers}")
         return {(f.topic, f.partition): f.offset for f in found if f.offset >= 0}
 
-    def tell(self, group: str, offsets: Mapping[TopicPart, int], within_ms: int = 5_000):
+    def tell(self, group: str, offsets: Mapping[TopicPart, int]):
         "Make these the offsets of the group. Raises `KafkaException`, for instance if the group has members."
-        told = ConsumerGroupTopicPartitions(group, [TopicPartition(t, p, o) for (t, p), o in offsets.items()])
-        answer = self.admin.alter_consumer_group_offsets([told], request_timeout=within_ms / 1000)[group].result()
-        for part in answer.topic_partitions:
+        told = self._group(group).commit(offsets=[TopicPartition(t, p, o) for (t, p), o in offsets.items()], asynchronous=False)
+        for part in told:
             if part.error: raise KafkaException(part.error)
 
+    def _group(self, group: str) -> Consumer:
+        "A consumer that never joins. (librdkafka's admin client ends the whole process if such a question is asked again after it timed out.)"
+        if group not in self._groups: self._groups[group] = Consumer(self._conf | {"group.id": group, "enable.auto.commit": False, "log_level": 2})
+        return self._groups[group]
+
 # %% ../nbs/21_source.ipynb #c043
-_READER = {"group.id": "kafka2pc-source", "fetch.wait.max.ms": 50, "fetch.queue.backoff.ms": 10, "queued.max.messages.kbytes": 16_384,
-           "check.crcs": True, "log_level": 2}  # what the user sets wins
-_FIXED = {"enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True, "auto.offset.reset": "error"}
-_IDLE: dict[tuple, list[Consumer]] = {}  # consumers of this process that nobody reads with: (pid, settings) -> them
-
-
-@contextmanager
-def borrowed(conf: tuple[tuple[str, str], ...]) -> Iterator[Consumer]:
-    "A consumer with these settings: one that is idle in this process, or a new one. A fork never gets its parent's."
-    idle = _IDLE.setdefault((os.getpid(), conf), [])
-    consumer = idle.pop() if idle else Consumer(_READER | dict(conf) | _FIXED)
-    try: yield consumer
-    except BaseException:
-        consumer.close()  # who knows what it holds
-        raise
-    consumer.unassign()
-    idle.append(consumer)
-
-
-def _events(consumer: Consumer, most: int, wait_s: float) -> list[Message]:
-    "Records, ends of partitions and errors: the first one, waited for, and what is there already."
-    first = consumer.poll(wait_s)
-    return [] if first is None else [first, *consumer.consume(most, 0)]
-
-
-_OUT_OF_RANGE = (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET)
-_ROWS_MAX, _BYTES_MAX = 10_000, 8 << 20  # of one Arrow batch; a single large record may be more
-
-
-def _sort_out(events: Sequence[Message], position: int, end: int) -> tuple[list[Message], int]:
-    "The records below `end`, and where the reader stands after these events. Raises the `KafkaException` of an error that will not pass."
-    others = [m for m in events if m.error() is not None]
-    rows = [m for m in events if m.error() is None] if others else events
-    for m in others:
-        error = m.error()
-        if error.code() == KafkaError._PARTITION_EOF: position = max(position, m.offset())
-        elif error.code() in _OUT_OF_RANGE or not (error.retriable() or error.code() in _PASSING): raise KafkaException(error)
-    if rows: position = max(position, rows[-1].offset() + 1)
-    return (rows if position <= end else [m for m in rows if m.offset() < end]), position
-
-
-def fetch(conf: tuple[tuple[str, str], ...], r: Range, wait_ms: int = 120_000) -> Iterator[list[Message]]:
-    """The records of a range, in lists. Raises `KafkaException`: the client's errors, and `_TIMED_OUT` if nothing comes within `wait_ms`."""
-    with borrowed(conf) as consumer:
-        consumer.assign([TopicPartition(r.topic, r.partition, r.begin)])
-        position, rows, size = r.begin, [], 0
-        while position < r.end:
-            events = _events(consumer, min(_ROWS_MAX, r.end - position), wait_ms / 1000)
-            if not events: raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"nothing came for {wait_ms} ms at offset {position}"))
-            found, position = _sort_out(events, position, r.end)
-            rows, size = rows + found, size + sum(map(len, found))
-            if len(rows) >= _ROWS_MAX or size >= _BYTES_MAX:
-                yield rows
-                rows, size = [], 0
-    if rows: yield rows
+def records(options: SourceOptions, r: Range) -> Iterator[Columns]:
+    "The records of a range. Raises `NotFetched`, `NotAuthorized`, `RecordsBroken`, `UnknownFormat`, `BrokerUnreachable`."
+    conf = dict(options.conf)
+    return fetch(KafkaParticipant(conf).control, r.topic, r.partition, r.begin, r.end, manner(conf, options.wait_ms), headers=options.headers)
 
 # %% ../nbs/21_source.ipynb #c048
 _FIELDS = [("key", BinaryType(), pa.binary()), ("value", BinaryType(), pa.binary()), ("topic", StringType(), pa.string()),
            ("partition", IntegerType(), pa.int32()), ("offset", LongType(), pa.int64()), ("timestamp", TimestampType(), pa.timestamp("us", tz="UTC")),
            ("timestampType", IntegerType(), pa.int32())]
-_HEADERS = ("headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
-            pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))))
+_HEADERS = ("headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])), HEADERS)
 
 
 def columns(headers: bool) -> StructType:
@@ -488,53 +449,38 @@ def columns(headers: bool) -> StructType:
     return StructType([StructField(name, kind) for name, kind, _ in _FIELDS + [_HEADERS] * headers])
 
 
-def to_arrow(rows: Sequence[Message], r: Range, headers: bool) -> pa.RecordBatch:
-    "The records of one partition as columns. `timestampType`: 0 when it was made, 1 when it was appended, -1 none."
-    times = [m.timestamp() for m in rows]
-    values = {"key": [m.key() for m in rows], "value": [m.value() for m in rows], "topic": pa.repeat(pa.scalar(r.topic), len(rows)),
-              "partition": pa.repeat(pa.scalar(r.partition, pa.int32()), len(rows)), "offset": [m.offset() for m in rows],
-              "timestamp": pa.array([ms for _, ms in times], pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC")),
-              "timestampType": [kind - 1 for kind, _ in times],
-              "headers": [[{"key": k, "value": v} for k, v in m.headers()] if m.headers() else None for m in rows] if headers else None}
-    fields = [(name, kind) for name, _, kind in _FIELDS + [_HEADERS] * headers]
-    arrays = [v if isinstance(v := values[name], pa.Array) else pa.array(v, kind) for name, kind in fields]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+def to_arrow(rows: Columns, r: Range) -> pa.RecordBatch:
+    "The records of one partition as Spark's columns. `timestampType`: 0 when it was made, 1 when it was appended."
+    times = pa.array(rows.timestamps_ms).cast(pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
+    same = lambda value, kind: pa.repeat(pa.scalar(value, kind), len(rows))
+    arrays = [rows.keys, rows.values, same(r.topic, pa.string()), same(r.partition, pa.int32()), pa.array(rows.offsets), times, pa.array(rows.kinds)]
+    fields = [(name, kind) for name, _, kind in (_FIELDS if rows.headers is None else [*_FIELDS, _HEADERS])]
+    return pa.RecordBatch.from_arrays(arrays if rows.headers is None else [*arrays, rows.headers], schema=pa.schema(fields))
 
 # %% ../nbs/21_source.ipynb #c051
-def _watermarks(conf: tuple[tuple[str, str], ...], r: Range) -> Log | None:
-    "What the partition holds now; None if it is not there."
-    with borrowed(conf) as consumer:
-        try: return Log(*consumer.get_watermark_offsets(TopicPartition(r.topic, r.partition), timeout=20))
-        except KafkaException as e:
-            if e.args[0].code() in _UNKNOWN: return None
-            raise
-
-
-def _what_is_left(options: SourceOptions, r: Range, at: int, e: KafkaException) -> Range | None:
-    "What can be read of a range from `at` on after this error; None: nothing. Raises the error that it means, unless a loss is to be passed over."
-    where = f"{r.topic}-{r.partition}, offsets {at} to {r.end - 1}"
-    try: log = _watermarks(options.conf, r)
-    except KafkaException as e2: raise _translated(e2, where) from e
+def _what_is_left(options: SourceOptions, r: Range, e: NotFetched) -> Range | None:
+    "What can be read of a range after this error; None: nothing. Raises the error that it means, unless a loss is to be passed over."
+    at, part = e.offset, (r.topic, r.partition)
+    where, ask = f"{r.topic}-{r.partition}, offsets {at} to {r.end - 1}", Questions(dict(options.conf), committed_only=False)
+    there = r.partition in ask.topics([r.topic]).get(r.topic, ("", []))[1]
+    log = ask.logs([part])[part] if there else None
     if log is None: loss, left = Loss(TopicGone, f"{where}: the topic or partition does not exist any more"), None
     elif at < log.begin:
         begin = min(log.begin, r.end)
-        loss, left = Loss(RecordsGone, f"{r.topic}-{r.partition}: offsets {at} to {begin - 1} are gone"), Range(r.topic, r.partition, begin, r.end)
+        loss, left = Loss(RecordsGone, f"{r.topic}-{r.partition}: offsets {at} to {begin - 1} are gone"), Range(*part, begin, r.end)
     elif log.end < r.end: loss, left = Loss(TopicRecreated, f"{where}: the log ends at offset {log.end}"), None
-    else: raise _translated(e, where) from None
+    else: raise BrokerUnreachable(f"{where}: {e}", risk=_NOTHING_READ) from None
     report([loss], options.fail_on_loss)
     return left
 
 
 def read(options: SourceOptions, r: Range | None) -> Iterator[pa.RecordBatch]:
-    "The records of a range as Arrow batches. Raises `RecordsGone`, `TopicGone`, `TopicRecreated`, `NotAuthorized`, `BrokerUnreachable`."
+    "The records of a range as Arrow batches. Raises what `records` raises, `RecordsGone`, `TopicGone`, `TopicRecreated`."
     while r is not None and r.begin < r.end:
-        at = r.begin
         try:
-            for rows in fetch(options.conf, r, options.wait_ms):
-                yield to_arrow(rows, r, options.headers)
-                at = rows[-1].offset() + 1
+            for rows in records(options, r): yield to_arrow(rows, r)
             return
-        except KafkaException as e: r = _what_is_left(options, Range(r.topic, r.partition, at, r.end), at, e)
+        except NotFetched as e: r = _what_is_left(options, r, e)
 
 # %% ../nbs/21_source.ipynb #c056
 def find_logs(ask: Questions, options: SourceOptions) -> Logs:
@@ -675,9 +621,9 @@ def wanted(options: SourceOptions, start: Offsets) -> Offsets:
 
 
 def only(logs: Logs, target: Logs, start: Offsets) -> Logs:
-    "Of the `logs` of now what was there at the `target`, and never less than was read already."
-    least = lambda part: max(target.parts[part].end, start.at.get(part, 0), logs.parts[part].begin)
-    parts = {part: Log(log.begin, min(log.end, least(part))) for part, log in logs.parts.items() if part in target.parts}
+    "Of the `logs` of now what was there at the `target`, and never less than was read already (one look may miss a topic: it is not forgotten)."
+    least = lambda part: max(target.parts[part].end if part in target.parts else 0, start.at.get(part, 0), logs.parts[part].begin)
+    parts = {part: Log(log.begin, min(log.end, least(part))) for part, log in logs.parts.items() if part in target.parts or part in start.at}
     return Logs(parts, _of_topics(logs.ids, parts))
 
 # %% ../nbs/21_source.ipynb #c073

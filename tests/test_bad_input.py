@@ -23,6 +23,7 @@ from kafka2pc.sink import check_schema, parse_options
 from kafka2pc.story import Failed, Story, until
 
 pytestmark = pytest.mark.timeout(120)
+RISK = {"CorruptDecision": "Perhaps", "BrokerUnreachable": "Not yet"}  # at a restart, something decided may be waiting
 PARTS = re.compile(r"kafka2pc\.\w+\.(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk: (?P<risk>.+)\n +what to do: (?P<action>.+)")
 
 
@@ -55,7 +56,7 @@ def told(text, error, *says):
     found = PARTS.search(text)
     assert found, f"no error of ours, with four parts, in:\n{text}"
     assert found["error"] == error, found[0]
-    assert found["risk"].startswith("Perhaps" if error == "CorruptDecision" else "No."), found["risk"]
+    assert found["risk"].startswith(RISK.get(error, "No.")), found["risk"]
     for word in says:
         assert word in found[0], f"{word!r} is not in:\n{found[0]}"
     return found
@@ -96,7 +97,11 @@ OPTIONS = {
     "no topic": ({"topic": ""}, "topic is empty"),
     "no key": ({"idempotenceKey": "", "decisionLog": "/l"}, "idempotenceKey is empty"),
     "no log": ({"decisionLog": ""}, "decisionLog is empty"),
+    "decisions in no topic": ({"decisionLog": "kafka:"}, "decisionLog=kafka:: kafka:TOPIC with the name of one topic is needed"),
+    "decisions in two topics": ({"decisionLog": "kafka:a,b"}, "decisionLog=kafka:a,b: kafka:TOPIC"),
+    "decisions among the rows": ({"decisionLog": "kafka:t"}, "decisionLog=kafka:t: rows are written to this topic"),
     "key without its guarantee": ({"deliveryGuarantee": "at_least_once", "idempotenceKey": "k"}, "idempotenceKey needs deliveryGuarantee="),
+    "neither true nor false": ({"includeTimestamp": "yes"}, "includeTimestamp=yes: choose one of false, true"),
     "no such engine": ({"engine": "java"}, "engine=java: choose one of auto, columnar, confluent"),
     "a partitioner that columns do not have": ({"engine": "columnar", "kafka.partitioner": "random"}, "engine=columnar and kafka.partitioner=random"),
     "no timeout and a timeout": ({"twoPhaseCommit": "required", "kafka.transaction.timeout.ms": "9000"}, "twoPhaseCommit=required and kafka.transaction"),
@@ -187,6 +192,12 @@ def test_without_topic_there_is_nowhere_to_write():
         check_schema(schema({"value": TEXT}), None)
 
 
+def test_a_time_that_is_asked_for_must_be_there():
+    check_schema(schema({"value": TEXT, "timestamp": TEXT}), "t")
+    for columns, says in (({}, "no column timestamp"), ({"timestamp": TEXT}, "column timestamp is string: it must be timestamp")):
+        with pytest.raises(BadOption, match=says): check_schema(schema({"value": TEXT} | columns), "t", timestamps=True)
+
+
 def test_columns_of_sparks_own_sink_are_taken_whatever_their_case():
     check_schema(schema({"Value": BYTES, "KEY": TEXT, "topic": TEXT, "Partition": INT, "headers": headers(BYTES), "more": LONG}), None)
 
@@ -204,15 +215,18 @@ WRONG_OPTIONS = {
     "topic not on the broker": ({"topic": "nowhere"}, ["topic nowhere does not exist", "Create it"]),
     "no topic": ({"topic": None}, ["no option topic and no column topic"]),
     "key of a batch write": ({"idempotenceKey": "k", "decisionLog": "/nowhere"}, ["idempotenceKey is for batch writes"]),
+    "decisions in no known kind of place": ({"decisionLog": "nosuch://user:secret@host/x"}, ["decisionLog=nosuch:", "kafka:TOPIC or postgresql://"]),
+    "decisions in a table that nobody serves": ({"decisionLog": "postgresql://user:secret@127.0.0.1:1/x"}, ["decision log in PostgreSQL", "Check decisionLog"]),
 }
-ERROR_OF = {"timeout too long": "TimeoutTooLarge"}
+ERROR_OF = {"timeout too long": "TimeoutTooLarge", "decisions in a table that nobody serves": "BrokerUnreachable"}
 
 
 @on_spark
 @pytest.mark.parametrize("name", WRONG_OPTIONS, ids=dashed)
 def test_a_wrong_option_stops_the_query_before_it_writes(story, name):
     options, says = WRONG_OPTIONS[name]
-    refused(story, ERROR_OF.get(name, "BadOption"), *says, options=options)
+    found = refused(story, ERROR_OF.get(name, "BadOption"), *says, options=options)
+    assert "secret" not in found[0]
 
 
 @on_spark

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kafka2pc.history import CrashPoint, duplicate, lost, reordered
+from kafka2pc.sink import Noted
 from kafka2pc.story import Failed, Story, running, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
@@ -31,6 +32,18 @@ def test_columns_are_those_of_sparks_own_sink(story, kafka):
     for m in own + others:
         row = int(m.value)
         assert m.topic.endswith("-other") == bool(row % 2) and m.key.decode() == f"k{row % 7}" and m.headers == (("row", str(row).encode()),)
+
+
+@pytest.mark.parametrize("engine", ["columnar", "confluent"])
+def test_a_timestamp_column_counts_only_if_it_is_asked_for(story, engine):
+    story.feed()
+    columns = ["cast(row as string) value", "timestamp_millis(1700000000000 + row) timestamp"]
+    story.run(options={"engine": engine}, select=columns)
+    assert all(m.timestamp_ms > 1_750_000_000_000 for m in story.seen())
+    story.feed()
+    story.run(options={"engine": engine, "includeTimestamp": "true"}, select=columns)
+    asked = [m for m in story.seen() if m.timestamp_ms < 1_750_000_000_000]
+    assert len(asked) == story.size and all(m.timestamp_ms == 1_700_000_000_000 + int(m.value) for m in asked)
 
 
 def test_a_batch_without_rows_is_decided_and_begins_no_transaction(story):
@@ -208,9 +221,9 @@ def test_windows_in_append_mode_appear_once(story):
 # -- batch writes --
 
 
-def write(story, **options):
-    story.job.ask("write", source=str(story.source), partitions=4,
-                  options=story.options(checkpointLocation=None, decisionLog=str(story.folder / "log"), **options))
+def write(story, partitions=4, **options):
+    story.job.ask("write", source=str(story.source), partitions=partitions,
+                  options=story.options(**{"checkpointLocation": None, "decisionLog": str(story.folder / "log"), **options}))
 
 
 @pytest.mark.parametrize("point", [CrashPoint.AFTER_PRECOMMIT, CrashPoint.BEFORE_DECISION, CrashPoint.AFTER_DECISION, CrashPoint.AFTER_FIRST_COMMIT],
@@ -221,12 +234,65 @@ def test_a_batch_write_with_a_key_is_killed_and_run_again(point, story):
     with pytest.raises(Failed):
         write(story, idempotenceKey="job of today")
     assert story.job.done.exists()
-    for _ in range(2):
-        write(story, idempotenceKey="job of today")
+    write(story, idempotenceKey="job of today")
+    told = len(story.events("commit"))
+    write(story, idempotenceKey="job of today")
+    assert len(story.events("commit")) == told, "Kafka was asked again about what is finished"
     story.check()
     write(story, idempotenceKey="job of tomorrow")
     write(story)
     assert set(Counter(s.row for s in story.rows()).values()) == {3}
+
+
+def test_a_batch_write_that_fails_leaves_nothing_open(story):
+    """Nobody can find it later: it has no checkpoint, and the next job has another name."""
+    story.feed(2)
+    story.arm(CrashPoint.AFTER_PRECOMMIT)
+    with pytest.raises(Failed):
+        write(story, partitions=1)  # with more, one that still runs may begin after the sweep
+    assert story.job.done.exists() and story.open() == [] and story.rows() == []
+
+
+def test_a_key_is_not_for_two_topics(story, kafka):
+    kafka.create_topic(f"{story.name}-other")
+    story.feed(2)
+    write(story, idempotenceKey="today")
+    with pytest.raises(Failed, match=f"an earlier write under it went to {story.name}, not to {story.name}-other"):
+        write(story, idempotenceKey="today", topic=f"{story.name}-other")
+    write(story, idempotenceKey="today")
+    story.check()
+
+
+def test_a_loss_that_is_skipped_is_in_the_log(caplog):
+    Noted().append("fail", "lost", batch_id=7, what="orders-0 [3..9] x 7")
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("ERROR", "lost: orders-0 [3..9] x 7")]
+
+
+# -- decisions in other places --
+
+
+@pytest.fixture(params=["topic", "table"])
+def place(request, story):
+    """A value of the option decisionLog."""
+    return f"kafka:{story.name}-decisions" if request.param == "topic" else request.getfixturevalue("postgres").url
+
+
+def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(place, story):
+    for point in (CrashPoint.AFTER_PRECOMMIT, CrashPoint.AFTER_DECISION, CrashPoint.AFTER_FIRST_COMMIT):
+        story.feed(2)
+        story.arm(point, batch_id=story.files - 1)
+        with pytest.raises(Failed):
+            story.run(options={"decisionLog": place})
+        story.run(options={"decisionLog": place})
+    story.check()
+    assert not (story.checkpoint / "kafka2pc").exists()
+
+
+def test_a_batch_write_remembers_its_key_there(place, story):
+    story.feed(2)
+    for _ in range(2):
+        write(story, idempotenceKey="job of today", decisionLog=place)
+    story.check()
 
 
 # -- at least once --

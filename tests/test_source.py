@@ -13,9 +13,8 @@ from confluent_kafka.admin import NewPartitions
 from hypothesis import given, strategies as st
 
 from kafka2pc.errors import BadOption, RecordsGone, StaleCheckpoint, TopicGone, TopicRecreated
-from kafka2pc.source import (Log, Logs, Offsets, Questions, Range, StreamReader, admit, cut, fetch, find_logs, find_losses, from_json, lag, last_offsets,
-                             parse_options, plan_end, plan_read, ranges, read, to_json,
-                             wanted)
+from kafka2pc.source import (Log, Logs, Offsets, Questions, Range, StreamReader, admit, cut, find_logs, find_losses, from_json, lag, last_offsets,
+                             only, parse_options, plan_end, plan_read, ranges, read, to_json, wanted)
 
 # -- planning, without Kafka --
 
@@ -115,6 +114,13 @@ def test_what_is_no_longer_asked_for_is_left_out_with_a_warning(caplog):
     assert "no longer asked for, and left out from here on: u-0 at offset 7" in caplog.text
 
 
+def test_a_topic_that_the_first_look_missed_is_not_forgotten():
+    now = Logs({(T, 0): Log(0, 10), ("u", 0): Log(0, 5)}, {T: "1", "u": "2"})
+    target, read_so_far = Logs({("u", 0): Log(0, 5)}, {"u": "2"}), Offsets(at={(T, 0): 4, ("u", 0): 0}, ids=now.ids)
+    assert only(now, target, read_so_far).parts == {(T, 0): Log(0, 4), ("u", 0): Log(0, 5)}
+    assert plan_end(read_so_far, only(now, target, read_so_far)).at == {(T, 0): 4, ("u", 0): 5}
+
+
 def test_an_empty_first_batch_still_says_where_it_began():
     """Spark runs batch 0 even if it is empty, and asks for another start when it runs it again."""
     begun, logs = Offsets(at={(T, 0): 100}, ids={T: "id"}, initial=True), Logs({(T, 0): Log(0, 100)}, {T: "id"})
@@ -204,14 +210,14 @@ def test_an_open_transaction_holds_back_and_loses_nothing(kafka, topic, ask):
 
 
 @pytest.mark.kafka
-def test_consumers_are_reused_and_leave_nothing_behind(kafka, topic):
+def test_connections_are_reused_and_a_range_leaves_nothing_behind(kafka, topic):
     write(kafka, topic, range(3000))
     write(kafka, topic, ["other"], partition=1)
     o = options(kafka, topic, **{"kafka.client.id": topic})
     for _ in range(3):
         assert values(read(o, Range(topic, 0, 5, 9))) == ["5", "6", "7", "8"]  # far more was fetched, and must not show up
         assert values(read(o, Range(topic, 1, 0, 2))) == ["other"]
-    unfinished = fetch(o.conf, Range(topic, 0, 0, 3000))
+    unfinished = read(o, Range(topic, 0, 0, 3000))
     next(unfinished)
     unfinished.close()
     assert values(read(o, Range(topic, 0, 2998, 3001))) == ["2998", "2999"]
@@ -252,14 +258,43 @@ def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, top
         strict.latestOffset(start, None)
     kafka.create_topic(topic, partitions=1)
     write(kafka, topic, range(50))
-    with pytest.raises(TopicRecreated, match=f"topic {topic} was created again"):
+    expected = f"topic {topic} was created again (partitions: 1, before: 2); {read_to}"
+    with pytest.raises(TopicRecreated) as e:
         strict.latestOffset(start, None)
+    assert e.value.what == expected
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = loose.latestOffset(start, None)
         assert loose.latestOffset(end, None) is end
-    expected = f"topic {topic} was created again (partitions: 1, before: 2); {read_to}. failOnDataLoss=false: going on with what is there."
-    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [expected]
+    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [f"{expected}. failOnDataLoss=false: going on with what is there."]
     assert loose.partitions(start, end) == [Range(topic, 0, 0, 51)]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_topic_that_vanished_is_said_by_the_plan_and_by_a_task(kafka, topic, ask, fail, caplog):
+    write(kafka, topic, range(5))
+    o = options(kafka, topic, startingOffsets="earliest", failOnDataLoss=str(fail).lower(), **{"kafkaConsumer.pollTimeoutMs": "3000"})
+    reader, planned = StreamReader(o), Range(topic, 0, 0, 6)
+    start = reader.latestOffset(reader.initialOffset(), None)
+    ask.admin.delete_topics([topic])[topic].result()
+    while ask.topics([topic]):
+        time.sleep(0.1)
+    said = f"topic {topic} does not exist any more; read were partitions 0 to offset 6, 1 to offset 0"
+    said_by_task = f"{topic}-0, offsets 0 to 5: the topic or partition does not exist any more"
+    if fail:
+        for call, text in (lambda: reader.latestOffset(start, None), said), (lambda: list(read(o, planned)), said_by_task):
+            with pytest.raises(TopicGone) as e:
+                call()
+            assert e.value.what == text
+        return
+    with caplog.at_level(logging.WARNING, "kafka2pc"):
+        end = reader.latestOffset(start, None)
+        assert reader.partitions(start, end) == values(read(o, planned)) == []
+    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [f"{w}. failOnDataLoss=false: going on with what is there."
+                                                                              for w in (said, said_by_task)]
+    kafka.create_topic(topic)
+    write(kafka, topic, ["back"])
+    assert [v for r in reader.partitions(end, reader.latestOffset(end, None)) for v in values(reader.read(r))] == ["back"]
 
 
 @pytest.mark.kafka
@@ -409,3 +444,37 @@ def test_errors_reach_the_user_through_spark(spark, kafka, topic):
             ({"subscribe": "no-such-topic"}, "no-such-topic: no such topic"), ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"):
         with pytest.raises(Exception, match=said):
             load(spark.read, kafka, topic, **more).count()
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_what_is_wrong_reaches_the_user_of_a_stream(spark, kafka, topic, ask, tmp_path):
+    """A bad option, a wrong group, truncated offsets, a topic that is gone, and one that was created again with fewer partitions."""
+    found = []
+
+    def run(**more):
+        rows = load(spark.readStream, kafka, topic, **more).selectExpr("cast(value as string) v")
+        writer = rows.writeStream.foreachBatch(lambda batch, n: found.extend(r.v for r in batch.collect()))
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start().awaitTermination(120)
+
+    def refused(said, **more):
+        with pytest.raises(Exception, match=said):
+            run(**more)
+
+    refused("unknown option startingoffset", startingOffset="earliest")
+    refused("BadOption: group nobody has no offset for", startingOffsets="group", **{"kafka.group.id": "nobody"})
+    write(kafka, topic, range(3))
+    run(startingOffsets="earliest")
+    write(kafka, topic, range(3, 9))
+    ask.admin.delete_records([TopicPartition(topic, 0, 6)])[TopicPartition(topic, 0)].result()
+    refused(f"RecordsGone: {topic}-0: offsets 4 to 5 are gone")
+    run(failOnDataLoss="false")
+    ask.admin.delete_topics([topic])[topic].result()
+    while ask.topics([topic]):
+        time.sleep(0.1)
+    refused(f"TopicGone: topic {topic} does not exist any more")
+    kafka.create_topic(topic)
+    write(kafka, topic, ["new"])
+    refused(f"TopicRecreated: topic {topic} was created again .partitions: 1, before: 2.")
+    run(failOnDataLoss="false")
+    assert found == ["0", "1", "2", "5", "6", "7", "8", "new"]
