@@ -7,8 +7,9 @@ __all__ = ['COLUMNS', 'SELECT', 'START_SECONDS', 'session', 'shaped', 'stall', '
            'write', 'serve', 'Failed', 'Job', 'running', 'until', 'Watcher', 'NotExactlyOnce', 'Stop', 'Story']
 
 # %% ../nbs/24_story.ipynb #c002
-import json, os, queue, shutil, subprocess, sys, threading, time, uuid
+import importlib, json, os, queue, shutil, subprocess, sys, threading, time, uuid
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Iterable, Iterator
@@ -25,7 +26,8 @@ from .control import Control
 from .errors import TwoPhaseError
 from .history import Crash, CrashPoint, Event, History, Seen, anomalies, arm, read_history
 from .kafka import Record, read_both, read_topic
-from .sink import Kafka2pc, register
+from .sink import Kafka2pc
+from .source import register
 
 # %% ../nbs/24_story.ipynb #c007
 COLUMNS, SELECT = "row long, key string", ("cast(row as string) value", "key")
@@ -157,9 +159,10 @@ def write(spark: SparkSession, source: str, options: dict, mode: str = "append",
 
 
 def _answer(spark: SparkSession | None, command: dict) -> tuple[SparkSession, dict]:
-    do = command.pop("do")
-    if do == "session": return (spark := session(**command)), {"jvm": _jvm(spark)}
-    return spark, {"stream": stream, "write": write}[do](spark, **command)
+    "`do`: a function of this room, or the full name of one elsewhere."
+    module, _, name = command.pop("do").rpartition(".")
+    if name == "session": return (spark := session(**command)), {"jvm": _jvm(spark)}
+    return spark, getattr(importlib.import_module(module or __name__), name)(spark, **command)
 
 
 def _jvm(spark: SparkSession) -> int:
@@ -251,11 +254,16 @@ class Job:
         "The end of the log."
         return self.log.read_text(errors="replace")[-most:] if self.log.exists() else ""
 
+    @property
+    def processes(self) -> list[psutil.Process]:
+        "All that this job started: the processes of its session, whatever their process group."
+        return [p for p in psutil.process_iter() if self.process and _session_of(p.pid) == self.process.pid]
+
     def stop(self):
-        "End everything that this job started: all processes of its session, whatever their process group."
+        "End everything that this job started."
         if self.process is None: return
-        for process in psutil.process_iter():
-            if _session_of(process.pid) == self.process.pid: process.kill()
+        for process in self.processes:
+            with suppress(psutil.NoSuchProcess): process.kill()
         self.process.wait(30)
         self.process.stdin.close()
         self.process = None
@@ -314,15 +322,18 @@ class NotExactlyOnce(TwoPhaseError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Who reaches `point` of the batch (None: any) waits there while `strike(event)` does what it does, here, outside. It says whether who
-    waits may go on; otherwise it never does."""
+    """Who reaches `point` of the batch and the participant (None: any) waits there while `strike(event)` does what it does, here, outside.
+    It says whether who waits may go on; otherwise it never does."""
     point: CrashPoint
     strike: Callable[[Event], bool]
     batch_id: int | None = None
+    participant: str | None = None
 
 
 class Story:
     "A query with its files, topic, checkpoint and history, over several crashes and restarts. `size`: rows of a batch."
+    does = "stream"  # what the job is asked to do
+
     def __init__(self, job: Job, kafka, folder: Path, *, partitions: int = 3, size: int = 40, topic_config: dict | None = None):
         self.job, self.kafka, self.size, self.files, self.watcher = job, kafka, size, 0, None
         self.name = f"story-{uuid.uuid4().hex[:8]}"
@@ -362,7 +373,7 @@ class Story:
 
     def run(self, *, partitions: int | None = 2, options: dict | None = None, by: Job | None = None, **what) -> dict:
         "Run the query over all files that it has not done yet. Raises `Failed`. An option of None is left out. `by`: another job."
-        return (by or self.job).ask("stream", source=str(self.source), options=self.options(**(options or {})), partitions=partitions, **what)
+        return (by or self.job).ask(self.does, source=str(self.source), options=self.options(**(options or {})), partitions=partitions, **what)
 
     def fails(self, **run) -> Failed:
         "The error of a run that must fail."
@@ -377,7 +388,8 @@ class Story:
     def interrupt(self, *stops: Stop, **run) -> Exception | None:
         "Run, with stops in their order. Returns the error of the run, if it failed. Raises `Failed` if a stop was not reached."
         marks = [self.folder / f"go on {uuid.uuid4().hex[:8]}" for _ in stops]
-        orders = [Crash(point=s.point, batch_id=s.batch_id, pid=None, until=str(go)) for s, go in zip(stops, marks, strict=True)]
+        order = lambda s, go: Crash(point=s.point, batch_id=s.batch_id, participant=s.participant, pid=None, until=str(go))
+        orders = [order(s, go) for s, go in zip(stops, marks, strict=True)]
         arm(self.job.crash, orders[0])
         with ThreadPoolExecutor(1) as beside:
             run = beside.submit(self.run, **run)
