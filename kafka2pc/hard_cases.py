@@ -467,5 +467,5 @@ CASES = (
     _case("Two hundred partitions are one decision", "200 tasks", "BEFORE_FIRST_COMMIT", SAME, partial(plain, size=400, tasks=200)),
     _case("A leader that falls silent while a task writes costs time only", "three nodes",
           "IN_WRITE: SIGSTOP to a leader for four seconds", SAME,
-          partial(survive, point=CrashPoint.IN_WRITE, strike=partial(pause_node, seconds=4)), nodes=3),
+          partial(survive, places=[(CrashPoint.IN_WRITE, None)], strike=partial(pause_node, seconds=4)), nodes=3),
 )

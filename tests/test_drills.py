@@ -1,14 +1,16 @@
-"""A short version of `make drill`: the hard cases that no other test plays, a few steps of a walk; and a drill that must be red."""
+"""A short version of `make drill`: the hard cases that no other test plays, a pipeline, a few steps of a walk; and a drill that must be red."""
+from datetime import date
 from functools import partial
 from itertools import islice
 
 import pytest
 
 from kafka2pc.drills import BLOWS, POINTS, VICTIMS, Drill, Stage, play, point_drills, steps, summary, survive, take
+from kafka2pc.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.hard_cases import CASES
 from kafka2pc.history import CrashPoint
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 HERE = ("two batches late", "two batches later", "list and abort", "late is refused", "purged", "Two drivers", "timed out before", "oversleeps",
         "two hosts", "the broker gave up", "full disk", "away for longer")
 QUICK = [d for d in CASES if any(words in d.title for words in HERE)]
@@ -38,8 +40,22 @@ def test_a_node_that_coordinates_dies_between_decision_and_commit(three, tmp_pat
     assert played.restore_s > 0
 
 
+def test_a_story_of_one_drill_is_not_the_story_of_the_next(stage):
+    shared = stage.story()
+    assert stage.story() is shared and stage.fresh() is not shared and stage.story() not in (shared, stage.fresh())
+
+
 def test_the_short_list_names_cases():
     assert len(QUICK) == len(HERE)
+
+
+def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path):
+    struck = (Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH), Blow(victim=ANYBODY, seconds=1.5),
+              Blow(victim="the driver's JVM", point=CrashPoint.AFTER_FIRST_COMMIT))
+    drill = Drill(kind="pipeline", title="", given="", crash_at="", restore="", expect="",
+                  play=partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0)))  # with the latest flight of the year
+    played = play(drill, stage, tmp_path)
+    assert (played.found, played.crashes) == ("", 3)
 
 
 def test_a_leader_falls_silent(three, tmp_path):
@@ -55,14 +71,13 @@ def test_a_walk(three, tmp_path):
 def forget_the_decision(stage, story, event):
     """Somebody deletes the decision of a batch of which one transaction is committed."""
     VICTIMS["the driver's JVM"](stage, story, event)
-    for slot in (story.checkpoint / "kafka2pc").glob(f"{story.files - 1}.*"):
-        slot.unlink()
+    max((story.checkpoint / "kafka2pc").glob(f"{story.files - 1}.*")).unlink()  # the COMMIT is the last in its chain
     return False
 
 
 def test_a_drill_can_be_red_and_keeps_its_history(stage, tmp_path):
     drill = Drill(kind="point", title="Decisions do not matter", given="", crash_at="", restore="", expect="",
-                  play=partial(survive, point=CrashPoint.AFTER_FIRST_COMMIT, strike=forget_the_decision))
+                  play=partial(survive, places=[(CrashPoint.AFTER_FIRST_COMMIT, None)], strike=forget_the_decision))
     played = play(drill, stage, tmp_path)
     assert played.found.startswith("NotExactlyOnce: duplicate, ")
     assert played.counts["duplicate"] > 0
@@ -79,6 +94,15 @@ def test_the_same_seed_is_the_same_walk_and_dice_leave_nothing_out():
     assert first == again != list(islice(steps(8), 200))
     assert {what for step in first for what, _ in step.blows} == set(BLOWS)
     assert {point for step in first for _, point in step.blows} == set(POINTS)
+
+
+def test_the_dice_of_the_pipelines_leave_out_no_victim():
+    drills = list(pipeline_drills(seed=1, count=40))
+    struck = [blow for drill in drills for blow in drill.play.keywords["struck"]]
+    assert {blow.victim for blow in struck} == {ANYBODY, *VICTIMS} - {"the node that coordinates the transaction"}
+    assert {blow.point for blow in struck} == {None, *POINTS} and len(struck) == 40 * len(DAYS)
+    assert len({d.given for d in drills}) > 30 and len({d.title for d in drills}) == 40
+    assert [d.crash_at for d in pipeline_drills(1, 40)] == [d.crash_at for d in drills] != [d.crash_at for d in pipeline_drills(2, 40)]
 
 
 def test_the_table_counts_by_kind(stage, tmp_path):
