@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['SIZES', 'Measured', 'in_turns', 'Comparison', 'rows_of_size', 'columnar', 'confluent', 'kafka_python', 'java',
-           'engines', 'Drain', 'DrainWriter', 'micro_batches', 'sinks', 'settled', 'memory', 'machine', 'bench',
+           'engines', 'Drain', 'DrainWriter', 'micro_batches', 'sinks', 'batch_read', 'sources', 'KeyValue', 'copied',
+           'inserted', 'sent', 'plainly', 'stores', 'rows_a_second', 'jobs', 'settled', 'memory', 'machine', 'bench',
            'driver_table', 'chart']
 
 # %% ../nbs/51_bench.ipynb #c002
-import os, platform, re, statistics, subprocess, sys, tempfile, time, uuid
+import io, json, os, platform, re, shutil, sqlite3, statistics, subprocess, sys, tempfile, time, uuid
+from contextlib import ExitStack, closing, redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Callable, Iterable, Iterator, Mapping
 
 # %% ../nbs/51_bench.ipynb #c003
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from rich.table import Table
 
@@ -24,13 +26,20 @@ from rich.table import Table
 from .broker import KAFKA_VERSION, LocalKafka, fetch_jars, fetch_kafka, find_java
 from .commit import Driver, commit
 from .control import Control
+from .databases import LocalMariaDB, LocalPostgres
 from .decisions import MemoryLog
 from .demo import fetch_connector
+from .dual_write import TwoPhase
+from .file import FileParticipant, ObjectParticipant
 from .kafka import KafkaParticipant, check, parallel, retry_unknown
+from .mysql import MysqlParticipant
+from .postgres import PostgresParticipant, copy_text
 from .precommit import precommit
 from .produce import ColumnTransaction
+from .protocol import Participant
 from .restore import plan
-from .sink import register
+from .source import Questions, register
+from .wal import WalParticipant
 from .writer import RowTransaction
 
 # %% ../nbs/51_bench.ipynb #c007
@@ -134,19 +143,18 @@ def java(conf: dict, topic: str, size: int, records: int, **properties) -> float
 
 def engines(kafka: LocalKafka, size: int, *, keyed: bool = False, codec: str = "none", bytes_each: int = 100_000_000, rounds: int = 3,
             tell: Callable = lambda text: None) -> tuple[Measured, ...]:
-    "All engines with records of `size` bytes, about `bytes_each` bytes a round (less for those that take a record at a time)."
-    kafka.create_topic(topic := f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
+    "All engines with records of `size` bytes, about `bytes_each` bytes a round, at most a million records (kafka-python's producer: a fiftieth)."
+    topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
     conf, chunk = kafka.client_conf | {"compression.type": codec}, rows_of_size(size, keyed, min(10_000, 4_000_000 // size))
     chunks = max(1, min(bytes_each // size, 1_000_000) // chunk.num_rows)
-    few = max(1, chunks // 5)
     with Control(conf) as control:
         ways = {"columnar": partial(columnar, control, conf, topic, chunk, chunks)}
         if not keyed: ways["Java"] = partial(java, conf, topic, size, chunks * chunk.num_rows, **{"compression.type": codec})
         if codec == "none": ways["kafka-python"] = partial(kafka_python, conf, topic, chunk, max(1, chunks // 50))
-        ways["confluent"] = partial(confluent, control, conf, topic, chunk, few)
+        ways["confluent"] = partial(confluent, control, conf, topic, chunk, chunks)
         return in_turns(ways, "records/s", rounds, tell)
 
-# %% ../nbs/51_bench.ipynb #c015
+# %% ../nbs/51_bench.ipynb #c016
 class Drain(DataSource):
     "`format('drain')`: reads its rows and forgets them."
     @classmethod
@@ -173,7 +181,8 @@ def micro_batches(spark: SparkSession, folder: Path, rows: int, size: int, optio
         if query.exception(): raise query.exception()
         took = [p["durationMs"]["triggerExecution"] / 1000 for p in query.recentProgress if p["numInputRows"]]
         return statistics.median(took[-batches:])
-    finally: query.stop()
+    finally:
+        with redirect_stderr(io.StringIO()): query.stop()  # PySpark tells of each worker that it ends
 
 
 def sinks(kafka: LocalKafka, rows: int, size: int, *, rounds: int = 3, tell: Callable = lambda text: None) -> tuple[Measured, ...]:
@@ -181,7 +190,7 @@ def sinks(kafka: LocalKafka, rows: int, size: int, *, rounds: int = 3, tell: Cal
     with tempfile.TemporaryDirectory() as folder:
         spark = _session()
         conf = {f"kafka.{k}": v for k, v in kafka.client_conf.items()}
-        topic = lambda name: kafka.create_topic(name := f"bench-{name}-{uuid.uuid4().hex[:8]}", partitions=3) or name
+        topic = lambda name: kafka.create_topic(f"bench-{name}-{uuid.uuid4().hex[:8]}", partitions=3)
         run = partial(micro_batches, spark, Path(folder), rows, size)
         ways = {"drain": partial(run, {}, "drain"), "columnar": partial(run, conf | {"topic": topic("columnar")}, "kafka2pc"),
                 "confluent": partial(run, conf | {"topic": topic("rows"), "engine": "confluent"}, "kafka2pc"),
@@ -193,15 +202,116 @@ def sinks(kafka: LocalKafka, rows: int, size: int, *, rounds: int = 3, tell: Cal
 def _session() -> SparkSession:
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2]").config("spark.jars", fetch_connector()).config("spark.ui.enabled", "false")
-    spark = builder.config("spark.driver.memory", "2g").config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.driver.memory", "2g")
+    spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")  # a query that is stopped tells stack traces, and they would hide the tables
     register(spark)
     spark.dataSource.register(Drain)
     return spark
 
-# %% ../nbs/51_bench.ipynb #c017
+# %% ../nbs/51_bench.ipynb #c018
+def batch_read(spark: SparkSession, rows: int, size: int, options: Mapping[str, str], name: str) -> float:
+    "Seconds to read a whole topic. Raises `RuntimeError` if not exactly `rows` values of `size` bytes came."
+    start = time.perf_counter()
+    found = spark.read.format(name).options(**options).load().selectExpr("count(value)", "sum(length(value))").first()
+    took = time.perf_counter() - start
+    if tuple(found) != (rows, rows * size): raise RuntimeError(f"{name} read {found[0]} rows, {found[1]} bytes of {rows} rows of {size}")
+    return took
+
+
+def sources(kafka: LocalKafka, rows: int, size: int, *, codec: str = "none", rounds: int = 3,
+            tell: Callable = lambda text: None) -> tuple[Measured, ...]:
+    "Seconds to read `rows` rows (tens of thousands) from two partitions in one batch. The last is Spark's own source."
+    topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=2)
+    conf, chunk, parts = kafka.client_conf | {"compression.type": codec}, rows_of_size(size, False), [(topic, 0), (topic, 1)]
+    with Control(conf) as control: columnar(control, conf, topic, chunk, rows // chunk.num_rows)
+    ask = Questions(kafka.client_conf)
+    while sum(log.end for log in ask.logs(parts).values()) < rows + len(parts): time.sleep(0.05)  # each has a marker at its end
+    options = {f"kafka.{k}": v for k, v in kafka.client_conf.items()} | {"subscribe": topic, "kafka.isolation.level": "read_committed"}
+    spark = _session()
+    read = partial(batch_read, spark, rows, size, options)
+    try: return in_turns({"kafka2pc": partial(read, "kafka2pc"), "Spark's own": partial(read, "kafka")}, "s", rounds, tell)
+    finally: spark.stop()
+
+# %% ../nbs/51_bench.ipynb #c021
+class KeyValue:
+    "A target for a log: a table in SQLite, which ignores a key that it has seen."
+    def __init__(self, path: Path):
+        self.path = str(path)
+        with closing(sqlite3.connect(self.path)) as db, db: db.execute("create table kept (key text primary key, row text)")
+
+    def __call__(self, items: list[tuple[str, dict]]):
+        with closing(sqlite3.connect(self.path, timeout=60)) as db, db:
+            db.executemany("insert or ignore into kept values (?, ?)", ((key, json.dumps(row)) for key, row in items))
+
+
+def copied(store: PostgresParticipant, chunks: Iterable[pa.RecordBatch]) -> Iterator:
+    with store.connect() as db, db.cursor() as cursor:
+        for chunk in chunks:
+            with cursor.copy(f"copy {store.table} from stdin (format csv)") as copy: copy.write(copy_text(chunk))
+    return iter(())
+
+
+def inserted(store: MysqlParticipant, chunks: Iterable[pa.RecordBatch]) -> Iterator:
+    with store.connect() as db, db.cursor() as cursor:
+        for chunk in chunks:
+            cursor.executemany(f"insert into {store.table} values (%s, %s)", list(zip(*(c.to_pylist() for c in chunk.columns), strict=True)))
+    return iter(())
+
+
+def sent(send: KeyValue, chunks: Iterable[pa.RecordBatch], at_once: int = 1000) -> Iterator:
+    for chunk in chunks:
+        rows, name = chunk.to_pylist(), uuid.uuid4().hex
+        for n in range(0, len(rows), at_once): send([(f"{name}/{m}", row) for m, row in enumerate(rows[n:n + at_once], n)])
+    return iter(())
+
+# %% ../nbs/51_bench.ipynb #c022
+def plainly(write: Callable) -> Callable[[DataFrame], None]:
+    "A job that writes each partition by `write(chunks)`."
+    return lambda df: df.mapInArrow(write, "nothing int").collect()
+
+
+def stores(kafka: LocalKafka, folder: Path, place: ExitStack) -> Iterator[tuple[str, Participant, Callable[[DataFrame], None]]]:
+    "Each store with its participant and its plain way. Rows have the columns id and value."
+    table = "create table jobs (id bigint, value text)"
+    yield "files", FileParticipant(folder / "files"), lambda df: df.write.mode("append").parquet(str(folder / "plain"))
+    (postgres := place.enter_context(LocalPostgres())).execute(table)
+    yield "PostgreSQL", (store := PostgresParticipant(postgres.url, "jobs")), plainly(partial(copied, store))
+    if shutil.which("mariadbd"):
+        (mariadb := place.enter_context(LocalMariaDB())).execute(table)
+        yield "MariaDB", (store := MysqlParticipant(mariadb.url, "jobs")), plainly(partial(inserted, store))
+    target = KeyValue(folder / "target")
+    yield "a log before SQLite", WalParticipant(ObjectParticipant(f"file://{folder}/log"), target), plainly(partial(sent, target))
+    topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
+    options = {f"kafka.{k}": v for k, v in kafka.client_conf.items()} | {"topic": topic}
+    participant = KafkaParticipant(kafka.client_conf, topic=topic, **asdict(check(kafka.client_conf, topics=[topic])))
+    yield "Kafka", participant, lambda df: df.write.format("kafka").options(**options).save()
+
+
+def rows_a_second(df: DataFrame, rows: int, write: Callable[[DataFrame], None]) -> float:
+    start = time.perf_counter()
+    write(df)
+    return rows / (time.perf_counter() - start)
+
+
+def jobs(kafka: LocalKafka, rows: int = 200_000, size: int = 100, *, rounds: int = 3, tell: Callable = lambda text: None) -> Iterator[Comparison]:
+    "Rows a second of a job into each store: by two phases, and at least once."
+    with ExitStack() as place:
+        folder = Path(place.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        spark = _session()
+        place.callback(spark.stop)
+        df = spark.range(rows, numPartitions=2).selectExpr("id", f"rpad(cast(id as string), {size}, 'x') value")
+        for name, participant, plain in stores(kafka, folder, place):
+            job = df.select("value") if name == "Kafka" else df
+            title = f"Spark, a job of {rows:,} rows of {size} B into {name}"
+            both = lambda df, store=participant: TwoPhase(uuid.uuid4().hex, [store], str(folder / "decisions")).write(df)
+            ways = {"two phases": partial(rows_a_second, job, rows, both), "at least once": partial(rows_a_second, job, rows, plain)}
+            yield Comparison(title=title, measured=in_turns(ways, "rows/s", rounds, lambda text, title=title: tell(f"{title}: {text}")))
+
+# %% ../nbs/51_bench.ipynb #c027
 def settled(kafka: LocalKafka, transactions: int) -> dict[str, float]:
     "Seconds to commit one batch of so many transactions, and to sweep as many open ones at the next start."
-    kafka.create_topic(topic := f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
+    topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
     conf, chunk = kafka.client_conf, pa.record_batch({"value": ["x"]})
     participant = KafkaParticipant(conf, topic=topic, **asdict(check(conf, topics=[topic])))
     driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": participant}, each=parallel(), retry=retry_unknown())
@@ -219,7 +329,7 @@ def settled(kafka: LocalKafka, transactions: int) -> dict[str, float]:
     participant.close()
     return {"commit": committed, "restore": swept}
 
-# %% ../nbs/51_bench.ipynb #c021
+# %% ../nbs/51_bench.ipynb #c031
 _WRITER = """
 import resource, sys
 from kafka2pc.bench import columnar, rows_of_size
@@ -235,11 +345,11 @@ with Control(conf) as control:
 
 def memory(kafka: LocalKafka, megabytes: int = 500) -> float:
     "The megabytes that a process grows while it writes one transaction of so many."
-    kafka.create_topic(topic := f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
+    topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
     command = [sys.executable, "-c", _WRITER, kafka.bootstrap_servers, topic, str(megabytes // 10)]
     return float(subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout)
 
-# %% ../nbs/51_bench.ipynb #c023
+# %% ../nbs/51_bench.ipynb #c033
 SIZES = (10, 100, 1_000, 10_000)
 
 
@@ -259,13 +369,15 @@ def bench(rounds: int = 5, tell: Callable[[str], None] = print) -> Iterator[Comp
         yield made("one transaction, 100 B, with keys", engines, 100, keyed=True)
         yield made("one transaction, 100 B, lz4", engines, 100, codec="lz4")
         for rows in (500_000, 1_000): yield made(f"Spark, micro-batches of {rows:,} rows of 100 B", sinks, rows, 100)
+        for codec in ("none", "lz4"): yield made(f"Spark, batch read of 2,000,000 rows of 100 B, {codec}", sources, 2_000_000, 100, codec=codec)
+        yield from jobs(kafka, rounds=rounds, tell=tell)
 
 
 def driver_table(tell: Callable[[str], None] = print) -> Table:
     "The driver's part, and the memory of a task."
     table = Table("transactions", "commit", "sweep at restart", title="the driver's part, seconds")
     with LocalKafka(progress=None) as kafka:
-        for transactions in (1, 10, 200, 1_000):
+        for transactions in (1, 10, 200, 1_000, 10_000):
             tell(f"{transactions} transactions")
             times = settled(kafka, transactions)
             table.add_row(f"{transactions:,}", f"{times['commit']:.3f}", f"{times['restore']:.3f}")
@@ -273,18 +385,23 @@ def driver_table(tell: Callable[[str], None] = print) -> Table:
     return table
 
 
+_OURS = ("columnar", "kafka2pc", "two phases")
+
+
 def chart(comparisons: Iterable[Comparison], file: Path):
     "Bars of the medians, with the spread, as SVG."
     import matplotlib
     from matplotlib.figure import Figure
     comparisons = list(comparisons)
-    matplotlib.rcParams["svg.hashsalt"] = "kafka2pc"
+    matplotlib.rcParams |= {"svg.hashsalt": "kafka2pc", "svg.fonttype": "none"}
     figure = Figure(figsize=(8, 1.6 * len(comparisons)), layout="constrained")
     for axis, c in zip(figure.subplots(len(comparisons), squeeze=False)[:, 0], comparisons, strict=True):
         spread = [[m.median - min(m.values) for m in c.measured], [max(m.values) - m.median for m in c.measured]]
-        axis.barh([m.way for m in c.measured], [m.median for m in c.measured], xerr=spread, color=["#0072b2", *["#999999"] * (len(c.measured) - 1)])
+        axis.barh([m.way for m in c.measured], [m.median for m in c.measured], xerr=spread,
+                  color=["#0072b2" if m.way in _OURS else "#999999" for m in c.measured])
         axis.set_title(f"{c.title} ({'less' if c.measured[0].unit == 's' else 'more'} is better)", fontsize=9, loc="left")
         axis.set_xlabel(c.measured[0].unit, fontsize=8)
+        axis.xaxis.set_major_formatter("{x:,.10g}")
         axis.invert_yaxis()
         axis.tick_params(labelsize=8)
     figure.savefig(file, format="svg", metadata={"Date": None})
