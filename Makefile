@@ -7,13 +7,14 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c 'import venv, ensurepip' 2>/dev/null && { echo "$$p"; break; }; done)
 BIN := .venv/bin
 READY := .venv/.ready
-EXTRAS := spark,connect,local,demo,drill,file,postgres,mysql,notebook,dev
+EXTRAS := spark,connect,local,demo,drill,file,postgres,mysql,notebook,browser,docs,dev
 COMPAT := 4.1.4 4.2.1 4.3.0
 TESTS ?= tests
 ROOM ?=
 MINUTES ?= 0
 SEED ?=
 ROUNDS ?= 3
+JOBS ?= 2
 # Prints one line now and then instead of everything that pip says; errors are shown in full.
 PROGRESS := awk '/^Collecting/ { if (++n % 25 == 0) { print "   " n " packages looked up"; fflush() } } /^(Building|Installing collected)/ { print "   " substr($$0, 1, 60); fflush() }'
 
@@ -35,8 +36,8 @@ $(READY): constraints.txt settings.ini setup.py
 	@touch $(READY)
 
 .PHONY: test
-test: $(READY) ## run all tests: the code's promises, crashes, and every notebook (TESTS=tests/test_x.py for one file)
-	@$(BIN)/python -m pytest -v $(TESTS)
+test: $(READY) ## run all tests, two at a time: the code's promises, crashes, and every notebook (TESTS=tests/test_x.py JOBS=1: one file, one at a time)
+	@$(BIN)/python -m pytest -v -n $(JOBS) --dist loadscope $(TESTS)
 
 .PHONY: lint
 lint: $(READY) ## check imports, style, sizes, notebooks and the package; seconds, no broker
@@ -47,15 +48,16 @@ demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by
 	@$(BIN)/kafka2pc demo
 
 .PHONY: drill
-drill: $(READY) ## crash a real query at every point and play the hard cases, 20 to 40 minutes (MINUTES=10 SEED=7: then walk at random)
+drill: $(READY) ## crash real queries at every point, into one store and two, play the hard cases, crash whole pipelines, about an hour (MINUTES=10 SEED=7: then walk at random)
 	@$(BIN)/kafka2pc drill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench
-bench: $(READY) ## measure engines and sinks side by side, taking turns (a quiet machine, ROUNDS=3: about a quarter of an hour)
+bench: $(READY) ## measure engines, sinks and sources side by side, taking turns (a quiet machine, ROUNDS=3: about a quarter of an hour)
 	@$(BIN)/kafka2pc bench --rounds $(ROUNDS) --images output
 
 .PHONY: images
-images: $(READY) ## run the demonstration and renew the picture in images/
+images: $(READY) ## renew the pictures in images/: the acts, the timeline after a crash, and the demonstration's
+	@$(BIN)/python tools/pictures.py
 	@$(BIN)/kafka2pc demo --images images
 
 .PHONY: run
@@ -63,14 +65,23 @@ run: $(READY) ## execute the notebooks in place and keep what they show (ROOM=10
 	@$(BIN)/python tools/run_notebooks.py $(ROOM)
 
 .PHONY: prepare
-prepare: $(READY) ## before every commit: export the modules, clean the notebooks, render README.md
+prepare: $(READY) ## before every commit: export the modules, clean the notebooks, count the minutes, render README.md
 	@$(BIN)/nbdev_export
 	@$(BIN)/nbdev_clean
+	@$(BIN)/python tools/minutes.py
 	@$(BIN)/python tools/readme.py
 
 .PHONY: readme
 readme: $(READY) ## render README.md from nbs/index.ipynb
 	@$(BIN)/python tools/readme.py
+
+.PHONY: docs
+docs: $(READY) ## execute all notebooks and build the site in output/site: search, reference, no broken link (about a quarter of an hour)
+	@$(BIN)/python tools/docs.py --run
+
+.PHONY: site
+site: $(READY) ## the same site from the notebooks as they stand: a minute
+	@$(BIN)/python tools/docs.py
 
 .PHONY: compat
 compat: $(COMPAT:%=compat-%) ## install the package as users do, beside each supported PySpark, and try it

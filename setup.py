@@ -38,5 +38,6 @@ setup(
     extras_require={key.removesuffix("_requirements"): words(key) for key in settings if key.endswith("_requirements")},
     entry_points={"console_scripts": words("console_scripts")},
     packages=find_packages(include=["kafka2pc", "kafka2pc.*"]),
+    py_modules=["pyspark_kafka2pc"],  # Spark looks for modules of such a name
     zip_safe=False,
 )

@@ -1,7 +1,7 @@
 """Exactly-once writes from Spark into Kafka by two-phase commit, in pure Python."""
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "register"]
+__all__ = ["__version__", "progress", "register"]
 
 
 def register(spark) -> None:
@@ -9,3 +9,11 @@ def register(spark) -> None:
     from kafka2pc.source import register as register_formats
 
     register_formats(spark)
+
+
+def progress(checkpoint, decision_log=None, **more):
+    """The last batches of a query as a pandas.DataFrame: rows, transactions, times, the share of the transaction timeout that was used. Arguments,
+    columns and errors are those of `kafka2pc.operations.progress`. It reads the checkpoint, and asks neither Spark nor Kafka."""
+    from kafka2pc.operations import progress as read_progress
+
+    return read_progress(checkpoint, decision_log, **more)

@@ -42,6 +42,19 @@ def pytest_runtest_setup(item):
         pytest.skip(NO_MARIADB)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Side by side (`-n 2`), a file stays in one process, with its broker and its Spark; notebooks have their own and go anywhere."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.partition("::")[0]
+            return nodeid if file.endswith("test_notebooks.py") else file
+
+    return ByFile(config, log)
+
+
 def _fail_instead(report, reason):
     report.outcome = "failed"
     report.longrepr = f"KAFKA2PC_REQUIRE=all allows no skip, and this was to be skipped: {reason}"

@@ -24,7 +24,8 @@ FUNCTION_LINES_MAX = 40
 CLASS_LINES_MAX = 120
 CELLS_MAX = 100
 SENTENCE_MAX = 144  # it becomes the module's docstring, a line of at most 150
-WITHOUT_MODULE = {"index", "35_classic", "50_databricks"}
+WITHOUT_MODULE = {"index", "23_offsets", "35_classic"}
+OWN_BROKER = {"02_broker", "03_control", "12_commit", "24_story", "42_operations", "51_bench"}
 
 
 def name(path):
@@ -109,6 +110,12 @@ def test_the_acts_say_no_word_of_any_store(act):
     assert [line for line in lines if STORES.search(line)] == []
 
 
+def test_a_store_of_your_own_takes_under_40_lines():
+    cells = [cell.source for cell in nbformat.read(ROOT / "nbs" / "30_file.ipynb", 4).cells if cell.cell_type == "code"]
+    toy, asked = ([source for source in cells if words in source] for words in ("class Toy:", "check(toy, PROMISES + DURABLE)"))
+    assert len([line for line in toy[0].splitlines() if line.strip()]) < 40 and len(toy) == len(asked) == 1
+
+
 # -- what is generated is as generated --
 
 
@@ -157,9 +164,10 @@ def test_notebooks_are_clean(path, tmp_path):
     assert Path(copy).read_bytes() == path.read_bytes(), "run `make prepare`"
 
 
-def test_readme_is_rendered_from_the_index():
+@pytest.mark.parametrize("tool", ["minutes", "readme"])
+def test_what_is_made_of_the_notebooks_is_as_they_are(tool):
     assert (ROOT / "nbs" / "index.ipynb").exists()
-    done = run(sys.executable, ROOT / "tools" / "readme.py", "--check")
+    done = run(sys.executable, ROOT / "tools" / f"{tool}.py", "--check")
     assert done.returncode == 0, done.stdout
 
 
@@ -186,6 +194,22 @@ def test_notebook_stays_a_room(path):
     assert len(cells) <= CELLS_MAX
     sources = [cell.source for cell in cells if cell.cell_type == "code"]
     assert not [source for source in sources if re.search(r"^\s*from \S+ import \*", source, re.M)]
+
+
+@every(NOTEBOOKS)
+def test_a_lesson_asks_for_a_cluster_of_ones_own_unless_it_stops_its_broker(path):
+    sources = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code" and not re.search(r"^#\|\s*export\b", cell.source, re.M)]
+    assert any("LocalKafka(" in source for source in sources) == (path.stem in OWN_BROKER)
+
+
+@every([path for path in NOTEBOOKS if path.stem != "index"])
+def test_a_room_ends_with_an_exercise_and_its_solution_is_folded_and_tested(path):
+    cells = nbformat.read(path, 4).cells
+    exercises = [n for n, cell in enumerate(cells) if cell.cell_type == "markdown" and "**Exercise.**" in cell.source]
+    assert len(exercises) == 1 and exercises[0] >= len(cells) - 3
+    solution = cells[exercises[0] + 1]
+    assert solution.cell_type == "code" and solution.source.startswith("#| hide") and solution.metadata.get("jupyter", {}).get("source_hidden")
+    assert re.search(r"\btest_eq\(|\bassert |\bExceptionExpected\(", solution.source)
 
 
 def shown(output):
@@ -255,7 +279,7 @@ def metadata(wheel, file):
 
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     inside = {n for n in wheel.namelist() if ".dist-info/" not in n}
-    assert inside == {str(p.relative_to(ROOT)) for p in MODULES}
+    assert inside == {str(p.relative_to(ROOT)) for p in MODULES} | {"pyspark_kafka2pc.py"}
     assert metadata(wheel, "LICENSE").lstrip().startswith("Apache License")
 
 
@@ -268,6 +292,11 @@ def test_wheel_needs_little_and_says_what_settings_say(wheel):
     needed = {re.match(r"[\w-]+", line)[0] for line in re.findall(r"^Requires-Dist: (.*)$", said, re.M) if "extra ==" not in line}
     assert needed == {"confluent-kafka", "google-crc32c", "kafka-python", "tenacity", "typer", "rich", "fsspec"}
     assert metadata(wheel, "entry_points.txt").split() == ["[console_scripts]", "kafka2pc", "=", "kafka2pc.cli:app"]
+
+
+def test_what_every_spark_imports_imports_nothing_itself():
+    code = "import sys, pyspark.sql.datasource; before = set(sys.modules); import pyspark_kafka2pc; print(*set(sys.modules) - before)"
+    assert run(sys.executable, "-c", code, cwd=ROOT).stdout.split() == ["pyspark_kafka2pc"]
 
 
 ALONE = """
@@ -290,11 +319,12 @@ KAFKA = ["confluent_kafka", "kafka"]
 @pytest.mark.parametrize(("modules", "absent"), [
     (["kafka2pc"], NOTEBOOK_TOOLS + SPARK + KAFKA),
     ([f"kafka2pc.{room}" for room in [*CORE, "history", "world", "model", "rules"]], NOTEBOOK_TOOLS + SPARK + KAFKA),
-    ([f"kafka2pc.{room}" for room in ["control", "writer", "kafka", "broker"]], NOTEBOOK_TOOLS + SPARK),
+    ([f"kafka2pc.{room}" for room in ["control", "writer", "kafka", "broker", "operations"]], NOTEBOOK_TOOLS + SPARK),
     ([f"kafka2pc.{room}" for room in ["sink", "source"]], NOTEBOOK_TOOLS),
     ([f"kafka2pc.{room}" for room in ["file", "postgres", "mysql", "wal"]], NOTEBOOK_TOOLS + KAFKA + ["pyspark", "py4j", "pandas"]),
+    (["kafka2pc.timeline"], NOTEBOOK_TOOLS + SPARK),
     (["kafka2pc.wal"], NOTEBOOK_TOOLS + KAFKA + SPARK),
-], ids=["package", "truth", "kafka", "spark", "participants", "log"])
+], ids=["package", "truth", "kafka", "spark", "participants", "timeline", "log"])
 def test_rooms_can_be_imported_without_what_they_do_not_need(modules, absent):
     modules = [module for module in modules if existing(module)]
     done = run(sys.executable, "-c", ALONE.format(names=absent, root=str(ROOT), modules=modules))

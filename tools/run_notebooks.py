@@ -13,10 +13,10 @@ NBS = ROOT / "nbs"
 CELL_SECONDS = 300
 
 
-def execute(notebook: Path, output: Path, cell_seconds: int) -> str:
-    """Papermill in a process of its own, with nbs/ as working directory. Empty if all went well, otherwise the end of what it said."""
+def execute(notebook: Path, output: Path, cell_seconds: int, parameters: str = "") -> str:
+    """Papermill in a process of its own, with nbs/ as working directory; `parameters` in YAML. Empty if all went well, otherwise the end of what it said."""
     command = [sys.executable, "-m", "papermill", "--cwd", str(NBS), "-k", "python3", "--no-progress-bar", "--log-output"]
-    command += ["--execution-timeout", str(cell_seconds), str(notebook), str(output)]
+    command += ["--execution-timeout", str(cell_seconds), "--parameters_yaml", parameters or "{}", str(notebook), str(output)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     return "\n".join(done.stdout.splitlines()[-60:]) if done.returncode else ""
 

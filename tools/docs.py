@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Build the site in output/site and check it: no link is broken, and nothing asks another host when looked at.
+
+The notebooks are taken as they stand. With --run each one is executed first, on a copy.
+"""
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import nbformat
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from readme import is_solution, plain, visible
+from run_notebooks import CELL_SECONDS, execute
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES, SITE = ROOT / "output" / "docs", ROOT / "output" / "site"
+ACTS = {"0": "Words and wire", "1": "The three acts", "2": "Spark", "3": "Other stores", "4": "Proof and operation", "5": "Measure and deploy"}
+
+
+def title(notebook: Path) -> str:
+    return re.search(r"^# (.+)$", "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "markdown"), re.M)[1]
+
+
+def folded(cell):
+    """The solution of an exercise, for who asks to see it."""
+    code = plain(cell).source.strip()
+    return nbformat.v4.new_markdown_cell(f"<details><summary>A solution</summary>\n\n```python\n{code}\n```\n\n</details>")
+
+
+def page(notebook: Path, target: Path) -> None:
+    """A notebook as a reader wants it. Links to other notebooks and to pictures are seen from the site's root."""
+    nb = nbformat.read(notebook, 4)
+    nb.cells = [folded(cell) if is_solution(cell) else plain(cell) for cell in nb.cells if visible(cell) or is_solution(cell)]
+    for cell in nb.cells:
+        if cell.cell_type == "markdown":
+            cell.source = moved(cell.source)
+    nbformat.write(nb, target)
+
+
+def moved(text: str) -> str:
+    text = text.replace("](../", "](").replace("](CONTRIBUTING.md", "](map.html")
+    return re.sub(r"\]\((?:nbs/)?(\w+)\.ipynb", r"](\1.html", text)
+
+
+def executed(rooms: list[Path], folder: Path) -> list[Path]:
+    """Copies of the notebooks, as they come out of a fresh kernel. Ends the program if one fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for n, room in enumerate(rooms, 1):
+        print(f"{n} of {len(rooms)}: {room.stem}", flush=True)
+        if trouble := execute(room, folder / room.name, CELL_SECONDS):
+            sys.exit(trouble)
+    return [folder / room.name for room in rooms]
+
+
+def assemble(rooms: list[Path]) -> list:
+    """Everything that the site shows, in one folder. Answers with its table of contents."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    (PAGES / "api").mkdir(parents=True)
+    shutil.copytree(ROOT / "images", PAGES / "images")
+    (PAGES / "map.md").write_text(moved((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")), encoding="utf-8")
+    acts = {}
+    for room in rooms:
+        page(room, PAGES / room.name)
+        if room.stem != "index":
+            acts.setdefault(ACTS[room.stem[0]], []).append({title(room): room.name})
+    modules = [m for m in sorted((ROOT / "kafka2pc").glob("*.py")) if not m.stem.startswith("_")]
+    for module in modules:
+        (PAGES / "api" / f"{module.stem}.md").write_text(f"::: kafka2pc.{module.stem}\n", encoding="utf-8")
+    return [{"kafka2pc": "index.ipynb"}, *({act: pages} for act, pages in acts.items()), {"Map": "map.md"},
+            {"Reference": [{m.stem: f"api/{m.stem}.md"} for m in modules]}]
+
+
+class Links(HTMLParser):
+    """What a page links to, what it loads, and the places in it that a link may name."""
+    def __init__(self, text: str):
+        super().__init__()
+        self.links, self.loads, self.anchors = set(), set(), set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.anchors |= {attrs[k] for k in ("id", "name") if attrs.get(k)}
+        if tag == "a" and attrs.get("href"):
+            self.links.add(attrs["href"])
+        loaded = attrs.get("src") or (attrs.get("href") if tag == "link" and attrs.get("rel") not in ("canonical", "next", "prev", "edit") else None)
+        if loaded:
+            self.loads.add(loaded)
+
+
+def problems(site: Path) -> list[str]:
+    """Broken links, and whatever would be loaded from another host. One line for each."""
+    pages = {path: Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    found = []
+    for path, has in sorted(pages.items()):
+        where = path.relative_to(site)
+        found += [f"{where}: loads {url}" for url in sorted(has.loads) if urlsplit(url).netloc]
+        for url in sorted(has.links | has.loads):
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (site / unquote(parts.path).lstrip("/") if parts.path.startswith("/") else path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            if not target.exists():
+                found.append(f"{where}: {url} is not there")
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                found.append(f"{where}: {url} names a place that is not there")
+    for style in sorted(site.rglob("*.css")):
+        found += [f"{style.relative_to(site)}: loads {url}" for url in re.findall(r"url\(['\"]?((?:https?:)?//[^)'\"]+)", style.read_text(encoding="utf-8"))]
+    return found
+
+
+def main() -> int:
+    rooms = sorted((ROOT / "nbs").glob("*.ipynb"))
+    if "--run" in sys.argv[1:]:
+        rooms = executed(rooms, ROOT / "output" / "executed")
+    build(load_config(str(ROOT / "tools" / "mkdocs.yml"), nav=assemble(rooms)))
+    wrong = problems(SITE.resolve())
+    print("\n".join(wrong[:40]) or f"{len(list(SITE.rglob('*.html')))} pages, no broken link, nothing from another host: {SITE / 'index.html'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
