@@ -42,7 +42,6 @@ def session(folder):
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
     spark = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    kafka2pc.register(spark)
     return spark
 
 
@@ -61,7 +60,8 @@ def main():
             kafka.create_topic(topic, partitions=2)
         try:
             spark = session(folder)
-            stream(spark, kafka, folder, range(FILES))
+            stream(spark, kafka, folder, range(FILES))  # found by its name; register does no harm, and is needed where only the notebook knows the package
+            kafka2pc.register(spark)
             stream(spark, kafka, folder, range(FILES, FILES + 2))  # the same checkpoint goes on
             for _ in range(2):  # the same key: the second time writes nothing
                 write(spark, kafka, folder)
