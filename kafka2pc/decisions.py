@@ -7,7 +7,7 @@ __all__ = ['Slot', 'Decision', 'dump_decision', 'load_decision', 'DecisionLog', 
            'holds_later', 'MemoryLog', 'FileLog', 'ObjectLog', 'open_log']
 
 # %% ../nbs/10_decisions.ipynb #c002
-import hashlib, json, os, re, uuid
+import errno, hashlib, json, os, re, uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -103,6 +103,9 @@ class MemoryLog:
     def purge(self, batch_id: int): self.slots = {s: d for s, d in self.slots.items() if s.batch_id >= batch_id}
 
 # %% ../nbs/10_decisions.ipynb #c018
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # answers of a file system that has none
+
+
 class FileLog:
     "Decisions as files `BATCH.ATTEMPT.json` in a folder of a local disk. Raises `LogUnwritable` when the disk refuses before anything stands."
     def __init__(self, folder: str): self.folder = str(folder)
@@ -130,11 +133,15 @@ class FileLog:
         path, fresh = self._path(slot), f"{self.folder}/.{uuid.uuid4().hex}"
         try:
             os.makedirs(self.folder, exist_ok=True)
-            _write_through(fresh, content)  # 1 a whole file, on the disk, under a name that nobody looks for
+            Path(fresh).write_bytes(content)
+            _sync(fresh)  # 1 a whole file, on the disk, under a name that nobody looks for
         except OSError as e:
             with suppress(OSError): os.unlink(fresh)
             raise LogUnwritable(f"{path}: {e.strerror}") from e
         try: os.link(fresh, path)  # 2 give it the name, unless the name is taken
+        except OSError as e:
+            if e.errno not in _NO_LINKS: raise
+            raise LogUnwritable(f"{path}: no hard links here ({e.strerror})", action="Set decisionLog to a place that has them.") from e
         finally:
             os.unlink(fresh)
             _sync(self.folder)  # 3 the name itself is on the disk
@@ -144,15 +151,8 @@ class FileLog:
     def _names(self) -> list[str]: return os.listdir(self.folder) if os.path.isdir(self.folder) else []
 
 
-def _write_through(path: str, content: bytes):
-    with open(path, "wb") as f:
-        f.write(content)
-        f.flush()
-        os.fsync(f.fileno())
-
-
-def _sync(folder: str):
-    fd = os.open(folder, os.O_RDONLY)
+def _sync(path: str):
+    fd = os.open(path, os.O_RDONLY)
     try: os.fsync(fd)
     finally: os.close(fd)
 

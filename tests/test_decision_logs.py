@@ -1,9 +1,11 @@
 """The promises of every decision log: in memory, in files, in an object store, in a Kafka topic, in a PostgreSQL table; and what only one can break."""
+import errno
 import os
 import time
 import uuid
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
 import fsspec
@@ -60,7 +62,7 @@ def file(request):
 
     def spoil(name, slot, content):
         os.makedirs(f"{folder}/{name}")
-        decisions._write_through(f"{folder}/{name}/{slot.batch_id}.{slot.attempt}.json", content)
+        Path(f"{folder}/{name}/{slot.batch_id}.{slot.attempt}.json").write_bytes(content)
     losing = lambda when: lose(decisions.os, "link", when, OSError(5, "I/O error"))
     return Place(lambda name="a": FileLog(f"{folder}/{name}"), steps=["create", "_put"], spoil=spoil, lost=both(losing))
 
@@ -321,6 +323,15 @@ class LooksFirst(LocalFileSystem):
     """fsspec's own way to create an object: is it there? No. Then write it. Two may do so at once."""
 
     protocol = "looks"
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_named_and_nothing_stands(tmp_path, code):
+    log, wanted = FileLog(tmp_path), record()
+    with patch.object(decisions.os, "link", side_effect=OSError(code, os.strerror(code))), pytest.raises(LogUnwritable, match="no hard links here") as caught:
+        log.create(wanted)
+    assert "decisionLog" in caught.value.action and log.batches() == [] and list(tmp_path.iterdir()) == []
+    assert log.create(wanted) == wanted
 
 
 def test_a_store_that_looks_first_and_writes_then_is_refused(tmp_path):
