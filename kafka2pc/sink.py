@@ -28,6 +28,7 @@ from .decisions import Decision, DecisionLog, MemoryLog, commit_of, holds_later,
 from .history import Event, History, from_environment, told
 from .kafka import KafkaParticipant, check, parallel, retry_unknown
 from .precommit import precommit
+from .produce import without_use
 from .errors import BadOption, StaleCheckpoint, TwoPhaseError
 from .protocol import CommitMessage, Mode, Plan
 from .restore import claim
@@ -215,6 +216,8 @@ def open_participant(options: SinkOptions) -> KafkaParticipant:
         conf, topics = dict(options.conf), [options.topic] if options.topic else []
         facts = check(conf, prefix=options.prefix if options.exactly_once else None, topics=topics, timeout_ms=options.timeout_ms,
                       two_phase=options.two_phase if options.engine == "columnar" else "off")
+        if options.engine == "columnar" and (idle := without_use(conf)):
+            _LOG.warning("the columnar engine has no use for %s; engine=confluent has", ", ".join(f"kafka.{name}" for name in idle))
         _OPEN[options] = KafkaParticipant(conf, prefix=options.prefix, topic=options.topic, engine=options.engine, **asdict(facts))
     return _OPEN[options]
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from kafka2pc.history import CrashPoint, duplicate, lost, reordered
-from kafka2pc.sink import Noted
+from kafka2pc.sink import Noted, open_participant, parse_options
 from kafka2pc.story import Failed, Story, running, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
@@ -266,6 +266,15 @@ def test_a_key_is_not_for_two_topics(story, kafka):
 def test_a_loss_that_is_skipped_is_in_the_log(caplog):
     Noted().append("fail", "lost", batch_id=7, what="orders-0 [3..9] x 7")
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("ERROR", "lost: orders-0 [3..9] x 7")]
+
+
+@pytest.mark.parametrize(("engine", "says"), [("auto", ["the columnar engine has no use for kafka.linger.ms, kafka.retries; engine=confluent has"]), ("confluent", [])])
+def test_a_setting_that_is_not_used_is_named_once(kafka, caplog, engine, says):
+    conf = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}
+    options = {**conf, "engine": engine, "kafka.linger.ms": "5", "kafka.retries": "3", "kafka.compression.type": "lz4", "kafka.delivery.timeout.ms": "90000"}
+    for _ in range(2):
+        open_participant(parse_options(options))
+    assert [r.getMessage() for r in caplog.records if "no use" in r.getMessage()] == says
 
 
 # -- decisions in other places --
