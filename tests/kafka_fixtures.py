@@ -1,8 +1,11 @@
 """The local Kafka that tests share, and a reader that has nothing to do with this project's code. conftest.py imports the fixtures."""
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from kafka2pc.broker import LocalKafka
+from kafka2pc.control import Control
+from kafka2pc.kafka import read_topic
 
 
 @pytest.fixture(scope="session")
@@ -10,6 +13,32 @@ def kafka():
     """One node, shared by all tests of the session: use topics and transactional ids of your own. Whoever kills it restarts it."""
     with LocalKafka() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def open_host():
+    """A cluster of somebody else, which lets everybody in. It has topics with the names that the rooms use."""
+    with LocalKafka() as cluster:
+        yield owned(cluster)
+
+
+def owned(cluster):
+    """The cluster, with topics of its owner."""
+    producer = Producer(cluster.client_conf)
+    for name in ("orders", "copied", "mine", "flights", "shared", "numbers"):
+        cluster.create_topic(name)
+        producer.produce(name, f"of the owner, in {name}")
+    producer.flush(30)
+    return cluster
+
+
+def state(kafka):
+    """The topics of a cluster and what is in them, without Kafka's own; its groups; the transactions that are open."""
+    admin = AdminClient(kafka.client_conf)
+    found = {name: [r.value for r in read_topic(kafka.client_conf, name)] for name in admin.list_topics(timeout=10).topics if not name.startswith("__")}
+    with Control(kafka.client_conf) as control:
+        still = [t.transactional_id for t in control.list_transactions(states=("Ongoing", "PrepareCommit", "PrepareAbort"))]
+    return found | {"groups": sorted(g.group_id for g in admin.list_consumer_groups().result().valid), "open": still}
 
 
 def records(kafka, topic, isolation="read_committed", wait_s=30):

@@ -13,13 +13,11 @@ import nbformat
 import pyspark
 import pytest
 import yaml
-from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from kafka_fixtures import owned, state
 from test_notebooks import own_folders  # noqa: F401  (a fixture)
 
 from kafka2pc.broker import LocalKafka, a_kafka, free_ports
-from kafka2pc.control import Control
-from kafka2pc.kafka import read_topic
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
@@ -63,32 +61,6 @@ def host():
     """A cluster of somebody else: it asks for a password, and has topics with the names that the rooms use."""
     with LocalKafka(secure=True) as cluster:
         yield owned(cluster)
-
-
-@pytest.fixture(scope="module")
-def open_host():
-    """One that lets everybody in."""
-    with LocalKafka() as cluster:
-        yield owned(cluster)
-
-
-def owned(cluster):
-    """The cluster, with topics of its owner."""
-    producer = Producer(cluster.client_conf)
-    for name in ("orders", "copied", "mine", "flights", "shared", "numbers"):
-        cluster.create_topic(name)
-        producer.produce(name, f"of the owner, in {name}")
-    producer.flush(30)
-    return cluster
-
-
-def state(kafka):
-    """The topics of a cluster and what is in them, without Kafka's own; its groups; the transactions that are open."""
-    admin = AdminClient(kafka.client_conf)
-    found = {name: [r.value for r in read_topic(kafka.client_conf, name)] for name in admin.list_topics(timeout=10).topics if not name.startswith("__")}
-    with Control(kafka.client_conf) as control:
-        still = [t.transactional_id for t in control.list_transactions(states=("Ongoing", "PrepareCommit", "PrepareAbort"))]
-    return found | {"groups": sorted(g.group_id for g in admin.list_consumer_groups().result().valid), "open": still}
 
 
 @pytest.fixture(scope="module")
@@ -156,18 +128,6 @@ def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, 
     assert re.search(r'"300"', shown(tmp_path / "done.ipynb")) and password not in (tmp_path / "done.ipynb").read_text()
     assert [path.name for path in volume.iterdir() if path.name.endswith("-checkpoint")], "the checkpoint is in the Volume"
     assert state(host) == before, "the guest left something, or touched what is not its own"
-
-
-@pytest.mark.kafka
-@pytest.mark.spark
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("room", ["06_kafka", "23_offsets"])
-def test_a_room_is_a_guest_on_a_cluster_that_somebody_named(open_host, own_folders, monkeypatch, room):  # noqa: F811
-    before = state(open_host)
-    monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", open_host.bootstrap_servers)
-    trouble = execute(NBS / f"{room}.ipynb", own_folders / "done.ipynb", CELL_SECONDS)
-    assert not trouble, trouble
-    assert state(open_host) == before
 
 
 @pytest.mark.kafka
