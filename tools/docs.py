@@ -6,6 +6,7 @@ The notebooks are taken as they stand. With --run each one is executed first, on
 import re
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -47,12 +48,15 @@ def moved(text: str) -> str:
 
 
 def executed(rooms: list[Path], folder: Path) -> list[Path]:
-    """Copies of the notebooks, as they come out of a fresh kernel. Ends the program if one fails."""
+    """Copies of the notebooks, as they come out of a fresh kernel, two at a time. Ends the program if one fails."""
     folder.mkdir(parents=True, exist_ok=True)
-    for n, room in enumerate(rooms, 1):
-        print(f"{n} of {len(rooms)}: {room.stem}", flush=True)
-        if trouble := execute(room, folder / room.name, CELL_SECONDS):
-            sys.exit(trouble)
+    with ThreadPoolExecutor(2) as pool:
+        running = {pool.submit(execute, room, folder / room.name, CELL_SECONDS): room for room in rooms}
+        for n, done in enumerate(as_completed(running), 1):
+            if trouble := done.result():
+                pool.shutdown(cancel_futures=True)
+                sys.exit(f"{running[done].stem}: {trouble}")
+            print(f"{n} of {len(rooms)}: {running[done].stem}", flush=True)
     return [folder / room.name for room in rooms]
 
 
