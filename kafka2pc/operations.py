@@ -656,8 +656,9 @@ FINDINGS |= {
 
 
 def check_copies(look: Look) -> Iterator[Finding]:
-    "Replication factor and min.insync.replicas of the topics, and of Kafka's own log of transactions, as far as they may be seen."
-    for topic in (*look.topics, "__transaction_state"):
+    "Replication factor and min.insync.replicas of topics, of a decision log in Kafka, and of Kafka's own log of transactions, if they may be seen."
+    decisions = [look.decision_log.removeprefix("kafka:")] if (look.decision_log or "").startswith("kafka:") else []
+    for topic in (*look.topics, *decisions, "__transaction_state"):
         layout, known = look.survey.layout([topic]), look.survey.topic_setting(topic, "min.insync.replicas")
         if not layout: continue
         copies, in_sync, least = min(p.copies for p in layout), min(p.in_sync for p in layout), int(known) if known else 0

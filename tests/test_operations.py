@@ -683,6 +683,7 @@ def test_three_nodes_are_fine_until_copies_are_missing(tmp_path):
         kafka.create_topic("strict", config={"min.insync.replicas": 3})
         found = doctor(door, topics=["lonely", "careless"])
         told(found, "one-copy", "lonely")
+        told(doctor(door, topics=["sound"], decision_log="kafka:lonely"), "one-copy", "lonely")
         administered(kafka, tmp_path, *told(found, "one-copy-is-enough", "careless").commands)
         assert names(doctor(door, topics=["careless", "strict"])) == set()
         kafka.kill(2)
