@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['ONE_HOST', 'DRILLS_OF_A_STORY', 'EXACTLY_ONCE', 'VICTIMS', 'POINTS', 'Place', 'BLOWS', 'FAULTS', 'TwoHosts',
-           'a_story', 'Stage', 'Drill', 'Played', 'play', 'kill_driver', 'kill_driver_python', 'kill_executor_python',
-           'kill_broker', 'kill_coordinator', 'survive', 'point_drills', 'Step', 'pause_driver', 'pause_node',
-           'second_driver', 'steps', 'take', 'after_a_race', 'walk_drills', 'play_all', 'walk', 'summary']
+           'a_story', 'Stage', 'Drill', 'Played', 'play', 'kill_driver', 'forget_the_decision', 'kill_driver_python',
+           'kill_executor_python', 'kill_broker', 'kill_coordinator', 'survive', 'point_drills', 'Step', 'pause_driver',
+           'pause_node', 'second_driver', 'steps', 'take', 'after_a_race', 'walk_drills', 'play_all', 'walk', 'summary']
 
 # %% ../nbs/41_drills.ipynb #c002
 import json, os, random, shutil, signal, subprocess, sys, tempfile, time, uuid
@@ -200,6 +200,13 @@ def _kill(*pids: int) -> bool:
 def kill_driver(stage: Stage, story: Story, event: Event) -> bool:
     "The driver's JVM. Its Python processes stay where they are, and end before the next life."
     return _kill(story.job.jvm)
+
+
+def forget_the_decision(stage: Stage, story: Story, event: Event) -> bool:
+    "The driver, and by hand the decision that it obeys: what nobody may do. A drill that does not turn red then sees nothing."
+    kill_driver(stage, story, event)
+    max((story.checkpoint / "kafka2pc").glob(f"{event.ids['batch_id']}.*")).unlink()  # the COMMIT is the last in its chain
+    return False
 
 
 def kill_driver_python(stage: Stage, story: Story, event: Event) -> bool:

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from kafka2pc.drills import BLOWS, POINTS, VICTIMS, Drill, Stage, play, point_drills, steps, summary, survive, take
+from kafka2pc.drills import BLOWS, POINTS, VICTIMS, Drill, Stage, forget_the_decision, play, point_drills, steps, summary, survive, take
 from kafka2pc.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.hard_cases import CASES
 from kafka2pc.history import CrashPoint
@@ -66,13 +66,6 @@ def test_a_walk(three, tmp_path):
     for step in islice(steps(seed=4), 4):
         take(three, step)
     assert three.crashes >= 3
-
-
-def forget_the_decision(stage, story, event):
-    """Somebody deletes the decision of a batch of which one transaction is committed."""
-    VICTIMS["the driver's JVM"](stage, story, event)
-    max((story.checkpoint / "kafka2pc").glob(f"{story.files - 1}.*")).unlink()  # the COMMIT is the last in its chain
-    return False
 
 
 def test_a_drill_can_be_red_and_keeps_its_history(stage, tmp_path):

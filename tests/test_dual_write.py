@@ -13,7 +13,7 @@ from test_participants import wal
 
 from kafka2pc import sink
 from kafka2pc.decisions import FileLog, MemoryLog
-from kafka2pc.drills import Drill, Stage, kill_driver, play, survive
+from kafka2pc.drills import Drill, Stage, forget_the_decision, play, survive
 from kafka2pc.dual_drills import KAFKA, a_dual_story, dual_drills
 from kafka2pc.dual_write import TwoPhase
 from kafka2pc.errors import StaleCheckpoint
@@ -211,11 +211,6 @@ def test_there_are_fifty_and_each_has_its_own_title():
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_a_drill_can_be_red(stage, tmp_path):
-    def forget_the_decision(stage, story, event):
-        kill_driver(stage, story, event)
-        max((story.checkpoint / "kafka2pc").glob(f"{story.files - 1}.*")).unlink()  # the COMMIT is the last in its chain
-        return False
-
     drill = Drill(kind="dual", title="Decisions do not matter", given="", crash_at="", restore="", expect="",
                   play=lambda stage: survive(stage, [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)], forget_the_decision, make=a_dual_story))
     assert "duplicate" in play(drill, stage, tmp_path).found
