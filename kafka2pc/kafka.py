@@ -120,8 +120,11 @@ class KafkaParticipant:
                            partitions=tuple(PartitionRange(topic=t, partition=p, records=0) for t, p in d.partitions))
 
 # %% ../nbs/06_kafka.ipynb #c014
-def retry_unknown(max_tries: int = 10, *, total_ms: int = 60_000, first_ms: int = 50, longest_ms: int = 5_000) -> Callable:
-    "A policy `retry(ask)`: repeat an UNKNOWN outcome at most `max_tries` times, and start none after `total_ms`; then return it as it is."
+def retry_unknown(max_tries: int = 10, *, total_ms: int | None = None, first_ms: int = 50, longest_ms: int = 5_000) -> Callable:
+    """A policy `retry(ask)`: ask at most `max_tries` times while the outcome is UNKNOWN, and not again after `total_ms` (None: six seconds for
+    each try); then return it as it is."""
+    total_ms = total_ms or 6_000 * max_tries
+
     def retry(ask: Callable[[], Outcome]) -> Outcome:
         return Retrying(retry=retry_if_result(lambda outcome: outcome is Outcome.UNKNOWN),
                         stop=stop_after_attempt(max_tries) | stop_after_delay(total_ms / 1000),

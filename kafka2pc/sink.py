@@ -45,7 +45,7 @@ OPTIONS = {
     "deliveryGuarantee": "exactly_once (default) or at_least_once",
     "twoPhaseCommit": "auto (default: transactions never time out where the brokers offer KIP-939 and no timeout is set), required or off",
     "engine": "auto (default), columnar (whole columns to record batches) or confluent (row by row, through librdkafka)",
-    "maxCommitRetries": "how often an unclear answer to a commit is asked again before the query stops (default 20)",
+    "maxCommitRetries": "how often a commit is asked when its answer is unclear, before the query stops (default 20: two minutes at most)",
     "lostTransactions": "fail (default) or skip: go on after the broker lost decided records, and only log them",
     "decisionLog": "where decisions are, instead of the checkpoint: a folder, an fsspec URL, kafka:TOPIC (compacted, same cluster) or "
                    "postgresql://...; batch writes have no other place",

@@ -9,6 +9,7 @@ import time
 import uuid
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from unittest.mock import patch
 
 import psutil
 import pyarrow as pa
@@ -554,6 +555,17 @@ def test_unknown_is_asked_again_in_limits_and_refused_is_not():
     started = time.monotonic()
     assert retry_unknown(10_000, total_ms=300, longest_ms=50)(say(UNKNOWN)) is UNKNOWN
     assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("tries", [10, 20, 200])
+def test_as_often_as_it_is_told_if_answers_come_fast(tries):
+    asked, clock = [], [0.0]
+    sleep = lambda seconds: clock.append(clock.pop() + seconds)
+    with patch.object(time, "sleep", sleep), patch.object(time, "monotonic", lambda: clock[0]):
+        retry_unknown(tries)(lambda: asked.append(1) or UNKNOWN)
+        assert len(asked) == tries
+        retry_unknown(tries)(lambda: sleep(30) or asked.append(1) or UNKNOWN)
+        assert len(asked) < 1.2 * tries + 2, "six seconds a try, if each takes thirty"
 
 
 def test_parallel_keeps_order_makes_every_call_and_raises_the_first_error():
