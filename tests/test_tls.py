@@ -4,7 +4,6 @@ import json
 import shlex
 import uuid
 from dataclasses import asdict
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
