@@ -146,11 +146,11 @@ def zombie(stage: Stage, batches: int, rows: int = 1):
         story.run(partitions=3)
         story.feed()
     pid = int(Path(stalled).read_text())
-    own = lambda: sum(e.process == pid for e in story.events())
-    before = own()
     demand(running(pid), "the zombie was dead before it could wake")
+    before = len(story.events())
     Path(wake).touch()
-    until(lambda: own() > before, "the zombie writes on")
+    own = lambda: [e for e in story.events()[before:] if e.process == pid]
+    until(lambda: any((e.kind != "invoke" and e.op == "flush") or "error" in e.ids for e in own()), "the zombie writes on, and is answered")
     story.run()
     end(stage, story)
 
