@@ -167,15 +167,30 @@ class FileTransaction(_OpenFile):
         return self.store.receipt(self.c.transactional_id, self.c.state.epoch, self.rows)
 
 # %% ../nbs/30_file.ipynb #c026
+def _write_new(path: str, content: bytes):
+    "A new local file, whole and on the disk, or `FileExistsError`. It waits for its name two folders up, where nobody looks."
+    folder = os.path.dirname(path)
+    fresh = f"{os.path.dirname(folder)}/.{os.urandom(8).hex()}"
+    with open(fresh, "xb") as file: file.write(content)
+    _sync(fresh)
+    try: os.link(fresh, path)
+    finally: os.unlink(fresh)
+    _sync(folder)
+
+
 class ObjectParticipant(_Files):
     """Files in an fsspec file system, and a manifest that says which of them are committed. `url`: `s3://…`, `memory://…`, `file://…`.
     Raises `BadOption`, also at once if the store lets a second create through."""
     def __init__(self, url: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "object"):
-        from fsspec.core import url_to_fs
+        from fsspec import AbstractFileSystem, url_to_fs
+        from fsspec.implementations.local import LocalFileSystem
         super().__init__(url.rstrip("/"), format, prefix, name)
         self.fs, self.root = url_to_fs(self.where)
+        looks_first = type(self.fs).pipe_file is AbstractFileSystem.pipe_file  # and writes then: of two, both may win
+        self.local = type(self.fs) is LocalFileSystem
         for kind in ("open", "data", "manifest"): self.fs.makedirs(f"{self.root}/{kind}", exist_ok=True)
-        if not self._writes_once(): raise BadOption(f"{url}: this store overwrites an object that exists", action="Choose another store or driver.")
+        if (looks_first and not self.local) or not self._writes_once():
+            raise BadOption(f"{url}: this store overwrites an object that exists", action="Choose another store or driver.")
 
     def _writes_once(self) -> bool:
         probe = f"{self.root}/open/probe-{os.urandom(8).hex()}"
@@ -208,7 +223,9 @@ class ObjectParticipant(_Files):
 
     def _create(self, path: str, content: str) -> str:
         "What stands under `path` now: `content`, or what somebody else has written there first."
-        with suppress(FileExistsError): self.fs.pipe_file(path, content.encode(), mode="create")
+        with suppress(FileExistsError):
+            if self.local: _write_new(path, content.encode())
+            else: self.fs.pipe_file(path, content.encode(), mode="create")
         return self.fs.cat_file(path).decode()
 
     def _remove(self, path: str):

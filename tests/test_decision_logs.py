@@ -23,6 +23,7 @@ from kafka2pc.decision_table import TableLog
 from kafka2pc.decision_topic import TopicLog
 from kafka2pc.decisions import FileLog, MemoryLog, ObjectLog, dump_decision, open_log
 from kafka2pc.errors import BadOption, BrokerUnreachable, CorruptDecision, LogUnwritable, Superseded
+from kafka2pc.file import ObjectParticipant
 from kafka2pc.protocol import Outcome
 
 pytestmark = pytest.mark.timeout(180)
@@ -336,5 +337,6 @@ def test_a_file_system_without_hard_links_is_named_and_nothing_stands(tmp_path, 
 
 def test_a_store_that_looks_first_and_writes_then_is_refused(tmp_path):
     fsspec.register_implementation("looks", LooksFirst, clobber=True)
-    with pytest.raises(BadOption, match="overwrites an object"):
-        open_log(f"looks://{tmp_path}/log")
+    for make in (open_log, ObjectParticipant):
+        with pytest.raises(BadOption, match="overwrites an object"):
+            make(f"looks://{tmp_path}/log")

@@ -3,12 +3,12 @@ import json
 import os
 import signal
 from pathlib import Path
-
-
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, rows, stranger
 
 from kafka2pc.errors import BadOption
@@ -110,6 +110,15 @@ def test_what_a_late_put_leaves_is_removed(tmp_path):
     with pytest.raises(Exception, match="was aborted"):
         late.precommit()
     assert at.store.fs.find(f"{at.store.root}/data") == []
+
+
+def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_path):
+    at = bucket(f"file://{tmp_path}/bucket")
+    c = promised(at, a_plan(), "a")
+    assert at.store.commit(c) is DONE
+    with patch.object(at.store, "outcome", lambda c: None), patch.object(LocalFileSystem, "exists", lambda *a: False):
+        assert at.store.abort(c) is REFUSED
+    assert at.seen() == ["a"] and sorted(p.name for p in (tmp_path / "bucket").iterdir()) == ["data", "manifest", "open"]
 
 
 def test_bad_options_of_files_are_named(tmp_path):
