@@ -73,10 +73,10 @@ class Line:
         end = time.monotonic() + self.how.patience_ms / 1000
         while True:
             code, part = self._take()
-            if code == 0 and part.records: return part
+            if part and part.records and not code: return part
             if code and not self._forget(code): raise self._refused(code)
             if time.monotonic() > end: raise self._late(code)
-            if code or not self._follow(part.preferred_read_replica): time.sleep(_PAUSE_S)
+            if not part or code or not self._follow(part.preferred_read_replica): time.sleep(_PAUSE_S)
             self.ask(self.offset)
 
     @property
@@ -100,6 +100,9 @@ class Line:
         if isinstance(said, (NotSent, NoAnswer)): return _LOST, None
         if isinstance(said, Exception): raise said
         if said.error_code: return said.error_code, None
+        if not said.responses:  # this user is over a quota, and told for how long nobody listens
+            time.sleep(min(said.throttle_time_ms, self.how.patience_ms) / 1000)
+            return 0, None
         part = said.responses[0].partitions[0]
         return part.error_code, part
 

@@ -41,6 +41,9 @@ def batches(dice, end):
     return made
 
 
+THROTTLED = Answer(error_code=0, responses=[], throttle_time_ms=1)  # over a quota: not a word of any topic
+
+
 class Dice:
     """Serves batches from where it is asked, cut off somewhere; loses requests, sends nothing, moves away."""
     def __init__(self, seed, end):
@@ -54,7 +57,8 @@ class Dice:
 
     def send(self, request, node, within_ms):
         offset, future = request.topics[0].partitions[0].fetch_offset, Future()
-        fate = self.dice.choice(["good"] * 6 + ["not sent", "lost", "empty", "moved"])
+        fate = self.dice.choice(["good"] * 6 + ["not sent", "lost", "empty", "moved", "throttled"])
+        if fate == "throttled": return future.success(THROTTLED)
         if fate in ("not sent", "lost"): return future.failure(NotSent("dice") if fate == "not sent" else NoAnswer("dice"))
         if fate == "moved": self.leader = 1 - self.leader
         whole = b"".join([b for _, behind, b in self.log if behind > offset][:4])
@@ -92,6 +96,7 @@ one = batches(random.Random(1), 1)[0][2]
 
 @pytest.mark.parametrize(("broker", "error", "said"), [
     (Always(6), NotFetched, "nothing came within 200 ms at offset 5 .*NOT_LEADER_OR_FOLLOWER"), (Always(), NotFetched, "nothing came .*no records"),
+    (Always(future=Future().success(THROTTLED)), NotFetched, "nothing came .*no records"),
     (Always(future=Future()), NotFetched, "nothing came within 200 ms"), (Always(1), NotFetched, "offset 5: 1 OFFSET_OUT_OF_RANGE"),
     (Always(29), NotAuthorized, "topic t: 29 TOPIC_AUTHORIZATION_FAILED(.|\n)*Grant READ and DESCRIBE on the resource Topic t"),
     (Always(content=one[:-1]), RecordsBroken, r"t-0, offset 5: \d+ bytes without it"), (Always(content=one), RecordsBroken, r"t-0, offset 5: \d+ bytes without it"),
