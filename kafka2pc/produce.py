@@ -9,6 +9,7 @@ __all__ = ['IN_FLIGHT', 'BUFFER_BYTES', 'REQUEST_BYTES', 'BLOCK_BYTES', 'Batch',
 # %% ../nbs/05_produce.ipynb #c002
 import queue, time
 from collections import Counter, deque
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Iterable, Mapping
@@ -24,7 +25,7 @@ from kafka.protocol.producer.produce import ProduceRequest
 # %% ../nbs/05_produce.ipynb #c004
 from .columnar import Dealer, Rows, Section, check_sizes, codec_named, first_of, record_batch, rows_of, sections
 from .control import TOKEN_PROVIDER, Control, NoAnswer, NotSent
-from .errors import BadRow, PrecommitFailed, TwoPhaseError
+from .errors import BadRow, BrokerUnreachable, PrecommitFailed, TwoPhaseError
 from .protocol import Committable, PartitionRange, PreparedTxnState
 from .writer import DELIVERY_MS, EPOCH_MAX, REQUEST_MS, NameWornOut, failure, producer_conf
 
@@ -89,6 +90,7 @@ _PASSES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE", 6: "NOT_L
            16: "NOT_COORDINATOR", 19: "NOT_ENOUGH_REPLICAS", 20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 51: "CONCURRENT_TRANSACTIONS",
            56: "KAFKA_STORAGE_ERROR", 74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
 _EARLY, _KNOWN_ALREADY, _NO_ANSWER = 45, 46, 13  # OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER
+_NOT_TRIED = 55  # OPERATION_NOT_ATTEMPTED: another partition of the same request is the cause
 _MOVED = {3, 5, 6, 9, 13, 74, 75}  # ask who leads
 
 
@@ -99,7 +101,7 @@ class Sender:
         self.control, self.who, self.state, self.codec = control, transactional_id, state, codec
         self.implicit_add, self.delivery_ms, self.request_ms = implicit_add, delivery_ms, request_ms
         self.lanes, self.held, self._leaders, self._known = {}, 0, {}, True
-        self._flying, self._landed = Counter(), queue.SimpleQueue()
+        self._flying, self._landed, self._stepped = Counter(), queue.SimpleQueue(), time.monotonic()
 
     def leaders(self, topic: str) -> int:
         "Learn who leads a topic. The number of its partitions, 0 if there is no such topic."
@@ -130,6 +132,7 @@ class Sender:
 
     def step(self, wait_s: float = 0.0):
         "Take the answers that are there (or wait for one), and send what may be sent."
+        self._forgive()
         self._send_ready()
         try:
             if wait_s: self._answered(*self._landed.get(timeout=wait_s))
@@ -137,11 +140,19 @@ class Sender:
         except queue.Empty: pass
         self._check_late()
         self._send_ready()
+        self._stepped = time.monotonic()
+
+    def _forgive(self):
+        "Time in which nobody asked us to send, because the next rows were not there yet, is no time that a broker took."
+        idle = time.monotonic() - self._stepped
+        for lane in self.lanes.values():
+            for batch in lane.batches: batch.since += idle
 
     def _send_ready(self):
         if not self._known:
-            self._leaders |= self.control.leaders({t for t, _ in self.lanes})
-            self._known = True
+            with suppress(BrokerUnreachable):  # within the delivery time that may pass
+                self._leaders |= self.control.leaders({t for t, _ in self.lanes})
+                self._known = True
         now, ready = time.monotonic(), {}
         for where, lane in self.lanes.items():
             node = self._leaders.get(where, -1)
@@ -164,8 +175,9 @@ class Sender:
         codes = self.control.add_partitions(self.who, self.state, [(n.topic, n.partition) for n in new]) if new else {}
         for lane, batch in parcel:
             code = codes.get((lane.topic, lane.partition), 0)
-            if code in _PASSES: lane.again(code)
-            elif code: raise self._refused(lane, batch, code)
+            if code and code not in _PASSES and code != _NOT_TRIED: raise self._refused(lane, batch, code)
+        for lane, _ in parcel:
+            if code := codes.get((lane.topic, lane.partition), 0): lane.again(code)
             else: lane.added = True
         return not any(codes.values())
 

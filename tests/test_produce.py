@@ -5,6 +5,7 @@ import uuid
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace as Answer
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyspark
@@ -16,9 +17,9 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from kafka2pc.broker import LocalKafka, fetch_kafka
 from kafka2pc.columnar import CODECS, Dealer, Section
 from kafka2pc.control import Control, NoAnswer
-from kafka2pc.errors import PrecommitFailed
+from kafka2pc.errors import BrokerUnreachable, NotAuthorized, PrecommitFailed
 from kafka2pc.kafka import KafkaParticipant, check, read_topic
-from kafka2pc.produce import ColumnTransaction, Lane, Sender
+from kafka2pc.produce import ColumnTransaction, Lane, Sender, without_use
 from kafka2pc.protocol import Plan, PreparedTxnState, new_token
 
 # -- a broker of ten lines --
@@ -30,7 +31,9 @@ class Dice:
         self.dice, self.partitions, self.waiting = random.Random(seed), partitions, []
         self.logs, self.seen = {p: [] for p in range(partitions)}, {p: [] for p in range(partitions)}
 
-    def leaders(self, topics): return {("t", p): 0 for p in range(self.partitions)}
+    def leaders(self, topics):
+        if self.waiting and self.dice.random() < 0.2: raise BrokerUnreachable("dice")
+        return {("t", p): 0 for p in range(self.partitions)}
 
     def append(self, part):
         first, count = int.from_bytes(part.records[53:57], "big"), int.from_bytes(part.records[57:61], "big")
@@ -95,6 +98,44 @@ def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
     sender.leaders("t")
     sender.put(Section("t", 0, 7, 0, 0, pa.py_buffer(b"")))
     with pytest.raises(PrecommitFailed, match="7 of t-0.*200 ms"): sender.settle()
+
+
+def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_took():
+    clock, broker = [0.0], Dice(0, 1)
+    broker.dice.choice = lambda fates: "good"
+    sender = Sender(broker, "slow rows", PreparedTxnState(1, 0), delivery_ms=1000)
+    with patch.object(time, "monotonic", lambda: clock[0]):
+        sender.leaders("t")
+        sender._stepped = 0.0
+        for _ in range(4): sender.put(Section("t", 0, 5, 0, 0, pa.py_buffer(b"")))
+        clock[0] = 300.0  # a minute of somebody else's computations, and more
+        for _ in range(20):
+            for future, said in broker.waiting: future.success(said)
+            broker.waiting = []
+            sender.step()
+    assert broker.logs[0] == list(range(20)) and sender.held == 0
+
+
+@pytest.mark.parametrize(("codes", "error", "said"), [({0: 55, 1: 3}, None, ""), ({0: 55, 1: 29}, NotAuthorized, "topic t: ")])
+def test_a_partition_that_was_not_tried_is_not_the_cause(codes, error, said):
+    broker = Dice(0, 2)
+    broker.add_partitions = lambda who, state, parts: {("t", p): codes[p] for _, p in parts}
+    sender = Sender(broker, "protocol 1", PreparedTxnState(1, 0), implicit_add=False)
+    sender.leaders("t")
+    for p in range(2): sender.lanes["t", p] = Lane("t", p, added=False)
+    for lane in sender.lanes.values(): lane.append(Section("t", lane.partition, 1, 0, 0, pa.py_buffer(b"")), sender.state, "none")
+    if error:
+        with pytest.raises(error, match=said): sender.step()
+        return
+    sender.step()
+    broker.add_partitions = lambda who, state, parts: {}
+    for lane in sender.lanes.values(): lane.not_before = 0
+    sender.step()
+    assert all(lane.added for lane in sender.lanes.values())
+
+
+def test_what_the_engine_has_no_use_for_is_known():
+    assert without_use({"linger.ms": "5", "sasl.password": "x", "ssl.ca.location": "y", "compression.type": "lz4", "retries": "1"}) == ["linger.ms", "retries"]
 
 
 # -- a real one --
