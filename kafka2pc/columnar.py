@@ -154,7 +154,8 @@ def _milliseconds(column: pa.Array) -> np.ndarray:
         raise BadRow(f"column timestamp has type {column.type}", action="Cast the column timestamp before the sink.")
     if column.null_count:
         raise BadRow(f"{first_of(pc.is_null(column))}: timestamp is null", action="Fill the column timestamp, or leave it out.")
-    stamps = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
+    column = column.cast(pa.timestamp(column.type.unit))  # the instants alone: in a zone, an hour of autumn that comes twice cannot be rounded
+    stamps = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms")).cast(pa.int64())
     if (early := pc.less(stamps, 0)).true_count:
         raise BadRow(f"{first_of(early)}: timestamp is before 1970", why="Kafka has no such time.", action="Correct the column timestamp.")
     return stamps.to_numpy()
@@ -310,6 +311,7 @@ def record_batch(section: Section, state: PreparedTxnState, sequence: int, *, co
     "A record batch of format v2, as it goes over the wire and onto the broker's disk."
     bits, pack = CODECS[codec]
     content = pa.py_buffer(pack(section.content)) if pack else section.content
+    if content.size > section.content.size: bits, content = 0, section.content  # what cannot be packed could become too large for the topic
     rest = struct.pack(">hiqqqhii", bits | _TRANSACTIONAL * transactional, section.count - 1, section.first_ms, section.max_ms,
                        state.producer_id, state.epoch, sequence, section.count)
     crc = google_crc32c.extend(google_crc32c.value(rest), content)

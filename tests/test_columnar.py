@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from kafka.partitioner import murmur2 as one_murmur2
 from kafka.record import MemoryRecords
 
-from kafka2pc.columnar import CODECS, HEADER_BYTES, Dealer, Rows, murmur2, record_batch, rows_of, sections, varint_sizes, varints
+from kafka2pc.columnar import CODECS, HEADER_BYTES, PIECE, Dealer, Rows, murmur2, record_batch, rows_of, sections, varint_sizes, varints
 from kafka2pc.protocol import PreparedTxnState
 
 TEXT = st.one_of(st.none(), st.binary(max_size=300))
@@ -60,7 +60,7 @@ def test_rows_without_a_key_are_dealt_evenly(partitions, sizes):
     dealer = Dealer(partitions)
     dealt = [dealer.deal(None, n) for n in sizes]
     assert all(d.min() >= 0 and d.max() < partitions and (np.diff(d) >= 0).all() for d in dealt)
-    if all(n >= 1000 * partitions for n in sizes):
+    if all(n >= PIECE * partitions for n in sizes):
         counts = np.bincount(np.concatenate(dealt), minlength=partitions)
         assert counts.max() - counts.min() <= len(sizes)
 
@@ -87,3 +87,20 @@ def test_the_picture_of_the_format_shows_the_bytes_that_are_sent(monkeypatch):
     fields = list(pictures.fields())
     assert sum(len(content) for _, content, of_record in fields if not of_record) == HEADER_BYTES == 61
     assert pictures.record_format() == (pictures.ROOT / "images" / "record-format.svg").read_text(encoding="utf-8"), "make images"
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin", "America/New_York"])
+def test_an_hour_that_comes_twice_in_autumn_is_no_problem(zone):
+    us = np.arange(1_729_900_000_000_123, 1_729_900_000_000_123 + 10 * 86_400_000_000, 1_800_000_000)
+    stamps = pa.array(us).cast(pa.timestamp("us")) if zone is None else pa.array(us).cast(pa.timestamp("us", zone))
+    made = sections(rows_of(pa.record_batch({"value": ["x"] * len(us), "timestamp": stamps})), np.zeros(len(us), int), "t", 10**6)[0]
+    assert [t for *_, t in read_back(record_batch(made, PreparedTxnState(1, 0), 0))] == [int(u) // 1000 for u in us]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_cannot_be_packed_is_sent_as_it_is(codec):
+    noise = np.random.default_rng(1)
+    made = sections(rows_of(pa.record_batch({"value": [noise.bytes(9000) for _ in range(100)]})), np.zeros(100, int), "t", 10**6)[0]
+    state = PreparedTxnState(1, 0)
+    packed = record_batch(made, state, 0, codec=codec)
+    assert len(packed) <= len(record_batch(made, state, 0)) and len(read_back(packed)) == 100
