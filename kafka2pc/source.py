@@ -339,7 +339,9 @@ _FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZAT
 _UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
 _PASSING = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._NOENT,  # _NOENT: no leader known
             KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
-            KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, *_UNKNOWN)
+            KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.REQUEST_TIMED_OUT,
+            KafkaError.REPLICA_NOT_AVAILABLE, KafkaError.NETWORK_EXCEPTION, KafkaError.KAFKA_STORAGE_ERROR, KafkaError.FENCED_LEADER_EPOCH,
+            KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE, *_UNKNOWN)
 _NOTHING_READ = "No. Nothing was read; the offsets in the checkpoint stay."
 _NO_ID = str(Uuid(0, 0))  # what brokers before topic ids say
 _INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
@@ -555,6 +557,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
     "The source of a streaming query. Spark makes one beside the driver, which plans, and ships another one to the tasks, which only reads."
     def __init__(self, options: SourceOptions):
         self.options, self._questions, self._first, self._target, self._told, self._ends = options, None, None, None, None, None
+        self._planned = None
 
     def __getstate__(self): return {"options": self.options}
 
@@ -585,7 +588,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
         report(losses, self.options.fail_on_loss)
         self._ends = to_json(Offsets(at={part: log.end for part, log in logs.parts.items()}, ids=logs.ids))
         end = plan_end(stand, only(logs, self._target, stand) if self._target else logs, getattr(limit, "max_rows", None))
-        return start if end is stand else to_json(end)
+        if end is stand: return start
+        self._planned = to_json(end)
+        return self._planned
 
     def _look(self, stand: Offsets) -> tuple[Logs, list[Loss]]:
         logs = find_logs(self._ask, self.options)
@@ -597,7 +602,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
     def reportLatestOffset(self) -> dict | None: return self._ends
 
     def partitions(self, start: dict, end: dict) -> list[Range]:
-        return cut(ranges(from_json(start), from_json(end)), self.options.min_partitions)
+        "What the tasks of a batch read. Raises `TopicRecreated` if a batch that Spark repeats was read in a topic of the same name."
+        whole = ranges(from_json(start), from_json(end))
+        return cut(whole if end == self._planned else self._still_there(whole, from_json(end).ids), self.options.min_partitions)
+
+    def _still_there(self, whole: list[Range], ids: Mapping[str, str]) -> list[Range]:
+        "Spark repeats the last batch of an earlier run without asking for its end: nobody has looked at the topics yet."
+        now = self._ask.topics({r.topic for r in whole})
+        other = sorted(t for t, (topic_id, _) in now.items() if topic_id and ids.get(t) and topic_id != ids[t])
+        report([Loss(TopicRecreated, f"topic {t} was created again; a batch that is repeated was read in the one before") for t in other],
+               self.options.fail_on_loss)
+        return [r for r in whole if r.topic not in other]
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]: return read(self.options, partition)
 

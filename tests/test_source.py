@@ -8,7 +8,7 @@ import time
 import uuid
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
 from hypothesis import given, strategies as st
 
@@ -267,6 +267,41 @@ def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, top
         assert loose.latestOffset(end, None) is end
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [f"{expected}. failOnDataLoss=false: going on with what is there."]
     assert loose.partitions(start, end) == [Range(topic, 0, 0, 51)]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_name(kafka, topic, ask, fail, caplog):
+    write(kafka, topic, range(5))
+    o = options(kafka, topic, startingOffsets="earliest", failOnDataLoss=str(fail).lower())
+    before = StreamReader(o)
+    start = before.initialOffset()
+    end = before.latestOffset(start, None)
+    assert before.partitions(start, end) == StreamReader(o).partitions(start, end) == [Range(topic, 0, 0, 6)]
+    ask.admin.delete_topics([topic])[topic].result()
+    while ask.topics([topic]):
+        time.sleep(0.1)
+    kafka.create_topic(topic, partitions=2)
+    write(kafka, topic, range(50))
+    after = StreamReader(o)
+    if fail:
+        with pytest.raises(TopicRecreated, match=f"topic {topic} was created again"):
+            after.partitions(start, end)
+        return
+    with caplog.at_level(logging.WARNING, "kafka2pc"):
+        assert after.partitions(start, end) == []
+    assert len([r for r in caplog.records if "was created again" in r.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("code", [KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH,
+                                  KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.KAFKA_STORAGE_ERROR, KafkaError.REQUEST_TIMED_OUT])
+def test_what_a_change_of_leaders_answers_is_asked_again(code):
+    said = iter([KafkaException(KafkaError(code)), KafkaException(KafkaError(code)), 7])
+    def once():
+        answer = next(said)
+        if isinstance(answer, Exception): raise answer
+        return answer
+    assert Questions({"bootstrap.servers": "127.0.0.1:1"})._ask("offsets", once) == 7
 
 
 @pytest.mark.kafka
