@@ -249,7 +249,9 @@ class Connection:
             node_id = m.least_loaded_node() if node_id is None else node_id
             await m.wait_for(m.get_connection(node_id).init_future, self.timeout_ms / 4)
         except _FORBIDDEN as e: raise self._not_allowed(f"{e.errno} {e.message}") from None
-        except wire_errors.KafkaError as e: raise NotSent(f"{request.name}: {e}") from None
+        except wire_errors.KafkaError as e:
+            if isinstance(e, wire_errors.UnknownBrokerIdError): m.cluster.request_update()  # a node that has come since the last look
+            raise NotSent(f"{request.name}: {e}") from None
         try: return await m.wait_for(m.send(request, node_id, within_ms), within_ms)
         except wire_errors.IncompatibleBrokerVersion: raise _too_old(request.name) from None
         except wire_errors.NodeNotReadyError as e: raise NotSent(f"{request.name}: {e}") from None

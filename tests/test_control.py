@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 from confluent_kafka import KafkaException, Producer
@@ -282,6 +283,13 @@ def test_tls_against_a_plain_listener_says_so(kafka):
 
 
 # -- a broker that is silent, then dead --
+
+
+@pytest.mark.kafka
+def test_a_node_that_nobody_has_heard_of_is_looked_for(control):
+    with patch.object(control._manager.cluster, "request_update") as renewed, pytest.raises(NotSent):
+        control.ask(FindCoordinatorRequest(coordinator_keys=["x"], key_type=1), 4711)
+    assert renewed.called
 
 
 @pytest.fixture
