@@ -76,7 +76,7 @@ readme: $(READY) ## render README.md from nbs/index.ipynb
 	@$(BIN)/python tools/readme.py
 
 .PHONY: docs
-docs: $(READY) ## execute all notebooks and build the site in output/site: search, reference, no broken link (about a quarter of an hour)
+docs: $(READY) ## execute all notebooks and build the site in output/site: search, reference, no broken link (about twenty minutes)
 	@$(BIN)/python tools/docs.py --run
 
 .PHONY: site
