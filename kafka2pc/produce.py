@@ -64,6 +64,10 @@ class Lane:
         self.sequence = (self.sequence + section.count) % _SEQUENCES
         self.batches.append(Batch(made, section.count, section.largest, time.monotonic()))
 
+    def forgive(self, idle_s: float):
+        "Time in which nobody sent, because the next rows were not there yet, is no time that a broker took."
+        for batch in self.batches: batch.since += idle_s
+
     def next(self, now: float) -> Batch | None:
         "The batch that may be sent now."
         flying = sum(b.flying for b in self.batches)
@@ -88,9 +92,9 @@ BUFFER_BYTES, REQUEST_BYTES, BLOCK_BYTES = 32 << 20, 4 << 20, 4 << 20  # of a tr
 _PASSES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE", 6: "NOT_LEADER_OR_FOLLOWER", 7: "REQUEST_TIMED_OUT",
            9: "REPLICA_NOT_AVAILABLE", 13: "NETWORK_EXCEPTION", 14: "COORDINATOR_LOAD_IN_PROGRESS", 15: "COORDINATOR_NOT_AVAILABLE",
            16: "NOT_COORDINATOR", 19: "NOT_ENOUGH_REPLICAS", 20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 51: "CONCURRENT_TRANSACTIONS",
+           55: "OPERATION_NOT_ATTEMPTED",  # another partition of the same request is the cause
            56: "KAFKA_STORAGE_ERROR", 74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
 _EARLY, _KNOWN_ALREADY, _NO_ANSWER = 45, 46, 13  # OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER
-_NOT_TRIED = 55  # OPERATION_NOT_ATTEMPTED: another partition of the same request is the cause
 _MOVED = {3, 5, 6, 9, 13, 74, 75}  # ask who leads
 
 
@@ -105,8 +109,7 @@ class Sender:
 
     def leaders(self, topic: str) -> int:
         "Learn who leads a topic. The number of its partitions, 0 if there is no such topic."
-        found = self.control.leaders([topic])
-        self._leaders |= found
+        self._leaders |= (found := self.control.leaders([topic]))
         return len(found)
 
     def put(self, section: Section):
@@ -126,13 +129,11 @@ class Sender:
         "Wait until no answer is awaited any more, whatever it says."
         end = time.monotonic() + seconds
         while self._flying.total() and time.monotonic() < end:
-            try: parcel, _ = self._landed.get(timeout=0.1)
-            except queue.Empty: continue
-            self._flying[parcel[0]] -= 1
+            with suppress(queue.Empty): self._flying[self._landed.get(timeout=0.1)[0][0]] -= 1
 
     def step(self, wait_s: float = 0.0):
         "Take the answers that are there (or wait for one), and send what may be sent."
-        self._forgive()
+        for lane in self.lanes.values(): lane.forgive(time.monotonic() - self._stepped)
         self._send_ready()
         try:
             if wait_s: self._answered(*self._landed.get(timeout=wait_s))
@@ -141,12 +142,6 @@ class Sender:
         self._check_late()
         self._send_ready()
         self._stepped = time.monotonic()
-
-    def _forgive(self):
-        "Time in which nobody asked us to send, because the next rows were not there yet, is no time that a broker took."
-        idle = time.monotonic() - self._stepped
-        for lane in self.lanes.values():
-            for batch in lane.batches: batch.since += idle
 
     def _send_ready(self):
         if not self._known:
@@ -173,11 +168,11 @@ class Sender:
         "Protocol 1: tell the coordinator of new partitions first."
         new = [lane for lane, _ in parcel if not lane.added]
         codes = self.control.add_partitions(self.who, self.state, [(n.topic, n.partition) for n in new]) if new else {}
-        for lane, batch in parcel:
-            code = codes.get((lane.topic, lane.partition), 0)
-            if code and code not in _PASSES and code != _NOT_TRIED: raise self._refused(lane, batch, code)
-        for lane, _ in parcel:
-            if code := codes.get((lane.topic, lane.partition), 0): lane.again(code)
+        told = [(lane, batch, codes.get((lane.topic, lane.partition), 0)) for lane, batch in parcel]
+        for lane, batch, code in told:
+            if code and code not in _PASSES: raise self._refused(lane, batch, code)
+        for lane, _, code in told:
+            if code: lane.again(code)
             else: lane.added = True
         return not any(codes.values())
 
