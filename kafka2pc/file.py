@@ -50,7 +50,7 @@ _FORMATS = {"parquet": _Parquet, "json": _JsonLines}
 
 # %% ../nbs/30_file.ipynb #c011
 _NAMES = Names()  # the transactional ids of this process
-_FILE = re.compile(r"(?P<tid>.+)\.(?P<epoch>\d+)\.(?P<format>parquet|json)(?:\.(?:open|ready))?")
+_FILE = re.compile(r"(?P<tid>(?s:.+))\.(?P<epoch>\d+)\.(?P<format>parquet|json)(?:\.(?:open|ready))?")
 _HIDDEN = ".kafka2pc"
 
 
@@ -73,6 +73,7 @@ class _Files:
     def __init__(self, where: str, format: str, prefix: str, name: str):
         if format not in _FORMATS: raise BadOption(f"format {format}: choose one of {', '.join(_FORMATS)}")
         if "/" in prefix: raise BadOption(f"prefix {prefix}: it becomes part of a file's name", action="Choose one without a slash.")
+        if prefix.startswith(("_", ".")): raise BadOption(f"prefix {prefix}: readers skip such files as hidden", action="Begin it with a letter.")
         self.where, self.format, self.prefix, self.name = where, format, prefix, name
 
     def store_id(self) -> str: return self.where
@@ -209,7 +210,7 @@ class ObjectParticipant(_Files):
     def _end(self, c: Committable, outcome: str) -> Outcome:
         try:
             stands = self.outcome(c)
-            if stands is None and outcome == "committed" and not self.fs.exists(self.path(c, "data")): return Outcome.REFUSED
+            if stands is None and outcome == "committed" and not self._there(self.path(c, "data")): return Outcome.REFUSED
             if stands is None: stands = self._create(self.path(c, "manifest"), outcome)
             if not stands: return Outcome.UNKNOWN  # it is being written at this moment
             if stands == "aborted": self._remove(self.path(c, "data"))
@@ -228,6 +229,11 @@ class ObjectParticipant(_Files):
             else: self.fs.pipe_file(path, content.encode(), mode="create")
         return self.fs.cat_file(path).decode()
 
+    def _there(self, path: str) -> bool:
+        "Asks the store itself: what fsspec remembers of a folder may be old."
+        self.fs.invalidate_cache()
+        return self.fs.exists(path)
+
     def _remove(self, path: str):
         with suppress(FileNotFoundError): self.fs.rm_file(path)
 
@@ -235,8 +241,8 @@ class ObjectParticipant(_Files):
         ended = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
         def state(c: Committable) -> TxnState | None:
             if stands := self.outcome(c): return ended[stands]
-            if self.fs.exists(self.path(c, "data")): return TxnState.PRECOMMITTED
-            return TxnState.OPEN if self.fs.exists(self.path(c, "open")) else None
+            if self._there(self.path(c, "data")): return TxnState.PRECOMMITTED
+            return TxnState.OPEN if self._there(self.path(c, "open")) else None
         return [Standing(state(c)) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
@@ -248,7 +254,7 @@ class ObjectParticipant(_Files):
 
     def rows(self, c: Committable) -> Iterator[dict]:
         "The rows of a transaction, one by one; none if its data was dropped. Raises `OSError`."
-        if not self.fs.exists(self.path(c, "data")): return
+        if not self._there(self.path(c, "data")): return
         with self.fs.open(self.path(c, "data"), "rb") as file: yield from _FORMATS[self.format].read(file)
 
     def drop(self, c: Committable):
@@ -274,7 +280,10 @@ class ObjectTransaction(_OpenFile):
         "Raises `PrecommitFailed` if somebody has aborted it meanwhile."
         self.writer.close()
         self.file.flush()
-        self.store.fs.put_file(self.file.name, self.store.path(self.c, "data"))
+        data = self.store.path(self.c, "data")
+        self.store.fs.put_file(self.file.name, data)
+        if self.store.local:  # elsewhere the store answers when it has it
+            for path in (data, os.path.dirname(data)): _sync(path)
         if self.store.outcome(self.c):
             self.store.abort(self.c)
             raise PrecommitFailed(f"{self.c.transactional_id} was aborted", why="A sweep or a newer life of its name has aborted it.")

@@ -11,9 +11,10 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, rows, stranger
 
+from kafka2pc import file
 from kafka2pc.errors import BadOption
 from kafka2pc.file import FileParticipant, ObjectParticipant
-from kafka2pc.protocol import MemoryParticipant
+from kafka2pc.protocol import MemoryParticipant, TxnState
 from kafka2pc.wal import WalParticipant
 
 pytestmark = pytest.mark.timeout(180)
@@ -121,12 +122,63 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
     assert at.seen() == ["a"] and sorted(p.name for p in (tmp_path / "bucket").iterdir()) == ["data", "manifest", "open"]
 
 
+def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
+    at, did = bucket(f"file://{tmp_path}/bucket"), []
+    sync, outcome = file._sync, at.store.outcome
+    with at.store.begin(a_plan()) as txn:
+        at.write(txn, "a")
+        data = at.store.path(txn.c, "data")
+        monkeypatch.setattr(file, "_sync", lambda path: (did.append((path, os.path.exists(data))), sync(path)))
+        monkeypatch.setattr(at.store, "outcome", lambda c: (did.append("looked"), outcome(c))[1])
+        txn.precommit()
+    assert did == [(data, True), (os.path.dirname(data), True), "looked"]
+
+
+class Remembering(LocalFileSystem):
+    """Answers `exists` from what it has seen in a folder before, as s3fs does."""
+
+    def exists(self, path, **more):
+        folder = os.path.dirname(path)
+        self.seen = getattr(self, "seen", {})
+        return os.path.basename(path) in self.seen.setdefault(folder, set(os.listdir(folder)))
+
+    def invalidate_cache(self, path=None):
+        self.seen = {}
+
+
+def test_what_a_file_system_remembers_of_a_folder_is_not_believed(tmp_path):
+    at = bucket(f"file://{tmp_path}/bucket")
+
+    def late():
+        with at.store.begin(a_plan()) as txn:
+            assert not at.store.fs.exists(at.store.path(txn.c, "data"))  # from now on it remembers this answer
+            at.write(txn, "a")
+            c = txn.precommit()
+        assert not at.store.fs.exists(at.store.path(c, "data"))
+        return c
+    kind = type(at.store.fs)
+    with patch.object(kind, "exists", Remembering.exists), patch.object(kind, "invalidate_cache", Remembering.invalidate_cache):
+        assert at.store.describe([late()])[0].state is TxnState.PRECOMMITTED
+        assert list(at.store.rows(late())) == [{"value": "a"}]
+        assert at.store.commit(late()) is DONE
+
+
+def test_names_with_an_empty_prefix_or_one_of_two_lines_are_found_again(tmp_path):
+    for n, prefix in enumerate(("", "two\nlines")):
+        plan, store = a_plan(), FileParticipant(tmp_path / str(n), prefix=prefix)
+        c = promised(At(store, list, rows), plan, "a")
+        assert [left.transactional_id for left in store.in_doubt(plan.query_id)] == [c.transactional_id] and store.commit(c) is DONE
+
+
 def test_bad_options_of_files_are_named(tmp_path):
     for kind, where in ((FileParticipant, tmp_path), (ObjectParticipant, "memory://bad")):
         with pytest.raises(BadOption, match="format csv"):
             kind(where, format="csv")
         with pytest.raises(BadOption, match="prefix a/b"):
             kind(where, prefix="a/b")
+        for hidden in ("_orders", ".orders"):
+            with pytest.raises(BadOption, match=f"prefix {hidden}: readers skip"):
+                kind(where, prefix=hidden)
 
 
 def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
