@@ -66,7 +66,7 @@ def parse_token(text: str) -> Token:
     return Token(int(batch_id), int(attempt), random)
 
 # %% ../nbs/00_protocol.ipynb #c016
-_NAME = re.compile(r"(?P<prefix>.+)-(?P<query>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-(?P<token>\d+\.\d+\.[0-9a-f]{8})"
+_NAME = re.compile(r"(?P<prefix>(?s:.*))-(?P<query>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-(?P<token>\d+\.\d+\.[0-9a-f]{8})"
                    r"-[0-9a-f]{8}-\d+-(?P<parity>[01])")  # prefix-query-token-process-counter-parity
 
 
@@ -188,7 +188,7 @@ class Transaction(Protocol):
     def __exit__(self, *exc): ...
     def write(self, rows): ...
     def flush(self): ...
-    def precommit(self) -> Committable: ...
+    def precommit(self) -> Committable | None: ...  # None: nothing was written, and nothing is open
 
 
 class Participant(Protocol):

@@ -12,8 +12,8 @@ from kafka2pc.commit import Driver
 from kafka2pc.decisions import Decision, FileLog, Slot, _checksum, commit_of, dump_decision, load_decision
 from kafka2pc.errors import CorruptDecision, StaleCheckpoint, TwoPhaseError, UnknownFormat
 from kafka2pc.operations import Door
-from kafka2pc.protocol import (Committable, MemoryParticipant, PartitionRange, Plan, PreparedTxnState, Token, TxnState, committable_from_dict, new_token,
-                               parse_name)
+from kafka2pc.protocol import (Committable, MemoryParticipant, Names, PartitionRange, Plan, PreparedTxnState, Token, TxnState, committable_from_dict,
+                               new_token, parse_name)
 from kafka2pc.precommit import precommit
 from kafka2pc.restore import plan
 from kafka2pc.sink import SinkOptions, parse_options
@@ -151,6 +151,14 @@ def test_a_committable_is_one_or_is_refused(value):
 def test_a_name_that_is_not_ours_is_nobodys(text):
     found = parse_name(text)
     assert found is None or text.startswith(f"{found.prefix}-{found.query_id}-{found.token}-")
+
+
+@often
+@given(st.text(max_size=20) | st.sampled_from(["", "two\nlines"]))
+def test_a_name_is_parsed_whatever_its_prefix(prefix):
+    made = Plan(query_id=QUERY, batch_id=1, attempt=0, token=new_token(0, 1))
+    found = parse_name(Names().next(prefix, made))
+    assert (found.prefix, found.query_id, found.token, found.parity) == (prefix, QUERY, made.token, 1)
 
 
 NAMES = st.sampled_from(["topic", "transactionalIdPrefix", "twoPhaseCommit", "engine", "maxCommitRetries", "kafka.acks", "kafka.sasl.jaas.config",
