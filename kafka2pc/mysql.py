@@ -79,7 +79,8 @@ class MysqlParticipant:
             db = pymysql.connect(**conf, autocommit=True, connect_timeout=10, read_timeout=600, write_timeout=600)
             with db.cursor() as cursor:
                 cursor.execute("set session transaction isolation level read committed")  # no locks on gaps between rows
-                cursor.execute("set session innodb_lock_wait_timeout = %s, sql_mode = concat(@@sql_mode, ',STRICT_ALL_TABLES')", (self.lock_s,))
+                settings = "innodb_lock_wait_timeout = %s, sql_mode = concat(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00'"
+                cursor.execute(f"set session {settings}", (self.lock_s,))  # an instant is sent as UTC, so a `timestamp` column must read it as UTC
         except pymysql.MySQLError as e:
             if e.args[0] in _DENIED: raise NotAuthorized(f"MariaDB: {e}", why="It does not know this user or password.") from e
             raise _unreachable(e) from e

@@ -63,6 +63,17 @@ def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(
     assert mariadb.execute("select id, value from words order by id") == [(1, "c"), (2, "d"), (3, "f"), (4, "g"), (5, None)]
 
 
+def test_an_instant_is_the_same_in_every_time_zone(mariadb):
+    mariadb.execute("create table instants (at timestamp(6) null) engine=innodb")
+    [(zone,)] = mariadb.execute("select @@global.time_zone")
+    try:
+        mariadb.execute("set global time_zone = '+05:00'")
+        written(MysqlParticipant(mariadb.url, "instants"), pa.record_batch({"at": pa.array([1_750_000_000_123_456], pa.timestamp("us", "UTC"))}))
+        assert mariadb.execute("select unix_timestamp(at), cast(at as char) from instants") == [(Decimal("1750000000.123456"), "2025-06-15 20:06:40.123456")]
+    finally:
+        mariadb.execute("set global time_zone = %s", zone)
+
+
 def test_while_its_owner_is_connected_a_commit_is_unknown_and_then_done(at, monkeypatch):
     with monkeypatch.context() as careless:
         careless.setattr(pymysql.Connection, "close", lambda connection: None)
