@@ -19,7 +19,8 @@ from .errors import BadOption, BrokerUnreachable, LogUnwritable, Superseded
 
 # %% ../nbs/18_decision_table.ipynb #c012
 _TABLE = """create table if not exists {} (log text, batch_id bigint, attempt int, decision text not null, primary key (log, batch_id, attempt))"""
-_SETTINGS = "select set_config('lock_timeout', %s, false), set_config('synchronous_commit', 'on', false)"
+_SETTINGS = """select set_config('lock_timeout', %s, false), set_config('synchronous_commit', case sync when 'off' then 'on' else sync end, false)
+               from current_setting('synchronous_commit') as sync"""
 
 
 def _nothing(db: psycopg.Connection, decision: Decision): pass
@@ -54,7 +55,7 @@ class TableLog:
     def _connect(self) -> psycopg.Connection:
         "A connection inside a transaction. Errors never show the URL, which may hold a password."
         try:
-            db = psycopg.connect(self.url, connect_timeout=10, tcp_user_timeout=30_000)
+            db = psycopg.connect(self.url, connect_timeout=10, tcp_user_timeout=30_000, keepalives_idle=10, keepalives_interval=5, keepalives_count=3)
             db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             db.execute(_SETTINGS, (f"{self.lock_ms}ms",))
             return db

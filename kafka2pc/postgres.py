@@ -26,6 +26,9 @@ _RECORD = """create table if not exists {} (transactional_id text, epoch bigint,
              began timestamptz not null default now(), primary key (transactional_id, epoch))"""
 _FORGET = "delete from {} where transactional_id = %s or query_id = %s and outcome <> 'open' and began < now() - interval '7 days'"
 _STATES = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
+_VIGILANT = dict(tcp_user_timeout=30_000, keepalives_idle=10, keepalives_interval=5, keepalives_count=3)  # who vanishes is noticed in half a minute
+_SETTINGS = """select set_config('lock_timeout', %s, false), set_config('synchronous_commit', case sync when 'off' then 'on' else sync end, false)
+               from current_setting('synchronous_commit') as sync"""  # `off`: a commit that was answered may be gone after a power cut
 _NAMES = Names()  # the transactional ids of this process
 _LONGEST_PREFIX = 80  # the name of a prepared transaction has at most 199 bytes
 
@@ -55,16 +58,18 @@ class PostgresParticipant:
     """A table in PostgreSQL, by the verbs of `Participant`. `url`: as for libpq. `lock_ms`: how long a statement waits for a row.
     `key`: columns of a unique constraint; then rows are upserted, and of two rows of one task with the same key the later one stays.
     `record`: the table where it keeps its lines. Verbs may raise `BrokerUnreachable`, `NotAuthorized`."""
+    unlogged = True  # the table where the rows of an upsert wait: it is gone before the vote
+
     def __init__(self, url: str, table: str, *, key: tuple[str, ...] = (), prefix: str = "kafka2pc", name: str = "postgres",
                  record: str = "kafka2pc_transactions", lock_ms: int = 10_000):
         if len(prefix.encode()) > _LONGEST_PREFIX: raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes")
         self.url, self.table, self.key, self.prefix, self.name, self.record, self.lock_ms = url, table, tuple(key), prefix, name, record, lock_ms
 
     def connect(self, autocommit: bool = True) -> psycopg.Connection:
-        "A connection with limits. Raises `BrokerUnreachable`."
+        "A connection with limits, whose commits are on the disk. Raises `BrokerUnreachable`."
         try:
-            db = psycopg.connect(self.url, autocommit=True, connect_timeout=10, tcp_user_timeout=30_000)
-            db.execute("select set_config('lock_timeout', %s, false)", (f"{self.lock_ms}ms",))
+            db = psycopg.connect(self.url, autocommit=True, connect_timeout=10, **_VIGILANT)
+            db.execute(_SETTINGS, (f"{self.lock_ms}ms",))
         except OperationalError as e: raise _unreachable(e) from e
         db.autocommit = autocommit
         return db
@@ -199,7 +204,8 @@ class PostgresTransaction:
     def _open(self, names: list[str]):
         self.names, self.columns = names, sql.SQL(", ").join(map(sql.Identifier, names))
         if self.into != self.table:
-            self.db.execute(sql.SQL("create unlogged table {} as select {} from {} with no data").format(self.into, self.columns, self.table))
+            create = sql.SQL("create unlogged table" if self.store.unlogged else "create table")
+            self.db.execute(sql.SQL("{} {} as select {} from {} with no data").format(create, self.into, self.columns, self.table))
             self.db.execute(sql.SQL("alter table {} add kafka2pc_row bigserial").format(self.into))
 
     def flush(self): pass  # COPY answers only when all rows are in

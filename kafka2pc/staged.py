@@ -23,8 +23,11 @@ from .protocol import Committable, Outcome, Standing, TxnState
 class StagedParticipant(PostgresParticipant):
     """A table in PostgreSQL, by the verbs of `Participant`, without PREPARE TRANSACTION. `apply` moves the rows of all tasks into the table in the
     transaction that decides: `TableLog(url, name, also=store.apply)`. Without that `commit` moves them, and a row that the table refuses is found
-    too late. Parameters and errors are those of `PostgresParticipant`."""
-    def __init__(self, url: str, table: str, *, record: str = "kafka2pc_staged", **more): super().__init__(url, table, record=record, **more)
+    too late. `unlogged`: waiting tables that a crash of the server empties; only where the decision carries the rows, `also=store.apply`. Other
+    parameters and errors are those of `PostgresParticipant`."""
+    def __init__(self, url: str, table: str, *, record: str = "kafka2pc_staged", unlogged: bool = False, **more):
+        super().__init__(url, table, record=record, **more)
+        self.unlogged = unlogged
 
     def _check(self, db: psycopg.Connection): pass  # nothing has to be switched on
     def _transaction(self, c: Committable) -> "StagedTransaction": return StagedTransaction(self, c)

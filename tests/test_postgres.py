@@ -9,6 +9,7 @@ import pytest
 from database_fixtures import Postgres
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, promised, rows
 
+from kafka2pc.decision_table import TableLog
 from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
 from kafka2pc.postgres import PostgresParticipant
 from kafka2pc.protocol import TxnState
@@ -102,6 +103,42 @@ def test_a_server_that_cannot_vote_is_found_before_anything_is_written(tmp_path)
     with pytest.raises(PrecommitFailed, match="maximum number of prepared transactions"):
         promised(at, a_plan(), "b")
     assert at.store.commit(c) is DONE
+    server.stop()
+
+
+def server_says(postgres, name, value):
+    """`name` as a connection sees it on a server where `value` is the default."""
+    postgres.execute(f"alter role postgres set {name} = {value}")
+    try:
+        with StagedParticipant(postgres.url, "t").connect() as db:
+            return db.execute(f"show {name}").fetchone()[0]
+    finally:
+        postgres.execute(f"alter role postgres reset {name}")
+
+
+def test_a_commit_is_on_the_disk_whatever_the_user_has_set(postgres):
+    assert [server_says(postgres, "synchronous_commit", value) for value in ("off", "on", "remote_apply")] == ["on", "on", "remote_apply"]
+
+
+def test_a_server_that_vanishes_is_noticed(postgres):
+    for connect in (PostgresParticipant(postgres.url, "t").connect, TableLog(postgres.url, "a")._connect):
+        with connect() as db:
+            found = db.info.get_parameters()
+        assert int(found["keepalives_idle"]) + int(found["keepalives_interval"]) * int(found["keepalives_count"]) <= 30
+        assert found["tcp_user_timeout"] == "30000"
+
+
+@pytest.mark.parametrize("unlogged", [False, True], ids=["logged", "unlogged"])
+def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(tmp_path, unlogged):
+    server = Postgres(tmp_path)
+    server.execute("create table t (value text)")
+    store = StagedParticipant(server.url, "t", unlogged=unlogged)
+    c = promised(At(store, list, rows), a_plan(), "a", "b")
+    server.kill()
+    server.start()
+    assert store.describe([c])[0].state is (None if unlogged else TxnState.PRECOMMITTED)
+    assert store.commit(c) is (REFUSED if unlogged else DONE)
+    assert server.execute("select value from t") == ([] if unlogged else [("a",), ("b",)])
     server.stop()
 
 
