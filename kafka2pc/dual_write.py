@@ -9,6 +9,7 @@ __all__ = ['ShapedTransaction', 'Shaped', 'Task', 'query_of', 'TwoPhase']
 import pickle, uuid
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Callable, Iterable, Iterator, Sequence
 
 # %% ../nbs/34_dual_write.ipynb #c003
@@ -18,7 +19,7 @@ from pyspark.sql import DataFrame
 # %% ../nbs/34_dual_write.ipynb #c004
 from .commit import Driver, abort, commit, sweep
 from .decisions import DecisionLog, holds_later, open_log
-from .errors import TwoPhaseError
+from .errors import BadOption, TwoPhaseError
 from .history import from_environment
 from .kafka import parallel, retry_unknown
 from .precommit import precommit
@@ -28,25 +29,31 @@ from .sink import plan_batch
 
 # %% ../nbs/34_dual_write.ipynb #c010
 class ShapedTransaction:
-    "A transaction that gets other columns."
-    def __init__(self, txn: Transaction, shape: Callable[[RecordBatch], RecordBatch]): self.txn, self.shape = txn, shape
+    "A transaction that gets other columns. It begins with the first row that the shape leaves; without one there is none."
+    def __init__(self, begin: Callable[[], Transaction], shape: Callable[[RecordBatch], RecordBatch]):
+        self.begin, self.shape, self.txn = begin, shape, None
 
-    def __enter__(self):
-        self.txn.__enter__()
-        return self
+    def __enter__(self): return self
+    def __exit__(self, *exc): return self.txn and self.txn.__exit__(*exc)
 
-    def __exit__(self, *exc): return self.txn.__exit__(*exc)
-    def write(self, rows): self.txn.write(self.shape(rows))
-    def flush(self): self.txn.flush()
-    def precommit(self) -> Committable: return self.txn.precommit()
+    def write(self, rows):
+        shaped = self.shape(rows)
+        if not len(shaped): return
+        if self.txn is None: self.txn = self.begin().__enter__()
+        self.txn.write(shaped)
+
+    def flush(self):
+        if self.txn: self.txn.flush()
+
+    def precommit(self) -> Committable | None: return self.txn and self.txn.precommit()
 
 
 class Shaped:
-    "`participant` with other columns: `shape` makes its batch from the query's, in every task."
+    "`participant` with other columns: `shape` makes its batch from the query's, in every task, and may leave rows out."
     def __init__(self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]):
         self.participant, self.shape, self.name = participant, shape, participant.name
 
-    def begin(self, plan: Plan) -> ShapedTransaction: return ShapedTransaction(self.participant.begin(plan), self.shape)
+    def begin(self, plan: Plan) -> ShapedTransaction: return ShapedTransaction(partial(self.participant.begin, plan), self.shape)
     def store_id(self) -> str: return self.participant.store_id()
     def commit(self, c: Committable) -> Outcome: return self.participant.commit(c)
     def abort(self, c: Committable) -> Outcome: return self.participant.abort(c)
@@ -77,10 +84,13 @@ class TwoPhase:
 
     `name`: whose decisions these are, for ever; a new checkpoint needs a new name. `log`: a decision log of this name alone, or a folder or fsspec
     URL where every name gets one. `margin_ms`: what a transaction with a timeout must have left before the decision. `max_commit_retries`: how often
-    an unclear answer is asked again. `skip_lost`: go on after `LostTransaction`. Raises what the acts raise; then nothing of the batch is decided,
-    or the next start finishes it."""
+    an unclear answer is asked again. `skip_lost`: go on after `LostTransaction`. Raises `BadOption` if two participants have one name, and what the
+    acts raise; then nothing of the batch is decided, or the next start finishes it."""
     def __init__(self, name: str, participants: Sequence[Participant], log: DecisionLog | str, *, margin_ms: int = 10_000,
                  max_commit_retries: int = 20, skip_lost: bool = False):
+        names = [p.name for p in participants]
+        twice = next((n for n in names if names.count(n) > 1), None)
+        if twice is not None: raise BadOption(f"two participants have the name {twice}", action="Give each its own `name=`.")
         self.query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
         self.log = open_log(f"{log}/{self.query_id}") if isinstance(log, str) else log
         self.participants, self.margin_ms = tuple(participants), margin_ms
@@ -106,9 +116,10 @@ class TwoPhase:
     def _write(self, driver: Driver, df: DataFrame, plan: Plan):
         "Acts one and two."
         nothing = CommitMessage(plan=plan)  # what a DataFrame without partitions says
-        try: found = [pickle.loads(row.message) for row in df.mapInArrow(Task(self.participants, plan), "message binary").collect()]
+        try:
+            found = [pickle.loads(row.message) for row in df.mapInArrow(Task(self.participants, plan), "message binary").collect()]
+            with driver.history.of("act two", batch_id=plan.batch_id): commit(driver, found or [nothing], plan.batch_id)
         except Exception:
-            with suppress(TwoPhaseError):  # what cannot be undone now is undone by the next start
+            with suppress(TwoPhaseError):  # what cannot be undone now is undone by the next start; `abort` does nothing if the COMMIT stands
                 if abort(driver, [nothing], plan.batch_id): sweep(driver, plan.token, own_parity=plan.batch_id % 2)
             raise
-        with driver.history.of("act two", batch_id=plan.batch_id): commit(driver, found or [nothing], plan.batch_id)

@@ -15,12 +15,12 @@ from .history import History, Silence
 from .protocol import CommitMessage, Committable, Mode, Participant, Plan, Transaction
 
 # %% ../nbs/11_precommit.ipynb #c008
-def promise(txn: Transaction, history: History, **ids) -> Committable:
-    "Rule 1: flush, check every delivery (`flush` raises if one failed), then pre-commit."
+def promise(txn: Transaction, history: History, **ids) -> Committable | None:
+    "Rule 1: flush, check every delivery (`flush` raises if one failed), then pre-commit. None: it has written nothing."
     with history.of("flush", **ids): txn.flush()
     with history.of("precommit", **ids) as noted:
-        c = txn.precommit()
-        noted.update(transactional_id=c.transactional_id, producer_id=c.state.producer_id, epoch=c.state.epoch, records=c.records)
+        if c := txn.precommit():
+            noted.update(transactional_id=c.transactional_id, producer_id=c.state.producer_id, epoch=c.state.epoch, records=c.records)
     return c
 
 # %% ../nbs/11_precommit.ipynb #c010
@@ -46,7 +46,7 @@ def precommit(participants: Sequence[Participant], plan: Plan, chunks: Iterable,
         for chunk in chain([first], chunks):
             with history.of("write", rows=len(chunk), **ids): _write(txns, chunk)
         promised = (promise(txn, history, participant=p.name, **ids) for p, txn in zip(participants, txns, strict=True))
-        return CommitMessage(plan=plan, committables=tuple(promised))
+        return CommitMessage(plan=plan, committables=tuple(c for c in promised if c))
 
 
 def _read_to_the_end(chunks: Iterable):

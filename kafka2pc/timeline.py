@@ -124,6 +124,7 @@ class Scene:
         if e.kind != "ok": return
         asked = e.process, e.ids["batch_id"], e.ids["attempt"], ""
         bar = next(b for b in self.bars if (b.process, b.batch_id, b.attempt, b.name) == asked)
+        if "transactional_id" not in e.ids: return self.bars.remove(bar)  # it has written nothing: there is no transaction
         bar.name = e.ids["transactional_id"]
         bar.take("precommit", self.columns)
         self.columns += 1

@@ -5,6 +5,7 @@ import uuid
 from types import SimpleNamespace
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.dataset as ds
 import pytest
 from kafka_fixtures import values
@@ -15,8 +16,8 @@ from kafka2pc import sink
 from kafka2pc.decisions import FileLog, MemoryLog
 from kafka2pc.drills import Drill, Stage, forget_the_decision, play, survive
 from kafka2pc.dual_drills import KAFKA, a_dual_story, dual_drills
-from kafka2pc.dual_write import TwoPhase
-from kafka2pc.errors import StaleCheckpoint
+from kafka2pc.dual_write import Shaped, TwoPhase
+from kafka2pc.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.file import FileParticipant, ObjectParticipant
 from kafka2pc.history import CrashPoint
 from kafka2pc.kafka import KafkaParticipant
@@ -64,6 +65,15 @@ class Dying(FileLog):
         if decision.commit:
             raise KeyboardInterrupt
         return stands
+
+
+class Full(FileLog):
+    """A log that has no room for a COMMIT."""
+
+    def create(self, decision):
+        if decision.commit:
+            raise LogUnwritable("no space left on device")
+        return super().create(decision)
 
 
 def files(request, folder):
@@ -141,6 +151,52 @@ def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
         job.write(Frame(["a"], ZeroDivisionError()))
     assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
     assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
+
+
+def test_a_decision_that_cannot_be_written_leaves_nothing_open(at, tmp_path):
+    folder = str(tmp_path / "decisions")
+    job = TwoPhase("today", [at.store], Full(folder))
+    with pytest.raises(LogUnwritable):
+        job.write(Frame(["a"], ["b"]))
+    assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
+    assert TwoPhase("today", [at.store], FileLog(folder)).write(Frame(["a"])) is True and at.seen() == ["a"]
+
+
+def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
+    """A COMMIT stands: the next run finishes it."""
+    folder, told = str(tmp_path / "decisions"), []
+
+    def breaks(c):
+        told.append(c)
+        raise LogUnwritable("not a word")
+    job = TwoPhase("today", [at.store], FileLog(folder))
+    with pytest.MonkeyPatch.context() as broken, pytest.raises(LogUnwritable):
+        broken.setattr(at.store, "commit", breaks)
+        job.write(Frame(["a"]))
+    assert told and at.seen() == [] and job.write(Frame(["b"])) is False and at.seen() == ["a"]
+
+
+def test_two_participants_with_one_name_are_refused(tmp_path):
+    with pytest.raises(BadOption, match="name twin(.|\n)*Nothing was written(.|\n)*`name=`"):
+        TwoPhase("today", [MemoryParticipant("twin"), MemoryParticipant(), MemoryParticipant("twin")], str(tmp_path / "decisions"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shape_may_leave_out_all_rows_of_a_task(at, tmp_path):
+    """Then this task has nothing to promise in that store; the other tasks and the other stores have."""
+    other = MemoryParticipant("other")
+    stores = [Shaped(at.store, lambda batch: batch.filter(pa.compute.not_equal(batch["value"], "no"))), Shaped(other, lambda batch: batch["value"].to_pylist())]
+    job = TwoPhase("today", stores, str(tmp_path / "decisions"))
+    assert job.write(Frame(["no", "no"], ["a", "no"], ["b"])) is True
+    assert at.seen() == ["a", "b"] and sorted(other.read()) == ["a", "b", "no", "no", "no"]
+    assert at.store.in_doubt(job.query_id) == other.in_doubt(job.query_id) == []
+
+
+def test_a_task_that_fails_before_its_shape_left_a_row_leaves_nothing_open(at, tmp_path):
+    job = TwoPhase("today", [Shaped(at.store, lambda batch: batch.slice(0, 0))], str(tmp_path / "decisions"))
+    with pytest.raises(ZeroDivisionError):
+        job.write(Frame(["a"], ZeroDivisionError()))
+    assert at.store.in_doubt(job.query_id) == [] and job.write(Frame(["a"])) is True
 
 
 def test_what_is_finished_is_not_asked_about_again():

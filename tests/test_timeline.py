@@ -57,6 +57,13 @@ def event(kind, op, process=1, **ids):
     return Event(kind=kind, op=op, at_ms=0, process=process, ids=ids)
 
 
+def test_a_transaction_that_wrote_nothing_leaves_no_bar():
+    ids = {"batch_id": 0, "attempt": 1}
+    events = [event("ok", "begin", participant=name, **ids) for name in ("a", "b")]
+    events += [event("ok", "precommit", participant="a", **ids), event("ok", "precommit", participant="b", **ids, transactional_id="t")]
+    assert [(bar.lane[0], bar.name) for bar in Scene(events).bars] == [("b", "t")]
+
+
 def test_two_participants_of_one_task_have_a_lane_each():
     ids = dict(batch_id=0, attempt=1)
     begun = [event("ok", "begin", participant=name, **ids) for name in ("kafka", "postgres")]
