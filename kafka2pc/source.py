@@ -246,15 +246,15 @@ class Loss:
     what: str
 
 
-def _recreated(start: Offsets, logs: Logs, topic: str) -> bool:
-    before, now = start.ids.get(topic), logs.ids.get(topic)
-    return bool(before and now and before != now)
+def _recreated(before: Mapping[str, str], now: Mapping[str, str], topic: str) -> bool:
+    "Do the ids of then and of now name two topics? A broker without topic ids says nothing."
+    return bool(before.get(topic) and now.get(topic) and before[topic] != now[topic])
 
 
 def _begin(start: Offsets, logs: Logs, part: TopicPart) -> int:
     "Where the next batch reads this partition from: where the last one ended, if that is still there."
     log, at = logs.parts[part], start.at.get(part)
-    if at is None or at < log.begin or _recreated(start, logs, part[0]): return log.begin
+    if at is None or at < log.begin or _recreated(start.ids, logs.ids, part[0]): return log.begin
     if at <= log.end: return at
     return log.end if logs.ids.get(part[0]) else log.begin  # the same topic got shorter; without ids it may be another one
 
@@ -293,7 +293,7 @@ def find_losses(start: Offsets, logs: Logs) -> list[Loss]:
     "What was deleted before it was read. `start` holds only what is still asked for."
     topics = sorted({t for t, _ in start.at})
     of = lambda parts, topic: {p: x for (t, p), x in parts.items() if t == topic}
-    return [loss for t in topics for loss in _topic_losses(t, of(start.at, t), of(logs.parts, t), _recreated(start, logs, t))]
+    return [loss for t in topics for loss in _topic_losses(t, of(start.at, t), of(logs.parts, t), _recreated(start.ids, logs.ids, t))]
 
 
 _LOG = logging.getLogger("kafka2pc")
@@ -608,8 +608,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
 
     def _still_there(self, whole: list[Range], ids: Mapping[str, str]) -> list[Range]:
         "Spark repeats the last batch of an earlier run without asking for its end: nobody has looked at the topics yet."
-        now = self._ask.topics({r.topic for r in whole})
-        other = sorted(t for t, (topic_id, _) in now.items() if topic_id and ids.get(t) and topic_id != ids[t])
+        now = {t: topic_id for t, (topic_id, _) in self._ask.topics({r.topic for r in whole}).items()}
+        other = sorted(t for t in now if _recreated(ids, now, t))
         report([Loss(TopicRecreated, f"topic {t} was created again; a batch that is repeated was read in the one before") for t in other],
                self.options.fail_on_loss)
         return [r for r in whole if r.topic not in other]
@@ -618,7 +618,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
 
     def _tell(self, stand: Offsets, logs: Logs):
         "Tell the group how far the query is, in what is still there."
-        at = {part: o for part, o in stand.at.items() if part in logs.parts and not _recreated(stand, logs, part[0])}
+        at = {part: o for part, o in stand.at.items() if part in logs.parts and not _recreated(stand.ids, logs.ids, part[0])}
         if not self.options.group or stand.initial or not at or at == self._told: return
         try: self._ask.tell(self.options.group, at)
         except KafkaException as e: _LOG.warning("group %s was not told the offsets: %s", self.options.group, e.args[0].str())
