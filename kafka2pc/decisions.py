@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 
 # %% ../nbs/10_decisions.ipynb #c003
 from .errors import BadOption, CorruptDecision, LogUnwritable, UnknownFormat
+from .places import check_place
 from .protocol import Committable, Token, committable_from_dict, parse_token
 
 # %% ../nbs/10_decisions.ipynb #c006
@@ -186,6 +187,7 @@ class ObjectLog(FileLog):
 
 # %% ../nbs/10_decisions.ipynb #c024
 def open_log(url: str) -> DecisionLog:
-    "The decision log at a local path (`/x`, `file:/x`) or at an fsspec URL (`s3://…`, `memory://…`)."
+    "The decision log at a local path (`/x`, `file:/x`) or at an fsspec URL (`s3://…`, `memory://…`). Raises `BadOption` for any other place."
+    check_place("decision log", url, folder=True)
     local = url.removeprefix("file://").removeprefix("file:")
     return ObjectLog(url) if "://" in local else FileLog(local)

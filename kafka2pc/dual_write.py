@@ -18,14 +18,15 @@ from pyspark.sql import DataFrame
 
 # %% ../nbs/34_dual_write.ipynb #c004
 from .commit import Driver, abort, commit, sweep
-from .decisions import DecisionLog, holds_later, open_log
+from .decisions import DecisionLog, holds_later
 from .errors import BadOption, TwoPhaseError
 from .history import from_environment
 from .kafka import parallel, retry_unknown
+from .places import check_place
 from .precommit import precommit
 from .protocol import Committable, CommitMessage, Mode, Outcome, Participant, Plan, Standing, Transaction
 from .restore import claim
-from .sink import plan_batch
+from .sink import log_at, plan_batch
 
 # %% ../nbs/34_dual_write.ipynb #c010
 class ShapedTransaction:
@@ -78,21 +79,30 @@ def query_of(df: DataFrame) -> str:
     return df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
 
 
+def _log_of(name: str, query_id: str, place: str) -> DecisionLog:
+    check_place("log", place)
+    if place.startswith("kafka:"):
+        raise BadOption(f"log={place}: TwoPhase has no client settings for this topic",
+                        action=f'Pass a log instead: TopicLog(conf, "{place.removeprefix("kafka:")}", "{name}") of kafka2pc.decision_topic.')
+    return log_at(place, query_id)
+
+
 class TwoPhase:
     """Every batch is in all participants, or in none, and once. Streams: `query.writeStream.foreachBatch(TwoPhase("orders", [kafka, postgres],
     "/decisions"))`. Jobs: `TwoPhase("orders of 2026-11-21", [kafka, postgres], "/decisions").write(df)`.
 
-    `name`: whose decisions these are, for ever; a new checkpoint needs a new name. `log`: a decision log of this name alone, or a folder or fsspec
-    URL where every name gets one. `margin_ms`: what a transaction with a timeout must have left before the decision. `max_commit_retries`: how often
-    an unclear answer is asked again. `skip_lost`: go on after `LostTransaction`. Raises `BadOption` if two participants have one name, and what the
-    acts raise; then nothing of the batch is decided, or the next start finishes it."""
+    `name`: whose decisions these are, for ever; a new checkpoint needs a new name. `log`: a decision log of this name alone, or a folder, an
+    fsspec URL or a PostgreSQL URL where every name gets one. `margin_ms`: what a transaction with a timeout must have left before the decision.
+    `max_commit_retries`: how often an unclear answer is asked again. `skip_lost`: go on after `LostTransaction`. Raises `BadOption` if two
+    participants have one name or `log` cannot be used, and what the acts raise; then nothing of the batch is decided, or the next start
+    finishes it."""
     def __init__(self, name: str, participants: Sequence[Participant], log: DecisionLog | str, *, margin_ms: int = 10_000,
                  max_commit_retries: int = 20, skip_lost: bool = False):
         names = [p.name for p in participants]
         twice = next((n for n in names if names.count(n) > 1), None)
         if twice is not None: raise BadOption(f"two participants have the name {twice}", action="Give each its own `name=`.")
         self.query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
-        self.log = open_log(f"{log}/{self.query_id}") if isinstance(log, str) else log
+        self.log = _log_of(name, self.query_id, log) if isinstance(log, str) else log
         self.participants, self.margin_ms = tuple(participants), margin_ms
         self.max_commit_retries, self.skip_lost = max_commit_retries, skip_lost
 

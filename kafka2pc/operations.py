@@ -134,6 +134,7 @@ def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | N
         in_topic = root.startswith("kafka:")
         if in_topic and not conf: raise BadOption(f"decision log {root}: no cluster is named", action="Add --bootstrap-servers or --config.")
         return log_at(root, name, (conf or {}).items(), prefix or (in_topic and _prefix_of_log(conf, name)) or "kafka2pc", make=False)
+    place, decision_log = _absolute(place), decision_log and _absolute(decision_log)
     root, _, name = place.rstrip("/").rpartition("/")
     if place.startswith(("kafka:", "postgres")): return Query(place=place, query_id=name, log=at(root, name))
     checkpoint = Checkpoint(place)
@@ -143,6 +144,11 @@ def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | N
         return Query(place=place, query_id=name, log=at(root, name))
     log = at(decision_log.rstrip("/"), query_id) if decision_log else open_log(f"{checkpoint.location}/kafka2pc")
     return Query(place=place, query_id=query_id, log=log, spark_committed=checkpoint.committed, times=batch_times(checkpoint.location))
+
+
+def _absolute(place: str) -> str:
+    "A person in a shell may name a folder from where they are; in the sink a relative path is refused."
+    return place if ":" in place else os.path.abspath(place)
 
 
 def _prefix_of_log(conf: Mapping, name: str) -> str | None:

@@ -27,6 +27,7 @@ from .decision_topic import TopicLog
 from .decisions import Decision, DecisionLog, MemoryLog, commit_of, holds_later, open_log
 from .history import Event, History, from_environment, told
 from .kafka import KafkaParticipant, check, parallel, retry_unknown
+from .places import check_place
 from .precommit import precommit
 from .produce import without_use
 from .errors import BadOption, StaleCheckpoint, TwoPhaseError
@@ -115,11 +116,10 @@ def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -
     return "rows" if rows else "columnar"
 
 
-def _check_place(place: str, topic: str | None):
-    "What can be known about a decision log without asking anybody."
-    if not place.startswith("kafka:"): return
-    if not re.fullmatch(r"kafka:[A-Za-z0-9._-]{1,249}", place):
-        raise BadOption(f"decisionLog={place}: kafka:TOPIC with the name of one topic is needed")
+def _check_log(place: str | None, topic: str | None):
+    "What can be known about a decision log without opening it."
+    if place is None: return
+    check_place("decisionLog", place)
     if place == f"kafka:{topic}":
         raise BadOption(f"decisionLog={place}: rows are written to this topic", action="Give the decisions a topic of their own.")
 
@@ -139,7 +139,7 @@ def parse_options(options: Mapping[str, str]) -> SinkOptions:
     exactly_once = _choice(given, "deliveryGuarantee", ("exactly_once", "at_least_once")) == "exactly_once"
     if not exactly_once and given.get("idempotencekey"): raise BadOption("idempotenceKey needs deliveryGuarantee=exactly_once")
     conf = client_conf(kafka)
-    _check_place(given.get("decisionlog", ""), given.get("topic"))
+    _check_log(given.get("decisionlog"), given.get("topic"))
     return SinkOptions(conf=tuple(sorted(conf.items())), two_phase=two_phase, engine=_engine(given, conf, two_phase),
                        topic=given.get("topic"), checkpoint=given.get("checkpointlocation"),
                        prefix=given.get("transactionalidprefix", "kafka2pc"), exactly_once=exactly_once,
@@ -178,6 +178,7 @@ class Checkpoint:
         if not location:
             raise BadOption("checkpointLocation is missing", why="The decisions live in it. A location in Spark's conf never reaches a Python sink.",
                             action='.option("checkpointLocation", "/path") on the query itself.')
+        check_place("checkpointLocation", location, folder=True)
         from fsspec.core import url_to_fs
         self.location = location.rstrip("/")
         self._fs, self._root = url_to_fs(re.sub("^file:/+", "/", self.location))
