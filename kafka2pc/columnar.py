@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['PIECE', 'BATCH_HEAD', 'HEADER_BYTES', 'RECORD_BYTES', 'CODECS', 'varint_sizes', 'varints', 'Rows', 'lengths',
-           'rows_of', 'first_of', 'records', 'murmur2', 'Dealer', 'Section', 'sections', 'check_sizes', 'codec_named',
-           'record_batch']
+           'payload_bytes', 'rows_of', 'first_of', 'records', 'murmur2', 'Dealer', 'Section', 'sections', 'check_sizes',
+           'codec_named', 'record_batch']
 
 # %% ../nbs/05_columnar.ipynb #c002
 import struct, time
 from dataclasses import dataclass
-from typing import Iterator
+from typing import Iterable, Iterator
 
 # %% ../nbs/05_columnar.ipynb #c003
 import google_crc32c
@@ -105,6 +105,13 @@ def lengths(column: pa.Array) -> np.ndarray:
     if not len(column): return np.empty(0, np.int64)
     sizes = np.diff(np.frombuffer(column.buffers()[1], np.int64)[column.offset:column.offset + len(column) + 1])
     return np.where(pc.is_null(column).to_numpy(zero_copy_only=False), -1, sizes) if column.null_count else sizes
+
+
+def payload_bytes(batch: pa.RecordBatch, columns: Iterable[str] | None = None) -> int:
+    "The bytes of all texts and binaries in these columns (None: all that hold such), before any encoding. Rows are not read, only their lengths."
+    chosen = [c for name, c in zip(batch.schema.names, batch.columns, strict=True) if columns is None or name in columns]
+    held = [c for c in chosen if pa.types.is_binary(c.type) or pa.types.is_string(c.type) or pa.types.is_large_binary(c.type) or pa.types.is_large_string(c.type)]
+    return sum(pc.sum(pc.binary_length(c)).as_py() or 0 for c in held)
 
 # %% ../nbs/05_columnar.ipynb #c017
 _BYTES = ("binary", "string", "large_binary", "large_string", "binary_view", "string_view", "null")

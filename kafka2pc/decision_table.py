@@ -6,6 +6,7 @@
 __all__ = ['TableLog']
 
 # %% ../nbs/18_decision_table.ipynb #c002
+import copy
 from typing import Callable
 
 # %% ../nbs/18_decision_table.ipynb #c003
@@ -16,6 +17,7 @@ from psycopg.errors import LockNotAvailable, OperationalError
 # %% ../nbs/18_decision_table.ipynb #c004
 from .decisions import Decision, Slot, dump_decision, load_decision
 from .errors import BadOption, BrokerUnreachable, LogUnwritable, Superseded
+from .places import normal_place
 
 # %% ../nbs/18_decision_table.ipynb #c012
 _TABLE = """create table if not exists {} (log text, batch_id bigint, attempt int, decision text not null, primary key (log, batch_id, attempt))"""
@@ -43,6 +45,16 @@ class TableLog:
             if db.execute("show fsync").fetchone() == ("off",):
                 raise BadOption("decision log in PostgreSQL: fsync = off", why="After a power cut such a server forgets.", action="Set fsync = on.")
             self._make(db)
+
+    @property
+    def place(self) -> str: return f"{normal_place(self.url)}#{self.table}"
+
+    def sibling(self, name: str) -> "TableLog":
+        twin = copy.copy(self)
+        twin.name = name
+        return twin
+
+    def siblings(self) -> list[str]: return [name for name, in self._ask_all("select distinct log from {} order by log")]
 
     def _make(self, db: psycopg.Connection):
         try:
@@ -95,10 +107,12 @@ class TableLog:
         try: return next((d for d in self.chain(slot.batch_id) if d.slot == slot), None)
         except BrokerUnreachable: return None
 
-    def _ask(self, text: str, *args) -> list:
+    def _ask(self, text: str, *args) -> list: return self._ask_all(text, self.name, *args)
+
+    def _ask_all(self, text: str, *args) -> list:
         with self._connect() as db:
             try:
-                done = self._run(db, text, self.name, *args)
+                done = self._run(db, text, *args)
                 return done.fetchall() if done.description else []
             except OperationalError as e: raise _unreachable(e) from None
 

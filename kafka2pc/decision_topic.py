@@ -6,7 +6,7 @@
 __all__ = ['TXN_MS', 'Tail', 'TopicLog']
 
 # %% ../nbs/17_decision_topic.ipynb #c002
-import random, re, time
+import copy, random, re, time
 from typing import Mapping
 
 # %% ../nbs/17_decision_topic.ipynb #c003
@@ -37,6 +37,8 @@ class Tail:
         self.topic, self.start, self.at, self.found = topic, start, 0, {}
         self._consumer = Consumer(for_librdkafka(conf) | _READER)
         self._consumer.assign([TopicPartition(topic, 0, 0)])
+
+    def close(self): self._consumer.close()
 
     def read(self, end: int, within_ms: int) -> dict[str, list[bytes]]:
         "The values of each key, up to the offset `end`. Raises `BrokerUnreachable`, and `CorruptDecision` if the topic is not the one of before."
@@ -87,11 +89,37 @@ class TopicLog:
 
     Raises `BadOption` (topic), `NotAuthorized`, `BrokerUnreachable`; `create` raises `LogUnwritable` while it is certain that nothing stands."""
     def __init__(self, conf: Mapping, topic: str, name: str, *, prefix: str = "kafka2pc", within_ms: int = 30_000, make: bool = True):
-        self.topic, self.name, self.within_ms = topic, name, within_ms
-        self.transactional_id, self._kafka, self._tail = f"{prefix}-decisions-{name}", KafkaParticipant(conf), None
+        self.topic, self.name, self.prefix, self.within_ms = topic, name, prefix, within_ms
+        self._kafka, self._tail = KafkaParticipant(conf), None
         _check_topic(self._control, conf, topic, make)
 
     def __getstate__(self): return self.__dict__ | {"_tail": None}
+
+    @property
+    def place(self) -> str: return f"kafka:{self.topic}"
+
+    @property
+    def transactional_id(self) -> str: return f"{self.prefix}-decisions-{self.name}"
+
+    def sibling(self, name: str) -> "TopicLog":
+        twin = copy.copy(self)
+        twin.name = name
+        twin._tail = self._read_all()
+        return twin
+
+    def siblings(self) -> list[str]:
+        self._read_all()
+        return sorted({key.rpartition("/")[0] for key in self._tail_to(_STABLE)})
+
+    def _read_all(self) -> "Tail":
+        "From now on the keys of all names are kept, and shared with the siblings."
+        if self._tail is None or self._tail.start: self._tail = Tail(self._kafka.conf, self.topic, "")
+        return self._tail
+
+    def close(self):
+        "Close the reader of the topic."
+        if self._tail: self._tail.close()
+        self._tail = None
 
     @property
     def _control(self) -> Control: return self._kafka.control
@@ -102,7 +130,7 @@ class TopicLog:
         while True:
             try:
                 if stands := self._standing(slot, _STABLE): return stands  # to lose, no fence is needed, and no waiting
-                state = self._control.init_producer_id(self.transactional_id, timeout_ms=TXN_MS)
+                state = self._fence()
                 if stands := self._standing(slot): return stands
                 doubt = False  # whatever was asked before: it is not there, and will never be
                 self._append(state, {slot: dump_decision(decision)})
@@ -114,6 +142,17 @@ class TopicLog:
             if time.monotonic() > last: return self._give_up(doubt, trouble)
             time.sleep(random.uniform(0, 0.2))
 
+    def _fence(self) -> PreparedTxnState:
+        "A fresh epoch of the log's own id, and one of the id that it had under another prefix: a run with the old options may still be at work."
+        former = self._former_prefix()
+        if former: self._control.init_producer_id(f"{former}-decisions-{self.name}", timeout_ms=TXN_MS)
+        return self._control.init_producer_id(self.transactional_id, timeout_ms=TXN_MS)
+
+    def _former_prefix(self) -> str | None:
+        newest = max(self._known(), default=None)
+        identity = self._load(*newest).identity if newest else None
+        return identity.prefix if identity and identity.prefix not in ("", self.prefix) else None
+
     def _give_up(self, doubt: bool, trouble: Exception | None) -> None:
         if not doubt: raise LogUnwritable(f"kafka:{self.topic}: {trouble.what}", why=trouble.why, action=trouble.action) from trouble
 
@@ -124,7 +163,7 @@ class TopicLog:
         old = {s: None for s, _ in self._slots() if s.batch_id < batch_id}
         try:
             if not old: return
-            state = self._control.init_producer_id(self.transactional_id, timeout_ms=TXN_MS)
+            state = self._fence()
             self._append(state, old)
             self._end(state)
         except (UnclearAnswer, PrecommitFailed, BrokerUnreachable): pass  # the next purge will find them
@@ -142,9 +181,16 @@ class TopicLog:
     def _slots(self, end: int = _HIGH) -> list[tuple[Slot, list[bytes]]]:
         "All that stands now; with `_STABLE`, what is known of it without waiting for open transactions."
         self._tail = self._tail or Tail(self._kafka.conf, self.topic, f"{self.name}/")
-        try: found = self._tail.read(self._end_of_topic(end), self.within_ms)
+        self._tail_to(end)
+        return self._known()
+
+    def _known(self) -> list[tuple[Slot, list[bytes]]]:
+        "All that has been read so far."
+        return sorted((self._slot(key), values) for key, values in self._tail.found.items() if key.startswith(f"{self.name}/"))
+
+    def _tail_to(self, end: int) -> dict[str, list[bytes]]:
+        try: return self._tail.read(self._end_of_topic(end), self.within_ms)
         except KafkaException as e: raise BrokerUnreachable(f"topic {self.topic}: {e.args[0].str()}") from None
-        return sorted((self._slot(key), values) for key, values in found.items())
 
     def _slot(self, key: str) -> Slot:
         numbers = key.removeprefix(f"{self.name}/")

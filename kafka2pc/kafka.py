@@ -7,14 +7,14 @@ __all__ = ['NEVER_MS', 'standing', 'KafkaParticipant', 'retry_unknown', 'paralle
            'read_topic', 'read_both']
 
 # %% ../nbs/06_kafka.ipynb #c002
-import logging, math, os, threading, time
+import copy, logging, math, os, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Callable, Iterable, NamedTuple
 
 # %% ../nbs/06_kafka.ipynb #c003
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
-from tenacity import Retrying, retry_if_result, stop_after_attempt, stop_after_delay, wait_exponential, wait_random
+from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential, wait_random
 
 # %% ../nbs/06_kafka.ipynb #c004
 from .control import Control, DescribedTransaction, check_login, for_librdkafka, topic_not_authorized
@@ -108,9 +108,22 @@ class KafkaParticipant:
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         "The open transactions of this query, by exact (producer id, epoch). Names that are not ours are left out, whatever they begin with."
-        listed = [t.transactional_id for t in self.control.list_transactions(f"{self.prefix}-{query_id}-", ("Ongoing",))]
-        ours = [i for i in listed if (name := parse_name(i)) and (name.prefix, name.query_id) == (self.prefix, query_id)]
+        ours = self._listed(query_id, ("Ongoing",))
         return [self._leftover(d) for d in self.control.describe_transactions(ours).values() if d.state == "Ongoing"]
+
+    def traces(self, query_id: str) -> list[str]:
+        "The transactional ids of this query that a coordinator knows, in any state. Brokers forget one that is not used for seven days."
+        return self._listed(query_id, ())
+
+    def _listed(self, query_id: str, states: Iterable[str]) -> list[str]:
+        listed = [t.transactional_id for t in self.control.list_transactions(f"{self.prefix}-{query_id}-", states)]
+        return [i for i in listed if (name := parse_name(i)) and (name.prefix, name.query_id) == (self.prefix, query_id)]
+
+    def under(self, prefix: str) -> "KafkaParticipant":
+        "The same store with another prefix of its transactional ids."
+        twin = copy.copy(self)
+        twin.prefix = prefix
+        return twin
 
     def _leftover(self, d: DescribedTransaction) -> Committable:
         "The receipt of a transaction that nobody has a receipt of: how many records it holds is not known."
@@ -121,13 +134,17 @@ class KafkaParticipant:
 
 # %% ../nbs/06_kafka.ipynb #c014
 def retry_unknown(max_tries: int = 10, *, total_ms: int | None = None, first_ms: int = 50, longest_ms: int = 5_000) -> Callable:
-    """A policy `retry(ask)`: ask at most `max_tries` times while the outcome is UNKNOWN, and not again after `total_ms` (None: six seconds for
-    each try); then return it as it is."""
-    total_ms = total_ms or 6_000 * max_tries
+    """A policy `retry(ask)`: ask at most `max_tries` times while the outcome is UNKNOWN, and not again `total_ms` after the first question that this
+    policy was asked (None: six seconds for each try); then return it as it is. One policy for all transactions of a batch limits the batch."""
+    total_s, started = (total_ms or 6_000 * max_tries) / 1000, []
+
+    def too_late(state) -> bool:
+        return time.monotonic() - started[0] >= total_s
 
     def retry(ask: Callable[[], Outcome]) -> Outcome:
+        started.append(time.monotonic())
         return Retrying(retry=retry_if_result(lambda outcome: outcome is Outcome.UNKNOWN),
-                        stop=stop_after_attempt(max_tries) | stop_after_delay(total_ms / 1000),
+                        stop=stop_after_attempt(max_tries) | too_late,
                         wait=wait_exponential(multiplier=first_ms / 1000, max=longest_ms / 1000) + wait_random(0, first_ms / 1000),
                         retry_error_callback=lambda state: state.outcome.result())(ask)
     return retry

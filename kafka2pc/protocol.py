@@ -204,9 +204,12 @@ class Participant(Protocol):
 # %% ../nbs/00_protocol.ipynb #c032
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitMessage:
-    "What a task sends to the driver: the plan it followed, and its Committables (none if it saw no row, or drained)."
+    """What a task sends to the driver: the plan it followed, and its Committables (none if it saw no row, or drained). `rows` and `bytes` count
+    what the task has read, before any encoding: the same for a batch that is written and for its replay that is drained."""
     plan: Plan
     committables: tuple[Committable, ...] = ()
+    rows: int = 0
+    bytes: int = 0
 
 # %% ../nbs/00_protocol.ipynb #c034
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 from pyspark import cloudpickle
 
-from kafka2pc.decisions import Decision, Slot, commit_of, dump_decision, holds_later, load_decision, newest_commit, win
+from kafka2pc.decisions import Decision, Identity, Slot, commit_of, dump_decision, holds_later, load_decision, newest_commit, win
 from kafka2pc.errors import CorruptDecision, TwoPhaseError, UnknownFormat
 from kafka2pc.protocol import Committable, PartitionRange, PreparedTxnState, new_token
 
@@ -37,7 +37,8 @@ def record(batch_id=7, attempt=0, commit=True, n=1, **more):
     part = PartitionRange(topic="späte \"1\"\n", partition=3, records=5, first_offset=2**40, last_offset=2**40 + 4)
     cs = tuple(Committable(transactional_id=f"t{i}", state=PreparedTxnState(4000 + i, 1), partitions=(part,)) for i in range(n if commit else 0))
     return Decision(query_id=QUERY, slot=Slot(batch_id, attempt), commit=commit, token=new_token(batch_id, attempt), committables=cs,
-                    stores=(("kafka", "cluster"), ("a table", "ünd")), offsets_hash="ab" * 32, **more)
+                    stores=(("kafka", "cluster"), ("a table", "ünd")), offsets_hash="ab" * 32, rows=5 * n, bytes=2**40,
+                    identity=Identity(log="file:///späte", checkpoint="s3://b/ünd", topics=("t",), prefix="kafka2pc"), **more)
 
 
 def into(to):
@@ -266,7 +267,7 @@ CONTENT = {
     "a list": (lambda d: b"[]", CorruptDecision),
     "one digit": (lambda d: dump_decision(d).replace(b"4000", b"4001"), CorruptDecision),
     "another slot": (lambda d: dump_decision(replace(d, slot=Slot(8, 0))), CorruptDecision),
-    "newer": (lambda d: dump_decision(d).replace(b'"format": 1', b'"format": 2'), UnknownFormat),
+    "newer": (lambda d: dump_decision(d).replace(b'"format": 2', b'"format": 3'), UnknownFormat),
 }
 
 
