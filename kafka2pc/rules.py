@@ -12,8 +12,8 @@ __all__ = ['RULES', 'ROOMS', 'HARMLESS', 'LIMITS', 'Rule', 'switched_off', 'with
            'Blind', 'finish_unasked', 'claim_what_stands', 'claim_beside', 'claim_by_reading',
            'decide_in_first_free_slot', 'never_later', 'BlindOnce', 'finish_what_stands', 'third_run_sleeps',
            'all_commits', 'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending',
-           'begin_without_init', 'forget_retired', 'sweep_both_parities', 'abort_nothing', 'finish_later',
-           'spare_nothing', 'token_without_random', 'precommit_always']
+           'begin_without_init', 'forget_retired', 'sweep_both_parities', 'believe_the_place', 'abort_nothing',
+           'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../nbs/16_rules.ipynb #c002
 import re
@@ -421,6 +421,17 @@ RULES |= {
     "a log that remembers, rows twice": Rule("the same: it was a COMMIT", "DUPLICATE", replace(_TWO, lost_entry=1), of="log", hole="H14"),
 }
 
+
+def believe_the_place(driver, recorded): "A run believes whatever log it finds."
+
+
+_ANY_PLACE = (("restore.check_place", believe_the_place),)
+RULES |= {
+    "whose log": Rule("a run works from a copied checkpoint with a copied log", _LOST, replace(_TWO, copied="own log"), _ANY_PLACE, of="log"),
+    "whose checkpoint": Rule("a copied checkpoint shares the log of the original and writes to another topic", _SILENT,
+        replace(_TWO, copied="same log"), _ANY_PLACE, of="log"),
+}
+
 # %% ../nbs/16_rules.ipynb #c056
 def abort_nothing(driver, messages, batch_id) -> bool: return False
 def finish_later(driver, decision) -> bool: return True
@@ -450,5 +461,7 @@ HARMLESS = {
 LIMITS = {
     "a driver that oversleeps": Rule("between the check and the decision more than the margin passes", "DECIDED-A-DEAD-TXN",
         replace(_ONE, timeout=1, stall=True), hole="H15"),
+    "a copy at the same path": Rule("a checkpoint is copied to the same path on another machine", _LOST, replace(_TWO, copied="same path")),
+    "an early copy": Rule("a checkpoint is copied before its first claim", "DUPLICATE", replace(_TWO, copied="before the first claim")),
     "an id that Kafka has forgotten": Rule("a committed id expires before Spark's commit log says so", "FALSE-LOST", replace(_TWO, expire=1)),
 }

@@ -27,6 +27,7 @@ STATES = {
     "a late create": 12_800, "the planner forgets": 8_800, "the planner outlives its query": 10_300, "only the newest batch is kept": 13_300,
     "PrepareCommit shows": 10_000, "EndTxn v4, late": 4_800, "batches overlap": 16_000, "commits/N is deleted": 8_400,
     "offsets/N is written anew": 14_200, "fewer tasks after the restart": 8_700, "a batch without rows": 2_600, "a batch without partitions": 4_800,
+    "a copied checkpoint": 330, "a copied checkpoint, one log": 230,
 }
 
 
@@ -48,7 +49,7 @@ REACHED = [
     "late COMMIT refused", "late ABORT won", "COMMIT refused", "ABORT refused", "a decided batch is drained", "abort() settled its slot",
     "a timeout struck", "commit: LostTransaction", "plan: LostTransaction", "commit: Refused", "commit: Superseded", "plan: StaleCheckpoint",
     "commit: OutcomeUnknown", "a planner was inherited", "the planner was replaced", "records were purged", "a job failed",
-    "init unclear", "end unclear", "create unclear", "commit: BrokerUnreachable", "commit: LogUnwritable",
+    "init unclear", "end unclear", "create unclear", "commit: BrokerUnreachable", "commit: LogUnwritable", "a checkpoint was copied", "plan: MovedLog",
 ]
 
 
