@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['OPTIONS', 'SinkOptions', 'parse_options', 'check_schema', 'Checkpoint', 'open_participant', 'open_place', 'log_at',
-           'Noted', 'make_driver', 'check_log', 'not_its_log', 'plan_batch', 'SparkMessage', 'check_task',
-           'write_at_least_once', 'contents', 'BatchLine', 'batch_line', 'swept', 'warn_if_late', 'StreamWriter',
-           'stream_driver', 'plan_stream', 'BatchWriter', 'plan_write', 'Kafka2pc', 'register']
+           'Noted', 'make_driver', 'plan_batch', 'SparkMessage', 'check_task', 'write_at_least_once', 'contents',
+           'BatchLine', 'batch_line', 'swept', 'warn_if_late', 'StreamWriter', 'stream_driver', 'plan_stream',
+           'BatchWriter', 'batch_log', 'close_key', 'purge_keys', 'plan_write', 'Kafka2pc', 'register']
 
 # %% ../nbs/20_sink.ipynb #c002
-import hashlib, json, logging, os, re, sys, time, uuid
-from dataclasses import asdict, dataclass, field
+import hashlib, json, logging, os, re, shutil, sys, tempfile, time, uuid
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Iterable, Iterator, Mapping, Sequence
 
 # %% ../nbs/20_sink.ipynb #c003
@@ -21,16 +22,18 @@ from pyspark.sql.types import StructType
 
 # %% ../nbs/20_sink.ipynb #c004
 from . import commit as act_two
-from .commit import Driver, sweep
+from .columnar import payload_bytes
+from .commit import Driver, finish, sweep
 from .control import client_conf
 from .decision_topic import TopicLog
-from .decisions import Decision, DecisionLog, MemoryLog, commit_of, holds_later, open_log
+from .decisions import Decision, DecisionLog, FileLog, Identity, NamedLog, commit_of, holds_later, newest_record, open_log
 from .history import Event, History, from_environment, told
 from .kafka import KafkaParticipant, check, parallel, retry_unknown
 from .places import check_place
 from .precommit import precommit
 from .produce import without_use
-from .errors import BadOption, StaleCheckpoint, TwoPhaseError
+from .errors import BadOption, OutcomeUnknown, StaleCheckpoint, TwoPhaseError
+from .places import normal_place
 from .protocol import CommitMessage, Mode, Plan
 from .restore import claim
 from .restore import plan as act_three
@@ -48,9 +51,11 @@ OPTIONS = {
     "engine": "auto (default), columnar (whole columns to record batches) or confluent (row by row, through librdkafka)",
     "maxCommitRetries": "how often a commit is asked when its answer is unclear, before the query stops (default 20: two minutes at most)",
     "lostTransactions": "fail (default) or skip: go on after the broker lost decided records, and only log them",
+    "replayCheck": "fail (default) or warn: what happens after Spark has replayed a decided batch and read other rows or bytes than were decided",
     "decisionLog": "where decisions are, instead of the checkpoint: a folder, an fsspec URL, kafka:TOPIC (compacted, same cluster) or "
-                   "postgresql://...; batch writes have no other place",
+                   "postgresql://...; a batch write without it keeps its decision on the driver's disk",
     "idempotenceKey": "batch writes: a job that is run again under the same key writes nothing twice; needs decisionLog",
+    "idempotenceKeyDays": "how many days a finished key is remembered (default 30); then its log is deleted, and the key is new again",
 }
 _KNOWN = {name.lower(): name for name in OPTIONS} | {"queryname": "queryName"}
 
@@ -67,6 +72,8 @@ class SinkOptions:
     skip_lost: bool
     decision_log: str | None
     key: str | None
+    key_days: int
+    replay_check: str
     timeout_ms: int | None
     two_phase: str
     engine: str
@@ -146,6 +153,7 @@ def parse_options(options: Mapping[str, str]) -> SinkOptions:
                        max_commit_retries=_positive(given, "maxCommitRetries", 20), timeout_ms=timeout_ms,
                        skip_lost=_choice(given, "lostTransactions", ("fail", "skip")) == "skip",
                        decision_log=given.get("decisionlog"), key=given.get("idempotencekey"),
+                       key_days=_positive(given, "idempotenceKeyDays", 30), replay_check=_choice(given, "replayCheck", ("fail", "warn")),
                        timestamps=_choice(given, "includeTimestamp", ("false", "true")) == "true")
 
 # %% ../nbs/20_sink.ipynb #c010
@@ -206,28 +214,31 @@ class Checkpoint:
 
 # %% ../nbs/20_sink.ipynb #c014
 _LOG = logging.getLogger("kafka2pc")
-_OPEN: dict = {}  # participants that this process has opened: options -> KafkaParticipant
-_LOGS: dict = {}  # decision logs that this process has opened
+_OPEN: dict = {}  # participants that this process has opened: options that matter to Kafka -> KafkaParticipant
+_LOGS: dict = {}  # decision logs that this process has opened, one for each query; one in all for the keys at a place
 _RUNS: dict = {}  # what this process has planned: query id -> (its token, its last batch)
 
 
 def open_participant(options: SinkOptions) -> KafkaParticipant:
     "The Kafka of these options, checked once in each process before anything is written: reachable, topic there, prefix and timeout allowed."
-    if options not in _OPEN:
+    wanted = replace(options, checkpoint=None, decision_log=None, key=None)  # a key for each micro-batch is no reason to open another one
+    if wanted not in _OPEN:
         conf, topics = dict(options.conf), [options.topic] if options.topic else []
         facts = check(conf, prefix=options.prefix if options.exactly_once else None, topics=topics, timeout_ms=options.timeout_ms,
                       two_phase=options.two_phase if options.engine == "columnar" else "off")
         if options.engine == "columnar" and (idle := without_use(conf)):
             _LOG.warning("the columnar engine has no use for %s; engine=confluent has", ", ".join(f"kafka.{name}" for name in idle))
-        _OPEN[options] = KafkaParticipant(conf, prefix=options.prefix, topic=options.topic, engine=options.engine, **asdict(facts))
-    return _OPEN[options]
+        _OPEN[wanted] = KafkaParticipant(conf, prefix=options.prefix, topic=options.topic, engine=options.engine, **asdict(facts))
+    return _OPEN[wanted]
 
 
 def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
-    "The decision log of a query at the place that `decisionLog` names, opened once in each process. Raises what `log_at` raises."
-    opened = os.getpid(), options, query_id
+    """The decision log of a query at the place that `decisionLog` names, opened once in each process; all keys at a place share what one has opened.
+    Raises what `log_at` raises."""
+    place = os.getpid(), options.decision_log, options.conf, options.prefix
+    opened = (*place, None if options.key else query_id)
     if opened not in _LOGS: _LOGS[opened] = log_at(options.decision_log, query_id, options.conf, options.prefix)
-    return _LOGS[opened]
+    return _LOGS[opened].sibling(query_id) if options.key else _LOGS[opened]
 
 
 def log_at(place: str, query_id: str, conf: Iterable[tuple[str, str]] = (), prefix: str = "kafka2pc", *, make: bool = True) -> DecisionLog:
@@ -258,30 +269,17 @@ class Noted(History):
 
 
 def make_driver(options: SinkOptions, query_id: str, log, participant: KafkaParticipant, checkpoint: Checkpoint | None = None) -> Driver:
-    "What acts two and three need, for one query."
-    return Driver(query_id=query_id, log=log, participants={participant.name: participant}, history=Noted(), each=parallel(),
+    "What the commit and restore phases need, for one query."
+    about = Identity(checkpoint=normal_place(checkpoint.location) if checkpoint else "", prefix=options.prefix,
+                     topics=(options.topic,) if options.topic else ())
+    return Driver(query_id=query_id, log=log, participants={participant.name: participant}, about=about, history=Noted(), each=parallel(),
+                  former=lambda prefix: {participant.name: participant.under(prefix)}, replay_check=options.replay_check,
                   retry=retry_unknown(options.max_commit_retries), margin_ms=min(10_000, participant.timeout_ms // 5), skip_lost=options.skip_lost,
                   spark_committed=checkpoint.committed if checkpoint else lambda batch_id: False)
 
 
-def check_log(driver: Driver):
-    "Is this the log of what is open? A claim comes before every begin, so an empty log has no open transactions. Raises `StaleCheckpoint`."
-    still = [] if driver.log.batches() else [c.transactional_id for p in driver.participants.values() for c in p.in_doubt(driver.query_id)]
-    if still: raise not_its_log(driver.query_id, still)
-
-
-def not_its_log(query_id: str, still: Sequence[str]) -> StaleCheckpoint:
-    "The error for an empty log and what is `still` open."
-    return StaleCheckpoint(f"query {query_id}: {len(still)} of its transactions are open ({', '.join(still[:3])}), but this decision log is empty",
-                           why="A run claims in its log before it writes: they belong to another log, or its records are gone.",
-                           risk="Yes, if it goes on: decided rows would be thrown away, or written twice. Nothing was touched.",
-                           action="Name the log of the query (decisionLog), or put its records back. If they are gone for good, look at each with "
-                                  "`kafka2pc transactions describe ID`.")
-
-
 def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
     "Act three, with this process's memory: its token, unless it has planned this batch before."
-    check_log(driver)
     token, planned = _RUNS.get(driver.query_id, (None, -1))
     plan = act_three(driver, batch_id, offsets_hash=offsets_hash, mine=token if planned < batch_id else None)
     _RUNS[driver.query_id] = plan.token if plan.mode is Mode.WRITE else None, batch_id  # a drained batch is no run of mine
@@ -291,9 +289,8 @@ def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
 # %% ../nbs/20_sink.ipynb #c016
 @dataclass
 class SparkMessage(WriterCommitMessage):
-    "Spark's envelope for what a task says to the driver. `bytes`: of its rows; `swept`: how many leftovers the planner aborted before the batch."
+    "Spark's envelope for the message of a task to the driver. `swept`: how many leftovers the planner aborted before the batch."
     content: CommitMessage | None
-    bytes: int = 0
     swept: int = 0
 
 
@@ -311,14 +308,13 @@ class _Writer:
         self.options, self.participant, self.plan, self.swept = options, participant, plan, swept
 
     def write(self, iterator: Iterator) -> SparkMessage:
-        "Act one: write and pre-commit the rows of one partition."
+        "The pre-commit phase: write and pre-commit the rows of one partition."
         rows = (_named(b, self.options.timestamps) for b in iterator)
         if self.plan is None:
             write_at_least_once(self.participant, rows)
             return SparkMessage(None)
-        sizes: list[int] = []
-        message = precommit([self.participant], self.plan, _weighed(rows, sizes), from_environment())
-        return SparkMessage(message, bytes=sum(sizes) if message.committables else 0, swept=self.swept)
+        message = precommit([self.participant], self.plan, rows, from_environment(), measure=_key_and_value_bytes)
+        return SparkMessage(message, swept=self.swept)
 
 
 def _named(batch: pa.RecordBatch, timestamps: bool) -> pa.RecordBatch:
@@ -327,11 +323,7 @@ def _named(batch: pa.RecordBatch, timestamps: bool) -> pa.RecordBatch:
     return batch if timestamps or "timestamp" not in batch.schema.names else batch.drop_columns(["timestamp"])
 
 
-def _weighed(batches: Iterable, sizes: list[int]) -> Iterator[pa.RecordBatch]:
-    "The same batches; their sizes in bytes, as Spark handed them over, go into `sizes`."
-    for batch in batches:
-        sizes.append(batch.nbytes)
-        yield batch
+_key_and_value_bytes = partial(payload_bytes, columns=("key", "value"))
 
 
 def write_at_least_once(participant: KafkaParticipant, batches: Iterable):
@@ -348,7 +340,7 @@ def contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage | No
 # %% ../nbs/20_sink.ipynb #c018
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLine:
-    """What the log says of one batch. `bytes`: the rows as Spark handed them over. `swept`: leftovers that were aborted, before and after.
+    """What the log says of one batch. `bytes`: of keys and values, before any encoding. `swept`: leftovers that were aborted, before and after.
     `retries`: how often an unclear answer was asked again. Milliseconds: `precommit_ms` from the first begin to act two, `decision_ms` to win a slot,
     `commit_ms` to end all transactions, `left_ms` until the first of them would have timed out (None: none can)."""
     query: str
@@ -377,7 +369,7 @@ def batch_line(messages: Sequence[SparkMessage], events: Sequence[Event], now_ms
     began, act_two_began = min((c.started_ms for c in cs), default=0), events[0].at_ms if events else int(now_ms)
     return BatchLine(
         query=plan.query_id, batch=plan.batch_id, mode=plan.mode.value, attempt=plan.attempt, rows=sum(c.records for c in cs),
-        bytes=sum(m.bytes for m in messages), transactions=len(cs), precommit_ms=max(0, act_two_began - began) if cs else 0,
+        bytes=sum(m.content.bytes for m in messages) if cs else 0, transactions=len(cs), precommit_ms=max(0, act_two_began - began) if cs else 0,
         decision_ms=took["decide"], commit_ms=took["finish"], retries=sum(t.asked - 1 for t in told(events)),
         left_ms=min((int(c.started_ms + c.timeout_ms - now_ms) for c in cs if c.timeout_ms), default=None),
         swept=max(m.swept for m in messages) + swept(events))
@@ -452,40 +444,109 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
 
 # %% ../nbs/20_sink.ipynb #c028
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    "One `df.write`. Spark ships this object to the tasks and to the committer."
-    def __init__(self, options: SinkOptions, participant: KafkaParticipant, plan: Plan | None, log=None, swept: int = 0):
+    """One `df.write`. Spark ships this object to the tasks and to the committer. `folder`: where its decision is kept if it has no decisionLog, on the
+    disk of Spark's driver, which runs both the planner and the committer."""
+    def __init__(self, options: SinkOptions, participant: KafkaParticipant, plan: Plan | None, folder: str = "", swept: int = 0):
         super().__init__(options, participant, plan, swept)
-        self.log = log
+        self.folder = folder
 
     def commit(self, messages: list):
-        "Act two. Then a claim of batch 1 says that it is finished: later runs under this key ask Kafka nothing about it, whatever it forgets."
+        """The commit phase. A key is closed then by a claim of batch 1: later runs under this key ask Kafka nothing about it, whatever Kafka forgets."""
         if not self.plan: return
-        act_two.commit(driver := self._driver(), contents(messages), 0)
+        driver = self._driver()
+        try: act_two.commit(driver, contents(messages), 0)
+        except OutcomeUnknown as e: raise self._explained(e) from e
         _log_batch(messages, driver.history.kept)
-        if self.options.key and not holds_later(self.log, 0): claim(driver, 1)
+        if self.options.key: close_key(driver, self.options.key_days)
+        self._forget()
 
     def abort(self, messages: list):
-        "Settle the own slot, then abort, unless the write is decided; what killed tasks left open goes too, because perhaps no other run follows."
+        """A task or `commit` failed. A write that is decided is finished: no other run follows that would. Otherwise its transactions are aborted, those
+        of killed tasks too."""
         if not self.plan: return
-        known = [*contents(messages), CommitMessage(plan=self.plan)]  # at least the plan: perhaps no task has answered
-        if act_two.abort(driver := self._driver(), known, 0): sweep(driver, self.plan.token, own_parity=0)
+        driver, known = self._driver(), [*contents(messages), CommitMessage(plan=self.plan)]  # at least the plan: perhaps no task has answered
+        if act_two.abort(driver, known, 0): sweep(driver, self.plan.token, own_parity=0)
+        elif decided := commit_of(driver.log, 0): self._finish(driver, decided)
+        else: return
+        self._forget()
 
-    def _driver(self) -> Driver: return make_driver(self.options, self.plan.query_id, self.log, self.participant)
+    def _finish(self, driver: Driver, decided: Decision):
+        try: finish(driver, decided)
+        except OutcomeUnknown as e: raise self._explained(e) from e
+        _LOG.warning("the write of %s rows was decided before Spark reported a failure; all of its rows are in Kafka now. Do not run it again.", decided.rows)
+
+    def _explained(self, e: OutcomeUnknown) -> OutcomeUnknown:
+        "The same error; a write without a key is not repeated by a restart."
+        if self.options.key: return e
+        return OutcomeUnknown(e.what, why=e.why, risk=e.risk, action=f"Finish it before the transaction timeout: kafka2pc restore {self._place()}. "
+                              "Then do not run the job again: all its rows are in Kafka.")
+
+    def _place(self) -> str: return f"{self.options.decision_log or os.path.dirname(self.folder)}/{self.plan.query_id}"
+
+    def _forget(self):
+        if self.folder: shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
+
+    def _driver(self) -> Driver:
+        return make_driver(self.options, self.plan.query_id, batch_log(self.options, self.plan.query_id, self.folder), self.participant)
+
+
+def batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
+    "The decision log of a batch write: at decisionLog, or else in `folder`."
+    return open_place(options, query_id) if options.decision_log else FileLog(folder)
+
+
+_PURGED: dict = {}  # when this process has last looked for keys whose time is over: place -> seconds
+_PURGE_S = 3600
+
+
+def close_key(driver: Driver, days: int):
+    """Write down that the write under a key is finished, and until when the key is remembered; now and then delete the logs of keys whose time is
+    over. What fails here is logged: the write is complete."""
+    day_ms = 24 * 3600 * 1000
+    try:
+        if not holds_later(driver.log, 0): claim(driver, 1, expires_ms=int(time.time() * 1000) + days * day_ms)
+        place = driver.log.place.rpartition("/")[0] or driver.log.place
+        if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S: return
+        _PURGED[place] = time.monotonic()
+        purge_keys(driver.log, time.time() * 1000)
+    except (TwoPhaseError, OSError) as e:
+        _LOG.warning("the write under this idempotenceKey is complete; tidying up failed and is tried again: %s", e)
+
+
+def purge_keys(log: NamedLog, now_ms: float) -> list[str]:
+    "Delete the logs beside `log` that belong to keys whose time is over. Returns their names. A write that is not finished is kept."
+    gone = []
+    for name in log.siblings():
+        other = log.sibling(name)
+        newest = newest_record(other)
+        if newest is None or newest.expires_ms is None or newest.expires_ms > now_ms: continue
+        for batch_id in (1, newest.slot.batch_id + 1): other.purge(batch_id)  # what says "finished" goes last
+        gone.append(name)
+    return gone
 
 
 def plan_write(options: SinkOptions) -> BatchWriter:
-    "Act three of a batch write. Raises `BadOption` if an idempotence key has no log to be remembered in."
+    """The restore phase of a batch write. Raises `BadOption` if an idempotence key has no log to be remembered in, or if a write without a key wants
+    transactions that never time out: nothing would end them if the driver dies."""
     if options.key and not options.decision_log:
         raise BadOption("idempotenceKey without decisionLog", action='.option("decisionLog", "/path") names the folder where the key is remembered.')
+    if not options.key: options = _with_timeout(options)
     participant = open_participant(options)
     if not options.exactly_once: return BatchWriter(options, participant, None)
     query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, options.key) if options.key else uuid.uuid4())
-    log = open_place(options, query_id) if options.decision_log else MemoryLog()
+    folder = "" if options.decision_log else os.path.join(tempfile.mkdtemp(prefix="kafka2pc-batch-"), query_id)
+    log = batch_log(options, query_id, folder)
     driver = make_driver(options, query_id, log, participant)
-    check_log(driver)
     plan = act_three(driver, 0)
     if plan.mode is Mode.DRAIN: _check_key(options, commit_of(log, 0))
-    return BatchWriter(options, participant, plan, log, swept(driver.history.kept))
+    return BatchWriter(options, participant, plan, folder, swept(driver.history.kept))
+
+
+def _with_timeout(options: SinkOptions) -> SinkOptions:
+    if options.two_phase == "required":
+        raise BadOption("twoPhaseCommit=required without idempotenceKey", why="If the driver of such a write dies, no later run ends its transactions, "
+                        "and without a timeout readers wait for ever.", action="Give the write an idempotenceKey and a decisionLog, or leave twoPhaseCommit out.")
+    return replace(options, two_phase="off")
 
 
 def _check_key(options: SinkOptions, stands: Decision):

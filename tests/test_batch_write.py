@@ -1,0 +1,198 @@
+"""Batch writes: the decision survives its committer, a failure never undoes what is decided, and keys cost no more than they must."""
+import copy
+import os
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from kafka2pc import sink
+from kafka2pc.decisions import FileLog, MemoryLog, commit_of, newest_record
+from kafka2pc.errors import BadOption, OutcomeUnknown
+from kafka2pc.precommit import precommit
+from kafka2pc.protocol import MemoryParticipant, Mode, Outcome, TxnState
+from kafka2pc.restore import claim
+from kafka2pc.sink import SparkMessage, close_key, parse_options, plan_write, purge_keys
+
+DAY_MS = 24 * 3600 * 1000
+
+
+class Moody(MemoryParticipant):
+    """A store whose commits get no answer for the transactions that `silent` names by their order; they are not carried out."""
+
+    def __init__(self):
+        super().__init__("kafka")
+        self.silent, self.order = set(), {}
+
+    def commit(self, c):
+        nth = self.order.setdefault(c.transactional_id, len(self.order))
+        return Outcome.UNKNOWN if nth in self.silent else super().commit(c)
+
+    def states(self):
+        return [t.state for t in self.txns.values()]
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    store = Moody()
+    monkeypatch.setattr(sink, "open_participant", lambda options: store)
+    monkeypatch.setattr(sink, "_LOGS", {})
+    monkeypatch.setattr(sink, "_PURGED", {})
+    return store
+
+
+def options(**more):
+    return parse_options({"kafka.bootstrap.servers": "nowhere:1", "topic": "kafka", "maxCommitRetries": "1", **more})
+
+
+def rows_written(writer, rows="abc"):
+    """What the tasks answer; each row has a task of its own."""
+    return [SparkMessage(precommit([writer.participant], writer.plan, iter([[row]]), measure=len)) for row in rows]
+
+
+def another_process(writer):
+    """Spark hands a fresh copy of the writer to whoever commits and whoever aborts."""
+    return copy.copy(writer)
+
+
+# -- a write without a key --
+
+
+def test_a_write_whose_commit_gives_no_clear_answer_is_finished_not_aborted(store):
+    writer = plan_write(options())
+    messages = rows_written(writer)
+    store.silent = {2}
+    with pytest.raises(OutcomeUnknown, match="no clear answer") as e:
+        another_process(writer).commit(messages)
+    assert "kafka2pc restore" in e.value.action and writer.plan.query_id in e.value.action
+    assert store.read() == ["a", "b"]
+    store.silent = set()
+    another_process(writer).abort(messages)  # Spark calls it after a failed commit
+    assert store.read() == ["a", "b", "c"]
+    assert not os.path.exists(os.path.dirname(writer.folder)), "nothing is left on the disk"
+
+
+def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finishes(store, monkeypatch):
+    writer = plan_write(options())
+    messages = rows_written(writer)
+
+    def die(driver, decision):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr("kafka2pc.commit.finish", die)
+        another_process(writer).commit(messages)
+    assert store.read() == []
+    another_process(writer).abort([None, None, None])
+    assert store.read() == ["a", "b", "c"]
+
+
+def test_what_still_gives_no_answer_stays_decided_and_says_how_to_finish_it(store):
+    writer = plan_write(options())
+    messages = rows_written(writer)
+    store.silent = {0, 1, 2}
+    for end in (another_process(writer).commit, another_process(writer).abort):
+        with pytest.raises(OutcomeUnknown, match="no clear answer"):
+            end(messages)
+    assert set(store.states()) == {TxnState.PRECOMMITTED}
+    assert commit_of(FileLog(writer.folder), 0) is not None
+
+
+def test_a_write_that_fails_before_its_decision_is_aborted_and_leaves_nothing(store):
+    writer = plan_write(options())
+    rows_written(writer)
+    another_process(writer).abort([None, None, None])
+    assert set(store.states()) == {TxnState.ABORTED} and store.read() == []
+    assert not os.path.exists(os.path.dirname(writer.folder))
+
+
+def test_a_finished_write_leaves_nothing_on_the_disk(store, tmp_path):
+    writer = plan_write(options())
+    another_process(writer).commit(rows_written(writer))
+    assert store.read() == ["a", "b", "c"] and not os.listdir(tmp_path)
+
+
+def test_transactions_without_a_timeout_need_a_key(store, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(sink, "open_participant", lambda options: asked.append(options.two_phase) or store)
+    plan_write(options())
+    plan_write(options(idempotenceKey="k", decisionLog=str(tmp_path / "log")))
+    assert asked == ["off", "auto"]
+    with pytest.raises(BadOption, match="twoPhaseCommit=required without idempotenceKey"):
+        plan_write(options(twoPhaseCommit="required"))
+
+
+# -- keys --
+
+
+def keyed(tmp_path, key, **more):
+    return options(idempotenceKey=key, decisionLog=str(tmp_path / "log"), **more)
+
+
+def written(store, wanted, rows="a"):
+    writer = plan_write(wanted)
+    another_process(writer).commit(rows_written(writer, rows))
+    return writer.plan.mode
+
+
+def test_a_key_writes_once(store, tmp_path):
+    assert [written(store, keyed(tmp_path, key)) for key in ("one", "one", "two")] == [Mode.WRITE, Mode.DRAIN, Mode.WRITE]
+    assert store.read() == ["a", "a"]
+
+
+def test_a_thousand_keys_share_one_check_and_one_log(store, tmp_path, monkeypatch):
+    opened, checked = [], []
+    real = sink.log_at
+    monkeypatch.setattr(sink, "log_at", lambda place, *more: opened.append(place) or real(place, *more))
+    for n in range(50):
+        wanted = keyed(tmp_path, f"batch {n}")
+        checked.append(replace(wanted, checkpoint=None, decision_log=None, key=None))
+        written(store, wanted)
+    assert len(opened) == 1 and len(set(checked)) == 1
+    assert store.read() == ["a"] * 50
+
+
+def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(sink, "_OPEN", {})
+    monkeypatch.setattr(sink, "check", lambda *_, **__: calls.append(1) or sink_facts())
+    first, second = (sink.open_participant(keyed(tmp_path, key)) for key in ("one", "two"))
+    assert first is second and calls == [1]
+    assert sink.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
+
+
+def sink_facts():
+    from kafka2pc.kafka import ClusterFacts
+    return ClusterFacts(cluster_id="c", end_txn_version=5, timeout_ms=60_000)
+
+
+def driver_at(log, store):
+    return sink.Driver(query_id=str(uuid.uuid4()), log=log, participants={store.name: store})
+
+
+def test_keys_are_forgotten_when_their_time_is_over_and_nothing_else_is(store, tmp_path):
+    written(store, keyed(tmp_path, "old", idempotenceKeyDays="1"))
+    written(store, keyed(tmp_path, "young"))
+    unfinished = plan_write(keyed(tmp_path, "unfinished"))
+    stream = FileLog(str(tmp_path / "log" / str(uuid.uuid4())))
+    claim(driver_at(stream, store), 0)
+    log = stream.sibling(unfinished.plan.query_id)
+    assert len(log.siblings()) == 4
+    now_ms = newest_record(log).expires_ms or sink.time.time() * 1000
+    assert purge_keys(log, now_ms) == []
+    gone = purge_keys(log, now_ms + 2 * DAY_MS)
+    assert len(gone) == 1 and len(log.siblings()) == 3
+    assert len(purge_keys(log, now_ms + 31 * DAY_MS)) == 1
+    assert sorted(log.siblings()) == sorted([unfinished.plan.query_id, stream.folder.rpartition("/")[2]])
+
+
+def test_a_purge_that_fails_does_not_fail_the_write(store, caplog):
+    class Full(MemoryLog):
+        def siblings(self):
+            raise OSError("no space left")
+
+    driver = driver_at(Full(), store)
+    close_key(driver, 30)
+    assert newest_record(driver.log).expires_ms and "no space left" in caplog.text
