@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['app', 'Servers', 'Config', 'Prefix', 'Place', 'Named', 'Log', 'Json', 'Force', 'transactions', 'decisions', 'plainly',
            'broker', 'progress', 'demo', 'drill', 'bench', 'doctor', 'list_transactions', 'describe', 'hanging',
-           'list_decisions', 'show', 'show_progress', 'restore', 'abort', 'commit']
+           'list_decisions', 'show', 'show_progress', 'restore', 'adopt', 'abort', 'commit']
 
 # %% ../nbs/43_cli.ipynb #c002
 import json, random, signal, time
@@ -307,6 +307,19 @@ def restore(place: Place, dry_run: Annotated[bool, typer.Option("--dry-run", hel
                       "holds": lambda s: s.holds, "left": lambda s: _seconds(s.left_ms)}, as_json, "Nothing is open, and nothing was decided.")
     lost, waiting = any(s.do == "lost" for s in steps), dry_run and any(s.do in ("commit", "abort") for s in steps)
     raise typer.Exit(4 if lost else 3 if waiting else 0)
+
+
+@app.command()
+def adopt(place: Place, decision_log: Log = None, topic: Annotated[str | None, typer.Option(help="Another topic that the query has from now on.")] = None,
+          prefix: Annotated[str | None, typer.Option(help="Another transactionalIdPrefix that it has from now on.")] = None,
+          servers: Servers = None, config: Config = None):
+    """Write down that a checkpoint, or a decision log, was moved to where it is named now. Stop the query, and every copy of it, before: two queries
+    with one history abort each other's rows."""
+    with plainly("spark"):
+        from kafka2pc.operations import adopt_place, masked
+        record = adopt_place(_query(place, decision_log, servers, config), topic=topic, prefix=prefix)
+        done = f"adopted in slot {record.slot.batch_id}.{record.slot.attempt}" if record else "nothing has changed"
+        typer.echo(f"{masked(place)}: {done}")
 
 
 def _end_by_hand(transactional_id: str, commit: bool, checkpoint: str | None, decision_log: str | None, force: bool, servers: str | None,

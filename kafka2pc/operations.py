@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['RIGHTS', 'ALIVE', 'STATUS', 'FINDINGS', 'CHECKS', 'read_properties', 'Door', 'Right', 'admin_command', 'acl_command',
-           'Query', 'masked', 'newest_record', 'open_query', 'batch_times', 'Layout', 'OpenProducer', 'Survey', 'Found',
-           'find_transactions', 'find_prefix', 'find_hanging', 'operate', 'fence', 'where', 'may_end', 'end_one',
-           'Step', 'plan_restore', 'restore', 'Progress', 'find_progress', 'progress', 'Finding', 'Diagnosis',
-           'finding', 'Look', 'check_rights', 'check_time', 'check_two_phase', 'check_protocol', 'find_speculation',
-           'check_speculation', 'check_copies', 'check_readers', 'check_hanging', 'check_leftovers', 'check_decisions',
-           'doctor']
+           'Query', 'masked', 'open_query', 'batch_times', 'Layout', 'OpenProducer', 'Survey', 'Found',
+           'find_transactions', 'find_prefix', 'find_hanging', 'operate', 'adopt_place', 'fence', 'where', 'may_end',
+           'end_one', 'Step', 'plan_restore', 'restore', 'Progress', 'find_progress', 'progress', 'Finding',
+           'Diagnosis', 'finding', 'Look', 'check_rights', 'check_time', 'check_two_phase', 'check_protocol',
+           'find_speculation', 'check_speculation', 'check_copies', 'check_readers', 'check_hanging', 'check_leftovers',
+           'check_decisions', 'doctor']
 
 # %% ../nbs/42_operations.ipynb #c002
 import math, os, re, shlex, time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Callable, Iterable, Iterator, Mapping
@@ -26,11 +26,12 @@ from kafka.protocol.consumer import ListOffsetsRequest
 # %% ../nbs/42_operations.ipynb #c004
 from .commit import Driver, check_own, finish, standings, sweep
 from .control import TOKEN_PROVIDER, Control, DescribedTransaction, client_conf
-from .decisions import Decision, DecisionLog, commit_of, holds_later, newest_commit, open_log
+from .decisions import Decision, DecisionLog, Identity, commit_of, holds_later, newest_commit, newest_record, open_log
 from .errors import UNTOUCHED, BadOption, NotAuthorized, OutcomeUnknown, Refused, StaleCheckpoint, Superseded, TwoPhaseError
 from .kafka import NEVER_MS, KafkaParticipant, parallel, retry_unknown
 from .protocol import Committable, Outcome, PartitionRange, PreparedTxnState, Token, TxnState, parse_name
-from .restore import check_stores, claim
+from .places import normal_place
+from .restore import adopt, check_identity, claim, not_its_log
 
 # %% ../nbs/42_operations.ipynb #c007
 def read_properties(path: str) -> dict[str, str]:
@@ -103,10 +104,11 @@ _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 @dataclass(frozen=True, kw_only=True)
 class Query:
     """A query by its decisions. `place` is what was named: a checkpoint, or the log of one batch write. `times`: when Spark began and ended its last
-    batches, batch -> (ms, ms since 1970; None: not ended)."""
+    batches, batch -> (ms, ms since 1970; None: not ended). `checkpoint`: its normal form, empty for a batch write."""
     place: str
     query_id: str
     log: DecisionLog
+    checkpoint: str = ""
     spark_committed: Callable[[int], bool] = lambda batch_id: False
     times: Mapping[int, tuple[float, float | None]] = field(default_factory=dict)
 
@@ -117,12 +119,6 @@ class Query:
 def masked(place: str) -> str:
     "A place without the password of its URL."
     return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", place)
-
-
-def newest_record(log: DecisionLog) -> Decision | None:
-    "The record that was written last. Whoever has a lower token is fenced."
-    batches = log.batches()
-    return log.chain(batches[-1])[-1] if batches else None
 
 
 def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | None = None, prefix: str | None = None) -> Query:
@@ -143,7 +139,8 @@ def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | N
         if not re.fullmatch(_UUID, name): raise
         return Query(place=place, query_id=name, log=at(root, name))
     log = at(decision_log.rstrip("/"), query_id) if decision_log else open_log(f"{checkpoint.location}/kafka2pc")
-    return Query(place=place, query_id=query_id, log=log, spark_committed=checkpoint.committed, times=batch_times(checkpoint.location))
+    return Query(place=place, query_id=query_id, log=log, checkpoint=normal_place(checkpoint.location), spark_committed=checkpoint.committed,
+                 times=batch_times(checkpoint.location))
 
 
 def _absolute(place: str) -> str:
@@ -300,7 +297,6 @@ def _seen_producers(survey: Survey, layout: list[Layout]) -> list[OpenProducer]:
 def operate(conf: Mapping, query: Query, prefix: str | None = None, *, skip_lost: bool = False) -> Iterator[Driver]:
     """All that act three needs, outside of Spark. `prefix` None: it is looked for. Raises `BadOption`, `WrongCluster`,
     `CorruptDecision`."""
-    from kafka2pc.sink import check_log
     newest, last = newest_commit(query.log), newest_record(query.log)
     others = sorted({name for name, _ in last.stores} - {"kafka"}) if last else []
     if others:
@@ -311,12 +307,26 @@ def operate(conf: Mapping, query: Query, prefix: str | None = None, *, skip_lost
         participant.prefix = prefix or find_prefix(participant.control, query)
         participant.cluster_id, participant.end_txn_version = participant.control.cluster_id, participant.control.end_txn_version()
         driver = Driver(query_id=query.query_id, log=query.log, participants={"kafka": participant}, each=parallel(), retry=retry_unknown(),
-                        spark_committed=query.spark_committed, skip_lost=skip_lost)
-        check_stores(driver)
-        check_log(driver)
+                        about=_about(query, last), spark_committed=query.spark_committed, skip_lost=skip_lost)
+        check_identity(driver, -1)
         if newest: check_own(driver, newest)
         yield driver
     finally: participant.close()
+
+
+def _about(query: Query, last: Decision | None) -> Identity:
+    "What the decisions are about: what the newest record says, and the checkpoint that was named."
+    recorded = last.identity if last and last.identity else Identity()
+    return replace(recorded, checkpoint=query.checkpoint or recorded.checkpoint)
+
+
+def adopt_place(query: Query, *, topic: str | None = None, prefix: str | None = None) -> Decision | None:
+    """Write down that checkpoint and log of a query are where they were named now, because they were moved. `topic`, `prefix`: other options that the
+    query will have from now on, though its last batch is not finished. The record; None: nothing has changed. Stop the query, and every copy
+    of it, before. Asks no Kafka, unless the log is there. Raises `StaleCheckpoint`, `OutcomeUnknown`, and what the log raises."""
+    about = _about(query, newest_record(query.log))
+    about = replace(about, topics=(topic,) if topic else about.topics, prefix=prefix or about.prefix)
+    return adopt(Driver(query_id=query.query_id, log=query.log, participants={}, about=about))
 
 
 def fence(driver: Driver) -> Token:
@@ -799,7 +809,6 @@ def doctor(door: Door, *, topics: Iterable[str] = (), prefix: str | None = None,
         still = find_transactions(survey, prefix)
         opened = [topic for f in still for topic, _ in f.partitions]
         if query and not query.log.batches() and (own := [f.transactional_id for f in still if f.query_id == query.query_id]):
-            from kafka2pc.sink import not_its_log
             found, query = [*found, _as_finding(not_its_log(query.query_id, own))], None
         look = Look(door=door, survey=survey, user=_principal(conf), topics=tuple(dict.fromkeys([*topics, *decided, *opened])), prefix=prefix,
                     query=query, decision_log=decision_log, timeout_ms=timeout_ms, older_ms=older_ms, speculation=find_speculation(spark_conf))

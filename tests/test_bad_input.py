@@ -410,7 +410,7 @@ DAMAGE = {
     "empty": (lambda content: b"", "CorruptDecision", "0 bytes"),
     "one digit": (lambda content: content.replace(b'"epoch": ', b'"epoch": 1', 1), "CorruptDecision", "the checksum does not fit the content"),
     "no json": (lambda content: b"\xff\x00" * 100, "CorruptDecision", "200 bytes"),
-    "newer": (lambda content: content.replace(b'"format": 1', b'"format": 2', 1), "UnknownFormat", "format 2, known up to 1"),
+    "newer": (lambda content: content.replace(b'"format": 2', b'"format": 3', 1), "UnknownFormat", "format 3, known up to 2"),
 }
 
 

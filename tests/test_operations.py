@@ -456,7 +456,7 @@ def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead
                               "abort": participant.abort, "commit": lambda self, c: next(answers, None) or participant.commit(c)})()
     noted = Noted()
     commit(replace(planner, history=noted, participants={"kafka": ends}, retry=retry_unknown()), messages, 0)
-    line = batch_line([SparkMessage(m, bytes=100, swept=swept(planner.history.kept)) for m in messages], noted.kept, time.time() * 1000)
+    line = batch_line([SparkMessage(replace(m, bytes=100), swept=swept(planner.history.kept)) for m in messages], noted.kept, time.time() * 1000)
     assert (line.query, line.batch, line.mode, line.rows, line.bytes, line.transactions) == (dead.id, 0, "write", 4, 200, 2)
     assert line.swept == 2 and line.retries >= 2 and line.commit_ms >= 50 and 0 < line.left_ms < participant.timeout_ms
     assert dead.seen() == ROWS
@@ -503,7 +503,7 @@ def newest(dead):
     return max((dead.place / "kafka2pc").glob("*.json"), key=lambda p: [int(n) for n in p.name.split(".")[:2]])
 
 
-DAMAGE = {"corrupt-decision": lambda d: d[:-40], "unknown-format": lambda d: d.replace(b'"format": 1', b'"format": 2'),
+DAMAGE = {"corrupt-decision": lambda d: d[:-40], "unknown-format": lambda d: d.replace(b'"format": 2', b'"format": 3'),
           "wrong-cluster": lambda d: dump_decision(replace(load_decision(d, "here"), stores=(("kafka", "another-cluster"),)))}
 
 
@@ -868,9 +868,16 @@ def test_an_empty_log_never_counts_as_nothing_decided(dead, tmp_path):
     findings = dead.doctor().findings
     assert any("this decision log is empty" in f.what for f in findings)
     assert not any("restore" in line for f in findings for line in f.commands), "it would throw away what is decided"
-    said, status = typed(dead.door.command("restore", place, "--decision-log", str(elsewhere.parent), "--prefix", dead.prefix))
+    there = ["--decision-log", str(elsewhere.parent)]
+    said, status = typed(dead.door.command("restore", place, *there, "--prefix", dead.prefix))
+    assert status == 1 and "MovedLog" in said and dead.seen() == []
+    said, status = typed(f"kafka2pc adopt {place} {there[0]} {there[1]}")
+    assert status == 0 and "adopted in slot 0.2" in said
+    said, status = typed(dead.door.command("restore", place, *there, "--prefix", dead.prefix))
     assert status == 0, said
     assert dead.seen() == ROWS
+    said, status = typed(f"kafka2pc adopt {place} {there[0]} {there[1]}")
+    assert status == 0 and "nothing has changed" in said
 
 
 def test_a_decision_topic_is_not_made_by_who_only_looks(kafka, dead):
