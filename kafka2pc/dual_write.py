@@ -25,29 +25,34 @@ from .history import from_environment
 from .kafka import parallel, retry_unknown
 from .places import check_place
 from .precommit import precommit
-from .protocol import Committable, CommitMessage, Mode, Outcome, Participant, Plan, Standing, Transaction
+from .protocol import Committable, CommitMessage, Mode, Outcome, Participant, Plan, Standing, Transaction, TransactionBase
 from .restore import claim
 from .sink import log_at, plan_batch
 
 # %% ../nbs/34_dual_write.ipynb #c010
-class ShapedTransaction:
+class ShapedTransaction(TransactionBase):
     "A transaction that gets other columns. It begins with the first row that the shape leaves; without one there is none."
+    who = "a transaction without rows"
+
     def __init__(self, begin: Callable[[], Transaction], shape: Callable[[RecordBatch], RecordBatch]):
         self.begin, self.shape, self.txn = begin, shape, None
 
-    def __enter__(self): return self
     def __exit__(self, *exc): return self.txn and self.txn.__exit__(*exc)
 
     def write(self, rows):
         shaped = self.shape(rows)
         if not len(shaped): return
-        if self.txn is None: self.txn = self.begin().__enter__()
+        if self.txn is None:
+            self.step("write")
+            self.txn = self.begin().__enter__()
         self.txn.write(shaped)
 
     def flush(self):
         if self.txn: self.txn.flush()
 
-    def precommit(self) -> Committable | None: return self.txn and self.txn.precommit()
+    def precommit(self) -> Committable | None:
+        if self.txn: return self.txn.precommit()
+        self.step("precommit")
 
 
 class Shaped:
@@ -61,6 +66,10 @@ class Shaped:
     def abort(self, c: Committable) -> Outcome: return self.participant.abort(c)
     def describe(self, cs: Iterable[Committable]) -> list[Standing]: return self.participant.describe(cs)
     def in_doubt(self, query_id: str) -> list[Committable]: return self.participant.in_doubt(query_id)
+
+    def traces(self, query_id: str) -> list[str]:
+        "What `participant` remembers."
+        return self.participant.traces(query_id)
 
 # %% ../nbs/34_dual_write.ipynb #c012
 @dataclass(frozen=True)

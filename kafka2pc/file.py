@@ -16,7 +16,8 @@ from pyarrow import RecordBatch
 
 # %% ../nbs/30_file.ipynb #c004
 from .errors import BadOption, PrecommitFailed
-from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TxnState, parse_name
+from .protocol import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
+                       parse_name)
 
 # %% ../nbs/30_file.ipynb #c009
 class _Parquet:
@@ -60,6 +61,11 @@ def _sync(path: str):
     finally: os.close(fd)
 
 
+def _listed(folder: str) -> list[str]:
+    with suppress(FileNotFoundError): return os.listdir(folder)
+    return []
+
+
 def _move(old: str, new: str) -> bool:
     "Rename, durably. False: there is nothing to rename."
     try: os.rename(old, new)
@@ -82,8 +88,15 @@ class _Files:
         "Files of this query that nobody has published or removed. How many rows they hold is not known."
         return [c for c in self._leftovers(f"{self.prefix}-{query_id}-") if parse_name(c.transactional_id)]
 
-    def _leftovers(self, start: str) -> list[Committable]:
-        return [self.receipt(m["tid"], int(m["epoch"])) for n in sorted(self._open()) if n.startswith(start) and (m := _FILE.fullmatch(n))]
+    def traces(self, query_id: str) -> list[str]:
+        "The ids of this query among the files that are there: open, pre-committed or committed; in an object store also those of aborted ones."
+        start = f"{self.prefix}-{query_id}-"
+        return sorted({c.transactional_id for c in self._matching(self._open() + self._ended(), start) if parse_name(c.transactional_id)})
+
+    def _leftovers(self, start: str) -> list[Committable]: return self._matching(self._open(), start)
+
+    def _matching(self, names: list[str], start: str) -> list[Committable]:
+        return [self.receipt(m["tid"], int(m["epoch"])) for n in sorted(names) if n.startswith(start) and (m := _FILE.fullmatch(n))]
 
     def _new(self, plan: Plan) -> Committable:
         "A name of its own for one more file. What an earlier life of that name left is aborted."
@@ -123,9 +136,8 @@ class FileParticipant(_Files):
         names = {"open": TxnState.OPEN, "ready": TxnState.PRECOMMITTED, "": TxnState.COMMITTED}  # a file moves from left to right
         return [Standing(next((s for n, s in names.items() if os.path.exists(self.path(c, n))), None)) for c in cs]
 
-    def _open(self) -> list[str]:
-        with suppress(FileNotFoundError): return os.listdir(f"{self.where}/{_HIDDEN}")
-        return []
+    def _open(self) -> list[str]: return _listed(f"{self.where}/{_HIDDEN}")
+    def _ended(self) -> list[str]: return _listed(self.where)
 
     def path(self, c: Committable, state: str = "") -> str:
         "Where the file of `c` is while it is `open`, `ready` or, without a state, published."
@@ -133,39 +145,43 @@ class FileParticipant(_Files):
         return f"{self.where}/{_HIDDEN}/{file}.{state}" if state else f"{self.where}/{file}"
 
 # %% ../nbs/30_file.ipynb #c015
-class _OpenFile:
+class _OpenFile(TransactionBase):
     "What a transaction of a folder and one of an object store have in common: a local file that takes rows until the pre-commit."
     def __init__(self, store: _Files, c: Committable, file):
-        self.store, self.c, self.rows, self.file = store, c, 0, file
+        self.store, self.c, self.who, self.rows, self.file = store, c, c.transactional_id, 0, file
         self.writer = _FORMATS[store.format](file)
-
-    def __enter__(self): return self
 
     def __exit__(self, kind, *_):
         with suppress(OSError):  # what is not pre-committed by now never will be
             self.writer.close()
             self.file.close()
-        if kind: self.store.abort(self.c)
+        super().__exit__(kind)
 
     def write(self, batch: RecordBatch):
+        "Raises `IllegalStep` after `precommit`."
+        self.step("write")
         self.writer.write(batch)
         self.rows += len(batch)
 
     def flush(self): self.file.flush()
+
+    def precommit(self) -> Committable:
+        "Raises `PrecommitFailed` if another process has aborted it meanwhile."
+        self.writer.close()
+        self.file.flush()
+        self._vote()
+        self.step("precommit")
+        return self.store.receipt(self.who, self.c.state.epoch, self.rows)
 
 
 class FileTransaction(_OpenFile):
     "One open file of a `FileParticipant`."
     def __init__(self, store: FileParticipant, c: Committable): super().__init__(store, c, open(store.path(c, "open"), "xb"))
 
-    def precommit(self) -> Committable:
-        "Raises `PrecommitFailed` if somebody has aborted it meanwhile."
-        self.writer.close()
-        self.file.flush()
+    def _vote(self):
         os.fsync(self.file.fileno())
         if not _move(self.store.path(self.c, "open"), self.store.path(self.c, "ready")):
-            raise PrecommitFailed(f"{self.c.transactional_id}: its file is gone", why="A sweep or a newer life of its name has aborted it.")
-        return self.store.receipt(self.c.transactional_id, self.c.state.epoch, self.rows)
+            raise PrecommitFailed(f"{self.who}: its file is gone", why="A sweep or a newer life of its name has aborted it.")
 
 # %% ../nbs/30_file.ipynb #c026
 def _write_new(path: str, content: bytes):
@@ -262,6 +278,7 @@ class ObjectParticipant(_Files):
         self._remove(self.path(c, "data"))
 
     def _open(self) -> list[str]: return self._names("open")
+    def _ended(self) -> list[str]: return self._names("manifest")
 
     def _names(self, kind: str) -> list[str]:
         self.fs.invalidate_cache()
@@ -276,15 +293,11 @@ class ObjectTransaction(_OpenFile):
     "One open file of an `ObjectParticipant`, on the local disk until it is pre-committed."
     def __init__(self, store: ObjectParticipant, c: Committable): super().__init__(store, c, tempfile.NamedTemporaryFile())
 
-    def precommit(self) -> Committable:
-        "Raises `PrecommitFailed` if somebody has aborted it meanwhile."
-        self.writer.close()
-        self.file.flush()
+    def _vote(self):
         data = self.store.path(self.c, "data")
         self.store.fs.put_file(self.file.name, data)
         if self.store.local:  # elsewhere the store answers when it has it
             for path in (data, os.path.dirname(data)): _sync(path)
         if self.store.outcome(self.c):
             self.store.abort(self.c)
-            raise PrecommitFailed(f"{self.c.transactional_id} was aborted", why="A sweep or a newer life of its name has aborted it.")
-        return self.store.receipt(self.c.transactional_id, self.c.state.epoch, self.rows)
+            raise PrecommitFailed(f"{self.who} was aborted", why="A sweep or a newer life of its name has aborted it.")

@@ -17,7 +17,8 @@ from pyarrow import RecordBatch
 
 # %% ../nbs/32_mysql.ipynb #c004
 from .errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
-from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TxnState, parse_name
+from .protocol import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
+                       parse_name)
 
 # %% ../nbs/32_mysql.ipynb #c013
 _RECORD = """create table if not exists {} (transactional_id varchar(200) character set ascii, epoch bigint, query_id varchar(36) not null,
@@ -160,6 +161,12 @@ class MysqlParticipant:
             found = run("select transactional_id, epoch from {} where query_id = %s and outcome = 'open'", query_id)
         return [self.receipt(*f) for f in found if (name := parse_name(f[0])) and name.prefix == self.prefix]
 
+    def traces(self, query_id: str) -> list[str]:
+        "The ids of this query that the table of records has. Lines of ended transactions stay for seven days, and until the query begins another."
+        with self._recorded() as run:
+            found = run("select distinct transactional_id from {} where query_id = %s order by 1", query_id)
+        return [tid for tid, in found if (name := parse_name(tid)) and name.prefix == self.prefix]
+
     def receipt(self, tid: str, epoch: int, rows: int = 0) -> Committable:
         "What a stranger needs to finish this transaction."
         return Committable(transactional_id=tid, state=PreparedTxnState(0, epoch), participant=self.name,
@@ -176,23 +183,22 @@ def _plain(column: pa.Array) -> list:
 def _quoted(name: str) -> str: return "`" + name.replace("`", "``").replace("%", "%%") + "`"
 
 
-class MysqlTransaction:
+class MysqlTransaction(TransactionBase):
     "One open transaction of a `MysqlParticipant`, with a connection of its own."
     def __init__(self, store: MysqlParticipant, c: Committable):
-        self.store, self.c, self.rows, self.db = store, c, 0, store.connect()
+        self.store, self.c, self.who, self.rows, self.db = store, c, c.transactional_id, 0, store.connect()
         with _our_errors(store.table): self._run("xa start %s, %s", *xid(c))
-
-    def __enter__(self): return self
 
     def __exit__(self, kind, *_):
         if self.db.open: self.db.close()  # what is not prepared by now is rolled back
-        if kind: self.store.abort(self.c)
+        super().__exit__(kind)
 
     def _run(self, text: str, *args) -> int:
         with self.db.cursor() as cursor: return cursor.execute(text, args)
 
     def write(self, batch: RecordBatch):
-        "Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`."
+        "Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."
+        self.step("write")
         names = batch.schema.names
         text = f"insert into {_quoted(self.store.table)} ({', '.join(map(_quoted, names))}) values ({', '.join(['%s'] * len(names))})"
         if self.store.key:
@@ -204,11 +210,12 @@ class MysqlTransaction:
     def flush(self): pass  # each INSERT is answered when its rows are in
 
     def precommit(self) -> Committable:
-        "The vote. Raises `PrecommitFailed` if somebody has aborted it meanwhile."
+        "The vote. Raises `PrecommitFailed` if another process has aborted it meanwhile."
         with _our_errors(self.store.table):
-            here = self.c.transactional_id, self.c.state.epoch
+            here = self.who, self.c.state.epoch
             if not self._run(f"update `{self.store.record}` set outcome = 'committed' {_HERE} and outcome = 'open'", *here):
-                raise PrecommitFailed(f"{self.c.transactional_id} was aborted", why="A sweep or a newer life of its name has aborted it.")
+                raise PrecommitFailed(f"{self.who} was aborted", why="A sweep or a newer life of its name has aborted it.")
             for verb in ("end", "prepare"): self._run(f"xa {verb} %s, %s", *xid(self.c))
             self.db.close()  # while it is open, nobody else may commit
-        return self.store.receipt(self.c.transactional_id, self.c.state.epoch, self.rows)
+        self.step("precommit")
+        return self.store.receipt(self.who, self.c.state.epoch, self.rows)

@@ -19,7 +19,8 @@ from pyarrow import RecordBatch, csv
 
 # %% ../nbs/31_postgres.ipynb #c004
 from .errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
-from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TxnState, parse_name
+from .protocol import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
+                       parse_name)
 
 # %% ../nbs/31_postgres.ipynb #c015
 _RECORD = """create table if not exists {} (transactional_id text, epoch bigint, query_id text not null, outcome text not null default 'open',
@@ -144,6 +145,12 @@ class PostgresParticipant:
             found = self.run(db, "select transactional_id, epoch from {} where query_id = %s and outcome = 'open'", query_id).fetchall()
         return [self.receipt(*f) for f in found if (name := parse_name(f[0])) and name.prefix == self.prefix]
 
+    def traces(self, query_id: str) -> list[str]:
+        "The ids of this query that the table of records has. Lines of ended transactions stay for seven days, and until the query begins another."
+        with self._recorded() as db:
+            found = self.run(db, "select distinct transactional_id from {} where query_id = %s order by 1", query_id).fetchall()
+        return [tid for tid, in found if (name := parse_name(tid)) and name.prefix == self.prefix]
+
     def receipt(self, tid: str, epoch: int, rows: int = 0) -> Committable:
         "What a stranger needs to finish this transaction."
         return Committable(transactional_id=tid, state=PreparedTxnState(0, epoch), participant=self.name,
@@ -180,21 +187,20 @@ def move_rows(db: psycopg.Connection, source: sql.Identifier, target: sql.Identi
     db.execute(sql.SQL("drop table {}").format(source))
 
 # %% ../nbs/31_postgres.ipynb #c025
-class PostgresTransaction:
+class PostgresTransaction(TransactionBase):
     "One open transaction of a `PostgresParticipant`, with a connection of its own."
     def __init__(self, store: PostgresParticipant, c: Committable):
-        self.store, self.c, self.rows, self.columns = store, c, 0, None
+        self.store, self.c, self.who, self.rows, self.columns = store, c, c.transactional_id, 0, None
         self.db, self.table = store.connect(autocommit=False), sql.Identifier(*store.table.split("."))
         self.into = sql.Identifier(*store.table.split(".")[:-1], f"kafka2pc_{self.db.info.backend_pid}") if store.key else self.table
 
-    def __enter__(self): return self
-
     def __exit__(self, kind, *_):
         self.db.close()  # what is not prepared by now is rolled back
-        if kind: self.store.abort(self.c)
+        super().__exit__(kind)
 
     def write(self, batch: RecordBatch):
-        "Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`."
+        "Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."
+        self.step("write")
         with our_errors(self.store.table):
             if self.columns is None: self._open(batch.schema.names)
             with self.db.cursor() as cursor, cursor.copy(sql.SQL("copy {} ({}) from stdin (format csv)").format(self.into, self.columns)) as copy:
@@ -211,12 +217,15 @@ class PostgresTransaction:
     def flush(self): pass  # COPY answers only when all rows are in
 
     def precommit(self) -> Committable:
-        "The vote. Raises `PrecommitFailed` if somebody has aborted it meanwhile, `BadRow` for what is only checked at the end."
-        with our_errors(self.store.table):
-            if self.store.key and self.columns: move_rows(self.db, self.into, self.table, self.names, self.store.key)
-            voted = self.store.run(self.db, "update {} set outcome = 'committed' where outcome = 'open' and transactional_id = %s and epoch = %s",
-                                   self.c.transactional_id, self.c.state.epoch).rowcount
-            if not voted: raise PrecommitFailed(f"{_gid(self.c)} was aborted", why="A sweep or a newer life of its name has aborted it.")
-            self.db.execute(sql.SQL("prepare transaction {}").format(_gid(self.c)))
+        "The vote. Raises `PrecommitFailed` if another process has aborted it meanwhile, `BadRow` for what is only checked at the end."
+        with our_errors(self.store.table): self._vote()
         self.db.close()
-        return self.store.receipt(self.c.transactional_id, self.c.state.epoch, self.rows)
+        self.step("precommit")
+        return self.store.receipt(self.who, self.c.state.epoch, self.rows)
+
+    def _vote(self):
+        if self.store.key and self.columns: move_rows(self.db, self.into, self.table, self.names, self.store.key)
+        voted = self.store.run(self.db, "update {} set outcome = 'committed' where outcome = 'open' and transactional_id = %s and epoch = %s",
+                               self.who, self.c.state.epoch).rowcount
+        if not voted: raise PrecommitFailed(f"{_gid(self.c)} was aborted", why="A sweep or a newer life of its name has aborted it.")
+        self.db.execute(sql.SQL("prepare transaction {}").format(_gid(self.c)))

@@ -26,7 +26,7 @@ from kafka.protocol.producer.produce import ProduceRequest
 from .columnar import Dealer, Rows, Section, check_sizes, codec_named, first_of, record_batch, rows_of, sections
 from .control import TOKEN_PROVIDER, Control, NoAnswer, NotSent
 from .errors import BadRow, BrokerUnreachable, PrecommitFailed, TwoPhaseError
-from .protocol import Committable, PartitionRange, PreparedTxnState
+from .protocol import Committable, PartitionRange, PreparedTxnState, TransactionBase, TxnState
 from .writer import DELIVERY_MS, EPOCH_MAX, REQUEST_MS, NameWornOut, failure, producer_conf
 
 # %% ../nbs/05_produce.ipynb #c007
@@ -233,10 +233,10 @@ def without_use(conf: Mapping) -> list[str]:
     return sorted(name for name in conf if name not in _OBEYED and not name.startswith(("sasl.", "ssl.")))
 
 
-class ColumnTransaction:
+class ColumnTransaction(TransactionBase):
     """One transaction: `begin()`, `write`, `flush`, `precommit`; same form as `RowTransaction`. `conf` has librdkafka's names. `control` is
-    shared by all transactions of a process. `two_phase`: KIP-939, no timeout. An exception in the `with` block aborts it; after `precommit`
-    nobody here does."""
+    shared by all transactions of a process. `two_phase`: KIP-939, no timeout. An exception in the `with` block before
+    `precommit` aborts it."""
     def __init__(self, control: Control, conf: Mapping, transactional_id: str, timeout_ms: int, *, topic: str | None = None,
                  batch_bytes: int | None = None, participant: str = "kafka", cluster_id: str = "",
                  end_txn_version: int | None = None, two_phase: bool = False):
@@ -260,10 +260,9 @@ class ColumnTransaction:
         self._receipt["started_ms"] = int(time.time() * 1000)
         return self
 
-    def __enter__(self): return self
-
     def write(self, batch: pa.RecordBatch):
-        "Encode the rows and send them. Raises `BadRow`, `NotAuthorized`, `PrecommitFailed`, `BrokerUnreachable`."
+        "Encode the rows and send them. Raises `BadRow`, `NotAuthorized`, `PrecommitFailed`, `BrokerUnreachable`; `IllegalStep` after `precommit`."
+        self.step("write")
         parts = []
         for topic, part in _by_topic(batch, self.topic):  # nothing of a batch is sent before all of it is known to be good
             rows = rows_of(part)
@@ -308,10 +307,11 @@ class ColumnTransaction:
         missing = self._sent - sum(p.records for p in self.partitions)
         if missing: raise PrecommitFailed(f"{self.who}: {missing} of {self._sent} records are not acknowledged: flush first")
         if not self._sent: raise PrecommitFailed(f"{self.who}: no record was written, so the broker has no transaction to commit")
+        self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._receipt)
 
     def __exit__(self, kind, *_):
-        if kind is None or self._sender is None: return
+        if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN: return
         self._sender.quiet()
         try: self.control.end_txn(self.who, self.state, commit=False, version=self.version)
         except TwoPhaseError: pass  # the first error counts; what stays open is swept, or aborted by its timeout

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['TRANSITIONS', 'TxnState', 'IllegalStep', 'step', 'Token', 'new_token', 'parse_token', 'Name', 'parse_name', 'Mode',
            'Plan', 'Names', 'PreparedTxnState', 'PartitionRange', 'Committable', 'committable_from_dict', 'Outcome',
-           'Standing', 'Transaction', 'Participant', 'CommitMessage', 'MemoryParticipant', 'MemoryTransaction']
+           'Standing', 'Transaction', 'TransactionBase', 'Participant', 'CommitMessage', 'MemoryParticipant',
+           'MemoryTransaction']
 
 # %% ../nbs/00_protocol.ipynb #c002
 import math, os, re, time, uuid
@@ -38,9 +39,11 @@ class IllegalStep(Exception):
     "This event is not in `TRANSITIONS` for this state."
 
 
-def step(state: TxnState, event: str) -> TxnState:
+def step(state: TxnState, event: str, transactional_id: str = "") -> TxnState:
     "The state after `event`; raises `IllegalStep` for everything that `TRANSITIONS` does not list."
-    if (state, event) not in TRANSITIONS: raise IllegalStep(f"{event} is not possible on a transaction that is {state.value}")
+    if (state, event) not in TRANSITIONS:
+        who = f"{transactional_id}: " if transactional_id else ""
+        raise IllegalStep(f"{who}{event} is not possible on a transaction that is {state.value}")
     return TRANSITIONS[state, event]
 
 # %% ../nbs/00_protocol.ipynb #c014
@@ -183,7 +186,8 @@ class Standing:
 
 
 class Transaction(Protocol):
-    "One open transaction, in the task that writes it. Leaving the `with` block by an exception aborts; leaving it normally leaves it as it is."
+    """One transaction, in the task that writes it. An exception in the `with` block before `precommit` aborts it. After `precommit` it accepts no rows
+    (`IllegalStep`), and an exception leaves it pre-committed. Leaving the block normally changes nothing."""
     def __enter__(self) -> "Transaction": ...
     def __exit__(self, *exc): ...
     def write(self, rows): ...
@@ -191,10 +195,28 @@ class Transaction(Protocol):
     def precommit(self) -> Committable | None: ...  # None: nothing was written, and nothing is open
 
 
+class TransactionBase:
+    """Base class of a store's `Transaction`: its state in this task. `write` begins with `self.step("write")`, `precommit` ends with
+    `self.step("precommit")`. Subclasses set `who` (the transactional id) and, for `__exit__`, `store` and `c` (the Committable to abort)."""
+    txn_state = TxnState.OPEN
+
+    def __enter__(self): return self
+
+    def __exit__(self, kind, *_):
+        if kind and self.txn_state is TxnState.OPEN: self.store.abort(self.c)
+
+    def step(self, event: str):
+        "Take a step of `TRANSITIONS`, or raise `IllegalStep`."
+        self.txn_state = step(self.txn_state, event, self.who)
+
+
 class Participant(Protocol):
     "A store that can vote. Every verb may be called again after a crash."
     name: str
     def store_id(self) -> str: ...
+    def traces(self, query_id: str) -> list[str]:
+        """The transactional ids of this query that the store still knows, each once, in any state: open, committed or aborted. One that knows
+        nothing of ended transactions returns the open ones. If there are any, the query has written here before."""
     def begin(self, plan: Plan) -> Transaction: ...
     def commit(self, c: Committable) -> Outcome: ...
     def abort(self, c: Committable) -> Outcome: ...
@@ -256,6 +278,10 @@ class MemoryParticipant:
         return [self.receipt(*name) for name, t in self.txns.items()
                 if (t.state, "timeout") in TRANSITIONS and parse_name(name[0]).query_id == query_id]
 
+    def traces(self, query_id: str) -> list[str]:
+        "All ids of this query: this store forgets none."
+        return sorted({tid for tid, _ in self.txns if parse_name(tid).query_id == query_id})
+
     def receipt(self, tid: str, epoch: int) -> Committable:
         "What a stranger needs to finish this transaction."
         at = [offset for offset, (name, _) in enumerate(self.records) if name == (tid, epoch)]
@@ -280,16 +306,19 @@ class MemoryTransaction:
 
     def __enter__(self): return self
     def __exit__(self, kind, *_):
-        if kind and (self._txn.state, "abort") in TRANSITIONS: self._txn.state = step(self._txn.state, "abort")
+        if kind and self._txn.state is TxnState.OPEN: self._step("abort")
+
+    def _step(self, event: str): self._txn.state = step(self._txn.state, event, self.name[0])
 
     def write(self, rows):
-        self._txn.state = step(self._txn.state, "write")
+        self._step("write")
         self._rows += rows
 
     def flush(self):
+        if self._rows: self._step("write")
         self.store.records += [(self.name, row) for row in self._rows]
         self._rows = []
 
     def precommit(self) -> Committable:
-        self._txn.state = step(self._txn.state, "precommit")
+        self._step("precommit")
         return self.store.receipt(*self.name)

@@ -98,11 +98,8 @@ class StagedTransaction(PostgresTransaction):
         super().__init__(store, c)
         self.into = store.waiting(c)
 
-    def precommit(self) -> Committable:
-        "The vote: the rows are committed, beside the table. Raises `PrecommitFailed` if somebody has aborted it meanwhile."
-        with our_errors(self.store.table):
-            if not self.store.mark(self.db, self.c, "open"):
-                raise PrecommitFailed(f"{self.c.transactional_id} was aborted", why="A sweep or a newer life of its name has aborted it.")
-            self.db.commit()
-        self.db.close()
-        return self.store.receipt(self.c.transactional_id, self.c.state.epoch, self.rows)
+    def _vote(self):
+        "The rows are committed, beside the table."
+        if not self.store.mark(self.db, self.c, "open"):
+            raise PrecommitFailed(f"{self.who} was aborted", why="A sweep or a newer life of its name has aborted it.")
+        self.db.commit()

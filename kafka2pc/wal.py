@@ -31,6 +31,10 @@ class WalParticipant:
     def describe(self, cs: Iterable[Committable]) -> list[Standing]: return self.log.describe(cs)
     def in_doubt(self, query_id: str) -> list[Committable]: return self.log.in_doubt(query_id)
 
+    def traces(self, query_id: str) -> list[str]:
+        "What the log remembers: it keeps outcomes, also when the rows are through."
+        return self.log.traces(query_id)
+
     def commit(self, c: Committable) -> Outcome:
         "Commit the log, then replay it. UNKNOWN: not all rows are through; ask again."
         outcome = self.log.commit(c)

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 # %% ../nbs/04_writer.ipynb #c004
 from .control import for_librdkafka
 from .errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, UnclearAnswer
-from .protocol import Committable, PartitionRange, PreparedTxnState
+from .protocol import Committable, PartitionRange, PreparedTxnState, TransactionBase
 
 # %% ../nbs/04_writer.ipynb #c007
 BEGIN_MS, DELIVERY_MS, REQUEST_MS = 30_000, 120_000, 20_000  # the longest waits: for a transaction, for an acknowledgement, for one answer
@@ -319,8 +319,8 @@ def _unclear(heard: dict) -> bool:
     return any(b["req_timeouts"] or b["disconnects"] for b in _asked(heard))
 
 # %% ../nbs/04_writer.ipynb #c026
-class RowTransaction(RowWriter):
-    "One transaction: `begin()`, `write`, `flush`, `precommit`. An exception in the `with` block aborts it; after `precommit` nobody here does."
+class RowTransaction(RowWriter, TransactionBase):
+    "One transaction: `begin()`, `write`, `flush`, `precommit`. An exception in the `with` block before `precommit` aborts it."
     def __init__(self, conf: dict, transactional_id: str, timeout_ms: int, *, topic: str | None = None, batch_bytes: int | None = None,
                  begin_ms: int = BEGIN_MS, participant: str = "kafka", cluster_id: str = "", end_txn_version: int | None = None):
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
@@ -356,6 +356,11 @@ class RowTransaction(RowWriter):
                              why="It is above the broker's transaction.max.timeout.ms.")
         return UnclearAnswer(what) if error.fatal() or _asked(self._statistics()) else self._unreachable()
 
+    def write(self, batch):
+        "As `RowWriter.write`. Raises `IllegalStep` after `precommit`."
+        self.step("write")
+        super().write(batch)
+
     def _reason(self) -> KafkaError | None:
         "Why the transaction failed. Only its own calls say that; a second `begin` is refused in every state, and changes nothing."
         try: self._producer.begin_transaction()
@@ -379,6 +384,7 @@ class RowTransaction(RowWriter):
         now, phase = _state(heard), heard["eos"]["txn_state"]
         if (now, phase) != (self.state, "InTransaction"): raise PrecommitFailed(f"{self.who}: began as {self.state}, and is {now}, {phase}")
         self._producer = None  # no close(): that would abort
+        self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._receipt)
 
     def __exit__(self, kind, *_):

@@ -8,15 +8,17 @@ import subprocess
 import sys
 import threading
 import uuid
+from contextlib import suppress
 from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
+from kafka2pc.errors import PrecommitFailed
 from kafka2pc.kafka import retry_unknown
 from kafka2pc.precommit import precommit
-from kafka2pc.protocol import Committable, Mode, Outcome, Plan, PreparedTxnState, TxnState, committable_from_dict, new_token
+from kafka2pc.protocol import Committable, IllegalStep, Mode, Outcome, Plan, PreparedTxnState, TxnState, committable_from_dict, new_token
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 PROMISES, DURABLE = [], []
@@ -28,10 +30,12 @@ def rows(texts):
 
 
 class At:
-    """A store, how a row (a text) gets in, and what a reader sees that has nothing to do with the store's code."""
+    """A store, how a row (a text) gets in, and what a reader sees that has nothing to do with the store's code.
 
-    def __init__(self, store, seen, rows=list):
-        self.store, self.rows, self._seen = store, rows, seen
+    `remembers`: the store still knows a transaction after its commit."""
+
+    def __init__(self, store, seen, rows=list, *, remembers=True):
+        self.store, self.rows, self._seen, self.remembers = store, rows, seen, remembers
 
     def write(self, txn, *texts):
         txn.write(self.rows(texts))
@@ -256,6 +260,97 @@ def a_partition_without_rows_and_a_drain_begin_nothing(at):
     assert precommit([at.store], plan, [at.rows([]), at.rows([])]).committables == ()
     assert precommit([at.store], replace(plan, mode=Mode.DRAIN), [at.rows(["a"])]).committables == ()
     assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], [])
+
+
+# -- after the pre-commit --
+
+
+def precommitted(at, txn, *texts):
+    """Writes these texts and pre-commits: the Committable."""
+    at.write(txn, *texts)
+    txn.flush()
+    return txn.precommit()
+
+
+@every
+def a_write_after_precommit_is_refused_and_changes_nothing(at):
+    with at.store.begin(a_plan()) as txn:
+        c = precommitted(at, txn, "a", "b")
+        with pytest.raises(IllegalStep, match=f"{c.transactional_id}.*write is not possible"):
+            at.write(txn, "late")
+            txn.flush()
+    assert ask(at.store.commit, c) is DONE
+    assert (c.records, at.seen()) == (2, ["a", "b"])
+
+
+@every
+def a_flush_after_precommit_adds_no_rows(at):
+    """A store may refuse to pre-commit rows that are not flushed, or it flushes them itself."""
+    with at.store.begin(a_plan()) as txn:
+        at.write(txn, "a")
+        try:
+            c = txn.precommit()
+        except PrecommitFailed:
+            return
+        with suppress(IllegalStep):
+            txn.flush()
+    assert ask(at.store.commit, c) is DONE
+    assert len(at.seen()) == c.records
+
+
+def left_by_an_exception(at, plan):
+    """A transaction that an exception left after its pre-commit: the Committable."""
+    with pytest.raises(ZeroDivisionError), at.store.begin(plan) as txn:
+        c = precommitted(at, txn, "a")
+        1 / 0  # noqa: B018
+    return c
+
+
+@every
+def an_exception_after_precommit_leaves_the_transaction_precommitted(at):
+    plan = a_plan()
+    c = left_by_an_exception(at, plan)
+    assert at.store.describe([c])[0].state is TxnState.PRECOMMITTED
+    assert [left.transactional_id for left in at.store.in_doubt(plan.query_id)] == [c.transactional_id]
+    assert ask(at.store.commit, c) is DONE
+    assert at.seen() == ["a"]
+
+
+@durable
+def another_process_commits_what_an_exception_left_after_precommit(at):
+    assert stranger(at, "commit", left_by_an_exception(at, a_plan())) is DONE
+    assert at.seen() == ["a"]
+
+
+# -- traces --
+
+
+@every
+def traces_names_the_transactions_of_a_query_and_of_no_other(at):
+    if not hasattr(at.store, "traces"):
+        return
+    mine, other = a_plan(), a_plan()
+    assert at.store.traces(mine.query_id) == []
+    kept, open_, foreign = promised(at, mine, "a"), promised(at, mine, "b"), promised(at, other, "c")
+    both = sorted([kept.transactional_id, open_.transactional_id])
+    assert sorted(at.store.traces(mine.query_id)) == both
+    assert at.store.traces(other.query_id) == [foreign.transactional_id]
+    assert ask(at.store.commit, kept) is DONE
+    assert sorted(at.store.traces(mine.query_id)) == (both if at.remembers else [open_.transactional_id])
+    assert ask(at.store.abort, open_) is DONE and ask(at.store.abort, foreign) is DONE
+    assert set(at.store.traces(mine.query_id)) <= set(both)
+
+
+@every
+def traces_names_an_id_that_was_used_again_once(at):
+    if not hasattr(at.store, "traces"):
+        return
+    plan = a_plan()
+    for batch_id in (0, 2):
+        c = promised(at, replace(plan, batch_id=batch_id), str(batch_id))
+        assert ask(at.store.commit, c) is DONE
+    open_ = promised(at, replace(plan, batch_id=4), "4")
+    assert at.store.traces(plan.query_id) == [open_.transactional_id]
 
 
 # -- other processes --

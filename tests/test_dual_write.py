@@ -9,7 +9,7 @@ import pyarrow.compute
 import pyarrow.dataset as ds
 import pytest
 from kafka_fixtures import values
-from participant_suite import At, rows
+from participant_suite import At, a_plan, rows
 from test_participants import wal
 
 from kafka2pc import sink
@@ -23,7 +23,7 @@ from kafka2pc.history import CrashPoint
 from kafka2pc.kafka import KafkaParticipant
 from kafka2pc.mysql import MysqlParticipant
 from kafka2pc.postgres import PostgresParticipant
-from kafka2pc.protocol import MemoryParticipant
+from kafka2pc.protocol import IllegalStep, MemoryParticipant, MemoryTransaction
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -153,6 +153,17 @@ def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
     assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
 
 
+def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_first(at, tmp_path):
+    """The exception leaves the first transaction pre-committed, so the driver must abort it."""
+    second = Shaped(MemoryParticipant("second"), lambda batch: batch["value"].to_pylist())
+    job = TwoPhase("today", [at.store, second], str(tmp_path / "decisions"))
+    with pytest.MonkeyPatch.context() as broken, pytest.raises(ZeroDivisionError):
+        broken.setattr(MemoryTransaction, "precommit", lambda txn: 1 / 0)
+        job.write(Frame(["a"]))
+    assert (at.store.in_doubt(job.query_id), second.in_doubt(job.query_id), at.seen()) == ([], [], [])
+    assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
+
+
 def test_a_decision_that_cannot_be_written_leaves_nothing_open(at, tmp_path):
     folder = str(tmp_path / "decisions")
     job = TwoPhase("today", [at.store], Full(folder))
@@ -190,6 +201,17 @@ def test_a_shape_may_leave_out_all_rows_of_a_task(at, tmp_path):
     assert job.write(Frame(["no", "no"], ["a", "no"], ["b"])) is True
     assert at.seen() == ["a", "b"] and sorted(other.read()) == ["a", "b", "no", "no", "no"]
     assert at.store.in_doubt(job.query_id) == other.in_doubt(job.query_id) == []
+
+
+def test_a_write_after_the_precommit_of_a_shape_without_rows_is_refused():
+    store, plan = MemoryParticipant(), a_plan()
+    with Shaped(store, lambda texts: [t for t in texts if t != "no"]).begin(plan) as txn:
+        txn.write(["no"])
+        txn.flush()
+        assert txn.precommit() is None
+        with pytest.raises(IllegalStep, match="write is not possible"):
+            txn.write(["late"])
+    assert store.in_doubt(plan.query_id) == store.records == []
 
 
 def test_a_task_that_fails_before_its_shape_left_a_row_leaves_nothing_open(at, tmp_path):

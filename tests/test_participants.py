@@ -12,6 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, rows, stranger
 
 from kafka2pc import file
+from kafka2pc.dual_write import Shaped
 from kafka2pc.errors import BadOption
 from kafka2pc.file import FileParticipant, ObjectParticipant
 from kafka2pc.protocol import MemoryParticipant, TxnState
@@ -28,6 +29,18 @@ def promises(*of):
 def test_memory_keeps(promise):
     store = MemoryParticipant()
     promise(At(store, store.read))
+
+
+@promises(*PROMISES)
+def test_a_shaped_store_keeps(promise):
+    store = MemoryParticipant()
+    promise(At(Shaped(store, lambda batch: batch["value"].to_pylist()), store.read, rows))
+
+
+@promises(*DURABLE)
+def test_a_shaped_folder_keeps(promise, tmp_path):
+    at = folder(tmp_path / "out")
+    promise(At(Shaped(at.store, lambda batch: batch), at.seen, rows))
 
 
 # -- files --
