@@ -46,7 +46,8 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    "One partition of a transaction. `sure`: the last answer was good, so several batches may fly; `trouble`: the last code that was not."
+    """One partition of a transaction. `sure`: the last answer was good, so several batches may fly; `trouble`: the last code that was not.
+    `first` and `last`: offsets of the records that arrived; both are -1 if the broker gave no offset for one of the batches."""
     topic: str
     partition: int
     sure: bool = False
@@ -75,13 +76,12 @@ class Lane:
         return next((b for b in self.batches if not b.flying), None)
 
     def arrived(self, batch: Batch, offset: int):
-        "The broker has it. `offset` of its first record, -1 if the broker no longer knows."
+        "The broker has it. `offset` of its first record, -1 if the broker no longer knows it. Answers may come in any order after a lost one."
         self.sure = self.sure or batch is self.batches[0]  # what is missing comes first: a later batch proves nothing
         self.batches.remove(batch)
+        self.first = min(self.first, offset) if self.records else offset
+        self.last = max(self.last, offset + batch.count - 1) if self.first >= 0 else -1
         self.records += batch.count
-        if offset < 0: return
-        self.first = offset if self.first < 0 else self.first
-        self.last = offset + batch.count - 1
 
     def again(self, code: int, pause_s: float = 0.05):
         "Something did not arrive: what is here is sent again, one batch at a time."

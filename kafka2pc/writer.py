@@ -111,7 +111,8 @@ def _headers(values: list | None) -> Iterable:
 
 # %% ../nbs/04_writer.ipynb #c017
 class Reports:
-    "What librdkafka told: records that arrived (count, first and last offset by topic partition), records that failed, trouble, statistics."
+    """What librdkafka reports: records that arrived (count, first and last offset by topic partition), records that failed, trouble, statistics.
+    librdkafka gives no offset for a record that the broker had already; then the offsets of its partition are unknown, -1."""
     def __init__(self): self.arrived, self.failed, self.trouble, self.statistics = {}, {}, None, None
 
     def on_delivery(self, error: KafkaError | None, msg):
@@ -119,10 +120,14 @@ class Reports:
         if error is not None:
             first, count, largest = self.failed.get(where, (error, 0, 0))
             self.failed[where] = first, count + 1, max(largest, _size(msg.value(), msg.key()))
-        elif (found := self.arrived.get(where)) is None: self.arrived[where] = [1, msg.offset(), msg.offset()]
+            return
+        offset = msg.offset()
+        if offset is None: offset = -1
+        if (found := self.arrived.get(where)) is None: self.arrived[where] = [1, offset, offset]
         else:
             found[0] += 1
-            found[2] = msg.offset()
+            if offset < found[1]: found[1] = offset
+            if offset > found[2]: found[2] = offset
 
     def on_error(self, error: KafkaError):
         if error.name() != "_ALL_BROKERS_DOWN": self.trouble = error
@@ -134,7 +139,7 @@ class Reports:
 
     def partitions(self) -> tuple[PartitionRange, ...]:
         "What arrived, sorted."
-        return tuple(PartitionRange(topic=topic, partition=partition, records=count, first_offset=first, last_offset=last)
+        return tuple(PartitionRange(topic=topic, partition=partition, records=count, first_offset=first, last_offset=last if first >= 0 else -1)
                      for (topic, partition), (count, first, last) in sorted(self.arrived.items()))
 
 

@@ -9,6 +9,7 @@ import time
 import uuid
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import psutil
@@ -79,6 +80,16 @@ def test_kafka_keeps(promise, engine, kafka, topic):
     store = opened(kafka, topic, engine)
     promise(At(store, seen, lambda texts: rows(*texts)))
     store.close()
+
+
+@pytest.mark.parametrize(("offsets", "expected"), [([5, 6, 7], (5, 7)), ([6, 7, 5], (5, 7)), ([5, None, 7], (-1, -1)), ([None, 6], (-1, -1)), ([5, 6, None], (-1, -1))])
+def test_the_row_engine_counts_offsets_that_are_right_or_unknown(offsets, expected):
+    """librdkafka has no offset for a record of which the broker only says that it has it already."""
+    reports = writer.Reports()
+    for offset in offsets:
+        reports.on_delivery(None, SimpleNamespace(topic=lambda: "t", partition=lambda: 0, offset=lambda offset=offset: offset))
+    [p] = reports.partitions()
+    assert (p.records, p.first_offset, p.last_offset) == (len(offsets), *expected)
 
 
 # -- other processes --

@@ -27,7 +27,9 @@ from kafka2pc.protocol import Plan, PreparedTxnState, new_token
 
 class Dice:
     """Keeps batches by their sequence, as brokers do, and answers what the dice say: at once, late, or not at all."""
-    def __init__(self, seed, partitions):
+    start = 1000  # the offset of the first record
+    def __init__(self, seed, partitions, forgets=0.0):
+        self.forgets = forgets
         self.dice, self.partitions, self.waiting = random.Random(seed), partitions, []
         self.logs, self.seen = {p: [] for p in range(partitions)}, {p: [] for p in range(partitions)}
 
@@ -36,8 +38,14 @@ class Dice:
         return {("t", p): 0 for p in range(self.partitions)}
 
     def append(self, part):
-        first, count = int.from_bytes(part.records[53:57], "big"), int.from_bytes(part.records[57:61], "big")
-        seen = self.seen[part.index]
+        """Error code and base offset. A batch that is there already is acknowledged with its offset, or without it (DUPLICATE_SEQUENCE_NUMBER)."""
+        first = int.from_bytes(part.records[53:57], "big")
+        code = self.appended(part, first)
+        if code == 0 and self.dice.random() < self.forgets: return 46, -1
+        return code, self.start + first if code == 0 else -1
+
+    def appended(self, part, first):
+        count, seen = int.from_bytes(part.records[57:61], "big"), self.seen[part.index]
         if (first, count) in seen[-5:]: return 0
         if seen and first != sum(c for _, c in seen): return 45  # also for what it has got, but no longer remembers
         seen.append((first, count))  # without a past, any first sequence is taken: as brokers before 4.0 did
@@ -47,8 +55,8 @@ class Dice:
     def send(self, request, node, within_ms):
         future, parts = Future(), request.topic_data[0].partition_data
         fate = self.dice.choice(["good"] * 5 + ["lost before", "lost after", "moved"])
-        codes = {p.index: 6 if fate == "moved" else self.append(p) if fate != "lost before" else 0 for p in parts}
-        rows = [Answer(index=p, error_code=code, base_offset=0) for p, code in codes.items()]
+        codes = {p.index: (6, -1) if fate == "moved" else self.append(p) if fate != "lost before" else (0, -1) for p in parts}
+        rows = [Answer(index=p, error_code=code, base_offset=offset) for p, (code, offset) in codes.items()]
         self.waiting.append((future, NoAnswer("dice") if "lost" in fate else Answer(responses=[Answer(name="t", partition_responses=rows)])))
         while self.waiting and self.dice.random() < 0.6:
             done, said = self.waiting.pop(0)
@@ -56,10 +64,10 @@ class Dice:
         return future
 
 
-@given(st.integers(0, 10**6), st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=30))
-@settings(max_examples=150, deadline=None)
-def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(seed, partitions, counts):
-    broker = Dice(seed, partitions)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.lists(st.integers(1, 9), min_size=1, max_size=30), st.sampled_from([0.0, 0.1]))
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(seed, partitions, counts, forgets):
+    broker = Dice(seed, partitions, forgets)
     sender = Sender(broker, "dice", PreparedTxnState(1, 0), delivery_ms=60_000)
     assert sender.leaders("t") == partitions
     sent = {p: 0 for p in range(partitions)}
@@ -74,6 +82,29 @@ def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(seed, 
         sender.step()
     assert {p: broker.logs[p] for p in sent} == {p: list(range(n)) for p, n in sent.items()}
     assert {lane.partition: lane.records for lane in sender.lanes.values()} == {p: n for p, n in sent.items() if n} and sender.held == 0
+    for lane in sender.lanes.values():
+        whole = broker.start, broker.start + sent[lane.partition] - 1
+        assert (lane.first, lane.last) in ([whole, (-1, -1)] if forgets else [whole])
+
+
+def a_lane(*counts):
+    lane = Lane("t", 0, sure=True)
+    for count in counts: lane.append(Section("t", 0, count, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
+    return lane, list(lane.batches)
+
+
+@pytest.mark.parametrize(("answers", "expected"), [
+    ([(0, 0), (1, 100), (2, 200)], (0, 299)),
+    ([(1, 100), (2, 200), (0, 0)], (0, 299)),  # the answer to the first batch was lost
+    ([(2, 200), (0, 0), (1, 100)], (0, 299)),
+    ([(1, 100), (2, 200), (0, -1)], (-1, -1)),  # DUPLICATE_SEQUENCE_NUMBER has no offset
+    ([(0, 0), (1, -1), (2, 200)], (-1, -1)),
+    ([(0, -1), (1, 100), (2, 200)], (-1, -1)),
+], ids=str)
+def test_the_offsets_of_a_partition_are_right_or_unknown(answers, expected):
+    lane, batches = a_lane(100, 100, 100)
+    for n, offset in answers: lane.arrived(batches[n], offset)
+    assert (lane.records, lane.first, lane.last) == (300, *expected)
 
 
 def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
@@ -232,7 +263,10 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, control, topic, monkeypatch
     rows = [pa.record_batch({"value": [str(n) for n in range(start, start + 1000)]}) for start in range(0, 30_000, 1000)]
     c = committed(control, kafka.client_conf, topic, *rows)
     assert len(sent) > 10 and c.records == 30_000
-    assert sorted(int(r.value) for r in read_topic(kafka.client_conf, topic)) == list(range(30_000))
+    found = read_topic(kafka.client_conf, topic)
+    assert sorted(int(r.value) for r in found) == list(range(30_000))
+    offsets = {p.partition: [r.offset for r in found if r.partition == p.partition] for p in c.partitions}
+    assert {p.partition: (p.first_offset, p.last_offset) for p in c.partitions} == {p: (min(o), max(o)) for p, o in offsets.items()}
 
 
 @pytest.mark.kafka
