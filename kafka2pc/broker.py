@@ -204,7 +204,7 @@ KAFKA_VERSION = "4.3.1"
 
 
 def fetch_kafka(version: str = KAFKA_VERSION, *, progress: Callable | None = to_stderr) -> Path:
-    "The folder with the jars of Apache Kafka `version` (3.9 to 4.4), about 45 MB, fetched at most once. Raises `NoJava`, `FetchFailed`."
+    "The folder with the jars of Apache Kafka `version` (3.5 to 4.4), about 45 MB, fetched at most once. Raises `NoJava`, `FetchFailed`."
     missing = [("org.apache.kafka", "kafka-tools-api")] if _numbers(version) >= (4, 4) else []
     wanted = [("org.apache.kafka", "kafka_2.13", version), ("org.slf4j", "slf4j-simple", "1.7.36")]
     return fetch_jars(f"kafka-{version}", wanted, excludes=missing, progress=progress)
@@ -397,12 +397,14 @@ def _cluster_id() -> str:
     return made
 
 
-def _format(nodes: list[Node], cluster_id: str, passwords: dict[str, str]):
-    "Format all nodes at the same time. Raises `BrokerFailed` with what Kafka's StorageTool said."
-    scram = [x for user, word in passwords.items() for x in ("--add-scram", f"SCRAM-SHA-256=[name={user},password={word}]")]
+def _format(nodes: list[Node], cluster_id: str, passwords: dict[str, str], release: str | None = None):
+    """Format all nodes at the same time, with the features of `release` (None: of their own version). Raises `BrokerFailed` with what Kafka's
+    StorageTool said."""
+    more = [x for user, word in passwords.items() for x in ("--add-scram", f"SCRAM-SHA-256=[name={user},password={word}]")]
+    if release: more += ["--release-version", ".".join(release.split(".")[:2])]
     running = []
     for n in nodes:
-        argv = [*n.java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(n.folder / "server.properties"), *scram]
+        argv = [*n.java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(n.folder / "server.properties"), *more]
         with open(n.log, "ab") as log: running.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
     failed = [n for n, tool in zip(nodes, running, strict=True) if tool.wait(timeout=60)]
     if failed: raise BrokerFailed(f"formatting {failed[0].folder.name} failed; the end of {failed[0].log}:\n{failed[0].said()}")
@@ -465,12 +467,17 @@ class _Cluster:
 # %% ../nbs/02_broker.ipynb #c050
 class LocalKafka(_Cluster):
     """A real Kafka on loopback, one node or three, numbered as in Kafka's `node.id`. `secure`: logins and rights; `tls`: certificates, clients too.
+    `version`: of Apache Kafka, or one for each node: then the cluster has the features of the oldest, as in the middle of an upgrade.
     `config` is added to server.properties, `heap` is Java's -Xmx, `ready_s` limits a wait for readiness (seconds), `keep` leaves the data behind.
     Raises `NoJava`, `FetchFailed`, `BrokerFailed`."""
-    def __init__(self, nodes: int = 1, secure: bool = False, *, tls: bool = False, version: str = KAFKA_VERSION, config: dict | None = None,
-                 two_phase_commit: bool = True, heap: str = "192m", keep: bool = False, ready_s: float = 60, progress: Callable | None = to_stderr):
+    def __init__(self, nodes: int = 1, secure: bool = False, *, tls: bool = False, version: str | Iterable[str] = KAFKA_VERSION,
+                 config: dict | None = None, two_phase_commit: bool = True, heap: str = "192m", keep: bool = False, ready_s: float = 60,
+                 progress: Callable | None = to_stderr):
         if nodes not in (1, 3): raise ValueError(f"nodes={nodes}: one or three")
-        self.secure, self.version, self.heap, self.keep, self.ready_s, self.progress = secure, version, heap, keep, ready_s, progress
+        self.versions = [version] * nodes if isinstance(version, str) else list(version)
+        if len(self.versions) != nodes: raise ValueError(f"version={version}: one for each of the {nodes} nodes")
+        self.version = " and ".join(sorted(set(self.versions), key=_numbers))
+        self.secure, self.heap, self.keep, self.ready_s, self.progress = secure, heap, keep, ready_s, progress
         self.passwords = {user: secrets.token_hex(12) for user in ("admin", "alice")} if secure else {}
         self.tls, self._scheme = tls, f"{'SASL_' * secure}{'SSL' if tls else 'PLAINTEXT'}"
         rights = _secure_settings(self.passwords, self._scheme) if secure else {}
@@ -498,9 +505,10 @@ class LocalKafka(_Cluster):
     def start(self) -> "LocalKafka":
         "Fetch (once), format, start, and wait until a transaction can begin."
         if self.started: raise RuntimeError(f"{self} is already started")
-        java = [find_java(), f"-Xmx{self.heap}", *_JVM, "-cp", f"{fetch_kafka(self.version, progress=self.progress)}/*"]
+        java = [find_java(), f"-Xmx{self.heap}", *_JVM, "-cp"]
+        jars = [f"{fetch_kafka(version, progress=self.progress)}/*" for version in self.versions]
         self.data_dir = Path(tempfile.mkdtemp(prefix="kafka2pc-"))
-        self.nodes = [Node(self.data_dir / f"node-{i}", java, self.keep) for i in range(self.count)]
+        self.nodes = [Node(self.data_dir / f"node-{i}", [*java, path], self.keep) for i, path in enumerate(jars)]
         self.cluster_id, self.started = _cluster_id(), True
         try: self._launch()
         except BaseException as e:
@@ -511,7 +519,8 @@ class LocalKafka(_Cluster):
     def _launch(self, tries: int = 3):
         self.certificates = make_certificates(self.nodes[0].folder / "tls") if self.tls else None
         self._choose_ports()
-        _format(self.nodes, self.cluster_id, self.passwords)
+        oldest = min(self.versions, key=_numbers)
+        _format(self.nodes, self.cluster_id, self.passwords, oldest if len(set(self.versions)) > 1 else None)
         for left in reversed(range(tries)):
             for n in self.nodes: n.start()
             try: return self._wait_ready()

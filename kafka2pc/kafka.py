@@ -176,12 +176,14 @@ def check(conf: dict, *, prefix: str | None = "kafka2pc", topics: Iterable[str] 
     """Everything that can be known to fail. `timeout_ms` None: the largest that the broker allows; `prefix` None: no transactions are wanted;
     `two_phase`: auto (KIP-939 if the broker allows it and no timeout is wanted), required or off.
 
-    Raises `BadOption` (options, topics, timeout), `NotAuthorized` (login, topics, prefix), `BrokerUnreachable` after `within_ms`.
+    Raises `BadOption` (options, topics, timeout), `TooOld` (a broker before Kafka 3.6), `NotAuthorized` (login, topics, prefix),
+    `BrokerUnreachable` after `within_ms`.
     """
     check_login(conf)  # librdkafka says less of what is wrong, and later
     open_producer(producer_conf(conf))
     topics = list(topics)
     with Control(conf, timeout_ms=within_ms) as control:
+        if prefix: control.check_brokers()
         _check_topics(control, topics)
         waits = prefix and (two_phase == "required" or (two_phase == "auto" and timeout_ms is None))
         if prefix: timeout_ms = _transaction_timeout(control, f"{prefix}-probe", timeout_ms)
