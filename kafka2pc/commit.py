@@ -17,7 +17,8 @@ from .decisions import Decision, DecisionLog, Identity, Slot, commit_of, holds_l
 from .history import History, Silence
 from .errors import (DECIDED, NOTHING_WRITTEN, REPLAYED, UNTOUCHED, BrokerUnreachable, CorruptDecision, LogUnwritable, LostTransaction, OutcomeUnknown,
                      Refused, ReplayDiffers, StaleCheckpoint, Superseded, TwoPhaseError)
-from .protocol import CommitMessage, Committable, Mode, Outcome, Participant, Plan, Standing, Token, TxnState, new_token, parse_name
+from .protocol import (CommitMessage, Committable, Mode, Moment, Outcome, Participant, Plan, Standing, Token, TxnState, age_ms, new_token, parse_name,
+                       this_moment)
 
 # %% ../nbs/12_commit.ipynb #c006
 _LOG = logging.getLogger("kafka2pc")
@@ -49,6 +50,7 @@ class Driver:
     in_order: bool = False
     replay_check: str = "fail"
     new_token: Callable[[int, int], Token] = new_token
+    now: Callable[[], Moment | None] = this_moment
 
     def decision(self, plan: Plan, *, commit: bool, **more) -> Decision:
         "A record for the slot of `plan`."
@@ -85,12 +87,12 @@ def tell_all(driver: Driver, verb: str, cs: Sequence[Committable], batch_id: int
     return [outcomes[c] for c in cs]
 
 
-def standings(driver: Driver, cs: Sequence[Committable]) -> list[Standing]:
-    "What the stores say of each Committable, in order."
+def standings(driver: Driver, cs: Sequence[Committable], **limits) -> list[Standing]:
+    "What the stores say of each Committable, in order. `limits`: `margin_ms` and `age_ms`, as in `Participant.describe`."
     found = {}
     for name, p in driver.participants.items():
         own = [c for c in cs if c.participant == name]
-        found |= dict(zip(own, p.describe(own), strict=True)) if own else {}
+        found |= dict(zip(own, p.describe(own, **limits), strict=True)) if own else {}
     return [found[c] for c in cs]
 
 # %% ../nbs/12_commit.ipynb #c010
@@ -170,13 +172,14 @@ def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: in
     return True
 
 # %% ../nbs/12_commit.ipynb #c017
-def check_votes(driver: Driver, cs: Sequence[Committable]):
-    "Rule 4: every transaction is open under the same state, with `margin_ms` left. Raises `Refused` otherwise."
-    for c, s in zip(cs, standings(driver, cs), strict=True):
+def check_votes(driver: Driver, cs: Sequence[Committable], planned: Moment | None = None):
+    "Rule 4: every transaction is open under the same state, with `margin_ms` left. `planned`: before they began. Raises `Refused` otherwise."
+    for c, s in zip(cs, standings(driver, cs, margin_ms=driver.margin_ms, age_ms=age_ms(planned)), strict=True):
         what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
         if s.state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
             raise Refused(f"{what} is {s.state.value if s.state else 'unknown to its store'} before the decision")
-        if s.left_ms < driver.margin_ms: raise Refused(f"{what}: {s.left_ms:.0f} ms left of {c.timeout_ms} ms, {driver.margin_ms} ms are needed")
+        if not s.in_time:
+            raise Refused(f"{what}: {driver.margin_ms} ms must be left of its timeout of {c.timeout_ms} ms, and its store does not confirm that")
 
 
 def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
@@ -203,7 +206,7 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     if not messages: return
     plan = one_plan(messages, batch_id)
     if plan.mode is Mode.DRAIN: return _finish_again(driver, messages, batch_id)
-    try: check_votes(driver, [c for m in messages for c in m.committables])
+    try: check_votes(driver, [c for m in messages for c in m.committables], plan.planned)
     except Refused:
         abort(driver, messages, batch_id)
         raise

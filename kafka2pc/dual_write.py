@@ -64,7 +64,7 @@ class Shaped:
     def store_id(self) -> str: return self.participant.store_id()
     def commit(self, c: Committable) -> Outcome: return self.participant.commit(c)
     def abort(self, c: Committable) -> Outcome: return self.participant.abort(c)
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]: return self.participant.describe(cs)
+    def describe(self, cs: Iterable[Committable], **limits) -> list[Standing]: return self.participant.describe(cs, **limits)
     def in_doubt(self, query_id: str) -> list[Committable]: return self.participant.in_doubt(query_id)
 
     def traces(self, query_id: str) -> list[str]:

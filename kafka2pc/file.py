@@ -131,7 +131,7 @@ class FileParticipant(_Files):
         except OSError: return Outcome.UNKNOWN
         return Outcome.REFUSED if os.path.exists(self.path(c)) else Outcome.DONE
 
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
         "An aborted file is gone, so its state is None."
         names = {"open": TxnState.OPEN, "ready": TxnState.PRECOMMITTED, "": TxnState.COMMITTED}  # a file moves from left to right
         return [Standing(next((s for n, s in names.items() if os.path.exists(self.path(c, n))), None)) for c in cs]
@@ -253,7 +253,7 @@ class ObjectParticipant(_Files):
     def _remove(self, path: str):
         with suppress(FileNotFoundError): self.fs.rm_file(path)
 
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
         ended = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
         def state(c: Committable) -> TxnState | None:
             if stands := self.outcome(c): return ended[stands]

@@ -7,9 +7,9 @@ __all__ = ['NEVER_MS', 'standing', 'KafkaParticipant', 'retry_unknown', 'paralle
            'read_topic', 'read_both']
 
 # %% ../nbs/06_kafka.ipynb #c002
-import copy, logging, math, os, threading, time
+import copy, logging, os, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, Iterable, NamedTuple
 
 # %% ../nbs/06_kafka.ipynb #c003
@@ -17,9 +17,9 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential, wait_random
 
 # %% ../nbs/06_kafka.ipynb #c004
-from .control import Control, DescribedTransaction, check_login, for_librdkafka, topic_not_authorized
+from .control import Control, DescribedTransaction, TooOld, check_login, for_librdkafka, topic_not_authorized
 from .history import History, Seen, from_environment
-from .errors import BadOption, BrokerUnreachable, UnclearAnswer
+from .errors import BadOption, BrokerUnreachable, Refused, UnclearAnswer
 from .protocol import Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, Transaction, TxnState, parse_name
 from .writer import RowTransaction, open_producer, producer_conf
 
@@ -30,17 +30,25 @@ _ENDED = {"PrepareCommit": TxnState.COMMITTED, "CompleteCommit": TxnState.COMMIT
           "PrepareAbort": TxnState.ABORTED, "CompleteAbort": TxnState.ABORTED, "PrepareEpochFence": TxnState.ABORTED}
 
 
-def standing(c: Committable, d: DescribedTransaction | None, now_ms: float) -> Standing:
-    "What DescribeTransactions (KIP-664) says of exactly the transaction of `c`. `now_ms`: our clock, the start is the broker's."
+def standing(c: Committable, d: DescribedTransaction | None) -> Standing:
+    "What DescribeTransactions (KIP-664) says of exactly the transaction of `c`, whatever time is left."
     if d is None or d.producer_id != c.state.producer_id: return Standing(None)
     ahead, ended = d.epoch - c.state.epoch, _ENDED.get(d.state)
-    if d.state == "Ongoing" and ahead == 0:
-        return Standing(TxnState.PRECOMMITTED, math.inf if d.timeout_ms == NEVER_MS else d.started_ms + d.timeout_ms - now_ms)
+    if d.state == "Ongoing" and ahead == 0: return Standing(TxnState.PRECOMMITTED)
     commit_raises = (c.end_txn_version or 5) >= 5  # KIP-890; an abort by timeout always raises
     ours = ahead == 0 or (ahead == 1 and (commit_raises or ended is TxnState.ABORTED))
     return Standing(ended if ours else None)
 
 # %% ../nbs/06_kafka.ipynb #c012
+def _exact(c: Committable) -> tuple[str, int]: return c.transactional_id, c.state.producer_id
+
+
+def _age_unknown(what: str) -> Refused:
+    return Refused(what, why="Before the decision it must be known that time is left. These brokers cannot say it (ListTransactions can filter by "
+                             "duration from Kafka 3.8 on), and the batch was planned on another machine, or this system has no boot id.",
+                   action="Use Kafka 3.8 or newer, or run the planner and the committer on one Linux machine.")
+
+
 _LOG = logging.getLogger("kafka2pc")
 _NAMES = Names()  # the transactional ids of this process
 _CONTROLS, _OPENING = {}, threading.Lock()  # one control plane in each process for each set of client settings
@@ -101,10 +109,31 @@ class KafkaParticipant:
     def commit(self, c: Committable) -> Outcome: return self._end(c, True)
     def abort(self, c: Committable) -> Outcome: return self._end(c, False)
 
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None) -> list[Standing]:
+        "As in `Participant`. Raises `Refused` if neither the brokers nor `age_ms` say how long the transactions have been open."
         cs = list(cs)
-        found, now_ms = self.control.describe_transactions(c.transactional_id for c in cs), time.time() * 1000
-        return [standing(c, found.get(c.transactional_id), now_ms) for c in cs]
+        late = self._late(cs, margin_ms, age_ms)  # first: what is still Ongoing in the next answer was so in this one
+        found = self.control.describe_transactions(c.transactional_id for c in cs)
+        return [replace(standing(c, found.get(c.transactional_id)), in_time=_exact(c) not in late) for c in cs]
+
+    def _late(self, cs: list[Committable], margin_ms: int, age_ms: float | None) -> set[tuple[str, int]]:
+        "Those that may have less than `margin_ms` left. The coordinators are asked only if the age of the plan leaves a doubt."
+        most = {_exact(c): c.timeout_ms - margin_ms for c in cs if c.timeout_ms and margin_ms}
+        doubtful = most if age_ms is None else {exact: ms for exact, ms in most.items() if age_ms > ms}
+        late = set()
+        for ms in set(doubtful.values()):
+            these = {exact for exact, limit in doubtful.items() if limit == ms}
+            late |= these if ms < 0 else these & self._running(these, ms, age_ms is not None)
+        return late
+
+    def _running(self, these: set[tuple[str, int]], longer_ms: int, age_known: bool) -> set[tuple[str, int]]:
+        "What has been open for longer than that, by the coordinators' clocks. Before Kafka 3.8 they cannot say: then all of `these`, by their age."
+        prefix = os.path.commonprefix([transactional_id for transactional_id, _ in these])
+        try: listed = self.control.list_transactions(prefix, ("Ongoing",), longer_ms=longer_ms)
+        except TooOld as e:
+            if age_known: return these
+            raise _age_unknown(f"{len(these)} transactions {prefix}...: {e.what}") from None
+        return {(t.transactional_id, t.producer_id) for t in listed}
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         "The open transactions of this query, by exact (producer id, epoch). Names that are not ours are left out, whatever they begin with."

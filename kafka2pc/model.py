@@ -35,8 +35,9 @@ def make_driver(m: "Model", tape: Tape, number: int) -> Driver:
     "The driver of run `number`; its tokens carry that number instead of a random part."
     store = StepStore(m, tape)
     place, checkpoint = places_of(m, number)
-    return Driver(query_id=QUERY, log=StepLog(tape, m.decisions, place), participants={store.name: store}, about=Identity(checkpoint=checkpoint), retry=store.retry, margin_ms=m.config.margin_ms,
-                  spark_committed=lambda batch: tape.ask("spark", batch), keep_batches=m.config.keep_batches, new_token=token_of(number))
+    return Driver(query_id=QUERY, log=StepLog(tape, m.decisions, place), participants={store.name: store}, about=Identity(checkpoint=checkpoint),
+                  retry=store.retry, margin_ms=m.config.margin_ms, spark_committed=lambda batch: tape.ask("spark", batch),
+                  keep_batches=m.config.keep_batches, new_token=token_of(number), now=lambda: None)
 
 
 def places_of(m: "Model", number: int) -> tuple[str, str]:

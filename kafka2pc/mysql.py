@@ -148,7 +148,7 @@ class MysqlParticipant:
         listed = [(cut, data.decode("latin-1") if isinstance(data, bytes) else data) for _, cut, _, data in run("xa recover")]
         return {(data[:cut], data[cut:]) for cut, data in listed}
 
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
         "Of an open transaction that is not prepared the store holds nothing that could be committed: None."
         with self._recorded() as run:
             prepared, found = self._prepared(run), lambda c: run(f"select outcome from {{}} {_HERE}", c.transactional_id, c.state.epoch)

@@ -12,7 +12,7 @@ __all__ = ['RIGHTS', 'ALIVE', 'STATUS', 'FINDINGS', 'CHECKS', 'read_properties',
            'check_decisions', 'doctor']
 
 # %% ../nbs/42_operations.ipynb #c002
-import math, os, re, shlex, time
+import os, re, shlex, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -228,7 +228,8 @@ ALIVE = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A transaction of a cluster. `decided`: True, False, or None (its checkpoint was not named, or it is not ours). `run`: its claim,
-    batch.attempt.random; `fenced`: a newer run has claimed. Times in ms; `left_ms` None: never times out."""
+    batch.attempt.random; `fenced`: a newer run has claimed. Times in ms, for people: the start is by the coordinator's clock, now is by the clock of
+    this machine. `left_ms` None: never times out."""
     transactional_id: str
     state: str
     producer_id: int
@@ -400,7 +401,8 @@ def _fence_if_alive(driver: Driver, token: Token):
 # %% ../nbs/42_operations.ipynb #c036
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    "One transaction, and what restore does with it: `commit`, `abort`, `nothing` (it is committed), or `lost` (aborted after its decision)."
+    """One transaction, and what restore does with it: `commit`, `abort`, `nothing` (it is committed), or `lost` (aborted after its decision).
+    `left_ms` is for people: the start is by the clock of a task or of a broker, now is by the clock of this machine."""
     do: str
     transactional_id: str
     batch_id: int
@@ -417,15 +419,15 @@ def plan_restore(driver: Driver) -> list[Step]:
     cs, batch_id = (newest.committables, newest.slot.batch_id) if newest else ((), -1)
     over = newest and (holds_later(driver.log, batch_id) or driver.spark_committed(batch_id))
     told = [Step(do="nothing" if over and s.state is None else _DO.get(s.state, "nothing" if over else "lost"), transactional_id=c.transactional_id,
-                 batch_id=batch_id, holds=where(c), left_ms=_left(s.left_ms) if s.state is TxnState.PRECOMMITTED else None)
+                 batch_id=batch_id, holds=where(c), left_ms=_left_ms(c) if s.state is TxnState.PRECOMMITTED else None)
             for c, s in zip(cs, standings(driver, cs), strict=True)]
     spared = {(c.transactional_id, c.state) for c in cs}
     open_ones = [c for p in driver.participants.values() for c in p.in_doubt(driver.query_id) if (c.transactional_id, c.state) not in spared]
     return told + [Step(do="abort", transactional_id=c.transactional_id, batch_id=parse_name(c.transactional_id).token.batch_id, holds=where(c),
-                        left_ms=None if c.timeout_ms is None else c.started_ms + c.timeout_ms - time.time() * 1000) for c in open_ones]
+                        left_ms=_left_ms(c)) for c in open_ones]
 
 
-def _left(ms: float) -> float | None: return None if ms == math.inf else ms
+def _left_ms(c: Committable) -> float | None: return None if c.timeout_ms is None else c.started_ms + c.timeout_ms - time.time() * 1000
 
 
 def restore(driver: Driver) -> list[Step]:

@@ -130,7 +130,7 @@ class PostgresParticipant:
         except (BrokerUnreachable, OperationalError, ObjectNotInPrerequisiteState): return Outcome.UNKNOWN
         return Outcome.DONE if found == (outcome,) else Outcome.REFUSED
 
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
         "Of an open transaction that is not prepared the store holds nothing that could be committed: None."
         cs = list(cs)
         with self._recorded() as db:

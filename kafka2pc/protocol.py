@@ -4,14 +4,15 @@
 
 # %% auto #0
 __all__ = ['TRANSITIONS', 'TxnState', 'IllegalStep', 'step', 'Token', 'new_token', 'parse_token', 'Name', 'parse_name', 'Mode',
-           'Plan', 'Names', 'PreparedTxnState', 'PartitionRange', 'Committable', 'committable_from_dict', 'Outcome',
-           'Standing', 'Transaction', 'TransactionBase', 'Participant', 'CommitMessage', 'MemoryParticipant',
-           'MemoryTransaction']
+           'Moment', 'this_moment', 'age_ms', 'Plan', 'Names', 'PreparedTxnState', 'PartitionRange', 'Committable',
+           'committable_from_dict', 'Outcome', 'Standing', 'Transaction', 'TransactionBase', 'Participant',
+           'CommitMessage', 'MemoryParticipant', 'MemoryTransaction']
 
 # %% ../nbs/00_protocol.ipynb #c002
-import math, os, re, time, uuid
+import os, re, time, uuid
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Iterable, Protocol
 
 # %% ../nbs/00_protocol.ipynb #c003
@@ -94,6 +95,28 @@ class Mode(Enum):
     DRAIN = "drain"
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    "A point in time of one machine: `ms` since its boot `boot`, also counted while it was suspended. `boot` is '' where the system has no id for it."
+    boot: str
+    ms: int
+
+
+def this_moment() -> Moment:
+    "The present moment of this machine."
+    try: boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError: boot = ""
+    seconds = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return Moment(boot, int(seconds * 1000))
+
+
+def age_ms(moment: Moment | None) -> float | None:
+    "How many ms ago that was. None if this cannot be known: another machine, another boot, no boot id, or a moment that is still to come."
+    now = this_moment()
+    if moment is None or not moment.boot or moment.boot != now.boot or moment.ms > now.ms: return None
+    return now.ms - moment.ms
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     "Shipped from the driver to every task of a batch. `attempt` is the slot of the decision log where this run may write COMMIT."
@@ -103,6 +126,7 @@ class Plan:
     token: Token
     mode: Mode = Mode.WRITE
     offsets_hash: str = ""  # of Spark's offsets entry: which rows the tasks read
+    planned: Moment | None = None  # before any of its transactions began
 
 # %% ../nbs/00_protocol.ipynb #c020
 class Names:
@@ -180,9 +204,9 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    "What a store says of a transaction: its state (None: it no longer knows it), and the milliseconds until it times out (inf: never)."
+    "What a store says of a transaction: its state (None: it no longer knows it), and whether the wanted margin is left before its timeout."
     state: TxnState | None
-    left_ms: float = math.inf
+    in_time: bool = True
 
 
 class Transaction(Protocol):
@@ -211,7 +235,10 @@ class TransactionBase:
 
 
 class Participant(Protocol):
-    "A store that can vote. Every verb may be called again after a crash."
+    """A store that can vote. Every verb may be called again after a crash.
+
+    `describe` answers in the order of `cs`. `in_time`: at least `margin_ms` are left before the timeout, by the store's own clock. `age_ms`: these
+    transactions began at most so long ago, by the driver's clock (None: unknown). A store without timeouts ignores both."""
     name: str
     def store_id(self) -> str: ...
     def traces(self, query_id: str) -> list[str]:
@@ -220,7 +247,7 @@ class Participant(Protocol):
     def begin(self, plan: Plan) -> Transaction: ...
     def commit(self, c: Committable) -> Outcome: ...
     def abort(self, c: Committable) -> Outcome: ...
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]: ...
+    def describe(self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None) -> list[Standing]: ...
     def in_doubt(self, query_id: str) -> list[Committable]: ...
 
 # %% ../nbs/00_protocol.ipynb #c032
@@ -270,9 +297,9 @@ class MemoryParticipant:
     def commit(self, c: Committable) -> Outcome: return self._end(c, "commit")
     def abort(self, c: Committable) -> Outcome: return self._end(c, "abort")
 
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]:
-        now = self.clock()
-        return [Standing(t.state, t.began_ms + self.timeout_ms - now) if (t := self._current(c)) else Standing(None) for c in cs]
+    def describe(self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None) -> list[Standing]:
+        latest = self.clock() + margin_ms - self.timeout_ms  # what began before is not in time
+        return [Standing(t.state, t.began_ms >= latest) if (t := self._current(c)) else Standing(None) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         return [self.receipt(*name) for name, t in self.txns.items()

@@ -101,7 +101,7 @@ def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token |
         former = check_identity(driver, batch_id)
         if stands := commit_of(driver.log, batch_id): return _drain(driver, stands, offsets_hash)
         before = mine and commit_of(driver.log, batch_id - 1)
-        made = partial(Plan, query_id=driver.query_id, batch_id=batch_id, offsets_hash=offsets_hash)
+        made = partial(Plan, query_id=driver.query_id, batch_id=batch_id, offsets_hash=offsets_hash, planned=driver.now())
         if before and before.token == mine: return made(attempt=0, token=mine)
         claimed = claim(driver, batch_id)
         if claimed.commit: return _drain(driver, claimed, offsets_hash)
@@ -118,7 +118,7 @@ def _drain(driver: Driver, stands: Decision, offsets_hash: str) -> Plan:
                               f"but the checkpoint now says {offsets_hash[:16]}")
     finish(driver, stands)
     return Plan(query_id=driver.query_id, batch_id=stands.slot.batch_id, attempt=stands.slot.attempt, token=stands.token, mode=Mode.DRAIN,
-                offsets_hash=offsets_hash)
+                offsets_hash=offsets_hash, planned=driver.now())
 
 # %% ../nbs/13_restore.ipynb #c050
 def adopt(driver: Driver) -> Decision | None:

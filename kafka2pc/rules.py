@@ -100,7 +100,7 @@ def begin_always(participants, plan, chunks, history=None) -> CommitMessage:
     return CommitMessage(plan=plan, committables=tuple(txn.precommit() for txn in txns))
 
 
-def look_away(driver, cs): "No check before the decision."
+def look_away(driver, cs, planned): "No check before the decision."
 
 
 _UNFLUSHED, _UNCHECKED = ("precommit.promise", promise_unflushed), ("commit.check_votes", look_away)

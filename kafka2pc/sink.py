@@ -342,7 +342,8 @@ def contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage | No
 class BatchLine:
     """What the log says of one batch. `bytes`: of keys and values, before any encoding. `swept`: leftovers that were aborted, before and after.
     `retries`: how often an unclear answer was asked again. Milliseconds: `precommit_ms` from the first begin to act two, `decision_ms` to win a slot,
-    `commit_ms` to end all transactions, `left_ms` until the first of them would have timed out (None: none can)."""
+    `commit_ms` to end all transactions, `left_ms` until the first of them would have timed out (None: none can). `precommit_ms` and `left_ms`
+    compare the clocks of a task and of the driver, and are for people only."""
     query: str
     batch: int
     mode: str
@@ -384,7 +385,8 @@ _WARNED: set = set()  # the queries that this process has warned about
 
 
 def warn_if_late(messages: Sequence[CommitMessage | None], now_ms: float, share: float = 0.5) -> str | None:
-    "A warning if a batch has used more than this share of its transaction timeout; it is logged once in each process for each query."
+    """A warning if a batch has used more than this share of its transaction timeout; it is logged once in each process for each query. It compares
+    the clocks of the tasks and of the driver: nothing is decided by it."""
     used = [(now_ms - c.started_ms, c, m.plan) for m in messages if m for c in m.committables if c.timeout_ms]
     took_ms, c, plan = max(used, key=lambda u: u[0] / u[1].timeout_ms, default=(0, None, None))
     if not c or took_ms <= share * c.timeout_ms: return None

@@ -77,7 +77,7 @@ class StagedParticipant(PostgresParticipant):
         found = self.run(db, "select transactional_id, epoch, outcome from {} where transactional_id = any(%s)", [c.transactional_id for c in cs])
         return {(tid, epoch): outcome for tid, epoch, outcome in found}
 
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
         cs, known = list(cs), {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
         with self._recorded() as db:
             found = self._outcomes(db, cs)

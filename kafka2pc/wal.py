@@ -28,7 +28,7 @@ class WalParticipant:
     def store_id(self) -> str: return self.log.store_id()
     def begin(self, plan: Plan) -> Transaction: return self.log.begin(plan)
     def abort(self, c: Committable) -> Outcome: return self.log.abort(c)
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]: return self.log.describe(cs)
+    def describe(self, cs: Iterable[Committable], **limits) -> list[Standing]: return self.log.describe(cs, **limits)
     def in_doubt(self, query_id: str) -> list[Committable]: return self.log.in_doubt(query_id)
 
     def traces(self, query_id: str) -> list[str]:

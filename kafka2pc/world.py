@@ -491,9 +491,9 @@ class StepStore:
         outcome = ask()
         return ask() if outcome is Outcome.UNKNOWN and not self.silent else outcome
 
-    def describe(self, cs: Iterable[Committable]) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None) -> list[Standing]:
         tuples = tuple((c.transactional_id, c.state.epoch) for c in cs)
-        return [Standing(state, 0 if late else 1) for state, late in self.tape.ask("describe", tuples)]
+        return [Standing(state, not (late and margin_ms)) for state, late in self.tape.ask("describe", tuples)]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         ids = self.tape.ask("list", False)

@@ -20,13 +20,17 @@ from kafka_fixtures import records, values
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask
 
 from kafka2pc import kafka as room
-from kafka2pc import produce, writer
+from kafka2pc import produce, protocol, restore, writer
 from kafka2pc.broker import LocalKafka
-from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, UnclearAnswer
+from kafka2pc.commit import Driver, commit
+from kafka2pc.control import DescribedTransaction, ListedTransaction, TooOld
+from kafka2pc.decisions import MemoryLog
+from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, Refused, UnclearAnswer
 from kafka2pc.hard_cases import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.history import History, inconsistent_offsets
 from kafka2pc.kafka import KafkaParticipant, check, parallel, read_both, read_topic, retry_unknown
-from kafka2pc.protocol import TxnState
+from kafka2pc.precommit import precommit
+from kafka2pc.protocol import Committable, PreparedTxnState, TxnState
 from kafka2pc.produce import ColumnTransaction
 from kafka2pc.story import until
 from kafka2pc.writer import NameWornOut, RowTransaction, RowWriter
@@ -667,3 +671,89 @@ def test_the_reader_says_what_is_wrong(kafka):
         read_topic(kafka.client_conf, "no-such-topic")
     with pytest.raises(BrokerUnreachable):
         read_topic({"bootstrap.servers": "127.0.0.1:1"} | QUIET, "x", timeout_s=1)
+
+
+# -- clocks --
+
+
+def with_a_clock_that_is_off(monkeypatch, minutes):
+    """The driver's wall clock is `minutes` ahead of the broker's (negative: behind)."""
+    wall = SimpleNamespace(**vars(time) | {"time": lambda: time.time() + 60 * minutes})
+    for module in (room, protocol):
+        monkeypatch.setattr(module, "time", wall)
+
+
+def batch_written(kafka, topic, engine, timeout_ms, margin_ms):
+    """A driver, and the messages of one task that has pre-committed a row under a plan of this driver."""
+    facts = asdict(check(kafka.client_conf, topics=[topic])) | {"timeout_ms": timeout_ms}
+    store = KafkaParticipant(kafka.client_conf | QUIET, topic=topic, engine=engine, **facts)
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store}, retry=retry_unknown(), margin_ms=margin_ms)
+    return driver, [precommit([store], restore.plan(driver, 0), [rows("a")])]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("plan_age", ["known", "unknown"])
+@pytest.mark.parametrize("minutes", [-5, 0, 5])
+def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, minutes, plan_age, engine):
+    with_a_clock_that_is_off(monkeypatch, minutes)
+    driver, messages = batch_written(kafka, topic, engine, timeout_ms=60_000, margin_ms=10_000)
+    if plan_age == "unknown":
+        messages = [replace(m, plan=replace(m.plan, planned=None)) for m in messages]
+    commit(driver, messages, 0)
+    settled(driver.participants["kafka"])
+    assert values(kafka, topic) == ["a"]
+    driver, messages = batch_written(kafka, topic, engine, timeout_ms=4_000, margin_ms=2_500)
+    if plan_age == "unknown":
+        messages = [replace(m, plan=replace(m.plan, planned=None)) for m in messages]
+    time.sleep(2)
+    with pytest.raises(Refused, match="2500 ms must be left of its timeout of 4000 ms"):
+        commit(driver, messages, 0)
+    assert values(kafka, topic) == ["a"] and [d.kind for d in driver.log.chain(0)][-1] == "ABORT"
+
+
+class Coordinators:
+    """What two requests answer: all transactions are Ongoing, `open_ms` says for how long. `filters`: they know the duration filter."""
+
+    def __init__(self, open_ms, filters=True):
+        self.open_ms, self.filters, self.asked = open_ms, filters, []
+
+    def describe_transactions(self, ids):
+        return {i: DescribedTransaction(transactional_id=i, state="Ongoing", producer_id=1, epoch=0, timeout_ms=1, started_ms=1) for i in ids}
+
+    def list_transactions(self, prefix, states, *, longer_ms):
+        self.asked.append((prefix, states, longer_ms))
+        if not self.filters:
+            raise TooOld("ListTransactions: node 0")
+        return [ListedTransaction(i, 1, "Ongoing") for i, ms in self.open_ms.items() if ms > longer_ms]
+
+
+def in_time(monkeypatch, coordinators, timeouts, **limits):
+    monkeypatch.setattr(KafkaParticipant, "control", coordinators)
+    cs = [Committable(transactional_id=i, state=PreparedTxnState(1, 0), timeout_ms=ms) for i, ms in timeouts.items()]
+    return [s.in_time for s in KafkaParticipant({}).describe(cs, **limits)]
+
+
+LIMITS = {"a-1": 10_000, "a-2": 10_000, "a-3": 20_000, "a-4": None}
+
+
+@pytest.mark.parametrize("limits", [dict(margin_ms=1000, age_ms=9_000), dict(margin_ms=0, age_ms=None)], ids=["the plan is young", "no margin"])
+def test_what_is_in_time_by_the_age_of_its_plan_costs_no_request(monkeypatch, limits):
+    coordinators = Coordinators({})
+    assert in_time(monkeypatch, coordinators, LIMITS, **limits) == [True] * 4 and coordinators.asked == []
+
+
+@pytest.mark.parametrize("age_ms", [None, 19_500])
+def test_the_coordinators_are_asked_once_for_each_timeout(monkeypatch, age_ms):
+    coordinators = Coordinators({"a-1": 9_001, "a-2": 9_000, "a-3": 9_500, "a-4": 10**9, "a-5": 10**9})
+    assert in_time(monkeypatch, coordinators, LIMITS, margin_ms=1000, age_ms=age_ms) == [False, True, True, True]
+    assert sorted(coordinators.asked) == [("a-", ("Ongoing",), 9_000), ("a-3", ("Ongoing",), 19_000)]
+
+
+def test_without_a_duration_filter_the_age_decides_and_without_both_the_batch_is_refused(monkeypatch):
+    old = Coordinators({}, filters=False)
+    assert in_time(monkeypatch, old, LIMITS, margin_ms=1000, age_ms=9_001) == [False, False, True, True]
+    with pytest.raises(Refused, match="transactions a-") as caught:
+        in_time(monkeypatch, old, LIMITS, margin_ms=1000, age_ms=None)
+    assert "from Kafka 3.8 on" in caught.value.why and "Kafka 3.8 or newer" in caught.value.action
+    assert in_time(monkeypatch, old, {"a-4": None}, margin_ms=1000, age_ms=None) == [True], "it never times out"

@@ -200,7 +200,7 @@ def test_describe_says_what_the_room_kafka_says(end_txn, epoch):
     for txn in txns():
         c = Committable(transactional_id="id", state=PreparedTxnState(0, epoch), end_txn_version=end_txn)
         d = DescribedTransaction(transactional_id="id", producer_id=0, epoch=txn.epoch, state=word(txn), timeout_ms=NEVER_MS, started_ms=0, partitions=())
-        assert world.standing(txn, epoch, end_txn) == kafka.standing(c, d, 0).state, (txn, epoch)
+        assert world.standing(txn, epoch, end_txn) == kafka.standing(c, d).state, (txn, epoch)
 
 
 STORIES = [

@@ -1,8 +1,11 @@
 """The promises of every participant, asked of each store; and what only one of them can break."""
 import json
 import os
+import pickle
 import signal
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -11,11 +14,11 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, rows, stranger
 
-from kafka2pc import file
+from kafka2pc import file, protocol
 from kafka2pc.dual_write import Shaped
 from kafka2pc.errors import BadOption
 from kafka2pc.file import FileParticipant, ObjectParticipant
-from kafka2pc.protocol import MemoryParticipant, TxnState
+from kafka2pc.protocol import MemoryParticipant, Moment, TxnState, age_ms, this_moment
 from kafka2pc.wal import WalParticipant
 
 pytestmark = pytest.mark.timeout(180)
@@ -41,6 +44,31 @@ def test_a_shaped_store_keeps(promise):
 def test_a_shaped_folder_keeps(promise, tmp_path):
     at = folder(tmp_path / "out")
     promise(At(Shaped(at.store, lambda batch: batch), at.seen, rows))
+
+
+# -- time on one machine --
+
+
+def test_the_age_of_a_moment_is_what_has_passed():
+    moment = pickle.loads(pickle.dumps(this_moment()))
+    time.sleep(0.05)
+    assert 50 <= age_ms(moment) < 5_000
+
+
+def test_of_another_boot_or_a_moment_to_come_the_age_is_unknown():
+    now = this_moment()
+    assert now.boot, "the tests run on Linux"
+    assert [age_ms(m) for m in (None, Moment("", now.ms), Moment("another", now.ms), Moment(now.boot, now.ms + 60_000))] == [None] * 4
+
+
+@pytest.mark.parametrize("lacking", ["boot id", "clock"])
+def test_a_system_without_boot_id_or_clock_has_moments_too(monkeypatch, lacking):
+    if lacking == "boot id":
+        monkeypatch.setattr(protocol, "Path", lambda path: Path("/no/such/file"))
+    else:
+        monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=lambda: 12.345))
+        assert this_moment().ms == 12_345
+    assert age_ms(this_moment()) == (None if lacking == "boot id" else 0)
 
 
 # -- files --

@@ -405,7 +405,7 @@ def decision_without_the_last_task(patch):
 
 def no_look_before_the_decision(patch):
     """Rule 4."""
-    patch.setattr(commit, "check_votes", lambda driver, cs: None)
+    patch.setattr(commit, "check_votes", lambda driver, cs, planned: None)
 
 
 def decided_is_as_good_as_committed(patch):
