@@ -16,7 +16,7 @@ from psycopg.errors import LockNotAvailable, OperationalError
 
 # %% ../nbs/18_decision_table.ipynb #c004
 from .decisions import Decision, Slot, dump_decision, load_decision
-from .errors import BadOption, BrokerUnreachable, LogUnwritable, Superseded
+from .errors import BadOption, LogUnwritable, StoreUnreachable, Superseded, check_postgres_url, unreadable_url
 from .places import normal_place
 
 # %% ../nbs/18_decision_table.ipynb #c012
@@ -28,16 +28,19 @@ _SETTINGS = """select set_config('lock_timeout', %s, false), set_config('synchro
 def _nothing(db: psycopg.Connection, decision: Decision): pass
 
 
-def _unreachable(e: psycopg.Error) -> BrokerUnreachable:
-    what = f"decision log in PostgreSQL: {' '.join(str(e).split())}"
-    return BrokerUnreachable(what, why="It does not answer.", action="Check decisionLog and the network; then restart.")
+_WHAT = "decision log in PostgreSQL"
+
+
+def _unreachable(e: psycopg.Error) -> StoreUnreachable:
+    return StoreUnreachable(f"{_WHAT}: {' '.join(str(e).split())}", action="Check decisionLog and the network; then restart.")
 
 # %% ../nbs/18_decision_table.ipynb #c013
 class TableLog:
     """Write-once slots in a PostgreSQL table, which is made if it is not there. `url`: as for libpq. `name`: whose decisions, the same after every
     restart and of nobody else; many logs may share a table. `also(db, decision)` is done in the transaction that writes a COMMIT: both, or neither.
 
-    Raises `BadOption` (a server that forgets), `BrokerUnreachable`; `create` raises `LogUnwritable`, or what `also` raises: then nothing stands."""
+    Raises `BadOption` (a server that forgets, a URL that cannot be read), `StoreUnreachable`; `create` raises
+    `LogUnwritable`, or what `also` raises: then nothing is written."""
     def __init__(self, url: str, name: str, *, table: str = "kafka2pc_decisions", lock_ms: int = 10_000,
                  also: Callable[[psycopg.Connection, Decision], None] = _nothing):
         self.url, self.name, self.table, self.lock_ms, self.also = url, name, table, lock_ms, also
@@ -66,14 +69,14 @@ class TableLog:
 
     def _connect(self) -> psycopg.Connection:
         "A connection inside a transaction. Errors never show the URL, which may hold a password."
+        check_postgres_url(_WHAT, self.url)
         try:
             db = psycopg.connect(self.url, connect_timeout=10, tcp_user_timeout=30_000, keepalives_idle=10, keepalives_interval=5, keepalives_count=3)
             db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             db.execute(_SETTINGS, (f"{self.lock_ms}ms",))
             return db
         except OperationalError as e: raise _unreachable(e) from None
-        except psycopg.ProgrammingError:
-            raise BadOption("decision log in PostgreSQL: its URL cannot be read", action="postgresql://user@host/database") from None
+        except (psycopg.ProgrammingError, ValueError): raise unreadable_url(_WHAT, "postgresql") from None
 
     def _run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
         "A statement about the table, which is `{}` in it."
@@ -82,7 +85,7 @@ class TableLog:
     def create(self, decision: Decision) -> Decision | None:
         "1 insert, 2 do what goes with it, 3 commit. None: the answer to 3 was lost, or somebody else's insert is not ended yet."
         try: db = self._connect()
-        except BrokerUnreachable as e: raise LogUnwritable(e.what, why=e.why, action=e.action) from None
+        except StoreUnreachable as e: raise LogUnwritable(e.what, why=e.why, action=e.action) from None
         asked = False
         try:
             won = self._insert(db, decision)
@@ -105,7 +108,7 @@ class TableLog:
 
     def _standing(self, slot: Slot) -> Decision | None:
         try: return next((d for d in self.chain(slot.batch_id) if d.slot == slot), None)
-        except BrokerUnreachable: return None
+        except StoreUnreachable: return None
 
     def _ask(self, text: str, *args) -> list: return self._ask_all(text, self.name, *args)
 

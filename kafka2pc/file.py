@@ -197,17 +197,17 @@ def _write_new(path: str, content: bytes):
 
 class ObjectParticipant(_Files):
     """Files in an fsspec file system, and a manifest that says which of them are committed. `url`: `s3://…`, `memory://…`, `file://…`.
-    Raises `BadOption`, also at once if the store lets a second create through."""
+    A password in it is used, and not shown. Raises `BadOption`, also at once if the store lets a second create through."""
     def __init__(self, url: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "object"):
         from fsspec import AbstractFileSystem, url_to_fs
         from fsspec.implementations.local import LocalFileSystem
-        super().__init__(url.rstrip("/"), format, prefix, name)
-        self.fs, self.root = url_to_fs(self.where)
+        super().__init__(re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url.rstrip("/")), format, prefix, name)
+        self.fs, self.root = url_to_fs(url.rstrip("/"))
         looks_first = type(self.fs).pipe_file is AbstractFileSystem.pipe_file  # and writes then: of two, both may win
         self.local = type(self.fs) is LocalFileSystem
         for kind in ("open", "data", "manifest"): self.fs.makedirs(f"{self.root}/{kind}", exist_ok=True)
         if (looks_first and not self.local) or not self._writes_once():
-            raise BadOption(f"{url}: this store overwrites an object that exists", action="Choose another store or driver.")
+            raise BadOption(f"{self.where}: this store overwrites an object that exists", action="Choose another store or driver.")
 
     def _writes_once(self) -> bool:
         probe = f"{self.root}/open/probe-{os.urandom(8).hex()}"

@@ -16,7 +16,7 @@ import pyarrow as pa, pymysql
 from pyarrow import RecordBatch
 
 # %% ../nbs/32_mysql.ipynb #c004
-from .errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
+from .errors import BadOption, BadRow, NotAuthorized, PrecommitFailed, StoreUnreachable, unreadable_url
 from .protocol import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
                        parse_name)
 
@@ -45,8 +45,12 @@ def xid(c: Committable) -> tuple[str, str]:
 _NO_RIGHT = "The database does not allow it to this user."
 
 
-def _unreachable(e: pymysql.MySQLError) -> BrokerUnreachable:
-    return BrokerUnreachable(f"MariaDB: {e}", why="It does not answer.", action="Check the URL and the network; then restart.")
+def _settings(url: str) -> dict:
+    "PyMySQL's arguments. Raises `ValueError` where a part of the password would be taken for the port, the database or something else."
+    u = urlsplit(url)
+    if u.fragment or "@" in u.path: raise ValueError("a special character is not percent-encoded")
+    return dict(host=u.hostname or "localhost", port=u.port or 3306, user=unquote(u.username or ""), password=unquote(u.password or ""),
+                database=u.path.strip("/"), **dict(parse_qsl(u.query)))
 
 
 @contextmanager
@@ -65,26 +69,26 @@ def _our_errors(what: str):
 class MysqlParticipant:
     """A table in MariaDB (or MySQL), by the verbs of `Participant`. `url`: `mysql://user:password@host:port/database`, and `?unix_socket=…` or other
     arguments of PyMySQL. `key`: columns of a unique key; then rows are upserted. `lock_s`: how long a statement waits for a row, seconds.
-    `record`: the table where it keeps its lines. Verbs may raise `BrokerUnreachable`, `NotAuthorized`."""
+    `record`: the table where it keeps its lines. Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that cannot be
+    read."""
     def __init__(self, url: str, table: str, *, key: tuple[str, ...] = (), prefix: str = "kafka2pc", name: str = "mysql",
                  record: str = "kafka2pc_transactions", lock_s: int = 10):
         if len(prefix.encode()) > _LONGEST_PREFIX: raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes, an xid is short")
         self.url, self.table, self.key, self.prefix, self.name, self.record, self.lock_s = url, table, tuple(key), prefix, name, record, lock_s
 
     def connect(self) -> pymysql.Connection:
-        "A connection with limits, that refuses what it would otherwise cut to fit. Raises `BrokerUnreachable`, `NotAuthorized`."
-        u = urlsplit(self.url)
-        conf = dict(host=u.hostname or "localhost", port=u.port or 3306, user=unquote(u.username or ""), password=unquote(u.password or ""),
-                    database=u.path.strip("/"), **dict(parse_qsl(u.query)))
+        """A connection with limits, that refuses what it would otherwise cut to fit. Raises `StoreUnreachable`, `NotAuthorized`, `BadOption` (URL);
+        no error shows a password."""
         try:
-            db = pymysql.connect(**conf, autocommit=True, connect_timeout=10, read_timeout=600, write_timeout=600)
+            db = pymysql.connect(**_settings(self.url), autocommit=True, connect_timeout=10, read_timeout=600, write_timeout=600)
             with db.cursor() as cursor:
                 cursor.execute("set session transaction isolation level read committed")  # no locks on gaps between rows
                 settings = "innodb_lock_wait_timeout = %s, sql_mode = concat(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00'"
                 cursor.execute(f"set session {settings}", (self.lock_s,))  # an instant is sent as UTC, so a `timestamp` column must read it as UTC
         except pymysql.MySQLError as e:
             if e.args[0] in _DENIED: raise NotAuthorized(f"MariaDB: {e}", why="It does not know this user or password.") from e
-            raise _unreachable(e) from e
+            raise StoreUnreachable(f"MariaDB: {e}") from e
+        except (ValueError, TypeError): raise unreadable_url("MariaDB", "mysql") from None
         return db
 
     @contextmanager
@@ -99,7 +103,7 @@ class MysqlParticipant:
                 yield run
             except pymysql.MySQLError as e:
                 if e.args[0] in _DENIED: raise NotAuthorized(f"MariaDB: {e}", why=_NO_RIGHT) from e
-                if e.args[0] in _LOST: raise _unreachable(e) from e
+                if e.args[0] in _LOST: raise StoreUnreachable(f"MariaDB: {e}") from e
                 raise
 
     def store_id(self) -> str:
@@ -141,7 +145,7 @@ class MysqlParticipant:
                     if xid(c) in self._prepared(run): return Outcome.UNKNOWN  # its owner is still connected
                 if outcome == "aborted": run(f"update {{}} set outcome = 'aborted' {_HERE} and outcome = 'open'", *here)
                 found = run(f"select outcome from {{}} {_HERE}", *here)
-        except (BrokerUnreachable, pymysql.MySQLError): return Outcome.UNKNOWN
+        except (StoreUnreachable, pymysql.MySQLError): return Outcome.UNKNOWN
         return Outcome.DONE if found == [(outcome,)] else Outcome.REFUSED
 
     def _prepared(self, run) -> set[tuple[str, str]]:

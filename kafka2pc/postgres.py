@@ -18,7 +18,8 @@ from psycopg.errors import (DeadlockDetected, InsufficientPrivilege, LockNotAvai
 from pyarrow import RecordBatch, csv
 
 # %% ../nbs/31_postgres.ipynb #c004
-from .errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
+from .errors import (BadOption, BadRow, NotAuthorized, PrecommitFailed, StoreUnreachable, check_postgres_url,
+                     unreadable_url)
 from .protocol import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
                        parse_name)
 
@@ -40,10 +41,6 @@ def _gid(c: Committable) -> str: return f"{c.transactional_id}.{c.state.epoch}"
 _DENIED = "The database does not allow it to this user. Only who prepared a transaction, or a superuser, may end it."
 
 
-def _unreachable(e: psycopg.Error) -> BrokerUnreachable:
-    return BrokerUnreachable(f"PostgreSQL: {e}", why="It does not answer.", action="Check the URL and the network; then restart.")
-
-
 @contextmanager
 def our_errors(what: str):
     try: yield
@@ -58,7 +55,8 @@ def our_errors(what: str):
 class PostgresParticipant:
     """A table in PostgreSQL, by the verbs of `Participant`. `url`: as for libpq. `lock_ms`: how long a statement waits for a row.
     `key`: columns of a unique constraint; then rows are upserted, and of two rows of one task with the same key the later one stays.
-    `record`: the table where it keeps its lines. Verbs may raise `BrokerUnreachable`, `NotAuthorized`."""
+    `record`: the table where it keeps its lines. Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that is not
+    readable."""
     unlogged = True  # the table where the rows of an upsert wait: it is gone before the vote
 
     def __init__(self, url: str, table: str, *, key: tuple[str, ...] = (), prefix: str = "kafka2pc", name: str = "postgres",
@@ -67,11 +65,13 @@ class PostgresParticipant:
         self.url, self.table, self.key, self.prefix, self.name, self.record, self.lock_ms = url, table, tuple(key), prefix, name, record, lock_ms
 
     def connect(self, autocommit: bool = True) -> psycopg.Connection:
-        "A connection with limits, whose commits are on the disk. Raises `BrokerUnreachable`."
+        "A connection with limits, whose commits are on the disk. Raises `StoreUnreachable`, or `BadOption` (the URL); no error shows a password."
+        check_postgres_url("PostgreSQL", self.url)
         try:
             db = psycopg.connect(self.url, autocommit=True, connect_timeout=10, **_VIGILANT)
             db.execute(_SETTINGS, (f"{self.lock_ms}ms",))
-        except OperationalError as e: raise _unreachable(e) from e
+        except OperationalError as e: raise StoreUnreachable(f"PostgreSQL: {e}") from e
+        except (psycopg.ProgrammingError, ValueError): raise unreadable_url("PostgreSQL", "postgresql") from None
         db.autocommit = autocommit
         return db
 
@@ -87,7 +87,7 @@ class PostgresParticipant:
                 yield db
             except InsufficientPrivilege as e: raise NotAuthorized(f"PostgreSQL: {e}", why=_DENIED) from e
             except OperationalError as e:
-                if db.broken: raise _unreachable(e) from e
+                if db.broken: raise StoreUnreachable(f"PostgreSQL: {e}") from e
                 raise
 
     def run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
@@ -127,7 +127,7 @@ class PostgresParticipant:
                 except UndefinedObject: pass  # ended already, or never voted: the record knows
                 if outcome == "aborted": self.run(db, f"update {{}} set outcome = 'aborted' where outcome = 'open' and {here[0]}", *here[1:])
                 found = self.run(db, f"select outcome from {{}} where {here[0]}", *here[1:]).fetchone()
-        except (BrokerUnreachable, OperationalError, ObjectNotInPrerequisiteState): return Outcome.UNKNOWN
+        except (StoreUnreachable, OperationalError, ObjectNotInPrerequisiteState): return Outcome.UNKNOWN
         return Outcome.DONE if found == (outcome,) else Outcome.REFUSED
 
     def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:

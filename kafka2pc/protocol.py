@@ -210,8 +210,8 @@ class Standing:
 
 
 class Transaction(Protocol):
-    """One transaction, in the task that writes it. An exception in the `with` block before `precommit` aborts it. After `precommit` it accepts no rows
-    (`IllegalStep`), and an exception leaves it pre-committed. Leaving the block normally changes nothing."""
+    """One transaction, in the task that writes it. An exception in the `with` block before `precommit` aborts it. After `precommit` it accepts no
+    rows (`IllegalStep`), and an exception leaves it pre-committed. Leaving the block normally changes nothing."""
     def __enter__(self) -> "Transaction": ...
     def __exit__(self, *exc): ...
     def write(self, rows): ...

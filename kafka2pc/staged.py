@@ -15,7 +15,7 @@ from psycopg import sql
 from psycopg.errors import OperationalError
 
 # %% ../nbs/36_staged.ipynb #c004
-from .errors import BrokerUnreachable, PrecommitFailed, Refused
+from .errors import PrecommitFailed, Refused, StoreUnreachable
 from .postgres import PostgresParticipant, PostgresTransaction, move_rows, our_errors
 from .protocol import Committable, Outcome, Standing, TxnState
 
@@ -69,7 +69,7 @@ class StagedParticipant(PostgresParticipant):
             with self._recorded() as db:
                 with db.transaction(): verb(db, c)
                 found = self._outcomes(db, [c]).get((c.transactional_id, c.state.epoch))
-        except (BrokerUnreachable, PrecommitFailed, OperationalError): return Outcome.UNKNOWN
+        except (StoreUnreachable, PrecommitFailed, OperationalError): return Outcome.UNKNOWN
         except Refused: return Outcome.REFUSED
         return Outcome.DONE if found == outcome else Outcome.REFUSED
 

@@ -1,4 +1,6 @@
-"""Real databases on this machine, for the tests of a session: PostgreSQL from a package, MariaDB if it is installed."""
+"""Real databases on this machine, for the tests of a session: PostgreSQL from a package, MariaDB if it is installed. And what no error may show."""
+import traceback
+
 import pytest
 
 from kafka2pc.databases import LocalMariaDB as MariaDB
@@ -6,6 +8,13 @@ from kafka2pc.databases import LocalPostgres as Postgres
 from kafka2pc.databases import NoMariaDB
 
 NO_MARIADB = f"needs MariaDB: {NoMariaDB.action}"
+
+
+def shown(verb):
+    """The error of a call, and everything that a log would show of it: message, causes, notes."""
+    with pytest.raises(Exception) as caught:
+        verb()
+    return caught.value, "".join(traceback.format_exception(caught.value))
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from kafka2pc.sink import check_schema, parse_options
 from kafka2pc.story import Failed, Story, until
 
 pytestmark = pytest.mark.timeout(120)
-RISK = {"CorruptDecision": "Perhaps", "BrokerUnreachable": "Not yet"}  # at a restart, something decided may be waiting
+RISK = {"CorruptDecision": "Perhaps", "BrokerUnreachable": "Not yet", "StoreUnreachable": "Not yet"}  # at a restart, something decided may be waiting
 PARTS = re.compile(r"kafka2pc\.\w+\.(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk: (?P<risk>.+)\n +what to do: (?P<action>.+)")
 
 
@@ -218,7 +218,7 @@ WRONG_OPTIONS = {
     "decisions in no known kind of place": ({"decisionLog": "nosuch://user:secret@host/x"}, ["decisionLog=nosuch:", "kafka:TOPIC or postgresql://"]),
     "decisions in a table that nobody serves": ({"decisionLog": "postgresql://user:secret@127.0.0.1:1/x"}, ["decision log in PostgreSQL", "Check decisionLog"]),
 }
-ERROR_OF = {"timeout too long": "TimeoutTooLarge", "decisions in a table that nobody serves": "BrokerUnreachable"}
+ERROR_OF = {"timeout too long": "TimeoutTooLarge", "decisions in a table that nobody serves": "StoreUnreachable"}
 
 
 @on_spark

@@ -7,9 +7,10 @@ from decimal import Decimal
 import pyarrow as pa
 import pymysql
 import pytest
+from database_fixtures import shown
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask, promised, rows
 
-from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
+from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, StoreUnreachable
 from kafka2pc.mysql import MysqlParticipant
 from kafka2pc.protocol import TxnState
 
@@ -89,7 +90,7 @@ def test_what_is_promised_survives_the_death_of_the_server(mariadb, at):
     c = promised(at, a_plan(), "a")
     mariadb.kill()
     assert at.store.commit(c) is UNKNOWN
-    with pytest.raises(BrokerUnreachable, match="MariaDB"):
+    with pytest.raises(StoreUnreachable, match="MariaDB"):
         at.store.describe([c])
     mariadb.start()
     assert (ask(at.store.commit, c), at.seen()) == (DONE, ["a"])
@@ -164,12 +165,36 @@ def test_rights_are_asked_for_by_name(mariadb, at):
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_server_that_is_not_there_is_told_without_the_password():
-    store = MysqlParticipant("mysql://bob:hunter2@127.0.0.1:1/db", "t")
-    for verb in (store.store_id, lambda: store.begin(a_plan()), lambda: store.in_doubt("q")):
-        with pytest.raises(BrokerUnreachable, match="Check the URL") as caught:
-            verb()
-        assert "hunter2" not in str(caught.value)
+def asked(url):
+    """Each call that connects to the server at `url`."""
+    store = MysqlParticipant(url, "t")
+    c = store.receipt("id", 0)
+    assert "hun" not in repr(store) + repr(c)
+    return store.store_id, lambda: store.begin(a_plan()), lambda: store.in_doubt("q"), lambda: store.traces("q"), lambda: store.describe([c])
+
+
+@pytest.mark.parametrize("url", ["mysql://bob:hunter2@127.0.0.1:1/db", "mysql://bob:hun@ter2@127.0.0.1:1/db"])
+def test_a_server_that_is_not_there_is_reported_without_the_password(url):
+    for verb in asked(url):
+        error, text = shown(verb)
+        assert type(error) is StoreUnreachable and isinstance(error, BrokerUnreachable), text
+        assert "MariaDB" in error.what and "network" in error.action and "hun" not in text and "ter2" not in text
+
+
+UNREADABLE = {
+    "bracket": "mysql://bob:hunter2@[bad", "no host": "mysql://bob:hunter2", "slash": "mysql://bob:hun/ter2@127.0.0.1:1/db",
+    "digits and slash": "mysql://bob:1/hunter2@127.0.0.1:1/db", "question mark": "mysql://bob:hun?ter2@127.0.0.1:1/db",
+    "hash": "mysql://bob:hun#ter2@127.0.0.1:1/db", "digits and hash": "mysql://bob:1#hunter2@127.0.0.1:1/db",
+    "option": "mysql://bob:1?hunter2=2@127.0.0.1/db", "sign": "mysql://bob:hunter2\u2100@127.0.0.1/db", "port": "mysql://bob:hunter2@127.0.0.1:hunter2/db",
+}
+
+
+@pytest.mark.parametrize("url", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_url_that_cannot_be_read_is_reported_without_the_password(url):
+    for verb in (*asked(url), lambda: MysqlParticipant(url, "t").commit(MysqlParticipant(url, "t").receipt("id", 0))):
+        error, text = shown(verb)
+        assert type(error) is BadOption and "URL" in error.what and "percent" in error.action, text
+        assert "hun" not in text and "ter2" not in text
 
 
 def test_a_long_prefix_is_refused_and_the_longest_fits(mariadb, at):

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
+import fsspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, rows, stranger
 
 from kafka2pc import file, protocol
@@ -220,6 +222,27 @@ def test_bad_options_of_files_are_named(tmp_path):
         for hidden in ("_orders", ".orders"):
             with pytest.raises(BadOption, match=f"prefix {hidden}: readers skip"):
                 kind(where, prefix=hidden)
+
+
+class Guarded(MemoryFileSystem):
+    """An object store behind a user and a password, which its URL names."""
+
+    protocol, store, pseudo_dirs = "guarded", {}, [""]
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix("guarded://").rpartition("@")[2].strip("/")
+
+
+def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
+    fsspec.register_implementation("guarded", Guarded, clobber=True)
+    store = ObjectParticipant("guarded://bob:hunter2@host/bucket")
+    c = promised(At(store, list, rows), a_plan(), "a")
+    assert "hunter2" not in store.store_id() + repr(store) + repr(c) + repr(store.in_doubt("q"))
+    assert store.store_id() == "guarded://bob@host/bucket" and store.commit(c) is DONE
+    with patch.object(ObjectParticipant, "_writes_once", lambda store: False), pytest.raises(BadOption, match="bob@host") as e:
+        ObjectParticipant("guarded://bob:hunter2@host/bucket")
+    assert "hunter2" not in str(e.value)
 
 
 def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):

@@ -6,11 +6,11 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from database_fixtures import Postgres
+from database_fixtures import Postgres, shown
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, promised, rows
 
 from kafka2pc.decision_table import TableLog
-from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed
+from kafka2pc.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, StoreUnreachable
 from kafka2pc.postgres import PostgresParticipant
 from kafka2pc.protocol import TxnState
 from kafka2pc.staged import StagedParticipant
@@ -84,7 +84,7 @@ def test_what_is_promised_survives_the_death_of_the_server(tmp_path):
     c = promised(At(store, list, rows), a_plan(), "a")
     server.kill()
     assert store.commit(c) is UNKNOWN
-    with pytest.raises(BrokerUnreachable, match="PostgreSQL"):
+    with pytest.raises(StoreUnreachable, match="PostgreSQL"):
         store.describe([c])
     server.start()
     assert (store.commit(c), server.execute("select value from t")) == (DONE, [("a",)])
@@ -191,12 +191,46 @@ def test_rights_are_asked_for_by_name(postgres, at):
     assert at.store.commit(c) is DONE
 
 
-def test_a_server_that_is_not_there_is_told_without_the_password():
-    store = PostgresParticipant("postgresql://bob:hunter2@127.0.0.1:1/db", "t")
-    for verb in (store.store_id, lambda: store.begin(a_plan()), lambda: store.in_doubt("q")):
-        with pytest.raises(BrokerUnreachable, match="Check the URL") as caught:
-            verb()
-        assert "hunter2" not in str(caught.value)
+def asked(url):
+    """Each call that connects to the server at `url`, the decision log's too."""
+    for store in (PostgresParticipant(url, "t"), StagedParticipant(url, "t")):
+        c = store.receipt("id", 0)
+        assert "hun" not in repr(store) + repr(c)
+        yield from (store.store_id, lambda store=store: store.begin(a_plan()), lambda store=store: store.in_doubt("q"),
+                    lambda store=store: store.traces("q"), lambda store=store, c=c: store.describe([c]))
+    yield lambda: TableLog(url, "a")
+
+
+@pytest.mark.parametrize("url", ["postgresql://bob:hunter2@127.0.0.1:1/db", "host=127.0.0.1 port=1 user=bob password=hunter2"])
+def test_a_server_that_is_not_there_is_reported_without_the_password(url):
+    for verb in asked(url):
+        error, text = shown(verb)
+        assert type(error) is StoreUnreachable and isinstance(error, BrokerUnreachable), text
+        assert "PostgreSQL" in error.what and "network" in error.action and "hun" not in text
+
+
+UNREADABLE = {
+    "bracket": "postgresql://bob:hunter2@[bad", "no host": "postgresql://bob:hunter2", "at sign": "postgresql://bob:hun@ter2@127.0.0.1:1/db",
+    "slash": "postgresql://bob:hun/ter2@127.0.0.1:1/db", "digits and slash": "postgresql://bob:1/hunter2@127.0.0.1:1/db",
+    "percent": "postgresql://bob:hunter2%@127.0.0.1:1/db", "option": "postgresql://bob:hunter2@127.0.0.1:1/db?nosuch=hunter2",
+    "port": "postgresql://bob:hunter2@127.0.0.1:hunter2/db", "blank": "host=127.0.0.1 port=1 password=hun ter2 user=bob",
+    "quote": "host=127.0.0.1 port=1 password='hunter2", "zero": "postgresql://bob:hunter2\x00@127.0.0.1:1/db",
+}
+
+
+@pytest.mark.parametrize("url", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_url_that_cannot_be_read_is_reported_without_the_password(url):
+    for verb in (*asked(url), lambda: PostgresParticipant(url, "t").commit(PostgresParticipant(url, "t").receipt("id", 0))):
+        error, text = shown(verb)
+        assert type(error) is BadOption and "URL" in error.what and "percent" in error.action, text
+        assert "hun" not in text and "ter2" not in text
+
+
+def test_a_url_with_any_password_that_is_encoded_is_read(postgres):
+    postgres.execute("create role carol login password 'a/b@c:d?e#f%%'")
+    for password in ("a%2Fb%40c%3Ad%3Fe%23f%25", "a%2Fb%40c:d?e%23f%25"):
+        url = postgres.url.replace("postgres:@", f"carol:{password}@")
+        assert PostgresParticipant(url, "t").connect().info.user == "carol"
 
 
 def test_many_that_begin_at_once_make_one_table_of_records(postgres, at):
