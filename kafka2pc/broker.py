@@ -397,11 +397,29 @@ def _cluster_id() -> str:
     return made
 
 
-def _format(nodes: list[Node], cluster_id: str, passwords: dict[str, str], release: str | None = None):
-    """Format all nodes at the same time, with the features of `release` (None: of their own version). Raises `BrokerFailed` with what Kafka's
-    StorageTool said."""
+def _for_each(version: str | Iterable[str], nodes: int) -> list[str]:
+    "The version of each node. Raises `ValueError` if there are more or fewer versions than nodes, or neither one node nor three."
+    if nodes not in (1, 3): raise ValueError(f"nodes={nodes}: one or three")
+    versions = [version] * nodes if isinstance(version, str) else list(version)
+    if len(versions) != nodes: raise ValueError(f"version={version}: one for each of the {nodes} nodes")
+    return versions
+
+
+def _nodes(versions: list[str]) -> str:
+    "Versions and number of the nodes, in words."
+    return f"{' and '.join(sorted({*versions}, key=_numbers))}, {len(versions)} node{'s' * (len(versions) > 1)}"
+
+
+def _commands(versions: list[str], heap: str, progress: Callable | None) -> list[list[str]]:
+    "How to call Java with the jars of each version, which are fetched if need be. Raises `NoJava`, `FetchFailed`."
+    java = [find_java(), f"-Xmx{heap}", *_JVM, "-cp"]
+    return [[*java, f"{fetch_kafka(version, progress=progress)}/*"] for version in versions]
+
+
+def _format(nodes: list[Node], cluster_id: str, passwords: dict[str, str], versions: list[str]):
+    "Format all nodes at the same time, with the features of the oldest version. Raises `BrokerFailed` with what Kafka's StorageTool said."
     more = [x for user, word in passwords.items() for x in ("--add-scram", f"SCRAM-SHA-256=[name={user},password={word}]")]
-    if release: more += ["--release-version", ".".join(release.split(".")[:2])]
+    if len({*versions}) > 1: more += ["--release-version", ".".join(min(versions, key=_numbers).split(".")[:2])]
     running = []
     for n in nodes:
         argv = [*n.java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(n.folder / "server.properties"), *more]
@@ -467,16 +485,12 @@ class _Cluster:
 # %% ../nbs/02_broker.ipynb #c050
 class LocalKafka(_Cluster):
     """A real Kafka on loopback, one node or three, numbered as in Kafka's `node.id`. `secure`: logins and rights; `tls`: certificates, clients too.
-    `version`: of Apache Kafka, or one for each node: then the cluster has the features of the oldest, as in the middle of an upgrade.
-    `config` is added to server.properties, `heap` is Java's -Xmx, `ready_s` limits a wait for readiness (seconds), `keep` leaves the data behind.
-    Raises `NoJava`, `FetchFailed`, `BrokerFailed`."""
+    `version`: one, or one for each node. `config` is added to server.properties, `heap` is Java's -Xmx, `ready_s` limits a wait for readiness,
+    `keep` leaves the data behind. Raises `NoJava`, `FetchFailed`, `BrokerFailed`, `ValueError`."""
     def __init__(self, nodes: int = 1, secure: bool = False, *, tls: bool = False, version: str | Iterable[str] = KAFKA_VERSION,
                  config: dict | None = None, two_phase_commit: bool = True, heap: str = "192m", keep: bool = False, ready_s: float = 60,
                  progress: Callable | None = to_stderr):
-        if nodes not in (1, 3): raise ValueError(f"nodes={nodes}: one or three")
-        self.versions = [version] * nodes if isinstance(version, str) else list(version)
-        if len(self.versions) != nodes: raise ValueError(f"version={version}: one for each of the {nodes} nodes")
-        self.version = " and ".join(sorted(set(self.versions), key=_numbers))
+        self.versions = _for_each(version, nodes)
         self.secure, self.heap, self.keep, self.ready_s, self.progress = secure, heap, keep, ready_s, progress
         self.passwords = {user: secrets.token_hex(12) for user in ("admin", "alice")} if secure else {}
         self.tls, self._scheme = tls, f"{'SASL_' * secure}{'SSL' if tls else 'PLAINTEXT'}"
@@ -485,7 +499,7 @@ class LocalKafka(_Cluster):
         self.count, self.nodes, self.ports, self.data_dir = nodes, [], [], None
         self.started = self.ready = self.down = False  # down: a majority was killed, and not all nodes are started again
 
-    def __repr__(self): return f"LocalKafka({self.version}, {self.count} node{'s' * (self.count > 1)}{', secure' * self.secure}{', tls' * self.tls})"
+    def __repr__(self): return f"LocalKafka({_nodes(self.versions)}{', secure' * self.secure}{', tls' * self.tls})"
 
     @property
     def bootstrap_servers(self) -> str: return ",".join(f"127.0.0.1:{broker}" for broker, _ in self.ports)
@@ -505,10 +519,9 @@ class LocalKafka(_Cluster):
     def start(self) -> "LocalKafka":
         "Fetch (once), format, start, and wait until a transaction can begin."
         if self.started: raise RuntimeError(f"{self} is already started")
-        java = [find_java(), f"-Xmx{self.heap}", *_JVM, "-cp"]
-        jars = [f"{fetch_kafka(version, progress=self.progress)}/*" for version in self.versions]
+        commands = _commands(self.versions, self.heap, self.progress)
         self.data_dir = Path(tempfile.mkdtemp(prefix="kafka2pc-"))
-        self.nodes = [Node(self.data_dir / f"node-{i}", [*java, path], self.keep) for i, path in enumerate(jars)]
+        self.nodes = [Node(self.data_dir / f"node-{i}", java, self.keep) for i, java in enumerate(commands)]
         self.cluster_id, self.started = _cluster_id(), True
         try: self._launch()
         except BaseException as e:
@@ -519,8 +532,7 @@ class LocalKafka(_Cluster):
     def _launch(self, tries: int = 3):
         self.certificates = make_certificates(self.nodes[0].folder / "tls") if self.tls else None
         self._choose_ports()
-        oldest = min(self.versions, key=_numbers)
-        _format(self.nodes, self.cluster_id, self.passwords, oldest if len(set(self.versions)) > 1 else None)
+        _format(self.nodes, self.cluster_id, self.passwords, self.versions)
         for left in reversed(range(tries)):
             for n in self.nodes: n.start()
             try: return self._wait_ready()

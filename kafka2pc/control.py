@@ -512,7 +512,7 @@ class Verdicts(Inspection):
             if answer.error_code in _NOT_YET: self._check(answer.error_code, transactional_id)
             return answer
         try: answer = self.persist(once, repeat=(NotSent, NotYet))
-        except TooOld as e:
+        except TooOld:
             if not two_phase: raise
             raise _no_kip_939(f"{transactional_id}: not every broker offers InitProducerId version {KIP_939}") from None
         except NoAnswer as e: raise UnclearAnswer(f"{transactional_id}: {e}") from None

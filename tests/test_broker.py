@@ -457,3 +457,8 @@ def test_a_connection_that_breaks_while_a_topic_is_made_is_no_failure(kafka, mon
     name = f"flaky-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(name, partitions=2)
     assert asked == [(name,)] * len(asked) and len(asked) > 1
+
+
+def test_each_node_needs_one_version():
+    with pytest.raises(ValueError, match="one for each of the 3 nodes"):
+        LocalKafka(nodes=3, version=["3.9.1", "4.3.1"])
