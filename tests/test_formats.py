@@ -9,7 +9,7 @@ from kafka_fixtures import values
 
 from kafka2pc.commit import Driver
 from kafka2pc.control import Control
-from kafka2pc.decisions import FileLog, Slot, dump_decision, load_decision
+from kafka2pc.decisions import FileLog, Identity, Slot, dump_decision, load_decision
 from kafka2pc.kafka import KafkaParticipant, retry_unknown
 from kafka2pc.produce import ColumnTransaction
 from kafka2pc.protocol import (Committable, MemoryParticipant, Mode, Outcome, PartitionRange, PreparedTxnState, Token, TxnState, committable_from_dict)
@@ -37,16 +37,35 @@ def test_a_committable_of_every_version_is_read(version):
 
 def test_every_version_has_its_fixture():
     newest = Committable(transactional_id="x", state=PreparedTxnState(1, 0)).version
-    written = json.loads(dump_decision(load_decision(fixture("decision-1-commit.json"), "here")))["format"]
     assert sorted(p.name for p in FIXTURES.glob("*.json")) == sorted(
-        [f"committable-{n}.json" for n in range(newest + 1)] + [f"decision-{n}-{kind}.json" for n in range(1, written + 1) for kind in ("abort", "commit")])
+        [f"committable-{n}.json" for n in range(newest + 1)] + [f"decision-{n}-{kind}.json" for n, kinds in KINDS.items() for kind in kinds])
 
 
-@pytest.mark.parametrize("kind", ["abort", "commit"])
+KINDS = {1: ("abort", "commit"), 2: ("abort", "adopt", "commit")}
+
+
+@pytest.mark.parametrize("kind", KINDS[1])
 def test_a_decision_is_read_and_written_byte_by_byte_as_it_was(kind):
     content = fixture(f"decision-1-{kind}.json")
     found = load_decision(content, "here")
     assert (found.query_id, found.slot, found.kind, found.token) == (QUERY, Slot(7, kind == "commit"), kind.upper(), Token(7, 1, "5f3a09c1"))
+    assert found.committables == ((COMMITTABLES[1],) if kind == "commit" else ())
+    assert (found.identity, found.rows, found.bytes, found.expires_ms) == (None,) * 4
+    assert dump_decision(found) == content
+
+
+WHERE = Identity(log="file:///data/orders/kafka2pc", checkpoint="file:///data/orders", topics=("orders",), prefix="kafka2pc")
+ELSEWHERE = Identity(log="s3://bucket/orders/kafka2pc", checkpoint="s3://bucket/orders", prefix="kafka2pc")
+
+
+@pytest.mark.parametrize(("kind", "slot", "identity", "counts"), [
+    ("abort", 0, WHERE, (None, None, 1700000000000)), ("commit", 1, WHERE, (2, 17, None)), ("adopt", 2, ELSEWHERE, (None, None, None)),
+])
+def test_a_decision_of_format_2_says_whose_it_is_and_what_it_holds(kind, slot, identity, counts):
+    content = fixture(f"decision-2-{kind}.json")
+    found = load_decision(content, "here")
+    assert (found.query_id, found.slot, found.kind, found.token) == (QUERY, Slot(7, slot), kind.upper(), Token(7, 1, "5f3a09c1"))
+    assert (found.identity, (found.rows, found.bytes, found.expires_ms)) == (identity, counts)
     assert found.committables == ((COMMITTABLES[1],) if kind == "commit" else ())
     assert dump_decision(found) == content
 
