@@ -310,7 +310,8 @@ def restore(place: Place, dry_run: Annotated[bool, typer.Option("--dry-run", hel
 
 
 @app.command()
-def adopt(place: Place, decision_log: Log = None, topic: Annotated[str | None, typer.Option(help="Another topic that the query has from now on.")] = None,
+def adopt(place: Place, decision_log: Log = None,
+          topic: Annotated[str | None, typer.Option(help="Another topic that the query has from now on.")] = None,
           prefix: Annotated[str | None, typer.Option(help="Another transactionalIdPrefix that it has from now on.")] = None,
           servers: Servers = None, config: Config = None):
     """Write down that a checkpoint, or a decision log, was moved to where it is named now. Stop the query, and every copy of it, before: two queries

@@ -107,11 +107,13 @@ def lengths(column: pa.Array) -> np.ndarray:
     return np.where(pc.is_null(column).to_numpy(zero_copy_only=False), -1, sizes) if column.null_count else sizes
 
 
+_TEXTS = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
+
+
 def payload_bytes(batch: pa.RecordBatch, columns: Iterable[str] | None = None) -> int:
     "The bytes of all texts and binaries in these columns (None: all that hold such), before any encoding. Rows are not read, only their lengths."
     chosen = [c for name, c in zip(batch.schema.names, batch.columns, strict=True) if columns is None or name in columns]
-    held = [c for c in chosen if pa.types.is_binary(c.type) or pa.types.is_string(c.type) or pa.types.is_large_binary(c.type) or pa.types.is_large_string(c.type)]
-    return sum(pc.sum(pc.binary_length(c)).as_py() or 0 for c in held)
+    return sum(pc.sum(pc.binary_length(c)).as_py() or 0 for c in chosen if c.type in _TEXTS)
 
 # %% ../nbs/05_columnar.ipynb #c017
 _BYTES = ("binary", "string", "large_binary", "large_string", "binary_view", "string_view", "null")

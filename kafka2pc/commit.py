@@ -15,10 +15,10 @@ from typing import Callable, Iterable, Iterator, Mapping, Sequence
 # %% ../nbs/12_commit.ipynb #c003
 from .decisions import Decision, DecisionLog, Identity, Slot, commit_of, holds_later, newest_commit, win
 from .history import History, Silence
-from .errors import (DECIDED, NOTHING_WRITTEN, REPLAYED, UNTOUCHED, BrokerUnreachable, CorruptDecision, LogUnwritable, LostTransaction, OutcomeUnknown,
-                     Refused, ReplayDiffers, StaleCheckpoint, Superseded, TwoPhaseError)
-from .protocol import (CommitMessage, Committable, Mode, Moment, Outcome, Participant, Plan, Standing, Token, TxnState, age_ms, new_token, parse_name,
-                       this_moment)
+from .errors import (DECIDED, NOTHING_WRITTEN, REPLAYED, UNTOUCHED, CorruptDecision, LogUnwritable, LostTransaction, OutcomeUnknown, Refused,
+                     ReplayDiffers, StaleCheckpoint, Superseded, TwoPhaseError)
+from .protocol import (CommitMessage, Committable, Mode, Moment, Outcome, Participant, PartitionRange, Plan, Standing, Token, TxnState, age_ms,
+                       new_token, parse_name, this_moment)
 
 # %% ../nbs/12_commit.ipynb #c006
 _LOG = logging.getLogger("kafka2pc")
@@ -131,15 +131,18 @@ def finish(driver: Driver, decision: Decision) -> bool:
 
 
 def _not_committed(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:
-    "Those that their store does not call committed. (A coordinator that has prepared a commit never takes it back, though a partition is offline.)"
-    with suppress(BrokerUnreachable):
+    "Those that their store does not call committed: all, if it cannot be asked. (What has begun to commit is never taken back.)"
+    with suppress(TwoPhaseError):
         return [c for c, s in zip(cs, standings(driver, cs), strict=True) if s.state is not TxnState.COMMITTED]
     return list(cs)
 
 
+def _offsets(p: PartitionRange) -> str: return f"[{p.first_offset}..{p.last_offset}]" if p.first_offset >= 0 else "[offsets unknown]"
+
+
 def _report_loss(driver: Driver, decision: Decision, lost: Sequence[Committable]):
     where = [f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch}): {c.records} records in "
-             + ", ".join(f"{p.topic}-{p.partition} [{p.first_offset}..{p.last_offset}] x {p.records}" for p in c.partitions) for c in lost]
+             + ", ".join(f"{p.topic}-{p.partition} {_offsets(p)} x {p.records}" for p in c.partitions) for c in lost]
     what = f"batch {decision.slot.batch_id} of query {driver.query_id}, Spark offsets sha256 {decision.offsets_hash[:16]}: " + "; ".join(where)
     driver.history.append("fail", "lost", batch_id=decision.slot.batch_id, what=what)
     if not driver.skip_lost: raise LostTransaction(what)
@@ -191,8 +194,8 @@ def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
 
 # %% ../nbs/12_commit.ipynb #c018
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
-    """The commit phase, on the driver (steps COMMIT 1-8). Raises `Refused`, `Superseded`, `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what
-    a participant raises.
+    """The commit phase, on the driver (steps COMMIT 1-8). Raises `Refused`, `Superseded`, `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or
+    what a participant raises.
 
     1. No message: nothing is known, do nothing. Mode drain: finish the COMMIT of the batch, then compare what was decided with what was replayed.
     2. All messages carry one plan.
@@ -254,7 +257,7 @@ def check_replay(driver: Driver, decided: Decision, messages: Sequence[CommitMes
     "Has the replay read as many rows and bytes as were decided? Raises `ReplayDiffers`, or warns. A record of an older version has no counts."
     replayed = counts(messages)
     if decided.rows is None or replayed == (decided.rows, decided.bytes): return
-    differs = ReplayDiffers(f"batch {decided.slot.batch_id} of query {driver.query_id}: {decided.rows} rows with {decided.bytes} bytes of keys and values "
-                            f"were decided and are committed; the replay has {replayed[0]} rows with {replayed[1]} bytes")
+    differs = ReplayDiffers(f"batch {decided.slot.batch_id} of query {driver.query_id}: {decided.rows} rows with {decided.bytes} bytes of keys and "
+                            f"values were decided and are committed; the replay has {replayed[0]} rows with {replayed[1]} bytes")
     if driver.replay_check == "fail": raise differs
     _LOG.warning("%s", differs)

@@ -90,10 +90,10 @@ class TopicLog:
     Raises `BadOption` (topic), `NotAuthorized`, `BrokerUnreachable`; `create` raises `LogUnwritable` while it is certain that nothing stands."""
     def __init__(self, conf: Mapping, topic: str, name: str, *, prefix: str = "kafka2pc", within_ms: int = 30_000, make: bool = True):
         self.topic, self.name, self.prefix, self.within_ms = topic, name, prefix, within_ms
-        self._kafka, self._tail = KafkaParticipant(conf), None
+        self._kafka, self.tail = KafkaParticipant(conf), None
         _check_topic(self._control, conf, topic, make)
 
-    def __getstate__(self): return self.__dict__ | {"_tail": None}
+    def __getstate__(self): return self.__dict__ | {"tail": None}
 
     @property
     def place(self) -> str: return f"kafka:{self.topic}"
@@ -103,23 +103,22 @@ class TopicLog:
 
     def sibling(self, name: str) -> "TopicLog":
         twin = copy.copy(self)
-        twin.name = name
-        twin._tail = self._read_all()
+        twin.name, twin.tail = name, self._read_all()
         return twin
 
     def siblings(self) -> list[str]:
         self._read_all()
-        return sorted({key.rpartition("/")[0] for key in self._tail_to(_STABLE)})
+        return sorted({key.rpartition("/")[0] for key in self._read_to(_STABLE)})
 
     def _read_all(self) -> "Tail":
         "From now on the keys of all names are kept, and shared with the siblings."
-        if self._tail is None or self._tail.start: self._tail = Tail(self._kafka.conf, self.topic, "")
-        return self._tail
+        if self.tail is None or self.tail.start: self.tail = Tail(self._kafka.conf, self.topic, "")
+        return self.tail
 
     def close(self):
         "Close the reader of the topic."
-        if self._tail: self._tail.close()
-        self._tail = None
+        if self.tail: self.tail.close()
+        self.tail = None
 
     @property
     def _control(self) -> Control: return self._kafka.control
@@ -180,16 +179,16 @@ class TopicLog:
 
     def _slots(self, end: int = _HIGH) -> list[tuple[Slot, list[bytes]]]:
         "All that stands now; with `_STABLE`, what is known of it without waiting for open transactions."
-        self._tail = self._tail or Tail(self._kafka.conf, self.topic, f"{self.name}/")
-        self._tail_to(end)
+        self.tail = self.tail or Tail(self._kafka.conf, self.topic, f"{self.name}/")
+        self._read_to(end)
         return self._known()
 
     def _known(self) -> list[tuple[Slot, list[bytes]]]:
         "All that has been read so far."
-        return sorted((self._slot(key), values) for key, values in self._tail.found.items() if key.startswith(f"{self.name}/"))
+        return sorted((self._slot(key), values) for key, values in self.tail.found.items() if key.startswith(f"{self.name}/"))
 
-    def _tail_to(self, end: int) -> dict[str, list[bytes]]:
-        try: return self._tail.read(self._end_of_topic(end), self.within_ms)
+    def _read_to(self, end: int) -> dict[str, list[bytes]]:
+        try: return self.tail.read(self._end_of_topic(end), self.within_ms)
         except KafkaException as e: raise BrokerUnreachable(f"topic {self.topic}: {e.args[0].str()}") from None
 
     def _slot(self, key: str) -> Slot:

@@ -113,8 +113,8 @@ class TwoPhase:
     URL where every name gets one. `margin_ms`: what a transaction with a timeout must have left before the decision. `max_commit_retries`: how often
     an unclear answer is asked again. `skip_lost`: go on after `LostTransaction`. `in_order`: commit in one participant after the other, in the order
     of the list, and stop at the first that gives no clear answer (default: all at the same time). `replay_check`: fail or warn, when Spark replays
-    a decided batch with other rows. Raises `BadOption` if two participants have one name or `log` cannot be used, and what the phases raise; then nothing of the batch is
-    decided, or the next start finishes it."""
+    a decided batch with other rows. Raises `BadOption` if two participants have one name or `log` cannot be used, and what the phases raise;
+    then nothing of the batch is decided, or the next start finishes it."""
     def __init__(self, name: str, participants: Sequence[Participant], log: DecisionLog | str, *, margin_ms: int = 10_000,
                  max_commit_retries: int = 20, skip_lost: bool = False, in_order: bool = False, replay_check: str = "fail"):
         names = [p.name for p in participants]

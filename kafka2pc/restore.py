@@ -79,11 +79,12 @@ def check_empty(driver: Driver) -> Decision | None:
 
 def not_its_log(query_id: str, traces: Sequence[str]) -> StaleCheckpoint:
     "The error for an empty log of a query that has written before: `traces` are its transactional ids."
-    return StaleCheckpoint(f"query {query_id}: the store knows {len(traces)} of its transactions ({', '.join(traces[:3])}), but this decision log is empty",
+    some = ", ".join(traces[:3])
+    return StaleCheckpoint(f"query {query_id}: the store knows {len(traces)} of its transactions ({some}), but this decision log is empty",
                            why="A run claims in its log before it writes: they belong to another log, or its records are gone.",
                            risk="Yes, if it goes on: decided rows would be thrown away, or written twice. Nothing was touched.",
-                           action="Name the log of the query (decisionLog), or put its records back. If they are gone for good, look at each with "
-                                  "`kafka2pc transactions describe ID`.")
+                           action="Name the log of the query (decisionLog), or put its records back. If they are gone for good, look at each "
+                                  "transaction (`transactions describe ID` in the shell), and begin with a new checkpointLocation.")
 
 # %% ../nbs/13_restore.ipynb #c009
 def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
@@ -122,12 +123,13 @@ def _drain(driver: Driver, stands: Decision, offsets_hash: str) -> Plan:
 
 # %% ../nbs/13_restore.ipynb #c050
 def adopt(driver: Driver) -> Decision | None:
-    """Write down that the log and the checkpoint of a query are where this run finds them, and that its options are those of this run: an ADOPT record
-    in the first free slot of the newest batch, which fences every run there as a claim does. None: there was nothing to write down.
+    """Write down that the log and the checkpoint of a query are where this run finds them, and that its options are those of this run: an ADOPT
+    record in the first free slot of the newest batch, which fences every run there as a claim does. None: there was nothing to write down.
     Stop the query first, and every copy of it. Raises `StaleCheckpoint`, `WrongCluster`, `OutcomeUnknown`."""
     newest = newest_record(driver.log)
     if newest is None: raise StaleCheckpoint(f"query {driver.query_id}: its decision log {driver.log.place} is empty, so there is nothing to adopt")
-    if newest.query_id != driver.query_id: raise StaleCheckpoint(f"the log {driver.log.place} holds decisions of query {newest.query_id}, not of {driver.query_id}")
+    if newest.query_id != driver.query_id:
+        raise StaleCheckpoint(f"the log {driver.log.place} holds decisions of query {newest.query_id}, not of {driver.query_id}")
     if newest.identity == driver.identity(): return None
     while True:
         slot = Slot(newest.slot.batch_id, newest.slot.attempt + 1)

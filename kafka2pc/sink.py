@@ -446,14 +446,14 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
 
 # %% ../nbs/20_sink.ipynb #c028
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """One `df.write`. Spark ships this object to the tasks and to the committer. `folder`: where its decision is kept if it has no decisionLog, on the
-    disk of Spark's driver, which runs both the planner and the committer."""
+    """One `df.write`. Spark ships this object to the tasks and to the committer. `folder`: where its decision is kept if it has no decisionLog, on
+    the disk of Spark's driver, which runs both the planner and the committer."""
     def __init__(self, options: SinkOptions, participant: KafkaParticipant, plan: Plan | None, folder: str = "", swept: int = 0):
         super().__init__(options, participant, plan, swept)
         self.folder = folder
 
     def commit(self, messages: list):
-        """The commit phase. A key is closed then by a claim of batch 1: later runs under this key ask Kafka nothing about it, whatever Kafka forgets."""
+        "The commit phase. A claim of batch 1 closes a key: later runs under it ask Kafka nothing about it, whatever Kafka forgets."
         if not self.plan: return
         driver = self._driver()
         try: act_two.commit(driver, contents(messages), 0)
@@ -463,8 +463,8 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._forget()
 
     def abort(self, messages: list):
-        """A task or `commit` failed. A write that is decided is finished: no other run follows that would. Otherwise its transactions are aborted, those
-        of killed tasks too."""
+        """A task or `commit` failed. A write that is decided is finished, because no other run follows that would. Otherwise its transactions are
+        aborted, those of killed tasks too."""
         if not self.plan: return
         driver, known = self._driver(), [*contents(messages), CommitMessage(plan=self.plan)]  # at least the plan: perhaps no task has answered
         if act_two.abort(driver, known, 0): sweep(driver, self.plan.token, own_parity=0)
@@ -475,7 +475,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def _finish(self, driver: Driver, decided: Decision):
         try: finish(driver, decided)
         except OutcomeUnknown as e: raise self._explained(e) from e
-        _LOG.warning("the write of %s rows was decided before Spark reported a failure; all of its rows are in Kafka now. Do not run it again.", decided.rows)
+        _LOG.warning("the write of %s rows was decided before Spark reported a failure; all its rows are in Kafka: do not repeat it", decided.rows)
 
     def _explained(self, e: OutcomeUnknown) -> OutcomeUnknown:
         "The same error; a write without a key is not repeated by a restart."
@@ -546,8 +546,9 @@ def plan_write(options: SinkOptions) -> BatchWriter:
 
 def _with_timeout(options: SinkOptions) -> SinkOptions:
     if options.two_phase == "required":
-        raise BadOption("twoPhaseCommit=required without idempotenceKey", why="If the driver of such a write dies, no later run ends its transactions, "
-                        "and without a timeout readers wait for ever.", action="Give the write an idempotenceKey and a decisionLog, or leave twoPhaseCommit out.")
+        raise BadOption("twoPhaseCommit=required without idempotenceKey",
+                        why="If the driver of such a write dies, no later run ends its transactions, and without a timeout readers wait for ever.",
+                        action="Give the write an idempotenceKey and a decisionLog, or leave twoPhaseCommit out.")
     return replace(options, two_phase="off")
 
 

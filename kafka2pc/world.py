@@ -366,8 +366,8 @@ def on_purge(m: Scene, world: World, who: int, batch: int) -> Answer:
 
 
 UNKNOWN, SILENT = "unknown", "silent"
-REQUESTS = {"init": on_init, "epoch": on_epoch, "produce": on_produce, "end": on_end, "describe": on_describe, "list": on_list, "known": on_known, "open": on_open,
-            "create": on_create, "chain": on_chain, "batches": on_batches, "purge": on_purge, "spark": on_spark}
+REQUESTS = {"init": on_init, "epoch": on_epoch, "produce": on_produce, "end": on_end, "describe": on_describe, "list": on_list, "known": on_known,
+            "open": on_open, "create": on_create, "chain": on_chain, "batches": on_batches, "purge": on_purge, "spark": on_spark}
 UNCLEAR = {"init": (UNKNOWN,), "end": (UNKNOWN, SILENT), "create": (UNKNOWN, SILENT)}
 
 

@@ -329,8 +329,6 @@ def another_process_commits_what_an_exception_left_after_precommit(at):
 
 @every
 def traces_names_the_transactions_of_a_query_and_of_no_other(at):
-    if not hasattr(at.store, "traces"):
-        return
     mine, other = a_plan(), a_plan()
     assert at.store.traces(mine.query_id) == []
     kept, open_, foreign = promised(at, mine, "a"), promised(at, mine, "b"), promised(at, other, "c")
@@ -345,8 +343,6 @@ def traces_names_the_transactions_of_a_query_and_of_no_other(at):
 
 @every
 def traces_names_an_id_that_was_used_again_once(at):
-    if not hasattr(at.store, "traces"):
-        return
     plan = a_plan()
     for batch_id in (0, 2):
         c = promised(at, replace(plan, batch_id=batch_id), str(batch_id))

@@ -3,6 +3,7 @@ import errno
 import os
 import time
 import uuid
+from dataclasses import replace
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from kafka2pc import decisions
 from kafka2pc.control import Control
 from kafka2pc.decision_table import TableLog
 from kafka2pc.decision_topic import TopicLog
-from kafka2pc.decisions import FileLog, MemoryLog, ObjectLog, dump_decision, open_log
+from kafka2pc.decisions import FileLog, Identity, MemoryLog, ObjectLog, dump_decision, open_log
 from kafka2pc.errors import BadOption, BrokerUnreachable, CorruptDecision, LogUnwritable, StoreUnreachable, Superseded
 from kafka2pc.file import ObjectParticipant
 from kafka2pc.protocol import Outcome
@@ -339,3 +340,56 @@ def test_a_store_that_looks_first_and_writes_then_is_refused(tmp_path):
     for make in (open_log, ObjectParticipant):
         with pytest.raises(BadOption, match="overwrites an object"):
             make(f"looks://{tmp_path}/log")
+
+
+# -- many names at one place --
+
+
+def name_of(log):
+    return getattr(log, "name", None) or log.folder.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+def test_a_sibling_is_the_log_of_another_name_at_the_same_place(place):
+    a, b = place("a"), place("b")
+    first, second = a.create(record(7)), b.create(record(8))
+    twin = a.sibling(name_of(b))
+    assert (type(twin), twin.place.rpartition("/")[0]) == (type(b), b.place.rpartition("/")[0])
+    assert (a.chain(7), a.chain(8), twin.chain(7), twin.chain(8)) == ([first], [], [], [second])
+    third = twin.create(record(9))
+    assert place("b").chain(9) == [third] and a.batches() == [7]
+    assert {name_of(a), name_of(b)} <= set(a.siblings())
+    twin.purge(10)
+    assert place("b").batches() == [] and place("a").chain(7) == [first]
+    if not isinstance(a, ObjectLog):  # in memory, fsspec keeps folders that an object store does not have
+        assert name_of(b) not in a.siblings()
+
+
+@pytest.mark.kafka
+def test_all_names_of_a_topic_share_one_reader(kafka):
+    log = topic_log(kafka)
+    log.create(record(7))
+    twins = [log.sibling(uuid.uuid4().hex) for _ in range(20)]
+    for twin in twins:
+        twin.create(record(7))
+    assert len({id(twin.tail) for twin in (log, *twins)}) == 1
+    log.close()
+
+
+@pytest.mark.kafka
+def test_a_run_with_another_prefix_fences_the_one_with_the_old(kafka):
+    """The old driver sleeps between its look into the topic and its line; meanwhile the prefix was changed, and the slot was won."""
+    old = topic_log(kafka, prefix="old")
+    of = lambda prefix, **more: replace(record(**more), identity=Identity(log=old.place, prefix=prefix))
+    old.create(of("old"))
+    new = TopicLog(kafka.client_conf, old.topic, old.name, prefix="new")
+    append_line, won = old._append, []
+
+    def sleeps(state, lines):
+        won.append(new.create(of("new", batch_id=8)))
+        old._append = append_line
+        append_line(state, lines)
+
+    old._append = sleeps
+    assert old.create(of("old", batch_id=8)) == won[0]
+    assert TopicLog(kafka.client_conf, old.topic, old.name, prefix="third").chain(8) == won
