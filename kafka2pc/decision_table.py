@@ -16,8 +16,8 @@ from psycopg.errors import LockNotAvailable, OperationalError
 
 # %% ../nbs/18_decision_table.ipynb #c004
 from .decisions import Decision, Slot, dump_decision, load_decision
-from .errors import BadOption, LogUnwritable, StoreUnreachable, Superseded, check_postgres_url, unreadable_url
-from .places import normal_place
+from .errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
+from .places import check_postgres_url, normal_place, unreadable_url
 
 # %% ../nbs/18_decision_table.ipynb #c012
 _TABLE = """create table if not exists {} (log text, batch_id bigint, attempt int, decision text not null, primary key (log, batch_id, attempt))"""

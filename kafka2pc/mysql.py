@@ -16,7 +16,8 @@ import pyarrow as pa, pymysql
 from pyarrow import RecordBatch
 
 # %% ../nbs/32_mysql.ipynb #c004
-from .errors import BadOption, BadRow, NotAuthorized, PrecommitFailed, StoreUnreachable, unreadable_url
+from .errors import BadOption, BadRow, NotAuthorized, PrecommitFailed, StoreUnreachable
+from .places import unreadable_url
 from .protocol import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
                        parse_name)
 

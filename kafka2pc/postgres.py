@@ -18,8 +18,8 @@ from psycopg.errors import (DeadlockDetected, InsufficientPrivilege, LockNotAvai
 from pyarrow import RecordBatch, csv
 
 # %% ../nbs/31_postgres.ipynb #c004
-from .errors import (BadOption, BadRow, NotAuthorized, PrecommitFailed, StoreUnreachable, check_postgres_url,
-                     unreadable_url)
+from .errors import BadOption, BadRow, NotAuthorized, PrecommitFailed, StoreUnreachable
+from .places import check_postgres_url, unreadable_url
 from .protocol import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
                        parse_name)
 

@@ -1,16 +1,22 @@
 """Batch writes: the decision survives its committer, a failure never undoes what is decided, and keys cost no more than they must."""
 import copy
 import os
+import re
 import uuid
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
+from kafka_fixtures import values
+from typer.testing import CliRunner
 
 from kafka2pc import sink
+from kafka2pc.cli import app
 from kafka2pc.decisions import FileLog, MemoryLog, commit_of, newest_record
 from kafka2pc.errors import BadOption, OutcomeUnknown
+from kafka2pc.kafka import ClusterFacts, KafkaParticipant, retry_unknown
 from kafka2pc.precommit import precommit
-from kafka2pc.protocol import MemoryParticipant, Mode, Outcome, TxnState
+from kafka2pc.protocol import MemoryParticipant, Mode, Outcome, Plan, TxnState, new_token
 from kafka2pc.restore import claim
 from kafka2pc.sink import SparkMessage, close_key, parse_options, plan_write, purge_keys
 
@@ -157,15 +163,10 @@ def test_a_thousand_keys_share_one_check_and_one_log(store, tmp_path, monkeypatc
 def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(sink, "_OPEN", {})
-    monkeypatch.setattr(sink, "check", lambda *_, **__: calls.append(1) or sink_facts())
+    monkeypatch.setattr(sink, "check", lambda *_, **__: calls.append(1) or ClusterFacts(cluster_id="c", end_txn_version=5, timeout_ms=60_000))
     first, second = (sink.open_participant(keyed(tmp_path, key)) for key in ("one", "two"))
     assert first is second and calls == [1]
     assert sink.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
-
-
-def sink_facts():
-    from kafka2pc.kafka import ClusterFacts
-    return ClusterFacts(cluster_id="c", end_txn_version=5, timeout_ms=60_000)
 
 
 def driver_at(log, store):
@@ -196,3 +197,35 @@ def test_a_purge_that_fails_does_not_fail_the_write(store, caplog):
     driver = driver_at(Full(), store)
     close_key(driver, 30)
     assert newest_record(driver.log).expires_ms and "no space left" in caplog.text
+
+
+# -- on a broker --
+
+
+@pytest.mark.kafka
+def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
+    """The command is the one that the error prints."""
+    topic = kafka.create_topic(f"batch-{uuid.uuid4().hex[:8]}", partitions=1)
+    writer = plan_write(parse_options({"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic, "maxCommitRetries": "1"}))
+    messages = [writer.write(iter([pa.record_batch({"value": [row]})])) for row in "abc"]
+    with monkeypatch.context() as m, pytest.raises(OutcomeUnknown) as e:
+        m.setattr(KafkaParticipant, "commit", lambda self, c: Outcome.UNKNOWN)
+        another_process(writer).commit(messages)
+    assert values(kafka, topic) == []
+    command = re.search(r"kafka2pc (restore \S+)\.", e.value.action)[1].split()
+    said = CliRunner().invoke(app, [*command, "--bootstrap-servers", kafka.bootstrap_servers])
+    assert said.exit_code == 0, said.output
+    assert sorted(values(kafka, topic)) == ["a", "b", "c"]
+
+
+@pytest.mark.kafka
+def test_what_is_open_under_a_former_prefix_is_found(kafka):
+    topic = kafka.create_topic(f"prefix-{uuid.uuid4().hex[:8]}", partitions=1)
+    old = KafkaParticipant(kafka.client_conf, prefix="old", topic=topic)
+    planned = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
+    message = precommit([old], planned, [pa.record_batch({"value": ["a"]})])
+    new = old.under("new")
+    assert new.in_doubt(planned.query_id) == [] and new.traces(planned.query_id) == []
+    leftover, = new.under("old").in_doubt(planned.query_id)
+    assert leftover.transactional_id == message.committables[0].transactional_id == old.traces(planned.query_id)[0]
+    assert retry_unknown()(lambda: new.abort(leftover)) is Outcome.DONE

@@ -1,10 +1,13 @@
 """The sink beyond crashes: retries, zombies, stops, separate executors, Connect, stateful queries, batch writes, and what else a query can be."""
 import json
+import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from typer.testing import CliRunner
 
+from kafka2pc.cli import app
 from kafka2pc.history import CrashPoint, duplicate, lost, reordered
 from kafka2pc.sink import Noted, open_participant, parse_options
 from kafka2pc.story import Failed, Story, running, until
@@ -321,3 +324,43 @@ def test_rows_of_a_key_stay_in_order(story):
     story.feed(4)
     story.run(partitions=1)
     assert not reordered(story.rows())
+
+
+# -- whose checkpoint --
+
+
+def test_a_copy_of_the_checkpoint_is_refused_and_the_original_goes_on(story):
+    story.feed(2)
+    story.run()
+    copy = shutil.copytree(story.checkpoint, f"{story.checkpoint}-copy")
+    story.feed(1)
+    error = str(story.fails(options=dict(checkpointLocation=str(copy))))
+    assert "MovedLog" in error and "kafka2pc adopt" in error and story.open() == []
+    story.run()
+    story.check()
+
+
+def test_a_checkpoint_that_was_moved_is_adopted_and_goes_on(story):
+    story.feed(2)
+    story.run()
+    moved = shutil.move(story.checkpoint, f"{story.checkpoint}-moved")
+    assert CliRunner().invoke(app, ["adopt", str(moved)]).exit_code == 0
+    story.feed(1)
+    story.run(options=dict(checkpointLocation=str(moved)))
+    story.check()
+
+
+def test_a_source_that_replays_other_rows_stops_the_query_once_the_batch_is_finished(story):
+    """Between the decision and Spark's commit log the driver dies; meanwhile a line of the file is gone."""
+    story.feed(1)
+    story.arm(CrashPoint.AFTER_FIRST_COMMIT)
+    with pytest.raises(Failed):
+        story.run()
+    file, = story.source.glob("*")
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]))
+    error = str(story.fails())
+    assert "ReplayDiffers" in error and f"{len(lines)} rows" in error and f"{len(lines) - 1} rows" in error and "replayCheck=warn" in error
+    assert len(story.rows()) == len(lines), "what was decided is there, all of it"
+    story.run(options=dict(replayCheck="warn"))
+    assert len(story.rows()) == len(lines) and story.open() == []
