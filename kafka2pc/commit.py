@@ -21,7 +21,7 @@ from .protocol import (CommitMessage, Committable, Mode, Moment, Outcome, Partic
                        new_token, parse_name, this_moment)
 
 # %% ../nbs/12_commit.ipynb #c006
-_LOG = logging.getLogger("kafka2pc")
+_LOG = logging.getLogger(__name__)
 
 
 def one_by_one(fn: Callable, items: Iterable) -> list:

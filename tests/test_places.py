@@ -104,10 +104,10 @@ REFUSED = {
     "postgresql://user:secret@host": "it names no database",
     "postgresql://user:secret@/db": "it names no host",
     "postgresql:///?user=me&password=secret": "it names no host",
-    "postgresql://user:secret@host:port/db": "it cannot be read",
-    "postgresql://user:sec/ret@host/db": "it cannot be read",
-    "postgresql://host,other/db?port=1,2,3": "it cannot be read",
-    "postgresql://[::1/db": "it cannot be read",
+    "postgresql://user:secret@host:port/db": "its URL cannot be read",
+    "postgresql://user:sec/ret@host/db": "its URL cannot be read",
+    "postgresql://host,other/db?port=1,2,3": "its URL cannot be read",
+    "postgresql://[::1/db": "its URL cannot be read",
 }
 
 
