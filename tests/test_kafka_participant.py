@@ -703,11 +703,11 @@ def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, minutes, p
     commit(driver, messages, 0)
     settled(driver.participants["kafka"])
     assert values(kafka, topic) == ["a"]
-    driver, messages = batch_written(kafka, topic, engine, timeout_ms=4_000, margin_ms=2_500)
+    driver, messages = batch_written(kafka, topic, engine, timeout_ms=8_000, margin_ms=6_500)
     if plan_age == "unknown":
         messages = [replace(m, plan=replace(m.plan, planned=None)) for m in messages]
     time.sleep(2)
-    with pytest.raises(Refused, match="2500 ms must be left of its timeout of 4000 ms"):
+    with pytest.raises(Refused, match="6500 ms must be left of its timeout of 8000 ms"):
         commit(driver, messages, 0)
     assert values(kafka, topic) == ["a"] and [d.kind for d in driver.log.chain(0)][-1] == "ABORT"
 
