@@ -34,15 +34,15 @@ pytestmark = pytest.mark.timeout(240)
 class Frame:
     """What a job asks of a DataFrame, without Spark. `parts` are the texts of its partitions; a part that is an error is raised in its task."""
 
-    def __init__(self, *parts, rows=rows):
-        self.parts, self.rows = parts, rows
+    def __init__(self, *parts):
+        self.parts = parts
 
     def mapInArrow(self, task, schema):  # noqa: N802  (Spark's name)
         self.task = task
         return self
 
     def chunks(self, part):
-        yield self.rows(["early"] if isinstance(part, Exception) else part)
+        yield rows(["early"] if isinstance(part, Exception) else part)
         if isinstance(part, Exception):
             raise part
 
@@ -117,18 +117,32 @@ def at(request, tmp_path):
     return request.param(request, tmp_path / "out")
 
 
+@pytest.fixture(autouse=True)
+def another_day(monkeypatch):
+    """The stores of all tests are one server each, and remember every job by its name."""
+    monkeypatch.setitem(globals(), "TODAY", f"job of {uuid.uuid4()}")
+
+
+TODAY = ""
+
+
+def in_memory():
+    store = MemoryParticipant()
+    return store, Shaped(store, lambda batch: batch["value"].to_pylist())
+
+
 def started_again():
     """Nothing is remembered but what is on disk."""
     sink._RUNS.clear()
 
 
 def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):
-    today = lambda: TwoPhase("today", [at.store], str(tmp_path / "decisions"))
+    today = lambda: TwoPhase(TODAY, [at.store], str(tmp_path / "decisions"))
     assert [today().write(Frame(["a", "b"], ["c"])), today().write(Frame(["a", "b"], ["c"]))] == [True, False]
     started_again()
     assert today().write(Frame(AssertionError("who has written it does not look at the rows again"))) is False
     assert at.seen() == ["a", "b", "c"]
-    assert TwoPhase("tomorrow", [at.store], str(tmp_path / "decisions")).write(Frame(["d"])) is True
+    assert TwoPhase(f"after {TODAY}", [at.store], str(tmp_path / "decisions")).write(Frame(["d"])) is True
     assert at.seen() == ["a", "b", "c", "d"]
 
 
@@ -136,17 +150,17 @@ def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):
 def test_a_job_that_died_is_undone_or_finished_by_the_next_run(at, tmp_path, after):
     folder = str(tmp_path / "decisions")
     with pytest.raises(KeyboardInterrupt):
-        TwoPhase("today", [at.store], Dying(folder, after)).write(Frame(["first a"], ["first b"]))
+        TwoPhase(TODAY, [at.store], Dying(folder, after)).write(Frame(["first a"], ["first b"]))
     assert at.seen() == []
     started_again()
-    job = TwoPhase("today", [at.store], FileLog(folder))
+    job = TwoPhase(TODAY, [at.store], FileLog(folder))
     assert job.write(Frame(["second"])) is not after
     assert at.seen() == (["first a", "first b"] if after else ["second"])
     assert at.store.in_doubt(job.query_id) == [] and job.write(Frame(["third"])) is False
 
 
 def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
-    job = TwoPhase("today", [at.store], str(tmp_path / "decisions"))
+    job = TwoPhase(TODAY, [at.store], str(tmp_path / "decisions"))
     with pytest.raises(ZeroDivisionError):
         job.write(Frame(["a"], ZeroDivisionError()))
     assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
@@ -156,7 +170,7 @@ def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
 def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_first(at, tmp_path):
     """The exception leaves the first transaction pre-committed, so the driver must abort it."""
     second = Shaped(MemoryParticipant("second"), lambda batch: batch["value"].to_pylist())
-    job = TwoPhase("today", [at.store, second], str(tmp_path / "decisions"))
+    job = TwoPhase(TODAY, [at.store, second], str(tmp_path / "decisions"))
     with pytest.MonkeyPatch.context() as broken, pytest.raises(ZeroDivisionError):
         broken.setattr(MemoryTransaction, "precommit", lambda txn: 1 / 0)
         job.write(Frame(["a"]))
@@ -166,11 +180,11 @@ def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_f
 
 def test_a_decision_that_cannot_be_written_leaves_nothing_open(at, tmp_path):
     folder = str(tmp_path / "decisions")
-    job = TwoPhase("today", [at.store], Full(folder))
+    job = TwoPhase(TODAY, [at.store], Full(folder))
     with pytest.raises(LogUnwritable):
         job.write(Frame(["a"], ["b"]))
     assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
-    assert TwoPhase("today", [at.store], FileLog(folder)).write(Frame(["a"])) is True and at.seen() == ["a"]
+    assert TwoPhase(TODAY, [at.store], FileLog(folder)).write(Frame(["a"])) is True and at.seen() == ["a"]
 
 
 def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
@@ -180,7 +194,7 @@ def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
     def breaks(c):
         told.append(c)
         raise LogUnwritable("not a word")
-    job = TwoPhase("today", [at.store], FileLog(folder))
+    job = TwoPhase(TODAY, [at.store], FileLog(folder))
     with pytest.MonkeyPatch.context() as broken, pytest.raises(LogUnwritable):
         broken.setattr(at.store, "commit", breaks)
         job.write(Frame(["a"]))
@@ -189,7 +203,7 @@ def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
 
 def test_two_participants_with_one_name_are_refused(tmp_path):
     with pytest.raises(BadOption, match="name twin(.|\n)*Nothing was written(.|\n)*`name=`"):
-        TwoPhase("today", [MemoryParticipant("twin"), MemoryParticipant(), MemoryParticipant("twin")], str(tmp_path / "decisions"))
+        TwoPhase(TODAY, [MemoryParticipant("twin"), MemoryParticipant(), MemoryParticipant("twin")], str(tmp_path / "decisions"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -197,7 +211,7 @@ def test_a_shape_may_leave_out_all_rows_of_a_task(at, tmp_path):
     """Then this task has nothing to promise in that store; the other tasks and the other stores have."""
     other = MemoryParticipant("other")
     stores = [Shaped(at.store, lambda batch: batch.filter(pa.compute.not_equal(batch["value"], "no"))), Shaped(other, lambda batch: batch["value"].to_pylist())]
-    job = TwoPhase("today", stores, str(tmp_path / "decisions"))
+    job = TwoPhase(TODAY, stores, str(tmp_path / "decisions"))
     assert job.write(Frame(["no", "no"], ["a", "no"], ["b"])) is True
     assert at.seen() == ["a", "b"] and sorted(other.read()) == ["a", "b", "no", "no", "no"]
     assert at.store.in_doubt(job.query_id) == other.in_doubt(job.query_id) == []
@@ -215,7 +229,7 @@ def test_a_write_after_the_precommit_of_a_shape_without_rows_is_refused():
 
 
 def test_a_task_that_fails_before_its_shape_left_a_row_leaves_nothing_open(at, tmp_path):
-    job = TwoPhase("today", [Shaped(at.store, lambda batch: batch.slice(0, 0))], str(tmp_path / "decisions"))
+    job = TwoPhase(TODAY, [Shaped(at.store, lambda batch: batch.slice(0, 0))], str(tmp_path / "decisions"))
     with pytest.raises(ZeroDivisionError):
         job.write(Frame(["a"], ZeroDivisionError()))
     assert at.store.in_doubt(job.query_id) == [] and job.write(Frame(["a"])) is True
@@ -223,15 +237,15 @@ def test_a_task_that_fails_before_its_shape_left_a_row_leaves_nothing_open(at, t
 
 def test_what_is_finished_is_not_asked_about_again():
     """A store may have forgotten it by then: readers moved its files, Kafka dropped the transactional id."""
-    store, log = MemoryParticipant(), MemoryLog()
-    assert TwoPhase("today", [store], log).write(Frame([1, 2], [3], rows=list)) is True
+    (store, texts), log = in_memory(), MemoryLog()
+    assert TwoPhase(TODAY, [texts], log).write(Frame(["a", "b"], ["c"])) is True
     store.txns.clear(), store.epochs.clear()
-    assert TwoPhase("today", [store], log).write(Frame([1], rows=list)) is False
+    assert TwoPhase(TODAY, [texts], log).write(Frame(["a"])) is False
 
 
 def test_a_frame_without_partitions_is_decided_too():
-    store, log = MemoryParticipant(), MemoryLog()
-    assert [TwoPhase("today", [store], log).write(Frame(rows=list)) for _ in range(2)] == [True, False]
+    log = MemoryLog()
+    assert [TwoPhase(TODAY, [MemoryParticipant()], log).write(Frame()) for _ in range(2)] == [True, False]
 
 
 def test_after_a_loss_one_can_go_on():
@@ -239,11 +253,11 @@ def test_after_a_loss_one_can_go_on():
 
 
 def test_a_log_of_somebody_else_is_refused_before_anything_is_written():
-    store, log = MemoryParticipant(), MemoryLog()
-    TwoPhase("today", [store], log).write(Frame([1], rows=list))
+    (store, texts), log = in_memory(), MemoryLog()
+    TwoPhase(TODAY, [texts], log).write(Frame(["a"]))
     with pytest.raises(StaleCheckpoint, match="each needs a log of its own"):
-        TwoPhase("tomorrow", [store], log).write(Frame([2], rows=list))
-    assert store.read() == [1]
+        TwoPhase("tomorrow", [texts], log).write(Frame(["b"]))
+    assert store.read() == ["a"]
 
 
 # -- drills, real processes --
