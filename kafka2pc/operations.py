@@ -30,7 +30,7 @@ from .decisions import Decision, DecisionLog, Identity, commit_of, holds_later, 
 from .errors import UNTOUCHED, BadOption, NotAuthorized, OutcomeUnknown, Refused, StaleCheckpoint, Superseded, TwoPhaseError
 from .kafka import NEVER_MS, KafkaParticipant, parallel, retry_unknown
 from .protocol import Committable, Outcome, PartitionRange, PreparedTxnState, Token, TxnState, parse_name
-from .places import normal_place
+from .places import absolute_place, normal_place
 from .restore import adopt, check_identity, claim, not_its_log
 
 # %% ../nbs/42_operations.ipynb #c007
@@ -130,7 +130,7 @@ def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | N
         in_topic = root.startswith("kafka:")
         if in_topic and not conf: raise BadOption(f"decision log {root}: no cluster is named", action="Add --bootstrap-servers or --config.")
         return log_at(root, name, (conf or {}).items(), prefix or (in_topic and _prefix_of_log(conf, name)) or "kafka2pc", make=False)
-    place, decision_log = _absolute(place), decision_log and _absolute(decision_log)
+    place, decision_log = absolute_place(place), decision_log and absolute_place(decision_log)
     root, _, name = place.rstrip("/").rpartition("/")
     if place.startswith(("kafka:", "postgres")): return Query(place=place, query_id=name, log=at(root, name))
     checkpoint = Checkpoint(place)
@@ -141,11 +141,6 @@ def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | N
     log = at(decision_log.rstrip("/"), query_id) if decision_log else open_log(f"{checkpoint.location}/kafka2pc")
     return Query(place=place, query_id=query_id, log=log, checkpoint=normal_place(checkpoint.location), spark_committed=checkpoint.committed,
                  times=batch_times(checkpoint.location))
-
-
-def _absolute(place: str) -> str:
-    "A person in a shell may name a folder from where they are; in the sink a relative path is refused."
-    return place if ":" in place else os.path.abspath(place)
 
 
 def _prefix_of_log(conf: Mapping, name: str) -> str | None:

@@ -29,11 +29,10 @@ from .decision_topic import TopicLog
 from .decisions import Decision, DecisionLog, FileLog, Identity, NamedLog, commit_of, holds_later, newest_record, open_log
 from .history import Event, History, from_environment, told
 from .kafka import KafkaParticipant, check, parallel, retry_unknown
-from .places import check_place
+from .places import absolute_place, check_place, normal_place
 from .precommit import precommit
 from .produce import without_use
 from .errors import BadOption, OutcomeUnknown, StaleCheckpoint, TwoPhaseError
-from .places import normal_place
 from .protocol import CommitMessage, Mode, Plan
 from .restore import claim
 from .restore import plan as act_three
@@ -186,9 +185,9 @@ class Checkpoint:
         if not location:
             raise BadOption("checkpointLocation is missing", why="The decisions live in it. A location in Spark's conf never reaches a Python sink.",
                             action='.option("checkpointLocation", "/path") on the query itself.')
-        check_place("checkpointLocation", location, folder=True)
+        self.location = absolute_place(location).rstrip("/")
+        check_place("checkpointLocation", self.location, folder=True)
         from fsspec.core import url_to_fs
-        self.location = location.rstrip("/")
         self._fs, self._root = url_to_fs(re.sub("^file:/+", "/", self.location))
 
     def query_id(self) -> str:

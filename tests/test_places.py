@@ -173,7 +173,6 @@ ASKED = {
     "parse_options": lambda place: parse_options({"kafka.bootstrap.servers": "h:1", "topic": "t", "decisionLog": place}),
     "log_at": lambda place: log_at(place, "query"),
     "open_log": open_log,
-    "Checkpoint": Checkpoint,
     "TwoPhase": lambda place: TwoPhase("orders", [], place),
 }
 
@@ -184,6 +183,16 @@ def test_a_place_is_checked_before_anything_is_created(empty, opens, place):
     with pytest.raises(BadOption) as caught:
         ASKED[opens](place)
     assert place.partition(":")[0] in parts(caught.value)
+
+
+@pytest.mark.parametrize("place", [p for p in BAD if ":" in p])
+def test_so_is_the_place_of_a_checkpoint(empty, place):
+    with pytest.raises(BadOption, match="checkpointLocation"):
+        Checkpoint(place)
+
+
+def test_a_relative_checkpoint_is_where_spark_has_it(empty):
+    assert Checkpoint("ck/").location == f"{empty}/ck"
 
 
 @pytest.mark.parametrize("place", ["kafka:decisions", "postgresql://h/db"])
