@@ -19,7 +19,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from .columnar import rows_of, sections
 from .control import Control, NotYet, for_librdkafka, topic_not_authorized
 from .decisions import Decision, Slot, dump_decision, load_decision
-from .errors import BadOption, BadRow, BrokerUnreachable, CorruptDecision, LogUnwritable, PrecommitFailed, UnclearAnswer
+from .errors import BadOption, BadRow, BrokerUnreachable, CorruptDecision, LogUnwritable, PrecommitFailed, UnclearAnswer, UnknownFormat
 from .kafka import KafkaParticipant
 from .produce import Sender
 from .protocol import Outcome, PreparedTxnState
@@ -149,7 +149,8 @@ class TopicLog:
 
     def _former_prefix(self) -> str | None:
         newest = max(self._known(), default=None)
-        identity = self._load(*newest).identity if newest else None
+        try: identity = self._load(*newest).identity if newest else None
+        except (CorruptDecision, UnknownFormat): return None  # a read of that slot raises it
         return identity.prefix if identity and identity.prefix not in ("", self.prefix) else None
 
     def _give_up(self, doubt: bool, trouble: Exception | None) -> None:

@@ -320,9 +320,14 @@ def adopt_place(query: Query, *, topic: str | None = None, prefix: str | None = 
     """Write down that checkpoint and log of a query are where they were named now, because they were moved. `topic`, `prefix`: other options that the
     query will have from now on, though its last batch is not finished. The record; None: nothing has changed. Stop the query, and every copy
     of it, before. Asks no Kafka, unless the log is there. Raises `StaleCheckpoint`, `OutcomeUnknown`, and what the log raises."""
-    about = _about(query, newest_record(query.log))
-    about = replace(about, topics=(topic,) if topic else about.topics, prefix=prefix or about.prefix)
-    return adopt(Driver(query_id=query.query_id, log=query.log, participants={}, about=about))
+    driver = _driver_here(query)
+    about = replace(driver.about, topics=(topic,) if topic else driver.about.topics, prefix=prefix or driver.about.prefix)
+    return adopt(replace(driver, about=about))
+
+
+def _driver_here(query: Query) -> Driver:
+    "A driver that reaches the log and no store."
+    return Driver(query_id=query.query_id, log=query.log, participants={}, about=_about(query, newest_record(query.log)))
 
 
 def fence(driver: Driver) -> Token:
@@ -798,7 +803,9 @@ def doctor(door: Door, *, topics: Iterable[str] = (), prefix: str | None = None,
     `StaleCheckpoint`."""
     conf, found, newest = door.conf(), [], None
     query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix) if checkpoint else None
-    try: newest = query and newest_commit(query.log)
+    try:
+        newest = query and newest_commit(query.log)
+        if query: check_identity(_driver_here(query), -1)
     except TwoPhaseError as e: found, query = [_as_finding(e)], None
     with Survey(conf) as survey:
         prefix = prefix or find_prefix(survey, query)

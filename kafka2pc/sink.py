@@ -464,7 +464,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
     def abort(self, messages: list):
         """A task or `commit` failed. A write that is decided is finished, because no other run follows that would. Otherwise its transactions are
         aborted, those of killed tasks too."""
-        if not self.plan: return
+        if not self.plan or self.plan.mode is Mode.DRAIN: return
         driver, known = self._driver(), [*contents(messages), CommitMessage(plan=self.plan)]  # at least the plan: perhaps no task has answered
         if act_two.abort(driver, known, 0): sweep(driver, self.plan.token, own_parity=0)
         elif decided := commit_of(driver.log, 0): self._finish(driver, decided)
@@ -535,7 +535,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     participant = open_participant(options)
     if not options.exactly_once: return BatchWriter(options, participant, None)
     query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, options.key) if options.key else uuid.uuid4())
-    folder = "" if options.decision_log else os.path.join(tempfile.mkdtemp(prefix="kafka2pc-batch-"), query_id)
+    folder = "" if options.decision_log else os.path.join(tempfile.gettempdir(), f"kafka2pc-batch-{query_id}", query_id)
     log = batch_log(options, query_id, folder)
     driver = make_driver(options, query_id, log, participant)
     plan = act_three(driver, 0)

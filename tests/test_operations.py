@@ -3,6 +3,7 @@ a decided row or shows one twice."""
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 import uuid
@@ -878,6 +879,17 @@ def test_an_empty_log_never_counts_as_nothing_decided(dead, tmp_path):
     assert dead.seen() == ROWS
     said, status = typed(f"kafka2pc adopt {place} {there[0]} {there[1]}")
     assert status == 0 and "nothing has changed" in said
+
+
+def test_a_copied_checkpoint_is_a_finding_and_nothing_is_ended_from_there(dead, tmp_path):
+    dead.leave(decided=True)
+    copy = shutil.copytree(dead.place, tmp_path / "copy")
+    found = doctor(dead.door, prefix=dead.prefix, checkpoint=str(copy)).findings
+    finding, = [f for f in found if f.name == "moved-log"]
+    assert finding.level == "danger" and "kafka2pc adopt" in finding.action
+    assert not any("restore" in line for f in found for line in f.commands)
+    said, status = typed(dead.door.command("restore", str(copy), "--prefix", dead.prefix))
+    assert status == 1 and "MovedLog" in said and len(dead.open()) == 2
 
 
 def test_a_decision_topic_is_not_made_by_who_only_looks(kafka, dead):
