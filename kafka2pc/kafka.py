@@ -171,7 +171,7 @@ def retry_unknown(max_tries: int = 10, *, total_ms: int | None = None, first_ms:
         return time.monotonic() - started[0] >= total_s
 
     def retry(ask: Callable[[], Outcome]) -> Outcome:
-        started.append(time.monotonic())
+        if not started: started.append(time.monotonic())
         return Retrying(retry=retry_if_result(lambda outcome: outcome is Outcome.UNKNOWN),
                         stop=stop_after_attempt(max_tries) | too_late,
                         wait=wait_exponential(multiplier=first_ms / 1000, max=longest_ms / 1000) + wait_random(0, first_ms / 1000),
