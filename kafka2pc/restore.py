@@ -88,14 +88,14 @@ def not_its_log(query_id: str, traces: Sequence[str]) -> StaleCheckpoint:
 
 # %% ../nbs/13_restore.ipynb #c009
 def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
-    """Act three, on the driver, before the first task (steps PLAN 1-6). `mine`: the token of this run, None if it has none or has planned this batch.
-    Raises `WrongCluster`, `StaleCheckpoint`, `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
+    """The restore phase, on the driver, before the first task (steps PLAN 1-6). `mine`: the token of this run, None if it has none or has planned
+    this batch. Raises what `check_identity` raises, `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
 
-    1. COMMIT stands: its offsets must be Spark's; finish it; drain.
+    1. The log is that of this query. The batch has a COMMIT: its offsets must be Spark's; finish it; drain.
     2. The batch before carries my token: attempt 0.
     3. Else claim the next attempt.
-    4. A later batch stands: stop, touch nothing.
-    5. Sweep below my token.
+    4. The log holds a later batch: stop, touch nothing.
+    5. Sweep below my token, and what an earlier prefix of the query left open.
     6. Mode write.
     """
     with driver.history.of("plan", batch_id=batch_id):

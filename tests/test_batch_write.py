@@ -59,7 +59,7 @@ def rows_written(writer, rows="abc"):
 
 
 def another_process(writer):
-    """Spark hands a fresh copy of the writer to whoever commits and whoever aborts."""
+    """Spark hands a fresh copy of the writer to the process that commits, and another one to the process that aborts."""
     return copy.copy(writer)
 
 
