@@ -314,7 +314,7 @@ def settled(kafka: LocalKafka, transactions: int) -> dict[str, float]:
     topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
     conf, chunk = kafka.client_conf, pa.record_batch({"value": ["x"]})
     participant = KafkaParticipant(conf, topic=topic, **asdict(check(conf, topics=[topic])))
-    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": participant}, each=parallel(), retry=retry_unknown())
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": participant}, each=parallel(), retry=retry_unknown)
     each = parallel(8)
     first = plan(driver, 0)
     messages = each(lambda _: precommit([participant], first, iter([chunk])), range(transactions))

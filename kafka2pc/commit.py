@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['one_by_one', 'Driver', 'tell', 'tell_all', 'standings', 'check_own', 'after_the_decision', 'finish', 'sweep', 'abort',
-           'check_votes', 'one_plan', 'commit', 'decide', 'counts', 'check_replay']
+           'check_votes', 'one_plan', 'commit', 'said', 'decide', 'counts', 'check_replay']
 
 # %% ../nbs/12_commit.ipynb #c002
 import logging
@@ -31,22 +31,24 @@ def one_by_one(fn: Callable, items: Iterable) -> list:
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """All that the commit and restore phases need. `each(fn, items)` maps in order, `retry(ask)` repeats an unclear answer within limits, `margin_ms`
-    must be left before a decision, `spark_committed(batch_id)` looks into Spark's own commit log, the log keeps `keep_batches` old batches.
-    `about`: what the decisions are about, beside the place of the log. `in_order`: end the transactions of one participant after those of
-    another, in the order of `participants`. `replay_check`: fail or warn."""
+    """All that the commit and restore phases need. `each(fn, items)` maps in order, `retry()` gives a policy that repeats an unclear answer within
+    limits, `margin_ms` must be left before a decision, `spark_committed(batch_id)` looks into Spark's own commit log, the log keeps `keep_batches`
+    old batches. `about`: what the decisions are about, beside the place of the log. `fresh`: the query id was never used, so no store need be
+    asked for its traces. `former(prefix)`: the participants with a former prefix of their ids. `in_order`: end the transactions of one participant
+    after those of another, in the order of `participants`. `replay_check`: fail or warn."""
     query_id: str
     log: DecisionLog
     participants: Mapping[str, Participant]
     about: Identity = Identity()
     history: History = Silence()
     each: Callable[[Callable, Iterable], list] = one_by_one
-    retry: Callable[[Callable[[], Outcome]], Outcome] = lambda ask: ask()
+    retry: Callable[[], Callable[[Callable[[], Outcome]], Outcome]] = lambda: lambda ask: ask()
     margin_ms: int = 0
     spark_committed: Callable[[int], bool] = lambda batch_id: False
     keep_batches: int = 100
     skip_lost: bool = False
-    former: Callable[[str], Mapping[str, Participant]] = lambda prefix: {}  # the participants with a former prefix of their ids
+    fresh: bool = False
+    former: Callable[[str], Iterable[Mapping[str, Participant]]] = lambda prefix: ()
     in_order: bool = False
     replay_check: str = "fail"
     new_token: Callable[[int, int], Token] = new_token
@@ -59,31 +61,31 @@ class Driver:
 
     def identity(self) -> Identity:
         "What the decisions of this run are about."
-        return replace(self.about, log=self.log.place)
+        return replace(self.about, log=self.log.place, fence=getattr(self.log, "prefix", ""))
 
     def stores(self) -> tuple[tuple[str, str], ...]:
         "The identity of each participant's store, as kept in every decision."
         return tuple((name, p.store_id()) for name, p in self.participants.items())
 
 # %% ../nbs/12_commit.ipynb #c008
-def tell(driver: Driver, verb: str, c: Committable, batch_id: int) -> Outcome:
-    "Say `commit` or `abort` to the participant that holds `c`; unclear answers are repeated within the limits of `driver.retry`."
+def tell(driver: Driver, verb: str, c: Committable, batch_id: int, retry: Callable | None = None) -> Outcome:
+    "Send `commit` or `abort` to the participant that holds `c`; unclear answers are repeated within the limits of `retry` (None: of its own)."
     def ask() -> Outcome:
         with driver.history.of(verb, batch_id=batch_id, participant=c.participant, transactional_id=c.transactional_id) as noted:
             noted["outcome"] = outcome = getattr(driver.participants[c.participant], verb)(c)
         return outcome
-    return driver.retry(ask)
+    return (retry or driver.retry())(ask)
 
 
 def tell_all(driver: Driver, verb: str, cs: Sequence[Committable], batch_id: int) -> list[Outcome]:
-    """`tell` for each of `cs`; the outcomes, in order. With `driver.in_order` one participant follows another, in the order of `driver.participants`;
-    after an unclear answer the participants that follow are not asked: their outcome is UNKNOWN, too."""
-    if not driver.in_order: return driver.each(lambda c: tell(driver, verb, c, batch_id), cs)
-    outcomes = {}
+    """`tell` for each of `cs`, within one limit for all; the outcomes, in order. With `driver.in_order` one participant follows another, in the order
+    of `driver.participants`; after an unclear answer the participants that follow are not asked: their outcome is UNKNOWN, too."""
+    retry, outcomes = driver.retry(), {}
+    if not driver.in_order: return driver.each(lambda c: tell(driver, verb, c, batch_id, retry), cs)
     for name in driver.participants:
         own = [c for c in cs if c.participant == name]
         if Outcome.UNKNOWN in outcomes.values(): outcomes |= dict.fromkeys(own, Outcome.UNKNOWN)
-        else: outcomes |= dict(zip(own, driver.each(lambda c: tell(driver, verb, c, batch_id), own), strict=True))
+        else: outcomes |= dict(zip(own, driver.each(lambda c: tell(driver, verb, c, batch_id, retry), own), strict=True))
     return [outcomes[c] for c in cs]
 
 
@@ -118,7 +120,8 @@ def finish(driver: Driver, decision: Decision) -> bool:
     or what a participant raises; every error says that the batch is decided."""
     cs, batch_id = decision.committables, decision.slot.batch_id
     check_own(driver, decision)
-    if holds_later(driver.log, batch_id): return False
+    with after_the_decision():
+        if holds_later(driver.log, batch_id): return False
     with driver.history.of("finish", batch_id=batch_id), after_the_decision():
         outcomes = tell_all(driver, "commit", cs, batch_id)
         refused, unclear = ([c for c, o in zip(cs, outcomes, strict=True) if o is wanted] for wanted in (Outcome.REFUSED, Outcome.UNKNOWN))
@@ -158,7 +161,8 @@ def sweep(driver: Driver, token: Token, own_parity: int | None = None) -> list[s
         mine = name.token < token or (name.token == token and name.parity == own_parity)
         return mine and (c.transactional_id, c.state) not in spared
     leftovers = [c for p in driver.participants.values() for c in p.in_doubt(driver.query_id) if ours(c)]
-    driver.each(lambda c: tell(driver, "abort", c, parse_name(c.transactional_id).token.batch_id), leftovers)
+    retry = driver.retry()
+    driver.each(lambda c: tell(driver, "abort", c, parse_name(c.transactional_id).token.batch_id, retry), leftovers)
     return [c.transactional_id for c in leftovers]
 
 # %% ../nbs/12_commit.ipynb #c015
@@ -176,13 +180,26 @@ def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: in
 
 # %% ../nbs/12_commit.ipynb #c017
 def check_votes(driver: Driver, cs: Sequence[Committable], planned: Moment | None = None):
-    "Rule 4: every transaction is open under the same state, with `margin_ms` left. `planned`: before they began. Raises `Refused` otherwise."
-    for c, s in zip(cs, standings(driver, cs, margin_ms=driver.margin_ms, age_ms=age_ms(planned)), strict=True):
+    """Rule 4: every transaction is open under the same state, with `margin_ms` left when the last store has answered. `planned`: before they began.
+    Raises `Refused` otherwise."""
+    for c, s in zip(cs, _standings_now(driver, cs, planned), strict=True):
         what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
         if s.state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
             raise Refused(f"{what} is {s.state.value if s.state else 'unknown to its store'} before the decision")
         if not s.in_time:
             raise Refused(f"{what}: {driver.margin_ms} ms must be left of its timeout of {c.timeout_ms} ms, and its store does not confirm that")
+
+
+def _standings_now(driver: Driver, cs: Sequence[Committable], planned: Moment | None) -> list[Standing]:
+    "What the stores say. The time that they take to answer is asked for beside the margin; if it was more than that, they are asked again."
+    spare_ms = driver.margin_ms // 10
+    for _ in range(3):
+        began = driver.now()
+        found = standings(driver, cs, margin_ms=driver.margin_ms + spare_ms, age_ms=age_ms(planned))
+        took_ms = (began and age_ms(began)) or 0
+        if took_ms <= spare_ms or not driver.margin_ms: return found
+        spare_ms = 2 * took_ms
+    raise Refused(f"the stores took {took_ms} ms to describe the transactions of the batch", action="If it comes again: look why they are slow.")
 
 
 def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
@@ -197,7 +214,8 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     """The commit phase, on the driver (steps COMMIT 1-8). Raises `Refused`, `Superseded`, `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or
     what a participant raises.
 
-    1. No message: nothing is known, do nothing. Mode drain: finish the COMMIT of the batch, then compare what was decided with what was replayed.
+    1. No message: no plan is known; a COMMIT of the batch is compared with a replay of nothing. Mode drain: finish the COMMIT of the
+       batch, then compare what was decided with what was replayed.
     2. All messages carry one plan.
     3. Every transaction is open and has time left; else abort and raise.
     4. Win the slot with COMMIT. Lost: abort and raise. Unknown: raise and touch nothing.
@@ -206,7 +224,7 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     7. Sweep below my token, and the losers of this batch.
     8. Purge old batches, never the newest. What fails in 7 and 8 is logged: the batch is complete, and the next sweep and purge look again.
     """
-    if not messages: return
+    if not messages: return _check_nothing(driver, batch_id)
     plan = one_plan(messages, batch_id)
     if plan.mode is Mode.DRAIN: return _finish_again(driver, messages, batch_id)
     try: check_votes(driver, [c for m in messages for c in m.committables], plan.planned)
@@ -222,8 +240,13 @@ def _tidy_up(driver: Driver, plan: Plan):
     try:
         sweep(driver, plan.token, own_parity=plan.batch_id % 2)
         driver.log.purge(plan.batch_id - driver.keep_batches)
-    except (TwoPhaseError, OSError) as e:
-        _LOG.warning("query %s batch %s is complete; tidying up failed and is tried again: %s", driver.query_id, plan.batch_id, e)
+    except Exception as e:  # a store may raise what it likes: the batch is complete
+        _LOG.warning("query %s batch %s is complete; tidying up failed and is tried again: %s", driver.query_id, plan.batch_id, said(e))
+
+
+def said(e: Exception) -> str:
+    "An error in one line, without the parts that speak of a batch that failed."
+    return f"{type(e).__name__}: {getattr(e, 'what', e)}"
 
 
 def decide(driver: Driver, plan: Plan, messages: Sequence[CommitMessage]) -> Decision:
@@ -250,7 +273,13 @@ def counts(messages: Sequence[CommitMessage]) -> tuple[int, int]:
 def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     decided = commit_of(driver.log, batch_id)
     if decided is None: raise StaleCheckpoint(f"batch {batch_id} of query {driver.query_id} was drained, but its COMMIT is gone from the log")
-    if finish(driver, decided): check_replay(driver, decided, messages)
+    finish(driver, decided)
+    check_replay(driver, decided, messages)
+
+
+def _check_nothing(driver: Driver, batch_id: int):
+    decided = commit_of(driver.log, batch_id)
+    if decided: check_replay(driver, decided, ())
 
 
 def check_replay(driver: Driver, decided: Decision, messages: Sequence[CommitMessage]):

@@ -8,6 +8,7 @@ __all__ = ['TableLog']
 # %% ../nbs/18_decision_table.ipynb #c002
 import copy
 from typing import Callable
+from urllib.parse import quote
 
 # %% ../nbs/18_decision_table.ipynb #c003
 import psycopg
@@ -34,6 +35,17 @@ _WHAT = "decision log in PostgreSQL"
 def _unreachable(e: psycopg.Error) -> StoreUnreachable:
     return StoreUnreachable(f"{_WHAT}: {' '.join(str(e).split())}", action="Check decisionLog and the network; then restart.")
 
+
+
+def _place_of(url: str) -> str:
+    "The normal form of a URL, or of libpq's key=value pairs."
+    check_postgres_url(_WHAT, url)
+    if "://" in url: return normal_place(url)
+    try: pairs = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError: raise unreadable_url(_WHAT, "postgresql") from None
+    named = [f"{name}={quote(str(pairs[name]), safe='')}" for name in ("host", "port", "dbname") if name in pairs]
+    return normal_place("postgresql://?" + "&".join(named))
+
 # %% ../nbs/18_decision_table.ipynb #c013
 class TableLog:
     """Write-once slots in a PostgreSQL table, which is made if it is not there. `url`: as for libpq. `name`: whose decisions, the same after every
@@ -44,13 +56,11 @@ class TableLog:
     def __init__(self, url: str, name: str, *, table: str = "kafka2pc_decisions", lock_ms: int = 10_000,
                  also: Callable[[psycopg.Connection, Decision], None] = _nothing):
         self.url, self.name, self.table, self.lock_ms, self.also = url, name, table, lock_ms, also
+        self.place = f"{_place_of(url)}#{table}"
         with self._connect() as db:
             if db.execute("show fsync").fetchone() == ("off",):
                 raise BadOption("decision log in PostgreSQL: fsync = off", why="After a power cut such a server forgets.", action="Set fsync = on.")
             self._make(db)
-
-    @property
-    def place(self) -> str: return f"{normal_place(self.url)}#{self.table}"
 
     def sibling(self, name: str) -> "TableLog":
         twin = copy.copy(self)

@@ -151,7 +151,7 @@ class TopicLog:
         newest = max(self._known(), default=None)
         try: identity = self._load(*newest).identity if newest else None
         except (CorruptDecision, UnknownFormat): return None  # a read of that slot raises it
-        return identity.prefix if identity and identity.prefix not in ("", self.prefix) else None
+        return identity.fence if identity and identity.fence not in ("", self.prefix) else None
 
     def _give_up(self, doubt: bool, trouble: Exception | None) -> None:
         if not doubt: raise LogUnwritable(f"kafka:{self.topic}: {trouble.what}", why=trouble.why, action=trouble.action) from trouble

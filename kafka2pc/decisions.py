@@ -28,11 +28,13 @@ class Slot(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """What the decisions of a query are about: where they are kept (`log`), the `checkpoint` that they belong to, the option `topic` (`topics`, empty
-    if a column names it) and the `prefix` of its transactional ids. Places are in normal form (`normal_place`); an empty string means unknown."""
+    if a column names it) and the `prefix` of its transactional ids. Places are in normal form (`normal_place`); an empty string means unknown.
+    `fence`: the prefix of the log's own transactional id, if it has one."""
     log: str = ""
     checkpoint: str = ""
     topics: tuple[str, ...] = ()
     prefix: str = ""
+    fence: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +95,7 @@ def _since_2(d: dict) -> dict:
     "The fields that format 1 does not have."
     if d["format"] == 1: return {}
     found = d["identity"]
-    identity = Identity(log=found["log"], checkpoint=found["checkpoint"], topics=tuple(found["topics"]), prefix=found["prefix"])
+    identity = Identity(**found | {"topics": tuple(found["topics"])})
     return {"identity": identity, "adopts": d["kind"] == "ADOPT"} | {name: d[name] for name in _NEW_IN_2}
 
 # %% ../nbs/10_decisions.ipynb #c012
@@ -115,9 +117,12 @@ class NamedLog(DecisionLog, Protocol):
 
 def win(log: DecisionLog, decision: Decision, tries: int = 3) -> Decision | None:
     "Create the slot; an unknown answer is asked again with the same record, which is harmless: it can only be won once. None: still unknown."
-    for _ in range(tries):
-        stands = log.create(decision)
-        if stands is not None: return stands
+    for attempt in range(tries):
+        try: found = log.create(decision)
+        except LogUnwritable:
+            if attempt == 0: raise
+            return None  # nothing was written this time; an earlier try may have been
+        if found is not None: return found
 
 
 def newest_record(log: DecisionLog) -> Decision | None:

@@ -6,7 +6,7 @@
 __all__ = ['ShapedTransaction', 'Shaped', 'Task', 'query_of', 'about', 'TwoPhase']
 
 # %% ../nbs/34_dual_write.ipynb #c002
-import pickle, uuid
+import copy, pickle, uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,14 +19,14 @@ from pyspark.sql import DataFrame
 # %% ../nbs/34_dual_write.ipynb #c004
 from .columnar import payload_bytes
 from .commit import Driver, abort, commit, sweep
-from .decisions import DecisionLog, Identity, holds_later
+from .decisions import Decision, DecisionLog, Identity, holds_later
 from .errors import BadOption, TwoPhaseError
 from .history import from_environment
 from .kafka import parallel, retry_unknown
 from .places import check_place
 from .precommit import precommit
 from .protocol import Committable, CommitMessage, Mode, Outcome, Participant, Plan, Standing, Transaction, TransactionBase
-from .restore import claim
+from .restore import adopt, claim
 from .sink import log_at, plan_batch
 
 # %% ../nbs/34_dual_write.ipynb #c010
@@ -97,6 +97,12 @@ def about(participants: Iterable[Participant]) -> Identity:
     return Identity(topics=tuple(sorted(topics)), prefix=",".join(sorted(prefixes)))
 
 
+def _with_prefix(participant: Participant, prefix: str) -> Participant:
+    twin = copy.copy(participant)
+    twin.prefix = prefix
+    return twin
+
+
 def _log_of(name: str, query_id: str, place: str) -> DecisionLog:
     check_place("log", place)
     if place.startswith("kafka:"):
@@ -128,12 +134,16 @@ class TwoPhase:
     def driver(self) -> Driver:
         return Driver(query_id=self.query_id, log=self.log, participants={p.name: p for p in self.participants}, about=about(self.participants),
                       former=self._under, history=from_environment(), in_order=self.in_order, replay_check=self.replay_check, each=parallel(),
-                      retry=retry_unknown(self.max_commit_retries), margin_ms=self.margin_ms, skip_lost=self.skip_lost)
+                      retry=partial(retry_unknown, self.max_commit_retries), margin_ms=self.margin_ms, skip_lost=self.skip_lost)
 
-    def _under(self, prefix: str) -> dict[str, Participant]:
-        "The Kafka participants with another prefix of their ids."
-        inner = {p.name: getattr(p, "participant", p) for p in self.participants}
-        return {name: p.under(prefix) for name, p in inner.items() if hasattr(p, "under")}
+    def _under(self, prefixes: str) -> list[dict[str, Participant]]:
+        "The participants with other prefixes of their ids, as `about` wrote them down."
+        inner = [getattr(p, "participant", p) for p in self.participants]
+        return [{p.name: _with_prefix(p, prefix) for p in inner if hasattr(p, "prefix")} for prefix in prefixes.split(",")]
+
+    def adopt(self) -> Decision | None:
+        "Write down that this object's log and participants are those of the query from now on. See `kafka2pc.restore.adopt`."
+        return adopt(self.driver())
 
     def __call__(self, df: DataFrame, batch_id: int):
         "For `foreachBatch`: `batch_id` is the idempotence key."
@@ -143,7 +153,7 @@ class TwoPhase:
     def write(self, df: DataFrame) -> bool:
         "A batch job, whose `name` is the idempotence key. False: an earlier run has written it; then `df` is not looked at."
         driver = self.driver()
-        plan = plan_batch(driver, 0, "")
+        plan = plan_batch(driver, 0, "", job=True)
         if plan.mode is Mode.WRITE: self._write(driver, df, plan)
         if not holds_later(self.log, 0): claim(driver, 1)  # finished: no later run asks the stores again, whatever they have forgotten by then
         return plan.mode is Mode.WRITE

@@ -92,7 +92,7 @@ class UnfinishedBatch(TwoPhaseError):
     why = "The last batch was begun with other options, and it is not finished."
     risk = UNTOUCHED
     action = ("Start the query with the old options until that batch is in Spark's commits; then change them. If the old options cannot work any "
-              "more: `kafka2pc restore`, then `kafka2pc adopt` with the new ones.")
+              "more: `kafka2pc restore`, then `kafka2pc adopt` with the new ones (TwoPhase: its method adopt).")
 
 
 class ReplayDiffers(TwoPhaseError):

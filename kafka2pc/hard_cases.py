@@ -377,7 +377,7 @@ class Acts:
     def batch(self, batch_id: int, mine: Token | None = None, **driver) -> Token:
         "Plan, write, commit. Returns the token of the run. Raises what the acts raise."
         p = self.participant
-        driver = Driver(**dict(query_id=self.query_id, log=self.log, participants={p.name: p}, history=self.history, retry=retry_unknown()) | driver)
+        driver = Driver(**dict(query_id=self.query_id, log=self.log, participants={p.name: p}, history=self.history, retry=retry_unknown) | driver)
         made = plan(driver, batch_id, mine=mine)
         first = batch_id * self.rows
         chunks = [pa.record_batch({"value": [str(row) for row in range(first + task, first + self.rows, 2)]}) for task in (0, 1)]

@@ -114,6 +114,7 @@ class KafkaParticipant:
         cs = list(cs)
         late = self._late(cs, margin_ms, age_ms)  # first: what is still Ongoing in the next answer was so in this one
         found = self.control.describe_transactions(c.transactional_id for c in cs)
+        late |= self._late(cs, margin_ms, age_ms)  # and again: a coordinator that moved in between may not have listed it
         return [replace(standing(c, found.get(c.transactional_id)), in_time=_exact(c) not in late) for c in cs]
 
     def _late(self, cs: list[Committable], margin_ms: int, age_ms: float | None) -> set[tuple[str, int]]:

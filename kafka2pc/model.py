@@ -36,7 +36,7 @@ def make_driver(m: "Model", tape: Tape, number: int) -> Driver:
     store = StepStore(m, tape)
     place, checkpoint = places_of(m, number)
     return Driver(query_id=QUERY, log=StepLog(tape, m.decisions, place), participants={store.name: store}, about=Identity(checkpoint=checkpoint),
-                  retry=store.retry, margin_ms=m.config.margin_ms, spark_committed=lambda batch: tape.ask("spark", batch),
+                  retry=lambda: store.retry, margin_ms=m.config.margin_ms, spark_committed=lambda batch: tape.ask("spark", batch),
                   keep_batches=m.config.keep_batches, new_token=token_of(number), now=lambda: None)
 
 

@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['RIGHTS', 'ALIVE', 'STATUS', 'FINDINGS', 'CHECKS', 'read_properties', 'Door', 'Right', 'admin_command', 'acl_command',
-           'Query', 'masked', 'open_query', 'batch_times', 'Layout', 'OpenProducer', 'Survey', 'Found',
-           'find_transactions', 'find_prefix', 'find_hanging', 'operate', 'adopt_place', 'fence', 'where', 'may_end',
-           'end_one', 'Step', 'plan_restore', 'restore', 'Progress', 'find_progress', 'progress', 'Finding',
-           'Diagnosis', 'finding', 'Look', 'check_rights', 'check_time', 'check_two_phase', 'check_protocol',
-           'find_speculation', 'check_speculation', 'check_copies', 'check_readers', 'check_hanging', 'check_leftovers',
-           'check_decisions', 'doctor']
+           'Query', 'open_query', 'batch_times', 'Layout', 'OpenProducer', 'Survey', 'Found', 'find_transactions',
+           'find_prefix', 'find_hanging', 'operate', 'adopt_place', 'fence', 'where', 'may_end', 'end_one', 'Step',
+           'plan_restore', 'restore', 'Progress', 'find_progress', 'progress', 'Finding', 'Diagnosis', 'finding',
+           'Look', 'check_rights', 'check_time', 'check_two_phase', 'check_protocol', 'find_speculation',
+           'check_speculation', 'check_copies', 'check_readers', 'check_hanging', 'check_leftovers', 'check_decisions',
+           'doctor']
 
 # %% ../nbs/42_operations.ipynb #c002
 import os, re, shlex, time
@@ -30,7 +30,7 @@ from .decisions import Decision, DecisionLog, Identity, commit_of, holds_later, 
 from .errors import UNTOUCHED, BadOption, NotAuthorized, OutcomeUnknown, Refused, StaleCheckpoint, Superseded, TwoPhaseError
 from .kafka import NEVER_MS, KafkaParticipant, parallel, retry_unknown
 from .protocol import Committable, Outcome, PartitionRange, PreparedTxnState, Token, TxnState, parse_name
-from .places import absolute_place, normal_place
+from .places import absolute_place, masked, normal_place
 from .restore import adopt, check_identity, claim, not_its_log
 
 # %% ../nbs/42_operations.ipynb #c007
@@ -114,11 +114,6 @@ class Query:
 
     @property
     def batch_ms(self) -> list[float]: return [end - begin for begin, end in self.times.values() if end is not None]
-
-
-def masked(place: str) -> str:
-    "A place without the password of its URL."
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", place)
 
 
 def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | None = None, prefix: str | None = None) -> Query:
@@ -302,7 +297,7 @@ def operate(conf: Mapping, query: Query, prefix: str | None = None, *, skip_lost
     try:
         participant.prefix = prefix or find_prefix(participant.control, query)
         participant.cluster_id, participant.end_txn_version = participant.control.cluster_id, participant.control.end_txn_version()
-        driver = Driver(query_id=query.query_id, log=query.log, participants={"kafka": participant}, each=parallel(), retry=retry_unknown(),
+        driver = Driver(query_id=query.query_id, log=query.log, participants={"kafka": participant}, each=parallel(), retry=retry_unknown,
                         about=_about(query, last), spark_committed=query.spark_committed, skip_lost=skip_lost)
         check_identity(driver, -1)
         if newest: check_own(driver, newest)

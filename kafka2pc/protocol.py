@@ -97,7 +97,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    "A point in time of one machine: `ms` since its boot `boot`, also counted while it was suspended. `boot` is '' where the system has no id for it."
+    "A point in time of one machine: `ms` since its boot `boot`, also counted while it was suspended (but not while a hypervisor paused it)."
     boot: str
     ms: int
 
@@ -105,7 +105,7 @@ class Moment:
 def this_moment() -> Moment:
     "The present moment of this machine."
     try: boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError: boot = ""
+    except OSError: boot = f"{uuid.getnode():x}"  # without a boot id: of this machine, or of this process where no network card tells
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
     return Moment(boot, int(seconds * 1000))
 

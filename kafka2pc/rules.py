@@ -275,8 +275,8 @@ RULES |= {
 def report_nothing(driver, decision, lost): "Data loss as a log line."
 
 
-def tell_and_believe(driver, verb, c, batch_id) -> Outcome:
-    outcome = tell(driver, verb, c, batch_id)
+def tell_and_believe(driver, verb, c, batch_id, retry=None) -> Outcome:
+    outcome = tell(driver, verb, c, batch_id, retry)
     return Outcome.DONE if outcome is Outcome.UNKNOWN else outcome
 
 
@@ -358,7 +358,8 @@ RULES |= {
     "floor at the claim": Rule("after winning a claim nobody looks for a later batch", _LOST,
         Config(batches=3, keep_batches=0), (("restore.holds_later", never_later),), "8", "H11"),
     "floor at the finish": Rule("a COMMIT that is met is finished, whatever stands after it", "DUPLICATE",
-        Config(drivers=3, keep_batches=0), (("restore.finish", finish_what_stands),), "8", "new", third_run_sleeps),
+        Config(drivers=3, keep_batches=0), (("restore.finish", finish_what_stands), ("restore.holds_later", never_later)), "8", "new",
+        third_run_sleeps),
     "newest COMMIT only": Rule("every COMMIT that stands protects its transactions", "HANGING",
         Config(keep_batches=0), (("commit.newest_commit", all_commits),), "8", "H12"),
 }

@@ -23,16 +23,16 @@ from pyspark.sql.types import StructType
 # %% ../nbs/20_sink.ipynb #c004
 from . import commit as act_two
 from .columnar import payload_bytes
-from .commit import Driver, finish, sweep
+from .commit import Driver, finish, said, sweep
 from .control import client_conf
 from .decision_topic import TopicLog
 from .decisions import Decision, DecisionLog, FileLog, Identity, NamedLog, commit_of, holds_later, newest_record, open_log
 from .history import Event, History, from_environment, told
 from .kafka import KafkaParticipant, check, parallel, retry_unknown
-from .places import absolute_place, check_place, normal_place
+from .places import absolute_place, check_place, masked, normal_place
 from .precommit import precommit
 from .produce import without_use
-from .errors import BadOption, OutcomeUnknown, StaleCheckpoint, TwoPhaseError
+from .errors import BadOption, OutcomeUnknown, ReplayDiffers, StaleCheckpoint, TwoPhaseError
 from .protocol import CommitMessage, Mode, Plan
 from .restore import claim
 from .restore import plan as act_three
@@ -54,7 +54,8 @@ OPTIONS = {
     "decisionLog": "where decisions are, instead of the checkpoint: a folder, an fsspec URL, kafka:TOPIC (compacted, same cluster) or "
                    "postgresql://...; a batch write without it keeps its decision on the driver's disk",
     "idempotenceKey": "batch writes: a job that is run again under the same key writes nothing twice; needs decisionLog",
-    "idempotenceKeyDays": "how many days a finished key is remembered (default 30); then its log is deleted, and the key is new again",
+    "idempotenceKeyDays": "how many days, by the drivers' clocks, a finished key is remembered (default 30, at least 8: Kafka must have "
+                          "forgotten its transactional ids); then its log is deleted, and the key is new again",
 }
 _KNOWN = {name.lower(): name for name in OPTIONS} | {"queryname": "queryName"}
 
@@ -91,6 +92,14 @@ def _positive(given: Mapping[str, str], name: str, default: int | None) -> int |
     if not re.fullmatch("[0-9]{1,10}", str(value)) or not 0 < int(value) < 2**31:
         raise BadOption(f"{name}={value}: a whole number above 0 is needed, and below {2**31}")
     return int(value)
+
+
+def _key_days(given: Mapping[str, str]) -> int:
+    days = _positive(given, "idempotenceKeyDays", 30)
+    if days < 8:
+        raise BadOption(f"idempotenceKeyDays={days}: at least 8 are needed", why="Brokers remember transactional ids for seven days. A key that is "
+                        "forgotten before would be taken for one whose decision log is lost.")
+    return days
 
 
 _TWO_PHASE = "kafka.transaction.two.phase.commit.enable"  # KIP-939's own name
@@ -152,7 +161,7 @@ def parse_options(options: Mapping[str, str]) -> SinkOptions:
                        max_commit_retries=_positive(given, "maxCommitRetries", 20), timeout_ms=timeout_ms,
                        skip_lost=_choice(given, "lostTransactions", ("fail", "skip")) == "skip",
                        decision_log=given.get("decisionlog"), key=given.get("idempotencekey"),
-                       key_days=_positive(given, "idempotenceKeyDays", 30), replay_check=_choice(given, "replayCheck", ("fail", "warn")),
+                       key_days=_key_days(given), replay_check=_choice(given, "replayCheck", ("fail", "warn")),
                        timestamps=_choice(given, "includeTimestamp", ("false", "true")) == "true")
 
 # %% ../nbs/20_sink.ipynb #c010
@@ -232,12 +241,11 @@ def open_participant(options: SinkOptions) -> KafkaParticipant:
 
 
 def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
-    """The decision log of a query at the place that `decisionLog` names, opened once in each process; all keys at a place share what one has opened.
-    Raises what `log_at` raises."""
-    place = os.getpid(), options.decision_log, options.conf, options.prefix
-    opened = (*place, None if options.key else query_id)
+    """The decision log of a query at the place that `decisionLog` names, opened once in each process; all batch writes to a place share what one has
+    opened. Raises what `log_at` raises."""
+    opened = os.getpid(), options.decision_log, options.conf, options.prefix, query_id if options.checkpoint else None
     if opened not in _LOGS: _LOGS[opened] = log_at(options.decision_log, query_id, options.conf, options.prefix)
-    return _LOGS[opened].sibling(query_id) if options.key else _LOGS[opened]
+    return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
 
 def log_at(place: str, query_id: str, conf: Iterable[tuple[str, str]] = (), prefix: str = "kafka2pc", *, make: bool = True) -> DecisionLog:
@@ -272,15 +280,16 @@ def make_driver(options: SinkOptions, query_id: str, log, participant: KafkaPart
     about = Identity(checkpoint=normal_place(checkpoint.location) if checkpoint else "", prefix=options.prefix,
                      topics=(options.topic,) if options.topic else ())
     return Driver(query_id=query_id, log=log, participants={participant.name: participant}, about=about, history=Noted(), each=parallel(),
-                  former=lambda prefix: {participant.name: participant.under(prefix)}, replay_check=options.replay_check,
-                  retry=retry_unknown(options.max_commit_retries), margin_ms=min(10_000, participant.timeout_ms // 5), skip_lost=options.skip_lost,
+                  former=lambda prefix: [{participant.name: participant.under(prefix)}], replay_check=options.replay_check,
+                  retry=partial(retry_unknown, options.max_commit_retries), margin_ms=min(10_000, participant.timeout_ms // 5),
+                  skip_lost=options.skip_lost,
                   spark_committed=checkpoint.committed if checkpoint else lambda batch_id: False)
 
 
-def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
+def plan_batch(driver: Driver, batch_id: int, offsets_hash: str, job: bool = False) -> Plan:
     "Act three, with this process's memory: its token, unless it has planned this batch before."
     token, planned = _RUNS.get(driver.query_id, (None, -1))
-    plan = act_three(driver, batch_id, offsets_hash=offsets_hash, mine=token if planned < batch_id else None)
+    plan = act_three(driver, batch_id, offsets_hash=offsets_hash, mine=token if planned < batch_id else None, job=job)
     _RUNS[driver.query_id] = plan.token if plan.mode is Mode.WRITE else None, batch_id  # a drained batch is no run of mine
     _LOG.info("query %s batch %s: %s as attempt %s of %s", driver.query_id, batch_id, plan.mode.value, plan.attempt, plan.token)
     return plan
@@ -457,9 +466,15 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         driver = self._driver()
         try: act_two.commit(driver, contents(messages), 0)
         except OutcomeUnknown as e: raise self._explained(e) from e
+        except ReplayDiffers:
+            self._complete(driver)
+            raise
         _log_batch(messages, driver.history.kept)
+        self._complete(driver)
+
+    def _complete(self, driver: Driver):
         if self.options.key: close_key(driver, self.options.key_days)
-        self._forget()
+        else: self._forget(driver)
 
     def abort(self, messages: list):
         """A task or `commit` failed. A write that is decided is finished, because no other run follows that would. Otherwise its transactions are
@@ -469,7 +484,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if act_two.abort(driver, known, 0): sweep(driver, self.plan.token, own_parity=0)
         elif decided := commit_of(driver.log, 0): self._finish(driver, decided)
         else: return
-        self._forget()
+        if not self.options.key: self._forget(driver)
 
     def _finish(self, driver: Driver, decided: Decision):
         try: finish(driver, decided)
@@ -482,10 +497,13 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         return OutcomeUnknown(e.what, why=e.why, risk=e.risk, action=f"Finish it before the transaction timeout: kafka2pc restore {self._place()}. "
                               "Then do not run the job again: all its rows are in Kafka.")
 
-    def _place(self) -> str: return f"{self.options.decision_log or os.path.dirname(self.folder)}/{self.plan.query_id}"
+    def _place(self) -> str: return masked(f"{self.options.decision_log or os.path.dirname(self.folder)}/{self.plan.query_id}")
 
-    def _forget(self):
-        if self.folder: shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
+    def _forget(self, driver: Driver):
+        "No other run asks for the decision of a write without a key."
+        if self.folder: return shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
+        try: driver.log.purge(1)
+        except Exception as e: _LOG.warning("the write has ended; its decision stays in the log: %s", said(e))
 
     def _driver(self) -> Driver:
         return make_driver(self.options, self.plan.query_id, batch_log(self.options, self.plan.query_id, self.folder), self.participant)
@@ -510,8 +528,8 @@ def close_key(driver: Driver, days: int):
         if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S: return
         _PURGED[place] = time.monotonic()
         purge_keys(driver.log, time.time() * 1000)
-    except (TwoPhaseError, OSError) as e:
-        _LOG.warning("the write under this idempotenceKey is complete; tidying up failed and is tried again: %s", e)
+    except Exception as e:  # a store may raise what it likes: the write is complete
+        _LOG.warning("the write under this idempotenceKey is complete; tidying up failed and is tried again: %s", said(e))
 
 
 def purge_keys(log: NamedLog, now_ms: float) -> list[str]:
@@ -537,8 +555,8 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, options.key) if options.key else uuid.uuid4())
     folder = "" if options.decision_log else os.path.join(tempfile.gettempdir(), f"kafka2pc-batch-{query_id}", query_id)
     log = batch_log(options, query_id, folder)
-    driver = make_driver(options, query_id, log, participant)
-    plan = act_three(driver, 0)
+    driver = replace(make_driver(options, query_id, log, participant), fresh=not options.key)
+    plan = act_three(driver, 0, job=True)
     if plan.mode is Mode.DRAIN: _check_key(options, commit_of(log, 0))
     return BatchWriter(options, participant, plan, folder, swept(driver.history.kept))
 
@@ -557,7 +575,7 @@ def _check_key(options: SinkOptions, stands: Decision):
     others = {p.topic for c in stands.committables for p in c.partitions if p.records} - {options.topic}
     if options.topic and others:
         raise BadOption(f"idempotenceKey={options.key}: an earlier write under it went to {', '.join(sorted(others))}, not to {options.topic}",
-                        why="A key names one write for ever, and a write under a key that was used writes nothing.",
+                        why="A key names one write as long as it is remembered, and a write under a key that was used writes nothing.",
                         action="Put the topic (and whatever else tells two writes apart) into the key.")
 
 # %% ../nbs/20_sink.ipynb #c030

@@ -454,7 +454,7 @@ def obey(order: dict, mine: Token | None) -> Token | None:
     history, batch_id = Paced(order["history"], order["crash"], order["pace_ms"]), order["batch_id"]
     store = KafkaParticipant(order["conf"], prefix=order["topic"], topic=order["topic"], **order["facts"])
     driver = act_two.Driver(query_id=QUERY, log=FileLog(order["log"]), participants={store.name: store}, history=history,
-                            retry=retry_unknown(), skip_lost=order["skip_lost"])
+                            retry=retry_unknown, skip_lost=order["skip_lost"])
     with switched_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
         made = act_three.plan(driver, batch_id, mine=mine)
         rows = range(batch_id * order["size"], (batch_id + 1) * order["size"])

@@ -8,7 +8,7 @@ import pytest
 from kafka2pc.commit import Driver, commit
 from kafka2pc.columnar import payload_bytes
 from kafka2pc.decisions import MemoryLog, Slot, newest_record
-from kafka2pc.errors import NOTHING_WRITTEN, BrokerUnreachable, NotAuthorized, OutcomeUnknown, ReplayDiffers
+from kafka2pc.errors import NOTHING_WRITTEN, BrokerUnreachable, LogUnwritable, NotAuthorized, OutcomeUnknown, Refused, ReplayDiffers
 from kafka2pc.kafka import retry_unknown
 from kafka2pc.precommit import precommit
 from kafka2pc.protocol import MemoryParticipant, Mode, Outcome, Standing, TxnState
@@ -153,17 +153,80 @@ def test_a_store_that_cannot_be_asked_leaves_it_unclear():
 
 
 @pytest.mark.parametrize("trouble", ["in_doubt", "purge"])
-def test_tidying_up_after_a_complete_batch_is_logged_not_raised(trouble, caplog):
+@pytest.mark.parametrize("error", [BrokerUnreachable("gone"), NotAuthorized("gone"), RuntimeError("gone")], ids=lambda e: type(e).__name__)
+def test_tidying_up_after_a_complete_batch_is_logged_not_raised(trouble, error, caplog):
     def fails(*_):
         if "commit" in store.asked:
-            raise BrokerUnreachable("gone")
+            raise error
 
     store = Moody(**{trouble: fails} if trouble == "in_doubt" else {})
     driver = driver_of(store)
     if trouble == "purge":
         driver.log.purge = fails
     run(driver)
-    assert store.read() == ["row"] and "batch 0 is complete" in caplog.text
+    assert store.read() == ["row"] and "batch 0 is complete" in caplog.text and "Nothing was written" not in caplog.text
+
+
+def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_decided(monkeypatch):
+    driver = driver_of(Moody())
+
+    def refused(log, batch_id):
+        raise NotAuthorized("the log: 29")
+
+    planned = plan(driver, 0)
+    message = precommit(driver.participants.values(), planned, iter([["row"]]))
+    monkeypatch.setattr("kafka2pc.commit.holds_later", refused)
+    with pytest.raises(NotAuthorized) as e:
+        commit(driver, [message], 0)
+    assert newest_record(driver.log).commit and "decided" in e.value.risk
+
+
+def test_a_log_that_gave_no_answer_and_then_refuses_leaves_the_decision_unknown():
+    """The first answer was lost on its way; the second try could not even be sent."""
+    class Lost(MemoryLog):
+        def create(self, decision):
+            if not decision.commit:
+                return super().create(decision)
+            if decision.slot in self.slots:
+                raise LogUnwritable("the brokers are gone")
+            super().create(decision)
+
+    driver = replace(driver_of(Moody()), log=Lost())
+    with pytest.raises(OutcomeUnknown):
+        run(driver)
+    assert newest_record(driver.log).commit
+
+
+def test_a_replay_without_partitions_is_compared_too():
+    driver = driver_of(Moody())
+    run(driver, 0, ["a"])
+    assert plan(driver, 0).mode is Mode.DRAIN
+    with pytest.raises(ReplayDiffers, match="the replay has 0 rows"):
+        commit(driver, [], 0)
+
+
+# -- time that passes while stores answer --
+
+
+class Aged(MemoryParticipant):
+    """It believes the age of the plan, as Kafka does, and says so at once."""
+
+    def describe(self, cs, *, margin_ms=0, age_ms=None):
+        return [Standing(s.state, self.timeout_ms - age_ms >= margin_ms) for s in super().describe(cs)]
+
+
+class Slow(MemoryParticipant):
+    def describe(self, cs, **limits):
+        time.sleep(0.3)
+        return super().describe(cs)
+
+
+def test_the_margin_is_left_when_the_last_store_has_answered():
+    stores = Aged("kafka", timeout_ms=500), Slow("database")
+    with pytest.raises(Refused, match="300 ms must be left"):
+        run(driver_of(*stores, margin_ms=300))
+    assert stores[0].read() == []
+    run(driver_of(Aged("kafka"), Slow("database"), margin_ms=300))
 
 
 # -- how long, and in which order --
@@ -175,6 +238,14 @@ def test_the_time_for_unclear_answers_is_one_for_the_batch():
     for _ in range(20):
         assert retry(lambda: asked.append(1) or Outcome.UNKNOWN) is Outcome.UNKNOWN
     assert time.monotonic() - began < 3 and len(asked) >= 20
+
+
+def test_each_phase_has_a_time_of_its_own_for_unclear_answers():
+    """A sweep long before, or a slow batch, takes nothing from the time to commit."""
+    made = []
+    driver = driver_of(Moody(), retry=lambda: made.append(1) or (lambda ask: ask()))
+    run(driver)
+    assert len(made) >= 2
 
 
 def test_participants_are_ended_in_order_where_it_is_asked_for():

@@ -1,6 +1,7 @@
 """Batch writes: the decision survives its committer, a failure never undoes what is decided, and keys cost no more than they must."""
 import copy
 import os
+import pickle
 import re
 import uuid
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typer.testing import CliRunner
 
 from kafka2pc import sink
 from kafka2pc.cli import app
-from kafka2pc.decisions import FileLog, MemoryLog, commit_of, newest_record
-from kafka2pc.errors import BadOption, OutcomeUnknown
+from kafka2pc.decisions import FileLog, Identity, MemoryLog, commit_of, newest_record
+from kafka2pc.dual_write import Shaped, Task, TwoPhase
+from kafka2pc.errors import BadOption, OutcomeUnknown, ReplayDiffers
 from kafka2pc.kafka import ClusterFacts, KafkaParticipant, retry_unknown
 from kafka2pc.precommit import precommit
 from kafka2pc.protocol import MemoryParticipant, Mode, Outcome, Plan, TxnState, new_token
@@ -169,12 +171,61 @@ def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
     assert sink.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
 
 
+def test_a_replay_under_a_key_that_differs_closes_the_key_all_the_same(store, tmp_path):
+    written(store, keyed(tmp_path, "one"))
+    for _ in range(2):
+        with pytest.raises(ReplayDiffers, match="replayCheck=warn"):
+            written(store, keyed(tmp_path, "one"), "ab")
+    assert written(store, keyed(tmp_path, "one", replayCheck="warn"), "ab") is Mode.DRAIN
+    assert store.read() == ["a"]
+
+
+def test_a_write_without_a_key_leaves_nothing_in_its_decision_log(store, tmp_path):
+    for _ in range(3):
+        writer = plan_write(options(decisionLog=str(tmp_path / "log")))
+        another_process(writer).commit(rows_written(writer))
+    assert len(store.read()) == 9 and os.listdir(tmp_path / "log") == [] and len(sink._LOGS) == 1
+
+
+def test_the_place_to_restore_shows_no_password(store, tmp_path):
+    writer = plan_write(options(decisionLog=str(tmp_path / "log")))
+    writer.options = replace(writer.options, decision_log="postgresql://me:hunter2@host/db")
+    said = writer._explained(OutcomeUnknown("x"))
+    assert "hunter2" not in str(said) and "postgresql://me:***@host/db/" in said.action
+
+
+def test_a_key_is_remembered_for_longer_than_kafka_remembers_its_ids():
+    with pytest.raises(BadOption, match="at least 8"):
+        options(idempotenceKeyDays="7")
+
+
+def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
+    store.prefix = "mine"
+    store.under = lambda prefix: (prefix, store)
+    wanted = options(replayCheck="warn", transactionalIdPrefix="mine")
+    checkpoint = type("Checkpoint", (), {"location": "/orders/", "committed": None})
+    driver = sink.make_driver(wanted, "q", MemoryLog("file:///log"), store, checkpoint)
+    assert driver.identity() == Identity(log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine")
+    assert (driver.replay_check, list(driver.former("old"))) == ("warn", [{"kafka": ("old", store)}])
+
+
+def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
+    store = MemoryParticipant()
+    job = TwoPhase("job", [store], MemoryLog(), in_order=True, replay_check="warn")
+    assert (job.driver().in_order, job.driver().replay_check) == (True, "warn")
+    shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
+    planned = Plan(query_id=job.query_id, batch_id=0, attempt=1, token=new_token(0, 1))
+    row, = Task((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))
+    message = pickle.loads(row["message"][0].as_py())
+    assert (message.rows, message.bytes) == (2, 3)
+
+
 def driver_at(log, store):
     return sink.Driver(query_id=str(uuid.uuid4()), log=log, participants={store.name: store})
 
 
 def test_keys_are_forgotten_when_their_time_is_over_and_nothing_else_is(store, tmp_path):
-    written(store, keyed(tmp_path, "old", idempotenceKeyDays="1"))
+    written(store, keyed(tmp_path, "old", idempotenceKeyDays="8"))
     written(store, keyed(tmp_path, "young"))
     unfinished = plan_write(keyed(tmp_path, "unfinished"))
     stream = FileLog(str(tmp_path / "log" / str(uuid.uuid4())))
@@ -183,7 +234,7 @@ def test_keys_are_forgotten_when_their_time_is_over_and_nothing_else_is(store, t
     assert len(log.siblings()) == 4
     now_ms = newest_record(log).expires_ms or sink.time.time() * 1000
     assert purge_keys(log, now_ms) == []
-    gone = purge_keys(log, now_ms + 2 * DAY_MS)
+    gone = purge_keys(log, now_ms + 9 * DAY_MS)
     assert len(gone) == 1 and len(log.siblings()) == 3
     assert len(purge_keys(log, now_ms + 31 * DAY_MS)) == 1
     assert sorted(log.siblings()) == sorted([unfinished.plan.query_id, stream.folder.rpartition("/")[2]])

@@ -54,7 +54,7 @@ def test_a_decision_is_read_and_written_byte_by_byte_as_it_was(kind):
     assert dump_decision(found) == content
 
 
-WHERE = Identity(log="file:///data/orders/kafka2pc", checkpoint="file:///data/orders", topics=("orders",), prefix="kafka2pc")
+WHERE = Identity(log="file:///data/orders/kafka2pc", checkpoint="file:///data/orders", topics=("orders",), prefix="kafka2pc", fence="kafka2pc")
 ELSEWHERE = Identity(log="s3://bucket/orders/kafka2pc", checkpoint="s3://bucket/orders", prefix="kafka2pc")
 
 

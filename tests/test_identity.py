@@ -1,4 +1,5 @@
 """Whose log is it: a copied, moved, shared or empty decision log is refused before anything is claimed, swept or written."""
+import copy
 import shutil
 import uuid
 from dataclasses import replace
@@ -6,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from kafka2pc.commit import Driver, commit, finish
-from kafka2pc.decisions import FileLog, Identity, MemoryLog, Slot, commit_of, load_decision, dump_decision, newest_record
+from kafka2pc.decisions import FileLog, Identity, MemoryLog, Slot, commit_of, dump_decision, load_decision, newest_record
+from kafka2pc.dual_write import TwoPhase
 from kafka2pc.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
 from kafka2pc.operations import Query, adopt_place
 from kafka2pc.precommit import precommit
@@ -163,22 +165,111 @@ def test_another_set_of_participants_waits_too(driver, store):
     assert store.read() == ["row", "row"] and second.read() == ["row"]
 
 
-def test_what_is_open_under_the_former_prefix_is_swept(driver, store):
+class Prefixed(MemoryParticipant):
+    """A store that lists what is open under one prefix, as Kafka does. `under`: the same store with another one."""
+
+    def __init__(self, prefix="kafka2pc"):
+        super().__init__()
+        self.prefix = prefix
+
+    def begin(self, planned):
+        txn = super().begin(planned)
+        self.prefixes[txn.name] = self.prefix
+        return txn
+
+    prefixes = {}
+
+    def in_doubt(self, query_id):
+        return [c for c in super().in_doubt(query_id) if self.prefixes[c.transactional_id, c.state.epoch] == self.prefix]
+
+    def under(self, prefix):
+        twin = copy.copy(self)
+        twin.prefix = prefix
+        return twin
+
+
+def with_prefix(driver, store, prefix):
+    mine = store.under(prefix)
+    return replace(driver, participants={mine.name: mine}, about=replace(ORDERS, prefix=prefix), former=lambda other: [{mine.name: mine.under(other)}])
+
+
+def open_ones(store):
+    return [t.state for t in store.txns.values()].count(TxnState.OPEN)
+
+
+def test_what_is_open_under_a_former_prefix_is_swept_even_if_the_first_sweep_fails(driver):
+    store = Prefixed()
+    old, new = (with_prefix(driver, store, prefix) for prefix in ("kafka2pc", "mine"))
+    write(old, 0)
+    store.begin(replace(plan(old, 0), batch_id=1))  # a straggler of the old run
+    store.begin(replace(plan(old, 0), batch_id=1))
+
+    def fails(fn, items):
+        raise ConnectionError("after the claim")
+
+    with pytest.raises(ConnectionError):
+        plan(replace(new, each=fails), 1)
+    assert open_ones(store) == 2
+    plan(new, 1)
+    assert open_ones(store) == 0
+
+
+def test_after_an_adoption_with_another_prefix_the_former_one_is_swept(driver):
+    store = Prefixed()
+    old, new = (with_prefix(driver, store, prefix) for prefix in ("kafka2pc", "mine"))
+    store.begin(plan(old, 0))
+    adopt(new)
+    write(new, 0)
+    assert open_ones(store) == 0 and store.read() == ["row"]
+
+
+def test_participants_that_share_a_job_keep_each_former_prefix():
+    first, second = Prefixed("bills"), Prefixed("orders")
+    second.name = "second"
+    job = TwoPhase("job", [first, second], MemoryLog())
+    found = job.driver().former("bills,orders")
+    assert [{p.prefix for p in mapping.values()} for mapping in found] == [{"bills"}, {"orders"}]
+    assert job.driver().about.prefix == "bills,orders" and job.driver().former is not None
+
+
+# -- foreachBatch: no checkpoint is known --
+
+
+def test_a_replay_behind_a_later_batch_is_refused(driver):
+    """A checkpoint that was turned back, or a new one under an old name, would drain what it has never written."""
+    for batch_id in range(3):
+        write(driver, batch_id)
+    with pytest.raises(StaleCheckpoint, match="about to replay batch 1, but its log holds batch 2"):
+        plan(driver, 1)
+
+
+def test_a_finished_job_may_be_asked_for_again(driver):
     write(driver, 0)
-    old = store.begin(prepare(driver, 1).plan)
-    assert [t.state for t in store.txns.values()] == [TxnState.COMMITTED, TxnState.PRECOMMITTED, TxnState.OPEN] and old
-    adopt(replace(driver, about=replace(ORDERS, prefix="mine")))  # an operator says so; then batch 1 is claimed anew
-    asked = []
+    claim(driver, 1)
+    assert plan(driver, 0, job=True).mode is Mode.DRAIN
 
-    def former(prefix):
-        asked.append(prefix)
-        return driver.participants
 
-    newest = newest_record(driver.log)
-    write(replace(driver, about=replace(ORDERS, prefix="mine")), 1)
-    assert asked == [] and newest.identity.prefix == "mine"
-    write(replace(driver, about=replace(ORDERS, prefix="third"), former=former), 2)
-    assert asked == ["mine"]
+def test_participants_are_compared_with_a_record_of_the_old_form_too(driver, store):
+    second = MemoryParticipant("second")
+    both = replace(driver, participants={store.name: store, second.name: second}, log=MemoryLog())
+    decide_only(both, 0)
+    slot = Slot(0, 1)
+    both.log.slots[slot] = replace(both.log.slots[slot], identity=None, rows=None, bytes=None)
+    with pytest.raises(UnfinishedBatch, match="participants was memory, second and is memory"):
+        plan(replace(driver, log=both.log), 0)
+    assert store.read() == second.read() == []
+
+
+def test_other_participants_are_adopted_unless_the_batch_is_decided_for_one_that_is_missing(driver, store):
+    second = MemoryParticipant("second")
+    both = replace(driver, participants={store.name: store, second.name: second})
+    prepare(both, 0)
+    adopt(driver)
+    write(driver, 0)
+    decide_only(both, 1)
+    with pytest.raises(UnfinishedBatch, match="decided for second") as e:
+        adopt(driver)
+    assert "The batch is decided" in e.value.risk
 
 
 # -- empty logs --

@@ -687,7 +687,7 @@ def batch_written(kafka, topic, engine, timeout_ms, margin_ms):
     """A driver, and the messages of one task that has pre-committed a row under a plan of this driver."""
     facts = asdict(check(kafka.client_conf, topics=[topic])) | {"timeout_ms": timeout_ms}
     store = KafkaParticipant(kafka.client_conf | QUIET, topic=topic, engine=engine, **facts)
-    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store}, retry=retry_unknown(), margin_ms=margin_ms)
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store}, retry=retry_unknown, margin_ms=margin_ms)
     return driver, [precommit([store], restore.plan(driver, 0), [rows("a")])]
 
 

@@ -456,7 +456,7 @@ def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead
     ends = type("Twice", (), {"name": "kafka", "store_id": participant.store_id, "describe": participant.describe, "in_doubt": participant.in_doubt,
                               "abort": participant.abort, "commit": lambda self, c: next(answers, None) or participant.commit(c)})()
     noted = Noted()
-    commit(replace(planner, history=noted, participants={"kafka": ends}, retry=retry_unknown()), messages, 0)
+    commit(replace(planner, history=noted, participants={"kafka": ends}, retry=retry_unknown), messages, 0)
     line = batch_line([SparkMessage(replace(m, bytes=100), swept=swept(planner.history.kept)) for m in messages], noted.kept, time.time() * 1000)
     assert (line.query, line.batch, line.mode, line.rows, line.bytes, line.transactions) == (dead.id, 0, "write", 4, 200, 2)
     assert line.swept == 2 and line.retries >= 2 and line.commit_ms >= 50 and 0 < line.left_ms < participant.timeout_ms

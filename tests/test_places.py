@@ -212,3 +212,32 @@ def test_a_dual_write_opens_folders_urls_and_tables(tmp_path):
     assert isinstance(TwoPhase("orders", [], "memory://dual").log, ObjectLog)
     with pytest.raises(Exception, match="decision log in PostgreSQL"):
         TwoPhase("orders", [], "postgresql://user:secret@127.0.0.1:1/x")
+
+
+# -- what a careless reading would take for one place, or show --
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("s3://b//k", "s3://b/k"), ("s3a://K:S@bucket1/x@y/k", "s3a://K:S@bucket2/x@y/k"),
+    ("postgresql://h/d?options=-c SEARCH_PATH=prod", "postgresql://h/d?options=-c SEARCH_PATH=test"),
+    ("postgresql://h/d?options=--search-path=prod", "postgresql://h/d?options=--search-path=test"),
+])
+def test_these_are_two_places(one, other):
+    assert normal_place(one) != normal_place(other)
+
+
+@pytest.mark.parametrize("place", [
+    "kafka://user:hun@ter2@broker/t", "u:hun@ter2@h/db", "pgsql://u:hun@ter2@h/db", "POSTGRESQL://u:hun@ter2@h/db", "nosuch://u:hun@ter2@h/db",
+    "nosuch://h/x?pwd=hunter2", "nosuch://h/x?sig=hunter2",
+])
+def test_no_error_shows_a_secret_of_a_place(place):
+    with pytest.raises(BadOption) as caught:
+        check_place("decisionLog", place)
+    assert "hun" not in str(caught.value) and "ter2" not in str(caught.value)
+
+
+def test_dbfs_is_answered_by_what_helps_there():
+    with pytest.raises(BadOption, match="/Volumes/"):
+        check_place("checkpointLocation", "dbfs:/x", folder=True)
+    with pytest.raises(BadOption, match="kafka:TOPIC"):
+        check_place("decisionLog", "dbfs:/x")

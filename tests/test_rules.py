@@ -222,7 +222,7 @@ def a_reader_watches(world):
         outcome = ask_again(ask)
         world.look()
         return outcome
-    world.go_on(retry=retry)
+    world.go_on(retry=lambda: retry)
 
 
 def a_slow_client(world):
@@ -273,7 +273,7 @@ def second_commit_unclear(world):
     def retry(ask):
         asked.append(ask)
         return Outcome.UNKNOWN if len(asked) == 2 else ask_again(ask)
-    world.go_on(retry=retry)
+    world.go_on(retry=lambda: retry)
 
 
 def killed_before_the_decision(world):
