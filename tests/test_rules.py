@@ -24,7 +24,10 @@ from kafka2pc.story import until
 
 pytestmark = pytest.mark.timeout(120)
 TASKS, ROWS = 2, 6  # of a batch
-ask_again = retry_unknown()
+
+
+def ask_again(ask):
+    return retry_unknown()(ask)
 
 
 def key_of(row):
@@ -156,7 +159,7 @@ class World:
 
     def driver(self, **more):
         p = self.store.participant
-        return commit.Driver(query_id=self.query_id, log=self.log, participants={p.name: p}, history=self.history, **{"retry": ask_again} | more)
+        return commit.Driver(query_id=self.query_id, log=self.log, participants={p.name: p}, history=self.history, **{"retry": retry_unknown} | more)
 
     def input(self, batch_id, task):
         rows = range(batch_id * ROWS, (batch_id + 1) * ROWS)[task::TASKS]
