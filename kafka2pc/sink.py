@@ -556,7 +556,10 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     folder = "" if options.decision_log else os.path.join(tempfile.gettempdir(), f"kafka2pc-batch-{query_id}", query_id)
     log = batch_log(options, query_id, folder)
     driver = replace(make_driver(options, query_id, log, participant), fresh=not options.key)
-    plan = act_three(driver, 0, job=True)
+    try: plan = act_three(driver, 0, job=True)
+    except BaseException:
+        if folder: shutil.rmtree(os.path.dirname(folder), ignore_errors=True)  # no task has begun
+        raise
     if plan.mode is Mode.DRAIN: _check_key(options, commit_of(log, 0))
     return BatchWriter(options, participant, plan, folder, swept(driver.history.kept))
 

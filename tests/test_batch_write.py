@@ -15,7 +15,7 @@ from kafka2pc import sink
 from kafka2pc.cli import app
 from kafka2pc.decisions import FileLog, Identity, MemoryLog, commit_of, newest_record
 from kafka2pc.dual_write import Shaped, Task, TwoPhase
-from kafka2pc.errors import BadOption, OutcomeUnknown, ReplayDiffers
+from kafka2pc.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
 from kafka2pc.kafka import ClusterFacts, KafkaParticipant, retry_unknown
 from kafka2pc.precommit import precommit
 from kafka2pc.protocol import MemoryParticipant, Mode, Outcome, Plan, TxnState, new_token
@@ -122,6 +122,16 @@ def test_a_finished_write_leaves_nothing_on_the_disk(store, tmp_path):
     assert store.read() == ["a", "b", "c"] and not os.listdir(tmp_path)
 
 
+def test_a_write_that_is_refused_before_its_tasks_begin_leaves_nothing_on_the_disk(store, monkeypatch, tmp_path):
+    def fails(query_id):
+        raise NotAuthorized("ListTransactions")
+
+    monkeypatch.setattr(store, "in_doubt", fails)
+    with pytest.raises(NotAuthorized):
+        plan_write(options())
+    assert not os.listdir(tmp_path)
+
+
 def test_transactions_without_a_timeout_need_a_key(store, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(sink, "open_participant", lambda options: asked.append(options.two_phase) or store)
@@ -150,15 +160,14 @@ def test_a_key_writes_once(store, tmp_path):
     assert store.read() == ["a", "a"]
 
 
-def test_a_thousand_keys_share_one_check_and_one_log(store, tmp_path, monkeypatch):
-    opened, checked = [], []
-    real = sink.log_at
-    monkeypatch.setattr(sink, "log_at", lambda place, *more: opened.append(place) or real(place, *more))
+def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, monkeypatch):
+    opened, looked = [], []
+    log_at, purge = sink.log_at, sink.purge_keys
+    monkeypatch.setattr(sink, "log_at", lambda place, *more: opened.append(place) or log_at(place, *more))
+    monkeypatch.setattr(sink, "purge_keys", lambda *what: looked.append(1) or purge(*what))
     for n in range(50):
-        wanted = keyed(tmp_path, f"batch {n}")
-        checked.append(replace(wanted, checkpoint=None, decision_log=None, key=None))
-        written(store, wanted)
-    assert len(opened) == 1 and len(set(checked)) == 1
+        written(store, keyed(tmp_path, f"batch {n}"))
+    assert (len(opened), len(looked)) == (1, 1)
     assert store.read() == ["a"] * 50
 
 
