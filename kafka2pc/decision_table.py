@@ -43,6 +43,7 @@ def _place_of(url: str) -> str:
     if "://" in url: return normal_place(url)
     try: pairs = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.ProgrammingError: raise unreadable_url(_WHAT, "postgresql") from None
+    if "user" in pairs: pairs.setdefault("dbname", pairs["user"])  # as libpq does
     named = [f"{name}={quote(str(pairs[name]), safe='')}" for name in ("host", "port", "dbname") if name in pairs]
     return normal_place("postgresql://?" + "&".join(named))
 

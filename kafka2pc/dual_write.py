@@ -153,7 +153,7 @@ class TwoPhase:
     def write(self, df: DataFrame) -> bool:
         "A batch job, whose `name` is the idempotence key. False: an earlier run has written it; then `df` is not looked at."
         driver = self.driver()
-        plan = plan_batch(driver, 0, "", job=True)
+        plan = plan_batch(driver, 0, "")
         if plan.mode is Mode.WRITE: self._write(driver, df, plan)
         if not holds_later(self.log, 0): claim(driver, 1)  # finished: no later run asks the stores again, whatever they have forgotten by then
         return plan.mode is Mode.WRITE

@@ -13,7 +13,7 @@ from typing import Sequence
 
 # %% ../nbs/13_restore.ipynb #c003
 from .commit import Driver, finish, sweep
-from .decisions import Decision, Identity, Slot, commit_of, holds_later, newest_record, win
+from .decisions import Decision, Identity, Slot, commit_of, holds_later, newest_commit, newest_record, win
 from .errors import DECIDED, MovedLog, OutcomeUnknown, StaleCheckpoint, UnfinishedBatch, WrongCluster
 from .protocol import Mode, Plan, Token
 
@@ -87,26 +87,25 @@ def not_its_log(query_id: str, traces: Sequence[str]) -> StaleCheckpoint:
                                   "transaction (`transactions describe ID` in the shell), and begin with a new checkpointLocation.")
 
 # %% ../nbs/13_restore.ipynb #c009
-def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None, job: bool = False) -> Plan:
+def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
     """The restore phase, on the driver, before the first task (steps PLAN 1-6). `mine`: the token of this run, None if it has none or has planned
-    this batch. `job`: there is only this batch, and a record of the next one says that it is finished. Raises what `check_identity` raises,
-    `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
+    this batch. Raises what `check_identity` raises, `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
 
-    1. The log is that of this query. The batch has a COMMIT: its offsets must be Spark's; finish it; drain.
+    1. The log is that of this query. The batch has a COMMIT, and no later one has: its offsets must be Spark's; finish it; drain.
     2. The batch before carries my token: attempt 0.
     3. Else claim the next attempt.
-    4. The log holds a later batch: stop, touch nothing. (So it is before a drain in step 1.)
+    4. The log holds a later batch: stop, touch nothing.
     5. Sweep below my token, and what an earlier prefix of the query left open.
     6. Mode write.
     """
     with driver.history.of("plan", batch_id=batch_id):
         check_identity(driver, batch_id)
-        if decided := commit_of(driver.log, batch_id): return _drain(driver, decided, offsets_hash, job)
+        if decided := commit_of(driver.log, batch_id): return _drain(driver, decided, offsets_hash)
         before = mine and commit_of(driver.log, batch_id - 1)
         made = partial(Plan, query_id=driver.query_id, batch_id=batch_id, offsets_hash=offsets_hash, planned=driver.now())
         if before and before.token == mine: return made(attempt=0, token=mine)
         claimed = claim(driver, batch_id)
-        if claimed.commit: return _drain(driver, claimed, offsets_hash, job)
+        if claimed.commit: return _drain(driver, claimed, offsets_hash)
         if holds_later(driver.log, batch_id): raise _turned_back(driver, batch_id, "write")
         sweep(driver, claimed.token)
         sweep_former(driver, claimed)
@@ -125,8 +124,9 @@ def sweep_former(driver: Driver, claimed: Decision):
         for participants in driver.former(prefix): sweep(replace(driver, participants=participants), claimed.token)
 
 
-def _drain(driver: Driver, stands: Decision, offsets_hash: str, job: bool) -> Plan:
-    if not job and holds_later(driver.log, stands.slot.batch_id): raise _turned_back(driver, stands.slot.batch_id, "replay")
+def _drain(driver: Driver, stands: Decision, offsets_hash: str) -> Plan:
+    newest = newest_commit(driver.log)  # a claim of the next batch may be there: `restore` in the shell makes one
+    if newest and newest.slot.batch_id > stands.slot.batch_id: raise _turned_back(driver, stands.slot.batch_id, "replay")
     if stands.offsets_hash != offsets_hash:
         raise StaleCheckpoint(f"batch {stands.slot.batch_id} of query {driver.query_id} was decided for Spark's offsets {stands.offsets_hash[:16]}, "
                               f"but the checkpoint now says {offsets_hash[:16]}")

@@ -10,10 +10,11 @@ __all__ = ['RULES', 'ROOMS', 'HARMLESS', 'LIMITS', 'Rule', 'switched_off', 'with
            'plan_nothing', 'plan_sweep_first', 'plan_without_claim', 'sweep_nothing', 'sweep_no_losers',
            'sweep_all_but_mine', 'sweep_as_many_slots_as_mine', 'sweep_by_init', 'report_nothing', 'tell_and_believe',
            'Blind', 'finish_unasked', 'claim_what_stands', 'claim_beside', 'claim_by_reading',
-           'decide_in_first_free_slot', 'never_later', 'BlindOnce', 'finish_what_stands', 'third_run_sleeps',
-           'all_commits', 'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending',
-           'begin_without_init', 'forget_retired', 'sweep_both_parities', 'believe_the_place', 'abort_nothing',
-           'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
+           'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_what_stands',
+           'third_run_sleeps', 'all_commits', 'name_without_token', 'name_by_slot', 'name_by_try',
+           'name_without_parity', 'begin_resending', 'begin_without_init', 'forget_retired', 'sweep_both_parities',
+           'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random',
+           'precommit_always']
 
 # %% ../nbs/16_rules.ipynb #c002
 import re
@@ -330,6 +331,7 @@ RULES |= {
 
 # %% ../nbs/16_rules.ipynb #c039
 def never_later(log, batch_id) -> bool: return False
+def no_commit(log) -> None: "A replay asks for no later COMMIT."
 
 
 class BlindOnce(Blind):
@@ -358,7 +360,7 @@ RULES |= {
     "floor at the claim": Rule("after winning a claim nobody looks for a later batch", _LOST,
         Config(batches=3, keep_batches=0), (("restore.holds_later", never_later),), "8", "H11"),
     "floor at the finish": Rule("a COMMIT that is met is finished, whatever stands after it", "DUPLICATE",
-        Config(drivers=3, keep_batches=0), (("restore.finish", finish_what_stands), ("restore.holds_later", never_later)), "8", "new",
+        Config(drivers=3, keep_batches=0), (("restore.finish", finish_what_stands), ("restore.newest_commit", no_commit)), "8", "new",
         third_run_sleeps),
     "newest COMMIT only": Rule("every COMMIT that stands protects its transactions", "HANGING",
         Config(keep_batches=0), (("commit.newest_commit", all_commits),), "8", "H12"),

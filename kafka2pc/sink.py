@@ -286,10 +286,10 @@ def make_driver(options: SinkOptions, query_id: str, log, participant: KafkaPart
                   spark_committed=checkpoint.committed if checkpoint else lambda batch_id: False)
 
 
-def plan_batch(driver: Driver, batch_id: int, offsets_hash: str, job: bool = False) -> Plan:
+def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
     "Act three, with this process's memory: its token, unless it has planned this batch before."
     token, planned = _RUNS.get(driver.query_id, (None, -1))
-    plan = act_three(driver, batch_id, offsets_hash=offsets_hash, mine=token if planned < batch_id else None, job=job)
+    plan = act_three(driver, batch_id, offsets_hash=offsets_hash, mine=token if planned < batch_id else None)
     _RUNS[driver.query_id] = plan.token if plan.mode is Mode.WRITE else None, batch_id  # a drained batch is no run of mine
     _LOG.info("query %s batch %s: %s as attempt %s of %s", driver.query_id, batch_id, plan.mode.value, plan.attempt, plan.token)
     return plan
@@ -556,7 +556,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     folder = "" if options.decision_log else os.path.join(tempfile.gettempdir(), f"kafka2pc-batch-{query_id}", query_id)
     log = batch_log(options, query_id, folder)
     driver = replace(make_driver(options, query_id, log, participant), fresh=not options.key)
-    try: plan = act_three(driver, 0, job=True)
+    try: plan = act_three(driver, 0)
     except BaseException:
         if folder: shutil.rmtree(os.path.dirname(folder), ignore_errors=True)  # no task has begun
         raise

@@ -380,7 +380,7 @@ def test_all_names_of_a_topic_share_one_reader(kafka):
 def test_a_run_with_another_prefix_fences_the_one_with_the_old(kafka):
     """The old driver sleeps between its look into the topic and its line; meanwhile the prefix was changed, and the slot was won."""
     old = topic_log(kafka, prefix="old")
-    of = lambda prefix, **more: replace(record(**more), identity=Identity(log=old.place, prefix=prefix))
+    of = lambda prefix, **more: replace(record(**more), identity=Identity(log=old.place, prefix=prefix, fence=prefix))
     old.create(of("old"))
     new = TopicLog(kafka.client_conf, old.topic, old.name, prefix="new")
     append_line, won = old._append, []

@@ -744,10 +744,10 @@ def test_what_is_in_time_by_the_age_of_its_plan_costs_no_request(monkeypatch, li
 
 
 @pytest.mark.parametrize("age_ms", [None, 19_500])
-def test_the_coordinators_are_asked_once_for_each_timeout(monkeypatch, age_ms):
+def test_the_coordinators_are_asked_for_each_timeout_before_and_after_the_describe(monkeypatch, age_ms):
     coordinators = Coordinators({"a-1": 9_001, "a-2": 9_000, "a-3": 9_500, "a-4": 10**9, "a-5": 10**9})
     assert in_time(monkeypatch, coordinators, LIMITS, margin_ms=1000, age_ms=age_ms) == [False, True, True, True]
-    assert sorted(coordinators.asked) == [("a-", ("Ongoing",), 9_000), ("a-3", ("Ongoing",), 19_000)]
+    assert sorted(coordinators.asked) == 2 * [("a-", ("Ongoing",), 9_000)] + 2 * [("a-3", ("Ongoing",), 19_000)]
 
 
 def test_without_a_duration_filter_the_age_decides_and_without_both_the_batch_is_refused(monkeypatch):
