@@ -103,7 +103,7 @@ def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(rows, e
     story.run(partitions=3)  # on the other core
     assert running(zombie) and [e for e in story.events("decide") if e.ids["batch_id"] == 1]
     (tmp_path / "go on").touch()
-    until(lambda: [e for e in story.events() if e.process == zombie and (e.kind, e.op) == ends_with], "the zombie writes on")
+    until(lambda: [e for e in story.events() if e.process == zombie and (e.kind, e.op) == ends_with], "the zombie writes on", 90)
     story.feed()
     story.run()
     story.check()
