@@ -6,7 +6,7 @@
 __all__ = ['ShapedTransaction', 'Shaped', 'Task', 'query_of', 'about', 'TwoPhase']
 
 # %% ../nbs/34_dual_write.ipynb #c002
-import copy, pickle, uuid
+import pickle, uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from .commit import Driver, abort, commit, sweep
 from .decisions import Decision, DecisionLog, Identity, holds_later
 from .errors import BadOption, TwoPhaseError
 from .history import from_environment
-from .kafka import parallel, retry_unknown
+from .kafka import parallel, retry_unknown, with_prefix
 from .places import check_place
 from .precommit import precommit
 from .protocol import Committable, CommitMessage, Mode, Outcome, Participant, Plan, Standing, Transaction, TransactionBase
@@ -97,12 +97,6 @@ def about(participants: Iterable[Participant]) -> Identity:
     return Identity(topics=tuple(sorted(topics)), prefix=",".join(sorted(prefixes)))
 
 
-def _with_prefix(participant: Participant, prefix: str) -> Participant:
-    twin = copy.copy(participant)
-    twin.prefix = prefix
-    return twin
-
-
 def _log_of(name: str, query_id: str, place: str) -> DecisionLog:
     check_place("log", place)
     if place.startswith("kafka:"):
@@ -139,7 +133,7 @@ class TwoPhase:
     def _under(self, prefixes: str) -> list[dict[str, Participant]]:
         "The participants with other prefixes of their ids, as `about` wrote them down."
         inner = [getattr(p, "participant", p) for p in self.participants]
-        return [{p.name: _with_prefix(p, prefix) for p in inner if hasattr(p, "prefix")} for prefix in prefixes.split(",")]
+        return [{p.name: with_prefix(p, prefix) for p in inner if hasattr(p, "prefix")} for prefix in prefixes.split(",")]
 
     def adopt(self) -> Decision | None:
         "Write down that this object's log and participants are those of the query from now on. See `kafka2pc.restore.adopt`."
