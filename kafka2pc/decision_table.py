@@ -7,7 +7,7 @@ __all__ = ['TableLog']
 
 # %% ../nbs/18_decision_table.ipynb #c002
 import copy
-from typing import Callable
+from typing import Callable, Sequence
 from urllib.parse import quote
 
 # %% ../nbs/18_decision_table.ipynb #c003
@@ -16,7 +16,7 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable, OperationalError
 
 # %% ../nbs/18_decision_table.ipynb #c004
-from .decisions import Decision, Slot, dump_decision, load_decision
+from .decisions import Decision, NamedLog, Slot, dump_decision, load_decision
 from .errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 from .places import check_postgres_url, normal_place, unreadable_url
 
@@ -48,7 +48,7 @@ def _place_of(url: str) -> str:
     return normal_place("postgresql://?" + "&".join(named))
 
 # %% ../nbs/18_decision_table.ipynb #c013
-class TableLog:
+class TableLog(NamedLog):
     """Write-once slots in a PostgreSQL table, which is made if it is not there. `url`: as for libpq. `name`: whose decisions, the same after every
     restart and of nobody else; many logs may share a table. `also(db, decision)` is done in the transaction that writes a COMMIT: both, or neither.
 
@@ -117,7 +117,7 @@ class TableLog:
         return bool(added.rowcount)
 
     def _standing(self, slot: Slot) -> Decision | None:
-        try: return next((d for d in self.chain(slot.batch_id) if d.slot == slot), None)
+        try: return self.load(slot)
         except StoreUnreachable: return None
 
     def _ask(self, text: str, *args) -> list: return self._ask_all(text, self.name, *args)
@@ -129,10 +129,14 @@ class TableLog:
                 return done.fetchall() if done.description else []
             except OperationalError as e: raise _unreachable(e) from None
 
-    def chain(self, batch_id: int) -> list[Decision]:
-        found = self._ask("select attempt, decision from {} where log = %s and batch_id = %s order by attempt", batch_id)
-        where = f"table {self.table}, {self.name} {batch_id}"
-        return [load_decision(text.encode(), f"{where}.{attempt}", Slot(batch_id, attempt)) for attempt, text in found]
+    def slots(self) -> list[Slot]:
+        return [Slot(*found) for found in self._ask("select batch_id, attempt from {} where log = %s order by batch_id, attempt")]
 
-    def batches(self) -> list[int]: return [b for b, in self._ask("select distinct batch_id from {} where log = %s order by batch_id")]
-    def purge(self, batch_id: int): self._ask("delete from {} where log = %s and batch_id < %s", batch_id)
+    def load(self, slot: Slot) -> Decision | None:
+        found = self._ask("select decision from {} where log = %s and batch_id = %s and attempt = %s", *slot)
+        where = f"table {self.table}, {self.name} {slot.batch_id}.{slot.attempt}"
+        return load_decision(found[0][0].encode(), where, slot) if found else None
+
+    def remove(self, slots: Sequence[Slot]):
+        which = [s.batch_id for s in slots], [s.attempt for s in slots]
+        self._ask("delete from {} where log = %s and (batch_id, attempt) in (select * from unnest(%s::bigint[], %s::int[]))", *which)

@@ -7,7 +7,7 @@ __all__ = ['TXN_MS', 'Tail', 'TopicLog']
 
 # %% ../nbs/17_decision_topic.ipynb #c002
 import copy, random, re, time
-from typing import Mapping
+from typing import Mapping, Sequence
 
 # %% ../nbs/17_decision_topic.ipynb #c003
 import numpy as np, pyarrow as pa
@@ -18,7 +18,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 # %% ../nbs/17_decision_topic.ipynb #c004
 from .columnar import rows_of, sections
 from .control import Control, NotYet, for_librdkafka, topic_not_authorized
-from .decisions import Decision, Slot, dump_decision, load_decision
+from .decisions import Decision, NamedLog, Slot, dump_decision, load_decision
 from .errors import BadOption, BadRow, BrokerUnreachable, CorruptDecision, LogUnwritable, PrecommitFailed, UnclearAnswer, UnknownFormat
 from .kafka import KafkaParticipant
 from .produce import Sender
@@ -83,7 +83,7 @@ def _check_topic(control: Control, conf: Mapping, topic: str, make: bool):
                         action="Set cleanup.policy=compact for the topic, and grant DESCRIBE_CONFIGS on it.")
 
 # %% ../nbs/17_decision_topic.ipynb #c022
-class TopicLog:
+class TopicLog(NamedLog):
     """Write-once slots in a compacted topic (`make`: it is made if it is not there). `name`: whose decisions, the same after every restart and of
     nobody else; many logs may share a topic. `conf` has librdkafka's names. For one thread at a time; pickles without its connections.
 
@@ -156,15 +156,14 @@ class TopicLog:
     def _give_up(self, doubt: bool, trouble: Exception | None) -> None:
         if not doubt: raise LogUnwritable(f"kafka:{self.topic}: {trouble.what}", why=trouble.why, action=trouble.action) from trouble
 
-    def chain(self, batch_id: int) -> list[Decision]: return [self._load(s, values) for s, values in self._slots() if s.batch_id == batch_id]
-    def batches(self) -> list[int]: return sorted({s.batch_id for s, _ in self._slots()})
+    def slots(self) -> list[Slot]: return [slot for slot, _ in self._slots()]
 
-    def purge(self, batch_id: int):
-        old = {s: None for s, _ in self._slots() if s.batch_id < batch_id}
+    def load(self, slot: Slot) -> Decision | None: return next((self._load(s, values) for s, values in self._known() if s == slot), None)
+
+    def remove(self, slots: Sequence[Slot]):
         try:
-            if not old: return
             state = self._fence()
-            self._append(state, old)
+            self._append(state, dict.fromkeys(slots))
             self._end(state)
         except (UnclearAnswer, PrecommitFailed, BrokerUnreachable): pass  # the next purge will find them
 

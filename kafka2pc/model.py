@@ -37,7 +37,7 @@ def make_driver(m: "Model", tape: Tape, number: int) -> Driver:
     place, checkpoint = places_of(m, number)
     return Driver(query_id=QUERY, log=StepLog(tape, m.decisions, place), participants={store.name: store}, about=Identity(checkpoint=checkpoint),
                   retry=lambda: store.retry, margin_ms=m.config.margin_ms, spark_committed=lambda batch: tape.ask("spark", batch),
-                  keep_batches=m.config.keep_batches, new_token=token_of(number), now=lambda: None)
+                  keep_batches=m.config.keep_batches, keep_claims=m.config.keep_claims, new_token=token_of(number), now=lambda: None)
 
 
 def places_of(m: "Model", number: int) -> tuple[str, str]:
@@ -448,7 +448,7 @@ def tell_story(m: Scene, path: Iterable[Step]) -> tuple[Line, ...]:
     def line(s: Step) -> Line:
         a = s.answer
         said = [hears(m, s.what, a.said), a.note if ": " in a.note else "", " ".join(f"**{name}**" for name in a.wrong)]
-        return Line(s.who, SAY[s.what[0]](m, *s.what[1:]), "; ".join(t for t in said if t), s.what[0] in ("chain", "batches") and not a.wrong)
+        return Line(s.who, SAY[s.what[0]](m, *s.what[1:]), "; ".join(t for t in said if t), s.what[0] == "listing" and not a.wrong)
     return tuple(map(line, path))
 
 # %% ../nbs/15_model.ipynb #c033
@@ -597,6 +597,7 @@ LARGE = {
     "late EndTxn and create, break, forget": Config(late_end=1, late_create=1, broken=1, forget=1),
     "three batches, second try, late EndTxn": Config(batches=3, retry=1, late_end=1),
     "three runs, purge": Config(drivers=3, keep_batches=0),
+    "three runs, the newest claim is kept": Config(drivers=3, batches=1, keep_claims=0),
     "three runs, death, timeout": Config(drivers=3, batches=1, crash=1, timeout=1),
     "two tasks, death, break": Config(slots=(2,), crash=1, broken=1),
     "two late EndTxn, death": Config(late_end=2, crash=1),

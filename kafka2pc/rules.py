@@ -11,10 +11,10 @@ __all__ = ['RULES', 'ROOMS', 'HARMLESS', 'LIMITS', 'Rule', 'switched_off', 'with
            'sweep_all_but_mine', 'sweep_as_many_slots_as_mine', 'sweep_by_init', 'report_nothing', 'tell_and_believe',
            'Blind', 'finish_unasked', 'claim_what_stands', 'claim_beside', 'claim_by_reading',
            'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_what_stands',
-           'third_run_sleeps', 'all_commits', 'name_without_token', 'name_by_slot', 'name_by_try',
-           'name_without_parity', 'begin_resending', 'begin_without_init', 'forget_retired', 'sweep_both_parities',
-           'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random',
-           'precommit_always']
+           'third_run_sleeps', 'never_again', 'any_commit', 'first_run_sleeps', 'all_commits', 'name_without_token',
+           'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending', 'begin_without_init',
+           'forget_retired', 'sweep_both_parities', 'believe_the_place', 'abort_nothing', 'finish_later',
+           'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../nbs/16_rules.ipynb #c002
 import re
@@ -26,7 +26,7 @@ from typing import Callable
 # %% ../nbs/16_rules.ipynb #c003
 from . import commit as act_two, model, precommit as act_one, restore as act_three, world
 from .commit import abort, decide, finish, sweep, tell
-from .decisions import Decision, commit_of, newest_commit, win
+from .decisions import Chains, Decision, Listing, commit_of, newest_commit, win
 from .errors import OutcomeUnknown
 from .model import Found, Model, Run, Step, explore
 from .precommit import precommit
@@ -181,7 +181,7 @@ def abort_record(driver, batch_id: int, attempt: int) -> Decision:
     return driver.decision(Plan(query_id=QUERY, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt + 1)), commit=False)
 
 
-def claim_past_commit(driver, batch_id) -> Decision:
+def claim_past_commit(driver, batch_id, seen=None) -> Decision:
     for attempt in range(99):
         if win(driver.log, wanted := abort_record(driver, batch_id, attempt)) == wanted: return wanted
 
@@ -236,11 +236,11 @@ RULES |= {
 }
 
 # %% ../nbs/16_rules.ipynb #c026
-def sweep_nothing(driver, token, own_parity=None): "No sweep."
-def sweep_no_losers(driver, token, own_parity=None): return sweep(driver, token)
+def sweep_nothing(driver, token, own_parity=None, seen=None): "No sweep."
+def sweep_no_losers(driver, token, own_parity=None, seen=None): return sweep(driver, token, seen=seen)
 
 
-def sweep_all_but_mine(driver, token, own_parity=None):
+def sweep_all_but_mine(driver, token, own_parity=None, seen=None):
     newest, store = newest_commit(driver.log), driver.participants["kafka"]
     spared = {c.transactional_id for c in newest.committables} if newest else set()
     for c in store.in_doubt(QUERY):
@@ -248,13 +248,13 @@ def sweep_all_but_mine(driver, token, own_parity=None):
         if c.transactional_id not in spared and (name.token != token or name.parity == own_parity): tell(driver, "abort", c, 0)
 
 
-def sweep_as_many_slots_as_mine(driver, token, own_parity=None):
+def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None):
     for c in driver.participants["kafka"].in_doubt(QUERY):
         if re.search("-..00....-", c.transactional_id) and name_of(c.transactional_id).token < token: tell(driver, "abort", c, 0)
 
 
 def sweep_by_init(prepared_too: bool) -> Callable:
-    def sweep(driver, token, own_parity=None):
+    def sweep(driver, token, own_parity=None, seen=None):
         store = driver.participants["kafka"]
         for name in store.tape.ask("list", prepared_too):
             if name_of(name).token < token or prepared_too: store.init(name)
@@ -281,13 +281,13 @@ def tell_and_believe(driver, verb, c, batch_id, retry=None) -> Outcome:
     return Outcome.DONE if outcome is Outcome.UNKNOWN else outcome
 
 
-class Blind:
-    "A log that shows no later batch."
-    def __init__(self, log): self.chain = log.chain
-    def batches(self) -> list: return []
+class Blind(Chains):
+    "A log that shows nothing but what the caller knows."
+    def __init__(self, log): self.log = log
+    def listing(self, *known) -> Listing: return Listing(self.log, tuple(d.slot for d in known), known)
 
 
-def finish_unasked(driver, decision) -> bool:
+def finish_unasked(driver, decision, seen=None) -> bool:
     return finish(replace(driver, log=Blind(driver.log), spark_committed=lambda batch: False), decision)
 
 
@@ -300,15 +300,15 @@ RULES |= {
 }
 
 # %% ../nbs/16_rules.ipynb #c035
-def claim_what_stands(driver, batch_id) -> Decision: return win(driver.log, abort_record(driver, batch_id, 0))
+def claim_what_stands(driver, batch_id, seen=None) -> Decision: return win(driver.log, abort_record(driver, batch_id, 0))
 
 
-def claim_beside(driver, batch_id) -> Decision:
+def claim_beside(driver, batch_id, seen=None) -> Decision:
     stands = win(driver.log, wanted := abort_record(driver, batch_id, 0))
     return stands if stands.commit else wanted
 
 
-def claim_by_reading(driver, batch_id) -> Decision:
+def claim_by_reading(driver, batch_id, seen=None) -> Decision:
     chain, own = driver.log.chain(batch_id), driver.new_token(batch_id, 0)
     if chain and chain[-1].commit: return chain[-1]
     return replace(abort_record(driver, batch_id, len(chain) - 1), token=replace(own, attempt=int(own.random, 16)))  # runs are numbered
@@ -336,17 +336,30 @@ def no_commit(log) -> None: "A replay asks for no later COMMIT."
 
 class BlindOnce(Blind):
     "A log that shows no later batch at the first look."
-    def __init__(self, log): self.chain, self.looks = log.chain, iter([list, log.batches])
-    def batches(self) -> list: return next(self.looks)()
+    def __init__(self, log): self.log, self.looks = log, iter([super().listing, log.listing])
+    def listing(self, *known) -> Listing: return next(self.looks)(*known)
 
 
-def finish_what_stands(driver, decision) -> bool: return finish(replace(driver, log=BlindOnce(driver.log)), decision)
+def finish_what_stands(driver, decision, seen=None) -> bool: return finish(replace(driver, log=BlindOnce(driver.log)), decision)
 
 
 def third_run_sleeps(m: Model, s: Step) -> bool:
     "Run 3 looks which batch is next, and then sleeps until batch 1 is decided and batch 0 is decided again."
     decided = {d.slot.batch_id for *_, n in s.answer.world.log if (d := m.decisions[n]).commit}
     return not s.who.endswith(("D3", "D3.0")) or s.what == ("starts", 0) or decided == {0, 1}
+
+
+_CLAIMS = Config(drivers=3, batches=1, keep_claims=0)
+def never_again(log, decision) -> bool: return False
+def any_commit(log, batch_id) -> Decision | None: return next((d for d in log.chain(batch_id) if d.commit), None)
+
+
+def first_run_sleeps(m: Model, s: Step) -> bool:
+    "Run 1 claims slot 0, and sleeps until run 3 has claimed slot 2 and removed the older ones. Run 1 then goes on, before the others write."
+    taken = {entry[:2] for entry in s.answer.world.log}
+    woken = (0, 2) in taken and (0, 0) not in taken
+    if "D1" in s.who: return woken or s.what[0] in ("starts", "listing", "known", "list") or (s.what[0] == "create" and taken == {(0, 0)})
+    return not s.who.startswith("task") or (woken and (0, 1) in taken)
 
 
 def all_commits(log) -> Decision | None:
@@ -362,6 +375,10 @@ RULES |= {
     "floor at the finish": Rule("a COMMIT that is met is finished, whatever stands after it", "DUPLICATE",
         Config(drivers=3, keep_batches=0), (("restore.finish", finish_what_stands), ("restore.newest_commit", no_commit)), "8", "new",
         third_run_sleeps),
+    "no claim behind a COMMIT": Rule("after winning COMMIT nobody looks for a later claim of the batch", "DUPLICATE",
+        _CLAIMS, (("commit.claimed_again", never_again),), "8", "new", first_run_sleeps),
+    "the last record counts": Rule("a COMMIT counts that a later claim follows", "STUCK",
+        _CLAIMS, (("restore.commit_of", any_commit),), "8", "new", first_run_sleeps),
     "newest COMMIT only": Rule("every COMMIT that stands protects its transactions", "HANGING",
         Config(keep_batches=0), (("commit.newest_commit", all_commits),), "8", "H12"),
 }
@@ -407,8 +424,8 @@ RULES |= {
 }
 
 # %% ../nbs/16_rules.ipynb #c048
-def sweep_both_parities(driver, token, own_parity=None):
-    for parity in (0, 1): sweep(driver, token, parity)
+def sweep_both_parities(driver, token, own_parity=None, seen=None):
+    for parity in (0, 1): sweep(driver, token, parity, seen)
 
 
 _AHEAD = Config(drivers=1, overlap=True)
@@ -437,7 +454,7 @@ RULES |= {
 
 # %% ../nbs/16_rules.ipynb #c056
 def abort_nothing(driver, messages, batch_id) -> bool: return False
-def finish_later(driver, decision) -> bool: return True
+def finish_later(driver, decision, seen=None) -> bool: return True
 def spare_nothing(log) -> None: "No COMMIT protects its transactions from a sweep."
 def token_without_random(number: int) -> Callable: return lambda batch, attempt: Token(batch, attempt, "00000000")
 

@@ -7,17 +7,17 @@ __all__ = ['QUERY', 'FAULTS', 'COPIES', 'ANOMALIES', 'UNKNOWN', 'SILENT', 'REQUE
            'Worker', 'spell', 'worker_name', 'name_of', 'short', 'Config', 'Answer', 'Table', 'Scene', 'plus', 'minus',
            'find', 'put', 'spend', 'become_visible', 'vanish', 'swapped', 'end_ongoing', 'on_init', 'on_produce',
            'on_epoch', 'on_end', 'has_newer_claim', 'standing', 'on_describe', 'on_list', 'on_known', 'on_open',
-           'on_create', 'claimed', 'owe', 'owner_of', 'on_chain', 'on_batches', 'on_spark', 'on_purge', 'answers',
+           'on_create', 'claimed', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers',
            'works_from_the_copy', 'late_answer', 'events', 'time_passes', 'files_change', 'Stop', 'Trouble', 'Tape',
            'StepLog', 'StepStore', 'StepTxn', 'short_decision', 'hears']
 
 # %% ../nbs/14_world.ipynb #c002
 from dataclasses import dataclass
 from functools import cache
-from typing import Callable, Iterable, Iterator, NamedTuple
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 # %% ../nbs/14_world.ipynb #c003
-from .decisions import Decision, Slot
+from .decisions import Decision, DecisionLog, Slot
 from .errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
 from .protocol import (TRANSITIONS, Committable, Name, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, Token, TxnState, parse_name,
                                step)
@@ -139,6 +139,7 @@ class Config:
     exclusive: bool = True  # Spark notices that somebody else has written commits/N
     overlap: bool = False  # the tasks of batch N+1 start while batch N is being committed (Spark waits; a faster engine might not)
     keep_batches: int = 100
+    keep_claims: int = 100
     margin_ms: int = 1
     stall: bool = False  # a driver may sleep longer than the margin between its check and its decision
     copied: str = ""  # run 2 starts from a copy of the checkpoint, see COPIES
@@ -327,7 +328,7 @@ def on_create(m: Scene, world: World, who: int, number: int) -> Answer:
     if not d.commit and d.token.attempt == d.slot.attempt + 1: world = claimed(world, who, d.token)
     if stands == number: return Answer(world, stands, note=f"{d.kind} stands already")
     after, wrong = world._replace(log=plus(world.log, (*d.slot, number))), ()
-    if d.commit and not any(batch > d.slot.batch_id for batch, *_ in world.log): after, wrong = owe(after, d)
+    if d.commit and not any((batch, attempt) > d.slot for batch, attempt, _ in world.log): after, wrong = owe(after, d)
     owner = None if d.commit else owner_of(m, world, d.slot)
     if owner and d.token < owner: wrong += ("DISTURBED-BY-OLDER",)
     return Answer(after, number, wrong, f"{d.kind} won")
@@ -355,19 +356,18 @@ def owner_of(m: Scene, world: World, slot: Slot) -> Token | None:
     return next((d.token for (b, _), d in before.items() if b == slot.batch_id - 1 and d.commit), None)
 
 # %% ../nbs/14_world.ipynb #c038
-def on_chain(m: Scene, world: World, who: int, batch: int) -> Answer: return Answer(world, tuple(n for b, _, n in world.log if b == batch))
-def on_batches(m: Scene, world: World, who: int) -> Answer: return Answer(world, tuple(sorted({b for b, *_ in world.log})))
+def on_listing(m: Scene, world: World, who: int) -> Answer: return Answer(world, world.log)
 def on_spark(m: Scene, world: World, who: int, batch: int) -> Answer: return Answer(world, batch in world.commits)
 
 
-def on_purge(m: Scene, world: World, who: int, batch: int) -> Answer:
-    kept = tuple(e for e in world.log if e[0] >= batch)
+def on_remove(m: Scene, world: World, who: int, slots: tuple) -> Answer:
+    kept = tuple(e for e in world.log if e[:2] not in slots)
     return Answer(world._replace(log=kept), note="records were purged" if kept != world.log else "")
 
 
 UNKNOWN, SILENT = "unknown", "silent"
 REQUESTS = {"init": on_init, "epoch": on_epoch, "produce": on_produce, "end": on_end, "describe": on_describe, "list": on_list, "known": on_known,
-            "open": on_open, "create": on_create, "chain": on_chain, "batches": on_batches, "purge": on_purge, "spark": on_spark}
+            "open": on_open, "create": on_create, "listing": on_listing, "remove": on_remove, "spark": on_spark}
 UNCLEAR = {"init": (UNKNOWN,), "end": (UNKNOWN, SILENT), "create": (UNKNOWN, SILENT)}
 
 
@@ -445,10 +445,10 @@ class Tape:
         return answer
 
 # %% ../nbs/14_world.ipynb #c047
-class StepLog:
+class StepLog(DecisionLog):
     "The decision log, one question at a time."
     def __init__(self, tape: Tape, decisions: Table, place: str = "log"):
-        self.tape, self.decisions, self.place, self.silent = tape, decisions, place, set()
+        self.tape, self.decisions, self.place, self.silent, self.known = tape, decisions, place, set(), {}
 
     def create(self, decision: Decision) -> Decision | None:
         n = self.decisions.number(decision)
@@ -457,10 +457,13 @@ class StepLog:
         if answer == SILENT: self.silent.add(n)
         return None if answer in (UNKNOWN, SILENT) else self.decisions[answer]
 
-    def chain(self, batch_id: int) -> list[Decision]: return [self.decisions[n] for n in self.tape.ask("chain", batch_id)]
-    def batches(self) -> list[int]: return list(self.tape.ask("batches"))
-    def purge(self, batch_id: int):
-        if batch_id > 0: self.tape.ask("purge", batch_id)
+    def slots(self) -> list[Slot]:
+        found = {Slot(b, k): n for b, k, n in self.tape.ask("listing")}
+        self.known |= found
+        return sorted(found)
+
+    def load(self, slot: Slot) -> Decision: return self.decisions[self.known[slot]]
+    def remove(self, slots: Sequence[Slot]): self.tape.ask("remove", tuple(slots))
 
 # %% ../nbs/14_world.ipynb #c049
 class StepStore:
@@ -537,9 +540,8 @@ SAY_ASKED = {
     "known": lambda m: "lists what is known, in any state",
     "open": lambda m, ids: f"describes {', '.join(map(short, ids))}",
     "create": lambda m, number: f"creates {short_decision(m, number)}",
-    "chain": lambda m, batch: f"reads the chain of batch {batch}",
-    "batches": lambda m: "reads which batches stand",
-    "purge": lambda m, batch: f"purges the batches below {batch}",
+    "listing": lambda m: "lists the slots of the log",
+    "remove": lambda m, slots: f"removes the records {', '.join(f'{b}.{k}' for b, k in slots)}",
     "spark": lambda m, batch: f"looks for commits/{batch}",
     "late": lambda m, kind, who, *what: f"late, of {'a task of ' * (kind == 'init')}D{who}: {SAY_ASKED[kind](m, *what)}",
     "marks": lambda m, name: f"completes {short(name)}",
@@ -558,7 +560,7 @@ def hears(m: Scene, what: tuple, said) -> str:
     if said in (UNKNOWN, SILENT): return "no answer"
     kind = what[1] if what[0] == "late" else what[0]
     if kind == "create": return "won" if said == what[-1] else f"{short_decision(m, said)} stands"
-    if kind == "chain": return ", ".join(short_decision(m, n) for n in said) or "nothing"
+    if kind == "listing": return ", ".join(short_decision(m, n) for *_, n in said) or "nothing"
     if kind in ("list", "known"): return ", ".join(map(short, said)) or "nothing"
     if kind == "open": return ", ".join(short(*t) for t in said) or "nothing any more"
     if kind == "describe": return ", ".join((state.value if state else "unknown") + ", little time left" * late for state, late in said)

@@ -138,13 +138,15 @@ class Killed(Exception):
 
 
 class Slots(FileLog):
-    """A log to which `before_commit` happens once, just before the next COMMIT is written."""
+    """A log to which `before_commit` happens once, just before the next COMMIT is written, and `before_claim` before the next claim."""
 
-    before_commit = None
+    before_commit = before_claim = None
 
     def create(self, decision):
-        if decision.commit and self.before_commit:
-            happens, self.before_commit = self.before_commit, None
+        hook = "before_commit" if decision.commit else "before_claim"
+        happens = getattr(self, hook)
+        setattr(self, hook, None)
+        if happens:
             happens()
         return super().create(decision)
 
@@ -293,6 +295,12 @@ def overtaken(world):
     world.go_on()
 
 
+def two_begin_at_once(world):
+    """A driver stops just before it claims. Meanwhile another one runs the batch to its end. Then the first one goes on."""
+    world.log.before_claim = world.live
+    world.go_on()
+
+
 def overtaken_by_one_that_dies(world):
     """The same, but the second driver dies after it has restored."""
     world.log.before_commit = lambda: restore.plan(world.driver(), 0)
@@ -413,7 +421,7 @@ def no_look_before_the_decision(patch):
 
 def decided_is_as_good_as_committed(patch):
     """Rule 6, first half: a restart does not finish what was decided."""
-    patch.setattr(restore, "finish", lambda driver, decision: True)
+    patch.setattr(restore, "finish", lambda driver, decision, seen=None: True)
     patch.setattr(commit, "_finish_again", lambda driver, messages, batch_id: None)
 
 
@@ -424,7 +432,7 @@ def losses_are_silent(patch):
 
 def a_replay_writes_again(patch):
     """Rule 5, first half: restore does not look whether the batch is decided, and takes the slot after all others."""
-    def claim(driver, batch_id):
+    def claim(driver, batch_id, seen):
         attempt = len(driver.log.chain(batch_id))
         plan = Plan(query_id=driver.query_id, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt + 1))
         return driver.log.create(driver.decision(plan, commit=False))
@@ -474,7 +482,7 @@ def no_claim(patch):
     """Rule 8: a run takes the next attempt without winning a slot, and sweeps. (The log stays empty, which would be refused.)"""
     attempts = count()
     patch.setattr(restore, "check_empty", lambda driver: None)
-    def claim(driver, batch_id):
+    def claim(driver, batch_id, seen):
         attempt = next(attempts)
         plan = Plan(query_id=driver.query_id, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt + 1))
         return driver.decision(plan, commit=False)
@@ -490,7 +498,7 @@ def ids_that_two_processes_share(patch):
 def no_sweep(patch):
     """Rule 6, second half."""
     for room in (commit, restore):
-        patch.setattr(room, "sweep", lambda driver, token, own_parity=None: [])
+        patch.setattr(room, "sweep", lambda driver, token, own_parity=None, seen=None: [])
 
 
 WITHOUT = [
@@ -507,7 +515,7 @@ WITHOUT = [
     (5, a_replay_does_not_drain, killed_between_two_commits, "stateless"),
     (6, decided_is_as_good_as_committed, killed_between_two_commits, "torn batch"),
     (6, no_sweep, killed_before_the_decision, "hanging"),
-    (8, the_log_lets_everybody_win, overtaken, "duplicate"),
+    (8, the_log_lets_everybody_win, two_begin_at_once, "duplicate"),
     (8, no_claim, overtaken_by_one_that_dies, "lost"),
     (8, ids_that_two_processes_share, zombie_begins_late, "lost"),
 ]
