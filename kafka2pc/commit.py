@@ -34,9 +34,10 @@ def one_by_one(fn: Callable, items: Iterable) -> list:
 class Driver:
     """All that the commit and restore phases need. `each(fn, items)` maps in order, `retry()` gives a policy that repeats an unclear answer within
     limits, `margin_ms` must be left before a decision, `spark_committed(batch_id)` looks into Spark's own commit log, the log keeps `keep_batches`
-    old batches, and the last `keep_claims` of a batch. `about`: what the decisions are about, beside the place of the log. `fresh`: the query id was never used, so no store need be
-    asked for its traces. `former(prefix)`: the participants with a former prefix of their ids. `in_order`: end the transactions of one participant
-    after those of another, in the order of `participants`. `replay_check`: fail or warn. `wait_to_claim(attempt)`: before that slot is claimed."""
+    old batches, and the last `keep_claims` of a batch. `about`: what the decisions are about, beside the place of the log. `fresh`: the query id was
+    never used, so no store need be asked for its traces. `former(prefix)`: the participants with a former prefix of their ids. `in_order`: end the
+    transactions of one participant after those of another, in the order of `participants`. `replay_check`: fail or warn. `wait_to_claim(attempt)` is
+    called before that slot is claimed."""
     query_id: str
     log: DecisionLog
     participants: Mapping[str, Participant]
@@ -123,8 +124,9 @@ def overtaken(log: Chains, decision: Decision) -> bool:
 
 def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
     """Commit every transaction of a COMMIT. False: the log shows that another run has gone on, or Spark has committed this batch: another run has
-    finished it, and nothing older counts any more. `seen`: a listing that was made after the COMMIT was written. Raises `CorruptDecision`, `LostTransaction` (after all others were committed), `OutcomeUnknown` when a store gave no clear answer in time,
-    or what a participant raises; every error says that the batch is decided."""
+    finished it, and nothing older counts any more. `seen`: a listing that was made after the COMMIT was written. Raises `CorruptDecision`,
+    `LostTransaction` (after all others were committed), `OutcomeUnknown` when a store gave no clear answer in time, or what a participant raises;
+    every error says that the batch is decided."""
     cs, batch_id = decision.committables, decision.slot.batch_id
     check_own(driver, decision)
     with after_the_decision():

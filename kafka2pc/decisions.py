@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 # %% ../nbs/10_decisions.ipynb #c003
-from .errors import BadOption, CorruptDecision, LogUnwritable, UnknownFormat
+from .errors import CorruptDecision, LogUnwritable, StoreUnreachable, UnknownFormat
 from .places import check_place, normal_place
 from .protocol import Committable, Token, committable_from_dict, parse_token
+from .storage import Storage, check_driver
 
 # %% ../nbs/10_decisions.ipynb #c006
 class Slot(NamedTuple):
@@ -285,23 +286,13 @@ def _sync(path: str):
 
 # %% ../nbs/10_decisions.ipynb #c023
 class ObjectLog(FileLog):
-    "The same in an fsspec file system that keeps `pipe_file(mode='create')`. Raises `BadOption` at once if it does not."
+    """The same in an object store that an fsspec driver reaches. Raises `BadOption` at once if it has no exclusive create, `StoreUnreachable` if it
+    refuses or gives no clear answer; `create` raises `LogUnwritable` if it refuses."""
     def __init__(self, url: str):
-        from fsspec import AbstractFileSystem, url_to_fs
-        self.url, (self.fs, self.folder) = url, url_to_fs(url)
-        self.fs.makedirs(self.folder, exist_ok=True)  # fsspec's own way of creating looks first and writes then: two may win
-        if type(self.fs).pipe_file is AbstractFileSystem.pipe_file or not self._keeps_the_first(f"{self.folder}/.probe-{uuid.uuid4().hex}"):
-            raise BadOption(f"decision log {self.folder}: this store overwrites an object that exists",
-                            action="Choose a local folder, or a store whose fsspec driver supports an exclusive create.")
-
-    def _keeps_the_first(self, path: str) -> bool:
-        try:
-            for content in (b"first", b"second"): self.fs.pipe_file(path, content, mode="create")
-        except FileExistsError: return self._get(path) == b"first"
-        except (NotImplementedError, TypeError, ValueError): return False
-        finally:
-            if self.fs.exists(path): self._remove(path)
-        return False
+        check_driver(url, "decision log")
+        self.url, self.storage = url, Storage(url, "decision log")
+        self.folder = self.storage.root
+        self.storage.check_create(self.folder)
 
     @property
     def place(self) -> str: return normal_place(self.url)
@@ -311,14 +302,18 @@ class ObjectLog(FileLog):
         twin.url = f"{self.url.rstrip('/').rpartition('/')[0]}/{name}"
         return twin
 
-    def _put(self, slot: Slot, content: bytes): self.fs.pipe_file(self._path(slot), content, mode="create")
-    def _get(self, path: str) -> bytes: return self.fs.cat_file(path)
-    def _remove(self, path: str): self.fs.rm(path)
-    def _remove_folder(self): "An object store has no folders."
+    def create(self, decision: Decision) -> Decision | None:
+        "One request; two if the slot is taken, perhaps by a request of our own whose answer was lost."
+        try: won = self.storage.create(self._path(decision.slot), dump_decision(decision))
+        except StoreUnreachable as e: raise LogUnwritable(e.what, why=e.why, action=e.action) from e
+        if won is None: return None
+        try: return decision if won else self.load(decision.slot)
+        except StoreUnreachable: return None
 
-    def _list(self, folder: str) -> list[str]:
-        self.fs.invalidate_cache()
-        return [p.rsplit("/", 1)[-1] for p in self.fs.ls(folder, detail=False)]
+    def _get(self, path: str) -> bytes: return self.storage.read(path)
+    def _remove(self, path: str): self.storage.remove(path)
+    def _remove_folder(self): "An object store has no folders."
+    def _list(self, folder: str) -> list[str]: return self.storage.names(folder)
 
 # %% ../nbs/10_decisions.ipynb #c024
 def open_log(url: str) -> DecisionLog:

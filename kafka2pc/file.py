@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 from pyarrow import RecordBatch
 
 # %% ../nbs/30_file.ipynb #c004
-from .errors import BadOption, PrecommitFailed
+from .errors import BadOption, PrecommitFailed, StoreUnreachable
 from .protocol import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
                        parse_name)
+from .storage import Storage, check_driver
 
 # %% ../nbs/30_file.ipynb #c009
 class _Parquet:
@@ -195,29 +196,28 @@ def _write_new(path: str, content: bytes):
     _sync(folder)
 
 
+_NO_OTHER = "Choose another store or driver."  # than one without an exclusive create
+
+
 class ObjectParticipant(_Files):
     """Files in an fsspec file system, and a manifest that says which of them are committed. `url`: `s3://…`, `memory://…`, `file://…`.
-    A password in it is used, and not shown. Raises `BadOption`, also at once if the store lets a second create through."""
+    A password in it is used, and not shown. Raises `BadOption`, also at once if the store lets a second create through, and `StoreUnreachable`."""
     def __init__(self, url: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "object"):
-        from fsspec import AbstractFileSystem, url_to_fs
         from fsspec.implementations.local import LocalFileSystem
-        super().__init__(re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url.rstrip("/")), format, prefix, name)
-        self.fs, self.root = url_to_fs(url.rstrip("/"))
-        looks_first = type(self.fs).pipe_file is AbstractFileSystem.pipe_file  # and writes then: of two, both may win
+        where = re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url.rstrip("/"))
+        super().__init__(where, format, prefix, name)
+        local = url.startswith(("file:", "/"))
+        if not local: check_driver(url, "participant", _NO_OTHER)
+        self.storage = Storage(url.rstrip("/"), "participant", _NO_OTHER)
+        self.fs, self.root = self.storage.fs, self.storage.root
         self.local = type(self.fs) is LocalFileSystem
-        for kind in ("open", "data", "manifest"): self.fs.makedirs(f"{self.root}/{kind}", exist_ok=True)
-        if (looks_first and not self.local) or not self._writes_once():
-            raise BadOption(f"{self.where}: this store overwrites an object that exists", action="Choose another store or driver.")
-
-    def _writes_once(self) -> bool:
-        probe = f"{self.root}/open/probe-{os.urandom(8).hex()}"
-        try: return self._create(probe, "first") == self._create(probe, "second") == "first"
-        except (NotImplementedError, TypeError, ValueError): return False
-        finally: self._remove(probe)
+        if self.local:
+            for kind in ("open", "data", "manifest"): os.makedirs(f"{self.root}/{kind}", exist_ok=True)
+        if not self.local: self.storage.check_create(f"{self.root}/open")
 
     def begin(self, plan: Plan) -> "ObjectTransaction":
         c = self._new(plan)
-        self.fs.pipe_file(self.path(c, "open"), b"")
+        self.storage.write(self.path(c, "open"), b"")
         return ObjectTransaction(self, c)
 
     def commit(self, c: Committable) -> Outcome: return self._end(c, "committed")
@@ -226,39 +226,31 @@ class ObjectParticipant(_Files):
     def _end(self, c: Committable, outcome: str) -> Outcome:
         try:
             stands = self.outcome(c)
-            if stands is None and outcome == "committed" and not self._there(self.path(c, "data")): return Outcome.REFUSED
+            if stands is None and outcome == "committed" and not self.storage.exists(self.path(c, "data")): return Outcome.REFUSED
             if stands is None: stands = self._create(self.path(c, "manifest"), outcome)
-            if not stands: return Outcome.UNKNOWN  # it is being written at this moment
-            if stands == "aborted": self._remove(self.path(c, "data"))
-            self._remove(self.path(c, "open"))
-        except OSError: return Outcome.UNKNOWN
+            if not stands: return Outcome.UNKNOWN  # it is being written at this moment, or the answer was lost
+            if stands == "aborted": self.storage.remove(self.path(c, "data"))
+            self.storage.remove(self.path(c, "open"))
+        except (OSError, StoreUnreachable): return Outcome.UNKNOWN
         return Outcome.DONE if stands == outcome else Outcome.REFUSED
 
     def outcome(self, c: Committable) -> str | None:
         "committed, aborted, or None: nobody has ended it."
-        with suppress(FileNotFoundError): return self.fs.cat_file(self.path(c, "manifest")).decode()
+        with suppress(FileNotFoundError): return self.storage.read(self.path(c, "manifest")).decode()
 
     def _create(self, path: str, content: str) -> str:
-        "What stands under `path` now: `content`, or what somebody else has written there first."
-        with suppress(FileExistsError):
-            if self.local: _write_new(path, content.encode())
-            else: self.fs.pipe_file(path, content.encode(), mode="create")
-        return self.fs.cat_file(path).decode()
-
-    def _there(self, path: str) -> bool:
-        "Asks the store itself: what fsspec remembers of a folder may be old."
-        self.fs.invalidate_cache()
-        return self.fs.exists(path)
-
-    def _remove(self, path: str):
-        with suppress(FileNotFoundError): self.fs.rm_file(path)
+        "What stands under `path` now: `content`, or what somebody else has written there first. Empty: that is not clear."
+        if self.local:
+            with suppress(FileExistsError): _write_new(path, content.encode())
+        elif self.storage.create(path, content.encode()) is None: return ""
+        return self.storage.read(path).decode()
 
     def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
         ended = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
         def state(c: Committable) -> TxnState | None:
             if stands := self.outcome(c): return ended[stands]
-            if self._there(self.path(c, "data")): return TxnState.PRECOMMITTED
-            return TxnState.OPEN if self._there(self.path(c, "open")) else None
+            if self.storage.exists(self.path(c, "data")): return TxnState.PRECOMMITTED
+            return TxnState.OPEN if self.storage.exists(self.path(c, "open")) else None
         return [Standing(state(c)) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
@@ -266,23 +258,21 @@ class ObjectParticipant(_Files):
 
     def committed_files(self) -> list[str]:
         "For readers: the paths of the files that are committed, in order."
-        return sorted(f"{self.root}/data/{n}" for n in self._names("manifest") if self.fs.cat_file(f"{self.root}/manifest/{n}") == b"committed")
+        return sorted(f"{self.root}/data/{n}" for n in self._names("manifest") if self.storage.read(f"{self.root}/manifest/{n}") == b"committed")
 
     def rows(self, c: Committable) -> Iterator[dict]:
-        "The rows of a transaction, one by one; none if its data was dropped. Raises `OSError`."
-        if not self._there(self.path(c, "data")): return
+        "The rows of a transaction, one by one; none if its data was dropped. Raises `OSError`, or what the driver raises."
+        if not self.storage.exists(self.path(c, "data")): return
         with self.fs.open(self.path(c, "data"), "rb") as file: yield from _FORMATS[self.format].read(file)
 
     def drop(self, c: Committable):
         "Remove the data of a transaction. Its outcome stays known."
-        self._remove(self.path(c, "data"))
+        self.storage.remove(self.path(c, "data"))
 
     def _open(self) -> list[str]: return self._names("open")
     def _ended(self) -> list[str]: return self._names("manifest")
 
-    def _names(self, kind: str) -> list[str]:
-        self.fs.invalidate_cache()
-        return [path.rsplit("/", 1)[-1] for path in self.fs.ls(f"{self.root}/{kind}", detail=False)]
+    def _names(self, kind: str) -> list[str]: return self.storage.names(f"{self.root}/{kind}")
 
     def path(self, c: Committable, kind: str) -> str:
         "The object of this kind (open, data, manifest) of a transaction."
@@ -295,7 +285,7 @@ class ObjectTransaction(_OpenFile):
 
     def _vote(self):
         data = self.store.path(self.c, "data")
-        self.store.fs.put_file(self.file.name, data)
+        self.store.storage.upload(self.file.name, data)
         if self.store.local:  # elsewhere the store answers when it has it
             for path in (data, os.path.dirname(data)): _sync(path)
         if self.store.outcome(self.c):

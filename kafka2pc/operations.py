@@ -32,6 +32,7 @@ from .kafka import NEVER_MS, KafkaParticipant, parallel, retry_unknown
 from .protocol import Committable, Outcome, PartitionRange, PreparedTxnState, Token, TxnState, parse_name
 from .places import absolute_place, masked, normal_place
 from .restore import adopt, check_identity, claim, not_its_log
+from .storage import Storage
 
 # %% ../nbs/42_operations.ipynb #c007
 def read_properties(path: str) -> dict[str, str]:
@@ -130,7 +131,7 @@ def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | N
     if place.startswith(("kafka:", "postgres")): return Query(place=place, query_id=name, log=at(root, name))
     checkpoint = Checkpoint(place)
     try: query_id = checkpoint.query_id()
-    except StaleCheckpoint:
+    except (StaleCheckpoint, BadOption):
         if not re.fullmatch(_UUID, name): raise
         return Query(place=place, query_id=name, log=at(root, name))
     log = at(decision_log.rstrip("/"), query_id) if decision_log else open_log(f"{checkpoint.location}/kafka2pc")
@@ -147,12 +148,9 @@ def _prefix_of_log(conf: Mapping, name: str) -> str | None:
 
 def batch_times(location: str, last: int = 20) -> dict[int, tuple[float, float | None]]:
     "When Spark wrote the offsets entry and the commits entry of its last batches; empty where the storage tells no times."
-    from fsspec.core import url_to_fs
-    fs, root = url_to_fs(re.sub("^file:/+", "/", location))
-    def numbers(folder: str) -> set[int]:
-        paths = fs.ls(f"{root}/{folder}", detail=False) if fs.exists(f"{root}/{folder}") else []
-        return {int(n) for path in paths if (n := path.rsplit("/", 1)[-1]).isdigit()}
-    at = lambda folder, n: 1000 * fs.modified(f"{root}/{folder}/{n}").timestamp()
+    storage = Storage(re.sub("^file:/+", "/", location), "checkpoint")
+    def numbers(folder: str) -> set[int]: return {int(name) for name in storage.names(f"{storage.root}/{folder}") if name.isdigit()}
+    at = lambda folder, n: 1000 * storage.fs.modified(f"{storage.root}/{folder}/{n}").timestamp()
     begun, ended = sorted(numbers("offsets"))[-last:], numbers("commits")
     try: return {n: (at("offsets", n), at("commits", n) if n in ended else None) for n in begun}
     except (NotImplementedError, OSError): return {}

@@ -108,7 +108,8 @@ def not_its_log(query_id: str, traces: Sequence[str]) -> StaleCheckpoint:
 def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
     """The restore phase, on the driver, before the first task (steps PLAN 1-6). `mine`: the token of this run, None if it has none or has planned
     this batch. One listing serves steps 1 to 3: what is written after it is met by the claim, or at the decision. Step 4 needs a listing that was
-    made after the claim, and it serves step 5, too. Raises what `check_identity` raises, `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
+    made after the claim, and it serves step 5, too. Raises what `check_identity` raises, `LostTransaction`, `OutcomeUnknown`, or what a participant
+    raises.
 
     1. The log is that of this query. The batch has a COMMIT, and no later one has: its offsets must be Spark's; finish it; drain.
     2. The batch before carries my token: attempt 0.

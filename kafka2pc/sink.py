@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OPTIONS', 'SinkOptions', 'parse_options', 'check_schema', 'Checkpoint', 'open_participant', 'open_place', 'log_at',
            'Noted', 'make_driver', 'plan_batch', 'SparkMessage', 'check_task', 'write_at_least_once', 'contents',
-           'BatchLine', 'batch_line', 'swept', 'warn_if_late', 'StreamWriter', 'stream_driver', 'plan_stream',
+           'BatchLine', 'batch_line', 'swept', 'warn_if_late', 'StreamWriter', 'stream_driver', 'log_in', 'plan_stream',
            'BatchWriter', 'batch_log', 'close_key', 'purge_keys', 'plan_write', 'Kafka2pc', 'register']
 
 # %% ../nbs/20_sink.ipynb #c002
@@ -34,8 +34,9 @@ from .precommit import precommit
 from .produce import without_use
 from .errors import BadOption, OutcomeUnknown, ReplayDiffers, StaleCheckpoint, TwoPhaseError
 from .protocol import CommitMessage, Mode, Plan
-from .restore import claim
+from .restore import back_off, claim
 from .restore import plan as act_three
+from .storage import Storage
 from .writer import RowWriter
 
 # %% ../nbs/20_sink.ipynb #c007
@@ -196,29 +197,35 @@ class Checkpoint:
                             action='.option("checkpointLocation", "/path") on the query itself.')
         self.location = absolute_place(location).rstrip("/")
         check_place("checkpointLocation", self.location, folder=True)
-        from fsspec.core import url_to_fs
-        self._fs, self._root = url_to_fs(re.sub("^file:/+", "/", self.location))
+        self._storage = Storage(re.sub("^file:/+", "/", self.location), "checkpointLocation")
+        self._root = self._storage.root
 
     def query_id(self) -> str:
-        "The id of the query: the same after every restart from this checkpoint."
-        try: return json.loads(self._fs.cat_file(f"{self._root}/metadata"))["id"]
+        "The id of the query: the same after every restart from this checkpoint. Raises `BadOption` if Spark has written none here."
+        try: return json.loads(self._storage.read(f"{self._root}/metadata"))["id"]
+        except FileNotFoundError: raise self._not_here() from None
         except (OSError, ValueError, KeyError) as e:
             raise StaleCheckpoint(f"{self.location}/metadata holds no query id ({type(e).__name__})") from e
 
+    def _not_here(self) -> BadOption:
+        if ":" in self.location: why = "Spark has written nothing there. Perhaps it was deleted while the query ran."
+        else: why = "Python looks on this machine's disk. For Spark, a path without a scheme is on its default file system (fs.defaultFS): HDFS?"
+        return BadOption(f"checkpointLocation={masked(self.location)}: Python finds no checkpoint of Spark's there", why=why,
+                         action="Write the scheme: file:///path (the disk of the driver), hdfs://host/path, s3a://bucket/path, ...")
+
     def newest_batch(self) -> int:
         "The batch that Spark is about to run."
-        self._fs.invalidate_cache()
-        names = [p.rsplit("/", 1)[-1] for p in self._fs.ls(f"{self._root}/offsets", detail=False)]
-        return max(int(n) for n in names if n.isdigit())
+        found = [int(name) for name in self._storage.names(f"{self._root}/offsets") if name.isdigit()]
+        if not found: raise self._not_here()
+        return max(found)
 
     def offsets_hash(self, batch_id: int) -> str:
         "sha256 of Spark's offsets entry: it says which rows the batch is made of."
-        return hashlib.sha256(self._fs.cat_file(f"{self._root}/offsets/{batch_id}")).hexdigest()
+        return hashlib.sha256(self._storage.read(f"{self._root}/offsets/{batch_id}")).hexdigest()
 
     def committed(self, batch_id: int) -> bool:
         "Has Spark written the batch into its own commit log?"
-        self._fs.invalidate_cache()
-        return self._fs.exists(f"{self._root}/commits/{batch_id}")
+        return self._storage.exists(f"{self._root}/commits/{batch_id}")
 
 # %% ../nbs/20_sink.ipynb #c014
 _LOG = logging.getLogger("kafka2pc")
@@ -282,7 +289,7 @@ def make_driver(options: SinkOptions, query_id: str, log, participant: KafkaPart
     return Driver(query_id=query_id, log=log, participants={participant.name: participant}, about=about, history=Noted(), each=parallel(),
                   former=lambda prefix: [{participant.name: participant.under(prefix)}], replay_check=options.replay_check,
                   retry=partial(retry_unknown, options.max_commit_retries), margin_ms=min(10_000, participant.timeout_ms // 5),
-                  skip_lost=options.skip_lost,
+                  skip_lost=options.skip_lost, wait_to_claim=back_off,
                   spark_committed=checkpoint.committed if checkpoint else lambda batch_id: False)
 
 
@@ -426,8 +433,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def commit(self, messages: list, batchId: int):
         "Act two, in the committer."
         if not self.options.exactly_once: return
-        checkpoint = Checkpoint(self.options.checkpoint)
-        driver = stream_driver(self.options, checkpoint)
+        query_id = messages[0].content.plan.query_id if messages else None  # the planner has read it from the checkpoint
+        driver = stream_driver(self.options, Checkpoint(self.options.checkpoint), query_id)
         with driver.history.of("act two", batch_id=batchId):
             act_two.commit(driver, contents(messages), batchId)
         _log_batch(messages, driver.history.kept)
@@ -437,11 +444,23 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         if self.options.exactly_once: act_two.abort(stream_driver(self.options, Checkpoint(self.options.checkpoint)), contents(messages), batchId)
 
 
-def stream_driver(options: SinkOptions, checkpoint: Checkpoint) -> Driver:
-    "The driver's side of a streaming query. Its decision log is inside its checkpoint, unless `decisionLog` says otherwise."
-    query_id = checkpoint.query_id()
-    log = open_place(options, query_id) if options.decision_log else open_log(f"{checkpoint.location}/kafka2pc")
+def stream_driver(options: SinkOptions, checkpoint: Checkpoint, query_id: str | None = None) -> Driver:
+    """The driver's side of a streaming query. `query_id`: None if it must be read from the checkpoint. Its decision log is inside its checkpoint,
+    unless `decisionLog` says otherwise.
+
+    One micro-batch asks the place of checkpoint and log eight times, one after the other. The planner: the query id, the list of Spark's offsets, the
+    newest entry, the list of the log, the COMMIT of the batch before. The committer: create the COMMIT, the list of the log, remove the oldest
+    COMMIT. Both lists of the log must be fresh: the first one finds what other runs have decided, the second one that a newer run has gone on."""
+    query_id = query_id or checkpoint.query_id()
+    log = open_place(options, query_id) if options.decision_log else log_in(checkpoint)
     return make_driver(options, query_id, log, open_participant(options), checkpoint)
+
+
+def log_in(checkpoint: Checkpoint) -> DecisionLog:
+    "The decision log inside a checkpoint, opened once in each process."
+    opened = os.getpid(), checkpoint.location
+    if opened not in _LOGS: _LOGS[opened] = open_log(f"{checkpoint.location}/kafka2pc")
+    return _LOGS[opened]
 
 
 def plan_stream(options: SinkOptions) -> StreamWriter:

@@ -32,6 +32,7 @@ from .decode import HEADERS, Columns
 from .errors import BadOption, BrokerUnreachable, NotAuthorized, RecordsGone, StaleCheckpoint, TopicGone, TopicRecreated, UnknownFormat
 from .fetch import NotFetched, fetch, manner
 from .kafka import KafkaParticipant
+from .storage import Storage
 
 # %% ../nbs/21_source.ipynb #c008
 OPTIONS = {
@@ -683,12 +684,10 @@ class Lag:
 
 def last_offsets(checkpoint: str, source: int = 0) -> Offsets | None:
     "The end of the last batch that Spark calls done; None if there is none. `source`: which of the query's sources, from 0 on."
-    from fsspec.core import url_to_fs
-    fs, root = url_to_fs(re.sub("^file:/+", "/", checkpoint.rstrip("/")))
-    if not fs.exists(f"{root}/commits"): return None
-    done = [int(name) for path in fs.ls(f"{root}/commits", detail=False) if (name := path.rsplit("/", 1)[-1]).isdigit()]
+    storage = Storage(re.sub("^file:/+", "/", checkpoint.rstrip("/")), "checkpoint")
+    done = [int(name) for name in storage.names(f"{storage.root}/commits") if name.isdigit()]
     if not done: return None
-    entries = fs.cat_file(f"{root}/offsets/{max(done)}").decode().splitlines()[2:]  # a version and a line of metadata come first
+    entries = storage.read(f"{storage.root}/offsets/{max(done)}").decode().splitlines()[2:]  # a version and a line of metadata come first
     return from_json(json.loads(entries[source]))
 
 

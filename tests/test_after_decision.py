@@ -98,7 +98,7 @@ def test_a_record_without_counts_is_not_checked():
     driver = driver_of(Moody())
     run(driver, 0, ["a"])
     slot = Slot(0, 1)
-    driver.log.slots[slot] = replace(driver.log.slots[slot], rows=None, bytes=None, identity=None)
+    driver.log.records[slot] = replace(driver.log.records[slot], rows=None, bytes=None, identity=None)
     run(driver, 0, ["a", "b"])
 
 
@@ -187,7 +187,7 @@ def test_a_log_that_gave_no_answer_and_then_refuses_leaves_the_decision_unknown(
         def create(self, decision):
             if not decision.commit:
                 return super().create(decision)
-            if decision.slot in self.slots:
+            if decision.slot in self.records:
                 raise LogUnwritable("the brokers are gone")
             super().create(decision)
 

@@ -86,7 +86,7 @@ def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finish
     writer = plan_write(options())
     messages = rows_written(writer)
 
-    def die(driver, decision):
+    def die(driver, decision, seen):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):

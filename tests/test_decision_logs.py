@@ -94,8 +94,8 @@ def an_object_store(request):
 
     def spoil(name, slot, content):
         log = open(name)
-        log.fs.pipe_file(log._path(slot), content)
-    losing = lambda when: lose(ObjectLog, "_put", when, OSError(5, "I/O error"))
+        log.storage.write(log._path(slot), content)
+    losing = lambda when: lose(ConditionalPut, "pipe_file", when, OSError(5, "I/O error"))
     return Place(open, steps=["create", "_put", "pipe_file"], spoil=spoil, lost=both(losing))
 
 

@@ -255,7 +255,7 @@ def test_participants_are_compared_with_a_record_of_the_old_form_too(driver, sto
     both = replace(driver, participants={store.name: store, second.name: second}, log=MemoryLog())
     decide_only(both, 0)
     slot = Slot(0, 1)
-    both.log.slots[slot] = replace(both.log.slots[slot], identity=None, rows=None, bytes=None)
+    both.log.records[slot] = replace(both.log.records[slot], identity=None, rows=None, bytes=None)
     with pytest.raises(UnfinishedBatch, match="participants was memory, second and is memory"):
         plan(replace(driver, log=both.log), 0)
     assert store.read() == second.read() == []
@@ -285,7 +285,7 @@ def test_an_empty_log_is_not_the_log_of_a_query_that_has_written(state, driver):
     lost = replace(driver, log=MemoryLog())
     with pytest.raises(StaleCheckpoint, match="this decision log is empty"):
         plan(lost, 1)
-    assert lost.log.slots == {}
+    assert lost.log.records == {}
 
 
 def test_a_claim_that_comes_while_the_stores_are_asked_is_no_false_alarm(driver, store):

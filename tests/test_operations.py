@@ -223,7 +223,7 @@ def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
     decide(driver, (messages := dead.write(driver))[0].plan, messages)
     assert typed(dead.door.command("restore", str(tmp_path / "log" / dead.id)))[1] == 0
     assert dead.seen() == ROWS
-    with pytest.raises(StaleCheckpoint):
+    with pytest.raises(BadOption):
         open_query(str(tmp_path / "log"))
 
 
@@ -443,7 +443,7 @@ def test_progress_without_a_timeout_and_of_a_batch_write_and_of_nothing(kafka, t
     (endless.place / "kafka2pc").rename((log.parent.mkdir(), log)[1])
     assert list(kafka2pc.progress(str(log)).state) == ["decided"]
     assert kafka2pc.progress(str(endless.place), last=5).state.tolist() == ["writing"]
-    with pytest.raises(StaleCheckpoint):
+    with pytest.raises(BadOption):
         kafka2pc.progress(str(tmp_path / "nowhere"))
 
 
