@@ -111,8 +111,8 @@ class TableLog(NamedLog):
         slot = decision.slot
         added = self._run(db, "insert into {} values (%s, %s, %s, %s) on conflict do nothing", self.name, *slot, dump_decision(decision).decode())
         if added.rowcount and decision.commit:
-            if self._run(db, "select 1 from {} where log = %s and batch_id > %s limit 1", self.name, slot.batch_id).fetchone():
-                raise Superseded(f"batch {slot.batch_id} of {self.name}: a later batch stands in the log")
+            if self._run(db, "select 1 from {} where log = %s and (batch_id, attempt) > (%s, %s) limit 1", self.name, *slot).fetchone():
+                raise Superseded(f"batch {slot.batch_id} of {self.name}: a later batch stands in the log, or a later claim")
             self.also(db, decision)
         return bool(added.rowcount)
 

@@ -78,8 +78,9 @@ def check_unchanged(driver: Driver, newest: Decision):
     values = [("participants", tuple(sorted(dict(newest.stores))), tuple(sorted(driver.participants)))]
     if old.prefix: values += [("topic", old.topics, now.topics), ("transactionalIdPrefix", old.prefix, now.prefix)]
     changed = [f"{what} was {_spell(before)} and is {_spell(after)}" for what, before, after in values if before != after]
+    if not changed: return
     risk = DECIDED if commit_of(driver.log, newest.slot.batch_id) else None
-    if changed: raise UnfinishedBatch(f"query {driver.query_id}, batch {newest.slot.batch_id}: {'; '.join(changed)}", risk=risk)
+    raise UnfinishedBatch(f"query {driver.query_id}, batch {newest.slot.batch_id}: {'; '.join(changed)}", risk=risk)
 
 
 def _spell(value: str | tuple[str, ...]) -> str: return value if isinstance(value, str) else ", ".join(value) or "a column"
