@@ -1,13 +1,14 @@
 """An HTTP proxy before the server of an object store. It counts requests, and on request it loses answers or gives an answer of its own."""
 import http.client
+import re
 import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+CONDITIONS = {"if-none-match", "if-match"}
 HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
-LOST = ("before", "after")
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Proxy:
     """Listens on a free port of 127.0.0.1 and forwards to `port`. `seen`: the requests so far, in the order of their arrival.
 
     `fault`: a function of a `Request`, which returns None (forward it), "before" (close the connection, forward nothing), "after" (forward it, then
-    close the connection without an answer), or an `Answer`."""
+    close the connection without an answer), or an `Answer`. `unconditional`: forward no condition, as stores do that know none."""
 
     def __init__(self, port):
-        self.target, self.seen, self.fault = port, [], lambda request: None
+        self.target, self.seen, self.fault, self.unconditional = port, [], lambda request: None, False
         self.server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         self.port = self.server.server_address[1]
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -70,6 +71,15 @@ class Proxy:
                 return when
         with self.faults(fault):
             yield lost
+
+    @contextmanager
+    def without_conditions(self):
+        """Inside the `with`, every create overwrites."""
+        self.unconditional = True
+        try:
+            yield
+        finally:
+            self.unconditional = False
 
     @contextmanager
     def counted(self):
@@ -119,9 +129,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self, request):
         server = http.client.HTTPConnection("127.0.0.1", self.proxy.target, timeout=60)
         try:
-            server.putrequest(request.method, request.path, skip_host=True, skip_accept_encoding=True)
+            dropped, path = HOP | {"content-length"}, request.path
+            if self.proxy.unconditional:
+                dropped, path = dropped | CONDITIONS, re.sub("[?&]ifGenerationMatch=0", "", path)
+            server.putrequest(request.method, path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
-                if name.lower() not in HOP | {"content-length"}:
+                if name.lower() not in dropped:
                     server.putheader(name, value)
             if request.body or "Content-Length" in self.headers or request.writes:
                 server.putheader("Content-Length", str(len(request.body)))
