@@ -16,6 +16,8 @@ import fsspec
 import pytest
 from store_proxy import Proxy
 
+from kafka2pc.broker import fetch_jars
+
 STORES = Path(__file__).resolve().parent.parent / ".venvs" / "stores"
 START_S = 60
 
@@ -148,3 +150,18 @@ def azure():
         return [azurite, "--blobHost", "127.0.0.1", "--blobPort", port, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
     with store("az", command, env, {"AZURITE_ACCOUNTS": f"tests:{key}"}) as found:
         yield found
+
+
+# Spark's own access to S3. The SDK comes module by module: the jar of all of it, which hadoop-aws names, is 600 MB, these are 19.
+HADOOP, SDK = "3.5.0", "2.35.4"
+IN_SPARK = [("org.apache.hadoop", "hadoop-client-api"), ("org.apache.hadoop", "hadoop-client-runtime")]
+
+
+def s3a(server):
+    """The conf of a Spark session that reads and writes s3a://... on this server, past the proxy. Fetches the jars once: half a minute."""
+    modules = [("software.amazon.awssdk", name, SDK) for name in ("s3", "s3-transfer-manager", "apache-client", "sts")]
+    wanted = [("org.apache.hadoop", "hadoop-aws", HADOOP), *modules]
+    jars = fetch_jars(f"hadoop-aws-{HADOOP}", wanted, excludes=[("software.amazon.awssdk", "bundle"), *IN_SPARK])
+    conf = {"endpoint": f"http://127.0.0.1:{server.port}", "endpoint.region": server.env["AWS_DEFAULT_REGION"], "path.style.access": "true",
+            "aws.credentials.provider": "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"}
+    return {f"spark.hadoop.fs.s3a.{name}": value for name, value in conf.items()} | {"spark.jars": ",".join(map(str, sorted(jars.glob("*.jar"))))}
