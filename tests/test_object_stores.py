@@ -48,7 +48,7 @@ def promises(*of):
 def place(server, url):
     fs = server.driver()
 
-    def open(name="a"):
+    def open(name="a", driver=type(fs)):  # a process that gets this function imports the driver once, for all that it forks
         return open_log(f"{url}/decisions/{name}")
 
     def spoil(name, slot, content):
