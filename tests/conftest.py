@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from database_fixtures import NO_MARIADB, mariadb, postgres  # noqa: F401  (the shared databases)
 from kafka_fixtures import kafka, open_host  # noqa: F401  (the shared broker, and one that belongs to somebody)
+from store_fixtures import azure, gcs, s3  # noqa: F401  (servers of object stores)
 from story_fixtures import job, jobs, story  # noqa: F401  (the shared driver, and one query)
 
 ROOT = Path(__file__).resolve().parent.parent
