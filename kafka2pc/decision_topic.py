@@ -206,10 +206,14 @@ def _check_topic(control: Control, conf: Mapping, topic: str, make: bool) -> dic
                     action="Set cleanup.policy=compact for the topic, and grant DESCRIBE_CONFIGS on it.")
 
 
+_WARNED: set = set()  # the topics that this process has warned about
+
+
 def _warn_if_long(topic: str, settings: Mapping[str, str], also: str = ""):
-    "A warning, if the topic is read from its first record and nothing keeps it short."
+    "A warning, once in each process, if the topic is read from its first record and nothing keeps it short."
     waits = {key: settings[key] for key in ("max.compaction.lag.ms", "segment.ms") if key in settings}
-    if not waits or min(map(int, waits.values())) <= _DAY_MS: return
+    if not waits or min(map(int, waits.values())) <= _DAY_MS or topic in _WARNED: return
+    _WARNED.add(topic)
     _LOG.warning("%s", TwoPhaseError(
         f"decision log kafka:{topic} is read from its first record, and may grow long",
         why=f"{' and '.join(f'{key} is {ms}' for key, ms in waits.items())}: for so long the broker need not compact what was purged.",

@@ -393,14 +393,16 @@ def test_records_that_were_cut_off_and_written_again_are_read():
     with LocalKafka(progress=None) as kafka:
         log = topic_log(kafka)
         log.create(record(0))
-        _, old_epoch = log._end_of_topic(decision_topic._HIGH)
+        while (found := log._end_of_topic(decision_topic._STABLE))[0] < 2:  # until the transaction's marker is written
+            time.sleep(0.05)
+        old_epoch = found[1]
         kafka.kill()
         kafka.restart()
         log = TopicLog(kafka.client_conf, log.topic, log.name)
         written = {d.slot: d for d in map(log.create, map(record, range(1, 5)))}
         log.slots()
         ended = bookmark(log)._end_of(old_epoch)
-        assert 0 < ended < 4 and log._end_of_topic(decision_topic._HIGH)[1] > old_epoch
+        assert ended == 2 and log._end_of_topic(decision_topic._HIGH)[1] > old_epoch
         for at, counts in ((ended, True), (ended + 1, False), (log.tail.at, False)):
             bookmark(log).save(at, old_epoch)
             assert bookmark(log).at == (at if counts else 0)
@@ -562,7 +564,7 @@ def test_a_topic_that_we_make_stays_short_and_one_that_may_grow_is_reported(kafk
         again(topic_log(kafka, name)).siblings()
     assert settings(kafka, ours).items() >= {"cleanup.policy": "compact", "segment.ms": "3600000", "max.compaction.lag.ms": "3600000"}.items()
     warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "may grow long" in r.getMessage()]
-    assert len(warned) == 2 and all(f"kafka:{theirs} " in text and "Set max.compaction.lag.ms=3600000" in text for text in warned)
+    assert len(warned) == 1 and f"kafka:{theirs} " in warned[0] and "Set max.compaction.lag.ms=3600000" in warned[0]
     assert "max.compaction.lag.ms is 9223372036854775807 and segment.ms is 604800000" in warned[0]
 
 
