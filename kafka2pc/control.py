@@ -10,7 +10,7 @@ __all__ = ['REFUSED_OPTIONS', 'TOKEN_PROVIDER', 'VERIFIES', 'KIP_939', 'client_c
 
 # %% ../nbs/03_control.ipynb #c002
 import importlib, os, random, re, shlex, ssl, time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, Iterable, Mapping
 
 # %% ../nbs/03_control.ipynb #c003
@@ -587,14 +587,17 @@ class Recovery(Verdicts):
 # %% ../nbs/03_control.ipynb #c064
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    "A topic: how many partitions it has, and whether this user may write there (None: the broker does not say)."
+    """A topic: how many partitions it has, and whether this user may write there (None: the broker does not say). `topic_id` (KIP-516) changes when
+    the topic is deleted and created again; empty: the broker has none."""
     partitions: int
     may_write: bool | None
+    topic_id: str = field(default="", compare=False, repr=False)
 
 
 def _topic(row) -> TopicInfo:
     if row.error_code == _TOPIC_FORBIDDEN: return TopicInfo(0, False)
-    return TopicInfo(len(row.partitions), None if row.authorized_operations is None else _WRITE in row.authorized_operations)
+    may_write = None if row.authorized_operations is None else _WRITE in row.authorized_operations
+    return TopicInfo(len(row.partitions), may_write, str(row.topic_id) if row.topic_id and row.topic_id.int else "")
 
 
 _BROKER, _TOPIC, _WRITE = 4, 2, 4  # numbers of the wire: resource types BROKER and TOPIC, ACL operation WRITE
@@ -608,13 +611,14 @@ _TIMEOUTS_MS = tuple(1000 * s for s in (604_800, 86_400, 14_400, 3_600, 1_800, 9
 # %% ../nbs/03_control.ipynb #c065
 class Control(Recovery):
     "All that the sink asks of a cluster, beside writing rows."
-    def _config(self, kind: int, name: Callable, key: str) -> str | None:
+    def _configs(self, kind: int, name: Callable, keys: Iterable[str]) -> dict[str, str]:
         def once():
             node_id = random.choice(self.nodes())
-            resource = DescribeConfigsRequest.DescribeConfigsResource(resource_type=kind, resource_name=name(node_id), configuration_keys=[key])
+            resource = DescribeConfigsRequest.DescribeConfigsResource(resource_type=kind, resource_name=name(node_id), configuration_keys=list(keys))
             return self.ask(DescribeConfigsRequest(resources=[resource]), node_id)
-        values = [c.value for r in self.persist(once).results if r.error_code == 0 for c in r.configs]
-        return values[0] if values else None
+        return {c.name: c.value for r in self.persist(once).results if r.error_code == 0 for c in r.configs}
+
+    def _config(self, kind: int, name: Callable, key: str) -> str | None: return self._configs(kind, name, [key]).get(key)
 
     def max_timeout_ms(self) -> int | None:
         "The broker's `transaction.max.timeout.ms`, or None if this user may not ask (DESCRIBE_CONFIGS on the cluster)."
@@ -631,6 +635,10 @@ class Control(Recovery):
         try: self.init_producer_id(probe_id, timeout_ms=60_000, enable_2pc=True)
         except NotAuthorized: return _WHY_FORBIDDEN[self._config(_BROKER, str, "transaction.two.phase.commit.enable")]
         except BadOption as e: return e.why
+
+    def topic_settings(self, topic: str, keys: Iterable[str]) -> dict[str, str]:
+        "The topic's settings of these names; empty where `topic_setting` says None."
+        return self._configs(_TOPIC, lambda _: topic, keys)
 
     def topic_setting(self, topic: str, key: str) -> str | None:
         "What the topic's setting `key` is, or None if there is no such topic or this user may not ask (DESCRIBE_CONFIGS on the topic)."

@@ -3,6 +3,7 @@ import pickle
 import socket
 import threading
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -278,6 +279,8 @@ def test_timeouts(control):
 def test_topics(control):
     assert control.topics(["control", "absent", "no good name!"]) == {"control": TopicInfo(2, True)} and control.topics([]) == {}
     assert control.topic_max_message_bytes("control") == 54321 and control.topic_max_message_bytes("absent") is None
+    assert control.topic_settings("control", ["max.message.bytes", "cleanup.policy"]) == {"max.message.bytes": "54321", "cleanup.policy": "delete"}
+    assert control.topic_settings("absent", ["cleanup.policy"]) == {} and uuid.UUID(control.topics(["control"])["control"].topic_id).int
 
 
 @pytest.mark.kafka

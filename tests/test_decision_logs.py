@@ -3,7 +3,6 @@ import errno
 import os
 import time
 import uuid
-from dataclasses import replace
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -13,17 +12,15 @@ import fsspec
 import psycopg
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
 from fsspec.implementations.local import LocalFileSystem
-from kafka_fixtures import records
 
 from kafka2pc import decisions
 from kafka2pc.control import Control
 from kafka2pc.decision_table import TableLog
 from kafka2pc.decision_topic import TopicLog
-from kafka2pc.decisions import FileLog, Identity, MemoryLog, ObjectLog, dump_decision, open_log
-from kafka2pc.errors import BadOption, BrokerUnreachable, CorruptDecision, LogUnwritable, StoreUnreachable, Superseded
+from kafka2pc.decisions import FileLog, MemoryLog, ObjectLog, open_log
+from kafka2pc.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 from kafka2pc.file import ObjectParticipant
 from kafka2pc.protocol import Outcome
 
@@ -170,114 +167,6 @@ def test_with_damaged_content(promise, kind, place):
     promise(place, kind)
 
 
-# -- a topic --
-
-
-def topic_log(kafka, topic="decisions", **more):
-    return TopicLog(kafka.client_conf, topic, uuid.uuid4().hex, **more)
-
-
-def append(kafka, topic, key, value):
-    producer = Producer(kafka.client_conf)
-    producer.produce(topic, value, key=key)
-    producer.flush()
-
-
-@pytest.mark.kafka
-def test_a_second_line_past_the_log_is_found_and_so_is_a_key_that_names_no_slot(kafka):
-    log = topic_log(kafka)
-    first = log.create(record())
-    append(kafka, log.topic, f"{log.name}/7.0", dump_decision(record()))
-    for ask in (lambda: log.chain(7), lambda: log.create(first)):
-        with pytest.raises(CorruptDecision, match="2 different lines"):
-            ask()
-    other = topic_log(kafka)
-    append(kafka, log.topic, f"{other.name}/seven", b"x")
-    with pytest.raises(CorruptDecision, match="names no slot"):
-        other.batches()
-
-
-@pytest.mark.kafka
-def test_another_logs_open_transaction_hides_nothing(kafka):
-    mine, other = topic_log(kafka, within_ms=3000), topic_log(kafka)
-    state = other._control.init_producer_id(other.transactional_id, timeout_ms=10_000)
-    other._append(state, {record().slot: b"not ended"})
-    first = record()
-    with pytest.raises(LogUnwritable, match="was read to"):  # its end cannot be known yet
-        mine.create(first)
-    assert other._control.end_txn(other.transactional_id, state, commit=False) is Outcome.DONE
-    assert mine.create(first) == first == mine.create(record(commit=False))
-
-
-@pytest.mark.kafka
-def test_who_loses_does_not_disturb_a_writer(kafka):
-    log = topic_log(kafka)
-    first = log.create(record())
-    with patch.object(Control, "init_producer_id", side_effect=AssertionError("a fence")):
-        assert log.create(record(commit=False)) == first
-
-
-@pytest.mark.kafka
-def test_a_broker_that_goes_away_is_no_answer_only_if_the_question_was_asked(kafka):
-    log, away = topic_log(kafka), BrokerUnreachable("nobody")
-    with patch.object(Control, "init_producer_id", side_effect=away), pytest.raises(LogUnwritable, match="nobody"):
-        log.create(record())
-    real, asked = Control.init_producer_id, []
-
-    def once(*args, **more):
-        if asked:
-            raise away
-        asked.append(1)
-        return real(*args, **more)
-    with patch.object(Control, "init_producer_id", once), patch.object(Control, "end_txn", return_value=Outcome.UNKNOWN):
-        assert log.create(record()) is None
-
-
-@pytest.mark.kafka
-def test_a_topic_that_is_not_the_one_of_before_is_found(kafka):
-    log = topic_log(kafka, f"gone-{uuid.uuid4().hex}")
-    log.create(record())
-    log.chain(7)
-    admin = AdminClient(kafka.client_conf)
-    admin.delete_topics([log.topic])[log.topic].result()
-    time.sleep(0.5)
-    kafka.create_topic(log.topic, config={"cleanup.policy": "compact"})
-    with pytest.raises(CorruptDecision, match="deleted and made again"):
-        log.chain(7)
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-def test_a_topic_that_would_forget_is_refused(kafka, policy):
-    name = uuid.uuid4().hex
-    kafka.create_topic(name, config={"cleanup.policy": policy})
-    with pytest.raises(BadOption, match="forgets decisions"):
-        topic_log(kafka, name)
-    assert records(kafka, name, "read_uncommitted") == []
-
-
-@pytest.mark.kafka
-def test_compaction_keeps_what_restore_needs_and_a_decision_that_is_too_long_is_refused(kafka):
-    admin, name = AdminClient(kafka.client_conf), uuid.uuid4().hex
-    node = str(min(admin.list_topics(timeout=10).brokers))
-    quick = ConfigResource(ResourceType.BROKER, node, incremental_configs=[ConfigEntry("log.cleaner.backoff.ms", "100", incremental_operation=AlterConfigOpType.SET)])
-    admin.incremental_alter_configs([quick])[quick].result()
-    kafka.create_topic(name, config={"cleanup.policy": "compact", "segment.ms": 100, "min.cleanable.dirty.ratio": 0, "delete.retention.ms": 0, "max.message.bytes": 5000})
-    log = topic_log(kafka, name)
-    kept = [log.create(record(b, a, commit=a == 1)) for b in range(6) for a in range(2)][-4:]
-    log.purge(4)
-    purged, end = {f"{log.name}/{b}.{a}".encode() for b in range(4) for a in range(2)}, time.monotonic() + 60
-    while {m.key() for m in records(kafka, name)} & purged:
-        assert time.monotonic() < end, "the broker has not compacted the topic"
-        time.sleep(0.3)
-        append(kafka, name, "somebody else", b"to begin a new segment")
-    stranger = TopicLog(kafka.client_conf, name, log.name)
-    assert (stranger.batches(), stranger.chain(4) + stranger.chain(5)) == ([4, 5], kept)
-    with pytest.raises(LogUnwritable, match="bytes"):
-        log.create(record(6, n=5000))
-    assert log.create(small := record(6)) == small
-
-
 # -- a table --
 
 
@@ -363,33 +252,3 @@ def test_a_sibling_is_the_log_of_another_name_at_the_same_place(place):
     assert place("b").batches() == [] and place("a").chain(7) == [first]
     if not isinstance(a, ObjectLog):  # in memory, fsspec keeps folders that an object store does not have
         assert name_of(b) not in a.siblings()
-
-
-@pytest.mark.kafka
-def test_all_names_of_a_topic_share_one_reader(kafka):
-    log = topic_log(kafka)
-    log.create(record(7))
-    twins = [log.sibling(uuid.uuid4().hex) for _ in range(20)]
-    for twin in twins:
-        twin.create(record(7))
-    assert len({id(twin.tail) for twin in (log, *twins)}) == 1
-    log.close()
-
-
-@pytest.mark.kafka
-def test_a_run_with_another_prefix_fences_the_one_with_the_old(kafka):
-    """The old driver sleeps between its look into the topic and its line; meanwhile the prefix was changed, and the slot was won."""
-    old = topic_log(kafka, prefix="old")
-    of = lambda prefix, **more: replace(record(**more), identity=Identity(log=old.place, prefix=prefix, fence=prefix))
-    old.create(of("old"))
-    new = TopicLog(kafka.client_conf, old.topic, old.name, prefix="new")
-    append_line, won = old._append, []
-
-    def sleeps(state, lines):
-        won.append(new.create(of("new", batch_id=8)))
-        old._append = append_line
-        append_line(state, lines)
-
-    old._append = sleeps
-    assert old.create(of("old", batch_id=8)) == won[0]
-    assert TopicLog(kafka.client_conf, old.topic, old.name, prefix="third").chain(8) == won
