@@ -11,7 +11,7 @@ __all__ = ['Slot', 'Identity', 'Decision', 'dump_decision', 'load_decision', 'Ch
 import copy, errno, hashlib, json, os, re, uuid
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
@@ -112,18 +112,20 @@ class Chains(ABC):
 
 @dataclass(frozen=True)
 class Listing(Chains):
-    "The slots that were taken at one moment. What is in a slot never changes, so it is loaded when it is asked for, unless it is among `known`."
+    """The slots that were taken at one moment. What is in a slot never changes, so a record is loaded once, when it is asked for first. `loaded`:
+    those that are known already."""
     log: "DecisionLog"
     slots: tuple[Slot, ...]
-    known: tuple[Decision, ...] = ()
+    loaded: dict[Slot, Decision | None] = field(default_factory=dict, repr=False, compare=False)
 
     def listing(self) -> "Listing": return self
 
     def newest_first(self, batch_id: int) -> Iterator[Decision]:
         "The records of a batch, the last one first, each loaded when it is needed."
-        known = {d.slot: d for d in self.known}
-        loaded = (known.get(slot) or self.log.load(slot) for slot in reversed(self.slots) if slot.batch_id == batch_id)
-        return (d for d in loaded if d is not None)
+        for slot in reversed(self.slots):
+            if slot.batch_id != batch_id: continue
+            if slot not in self.loaded: self.loaded[slot] = self.log.load(slot)
+            if decision := self.loaded[slot]: yield decision
 
 
 class DecisionLog(Chains):
@@ -141,7 +143,7 @@ class DecisionLog(Chains):
 
     def listing(self, *known: Decision) -> Listing:
         "One request for all slots. Each record that is asked for later is one more, unless the caller knows it."
-        return Listing(self, tuple(self.slots()), known)
+        return Listing(self, tuple(self.slots()), {d.slot: d for d in known})
 
     def purge(self, batch_id: int, seen: Listing | None = None):
         "Remove the batches before this one. `seen`: a listing that the caller has."

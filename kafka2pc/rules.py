@@ -284,7 +284,7 @@ def tell_and_believe(driver, verb, c, batch_id, retry=None) -> Outcome:
 class Blind(Chains):
     "A log that shows nothing but what the caller knows."
     def __init__(self, log): self.log = log
-    def listing(self, *known) -> Listing: return Listing(self.log, tuple(d.slot for d in known), known)
+    def listing(self, *known) -> Listing: return Listing(self.log, tuple(d.slot for d in known), {d.slot: d for d in known})
 
 
 def finish_unasked(driver, decision, seen=None) -> bool:
