@@ -98,3 +98,15 @@ def test_exactly_once_if_the_answers_of_s3_are_lost(when, tale, s3):
         story.run()
     assert len(lost) >= 2
     restart(s3, story)
+
+
+def test_a_micro_batch_asks_s3_eight_times(tale, s3):
+    """Each request costs some ten milliseconds there, and they follow each other. After `keep_batches` one more removes the oldest COMMIT."""
+    story = tale()
+    story.feed()
+    story.run()
+    story.feed(4)
+    with s3.proxy.counted() as requests:
+        story.run()
+    assert len([r for r in requests if "aiobotocore" in r.agent]) <= 4 * 8, [(r.method, r.path) for r in requests]
+    restart(s3, story)
