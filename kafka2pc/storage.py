@@ -75,6 +75,7 @@ def _says_no(e: Exception) -> bool:
 # %% ../nbs/09_storage.ipynb #c012
 _LOG = logging.getLogger(__name__)
 _INSTEAD = "Set decisionLog to kafka:TOPIC or postgresql://USER@HOST/DATABASE; the checkpoint can stay where it is."
+_LIMITS = dict.fromkeys(("gs", "gcs"), {"requests_timeout": 60})  # seconds for one request; without it, gcsfs waits for ever
 _CHECKED: set = set()  # (process, driver, bucket) where the first of two creates won
 
 
@@ -86,7 +87,7 @@ class Storage:
         from fsspec.core import url_to_fs  # only for those who use it
         self.url, self.what, self.instead = url, f"{what} {masked(url)}", instead
         try:
-            self.fs, self.root = url_to_fs(url, use_listings_cache=False)
+            self.fs, self.root = url_to_fs(url, use_listings_cache=False, **_LIMITS.get(url.partition(":")[0], {}))
         except (ImportError, OSError, ValueError) as e:
             raise BadOption(f"{self.what}: its driver cannot be opened", why=masked(f"{type(e).__name__}: {e}"),
                             action="Install what it names, or give it the credentials that it asks for.") from None

@@ -4,6 +4,7 @@ Each request passes a proxy (`store_proxy`). It loses answers as a network does,
 import asyncio
 import json
 import time
+from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from participant_suite import PROMISES as KEPT_BY_STORES
 from participant_suite import At, rows
 from store_proxy import Answer
 
+from kafka2pc import storage
 from kafka2pc.decisions import dump_decision, open_log
 from kafka2pc.errors import BadOption, LogUnwritable, StoreUnreachable
 from kafka2pc.file import ObjectParticipant
@@ -160,6 +162,16 @@ def test_if_no_answer_comes_at_all_the_outcome_is_unknown_and_known_later(when, 
         with pytest.raises(StoreUnreachable, match="no clear answer"):
             log.chain(7)
     assert log.chain(7) == place().chain(7) == ([first] if when == "after" else [])
+
+
+@pytest.mark.parametrize("server", ["gcs"], indirect=True)
+def test_a_server_that_accepts_requests_and_never_answers_is_given_up(place, url, says, server):
+    """gcsfs has no limit of its own. (s3fs gives up after 25 times 15 s, adlfs after 4 times 60 s.)"""
+    assert storage.Storage(url).fs.requests_timeout == 60
+    with patch.dict(storage._LIMITS, gs={"requests_timeout": 1}):
+        log = place()
+        with server.proxy.faults(lambda request: replace(says(500, "late"), wait_s=20)):
+            assert log.create(record()) is None
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
