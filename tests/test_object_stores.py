@@ -4,6 +4,7 @@ Each request passes a proxy (`store_proxy`). It loses answers as a network does,
 import asyncio
 import json
 import time
+import uuid
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -16,9 +17,13 @@ from participant_suite import At, rows
 from store_proxy import Answer
 
 from kafka2pc import storage
+from kafka2pc.commit import Driver, commit
 from kafka2pc.decisions import dump_decision, open_log
 from kafka2pc.errors import BadOption, LogUnwritable, StoreUnreachable
 from kafka2pc.file import ObjectParticipant
+from kafka2pc.precommit import precommit
+from kafka2pc.protocol import MemoryParticipant
+from kafka2pc.restore import plan
 
 pytestmark = pytest.mark.timeout(180)
 STORES = ["s3", "gcs", "azure"]
@@ -238,3 +243,29 @@ def test_a_decision_takes_one_request_and_two_if_the_slot_is_taken(place, server
     with server.proxy.counted() as lost:
         assert second.create(record(commit=False)) == first
     assert (len(won), len(lost)) == (1, 2), (won, lost)
+
+
+@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+def test_a_micro_batch_asks_its_log_five_times(place, server):
+    """The planner: the list, and the COMMIT of the batch before. The committer: create, the list, and remove the oldest COMMIT."""
+    store = MemoryParticipant()
+    driver = Driver(query_id=str(uuid.uuid4()), log=place(), participants={store.name: store}, keep_batches=1)
+    mine = None
+    for batch_id in range(5):
+        with server.proxy.counted() as requests:
+            planned = plan(driver, batch_id, mine=mine)
+            commit(driver, [precommit([store], planned, [["row"]])], batch_id)
+        mine = planned.token
+    assert len(requests) == 5, requests
+    assert driver.log.batches() == [3, 4] and store.read() == ["row"] * 5
+
+
+def test_a_start_after_many_failed_ones_asks_no_more_than_after_twenty(place, server):
+    store = MemoryParticipant()
+    driver = Driver(query_id=str(uuid.uuid4()), log=place(), participants={store.name: store})
+    asked = []
+    for _ in range(60):
+        with server.proxy.counted() as requests:
+            plan(driver, 0)
+        asked.append(len(requests))
+    assert asked[59] == asked[19] <= 24, asked
