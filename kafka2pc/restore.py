@@ -124,8 +124,8 @@ def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token |
         check_identity(driver, batch_id, seen)
         if decided := commit_of(seen, batch_id): return _drain(driver, decided, offsets_hash)
         before = mine and commit_of(seen, batch_id - 1)
-        made = partial(Plan, query_id=driver.query_id, batch_id=batch_id, offsets_hash=offsets_hash, planned=driver.now())
-        if before and before.token == mine: return made(attempt=0, token=mine)
+        made = partial(Plan, query_id=driver.query_id, batch_id=batch_id, offsets_hash=offsets_hash)
+        if before and before.token == mine: return made(attempt=0, token=mine, planned=driver.now())
         claimed = claim(driver, batch_id, seen)
         if claimed.commit: return _drain(driver, claimed, offsets_hash)
         seen = driver.log.listing(claimed)
@@ -133,7 +133,7 @@ def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token |
         sweep(driver, claimed.token, seen=seen)
         sweep_former(driver, claimed, seen)
         shorten(driver, claimed, seen)
-        return made(attempt=claimed.slot.attempt + 1, token=claimed.token)
+        return made(attempt=claimed.slot.attempt + 1, token=claimed.token, planned=driver.now())
 
 
 def _turned_back(driver: Driver, batch_id: int, verb: str) -> StaleCheckpoint:

@@ -10,7 +10,7 @@ from kafka2pc.commit import Driver, commit, decide
 from kafka2pc.decisions import FileLog, Identity, MemoryLog, Slot, commit_of
 from kafka2pc.errors import StaleCheckpoint, Superseded
 from kafka2pc.precommit import precommit
-from kafka2pc.protocol import MemoryParticipant, Mode
+from kafka2pc.protocol import MemoryParticipant, Mode, Moment
 from kafka2pc.restore import adopt, back_off, plan
 
 
@@ -120,6 +120,15 @@ def test_claims_under_a_former_prefix_are_kept_because_a_sweep_needs_them():
         plan(renamed, 0)
     assert asked == ["kafka2pc"] * 30
     assert {d.identity.prefix for d in driver.log.chain(0)} == {"kafka2pc", "new"} and len(driver.log.slots()) <= 11
+
+
+def test_the_wait_before_a_claim_does_not_make_the_transactions_of_the_batch_older():
+    """A task begins after the plan was made: how old its transactions are counts from there."""
+    at = iter(range(0, 10**6, 1000))
+    waits = []
+    driver = driver_of(MemoryLog(), now=lambda: Moment("boot", next(at)), wait_to_claim=lambda attempt: waits.append(next(at)))
+    planned = plan(driver, 0)
+    assert planned.planned.ms > waits[-1]
 
 
 # -- two supervisors --
