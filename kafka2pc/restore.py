@@ -14,8 +14,8 @@ from typing import Callable, Sequence
 
 # %% ../nbs/13_restore.ipynb #c003
 from .commit import Driver, finish, said, sweep
-from .decisions import Decision, Identity, Listing, Slot, commit_of, holds_later, newest_commit, newest_record, win
-from .errors import DECIDED, MovedLog, OutcomeUnknown, StaleCheckpoint, UnfinishedBatch, WrongCluster
+from .decisions import Decision, Identity, Listing, Slot, claimed_again, commit_of, holds_later, newest_commit, newest_record, win
+from .errors import DECIDED, MovedLog, OutcomeUnknown, StaleCheckpoint, Superseded, UnfinishedBatch, WrongCluster
 from .protocol import Mode, Plan, Token
 
 # %% ../nbs/13_restore.ipynb #c006
@@ -109,8 +109,8 @@ def not_its_log(query_id: str, traces: Sequence[str]) -> StaleCheckpoint:
 def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
     """The restore phase, on the driver, before the first task (steps PLAN 1-6). `mine`: the token of this run, None if it has none or has planned
     this batch. One listing serves steps 1 to 3: what is written after it is met by the claim, or at the decision. Step 4 needs a listing that was
-    made after the claim, and it serves step 5, too. Raises what `check_identity` raises, `LostTransaction`, `OutcomeUnknown`, or what a participant
-    raises.
+    made after the claim, and it serves step 5, too. Raises what `check_identity` raises, `Superseded`, `LostTransaction`, `OutcomeUnknown`, or what a
+    participant raises.
 
     1. The log is that of this query. The batch has a COMMIT, and no later one has: its offsets must be Spark's; finish it; drain.
     2. The batch before carries my token: attempt 0.
@@ -162,7 +162,10 @@ def shorten(driver: Driver, claimed: Decision, seen: Listing, most: int = 32):
 
 
 def _drain(driver: Driver, stands: Decision, offsets_hash: str) -> Plan:
-    newest = newest_commit(driver.log)  # a claim of the next batch may be there: `restore` in the shell makes one
+    seen = driver.log.listing(stands)
+    if claimed_again(seen, stands):  # met in a slot that was removed: this run slept between its listing and its claim
+        raise Superseded(f"batch {stands.slot.batch_id} of query {driver.query_id}: a later claim stands behind the COMMIT that was met")
+    newest = newest_commit(seen)  # a claim of the next batch may be there: `restore` in the shell makes one
     if newest and newest.slot.batch_id > stands.slot.batch_id: raise _turned_back(driver, stands.slot.batch_id, "replay")
     if stands.offsets_hash != offsets_hash:
         raise StaleCheckpoint(f"batch {stands.slot.batch_id} of query {driver.query_id} was decided for Spark's offsets {stands.offsets_hash[:16]}, "

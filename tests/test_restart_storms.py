@@ -8,6 +8,7 @@ import pytest
 
 from kafka2pc.commit import Driver, commit, decide
 from kafka2pc.decisions import FileLog, Identity, MemoryLog, Slot, commit_of
+from kafka2pc.dual_write import TwoPhase
 from kafka2pc.errors import StaleCheckpoint, Superseded
 from kafka2pc.precommit import precommit
 from kafka2pc.protocol import MemoryParticipant, Mode, Moment
@@ -98,6 +99,48 @@ def test_a_run_that_slept_while_its_slot_was_removed_writes_nothing(tmp_path, sl
     assert plan(driver, 0).mode is Mode.WRITE, "a COMMIT behind which a claim stands is not drained"
     commit(driver, prepared(driver, plan(driver, 0)), 0)
     assert rows_of(driver) == ["row"] and last.attempt < 30
+
+
+class Sleepy(MemoryLog):
+    """A run that sleeps once, after its listing and before its claim. `meanwhile`: what other runs do."""
+
+    meanwhile = None
+
+    def create(self, decision):
+        if self.meanwhile and not decision.commit:
+            others, self.meanwhile = self.meanwhile, None
+            others()
+        return super().create(decision)
+
+
+def sleeps_before_its_claim(driver):
+    """A run decides in slot 1 after that was removed, and the next claim comes from a run that listed the log before."""
+    first = plan(driver, 0)
+    messages = prepared(driver, first)
+
+    def others():
+        for _ in range(20):
+            plan(driver, 0)
+        decide(driver, first, messages)
+    driver.log.meanwhile = others
+
+
+def test_a_claim_that_meets_a_commit_which_does_not_count_is_not_drained():
+    driver = driver_of(Sleepy())
+    sleeps_before_its_claim(driver)
+    with pytest.raises(Superseded):
+        plan(driver, 0)
+    commit(driver, prepared(driver, plan(driver, 0)), 0)
+    assert rows_of(driver) == ["row"]
+
+
+def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_written():
+    log, store = Sleepy(), MemoryParticipant()
+    job = TwoPhase("job", [store], log, margin_ms=0)
+    sleeps_before_its_claim(job.driver())
+    with pytest.raises(Superseded):
+        job.write(None)
+    assert store.read() == [] and log.batches() == [0], "the name is not closed"
 
 
 def test_a_commit_with_an_adopted_log_behind_it_counts():
