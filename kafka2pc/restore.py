@@ -150,12 +150,13 @@ def sweep_former(driver: Driver, claimed: Decision, seen: Listing):
 
 def shorten(driver: Driver, claimed: Decision, seen: Listing, most: int = 32):
     """Remove the oldest claims of a batch that was claimed again and again, so that the next start has less to read: at most `most` at once, never
-    the last `keep_claims`, and none with another prefix (`sweep_former` needs it). What fails is logged."""
+    the last `keep_claims`, and not the last one under each other prefix (`sweep_former` needs it). What fails is logged."""
     batch_id, attempt = claimed.slot
     old = [s for s in seen.slots if s.batch_id == batch_id and s.attempt < attempt - driver.keep_claims][:most]
     try:
-        known = [(slot, driver.log.load(slot)) for slot in old]
-        gone = [slot for slot, d in known if d and (d.identity is None or d.identity.prefix == driver.about.prefix)]
+        prefixes = {slot: d.identity.prefix if d.identity else "" for slot in old if (d := driver.log.load(slot))}
+        last = {prefix: slot for slot, prefix in prefixes.items()}
+        gone = [slot for slot, prefix in prefixes.items() if prefix in ("", driver.about.prefix) or slot != last[prefix]]
         if gone: driver.log.remove(gone)
     except Exception as e:  # a store may raise what it likes: the claim stands
         _LOG.warning("query %s: old claims of batch %s could not be removed; the next claim tries again: %s", driver.query_id, batch_id, said(e))

@@ -174,6 +174,19 @@ def test_the_wait_before_a_claim_does_not_make_the_transactions_of_the_batch_old
     assert planned.planned.ms > waits[-1]
 
 
+def test_many_claims_under_a_former_prefix_get_fewer_and_one_is_kept():
+    driver = driver_of(Counting(), keep_claims=10**6)
+    for _ in range(100):
+        plan(driver, 0)
+    asked = []
+    renamed = replace(driver, about=Identity(prefix="new"), former=lambda prefix: asked.append(prefix) or (), keep_claims=8)
+    adopt(renamed)
+    for _ in range(20):
+        plan(renamed, 0)
+    assert asked == ["kafka2pc"] * 20
+    assert [d.identity.prefix for d in driver.log.chain(0)] == ["kafka2pc"] + ["new"] * 9
+
+
 # -- two supervisors --
 
 
