@@ -26,7 +26,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 # %% ../nbs/42_operations.ipynb #c004
 from .commit import Driver, check_own, finish, standings, sweep
 from .control import TOKEN_PROVIDER, Control, DescribedTransaction, client_conf
-from .decisions import Decision, DecisionLog, Identity, commit_of, holds_later, newest_commit, newest_record, open_log
+from .decisions import Decision, DecisionLog, Identity, claimed_again, commit_of, holds_later, newest_commit, newest_record, open_log
 from .errors import UNTOUCHED, BadOption, NotAuthorized, OutcomeUnknown, Refused, StaleCheckpoint, Superseded, TwoPhaseError
 from .kafka import NEVER_MS, KafkaParticipant, parallel, retry_unknown
 from .protocol import Committable, Outcome, PartitionRange, PreparedTxnState, Token, TxnState, parse_name
@@ -326,16 +326,20 @@ def _driver_here(query: Query) -> Driver:
 def fence(driver: Driver) -> Token:
     """Win the next slot of the query: whoever runs it now can decide nothing any more, and stops by itself.
 
-    1. Finish the newest decision: a later batch in the log says to everybody that this is done.
+    1. Finish the newest decision, unless a later claim of its batch stands behind it: a later batch in the log says to everybody that this is done.
     2. Claim the newest batch that is not decided, or the one after the decision.
-    3. Met a COMMIT, or something later: the query runs and went on. Raises `Superseded`; nothing of it was touched."""
+    3. Met a COMMIT, or something later, there or in step 1: the query runs and went on. Raises `Superseded`; nothing of it was touched."""
     newest, batches = newest_commit(driver.log), driver.log.batches()
+    if newest and claimed_again(driver.log, newest): raise _went_on(driver)  # its slot was removed and won again after the log was listed
     if newest: finish(driver, newest)
     decided, last = newest.slot.batch_id if newest else -1, batches[-1] if batches else 0
     claimed = claim(driver, max(decided + 1, last))
-    if claimed.commit or holds_later(driver.log, claimed.slot.batch_id):
-        raise Superseded(f"query {driver.query_id} is running: it went on just now", risk=UNTOUCHED, action="Stop it first, or leave it alone.")
+    if claimed.commit or holds_later(driver.log, claimed.slot.batch_id): raise _went_on(driver)
     return claimed.token
+
+
+def _went_on(driver: Driver) -> Superseded:
+    return Superseded(f"query {driver.query_id} is running: it went on just now", risk=UNTOUCHED, action="Stop it first, or leave it alone.")
 
 # %% ../nbs/42_operations.ipynb #c030
 def where(c: Committable) -> str:
