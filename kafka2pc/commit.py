@@ -118,7 +118,7 @@ def after_the_decision() -> Iterator[None]:
 
 
 def overtaken(log: Chains, decision: Decision) -> bool:
-    "Has another run gone on after this COMMIT? (A suspended driver can win a slot that was purged: a later batch, or a later claim, shows that.)"
+    "Has another run gone on after this record? (A suspended driver can win a slot that was purged: a later batch, or a later claim, shows that.)"
     return holds_later(log, decision.slot.batch_id) or claimed_again(log, decision)
 
 

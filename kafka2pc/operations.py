@@ -24,7 +24,7 @@ from kafka.protocol.admin import DescribeProducersRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../nbs/42_operations.ipynb #c004
-from .commit import Driver, check_own, finish, standings, sweep
+from .commit import Driver, check_own, finish, overtaken, standings, sweep
 from .control import TOKEN_PROVIDER, Control, DescribedTransaction, client_conf
 from .decisions import Decision, DecisionLog, Identity, claimed_again, commit_of, holds_later, newest_commit, newest_record, open_log
 from .errors import UNTOUCHED, BadOption, NotAuthorized, OutcomeUnknown, Refused, StaleCheckpoint, Superseded, TwoPhaseError
@@ -328,13 +328,13 @@ def fence(driver: Driver) -> Token:
 
     1. Finish the newest decision, unless a later claim of its batch stands behind it: a later batch in the log says to everybody that this is done.
     2. Claim the newest batch that is not decided, or the one after the decision.
-    3. Met a COMMIT, or something later, there or in step 1: the query runs and went on. Raises `Superseded`; nothing of it was touched."""
+    3. Met a COMMIT, or something later, a claim too, there or in step 1: the query runs and went on. Raises `Superseded`; nothing of it was touched."""
     newest, batches = newest_commit(driver.log), driver.log.batches()
     if newest and claimed_again(driver.log, newest): raise _went_on(driver)  # its slot was removed and won again after the log was listed
     if newest: finish(driver, newest)
     decided, last = newest.slot.batch_id if newest else -1, batches[-1] if batches else 0
     claimed = claim(driver, max(decided + 1, last))
-    if claimed.commit or holds_later(driver.log, claimed.slot.batch_id): raise _went_on(driver)
+    if claimed.commit or overtaken(driver.log.listing(), claimed): raise _went_on(driver)
     return claimed.token
 
 

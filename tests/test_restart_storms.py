@@ -175,6 +175,15 @@ def test_the_shell_claims_no_batch_behind_a_commit_that_does_not_count():
     assert rows_of(driver) == ["row"]
 
 
+def test_the_shell_fences_no_run_with_a_claim_that_came_too_late():
+    """It won a slot that was removed after its listing. The run that works now has claimed a later one, and is not fenced."""
+    driver = driver_of(Sleepy())
+    plan(driver, 0)
+    driver.log.meanwhile = lambda: [plan(driver, 0) for _ in range(20)]
+    with pytest.raises(Superseded):
+        fence(driver)
+
+
 def test_the_wait_before_a_claim_is_not_part_of_the_age_of_a_plan():
     """Before Kafka 3.8 the age of the plan alone says whether a transaction has time left: a wait would use it up."""
     clock = [0]
