@@ -328,7 +328,7 @@ def fence(driver: Driver) -> Token:
 
     1. Finish the newest decision, unless a later claim of its batch stands behind it: a later batch in the log says to everybody that this is done.
     2. Claim the newest batch that is not decided, or the one after the decision.
-    3. Met a COMMIT, or something later, a claim too, there or in step 1: the query runs and went on. Raises `Superseded`; nothing of it was touched."""
+    3. Met a COMMIT, or something later, there or in step 1 (a claim too): the query runs and went on. Raises `Superseded`; nothing was touched."""
     newest, batches = newest_commit(driver.log), driver.log.batches()
     if newest and claimed_again(driver.log, newest): raise _went_on(driver)  # its slot was removed and won again after the log was listed
     if newest: finish(driver, newest)
