@@ -6,7 +6,7 @@
 __all__ = ['Answer', 'http_status', 'meaning', 'Storage', 'check_driver']
 
 # %% ../nbs/09_storage.ipynb #c003
-import logging, os, uuid
+import logging, os, sys, uuid
 from enum import Enum
 from typing import Callable, Iterator
 
@@ -49,6 +49,18 @@ def _causes(e: BaseException | None) -> Iterator[BaseException]:
     while e is not None:
         yield e
         e = e.__cause__ or e.__context__
+
+
+def _alone(call: Callable):
+    "Make this call. If the caller is handling an error of its own, that one is no cause of what the driver raises."
+    outer = sys.exc_info()[1]
+    try:
+        return call()
+    except Exception as e:
+        for cause in _causes(e):
+            if outer is not None and cause.__context__ is outer:
+                cause.__context__ = None
+        raise
 
 
 def meaning(e: Exception) -> Answer:
@@ -102,7 +114,7 @@ class Storage:
         def once() -> bool:
             try:
                 self._make_folder(path)
-                self.fs.pipe_file(path, content, mode="create")
+                _alone(lambda: self.fs.pipe_file(path, content, mode="create"))
             except Exception as e:
                 if meaning(e) is Answer.EXISTS:
                     return False
@@ -200,8 +212,9 @@ class Storage:
 
 
 def _patiently(call: Callable):
-    return Retrying(retry=retry_if_exception(lambda e: isinstance(e, Exception) and meaning(e) is Answer.AGAIN), reraise=True,
-                    stop=stop_after_attempt(5) | stop_after_delay(60), wait=wait_random_exponential(multiplier=0.1, max=5))(call)
+    retrying = Retrying(retry=retry_if_exception(lambda e: isinstance(e, Exception) and meaning(e) is Answer.AGAIN), reraise=True,
+                        stop=stop_after_attempt(5) | stop_after_delay(60), wait=wait_random_exponential(multiplier=0.1, max=5))
+    return _alone(lambda: retrying(_alone, call))
 
 
 def check_driver(url: str, what: str, instead: str = _INSTEAD):

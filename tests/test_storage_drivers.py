@@ -1,0 +1,65 @@
+"""Storage: errors that speak of something else."""
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from kafka2pc.errors import StoreUnreachable
+from kafka2pc.storage import Storage
+
+
+class Answered(Exception):
+    """An error with an HTTP status, as botocore makes it."""
+
+    def __init__(self, status, code):
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": code}}
+
+
+class Failing(MemoryFileSystem):
+    """A driver that raises `error`, if there is one."""
+
+    protocol, store, pseudo_dirs, error = "failing", {}, [""], None
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.partition("://")[2].strip("/") if "://" in path else "/" + path.strip("/")
+
+    def _fails(self):
+        if self.error:
+            raise self.error
+
+    def cat_file(self, path, start=None, end=None):
+        self._fails()
+        return super().cat_file(path, start, end)
+
+    def ls(self, *args, **more):
+        self._fails()
+        return super().ls(*args, **more)
+
+    def pipe_file(self, *args, **more):
+        self._fails()
+        return super().pipe_file(*args, **more)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    Failing.store.clear()
+    monkeypatch.setattr("kafka2pc.storage.wait_random_exponential", lambda **_: lambda state: 0)
+    storage = Storage("failing://a")
+    storage.write("/a/0.0.json", b"1")
+    yield lambda error: monkeypatch.setattr(Failing, "error", error)
+
+
+@pytest.mark.parametrize("status", [404, 412])
+def test_an_error_that_the_caller_is_handling_is_no_answer_of_the_store(failing, status):
+    """Python chains it to what the driver raises; a lost connection must not be taken for an empty folder."""
+    storage = Storage("failing://a")
+    failing(RuntimeError("connection lost"))
+    try:
+        raise Answered(status, "NoSuchKey")
+    except Answered:
+        with pytest.raises(StoreUnreachable, match="no clear answer"):
+            storage.names("/a")
+        with pytest.raises(StoreUnreachable, match="no clear answer"):
+            storage.read("/a/0.0.json")
+        assert storage.create("/a/1.0.json", b"2") is None
