@@ -6,7 +6,7 @@
 __all__ = ['Answer', 'http_status', 'meaning', 'Storage', 'check_driver']
 
 # %% ../nbs/09_storage.ipynb #c003
-import logging, os, sys, uuid
+import inspect, logging, os, sys, uuid
 from enum import Enum
 from typing import Callable, Iterator
 
@@ -104,7 +104,8 @@ class Storage:
             raise BadOption(f"{self.what}: its driver cannot be opened", why=masked(f"{type(e).__name__}: {e}"),
                             action="Install what it names, or give it the credentials that it asks for.") from None
         s3 = "s3" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
-        self._at_once = {"max_concurrency": 1} if s3 else {}  # or s3fs asks for the size first
+        asks = s3 and "max_concurrency" in inspect.signature(getattr(self.fs, "_cat_file", self.fs.cat_file)).parameters
+        self._at_once = {"max_concurrency": 1} if asks else {}  # or s3fs asks for the size first; one before 2025 never does
 
     def create(self, path: str, content: bytes) -> bool | None:
         """Write an object unless its name is taken. True: it is written. False: the name is taken, perhaps by an earlier try of this call: read it.

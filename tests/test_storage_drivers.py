@@ -1,4 +1,4 @@
-"""Storage: errors that speak of something else."""
+"""Storage: errors that speak of something else, older drivers."""
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -40,9 +40,16 @@ class Failing(MemoryFileSystem):
         return super().pipe_file(*args, **more)
 
 
+class OldS3(Failing):
+    """The driver of S3 as it was before 2025: `cat_file` knows no `max_concurrency`."""
+
+    protocol = ("olds3", "s3")
+
+
 @pytest.fixture
 def failing(monkeypatch):
     fsspec.register_implementation("failing", Failing, clobber=True)
+    fsspec.register_implementation("olds3", OldS3, clobber=True)
     Failing.store.clear()
     monkeypatch.setattr("kafka2pc.storage.wait_random_exponential", lambda **_: lambda state: 0)
     storage = Storage("failing://a")
@@ -63,3 +70,7 @@ def test_an_error_that_the_caller_is_handling_is_no_answer_of_the_store(failing,
         with pytest.raises(StoreUnreachable, match="no clear answer"):
             storage.read("/a/0.0.json")
         assert storage.create("/a/1.0.json", b"2") is None
+
+
+def test_an_older_driver_of_s3_reads(failing):
+    assert Storage("olds3://a").read("/a/0.0.json") == b"1"
