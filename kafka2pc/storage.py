@@ -72,17 +72,20 @@ def meaning(e: Exception) -> Answer:
         return Answer.EXISTS
     if isinstance(e, FileNotFoundError) or status == 404:
         return Answer.ABSENT
+    if status is None and _says_no(e):
+        return Answer.REFUSED
     if status == 501 or (status is None and type(e).__name__ in _UNKNOWN_ARGUMENT):
         return Answer.UNSUPPORTED
     if status is None:
-        return Answer.REFUSED if _says_no(e) else Answer.AGAIN
+        return Answer.AGAIN
     return Answer.AGAIN if status in (408, 409, 425, 429) or status >= 500 else Answer.REFUSED
 
 
 def _says_no(e: Exception) -> bool:
-    "A refusal without a status: a file system's, one for want of credentials, or gcsfs' 403."
-    kinds = (PermissionError, IsADirectoryError, NotADirectoryError)
-    return isinstance(e, kinds) or type(e).__name__ in _NO_LOGIN or (type(e) is OSError and str(e).startswith("Forbidden"))
+    "A refusal without a status: a file system's, one for want of credentials, gcsfs' 403 or 400, a name that no bucket can have."
+    kinds, text = (PermissionError, IsADirectoryError, NotADirectoryError), str(e)
+    of_gcs = (type(e) is OSError and text.startswith("Forbidden")) or (type(e) is ValueError and text.startswith("Bad Request"))
+    return isinstance(e, kinds) or type(e).__name__ in _NO_LOGIN or of_gcs or "Invalid bucket name" in text
 
 # %% ../nbs/09_storage.ipynb #c012
 _LOG = logging.getLogger(__name__)
@@ -127,7 +130,7 @@ class Storage:
             return _patiently(once)
         except Exception as e:  # a driver may raise what it likes
             if not unclear:
-                raise self._error(e, path) from e
+                raise self._error(e, path, creates=True) from e
             _LOG.warning("%s: it is not known whether %s was written: %s: %s", self.what, path, type(e).__name__, masked(str(e)))
             return None
 
@@ -178,10 +181,10 @@ class Storage:
                 raise FileNotFoundError(path) from e
             raise self._error(e, path) from e
 
-    def _error(self, e: Exception, path: str) -> BadOption | StoreUnreachable:
+    def _error(self, e: Exception, path: str, *, creates: bool = False) -> BadOption | StoreUnreachable:
         found, (status, code) = meaning(e), http_status(e)
         cause = masked(" ".join(f"{status or ''} {code} {type(e).__name__}: {e}".split()))[:300]
-        if found is Answer.UNSUPPORTED:
+        if found is Answer.UNSUPPORTED and creates:
             return self._no_exclusive_create(cause)
         if found is Answer.AGAIN:
             return StoreUnreachable(f"{self.what}: no clear answer about {path}", why=cause, risk=BrokerUnreachable.risk,

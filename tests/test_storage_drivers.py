@@ -3,6 +3,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from kafka2pc.decisions import open_log
 from kafka2pc.errors import StoreUnreachable
 from kafka2pc.storage import Storage
 
@@ -74,3 +75,25 @@ def test_an_error_that_the_caller_is_handling_is_no_answer_of_the_store(failing,
 
 def test_an_older_driver_of_s3_reads(failing):
     assert Storage("olds3://a").read("/a/0.0.json") == b"1"
+
+
+@pytest.mark.parametrize("error", [ValueError("Bad Request: b/x/o\ninvalid_grant"), TypeError("the driver's own"), NotImplementedError()])
+def test_an_error_while_reading_is_not_blamed_on_exclusive_creates(failing, error):
+    storage = Storage("failing://a")
+    failing(error)
+    for ask in (lambda: storage.names("/a"), lambda: storage.read("/a/0.0.json")):
+        with pytest.raises(StoreUnreachable, match=f"was refused(?s:.*){type(error).__name__}"):
+            ask()
+
+
+def test_a_request_that_gcs_calls_invalid_says_nothing_of_exclusive_creates(failing):
+    """Its driver makes a `ValueError` of each such answer, also of one to expired credentials."""
+    failing(ValueError("Bad Request: upload/storage/v1/b/x/o\ninvalid_grant"))
+    with pytest.raises(StoreUnreachable, match="invalid_grant"):
+        Storage("failing://a").create("/a/1.0.json", b"2")
+
+
+def test_a_bucket_that_cannot_be_is_named_as_such():
+    pytest.importorskip("s3fs")
+    with pytest.raises(StoreUnreachable, match="was refused(?s:.*)Invalid bucket name"):
+        open_log("s3://My_Bucket!/x")
