@@ -56,8 +56,8 @@ def _authority(scheme: str, rest: str) -> tuple[str, str]:
 
 
 def masked(place: str) -> str:
-    "A place without the password of its URL."
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", place)
+    "A place without the password, and without the signature of Azure, in its URL."
+    return re.sub(r"([?&]sig=)[^&\s]*", r"\1***", re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", place))
 
 
 def absolute_place(place: str) -> str:

@@ -6,7 +6,7 @@
 __all__ = ['Answer', 'http_status', 'meaning', 'Storage', 'check_driver']
 
 # %% ../nbs/09_storage.ipynb #c003
-import inspect, logging, os, sys, uuid
+import inspect, logging, os, re, sys, uuid
 from enum import Enum
 from typing import Callable, Iterator
 
@@ -106,6 +106,9 @@ class Storage:
         except (ImportError, OSError, ValueError) as e:
             raise BadOption(f"{self.what}: its driver cannot be opened", why=masked(f"{type(e).__name__}: {e}"),
                             action="Install what it names, or give it the credentials that it asks for.") from None
+        if re.match("(?!arn:)[^/@]*:.*@", self.root):
+            raise BadOption(f"{self.what}: there are credentials in the URL", why="The driver takes them for a part of the bucket's name.",
+                            action="Leave them out; give them to the driver in its own files, or in the environment (AWS_ACCESS_KEY_ID, ...).")
         s3 = "s3" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
         asks = s3 and "max_concurrency" in inspect.signature(getattr(self.fs, "_cat_file", self.fs.cat_file)).parameters
         self._at_once = {"max_concurrency": 1} if asks else {}  # or s3fs asks for the size first; one before 2025 never does

@@ -1,10 +1,14 @@
 """Storage: errors that speak of something else, older drivers."""
+import traceback
+
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kafka2pc.decisions import open_log
-from kafka2pc.errors import StoreUnreachable
+from kafka2pc.errors import BadOption, StoreUnreachable
+from kafka2pc.places import masked
+from kafka2pc.sink import Checkpoint
 from kafka2pc.storage import Storage
 
 
@@ -97,3 +101,19 @@ def test_a_bucket_that_cannot_be_is_named_as_such():
     pytest.importorskip("s3fs")
     with pytest.raises(StoreUnreachable, match="was refused(?s:.*)Invalid bucket name"):
         open_log("s3://My_Bucket!/x")
+
+
+@pytest.mark.parametrize("place", ["s3://KEYID:SECRET@bucket/x", "s3a://KEYID:SE/SECRET@bucket/x"])
+def test_credentials_in_the_url_of_a_bucket_are_refused_and_not_shown(place):
+    """The driver of S3 takes them for a part of the bucket's name, and says so in its errors."""
+    pytest.importorskip("s3fs")
+    for ask in (lambda: Checkpoint(place).query_id(), lambda: open_log(place)):
+        with pytest.raises(BadOption, match=r"\*\*\*@bucket(?s:.*)environment") as e:
+            ask()
+        assert "SECRET" not in "".join(traceback.format_exception(e.value))
+
+
+def test_a_signature_in_a_url_is_not_shown():
+    place = "abfs://c@account.dfs.core.windows.net/x?sv=2024&sig=SE%2FCRET%3D&se=2027"
+    assert masked(place) == place.replace("SE%2FCRET%3D", "***")
+    assert masked(f"{place}: its driver") == f"{place}: its driver".replace("SE%2FCRET%3D", "***")
