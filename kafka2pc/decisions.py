@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 # %% ../nbs/10_decisions.ipynb #c003
-from .errors import CorruptDecision, LogUnwritable, StoreUnreachable, UnknownFormat
+from .errors import BrokerUnreachable, CorruptDecision, LogUnwritable, StoreUnreachable, UnknownFormat
 from .places import check_place, normal_place
 from .protocol import Committable, Token, committable_from_dict, parse_token
 from .storage import Storage, check_driver
@@ -278,7 +278,13 @@ class FileLog(NamedLog):
         with suppress(OSError): os.rmdir(self.folder)  # if it is empty now
 
     def _names(self) -> list[str]: return self._list(self.folder)
-    def _list(self, folder: str) -> list[str]: return os.listdir(folder) if os.path.isdir(folder) else []
+
+    def _list(self, folder: str) -> list[str]:
+        try: return os.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError): return []
+        except OSError as e:  # a stale mount, say: this is no empty log
+            raise StoreUnreachable(f"decision log {folder}: it cannot be listed", why=f"{type(e).__name__}: {e.strerror}", risk=BrokerUnreachable.risk,
+                                   action="Look at the disk or its mount, and at the rights of this user; then restart the query.") from e
 
 
 def _sync(path: str):

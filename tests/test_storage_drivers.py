@@ -1,11 +1,14 @@
 """Storage: errors that speak of something else, older drivers."""
+import errno
+import os
 import traceback
+from unittest.mock import patch
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from kafka2pc.decisions import open_log
+from kafka2pc.decisions import FileLog, open_log
 from kafka2pc.errors import BadOption, StoreUnreachable
 from kafka2pc.places import masked
 from kafka2pc.sink import Checkpoint
@@ -117,3 +120,16 @@ def test_a_signature_in_a_url_is_not_shown():
     place = "abfs://c@account.dfs.core.windows.net/x?sv=2024&sig=SE%2FCRET%3D&se=2027"
     assert masked(place) == place.replace("SE%2FCRET%3D", "***")
     assert masked(f"{place}: its driver") == f"{place}: its driver".replace("SE%2FCRET%3D", "***")
+
+
+def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path):
+    log, real = FileLog(f"{tmp_path}/log"), os.stat
+    os.makedirs(log.folder)
+
+    def stale(path, *args, **more):
+        if str(path) == log.folder:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path, *args, **more)
+    with patch("os.stat", stale), patch("os.listdir", stale), pytest.raises(StoreUnreachable, match="Stale file handle"):
+        log.slots()
+    assert FileLog(f"{tmp_path}/none").slots() == []
