@@ -70,6 +70,8 @@ def meaning(e: Exception) -> Answer:
         return Answer.REFUSED
     if isinstance(e, FileExistsError) or status == 412 or code == "BlobAlreadyExists":
         return Answer.EXISTS
+    if status == 404 and _of_another_server(e):
+        return Answer.AGAIN
     if isinstance(e, FileNotFoundError) or status == 404:
         return Answer.ABSENT
     if status is None and _says_no(e):
@@ -79,6 +81,12 @@ def meaning(e: Exception) -> Answer:
     if status is None:
         return Answer.AGAIN
     return Answer.AGAIN if status in (408, 409, 425, 429) or status >= 500 else Answer.REFUSED
+
+
+def _of_another_server(e: Exception) -> bool:
+    "Is this 404 without the store's own code? So a proxy answers while the store behind it is away. (S3 answers a HEAD without a code, too.)"
+    asked = next((cause.operation_name for cause in _causes(e) if hasattr(cause, "operation_name")), "")
+    return http_status(e)[1] in ("", "404") and not asked.startswith("Head")
 
 
 def _says_no(e: Exception) -> bool:
@@ -206,7 +214,8 @@ class Storage:
             return
         probe = f"{folder}/.probe-{uuid.uuid4().hex}"
         try:
-            created = [self.create(probe, content) for content in (b"first", b"second")]
+            first = self.create(probe, b"first")
+            created = [first, None if first is None else self.create(probe, b"second")]
             kept = created[0] is not None and created[1] is False and self.read(probe) == b"first"
         finally:
             self.remove(probe)

@@ -7,6 +7,7 @@ from unittest.mock import patch
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from store_proxy import Answer
 
 from kafka2pc.decisions import FileLog, open_log
 from kafka2pc.errors import BadOption, StoreUnreachable
@@ -65,6 +66,13 @@ def failing(monkeypatch):
     yield lambda error: monkeypatch.setattr(Failing, "error", error)
 
 
+@pytest.fixture
+def s3fs():
+    """The driver of S3 without credentials. fsspec would give the same instance to later tests."""
+    yield pytest.importorskip("s3fs")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
 @pytest.mark.parametrize("status", [404, 412])
 def test_an_error_that_the_caller_is_handling_is_no_answer_of_the_store(failing, status):
     """Python chains it to what the driver raises; a lost connection must not be taken for an empty folder."""
@@ -100,16 +108,16 @@ def test_a_request_that_gcs_calls_invalid_says_nothing_of_exclusive_creates(fail
         Storage("failing://a").create("/a/1.0.json", b"2")
 
 
+@pytest.mark.usefixtures("s3fs")
 def test_a_bucket_that_cannot_be_is_named_as_such():
-    pytest.importorskip("s3fs")
     with pytest.raises(StoreUnreachable, match="was refused(?s:.*)Invalid bucket name"):
         open_log("s3://My_Bucket!/x")
 
 
+@pytest.mark.usefixtures("s3fs")
 @pytest.mark.parametrize("place", ["s3://KEYID:SECRET@bucket/x", "s3a://KEYID:SE/SECRET@bucket/x"])
 def test_credentials_in_the_url_of_a_bucket_are_refused_and_not_shown(place):
     """The driver of S3 takes them for a part of the bucket's name, and says so in its errors."""
-    pytest.importorskip("s3fs")
     for ask in (lambda: Checkpoint(place).query_id(), lambda: open_log(place)):
         with pytest.raises(BadOption, match=r"\*\*\*@bucket(?s:.*)environment") as e:
             ask()
@@ -133,3 +141,20 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path):
     with patch("os.stat", stale), patch("os.listdir", stale), pytest.raises(StoreUnreachable, match="Stale file handle"):
         log.slots()
     assert FileLog(f"{tmp_path}/none").slots() == []
+
+
+@pytest.mark.parametrize("name", ["s3", "azure"])
+def test_a_404_that_is_not_the_stores_is_no_empty_folder(request, name):
+    """A proxy before a store answers so while the store is away."""
+    server = request.getfixturevalue(name)
+    storage = Storage(f"{server.fresh()}/log")
+    path = f"{storage.root}/0.0.json"
+    storage.create(path, b"1")
+    with server.proxy.faults(lambda request: Answer(404, b"404 page not found")):
+        for ask in (lambda: storage.names(storage.root), lambda: storage.read(path)):
+            with pytest.raises(StoreUnreachable, match="no clear answer"):
+                ask()
+    assert (storage.names(storage.root), storage.read(path)) == (["0.0.json"], b"1")
+    with pytest.raises(FileNotFoundError):
+        storage.read(f"{path}.none")
+    assert (storage.names(f"{storage.root}/none"), storage.exists(f"{path}.none")) == ([], False)
