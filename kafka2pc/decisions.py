@@ -283,7 +283,8 @@ class FileLog(NamedLog):
         try: return os.listdir(folder)
         except (FileNotFoundError, NotADirectoryError): return []
         except OSError as e:  # a stale mount, say: this is no empty log
-            raise StoreUnreachable(f"decision log {folder}: it cannot be listed", why=f"{type(e).__name__}: {e.strerror}", risk=BrokerUnreachable.risk,
+            raise StoreUnreachable(f"decision log {folder}: it cannot be listed", why=f"{type(e).__name__}: {e.strerror}",
+                                   risk=BrokerUnreachable.risk,
                                    action="Look at the disk or its mount, and at the rights of this user; then restart the query.") from e
 
 
