@@ -260,7 +260,8 @@ def log_at(place: str, query_id: str, conf: Iterable[tuple[str, str]] = (), pref
     `BadOption`, and what the log raises."""
     if place.startswith("kafka:"): return TopicLog(dict(conf), place.removeprefix("kafka:"), query_id, prefix=prefix, make=make)
     try:
-        if not place.startswith(("postgresql:", "postgres:")): return open_log(f"{place}/{query_id}")
+        if not place.startswith(("postgresql:", "postgres:")):
+            return open_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{query_id}")  # in an object store log//x is not log/x
         from kafka2pc.decision_table import TableLog  # with psycopg, which nobody else needs
         return TableLog(place, query_id)
     except (ValueError, ImportError) as e:

@@ -12,7 +12,7 @@ from store_proxy import Answer
 from kafka2pc.decisions import FileLog, open_log
 from kafka2pc.errors import BadOption, StoreUnreachable
 from kafka2pc.places import masked
-from kafka2pc.sink import Checkpoint
+from kafka2pc.sink import Checkpoint, log_at
 from kafka2pc.storage import Storage
 
 
@@ -158,3 +158,9 @@ def test_a_404_that_is_not_the_stores_is_no_empty_folder(request, name):
     with pytest.raises(FileNotFoundError):
         storage.read(f"{path}.none")
     assert (storage.names(f"{storage.root}/none"), storage.exists(f"{path}.none")) == ([], False)
+
+
+def test_a_slash_at_the_end_of_a_place_makes_no_other_log():
+    """In an object store log//q and log/q are two folders; the command line looks into the second one."""
+    logs = [log_at(place, "q") for place in ("memory://slash/log/", "memory://slash/log")]
+    assert logs[0].folder == logs[1].folder and logs[0].place == logs[1].place
