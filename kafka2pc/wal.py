@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Callable, Iterable, Iterator, Protocol
 
 # %% ../nbs/33_wal.ipynb #c003
+from .errors import StoreUnreachable
 from .protocol import Committable, Outcome, Participant, Plan, Standing, Transaction
 
 # %% ../nbs/33_wal.ipynb #c010
@@ -40,7 +41,7 @@ class WalParticipant:
         outcome = self.log.commit(c)
         if outcome is not Outcome.DONE: return outcome
         try: self._replay(c)
-        except OSError: return Outcome.UNKNOWN
+        except (OSError, StoreUnreachable): return Outcome.UNKNOWN  # of the target, or of the log
         return Outcome.DONE
 
     def _replay(self, c: Committable):

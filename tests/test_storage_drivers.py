@@ -2,7 +2,7 @@
 import errno
 import os
 import traceback
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import fsspec
 import pytest
@@ -12,8 +12,10 @@ from store_proxy import Answer
 from kafka2pc.decisions import FileLog, open_log
 from kafka2pc.errors import BadOption, StoreUnreachable
 from kafka2pc.places import masked
+from kafka2pc.protocol import Outcome
 from kafka2pc.sink import Checkpoint, log_at
 from kafka2pc.storage import Storage
+from kafka2pc.wal import WalParticipant
 
 
 class Answered(Exception):
@@ -164,3 +166,8 @@ def test_a_slash_at_the_end_of_a_place_makes_no_other_log():
     """In an object store log//q and log/q are two folders; the command line looks into the second one."""
     logs = [log_at(place, "q") for place in ("memory://slash/log/", "memory://slash/log")]
     assert logs[0].folder == logs[1].folder and logs[0].place == logs[1].place
+
+
+def test_a_log_of_rows_that_gives_no_clear_answer_is_asked_again():
+    log = Mock(commit=Mock(return_value=Outcome.DONE), rows=Mock(side_effect=StoreUnreachable("no clear answer")))
+    assert WalParticipant(log, lambda items: None).commit(Mock()) is Outcome.UNKNOWN
