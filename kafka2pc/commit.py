@@ -37,7 +37,7 @@ class Driver:
     old batches, and the last `keep_claims` of a batch. `about`: what the decisions are about, beside the place of the log. `fresh`: the query id was
     never used, so no store need be asked for its traces. `former(prefix)`: the participants with a former prefix of their ids. `in_order`: end the
     transactions of one participant after those of another, in the order of `participants`. `replay_check`: fail or warn. `wait_to_claim(attempt)` is
-    called before that slot is claimed."""
+    called before that slot is claimed; True: it has waited."""
     query_id: str
     log: DecisionLog
     participants: Mapping[str, Participant]
@@ -54,7 +54,7 @@ class Driver:
     former: Callable[[str], Iterable[Mapping[str, Participant]]] = lambda prefix: ()
     in_order: bool = False
     replay_check: str = "fail"
-    wait_to_claim: Callable[[int], None] = lambda attempt: None
+    wait_to_claim: Callable[[int], bool] = lambda attempt: False
     new_token: Callable[[int, int], Token] = new_token
     now: Callable[[], Moment | None] = this_moment
 

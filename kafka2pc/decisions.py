@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 # %% ../nbs/10_decisions.ipynb #c003
-from .errors import BrokerUnreachable, CorruptDecision, LogUnwritable, StoreUnreachable, UnknownFormat
+from .errors import UNTOUCHED, BrokerUnreachable, CorruptDecision, LogUnwritable, StoreUnreachable, Superseded, UnknownFormat
 from .places import check_place, normal_place
 from .protocol import Committable, Token, committable_from_dict, parse_token
 from .storage import Storage, check_driver
@@ -107,25 +107,25 @@ class Chains(ABC):
     @abstractmethod
     def listing(self) -> "Listing": ...
     def batches(self) -> list[int]: return sorted({s.batch_id for s in self.listing().slots})
-    def chain(self, batch_id: int) -> list[Decision]: return list(self.listing().newest_first(batch_id))[::-1]
+    def chain(self, batch_id: int) -> list[Decision]: return [d for d in self.listing().newest_first(batch_id) if d][::-1]
 
 
 @dataclass(frozen=True)
 class Listing(Chains):
-    """The slots that were taken at one moment. What is in a slot never changes, so a record is loaded once, when it is asked for first. `loaded`:
-    those that are known already."""
+    """The slots that were taken at one moment. A record is loaded once, when it is asked for first. `loaded`: those that are known already (None: it
+    was removed since)."""
     log: "DecisionLog"
     slots: tuple[Slot, ...]
     loaded: dict[Slot, Decision | None] = field(default_factory=dict, repr=False, compare=False)
 
     def listing(self) -> "Listing": return self
 
-    def newest_first(self, batch_id: int) -> Iterator[Decision]:
-        "The records of a batch, the last one first, each loaded when it is needed."
+    def newest_first(self, batch_id: int) -> Iterator[Decision | None]:
+        "The records of a batch, the last one first, each loaded when it is needed. None: it was removed since."
         for slot in reversed(self.slots):
             if slot.batch_id != batch_id: continue
             if slot not in self.loaded: self.loaded[slot] = self.log.load(slot)
-            if decision := self.loaded[slot]: yield decision
+            yield self.loaded[slot]
 
 
 class DecisionLog(Chains):
@@ -170,14 +170,22 @@ def win(log: DecisionLog, decision: Decision, tries: int = 3) -> Decision | None
 
 
 def newest_record(log: Chains) -> Decision | None:
-    "The last record of the highest batch, None if the log is empty."
+    "The last record of the highest batch, None if the log is empty. Raises `Superseded`, as `last_of` does."
     seen = log.listing()
-    return next(seen.newest_first(seen.slots[-1].batch_id), None) if seen.slots else None
+    return next(_there(seen, seen.slots[-1].batch_id), None) if seen.slots else None
+
+
+def _there(seen: Listing, batch_id: int) -> Iterator[Decision]:
+    for decision in seen.newest_first(batch_id):
+        if decision is None:
+            raise Superseded(f"decision log {seen.log.place}: a record of batch {batch_id} was removed while it was read", risk=UNTOUCHED)
+        yield decision
 
 
 def last_of(log: Chains, batch_id: int) -> Decision | None:
-    "The last record of a batch that is no ADOPT. However long the chain is, one record is loaded, and one for each ADOPT behind it."
-    return next((d for d in log.listing().newest_first(batch_id) if not d.adopts), None)
+    """The last record of a batch that is no ADOPT. However long the chain is, one record is loaded, and one for each ADOPT behind it. Raises
+    `Superseded` if it was removed since the listing was made: other runs have gone on."""
+    return next((d for d in _there(log.listing(), batch_id) if not d.adopts), None)
 
 
 def commit_of(log: Chains, batch_id: int) -> Decision | None:
@@ -220,7 +228,8 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # answers of a file syst
 
 
 class FileLog(NamedLog):
-    "Decisions as files `BATCH.ATTEMPT.json` in a folder of a local disk. Raises `LogUnwritable` when the disk refuses before anything stands."
+    """Decisions as files `BATCH.ATTEMPT.json` in a folder of a local disk. (On NFS the mount must not cache what is in a folder: lookupcache=none,
+    actimeo=0.) Raises `LogUnwritable` when the disk refuses before anything stands."""
     def __init__(self, folder: str): self.folder = str(folder)
 
     @property

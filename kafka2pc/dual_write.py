@@ -26,7 +26,7 @@ from .kafka import parallel, retry_unknown, with_prefix
 from .places import check_place
 from .precommit import precommit
 from .protocol import Committable, CommitMessage, Mode, Outcome, Participant, Plan, Standing, Transaction, TransactionBase
-from .restore import adopt, claim
+from .restore import adopt, back_off, claim
 from .sink import log_at, plan_batch
 
 # %% ../nbs/34_dual_write.ipynb #c010
@@ -128,7 +128,8 @@ class TwoPhase:
     def driver(self) -> Driver:
         return Driver(query_id=self.query_id, log=self.log, participants={p.name: p for p in self.participants}, about=about(self.participants),
                       former=self._under, history=from_environment(), in_order=self.in_order, replay_check=self.replay_check, each=parallel(),
-                      retry=partial(retry_unknown, self.max_commit_retries), margin_ms=self.margin_ms, skip_lost=self.skip_lost)
+                      retry=partial(retry_unknown, self.max_commit_retries), margin_ms=self.margin_ms, skip_lost=self.skip_lost,
+                      wait_to_claim=back_off)
 
     def _under(self, prefixes: str) -> list[dict[str, Participant]]:
         "The participants with other prefixes of their ids, as `about` wrote them down."

@@ -507,8 +507,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         if not self.options.key: self._forget(driver)
 
     def _finish(self, driver: Driver, decided: Decision):
-        try: finish(driver, decided)
+        try: finished = finish(driver, decided)
         except OutcomeUnknown as e: raise self._explained(e) from e
+        if not finished: return  # another run has gone on
         _LOG.warning("the write of %s rows was decided before Spark reported a failure; all its rows are in Kafka: do not repeat it", decided.rows)
 
     def _explained(self, e: OutcomeUnknown) -> OutcomeUnknown:

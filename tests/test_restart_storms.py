@@ -135,7 +135,8 @@ def test_a_claim_that_meets_a_commit_which_does_not_count_is_not_drained():
     assert rows_of(driver) == ["row"]
 
 
-def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_written():
+def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_written(monkeypatch):
+    monkeypatch.setattr("kafka2pc.dual_write.back_off", lambda attempt: False)
     log, store = Sleepy(), MemoryParticipant()
     job = TwoPhase("job", [store], log, margin_ms=0)
     sleeps_before_its_claim(job.driver())
@@ -262,6 +263,31 @@ def by_back_off(attempt, dice):
     back_off(attempt, sleep=seconds.append)
     random.setstate(state)
     return sum(seconds)
+
+
+def test_a_run_that_has_waited_looks_at_the_log_again():
+    """Meanwhile another run has decided the batch: it is drained, and not claimed."""
+    driver = driver_of(MemoryLog())
+    others = plan(driver, 0)
+
+    def wait(attempt):
+        if commit_of(driver.log, 0) is None:
+            commit(driver, prepared(driver, others), 0)
+        return True
+
+    assert plan(replace(driver, wait_to_claim=wait), 0).mode is Mode.DRAIN
+    assert len(driver.log.slots()) == 2 and rows_of(driver) == ["row"]
+
+
+def test_a_record_that_is_gone_when_it_is_read_stops_the_start():
+    """It was listed. If it were passed over, an older record would speak for the batch."""
+    driver = driver_of(Counting())
+    for _ in range(3):
+        plan(driver, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Counting, "load", lambda log, slot: None)
+        with pytest.raises(Superseded, match="removed while it was read"):
+            plan(driver, 0)
 
 
 def test_two_supervisors_that_duel_come_to_an_end_because_they_back_off():
