@@ -22,7 +22,7 @@ from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_p
 
 from kafka2pc import kafka as room
 from kafka2pc import produce, protocol, restore, writer
-from kafka2pc.broker import LocalKafka
+from kafka2pc.broker import BrokerFailed, LocalKafka
 from kafka2pc.commit import Driver, commit
 from kafka2pc.control import DescribedTransaction, ListedTransaction, TooOld
 from kafka2pc.decisions import MemoryLog
@@ -456,13 +456,13 @@ def test_no_broker_is_told_in_the_stated_time(listening):
             assert time.monotonic() - started < 6
 
 
-def back_at_work(kafka, within_s=60):
+def back_at_work(kafka, within_s=150):
     """After a pause the controller takes the broker for dead, until it has registered again: the next test would find no place for its topic."""
     end = time.monotonic() + within_s
     while True:
         try:
             return kafka.create_topic(f"back-{uuid.uuid4().hex}")
-        except KafkaException:
+        except (KafkaException, BrokerFailed):
             if time.monotonic() > end:
                 raise
             time.sleep(0.5)
