@@ -164,9 +164,9 @@ def shorten(driver: Driver, claimed: Decision, seen: Listing, most: int = 32):
     """Remove the oldest claims of a batch that was claimed again and again, so that the next start has less to read: at most `most` at once, never
     the last `keep_claims`, and not the last one under each other prefix (`sweep_former` needs it). What fails is logged."""
     batch_id, attempt = claimed.slot
-    old = [s for s in seen.slots if s.batch_id == batch_id and s.attempt < attempt - driver.keep_claims][:most]
     try:
-        prefixes = {slot: d.identity.prefix if d.identity else "" for slot in old if (d := driver.log.load(slot))}
+        old = [d for d in seen.chain(batch_id) if d.slot.attempt < attempt - driver.keep_claims][:most]
+        prefixes = {d.slot: d.identity.prefix if d.identity else "" for d in old}
         last = {prefix: slot for slot, prefix in prefixes.items()}
         gone = [slot for slot, prefix in prefixes.items() if prefix in ("", driver.about.prefix) or slot != last[prefix]]
         if gone: driver.log.remove(gone)
