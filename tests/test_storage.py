@@ -3,6 +3,7 @@ from unittest.mock import patch
 
 import fsspec
 import pytest
+from failing_driver import FailingDriver
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kafka2pc import sink, storage
@@ -12,32 +13,16 @@ from kafka2pc.sink import Checkpoint
 from kafka2pc.storage import Storage
 
 
-class Moody(MemoryFileSystem):
+class Moody(FailingDriver):
     """A driver with errors of its own kind. `left`: how many calls still fail."""
 
-    protocol, store, pseudo_dirs, left, calls = "moody", {}, [""], 0, 0
+    protocol, store, left, calls = "moody", {}, 0, 0
 
-    @classmethod
-    def _strip_protocol(cls, path):
-        return "/" + path.removeprefix("moody://").strip("/")
-
-    def _fails(self):
+    def fails(self):
         type(self).calls += 1
         if self.left:
             type(self).left -= 1
             raise RuntimeError("the driver's own error")
-
-    def cat_file(self, *args, **more):
-        self._fails()
-        return super().cat_file(*args, **more)
-
-    def ls(self, *args, **more):
-        self._fails()
-        return super().ls(*args, **more)
-
-    def pipe_file(self, *args, **more):
-        self._fails()
-        return super().pipe_file(*args, **more)
 
 
 @pytest.fixture

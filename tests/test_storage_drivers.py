@@ -6,7 +6,7 @@ from unittest.mock import Mock, patch
 
 import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
+from failing_driver import FailingDriver
 from store_proxy import Answer
 
 from kafka2pc.decisions import FileLog, open_log
@@ -25,30 +25,14 @@ class Answered(Exception):
         self.response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": code}}
 
 
-class Failing(MemoryFileSystem):
+class Failing(FailingDriver):
     """A driver that raises `error`, if there is one."""
 
-    protocol, store, pseudo_dirs, error = "failing", {}, [""], None
+    protocol, store, error = "failing", {}, None
 
-    @classmethod
-    def _strip_protocol(cls, path):
-        return "/" + path.partition("://")[2].strip("/") if "://" in path else "/" + path.strip("/")
-
-    def _fails(self):
+    def fails(self):
         if self.error:
             raise self.error
-
-    def cat_file(self, path, start=None, end=None):
-        self._fails()
-        return super().cat_file(path, start, end)
-
-    def ls(self, *args, **more):
-        self._fails()
-        return super().ls(*args, **more)
-
-    def pipe_file(self, *args, **more):
-        self._fails()
-        return super().pipe_file(*args, **more)
 
 
 class OldS3(Failing):
