@@ -149,9 +149,8 @@ def _prefix_of_log(conf: Mapping, name: str) -> str | None:
 def batch_times(location: str, last: int = 20) -> dict[int, tuple[float, float | None]]:
     "When Spark wrote the offsets entry and the commits entry of its last batches; empty where the storage tells no times."
     storage = Storage(re.sub("^file:/+", "/", location), "checkpoint")
-    def numbers(folder: str) -> set[int]: return {int(name) for name in storage.names(f"{storage.root}/{folder}") if name.isdigit()}
     at = lambda folder, n: 1000 * storage.fs.modified(f"{storage.root}/{folder}/{n}").timestamp()
-    begun, ended = sorted(numbers("offsets"))[-last:], numbers("commits")
+    begun, ended = sorted(storage.numbers(f"{storage.root}/offsets"))[-last:], set(storage.numbers(f"{storage.root}/commits"))
     try: return {n: (at("offsets", n), at("commits", n) if n in ended else None) for n in begun}
     except (NotImplementedError, OSError): return {}
 

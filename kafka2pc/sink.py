@@ -215,7 +215,7 @@ class Checkpoint:
 
     def newest_batch(self) -> int:
         "The batch that Spark is about to run."
-        found = [int(name) for name in self._storage.names(f"{self._root}/offsets") if name.isdigit()]
+        found = self._storage.numbers(f"{self._root}/offsets")
         if not found: raise self._not_here()
         return max(found)
 

@@ -685,7 +685,7 @@ class Lag:
 def last_offsets(checkpoint: str, source: int = 0) -> Offsets | None:
     "The end of the last batch that Spark calls done; None if there is none. `source`: which of the query's sources, from 0 on."
     storage = Storage(re.sub("^file:/+", "/", checkpoint.rstrip("/")), "checkpoint")
-    done = [int(name) for name in storage.names(f"{storage.root}/commits") if name.isdigit()]
+    done = storage.numbers(f"{storage.root}/commits")
     if not done: return None
     entries = storage.read(f"{storage.root}/offsets/{max(done)}").decode().splitlines()[2:]  # a version and a line of metadata come first
     return from_json(json.loads(entries[source]))

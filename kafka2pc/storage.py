@@ -177,6 +177,10 @@ class Storage:
             return []
         return [path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != folder.strip("/")]
 
+    def numbers(self, folder: str) -> list[int]:
+        "What is in a folder now under a whole number, as Spark names the entries of its logs."
+        return [int(name) for name in self.names(folder) if name.isdigit()]
+
     def remove(self, path: str):
         "Remove an object, if it is there."
         try:
