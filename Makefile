@@ -40,10 +40,10 @@ $(READY): constraints.txt settings.ini setup.py
 .PHONY: stores
 stores: $(STORES)/.ready ## install the servers of S3, GCS and ADLS that the tests start (make test does it by itself; 360 MB, half a minute)
 
-$(STORES)/.ready: tests/stores-requirements.txt
+$(STORES)/.ready: tests/support/stores-requirements.txt
 	@echo "1/2 servers of S3 and GCS, in $(STORES)"
 	@test -x $(STORES)/bin/python || "$(PYTHON)" -m venv $(STORES)
-	@$(STORES)/bin/python -m pip install -q -r tests/stores-requirements.txt
+	@$(STORES)/bin/python -m pip install -q -r tests/support/stores-requirements.txt
 	@command -v npm > /dev/null || { echo "2/2 no npm here, so no server of ADLS: its tests will be skipped (needed: Node.js 20 with npm)"; exit 0; }; \
 	echo "2/2 server of ADLS: Azurite $(AZURITE), by npm" && \
 	npm install --prefix $(STORES) --no-audit --no-fund --loglevel=error azurite@$(AZURITE) && touch $@
@@ -74,7 +74,7 @@ images: $(READY) ## renew the pictures in images/: the acts, the timeline after 
 	@$(BIN)/kafka2pc demo --images images
 
 .PHONY: run
-run: $(READY) ## execute the notebooks in place and keep what they show (ROOM=10_decisions for one)
+run: $(READY) ## execute the notebooks in place and keep what they show (ROOM=protocol/04_decisions for one)
 	@$(BIN)/python tools/run_notebooks.py $(ROOM)
 
 .PHONY: prepare
@@ -106,10 +106,10 @@ compat-%:
 	@grep -vE '^(pyspark|py4j)==' constraints.txt > .venvs/$*/constraints.txt
 	@.venvs/$*/bin/python -m pip install -q -c constraints.txt pip setuptools wheel
 	@rm -rf build; set -o pipefail; .venvs/$*/bin/python -m pip install --no-build-isolation --progress-bar off -c .venvs/$*/constraints.txt 'pyspark[sql]==$*' . | $(PROGRESS) && rm -rf build
-	@cd tests && PYSPARK_PYTHON=$(CURDIR)/.venvs/$*/bin/python $(CURDIR)/.venvs/$*/bin/python compat_smoke.py
+	@cd tests && PYSPARK_PYTHON=$(CURDIR)/.venvs/$*/bin/python $(CURDIR)/.venvs/$*/bin/python spark/compat_smoke.py
 
 .PHONY: clean
 clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv)
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache _proc output .test-output
-	rm -rf spark-warehouse metastore_db artifacts nbs/spark-warehouse nbs/metastore_db nbs/artifacts .venvs
+	rm -rf spark-warehouse metastore_db artifacts nbs/spark-warehouse nbs/metastore_db nbs/artifacts nbs/*/spark-warehouse nbs/*/metastore_db nbs/*/artifacts .venvs
 	find kafka2pc nbs tests tools -name __pycache__ -prune -exec rm -rf {} +

@@ -12,6 +12,6 @@ class DefaultSource(DataSource):
         return "kafka2pc"
 
     def __new__(cls, options):
-        from kafka2pc.source import Kafka2pc
+        from kafka2pc.spark.source import Kafka2pc
 
         return Kafka2pc(options)

@@ -85,3 +85,15 @@ def pytest_make_collect_report(collector):
 def root() -> Path:
     """The project's top folder."""
     return ROOT
+
+
+@pytest.fixture
+def own_folders(tmp_path, monkeypatch):
+    """Nothing that a user has in HOME changes the run, and nothing is written there."""
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
+        folder = tmp_path / name.lower()
+        folder.mkdir()
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path

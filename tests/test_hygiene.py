@@ -14,18 +14,23 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 PACKAGE = ROOT / "kafka2pc"
-NOTEBOOKS = sorted((ROOT / "nbs").glob("*.ipynb"))
+NBS = ROOT / "nbs"
+NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
 MODULES = sorted(p for p in PACKAGE.rglob("*.py") if p.name != "_modidx.py")
 GENERATED = [p for p in MODULES if p.name != "__init__.py"]
 FUNCTION_LINES_MAX = 40
 CELLS_MAX = 100
 SENTENCE_MAX = 144  # it becomes the module's docstring, a line of at most 150
-WITHOUT_MODULE = {"index", "23_offsets", "35_classic"}
-OWN_BROKER = {"02_broker", "03_control", "12_commit", "24_story", "42_operations", "51_bench"}
+WITHOUT_MODULE = {"index", "spark/03_offsets", "stores/06_classic"}
+OWN_BROKER = {"local/01_broker", "kafka/01_control", "protocol/06_commit", "proof/04_story", "operations/01_operations", "proof/11_bench"}
 
 
 def name(path):
     return str(path.relative_to(ROOT))
+
+
+def short(notebook):
+    return str(notebook.relative_to(NBS).with_suffix(""))
 
 
 def run(*command, cwd=ROOT):
@@ -73,12 +78,12 @@ STORES = re.compile(r"kafka|postgres|psycopg|mysql|mariadb|parquet|json|\bfiles?
 
 @pytest.mark.parametrize("act", ["precommit", "commit", "restore"])
 def test_the_acts_say_no_word_of_any_store(act):
-    lines = [line for line in (PACKAGE / f"{act}.py").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    lines = [line for line in (PACKAGE / "protocol" / f"{act}.py").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     assert [line for line in lines if STORES.search(line)] == []
 
 
 def test_a_store_of_your_own_takes_under_40_lines():
-    cells = [cell.source for cell in nbformat.read(ROOT / "nbs" / "30_file.ipynb", 4).cells if cell.cell_type == "code"]
+    cells = [cell.source for cell in nbformat.read(NBS / "stores" / "01_file.ipynb", 4).cells if cell.cell_type == "code"]
     toy, asked = ([source for source in cells if words in source] for words in ("class Toy:", "check(toy, PROMISES + DURABLE)"))
     assert len([line for line in toy[0].splitlines() if line.strip()]) < 40 and len(toy) == len(asked) == 1
 
@@ -144,9 +149,9 @@ def test_what_is_made_of_the_notebooks_is_as_they_are(tool):
 @every(NOTEBOOKS)
 def test_notebook_opens_like_a_room(path):
     cells = nbformat.read(path, 4).cells
-    if path.stem not in WITHOUT_MODULE:
-        room = re.sub(r"^\d\d_", "", path.stem)
-        assert exported_name(path) in (room, f"participants.{room}"), f"{name(path)} must begin with #| default_exp {room}"
+    if short(path) not in WITHOUT_MODULE:
+        room = path.parent.name + "." + re.sub(r"^\d\d_", "", path.stem)
+        assert exported_name(path) == room, f"{name(path)} must begin with #| default_exp {room}"
         cells = cells[1:]
     opening = cells[0]
     assert opening.cell_type == "markdown"
@@ -166,7 +171,7 @@ def test_notebook_stays_a_room(path):
 @every(NOTEBOOKS)
 def test_a_lesson_asks_for_a_cluster_of_ones_own_unless_it_stops_its_broker(path):
     sources = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code" and not re.search(r"^#\|\s*export\b", cell.source, re.M)]
-    assert any("LocalKafka(" in source for source in sources) == (path.stem in OWN_BROKER)
+    assert any("LocalKafka(" in source for source in sources) == (short(path) in OWN_BROKER)
 
 
 @every([path for path in NOTEBOOKS if path.stem != "index"])
@@ -187,7 +192,7 @@ def shown(output):
 @every(NOTEBOOKS)
 def test_notebook_was_executed_and_its_outputs_are_stable(path):
     outputs = [output for cell in nbformat.read(path, 4).cells if cell.cell_type == "code" for output in cell.outputs]
-    assert outputs, f"{name(path)} was never executed: make run ROOM={path.stem}"
+    assert outputs, f"{name(path)} was never executed: make run ROOM={short(path)}"
     assert not [output.evalue for output in outputs if output.output_type == "error"]
     assert not [shown(output) for output in outputs if re.search(r"/tmp/\w", shown(output))], "a temporary path changes at every run"
 
@@ -258,7 +263,7 @@ def test_wheel_needs_little_and_says_what_settings_say(wheel):
     assert f"\nVersion: {settings['version']}\n" in said
     needed = {re.match(r"[\w-]+", line)[0] for line in re.findall(r"^Requires-Dist: (.*)$", said, re.M) if "extra ==" not in line}
     assert needed == {"confluent-kafka", "google-crc32c", "kafka-python", "tenacity", "typer", "rich", "fsspec"}
-    assert metadata(wheel, "entry_points.txt").split() == ["[console_scripts]", "kafka2pc", "=", "kafka2pc.cli:app"]
+    assert metadata(wheel, "entry_points.txt").split() == ["[console_scripts]", "kafka2pc", "=", "kafka2pc.operations.cli:app"]
 
 
 def test_what_every_spark_imports_imports_nothing_itself():
@@ -285,12 +290,12 @@ KAFKA = ["confluent_kafka", "kafka"]
 
 @pytest.mark.parametrize(("modules", "absent"), [
     (["kafka2pc"], NOTEBOOK_TOOLS + SPARK + KAFKA),
-    ([f"kafka2pc.{room}" for room in ["protocol", "decisions", "precommit", "commit", "restore", "history", "world", "model", "rules"]], NOTEBOOK_TOOLS + SPARK + KAFKA),
-    ([f"kafka2pc.{room}" for room in ["control", "writer", "kafka", "broker", "operations"]], NOTEBOOK_TOOLS + SPARK),
-    ([f"kafka2pc.{room}" for room in ["sink", "source"]], NOTEBOOK_TOOLS),
-    ([f"kafka2pc.{room}" for room in ["file", "postgres", "mysql", "wal"]], NOTEBOOK_TOOLS + KAFKA + ["pyspark", "py4j", "pandas"]),
-    (["kafka2pc.timeline"], NOTEBOOK_TOOLS + SPARK),
-    (["kafka2pc.wal"], NOTEBOOK_TOOLS + KAFKA + SPARK),
+    ([f"kafka2pc.{room}" for room in ["protocol.decisions", "protocol.precommit", "protocol.commit", "protocol.restore", "protocol.history", "proof.world", "proof.model", "proof.rules"]], NOTEBOOK_TOOLS + SPARK + KAFKA),
+    ([f"kafka2pc.{room}" for room in ["kafka.control", "kafka.row_producer", "kafka.participant", "local.broker", "operations.operations"]], NOTEBOOK_TOOLS + SPARK),
+    ([f"kafka2pc.{room}" for room in ["spark.sink", "spark.source"]], NOTEBOOK_TOOLS),
+    ([f"kafka2pc.{room}" for room in ["stores.file", "stores.postgres", "stores.mysql", "stores.wal"]], NOTEBOOK_TOOLS + KAFKA + ["pyspark", "py4j", "pandas"]),
+    (["kafka2pc.proof.timeline"], NOTEBOOK_TOOLS + SPARK),
+    (["kafka2pc.stores.wal"], NOTEBOOK_TOOLS + KAFKA + SPARK),
 ], ids=["package", "truth", "kafka", "spark", "participants", "timeline", "log"])
 def test_rooms_can_be_imported_without_what_they_do_not_need(modules, absent):
     done = run(sys.executable, "-c", ALONE.format(names=absent, root=str(ROOT), modules=modules))

@@ -19,7 +19,8 @@ from run_notebooks import CELL_SECONDS, execute
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "output" / "docs", ROOT / "output" / "site"
-ACTS = {"0": "Words and wire", "1": "The three acts", "2": "Spark", "3": "Other stores", "4": "Proof and operation", "5": "Measure and deploy"}
+NBS = ROOT / "nbs"
+PACKAGES = ["protocol", "backends", "kafka", "stores", "decision_logs", "spark", "operations", "local", "proof"]
 
 
 def title(notebook: Path) -> str:
@@ -33,49 +34,64 @@ def folded(cell):
 
 
 def page(notebook: Path, target: Path) -> None:
-    """A notebook as a reader wants it. Links to other notebooks and to pictures are seen from the site's root."""
+    """A notebook as a reader wants it, in the folder that it has in nbs/."""
     nb = nbformat.read(notebook, 4)
     nb.cells = [folded(cell) if is_solution(cell) else plain(cell) for cell in nb.cells if visible(cell) or is_solution(cell)]
     for cell in nb.cells:
         if cell.cell_type == "markdown":
             cell.source = moved(cell.source)
+    target.parent.mkdir(exist_ok=True)
     nbformat.write(nb, target)
 
 
 def moved(text: str) -> str:
-    text = text.replace("](../", "](").replace("](CONTRIBUTING.md", "](map.html")
-    return re.sub(r"\]\((?:nbs/)?(\w+)\.ipynb", r"](\1.html", text)
+    """Links as the site has them: its top folder holds what nbs/ holds, and the pictures."""
+    text = text.replace("](../images", "](images").replace("](../../images", "](../images").replace("](../CONTRIBUTING.md", "](map.html")
+    return re.sub(r"\]\((?:nbs/)?([\w./]+)\.ipynb", r"](\1.html", text)
 
 
-def executed(rooms: list[Path], folder: Path) -> list[Path]:
+def copy(room: Path, folder: Path) -> Path:
+    target = folder / room.relative_to(NBS)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
+def executed(rooms: list[Path], folder: Path) -> Path:
     """Copies of the notebooks, as they come out of a fresh kernel, two at a time. Ends the program if one fails."""
-    folder.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(2) as pool:
-        running = {pool.submit(execute, room, folder / room.name, CELL_SECONDS): room for room in rooms}
+        running = {pool.submit(execute, room, copy(room, folder), CELL_SECONDS): room for room in rooms}
         for n, done in enumerate(as_completed(running), 1):
             if trouble := done.result():
                 pool.shutdown(cancel_futures=True)
                 sys.exit(f"{running[done].stem}: {trouble}")
             print(f"{n} of {len(rooms)}: {running[done].stem}", flush=True)
-    return [folder / room.name for room in rooms]
+    return folder
 
 
-def assemble(rooms: list[Path]) -> list:
+def notebooks(folder: Path) -> list[Path]:
+    """The front page, then package by package in reading order."""
+    return [folder / "index.ipynb", *(path for package in PACKAGES for path in sorted((folder / package).glob("*.ipynb")))]
+
+
+def assemble(folder: Path) -> list:
     """Everything that the site shows, in one folder. Answers with its table of contents."""
     shutil.rmtree(PAGES, ignore_errors=True)
     (PAGES / "api").mkdir(parents=True)
     shutil.copytree(ROOT / "images", PAGES / "images")
     (PAGES / "map.md").write_text(moved((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")), encoding="utf-8")
-    acts = {}
-    for room in rooms:
-        page(room, PAGES / room.name)
+    contents, reference = {}, {}
+    for room in notebooks(folder):
+        place = room.relative_to(folder)
+        page(room, PAGES / place)
         if room.stem != "index":
-            acts.setdefault(ACTS[room.stem[0]], []).append({title(room): room.name})
-    modules = [m for m in sorted((ROOT / "kafka2pc").glob("*.py")) if not m.stem.startswith("_")]
-    for module in modules:
-        (PAGES / "api" / f"{module.stem}.md").write_text(f"::: kafka2pc.{module.stem}\n", encoding="utf-8")
-    return [{"kafka2pc": "index.ipynb"}, *({act: pages} for act, pages in acts.items()), {"Map": "map.md"},
-            {"Reference": [{m.stem: f"api/{m.stem}.md"} for m in modules]}]
+            contents.setdefault(place.parent.name, []).append({title(room): str(place)})
+    for package in PACKAGES:
+        for module in sorted((ROOT / "kafka2pc" / package).glob("[!_]*.py")):
+            file = f"api/{package}.{module.stem}.md"
+            (PAGES / file).write_text(f"::: kafka2pc.{package}.{module.stem}\n", encoding="utf-8")
+            reference.setdefault(package, []).append({module.stem: file})
+    sections = [{package: pages} for package, pages in contents.items()]
+    return [{"kafka2pc": "index.ipynb"}, *sections, {"Map": "map.md"}, {"Reference": [{p: pages} for p, pages in reference.items()]}]
 
 
 class Links(HTMLParser):
@@ -118,10 +134,8 @@ def problems(site: Path) -> list[str]:
 
 
 def main() -> int:
-    rooms = sorted((ROOT / "nbs").glob("*.ipynb"))
-    if "--run" in sys.argv[1:]:
-        rooms = executed(rooms, ROOT / "output" / "executed")
-    build(load_config(str(ROOT / "tools" / "mkdocs.yml"), nav=assemble(rooms)))
+    folder = executed(notebooks(NBS), ROOT / "output" / "executed") if "--run" in sys.argv[1:] else NBS
+    build(load_config(str(ROOT / "tools" / "mkdocs.yml"), nav=assemble(folder)))
     wrong = problems(SITE.resolve())
     print("\n".join(wrong[:40]) or f"{len(list(SITE.rglob('*.html')))} pages, no broken link, nothing from another host: {SITE / 'index.html'}")
     return 1 if wrong else 0

@@ -18,13 +18,18 @@ ENDLESS = {"processingTime", "continuous", "realTime"}
 def problems(folder: Path) -> list[str]:
     """Everything that is wrong with the notebooks of `folder`, a line each."""
     notebooks = sorted(folder.rglob("*.ipynb"))
-    named = Counter(path.stem.lower() for path in [*notebooks, *folder.rglob("*.py")])  # in a workspace neither keeps its suffix
-    found = [f"{path.name}: its name is there twice" for path in notebooks if named[path.stem.lower()] > 1]
+    named = Counter(in_workspace(path) for path in [*notebooks, *folder.rglob("*.py")])
+    found = [f"{path.name}: its name is there twice" for path in notebooks if named[in_workspace(path)] > 1]
     for path in notebooks:
         if path.stat().st_size > NOTEBOOK_BYTES_MAX:
             found.append(f"{path.name}: {path.stat().st_size} bytes, at most {NOTEBOOK_BYTES_MAX} can be imported")
         found += [f"{path.name}: {problem}" for problem in of_cells(nbformat.read(path, 4).cells)]
     return found
+
+
+def in_workspace(path: Path) -> str:
+    """The name under which a workspace would keep it: without its suffix, and without regard to case."""
+    return str(path.with_suffix("")).lower()
 
 
 def of_cells(cells: list) -> list[str]:

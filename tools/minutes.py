@@ -12,7 +12,7 @@ from readme import visible
 
 INDEX = Path(__file__).resolve().parent.parent / "nbs" / "index.ipynb"
 WORDS, LINES, STEP = 130, 8, 5
-ROW = re.compile(r"^(\| \[\w+\]\((\w+\.ipynb)\) \| .*? \|)(?: \d+ \|)?$", re.M)
+ROW = re.compile(r"^(\| \[[\w/]+\]\(([\w/]+\.ipynb)\) \| .*? \|)(?: \d+ \|)?$", re.M)
 
 
 def minutes(notebook: Path) -> int:

@@ -1,6 +1,6 @@
 """Draws what is in images/ but for the demonstration: one batch, the three acts, the record format, and the timeline after a crash.
 
-`python tools/pictures.py`. The acts run in memory, the timeline runs on a local Kafka; both are drawn by the room `40_timeline`, and all colours of
+`python tools/pictures.py`. The acts run in memory, the timeline runs on a local Kafka; both are drawn by the room `proof/05_timeline`, and all colours of
 states come from its table. The bytes of the record format are those that the columnar engine sends.
 """
 import struct
@@ -13,16 +13,16 @@ import pyarrow as pa
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kafka2pc.broker import LocalKafka  # noqa: E402
-from kafka2pc.columnar import BATCH_HEAD, Section, record_batch, records, rows_of, varints  # noqa: E402
-from kafka2pc.commit import Driver, commit, decide  # noqa: E402
-from kafka2pc.decisions import MemoryLog  # noqa: E402
-from kafka2pc.history import CrashPoint, History  # noqa: E402
-from kafka2pc.precommit import precommit  # noqa: E402
-from kafka2pc.protocol import MemoryParticipant, PreparedTxnState, TxnState  # noqa: E402
-from kafka2pc.restore import plan  # noqa: E402
-from kafka2pc.timeline import LOOKS, Timeline, draw  # noqa: E402
-from kafka2pc.world import QUERY  # noqa: E402
+from kafka2pc.local.broker import LocalKafka  # noqa: E402
+from kafka2pc.kafka.encoder import BATCH_HEAD, Section, record_batch, records, rows_of, varints  # noqa: E402
+from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
+from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
+from kafka2pc.protocol.history import CrashPoint, History  # noqa: E402
+from kafka2pc.protocol.precommit import precommit  # noqa: E402
+from kafka2pc.protocol.transactions import MemoryParticipant, PreparedTxnState, TxnState  # noqa: E402
+from kafka2pc.protocol.restore import plan  # noqa: E402
+from kafka2pc.proof.timeline import LOOKS, Timeline, draw  # noqa: E402
+from kafka2pc.proof.world import QUERY  # noqa: E402
 
 # -- one batch: a story, told with its own words --
 

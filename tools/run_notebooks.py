@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Execute notebooks in place, each in a fresh kernel, and keep what they show. Arguments: names without .ipynb; none means all of them."""
+"""Execute notebooks in place, each in a fresh kernel, and keep what they show. Arguments: names below nbs/ without .ipynb; none means all of them."""
 import subprocess
 import sys
 import tempfile
@@ -14,8 +14,8 @@ CELL_SECONDS = 300
 
 
 def execute(notebook: Path, output: Path, cell_seconds: int, parameters: str = "") -> str:
-    """Papermill in a process of its own, with nbs/ as working directory; `parameters` in YAML. Empty if all went well, otherwise the end of what it said."""
-    command = [sys.executable, "-m", "papermill", "--cwd", str(NBS), "-k", "python3", "--no-progress-bar", "--log-output"]
+    """Papermill in a process of its own, with its folder as working directory; `parameters` in YAML. Empty if all went well, otherwise the end of what it said."""
+    command = [sys.executable, "-m", "papermill", "--cwd", str(notebook.parent), "-k", "python3", "--no-progress-bar", "--log-output"]
     command += ["--execution-timeout", str(cell_seconds), "--parameters_yaml", parameters or "{}", str(notebook), str(output)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
     return "\n".join(done.stdout.splitlines()[-60:]) if done.returncode else ""
@@ -32,17 +32,17 @@ def keep_outputs(notebook: Path, executed: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    notebooks = [NBS / f"{name}.ipynb" for name in names] or sorted(NBS.glob("*.ipynb"))
+    notebooks = [NBS / f"{name}.ipynb" for name in names] or sorted(path for path in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
     for notebook in notebooks:
         started = time.monotonic()
-        print(f"{notebook.stem} ...", flush=True)
+        print(f"{notebook.relative_to(NBS)} ...", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             executed = Path(folder) / notebook.name
             if trouble := execute(notebook, executed, CELL_SECONDS):
                 print(trouble)
                 return 1
             keep_outputs(notebook, executed)
-        print(f"{notebook.stem} done in {time.monotonic() - started:.0f} s", flush=True)
+        print(f"{notebook.relative_to(NBS)} done in {time.monotonic() - started:.0f} s", flush=True)
     return 0
 
 

@@ -1,0 +1,254 @@
+"""The promises of every decision log: in memory, in files, in an object store, in a Kafka topic, in a PostgreSQL table; and what only one can break."""
+import errno
+import os
+import time
+import uuid
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import fsspec
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
+from fsspec.implementations.local import LocalFileSystem
+
+from kafka2pc.protocol import decisions
+from kafka2pc.kafka.control import Control
+from kafka2pc.decision_logs.table import TableLog
+from kafka2pc.decision_logs.topic import TopicLog
+from kafka2pc.protocol.decisions import FileLog, MemoryLog, ObjectLog, open_log
+from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
+from kafka2pc.stores.file import ObjectParticipant
+from kafka2pc.protocol.transactions import Outcome
+
+pytestmark = pytest.mark.timeout(180)
+DURABLE_LOGS = ["file", "object", pytest.param("topic", marks=pytest.mark.kafka), "table"]
+
+
+def first_only(fails, real):
+    """`fails` in place of `real`, for the first call."""
+    calls = []
+    return lambda *args, **more: (real if calls else calls.append(1) or fails)(*args, **more)
+
+
+@contextmanager
+def lose(target, name, when, error):
+    """The first call of `target.name` raises `error`, before or after it was done."""
+    real = getattr(target, name)
+
+    def fails(*args, **more):
+        if when == "after":
+            real(*args, **more)
+        raise error
+    with patch.object(target, name, first_only(fails, real)):
+        yield
+
+
+def both(losing):
+    return {when: partial(losing, when) for when in ("before", "after")}
+
+
+def memory(request):
+    kept = {}
+    return Place(lambda name="a": kept.setdefault(name, MemoryLog()))
+
+
+def file(request):
+    folder = str(request.getfixturevalue("tmp_path"))
+
+    def spoil(name, slot, content):
+        os.makedirs(f"{folder}/{name}")
+        Path(f"{folder}/{name}/{slot.batch_id}.{slot.attempt}.json").write_bytes(content)
+    losing = lambda when: lose(decisions.os, "link", when, OSError(5, "I/O error"))
+    return Place(lambda name="a": FileLog(f"{folder}/{name}"), steps=["create", "_put"], spoil=spoil, lost=both(losing))
+
+
+class ConditionalPut(LocalFileSystem):
+    """A store with a conditional put that other processes see, as S3 has it: the object appears whole, or the name is taken."""
+
+    protocol = "put"
+
+    def pipe_file(self, path, value, mode="overwrite", **more):
+        if mode != "create":
+            return super().pipe_file(path, value, mode=mode, **more)
+        fresh = f"{path}.{uuid.uuid4().hex}"
+        super().pipe_file(fresh, value)
+        try:
+            os.link(fresh, path)
+        finally:
+            os.unlink(fresh)
+
+
+def an_object_store(request):
+    url = f"put://{request.getfixturevalue('tmp_path')}"
+
+    def open(name="a"):
+        fsspec.register_implementation("put", ConditionalPut, clobber=True)
+        return ObjectLog(f"{url}/{name}")
+
+    def spoil(name, slot, content):
+        log = open(name)
+        log.storage.write(log._path(slot), content)
+    losing = lambda when: lose(ConditionalPut, "pipe_file", when, OSError(5, "I/O error"))
+    return Place(open, steps=["create", "_put", "pipe_file"], spoil=spoil, lost=both(losing))
+
+
+def topic(request):
+    conf, start = request.getfixturevalue("kafka").client_conf, uuid.uuid4().hex
+    TopicLog(conf, "decisions", start).close()  # the topic is there, whichever test comes first
+
+    def spoil(name, slot, content):
+        producer = Producer(conf)
+        producer.produce("decisions", content, key=f"{start}-{name}/{slot.batch_id}.{slot.attempt}")
+        producer.flush()
+
+    @contextmanager
+    def losing(when):
+        real = Control.end_txn
+
+        def fails(*args, **more):
+            if when == "after":
+                real(*args, **more)
+            return Outcome.UNKNOWN
+        with patch.object(Control, "end_txn", first_only(fails, real)):
+            yield
+    return Place(lambda name="a": TopicLog(conf, "decisions", f"{start}-{name}"), steps=["create", "end_txn"], spoil=spoil, lost=both(losing))
+
+
+def table(request):
+    postgres, start = request.getfixturevalue("postgres"), uuid.uuid4().hex
+    url = postgres.url
+
+    def spoil(name, slot, content):
+        TableLog(url, f"{start}-{name}")
+        postgres.execute("insert into kafka2pc_decisions values (%s, %s, %s, %s)", f"{start}-{name}", *slot, content.decode("latin-1"))
+    losing = lambda when: lose(psycopg.Connection, "commit", when, psycopg.OperationalError("lost"))
+    return Place(lambda name="a": TableLog(url, f"{start}-{name}", lock_ms=300), steps=["create", "_insert"], spoil=spoil, lost=both(losing))
+
+
+PLACES = {"memory": memory, "file": file, "object": an_object_store, "topic": topic, "table": table}
+
+
+@pytest.fixture
+def place(request):
+    return PLACES[request.param](request)
+
+
+def promises(*of):
+    return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
+
+
+@promises(*PROMISES)
+@pytest.mark.parametrize("place", ["memory", *DURABLE_LOGS], indirect=True)
+def test_every_log_keeps(promise, place):
+    promise(place)
+
+
+@promises(*DURABLE)
+@pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+def test_a_log_that_outlives_its_driver_keeps(promise, place):
+    promise(place)
+
+
+@promises(*UNCLEAR)
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+def test_when_the_answer_is_lost(promise, when, place):
+    promise(place, when)
+
+
+@promises(*DAMAGED)
+@pytest.mark.parametrize("kind", CONTENT)
+@pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+def test_with_damaged_content(promise, kind, place):
+    promise(place, kind)
+
+
+# -- a table --
+
+
+def test_a_server_that_forgets_is_refused(postgres):
+    postgres.execute("alter system set fsync = off")
+    postgres.execute("select pg_reload_conf()")
+    try:
+        time.sleep(0.3)
+        with pytest.raises(BadOption, match="fsync = off"):
+            TableLog(postgres.url, "a")
+    finally:
+        postgres.execute("alter system reset fsync")
+        postgres.execute("select pg_reload_conf()")
+
+
+def test_a_decision_is_on_the_disk_whatever_the_user_has_set_and_takes_its_work_with_it(postgres):
+    name, done = uuid.uuid4().hex, []
+
+    def also(db, decision):
+        done.append((decision.slot.batch_id, *db.execute("show synchronous_commit").fetchone()))
+    log = TableLog(f"{postgres.url}&options=-csynchronous_commit%3Doff" if "?" in postgres.url else f"{postgres.url}?options=-csynchronous_commit%3Doff", name, also=also)
+    first = record()
+    log.create(record(6, commit=False))
+    assert log.create(first) == log.create(record()) == log.create(first) == first
+    assert done == [(7, "on")]
+
+
+def test_a_commit_behind_a_later_batch_is_refused_with_its_work(postgres):
+    done = []
+    log = TableLog(postgres.url, uuid.uuid4().hex, also=lambda db, d: done.append(d.slot.batch_id))
+    log.create(record(8, commit=False))
+    with pytest.raises(Superseded, match="a later batch stands"):
+        log.create(record(7))
+    assert (log.chain(7), done) == ([], []) and log.create(closed := record(7, commit=False)) == closed
+
+
+def test_a_server_that_does_not_answer_is_reported_without_the_password():
+    with pytest.raises(StoreUnreachable, match="Check decisionLog") as e:
+        TableLog("postgresql://user:secret@127.0.0.1:1/x", "a")
+    assert "secret" not in str(e.value)  # URLs that cannot be read: test_postgres
+
+
+class LooksFirst(LocalFileSystem):
+    """fsspec's own way to create an object: is it there? No. Then write it. Two may do so at once."""
+
+    protocol = "looks"
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_hard_links_is_named_and_nothing_stands(tmp_path, code):
+    log, wanted = FileLog(tmp_path), record()
+    with patch.object(decisions.os, "link", side_effect=OSError(code, os.strerror(code))), pytest.raises(LogUnwritable, match="no hard links here") as caught:
+        log.create(wanted)
+    assert "decisionLog" in caught.value.action and log.batches() == [] and list(tmp_path.iterdir()) == []
+    assert log.create(wanted) == wanted
+
+
+def test_a_store_that_looks_first_and_writes_then_is_refused(tmp_path):
+    fsspec.register_implementation("looks", LooksFirst, clobber=True)
+    for make in (open_log, ObjectParticipant):
+        with pytest.raises(BadOption, match="overwrites an object"):
+            make(f"looks://{tmp_path}/log")
+
+
+# -- many names at one place --
+
+
+def name_of(log):
+    return getattr(log, "name", None) or log.folder.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+def test_a_sibling_is_the_log_of_another_name_at_the_same_place(place):
+    a, b = place("a"), place("b")
+    first, second = a.create(record(7)), b.create(record(8))
+    twin = a.sibling(name_of(b))
+    assert (type(twin), twin.place.rpartition("/")[0]) == (type(b), b.place.rpartition("/")[0])
+    assert (a.chain(7), a.chain(8), twin.chain(7), twin.chain(8)) == ([first], [], [], [second])
+    third = twin.create(record(9))
+    assert place("b").chain(9) == [third] and a.batches() == [7]
+    assert {name_of(a), name_of(b)} <= set(a.siblings())
+    twin.purge(10)
+    assert place("b").batches() == [] and place("a").chain(7) == [first]
+    if not isinstance(a, ObjectLog):  # in memory, fsspec keeps folders that an object store does not have
+        assert name_of(b) not in a.siblings()

@@ -1,0 +1,271 @@
+"""Decision logs and participants on real servers of S3, GCS and ADLS, with the real drivers: every promise, and what only an object store can break.
+
+Each request passes a proxy (`store_proxy`). It loses answers as a network does, and it counts."""
+import asyncio
+import json
+import time
+import uuid
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
+
+import pytest
+from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
+from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
+from participant_suite import PROMISES as KEPT_BY_STORES
+from participant_suite import At, rows
+from store_proxy import Answer
+
+from kafka2pc.backends import storage
+from kafka2pc.protocol.commit import Driver, commit
+from kafka2pc.protocol.decisions import dump_decision, open_log
+from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable
+from kafka2pc.stores.file import ObjectParticipant
+from kafka2pc.protocol.precommit import precommit
+from kafka2pc.protocol.transactions import MemoryParticipant
+from kafka2pc.protocol.restore import plan
+
+pytestmark = pytest.mark.timeout(180)
+STORES = ["s3", "gcs", "azure"]
+
+
+@pytest.fixture(params=STORES)
+def server(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def url(server):
+    """A bucket of its own for each test."""
+    return server.fresh()
+
+
+def bucket_of(url):
+    return url.partition("://")[2]
+
+
+def promises(*of):
+    return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
+
+
+# -- decision logs --
+
+
+@pytest.fixture
+def place(server, url):
+    fs = server.driver()
+
+    def open(name="a", driver=type(fs)):  # a process that gets this function imports the driver once, for all that it forks
+        return open_log(f"{url}/decisions/{name}")
+
+    def spoil(name, slot, content):
+        fs.pipe_file(f"{bucket_of(url)}/decisions/{name}/{slot.batch_id}.{slot.attempt}.json", content)
+    lost = {when: partial(server.proxy.loses, when) for when in ("before", "after")}
+    return Place(open, steps=["create", "once"], spoil=spoil, lost=lost)
+
+
+@promises(*PROMISES)
+def test_every_log_keeps(promise, place):
+    promise(place)
+
+
+@promises(*DURABLE)
+def test_a_log_that_outlives_its_driver_keeps(promise, place):
+    promise(place)
+
+
+@promises(*UNCLEAR)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_when_the_answer_is_lost(promise, when, place):
+    promise(place, when)
+
+
+@promises(*DAMAGED)
+@pytest.mark.parametrize("kind", CONTENT)
+def test_with_damaged_content(promise, kind, place):
+    promise(place, kind)
+
+
+# -- participants --
+
+
+def seen(server, url):
+    """The rows of the files that a manifest calls committed, read past the code under test."""
+    fs, root = server.driver(), f"{bucket_of(url)}/out"
+    for manifest in fs.find(f"{root}/manifest"):
+        if fs.cat_file(manifest) == b"committed":
+            yield from (json.loads(line)["value"] for line in fs.cat_file(manifest.replace("/manifest/", "/data/")).splitlines())
+
+
+@promises(*KEPT_BY_STORES, *KEPT_BY_DURABLE_STORES)
+def test_a_participant_keeps(promise, server, url):
+    promise(At(ObjectParticipant(f"{url}/out", format="json"), partial(seen, server, url), rows))
+
+
+# -- what a store answers --
+
+SAYS = {"s3": '<Error><Code>{code}</Code><Message>no</Message></Error>', "gcs": '{{"error": {{"code": {status}, "message": "{code}"}}}}',
+        "azure": '<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code><Message>no</Message></Error>'}
+
+
+@pytest.fixture
+def says(request, server):
+    """Makes the answer of this kind of store with a status and a code."""
+    kind = request.node.callspec.params["server"]
+
+    def make(status, code):
+        kinds = {"s3": "application/xml", "gcs": "application/json", "azure": "application/xml"}
+        headers = (("Content-Type", kinds[kind]), ("x-ms-error-code", code))
+        return Answer(status, SAYS[kind].format(status=status, code=code).encode(), headers)
+    return make
+
+
+@pytest.fixture
+def hurry():
+    """Drivers wait between their tries, for a minute and more in all. Here they do not."""
+    wait, nap = asyncio.sleep, time.sleep
+    with patch.object(asyncio, "sleep", lambda s, *more: wait(min(s, 0.01), *more)), patch.object(time, "sleep", lambda s: nap(min(s, 0.01))):
+        yield
+
+
+def to_slots(request):
+    """Is this a request that writes a decision?"""
+    return request.writes and "7.0.json" in request.path + request.body[:2000].decode(errors="replace")
+
+
+def answered(server, answer, times):
+    """The first `times` writes of a decision get this answer, and are not done."""
+    left = [answer] * times
+    return server.proxy.faults(lambda request: left.pop() if to_slots(request) and left else None)
+
+
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
+@pytest.mark.parametrize(("status", "code"), [(412, "PreconditionFailed"), (412, "SomethingElse")])
+def test_a_412_in_other_words_than_aws_uses_means_taken(status, code, place, says, server):
+    log, other = place(), place()
+    first = other.create(record())
+    with answered(server, says(status, code), 1):
+        assert log.create(record(commit=False)) == first
+
+
+UNCLEAR_ANSWERS = [(name, status) for name in STORES for status in (409, 429, 500, 503) if (name, status) != ("azure", 409)]  # there: it exists
+
+
+@pytest.mark.parametrize(("server", "status"), UNCLEAR_ANSWERS, indirect=["server"])
+def test_an_unclear_answer_is_asked_again(status, place, says, server, hurry):
+    log, first = place(), record()
+    with answered(server, says(status, "ConditionalRequestConflict" if status == 409 else "SlowDown"), 1):
+        assert log.create(first) == first
+    assert place().chain(7) == [first]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_if_no_answer_comes_at_all_the_outcome_is_unknown_and_known_later(when, place, server, hurry):
+    log, first = place(), record()
+    with server.proxy.loses(when, first_only=False, of=lambda request: True):
+        assert log.create(first) is None
+        with pytest.raises(StoreUnreachable, match="no clear answer"):
+            log.chain(7)
+    assert log.chain(7) == place().chain(7) == ([first] if when == "after" else [])
+
+
+@pytest.mark.parametrize("server", ["gcs"], indirect=True)
+def test_a_server_that_accepts_requests_and_never_answers_is_given_up(place, url, says, server):
+    """gcsfs has no limit of its own. (s3fs gives up after 25 times 15 s, adlfs after 4 times 60 s.)"""
+    assert storage.Storage(url).fs.requests_timeout == 60
+    with patch.dict(storage._LIMITS, gs={"requests_timeout": 1}):
+        log = place()
+        with server.proxy.faults(lambda request: replace(says(500, "late"), wait_s=20)):
+            assert log.create(record()) is None
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_answer_that_is_lost_while_a_log_is_opened_is_no_reason_to_refuse_the_store(when, url, server):
+    with server.proxy.loses(when) as lost:
+        log = open_log(f"{url}/decisions/a")
+    first = record()
+    assert lost and log.create(first) == first
+
+
+@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)  # ADLS signs the condition: it cannot be lost on the way
+@pytest.mark.parametrize("make", [open_log, ObjectParticipant], ids=["log", "participant"])
+def test_a_store_that_ignores_the_condition_is_refused(make, url, server):
+    with server.proxy.without_conditions(), pytest.raises(BadOption, match="overwrites an object"):
+        make(f"{url}/out")
+
+
+@pytest.mark.parametrize("make", [open_log, ObjectParticipant], ids=["log", "participant"])
+def test_a_bucket_that_is_not_there_is_named_and_not_made(make, url, server):
+    missing = f"{url}x"
+    with pytest.raises(StoreUnreachable, match=missing) as e:
+        make(f"{missing}/out")
+    assert "bucket" in str(e.value)
+    with pytest.raises(FileNotFoundError):
+        server.driver().ls(f"{bucket_of(missing)}/nothing")
+
+
+def test_a_store_that_refuses_is_reported_at_once(place, url, says, server):
+    log, asked = place(), says(403, "AccessDenied")
+    with server.proxy.faults(lambda request: asked), server.proxy.counted() as requests:
+        with pytest.raises(LogUnwritable, match="refused"):
+            log.create(record())
+        with pytest.raises(StoreUnreachable, match="refused"):
+            log.chain(7)
+        with pytest.raises(StoreUnreachable, match="refused"):
+            open_log(f"{url}/decisions/b").chain(7)
+    assert len(requests) < 10
+    assert log.chain(7) == []
+
+
+def test_what_another_driver_wrote_since_the_last_listing_is_seen(place, url, server):
+    """Drivers keep listings, and answer from them, unless they are told not to."""
+    log, first, second = place(), record(7, 0, commit=False), record(7, 1)
+    log.create(first)
+    assert log.chain(7) == [first]
+    server.driver().pipe_file(f"{bucket_of(url)}/decisions/a/7.1.json", dump_decision(second))
+    assert log.load(second.slot) == second and log.chain(7) == [first, second]
+
+
+@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+def test_objects_that_stand_for_folders_are_no_decisions(place, url, server):
+    """Consoles and Hadoop write them."""
+    for folder in ("decisions/", "decisions/a/", "decisions/a/8/"):
+        server.driver().pipe_file(f"{bucket_of(url)}/{folder}", b"")
+    log, first = place(), record()
+    assert log.slots() == [] and log.create(first) == first
+    assert log.chain(7) == [first] and log.batches() == [7]
+
+
+def test_a_decision_takes_one_request_and_two_if_the_slot_is_taken(place, server):
+    log, second = place(), place()
+    with server.proxy.counted() as won:
+        first = log.create(record())
+    with server.proxy.counted() as lost:
+        assert second.create(record(commit=False)) == first
+    assert (len(won), len(lost)) == (1, 2), (won, lost)
+
+
+@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+def test_a_micro_batch_asks_its_log_five_times(place, server):
+    """The planner: the list, and the COMMIT of the batch before. The committer: create, the list, and remove the oldest COMMIT."""
+    store = MemoryParticipant()
+    driver = Driver(query_id=str(uuid.uuid4()), log=place(), participants={store.name: store}, keep_batches=1)
+    mine = None
+    for batch_id in range(5):
+        with server.proxy.counted() as requests:
+            planned = plan(driver, batch_id, mine=mine)
+            commit(driver, [precommit([store], planned, [["row"]])], batch_id)
+        mine = planned.token
+    assert len(requests) == 5, requests
+    assert driver.log.batches() == [3, 4] and store.read() == ["row"] * 5
+
+
+def test_a_start_after_many_failed_ones_asks_no_more_than_after_twenty(place, server):
+    store = MemoryParticipant()
+    driver = Driver(query_id=str(uuid.uuid4()), log=place(), participants={store.name: store})
+    asked = []
+    for _ in range(60):
+        with server.proxy.counted() as requests:
+            plan(driver, 0)
+        asked.append(len(requests))
+    assert asked[59] == asked[19] <= 24, asked

@@ -1,0 +1,775 @@
+"""Kafka as a participant: the same promises as the store in memory; rows, rights, lost answers and silent brokers, each told apart and bounded in time."""
+import logging
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+import uuid
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import psutil
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
+from kafka_fixtures import records, values
+from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask
+
+from kafka2pc.kafka import participant as room
+from kafka2pc.kafka import column_producer as produce, row_producer as writer
+from kafka2pc.protocol import transactions as protocol, restore
+from kafka2pc.local.broker import BrokerFailed, LocalKafka
+from kafka2pc.protocol.commit import Driver, commit
+from kafka2pc.kafka.control import DescribedTransaction, ListedTransaction, TooOld
+from kafka2pc.protocol.decisions import MemoryLog
+from kafka2pc.protocol.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, Refused, UnclearAnswer
+from kafka2pc.proof.hard_cases import INIT_PRODUCER_ID, SlowNetwork
+from kafka2pc.protocol.history import History, inconsistent_offsets
+from kafka2pc.kafka.participant import KafkaParticipant, check, parallel, read_both, read_topic, retry_unknown
+from kafka2pc.protocol.precommit import precommit
+from kafka2pc.protocol.transactions import Committable, PreparedTxnState, TxnState
+from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.proof.story import until
+from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
+
+QUIET = {"logger": logging.Logger("librdkafka", logging.CRITICAL + 1)}
+pytestmark = pytest.mark.timeout(180)
+
+
+def rows(*texts):
+    return pa.record_batch({"value": pa.array(texts, pa.string())})
+
+
+@pytest.fixture
+def topic(kafka, request):
+    """A topic of this test's own, two partitions."""
+    name = f"participant-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name, partitions=2)
+    return name
+
+
+ENGINES = ("columnar", "rows")
+
+
+def opened(kafka, topic, engine):
+    return KafkaParticipant(kafka.client_conf | QUIET, topic=topic, engine=engine, **asdict(check(kafka.client_conf, topics=[topic])))
+
+
+@pytest.fixture(params=ENGINES)
+def store(request, kafka, topic):
+    participant = opened(kafka, topic, request.param)
+    yield participant
+    participant.close()
+
+
+def settled(store):
+    """Readers see an end some milliseconds after the answer."""
+    while store.control.list_transactions(states=("PrepareCommit", "PrepareAbort")):
+        time.sleep(0.02)
+
+
+# -- the promises of every participant --
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
+def test_kafka_keeps(promise, engine, kafka, topic):
+    def seen():
+        settled(store)
+        return values(kafka, topic)
+    store = opened(kafka, topic, engine)
+    promise(At(store, seen, lambda texts: rows(*texts)))
+    store.close()
+
+
+@pytest.mark.parametrize(("offsets", "expected"), [([5, 6, 7], (5, 7)), ([6, 7, 5], (5, 7)), ([5, None, 7], (-1, -1)), ([None, 6], (-1, -1)), ([5, 6, None], (-1, -1))])
+def test_the_row_engine_counts_offsets_that_are_right_or_unknown(offsets, expected):
+    """librdkafka has no offset for a record of which the broker only says that it has it already."""
+    reports = writer.Reports()
+    for offset in offsets:
+        reports.on_delivery(None, SimpleNamespace(topic=lambda: "t", partition=lambda: 0, offset=lambda offset=offset: offset))
+    [p] = reports.partitions()
+    assert (p.records, p.first_offset, p.last_offset) == (len(offsets), *expected)
+
+
+# -- other processes --
+
+@pytest.mark.kafka
+def test_a_foreign_name_is_not_in_doubt_even_if_it_begins_like_ours(store):
+    plan = a_plan()
+    with RowTransaction(store.conf, f"kafka2pc-{plan.query_id}-by-hand", 60_000, topic=store.topic).begin() as txn:
+        txn.write(rows("a"))
+        txn.flush()
+        c = txn.precommit()
+    assert len(store.control.list_transactions(f"kafka2pc-{plan.query_id}-")) == 1
+    assert store.in_doubt(plan.query_id) == []
+    assert store.abort(c) is DONE
+
+
+@pytest.mark.kafka
+def test_pickled_it_carries_settings_and_no_connection(kafka, topic):
+    store = KafkaParticipant(kafka.client_conf, topic=topic, history=History())
+    assert store.store_id()  # opens a connection
+    copy = pickle.loads(pickle.dumps(store))
+    assert (copy.conf, copy.topic, copy.store_id()) == (store.conf, topic, store.store_id())
+    for participant in (store, copy):
+        participant.close()
+
+
+@pytest.mark.kafka
+def test_after_a_fork_the_child_opens_its_own_connections(store):
+    store.control  # noqa: B018  (opens the parent's)
+    plan = a_plan()
+    with store.begin(plan) as txn:
+        txn.write(rows("a"))
+        txn.flush()
+        c = txn.precommit()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # the parent's connections would wait for ever: their thread is not here
+        os._exit(0 if store.commit(c) is DONE else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.describe([c])[0].state is TxnState.COMMITTED
+
+
+@pytest.mark.kafka
+def test_thirty_threads_open_one_connection(kafka, topic, monkeypatch):
+    opened, real = [], room.Control
+    monkeypatch.setattr(room, "Control", lambda conf: opened.append(conf) or time.sleep(0.1) or real(conf))
+    store = KafkaParticipant(kafka.client_conf, topic=topic)
+    assert len(set(parallel(30)(lambda _: id(store.control), range(30)))) == len(opened) == 1
+    store.close()
+
+
+@pytest.mark.kafka
+def test_clients_are_let_go_with_their_threads_and_their_transactions_stay(store):
+    plan, process = a_plan(), psutil.Process()
+    before = process.num_threads(), process.num_fds()
+    for n in range(30):
+        with store.begin(plan) as txn:
+            txn.write(rows(str(n)))
+            txn.flush()
+            txn.precommit()
+    del txn
+    assert len(store.in_doubt(plan.query_id)) == 30
+    assert process.num_threads() <= before[0] + 5 and process.num_fds() <= before[1] + 10
+    assert parallel()(store.abort, store.in_doubt(plan.query_id)) == [DONE] * 30
+
+
+@pytest.mark.kafka
+def test_end_txn_version_4_leaves_the_epoch_and_describe_knows(kafka, topic, store):
+    with store.begin(a_plan()) as txn:
+        txn.write(rows("a"))
+        txn.flush()
+        c = replace(txn.precommit(), end_txn_version=4)
+    assert ask(store.commit, c) is DONE and ask(store.commit, c) is DONE
+    assert store.describe([c])[0].state is TxnState.COMMITTED
+
+
+# -- rows --
+
+
+def written(store, batch, topic=None):
+    with store.begin(a_plan()) as txn:
+        txn.topic = topic
+        txn.write(batch)
+        txn.flush()
+        c = txn.precommit()
+    assert store.commit(c) is DONE
+    settled(store)
+    return c
+
+
+@pytest.mark.kafka
+def test_columns_mean_what_they_mean_in_sparks_sink(kafka, topic, store):
+    headers = pa.array([[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], [], None], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
+    written(store, pa.record_batch({"headers": headers, "partition": pa.array([1, None, 0], pa.int32()), "topic": [topic] * 3,
+                                    "key": pa.array([b"k", None, b""]), "value": pa.array(["späte", None, "c"])}))
+    found = {m.value(): m for m in records(kafka, topic)}
+    assert {m.value(): m.key() for m in found.values()} == {"späte".encode(): b"k", None: None, b"c": b""}
+    assert found["späte".encode()].headers() == [("h", b"1"), ("h", None)] and found[None].headers() is None
+    assert (found["späte".encode()].partition(), found[b"c"].partition()) == (1, 0)
+
+
+@pytest.mark.kafka
+def test_the_option_topic_wins_over_the_column(kafka, topic, store):
+    c = written(store, pa.record_batch({"value": ["a", "b"], "topic": ["no-such-topic", None]}), topic=topic)
+    assert {p.topic for p in c.partitions} == {topic} and sorted(values(kafka, topic)) == ["a", "b"]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.large_binary(), pa.string_view(), pa.binary_view(), pa.dictionary(pa.int32(), pa.string()), pa.binary(3)])
+def test_every_arrow_form_of_bytes_and_text(kafka, topic, store, kind):
+    batch = pa.record_batch({"value": pa.array(["abc", None, "abc"], pa.string() if kind == pa.binary(3) else pa.string()).cast(pa.binary()).cast(kind)
+                             if "binary" in str(kind) else pa.array(["abc", None, "abc"]).cast(kind)})
+    written(store, batch, topic)
+    assert sorted(m.value() or b"" for m in records(kafka, topic)) == [b"", b"abc", b"abc"]
+
+
+@pytest.mark.kafka
+def test_a_full_queue_loses_nothing_and_the_receipt_tells_where_everything_is(kafka, topic):
+    store = KafkaParticipant(kafka.client_conf | {"queue.buffering.max.messages": "500", "linger.ms": "1"}, topic=topic)
+    with store.begin(a_plan()) as txn:
+        for start in range(0, 30_000, 10_000):
+            txn.write(rows(*map(str, range(start, start + 10_000))))
+        txn.flush()
+        c = txn.precommit()
+    assert store.commit(c) is DONE
+    settled(store)
+    found = records(kafka, topic)
+    assert sorted(int(m.value()) for m in found) == list(range(30_000))
+    for p in c.partitions:
+        offsets = [m.offset() for m in found if m.partition() == p.partition]
+        assert (p.records, p.first_offset, p.last_offset) == (len(offsets), min(offsets), max(offsets))
+    store.close()
+
+
+BAD_TIME = [datetime(year, 1, 1, tzinfo=timezone.utc) for year in (1969, 2000, 2090)]
+BAD_ROWS = {
+    "null topic": (dict(value=["a", "b"], topic=["t", None]), "row 1 of 2: topic is null"),
+    "no topic": (dict(value=["a"]), "neither the option topic nor a column topic"),
+    "no value": (dict(key=["a"], topic=["t"]), "no column value"),
+    "negative partition": (dict(value=["a"], topic=["t"], partition=[-1]), "partition -1"),
+    "wrong type": (dict(value=[1], topic=["t"]), "column value has type int64"),
+    "null timestamp": (dict(value=["a", "b"], topic=["t", "t"], timestamp=[BAD_TIME[1], None]), "timestamp is null"),
+    "timestamp before 1970": (dict(value=["a"], topic=["t"], timestamp=[BAD_TIME[0]]), "timestamp is before 1970"),
+    "timestamp that is none": (dict(value=["a"], topic=["t"], timestamp=["noon"]), "column timestamp has type string"),
+    "header without a key": (dict(value=["a"], topic=["t"], headers=[[{"key": None, "value": b"v"}]]), "header without a key"),
+}
+
+
+@pytest.mark.kafka
+def test_a_time_that_the_topic_refuses_is_a_bad_row(kafka, topic, store):
+    with pytest.raises(BadRow, match=f"topic {topic} refused 1 records(.|\n)*message.timestamp.after.max.ms"), store.begin(a_plan()) as txn:
+        txn.write(pa.record_batch(dict(value=["a"], timestamp=[BAD_TIME[2]])))
+        txn.flush()
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("columns", "says"), BAD_ROWS.values(), ids=BAD_ROWS)
+def test_a_bad_row_is_found_before_anything_of_its_batch_is_sent(kafka, topic, store, columns, says):
+    columns = {k: [topic if v == "t" else v for v in column] if k == "topic" else column for k, column in columns.items()}
+    with pytest.raises(BadRow, match=says), store.begin(a_plan()) as txn:
+        txn.topic = None
+        txn.write(pa.record_batch(columns))
+    assert values(kafka, topic, "read_uncommitted") == []
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("columns", [dict(topic=["no-such-topic"]), dict(topic=["not a name!"]), dict(topic=["known"], partition=[7])], ids=str)
+def test_an_unknown_topic_or_partition_is_an_error_at_once(topic, store, columns):
+    columns = columns | {"value": ["a"], "topic": [topic if t == "known" else t for t in columns["topic"]]}
+    started = time.monotonic()
+    with pytest.raises(BadRow, match=columns["topic"][0]), store.begin(a_plan()) as txn:
+        txn.topic = None
+        txn.write(pa.record_batch(columns))
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.kafka
+def test_a_record_that_is_too_large_says_how_large_and_what_to_do(kafka, topic, store):
+    with pytest.raises(BadRow, match="a record of 1500000 bytes(.|\n)*kafka.max.request.size is 1048576(.|\n)*max.message.bytes"), store.begin(a_plan()) as txn:
+        txn.write(rows("x" * 1_500_000))
+    larger = KafkaParticipant(kafka.client_conf | QUIET | {"message.max.bytes": "2000000"}, topic=topic)
+    with pytest.raises(BadRow, match=f"topic {topic} refused 1 records; the largest has 1500000 bytes"), larger.begin(a_plan()) as txn:
+        txn.write(rows("x" * 1_500_000))
+        txn.flush()
+
+
+@pytest.mark.kafka
+def test_small_records_fit_a_narrow_topic_because_the_limit_was_asked_for(kafka):
+    name = f"narrow-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name, config={"max.message.bytes": 5000})
+    facts = check(kafka.client_conf, topics=[name])
+    assert facts.batch_bytes == 5000
+    many = rows(*["x" * 100] * 1000)
+    for limit, fits in ((None, False), (facts.batch_bytes, True)):
+        store = KafkaParticipant(kafka.client_conf | QUIET, topic=name, batch_bytes=limit)
+        try:
+            with store.begin(a_plan()) as txn:
+                txn.write(many)
+                txn.flush()
+                assert fits and txn.precommit().records == 1000
+        except BadRow as e:
+            assert not fits and "batch" in e.why
+
+
+@pytest.mark.kafka
+def test_a_compacted_topic_wants_a_key(kafka):
+    name = f"compacted-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name, config={"cleanup.policy": "compact"})
+    with pytest.raises(BadRow, match="compacted topic"), KafkaParticipant(kafka.client_conf | QUIET, topic=name).begin(a_plan()) as txn:
+        txn.write(rows("a"))
+        txn.flush()
+
+
+@pytest.mark.kafka
+def test_no_promise_without_a_flush_or_without_a_record(store):
+    with pytest.raises(PrecommitFailed, match="no record was written"), store.begin(a_plan()) as txn:
+        txn.precommit()
+    store.conf["linger.ms"] = "5000"
+    with pytest.raises(PrecommitFailed, match="2 of 2 records are not acknowledged: flush first"), store.begin(a_plan()) as txn:
+        txn.write(rows("a", "b"))
+        txn.precommit()
+
+
+@pytest.mark.kafka
+def test_fenced_in_the_middle_there_is_no_promise(store):
+    with pytest.raises(PrecommitFailed, match="fenced|old epoch|INVALID_PRODUCER_EPOCH"), store.begin(a_plan()) as txn:
+        txn.write(rows("a"))
+        txn.flush()
+        store.control.init_producer_id(txn.who, timeout_ms=60_000)
+        txn.write(rows("b"))
+        txn.flush()
+
+
+@pytest.mark.kafka
+def test_at_least_once_checks_the_same_and_is_visible_at_once(kafka, topic):
+    with RowWriter(kafka.client_conf, topic=topic).begin() as out:
+        out.write(rows("a", "b"))
+        out.flush()
+        assert sum(p.records for p in out.partitions) == 2
+    assert sorted(values(kafka, topic)) == ["a", "b"]
+    with pytest.raises(BadRow, match="no-such-topic"), RowWriter(kafka.client_conf, topic="no-such-topic").begin() as out:
+        out.write(rows("a"))
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("given", "limit"), [({"delivery.timeout.ms": "9000"}, 9000), ({"message.timeout.ms": "0"}, writer.DELIVERY_MS)])
+def test_the_users_delivery_timeout_bounds_every_wait_and_there_is_always_one(kafka, topic, given, limit):
+    with RowWriter(kafka.client_conf | given, topic=topic).begin() as out:
+        out.write(rows("a"))
+        out.flush()
+        assert out.conf["message.timeout.ms"] == limit
+    assert RowTransaction(kafka.client_conf | given, "x", 5000).conf["message.timeout.ms"] == 5000
+
+
+# -- lost answers --
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """A broker behind a network that can hold requests back, and that network."""
+    with SlowNetwork(lambda: broker.ports[0][0]) as network:
+        broker = LocalKafka(progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"})
+        with broker:
+            broker.create_topic("slow")
+            yield network, {"bootstrap.servers": f"127.0.0.1:{network.port}", "socket.timeout.ms": "1000"} | QUIET
+
+
+def promise_while_an_init_is_late(slow, engine):
+    """Begin while the network holds the first InitProducerId, write, let the late copy arrive, and say whether the promise still stands."""
+    network, conf = slow
+    history = History()
+    store = KafkaParticipant(conf, topic="slow", history=history, engine=engine)
+    store.store_id()  # connected
+    network.hold(INIT_PRODUCER_ID)
+    with store.begin(a_plan()) as txn:
+        assert network.held == 1
+        txn.write(rows("a"))
+        txn.flush()
+        c = txn.precommit()
+    network.release()
+    time.sleep(1)
+    stands = store.describe([c])[0].state is TxnState.PRECOMMITTED
+    store.abort(c)
+    store.close()
+    return stands, [e.op for e in history.events]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_late_init_costs_the_name_and_not_the_promise(slow, engine):
+    assert promise_while_an_init_is_late(slow, engine) == (True, ["retire"])
+
+
+@pytest.mark.kafka
+def test_without_that_rule_the_late_init_breaks_the_promise(slow, monkeypatch):
+    monkeypatch.setattr(writer, "_unclear", lambda heard: False)
+    assert promise_while_an_init_is_late(slow, "rows") == (False, [])
+
+
+@pytest.mark.kafka
+def test_an_init_that_never_answers_is_unclear_in_time(slow):
+    network, conf = slow
+    network.hold(INIT_PRODUCER_ID)
+    started = time.monotonic()
+    with pytest.raises(UnclearAnswer):
+        RowTransaction(conf | {"socket.timeout.ms": "20000"}, "never", 60_000, begin_ms=1000).begin()
+    network.release()
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.kafka
+def test_names_with_unclear_answers_are_given_up_in_limits(store, monkeypatch):
+    tried = []
+    for kind in (RowTransaction, ColumnTransaction):
+        monkeypatch.setattr(kind, "begin", lambda txn: (_ for _ in ()).throw(UnclearAnswer(tried.append(txn.who) or txn.who)))
+    store.history = History()
+    with pytest.raises(UnclearAnswer):
+        store.begin(a_plan())
+    assert len(set(tried)) == 5 and [e.ids["transactional_id"] for e in store.history.events] == tried
+
+
+@pytest.mark.kafka
+def test_a_dead_server_in_the_list_costs_no_name(kafka, topic):
+    store = KafkaParticipant(kafka.client_conf | {"bootstrap.servers": f"127.0.0.1:1,{kafka.bootstrap_servers}"} | QUIET, topic=topic, history=History())
+    with store.begin(a_plan()) as txn:
+        txn.write(rows("a"))
+        txn.flush()
+        assert store.abort(txn.precommit()) is DONE
+    assert store.history.events == []
+    store.close()
+
+
+@pytest.mark.kafka
+def test_a_worn_out_name_is_replaced(store, monkeypatch):
+    plan = a_plan()
+    store.begin(plan)
+    for module in (writer, produce):
+        monkeypatch.setattr(module, "EPOCH_MAX", 0)
+    store.history = History()
+    later = store.begin(replace(plan, batch_id=2))  # the same name again, epoch 1
+    assert (later.state.epoch, [e.ids["error"] for e in store.history.events]) == (0, [NameWornOut.__name__])
+    monkeypatch.undo()
+    assert store.begin(replace(plan, batch_id=4)).who == later.who  # the worn out one does not come back
+
+
+# -- silent brokers --
+
+
+@pytest.mark.parametrize("listening", [False, True])
+def test_no_broker_is_told_in_the_stated_time(listening):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1] if listening else 1
+        for begin in (RowTransaction({"bootstrap.servers": f"127.0.0.1:{port}"} | QUIET, "x", 60_000, begin_ms=1500).begin,
+                      RowWriter({"bootstrap.servers": f"127.0.0.1:{port}"} | QUIET, begin_ms=1500).begin,
+                      lambda: check({"bootstrap.servers": f"127.0.0.1:{port}"}, within_ms=1500)):
+            started = time.monotonic()
+            with pytest.raises(BrokerUnreachable, match="1500 ms"):
+                begin()
+            assert time.monotonic() - started < 6
+
+
+def back_at_work(kafka, within_s=150):
+    """After a pause the controller takes the broker for dead, until it has registered again: the next test would find no place for its topic."""
+    end = time.monotonic() + within_s
+    while True:
+        try:
+            return kafka.create_topic(f"back-{uuid.uuid4().hex}")
+        except (KafkaException, BrokerFailed):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(kafka, topic, engine):
+    store = KafkaParticipant(kafka.client_conf | QUIET | {"message.timeout.ms": "2000"}, topic=topic, engine=engine)
+    started = time.monotonic()
+    try:
+        with pytest.raises(PrecommitFailed, match=f"not acknowledged: .*{topic}"), store.begin(a_plan()) as txn:
+            txn.write(rows("a"))
+            txn.flush()
+            kafka.pause()
+            txn.write(rows("b", "c"))
+            txn.flush()
+    finally:
+        kafka.resume()
+        took = time.monotonic() - started
+        back_at_work(kafka)
+    assert took < 30  # 2 s for the delivery, 10 s for trying to abort
+
+
+# -- options and rights --
+
+
+@pytest.mark.kafka
+def test_the_preflight_names_every_missing_topic_and_every_bad_option(kafka, topic):
+    with pytest.raises(BadOption, match="topic one, two does not exist"):
+        check(kafka.client_conf, topics=["one", topic, "two"])
+    with pytest.raises(BadOption, match="no.such.thing"):
+        check(kafka.client_conf | {"no.such.thing": "1"})
+    with pytest.raises(BadOption, match="900000"):
+        check(kafka.client_conf, timeout_ms=900_001)
+    with pytest.raises(BadOption, match="at least 1000"):
+        check(kafka.client_conf, timeout_ms=999)
+
+
+@pytest.mark.kafka
+def test_a_timeout_above_the_brokers_maximum_is_a_bad_option_in_a_task_too(kafka, topic):
+    with pytest.raises(BadOption, match="900001"):
+        RowTransaction(kafka.client_conf | QUIET, "too-long", 900_001, topic=topic).begin()
+
+
+@pytest.fixture(scope="module")
+def alice():
+    """Settings of a user who may use ids that begin with kafka2pc, write to `open`, see `closed`, and knows nothing of `hidden`."""
+    with LocalKafka(secure=True, progress=None) as secure:
+        for name in ("open", "closed", "hidden"):
+            secure.create_topic(name)
+        rights = [(ResourceType.TRANSACTIONAL_ID, "kafka2pc", AclOperation.WRITE, ResourcePatternType.PREFIXED),
+                  (ResourceType.TOPIC, "open", AclOperation.WRITE, ResourcePatternType.LITERAL),
+                  (ResourceType.TOPIC, "closed", AclOperation.DESCRIBE, ResourcePatternType.LITERAL)]
+        acls = [AclBinding(kind, name, pattern, "User:alice", "*", operation, AclPermissionType.ALLOW) for kind, name, operation, pattern in rights]
+        admin = AdminClient(secure.client_conf)
+        for made in admin.create_acls(acls).values():
+            made.result()
+        conf = secure.client_conf_for("alice") | QUIET
+        end = time.monotonic() + 20
+        while time.monotonic() < end:  # rights take effect some milliseconds later
+            try:
+                check(conf, topics=["open"])
+                break
+            except NotAuthorized:
+                time.sleep(0.1)
+        yield conf
+
+
+@pytest.mark.kafka
+def test_with_the_rights_it_works(alice):
+    store = KafkaParticipant(alice, topic="open", **asdict(check(alice, topics=["open"])))
+    with store.begin(a_plan()) as txn:
+        txn.write(rows("a"))
+        txn.flush()
+        assert store.commit(txn.precommit()) is DONE
+    store.close()
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("topic", ["closed", "hidden"])
+def test_without_write_the_topic_and_the_right_are_named(alice, topic):
+    with pytest.raises(NotAuthorized, match=f"topic {topic}(.|\n)*Grant WRITE"):
+        check(alice, topics=["open", topic])
+    for begun in (KafkaParticipant(alice, topic=topic).begin(a_plan()), RowWriter(alice, topic=topic).begin()):
+        with pytest.raises(NotAuthorized, match=f"topic {topic}(.|\n)*Grant WRITE"), begun as out:
+            out.write(rows("a"))
+            out.flush()
+
+
+@pytest.mark.kafka
+def test_a_prefix_that_is_not_allowed_names_the_resource(alice):
+    for attempt in (lambda: check(alice, prefix="orders"), lambda: KafkaParticipant(alice, prefix="orders", topic="open").begin(a_plan())):
+        with pytest.raises(NotAuthorized, match="orders(.|\n)*Grant WRITE on the resource TransactionalId, PREFIXED"):
+            attempt()
+
+
+@pytest.mark.kafka
+def test_at_least_once_needs_no_right_to_a_prefix(alice):
+    assert check(alice, prefix=None, topics=["open"]).cluster_id
+
+
+@pytest.mark.kafka
+def test_a_wrong_password_is_told_apart_from_silence_and_is_not_shown(alice):
+    wrong = alice | {"sasl.password": "hunter2"}
+    for attempt in (RowTransaction(wrong, "kafka2pc-x", 60_000, begin_ms=2000).begin, lambda: check(wrong, within_ms=2000)):
+        with pytest.raises(NotAuthorized, match="password") as caught:
+            attempt()
+        assert "hunter2" not in str(caught.value)
+
+
+# -- limits --
+
+
+def test_unknown_is_asked_again_in_limits_and_refused_is_not():
+    asked = []
+    say = lambda outcome: lambda: asked.append(1) or outcome
+    assert (retry_unknown(5, first_ms=1)(say(UNKNOWN)), len(asked)) == (UNKNOWN, 5)
+    assert (retry_unknown(5, first_ms=1)(say(REFUSED)), len(asked)) == (REFUSED, 6)
+    started = time.monotonic()
+    assert retry_unknown(10_000, total_ms=300, longest_ms=50)(say(UNKNOWN)) is UNKNOWN
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize("tries", [10, 20, 200])
+def test_as_often_as_it_is_told_if_answers_come_fast(tries):
+    asked, clock = [], [0.0]
+    sleep = lambda seconds: clock.append(clock.pop() + seconds)
+    with patch.object(time, "sleep", sleep), patch.object(time, "monotonic", lambda: clock[0]):
+        retry_unknown(tries)(lambda: asked.append(1) or UNKNOWN)
+        assert len(asked) == tries
+        retry_unknown(tries)(lambda: sleep(30) or asked.append(1) or UNKNOWN)
+        assert len(asked) < 1.2 * tries + 2, "six seconds a try, if each takes thirty"
+
+
+def test_parallel_keeps_order_makes_every_call_and_raises_the_first_error():
+    made, lock = [], threading.Lock()
+
+    def call(n):
+        with lock:
+            made.append(n)
+        if n in (3, 5):
+            raise ValueError(n)
+        return -n
+
+    with pytest.raises(ValueError, match="3"):
+        parallel(4)(call, range(20))
+    assert sorted(made) == list(range(20))
+    assert parallel(4)(lambda n: -n, range(20)) == [-n for n in range(20)]
+    assert parallel()(lambda n: n, []) == []
+
+
+# -- the reader --
+
+
+@pytest.mark.kafka
+def test_the_reader_agrees_with_a_stranger_and_is_not_stopped_by_gaps(kafka, topic, store):
+    for n in range(6):  # every second one is aborted: gaps of records and of markers, one at the end
+        with store.begin(a_plan()) as txn:
+            txn.write(pa.record_batch({"key": [str(n), None], "value": [str(n), None], "headers": [[{"key": "h", "value": b"v"}], None]}))
+            txn.flush()
+            assert (store.abort if n % 2 else store.commit)(txn.precommit()) is DONE
+    settled(store)
+    for isolation, count in (("read_committed", 6), ("read_uncommitted", 12)):
+        found = read_topic(kafka.client_conf, topic, isolation)
+        assert len(found) == count
+        assert [(r.partition, r.offset, r.key, r.value, list(r.headers)) for r in found] == [
+            (m.partition(), m.offset(), m.key(), m.value(), m.headers() or []) for m in records(kafka, topic, isolation)]
+
+
+@pytest.mark.kafka
+def test_the_reader_stops_at_the_last_stable_offset(kafka, topic, store):
+    with store.begin(a_plan()) as txn:
+        txn.write(rows("a"))
+        txn.flush()
+        c = txn.precommit()
+    assert read_topic(kafka.client_conf, topic, timeout_s=10) == []
+    assert [r.value for r in read_topic(kafka.client_conf, topic, "read_uncommitted")] == [b"a"]
+    assert store.abort(c) is DONE
+
+
+@pytest.mark.kafka
+def test_both_readers_come_to_the_same_end_or_it_is_an_error(kafka, topic, store):
+    def written(*numbers):
+        with store.begin(a_plan()) as txn:
+            txn.write(rows(*numbers))
+            txn.flush()
+            return txn.precommit()
+    assert store.commit(written("1", "2")) is DONE and store.abort(written("3")) is DONE
+    # at once: the markers may still be missing
+    committed, uncommitted = read_both(kafka.client_conf, topic, lambda r: int(r.value), lambda row: row // 2)
+    assert sorted((s.row, s.batch_id) for s in committed) == [(1, 0), (2, 1)] and {s.row for s in uncommitted} == {1, 2, 3}
+    assert [s for s in uncommitted if s.row != 3] == committed and {(s.topic, s.key) for s in committed} == {(topic, None)}
+    c = written("4")
+    with pytest.raises(BrokerUnreachable, match=rf"held back: {topic}-\d at \d+ of \d+"):
+        read_both(kafka.client_conf, topic, lambda r: int(r.value), timeout_s=5)
+    assert store.abort(c) is DONE
+
+
+@pytest.mark.kafka
+def test_offsets_of_a_topic_that_was_made_anew_are_inconsistent(kafka, topic, store):
+    """A real reader, and real offsets that lie: what a reader keeps in its checkpoint now means other rows."""
+    def read_after_writing(numbers):
+        with store.begin(a_plan()) as txn:
+            txn.write(pa.record_batch({"value": numbers, "partition": pa.array([0] * len(numbers), pa.int32())}))
+            txn.flush()
+            assert store.commit(txn.precommit()) is DONE
+        return read_both(kafka.client_conf, topic, lambda r: int(r.value))[0]
+    before, after = read_after_writing(["1", "2"]), read_after_writing(["3"])
+    assert inconsistent_offsets(before, after) == []
+    admin = AdminClient(kafka.client_conf)
+    admin.delete_topics([topic])[topic].result(30)
+    until(lambda: topic not in store.control.topics([topic]), "the topic is gone")
+    kafka.create_topic(topic, partitions=2)
+    assert [s.row for s in inconsistent_offsets(before, read_after_writing(["7", "8"]))] == [1, 7, 2, 8]
+
+
+@pytest.mark.kafka
+def test_the_reader_says_what_is_wrong(kafka):
+    with pytest.raises(BadOption, match="no-such-topic"):
+        read_topic(kafka.client_conf, "no-such-topic")
+    with pytest.raises(BrokerUnreachable):
+        read_topic({"bootstrap.servers": "127.0.0.1:1"} | QUIET, "x", timeout_s=1)
+
+
+# -- clocks --
+
+
+def with_a_clock_that_is_off(monkeypatch, minutes):
+    """The driver's wall clock is `minutes` ahead of the broker's (negative: behind)."""
+    wall = SimpleNamespace(**vars(time) | {"time": lambda: time.time() + 60 * minutes})
+    for module in (room, protocol):
+        monkeypatch.setattr(module, "time", wall)
+
+
+def batch_written(kafka, topic, engine, timeout_ms, margin_ms):
+    """A driver, and the messages of one task that has pre-committed a row under a plan of this driver."""
+    facts = asdict(check(kafka.client_conf, topics=[topic])) | {"timeout_ms": timeout_ms}
+    store = KafkaParticipant(kafka.client_conf | QUIET, topic=topic, engine=engine, **facts)
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store}, retry=retry_unknown, margin_ms=margin_ms)
+    return driver, [precommit([store], restore.plan(driver, 0), [rows("a")])]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("plan_age", ["known", "unknown"])
+@pytest.mark.parametrize("minutes", [-5, 0, 5])
+def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, minutes, plan_age, engine):
+    with_a_clock_that_is_off(monkeypatch, minutes)
+    driver, messages = batch_written(kafka, topic, engine, timeout_ms=60_000, margin_ms=10_000)
+    if plan_age == "unknown":
+        messages = [replace(m, plan=replace(m.plan, planned=None)) for m in messages]
+    commit(driver, messages, 0)
+    settled(driver.participants["kafka"])
+    assert values(kafka, topic) == ["a"]
+    driver, messages = batch_written(kafka, topic, engine, timeout_ms=8_000, margin_ms=6_500)
+    if plan_age == "unknown":
+        messages = [replace(m, plan=replace(m.plan, planned=None)) for m in messages]
+    time.sleep(2)
+    with pytest.raises(Refused, match="6500 ms must be left of its timeout of 8000 ms"):
+        commit(driver, messages, 0)
+    assert values(kafka, topic) == ["a"] and [d.kind for d in driver.log.chain(0)][-1] == "ABORT"
+
+
+class Coordinators:
+    """What two requests answer: all transactions are Ongoing, `open_ms` says for how long. `filters`: they know the duration filter."""
+
+    def __init__(self, open_ms, filters=True):
+        self.open_ms, self.filters, self.asked = open_ms, filters, []
+
+    def describe_transactions(self, ids):
+        return {i: DescribedTransaction(transactional_id=i, state="Ongoing", producer_id=1, epoch=0, timeout_ms=1, started_ms=1) for i in ids}
+
+    def list_transactions(self, prefix, states, *, longer_ms):
+        self.asked.append((prefix, states, longer_ms))
+        if not self.filters:
+            raise TooOld("ListTransactions: node 0")
+        return [ListedTransaction(i, 1, "Ongoing") for i, ms in self.open_ms.items() if ms > longer_ms]
+
+
+def in_time(monkeypatch, coordinators, timeouts, **limits):
+    monkeypatch.setattr(KafkaParticipant, "control", coordinators)
+    cs = [Committable(transactional_id=i, state=PreparedTxnState(1, 0), timeout_ms=ms) for i, ms in timeouts.items()]
+    return [s.in_time for s in KafkaParticipant({}).describe(cs, **limits)]
+
+
+LIMITS = {"a-1": 10_000, "a-2": 10_000, "a-3": 20_000, "a-4": None}
+
+
+@pytest.mark.parametrize("limits", [dict(margin_ms=1000, age_ms=9_000), dict(margin_ms=0, age_ms=None)], ids=["the plan is young", "no margin"])
+def test_what_is_in_time_by_the_age_of_its_plan_costs_no_request(monkeypatch, limits):
+    coordinators = Coordinators({})
+    assert in_time(monkeypatch, coordinators, LIMITS, **limits) == [True] * 4 and coordinators.asked == []
+
+
+@pytest.mark.parametrize("age_ms", [None, 19_500])
+def test_the_coordinators_are_asked_for_each_timeout_before_and_after_the_describe(monkeypatch, age_ms):
+    coordinators = Coordinators({"a-1": 9_001, "a-2": 9_000, "a-3": 9_500, "a-4": 10**9, "a-5": 10**9})
+    assert in_time(monkeypatch, coordinators, LIMITS, margin_ms=1000, age_ms=age_ms) == [False, True, True, True]
+    assert sorted(coordinators.asked) == 2 * [("a-", ("Ongoing",), 9_000)] + 2 * [("a-3", ("Ongoing",), 19_000)]
+
+
+def test_without_a_duration_filter_the_age_decides_and_without_both_the_batch_is_refused(monkeypatch):
+    old = Coordinators({}, filters=False)
+    assert in_time(monkeypatch, old, LIMITS, margin_ms=1000, age_ms=9_001) == [False, False, True, True]
+    with pytest.raises(Refused, match="transactions a-") as caught:
+        in_time(monkeypatch, old, LIMITS, margin_ms=1000, age_ms=None)
+    assert "from Kafka 3.8 on" in caught.value.why and "Kafka 3.8 or newer" in caught.value.action
+    assert in_time(monkeypatch, old, {"a-4": None}, margin_ms=1000, age_ms=None) == [True], "it never times out"

@@ -1,0 +1,265 @@
+"""After the decision: what a replay is compared with, what errors say, and how long and in which order transactions are ended."""
+import time
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from kafka2pc.protocol.commit import Driver, commit
+from kafka2pc.kafka.encoder import payload_bytes
+from kafka2pc.protocol.decisions import MemoryLog, Slot, newest_record
+from kafka2pc.protocol.errors import NOTHING_WRITTEN, BrokerUnreachable, LogUnwritable, NotAuthorized, OutcomeUnknown, Refused, ReplayDiffers
+from kafka2pc.kafka.participant import retry_unknown
+from kafka2pc.protocol.precommit import precommit
+from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Outcome, Standing, TxnState
+from kafka2pc.protocol.restore import plan
+
+import pyarrow as pa
+
+
+class Moody(MemoryParticipant):
+    """`moods`: for each verb what it does first, as a function that may raise or answer; None: as usual."""
+
+    def __init__(self, name="memory", **moods):
+        super().__init__(name)
+        self.moods, self.asked = moods, []
+
+    def _do(self, verb, usual):
+        self.asked.append(verb)
+        mood = self.moods.get(verb)
+        answer = mood() if mood else None
+        return usual() if answer is None else answer
+
+    def commit(self, c):
+        return self._do("commit", lambda: super(Moody, self).commit(c))
+
+    def describe(self, cs, **more):
+        return self._do("describe", lambda: super(Moody, self).describe(cs, **more))
+
+    def in_doubt(self, query_id):
+        return self._do("in_doubt", lambda: super(Moody, self).in_doubt(query_id))
+
+
+def driver_of(*stores, **more):
+    return Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={s.name: s for s in stores}, **more)
+
+
+def run(driver, batch_id=0, *tasks):
+    planned = plan(driver, batch_id)
+    messages = [precommit(driver.participants.values(), planned, iter([rows]), measure=lambda rows: sum(map(len, rows))) for rows in tasks or (["row"],)]
+    commit(driver, messages, batch_id)
+    return planned
+
+
+def refuse():
+    raise NotAuthorized("EndTxn: 53")
+
+
+# -- the replay --
+
+
+def test_a_commit_keeps_the_rows_and_bytes_that_the_tasks_have_read():
+    driver = driver_of(Moody())
+    run(driver, 0, ["a", "bc"], ["def"], [])
+    found = newest_record(driver.log)
+    assert (found.rows, found.bytes) == (3, 6)
+
+
+@pytest.mark.parametrize(("replayed", "says"), [
+    ((["a", "b"],), "3 rows with 4 bytes .* the replay has 2 rows with 2 bytes"),
+    ((["a", "b", "cde"],), "3 rows with 4 bytes .* the replay has 3 rows with 5 bytes"),
+    (([],), "the replay has 0 rows with 0 bytes"),
+])
+def test_a_replay_with_other_rows_is_an_error_after_the_decision_is_finished(replayed, says):
+    store = Moody()
+    driver = driver_of(store)
+    run(driver, 0, ["a", "b"], ["cd"])
+    for _ in range(2):  # every replay, until somebody decides how to go on
+        with pytest.raises(ReplayDiffers, match=says) as e:
+            run(driver, 0, *replayed)
+        assert "replayCheck=warn" in e.value.action
+    assert store.read() == ["a", "b", "cd"]
+
+
+def test_a_replay_that_is_the_same_in_other_tasks_is_fine():
+    driver = driver_of(Moody())
+    run(driver, 0, ["a", "b"], ["cd"])
+    assert run(driver, 0, ["cd", "b", "a"]).mode is Mode.DRAIN
+
+
+def test_a_replay_that_differs_can_be_a_warning(caplog):
+    driver = driver_of(Moody(), replay_check="warn")
+    run(driver, 0, ["a"])
+    run(driver, 0, ["a", "b"])
+    assert "1 rows with 1 bytes" in caplog.text
+
+
+def test_a_record_without_counts_is_not_checked():
+    driver = driver_of(Moody())
+    run(driver, 0, ["a"])
+    slot = Slot(0, 1)
+    driver.log.records[slot] = replace(driver.log.records[slot], rows=None, bytes=None, identity=None)
+    run(driver, 0, ["a", "b"])
+
+
+def test_bytes_are_those_of_keys_and_values_however_they_are_cut():
+    whole = pa.record_batch({"key": pa.array(["k", None, "kkk"]), "value": pa.array([b"abc", b"", None]), "topic": ["t", "t", "t"]})
+    assert payload_bytes(whole, ("key", "value")) == 7
+    assert sum(payload_bytes(whole.slice(i, 1), ("key", "value")) for i in range(3)) == 7
+    assert payload_bytes(whole) == 10
+    assert payload_bytes(whole.slice(0, 0)) == 0 and payload_bytes(pa.record_batch({"n": [1, 2]})) == 0
+
+
+# -- errors --
+
+
+def test_no_error_says_that_nothing_was_written_once_the_batch_is_decided():
+    driver = driver_of(Moody(commit=refuse))
+    with pytest.raises(NotAuthorized) as e:
+        run(driver)
+    assert newest_record(driver.log).commit
+    assert e.value.risk != NOTHING_WRITTEN and "decided" in e.value.risk
+    assert "Nothing was written" not in str(e.value)
+
+
+def test_before_the_decision_it_may_say_so():
+    with pytest.raises(NotAuthorized) as e:
+        run(driver_of(Moody(in_doubt=refuse)))
+    assert e.value.risk == NOTHING_WRITTEN
+
+
+def test_what_gave_no_clear_answer_is_described_before_it_is_called_unclear():
+    """EndTxn(commit) is repeated on PrepareCommit as long as a partition has no leader; but it cannot be taken back any more."""
+    store = Moody(commit=lambda: Outcome.UNKNOWN)
+    driver = driver_of(store)
+    store.moods["describe"] = lambda: [Standing(TxnState.COMMITTED)] if "commit" in store.asked else None
+    run(driver)
+
+
+def test_what_is_still_open_is_unclear():
+    store = Moody(commit=lambda: Outcome.UNKNOWN)
+    with pytest.raises(OutcomeUnknown, match="no clear answer"):
+        run(driver_of(store))
+
+
+def test_a_store_that_cannot_be_asked_leaves_it_unclear():
+    def gone():
+        if "commit" in store.asked:
+            raise BrokerUnreachable("gone")
+
+    store = Moody(commit=lambda: Outcome.UNKNOWN, describe=gone)
+    with pytest.raises(OutcomeUnknown, match="no clear answer"):
+        run(driver_of(store))
+
+
+@pytest.mark.parametrize("trouble", ["in_doubt", "purge"])
+@pytest.mark.parametrize("error", [BrokerUnreachable("gone"), NotAuthorized("gone"), RuntimeError("gone")], ids=lambda e: type(e).__name__)
+def test_tidying_up_after_a_complete_batch_is_logged_not_raised(trouble, error, caplog):
+    def fails(*_):
+        if "commit" in store.asked:
+            raise error
+
+    store = Moody(**{trouble: fails} if trouble == "in_doubt" else {})
+    driver = driver_of(store)
+    if trouble == "purge":
+        driver.log.purge = fails
+    run(driver)
+    assert store.read() == ["row"] and "batch 0 is complete" in caplog.text and "Nothing was written" not in caplog.text
+
+
+def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_decided(monkeypatch):
+    driver = driver_of(Moody())
+
+    def refused(log, batch_id):
+        raise NotAuthorized("the log: 29")
+
+    planned = plan(driver, 0)
+    message = precommit(driver.participants.values(), planned, iter([["row"]]))
+    monkeypatch.setattr("kafka2pc.protocol.commit.holds_later", refused)
+    with pytest.raises(NotAuthorized) as e:
+        commit(driver, [message], 0)
+    assert newest_record(driver.log).commit and "decided" in e.value.risk
+
+
+def test_a_log_that_gave_no_answer_and_then_refuses_leaves_the_decision_unknown():
+    """The first answer was lost on its way; the second try could not even be sent."""
+    class Lost(MemoryLog):
+        def create(self, decision):
+            if not decision.commit:
+                return super().create(decision)
+            if decision.slot in self.records:
+                raise LogUnwritable("the brokers are gone")
+            super().create(decision)
+
+    driver = replace(driver_of(Moody()), log=Lost())
+    with pytest.raises(OutcomeUnknown):
+        run(driver)
+    assert newest_record(driver.log).commit
+
+
+def test_a_replay_without_partitions_is_compared_too():
+    driver = driver_of(Moody())
+    run(driver, 0, ["a"])
+    assert plan(driver, 0).mode is Mode.DRAIN
+    with pytest.raises(ReplayDiffers, match="the replay has 0 rows"):
+        commit(driver, [], 0)
+
+
+# -- time that passes while stores answer --
+
+
+class Aged(MemoryParticipant):
+    """It believes the age of the plan, as Kafka does, and says so at once."""
+
+    def describe(self, cs, *, margin_ms=0, age_ms=None):
+        return [Standing(s.state, self.timeout_ms - age_ms >= margin_ms) for s in super().describe(cs)]
+
+
+class Slow(MemoryParticipant):
+    def describe(self, cs, **limits):
+        time.sleep(0.3)
+        return super().describe(cs)
+
+
+def test_the_margin_is_left_when_the_last_store_has_answered():
+    stores = Aged("kafka", timeout_ms=500), Slow("database")
+    with pytest.raises(Refused, match="300 ms must be left"):
+        run(driver_of(*stores, margin_ms=300))
+    assert stores[0].read() == []
+    run(driver_of(Aged("kafka"), Slow("database"), margin_ms=300))
+
+
+# -- how long, and in which order --
+
+
+def test_the_time_for_unclear_answers_is_one_for_the_batch():
+    retry, asked = retry_unknown(1000, total_ms=300, first_ms=10, longest_ms=50), []
+    began = time.monotonic()
+    for _ in range(20):
+        assert retry(lambda: asked.append(1) or Outcome.UNKNOWN) is Outcome.UNKNOWN
+    assert time.monotonic() - began < 3 and len(asked) >= 20
+
+
+def test_each_phase_has_a_time_of_its_own_for_unclear_answers():
+    """A sweep long before, or a slow batch, takes nothing from the time to commit."""
+    made = []
+    driver = driver_of(Moody(), retry=lambda: made.append(1) or (lambda ask: ask()))
+    run(driver)
+    assert len(made) >= 2
+
+
+def test_participants_are_ended_in_order_where_it_is_asked_for():
+    order, unclear = [], []
+
+    def noted(name):
+        return lambda: order.append(name) or (Outcome.UNKNOWN if name in unclear else None)
+
+    stores = [Moody(name, commit=noted(name)) for name in ("database", "gate")]
+    driver = driver_of(*stores, in_order=True)
+    run(driver, 0, ["a"], ["b"], ["c"])
+    assert order == ["database"] * 3 + ["gate"] * 3
+    unclear.append("database")
+    with pytest.raises(OutcomeUnknown):
+        run(driver, 1, ["d"], ["e"])
+    assert order[6:] == ["database"] * 2, "the second was not asked"
+    assert stores[1].read() == ["a", "b", "c"]

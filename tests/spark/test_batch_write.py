@@ -1,0 +1,291 @@
+"""Batch writes: the decision survives its committer, a failure never undoes what is decided, and keys cost no more than they must."""
+import copy
+import os
+import pickle
+import re
+import uuid
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from kafka_fixtures import values
+from typer.testing import CliRunner
+
+from kafka2pc.spark import sink
+from kafka2pc.operations.cli import app
+from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, commit_of, newest_record
+from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
+from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
+from kafka2pc.kafka.participant import ClusterFacts, KafkaParticipant, retry_unknown
+from kafka2pc.protocol.precommit import precommit
+from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Outcome, Plan, TxnState, new_token
+from kafka2pc.protocol.restore import claim
+from kafka2pc.spark.sink import SparkMessage, close_key, parse_options, plan_write, purge_keys
+
+DAY_MS = 24 * 3600 * 1000
+
+
+class Moody(MemoryParticipant):
+    """A store whose commits get no answer for the transactions that `silent` names by their order; they are not carried out."""
+
+    def __init__(self):
+        super().__init__("kafka")
+        self.silent, self.order = set(), {}
+
+    def commit(self, c):
+        nth = self.order.setdefault(c.transactional_id, len(self.order))
+        return Outcome.UNKNOWN if nth in self.silent else super().commit(c)
+
+    def states(self):
+        return [t.state for t in self.txns.values()]
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    store = Moody()
+    monkeypatch.setattr(sink, "open_participant", lambda options: store)
+    monkeypatch.setattr(sink, "_LOGS", {})
+    monkeypatch.setattr(sink, "_PURGED", {})
+    return store
+
+
+def options(**more):
+    return parse_options({"kafka.bootstrap.servers": "nowhere:1", "topic": "kafka", "maxCommitRetries": "1", **more})
+
+
+def rows_written(writer, rows="abc"):
+    """What the tasks answer; each row has a task of its own."""
+    return [SparkMessage(precommit([writer.participant], writer.plan, iter([[row]]), measure=len)) for row in rows]
+
+
+def another_process(writer):
+    """Spark hands a fresh copy of the writer to the process that commits, and another one to the process that aborts."""
+    return copy.copy(writer)
+
+
+# -- a write without a key --
+
+
+def test_a_write_whose_commit_gives_no_clear_answer_is_finished_not_aborted(store):
+    writer = plan_write(options())
+    messages = rows_written(writer)
+    store.silent = {2}
+    with pytest.raises(OutcomeUnknown, match="no clear answer") as e:
+        another_process(writer).commit(messages)
+    assert "kafka2pc restore" in e.value.action and writer.plan.query_id in e.value.action
+    assert store.read() == ["a", "b"]
+    store.silent = set()
+    another_process(writer).abort(messages)  # Spark calls it after a failed commit
+    assert store.read() == ["a", "b", "c"]
+    assert not os.path.exists(os.path.dirname(writer.folder)), "nothing is left on the disk"
+
+
+def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finishes(store, monkeypatch):
+    writer = plan_write(options())
+    messages = rows_written(writer)
+
+    def die(driver, decision, seen):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
+        m.setattr("kafka2pc.protocol.commit.finish", die)
+        another_process(writer).commit(messages)
+    assert store.read() == []
+    another_process(writer).abort([None, None, None])
+    assert store.read() == ["a", "b", "c"]
+
+
+def test_what_still_gives_no_answer_stays_decided_and_says_how_to_finish_it(store):
+    writer = plan_write(options())
+    messages = rows_written(writer)
+    store.silent = {0, 1, 2}
+    for end in (another_process(writer).commit, another_process(writer).abort):
+        with pytest.raises(OutcomeUnknown, match="no clear answer"):
+            end(messages)
+    assert set(store.states()) == {TxnState.PRECOMMITTED}
+    assert commit_of(FileLog(writer.folder), 0) is not None
+
+
+def test_a_write_that_fails_before_its_decision_is_aborted_and_leaves_nothing(store):
+    writer = plan_write(options())
+    rows_written(writer)
+    another_process(writer).abort([None, None, None])
+    assert set(store.states()) == {TxnState.ABORTED} and store.read() == []
+    assert not os.path.exists(os.path.dirname(writer.folder))
+
+
+def test_a_finished_write_leaves_nothing_on_the_disk(store, tmp_path):
+    writer = plan_write(options())
+    another_process(writer).commit(rows_written(writer))
+    assert store.read() == ["a", "b", "c"] and not os.listdir(tmp_path)
+
+
+def test_a_write_that_is_refused_before_its_tasks_begin_leaves_nothing_on_the_disk(store, monkeypatch, tmp_path):
+    def fails(query_id):
+        raise NotAuthorized("ListTransactions")
+
+    monkeypatch.setattr(store, "in_doubt", fails)
+    with pytest.raises(NotAuthorized):
+        plan_write(options())
+    assert not os.listdir(tmp_path)
+
+
+def test_transactions_without_a_timeout_need_a_key(store, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(sink, "open_participant", lambda options: asked.append(options.two_phase) or store)
+    plan_write(options())
+    plan_write(options(idempotenceKey="k", decisionLog=str(tmp_path / "log")))
+    assert asked == ["off", "auto"]
+    with pytest.raises(BadOption, match="twoPhaseCommit=required without idempotenceKey"):
+        plan_write(options(twoPhaseCommit="required"))
+
+
+# -- keys --
+
+
+def keyed(tmp_path, key, **more):
+    return options(idempotenceKey=key, decisionLog=str(tmp_path / "log"), **more)
+
+
+def written(store, wanted, rows="a"):
+    writer = plan_write(wanted)
+    another_process(writer).commit(rows_written(writer, rows))
+    return writer.plan.mode
+
+
+def test_a_key_writes_once(store, tmp_path):
+    assert [written(store, keyed(tmp_path, key)) for key in ("one", "one", "two")] == [Mode.WRITE, Mode.DRAIN, Mode.WRITE]
+    assert store.read() == ["a", "a"]
+
+
+def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, monkeypatch):
+    opened, looked = [], []
+    log_at, purge = sink.log_at, sink.purge_keys
+    monkeypatch.setattr(sink, "log_at", lambda place, *more: opened.append(place) or log_at(place, *more))
+    monkeypatch.setattr(sink, "purge_keys", lambda *what: looked.append(1) or purge(*what))
+    for n in range(50):
+        written(store, keyed(tmp_path, f"batch {n}"))
+    assert (len(opened), len(looked)) == (1, 1)
+    assert store.read() == ["a"] * 50
+
+
+def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(sink, "_OPEN", {})
+    monkeypatch.setattr(sink, "check", lambda *_, **__: calls.append(1) or ClusterFacts(cluster_id="c", end_txn_version=5, timeout_ms=60_000))
+    first, second = (sink.open_participant(keyed(tmp_path, key)) for key in ("one", "two"))
+    assert first is second and calls == [1]
+    assert sink.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
+
+
+def test_a_replay_under_a_key_that_differs_closes_the_key_all_the_same(store, tmp_path):
+    written(store, keyed(tmp_path, "one"))
+    for _ in range(2):
+        with pytest.raises(ReplayDiffers, match="replayCheck=warn"):
+            written(store, keyed(tmp_path, "one"), "ab")
+    assert written(store, keyed(tmp_path, "one", replayCheck="warn"), "ab") is Mode.DRAIN
+    assert store.read() == ["a"]
+
+
+def test_a_write_without_a_key_leaves_nothing_in_its_decision_log(store, tmp_path):
+    for _ in range(3):
+        writer = plan_write(options(decisionLog=str(tmp_path / "log")))
+        another_process(writer).commit(rows_written(writer))
+    assert len(store.read()) == 9 and os.listdir(tmp_path / "log") == [] and len(sink._LOGS) == 1
+
+
+def test_the_place_to_restore_shows_no_password(store, tmp_path):
+    writer = plan_write(options(decisionLog=str(tmp_path / "log")))
+    writer.options = replace(writer.options, decision_log="postgresql://me:hunter2@host/db")
+    said = writer._explained(OutcomeUnknown("x"))
+    assert "hunter2" not in str(said) and "postgresql://me:***@host/db/" in said.action
+
+
+def test_a_key_is_remembered_for_longer_than_kafka_remembers_its_ids():
+    with pytest.raises(BadOption, match="at least 8"):
+        options(idempotenceKeyDays="7")
+
+
+def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
+    store.prefix = "mine"
+    store.under = lambda prefix: (prefix, store)
+    wanted = options(replayCheck="warn", transactionalIdPrefix="mine")
+    checkpoint = type("Checkpoint", (), {"location": "/orders/", "committed": None})
+    driver = sink.make_driver(wanted, "q", MemoryLog("file:///log"), store, checkpoint)
+    assert driver.identity() == Identity(log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine")
+    assert (driver.replay_check, list(driver.former("old"))) == ("warn", [{"kafka": ("old", store)}])
+
+
+def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
+    store = MemoryParticipant()
+    job = TwoPhase("job", [store], MemoryLog(), in_order=True, replay_check="warn")
+    assert (job.driver().in_order, job.driver().replay_check) == (True, "warn")
+    shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
+    planned = Plan(query_id=job.query_id, batch_id=0, attempt=1, token=new_token(0, 1))
+    row, = Task((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))
+    message = pickle.loads(row["message"][0].as_py())
+    assert (message.rows, message.bytes) == (2, 3)
+
+
+def driver_at(log, store):
+    return sink.Driver(query_id=str(uuid.uuid4()), log=log, participants={store.name: store})
+
+
+def test_keys_are_forgotten_when_their_time_is_over_and_nothing_else_is(store, tmp_path):
+    written(store, keyed(tmp_path, "old", idempotenceKeyDays="8"))
+    written(store, keyed(tmp_path, "young"))
+    unfinished = plan_write(keyed(tmp_path, "unfinished"))
+    stream = FileLog(str(tmp_path / "log" / str(uuid.uuid4())))
+    claim(driver_at(stream, store), 0)
+    log = stream.sibling(unfinished.plan.query_id)
+    assert len(log.siblings()) == 4
+    now_ms = newest_record(log).expires_ms or sink.time.time() * 1000
+    assert purge_keys(log, now_ms) == []
+    gone = purge_keys(log, now_ms + 9 * DAY_MS)
+    assert len(gone) == 1 and len(log.siblings()) == 3
+    assert len(purge_keys(log, now_ms + 31 * DAY_MS)) == 1
+    assert sorted(log.siblings()) == sorted([unfinished.plan.query_id, stream.folder.rpartition("/")[2]])
+
+
+def test_a_purge_that_fails_does_not_fail_the_write(store, caplog):
+    class Full(MemoryLog):
+        def siblings(self):
+            raise OSError("no space left")
+
+    driver = driver_at(Full(), store)
+    close_key(driver, 30)
+    assert newest_record(driver.log).expires_ms and "no space left" in caplog.text
+
+
+# -- on a broker --
+
+
+@pytest.mark.kafka
+def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
+    """The command is the one that the error prints."""
+    topic = kafka.create_topic(f"batch-{uuid.uuid4().hex[:8]}", partitions=1)
+    writer = plan_write(parse_options({"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic, "maxCommitRetries": "1"}))
+    messages = [writer.write(iter([pa.record_batch({"value": [row]})])) for row in "abc"]
+    with monkeypatch.context() as m, pytest.raises(OutcomeUnknown) as e:
+        m.setattr(KafkaParticipant, "commit", lambda self, c: Outcome.UNKNOWN)
+        another_process(writer).commit(messages)
+    assert values(kafka, topic) == []
+    command = re.search(r"kafka2pc (restore \S+)\.", e.value.action)[1].split()
+    said = CliRunner().invoke(app, [*command, "--bootstrap-servers", kafka.bootstrap_servers])
+    assert said.exit_code == 0, said.output
+    assert sorted(values(kafka, topic)) == ["a", "b", "c"]
+
+
+@pytest.mark.kafka
+def test_what_is_open_under_a_former_prefix_is_found(kafka):
+    topic = kafka.create_topic(f"prefix-{uuid.uuid4().hex[:8]}", partitions=1)
+    old = KafkaParticipant(kafka.client_conf, prefix="old", topic=topic)
+    planned = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
+    message = precommit([old], planned, [pa.record_batch({"value": ["a"]})])
+    new = old.under("new")
+    assert new.in_doubt(planned.query_id) == [] and new.traces(planned.query_id) == []
+    leftover, = new.under("old").in_doubt(planned.query_id)
+    assert leftover.transactional_id == message.committables[0].transactional_id == old.traces(planned.query_id)[0]
+    assert retry_unknown()(lambda: new.abort(leftover)) is Outcome.DONE

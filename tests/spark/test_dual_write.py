@@ -1,0 +1,308 @@
+"""Several stores under one decision, and jobs with a key into every store: run again, died in the middle, failed; and a few of the fifty drills."""
+import json
+import shutil
+import uuid
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.dataset as ds
+import pytest
+from kafka_fixtures import values
+from key_value import wal
+from participant_suite import At, a_plan, rows
+
+from kafka2pc.spark import sink
+from kafka2pc.protocol.decisions import FileLog, MemoryLog
+from kafka2pc.proof.drills import Drill, Stage, forget_the_decision, play, survive
+from kafka2pc.proof.dual_drills import KAFKA, a_dual_story, dual_drills
+from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
+from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
+from kafka2pc.stores.file import FileParticipant, ObjectParticipant
+from kafka2pc.protocol.history import CrashPoint
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.stores.mysql import MysqlParticipant
+from kafka2pc.stores.postgres import PostgresParticipant
+from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
+
+pytestmark = pytest.mark.timeout(240)
+
+
+# -- jobs with a key --
+
+
+class Frame:
+    """What a job asks of a DataFrame, without Spark. `parts` are the texts of its partitions; a part that is an error is raised in its task."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def mapInArrow(self, task, schema):  # noqa: N802  (Spark's name)
+        self.task = task
+        return self
+
+    def chunks(self, part):
+        yield rows(["early"] if isinstance(part, Exception) else part)
+        if isinstance(part, Exception):
+            raise part
+
+    def collect(self):
+        found = [batch for part in self.parts for batch in self.task(self.chunks(part))]
+        return [SimpleNamespace(**row) for batch in found for row in batch.to_pylist()]
+
+
+class Dying(FileLog):
+    """A log whose driver dies just before, or just after, the decision is written."""
+
+    def __init__(self, folder, after):
+        super().__init__(folder)
+        self.after = after
+
+    def create(self, decision):
+        if decision.commit and not self.after:
+            raise KeyboardInterrupt
+        stands = super().create(decision)
+        if decision.commit:
+            raise KeyboardInterrupt
+        return stands
+
+
+class Full(FileLog):
+    """A log that has no room for a COMMIT."""
+
+    def create(self, decision):
+        if decision.commit:
+            raise LogUnwritable("no space left on device")
+        return super().create(decision)
+
+
+def files(request, folder):
+    read = lambda: ds.dataset(str(folder), pa.schema({"value": pa.string()}), format="json").to_table()["value"].to_pylist()
+    return At(FileParticipant(folder, format="json"), read)
+
+
+def objects(request, folder):
+    store = ObjectParticipant(f"file://{folder}/bucket", format="json")
+    return At(store, lambda: [json.loads(line)["value"] for p in store.committed_files() for line in store.fs.cat_file(p).splitlines()])
+
+
+def postgres(request, folder):
+    server, table = request.getfixturevalue("postgres"), f"t{uuid.uuid4().hex[:8]}"
+    server.execute(f"create table {table} (value text)")
+    return At(PostgresParticipant(server.url, table), lambda: [value for value, in server.execute(f"select value from {table}")])
+
+
+def mysql(request, folder):
+    server, table = request.getfixturevalue("mariadb"), f"t{uuid.uuid4().hex[:8]}"
+    server.execute(f"create table {table} (value text) engine=innodb")
+    return At(MysqlParticipant(server.url, table), lambda: [value for value, in server.execute(f"select value from {table}")])
+
+
+def log(request, folder):
+    return wal(folder)
+
+
+def kafka(request, folder):
+    cluster, topic = request.getfixturevalue("kafka"), f"t-{uuid.uuid4().hex[:8]}"
+    cluster.create_topic(topic, partitions=2)
+    return At(KafkaParticipant(cluster.client_conf, topic=topic), lambda: values(cluster, topic))
+
+
+STORES = [files, objects, postgres, pytest.param(mysql, marks=pytest.mark.mysql), log, pytest.param(kafka, marks=pytest.mark.kafka)]
+
+
+@pytest.fixture(params=STORES)
+def at(request, tmp_path):
+    """Each store, empty, and what anybody sees in it."""
+    return request.param(request, tmp_path / "out")
+
+
+@pytest.fixture(autouse=True)
+def another_day(monkeypatch):
+    """The stores of all tests are one server each, and remember every job by its name."""
+    monkeypatch.setitem(globals(), "TODAY", f"job of {uuid.uuid4()}")
+
+
+TODAY = ""
+
+
+def in_memory():
+    store = MemoryParticipant()
+    return store, Shaped(store, lambda batch: batch["value"].to_pylist())
+
+
+def started_again():
+    """Nothing is remembered but what is on disk."""
+    sink._RUNS.clear()
+
+
+def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):
+    today = lambda: TwoPhase(TODAY, [at.store], str(tmp_path / "decisions"))
+    assert [today().write(Frame(["a", "b"], ["c"])), today().write(Frame(["a", "b"], ["c"]))] == [True, False]
+    started_again()
+    assert today().write(Frame(AssertionError("who has written it does not look at the rows again"))) is False
+    assert at.seen() == ["a", "b", "c"]
+    assert TwoPhase(f"after {TODAY}", [at.store], str(tmp_path / "decisions")).write(Frame(["d"])) is True
+    assert at.seen() == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the decision", "after the decision"])
+def test_a_job_that_died_is_undone_or_finished_by_the_next_run(at, tmp_path, after):
+    folder = str(tmp_path / "decisions")
+    with pytest.raises(KeyboardInterrupt):
+        TwoPhase(TODAY, [at.store], Dying(folder, after)).write(Frame(["first a"], ["first b"]))
+    assert at.seen() == []
+    started_again()
+    job = TwoPhase(TODAY, [at.store], FileLog(folder))
+    assert job.write(Frame(["second"])) is not after
+    assert at.seen() == (["first a", "first b"] if after else ["second"])
+    assert at.store.in_doubt(job.query_id) == [] and job.write(Frame(["third"])) is False
+
+
+def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
+    job = TwoPhase(TODAY, [at.store], str(tmp_path / "decisions"))
+    with pytest.raises(ZeroDivisionError):
+        job.write(Frame(["a"], ZeroDivisionError()))
+    assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
+    assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
+
+
+def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_first(at, tmp_path):
+    """The exception leaves the first transaction pre-committed, so the driver must abort it."""
+    second = Shaped(MemoryParticipant("second"), lambda batch: batch["value"].to_pylist())
+    job = TwoPhase(TODAY, [at.store, second], str(tmp_path / "decisions"))
+    with pytest.MonkeyPatch.context() as broken, pytest.raises(ZeroDivisionError):
+        broken.setattr(MemoryTransaction, "precommit", lambda txn: 1 / 0)
+        job.write(Frame(["a"]))
+    assert (at.store.in_doubt(job.query_id), second.in_doubt(job.query_id), at.seen()) == ([], [], [])
+    assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
+
+
+def test_a_decision_that_cannot_be_written_leaves_nothing_open(at, tmp_path):
+    folder = str(tmp_path / "decisions")
+    job = TwoPhase(TODAY, [at.store], Full(folder))
+    with pytest.raises(LogUnwritable):
+        job.write(Frame(["a"], ["b"]))
+    assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
+    assert TwoPhase(TODAY, [at.store], FileLog(folder)).write(Frame(["a"])) is True and at.seen() == ["a"]
+
+
+def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
+    """A COMMIT stands: the next run finishes it."""
+    folder, told = str(tmp_path / "decisions"), []
+
+    def breaks(c):
+        told.append(c)
+        raise LogUnwritable("not a word")
+    job = TwoPhase(TODAY, [at.store], FileLog(folder))
+    with pytest.MonkeyPatch.context() as broken, pytest.raises(LogUnwritable):
+        broken.setattr(at.store, "commit", breaks)
+        job.write(Frame(["a"]))
+    assert told and at.seen() == [] and job.write(Frame(["b"])) is False and at.seen() == ["a"]
+
+
+def test_two_participants_with_one_name_are_refused(tmp_path):
+    with pytest.raises(BadOption, match="name twin(.|\n)*Nothing was written(.|\n)*`name=`"):
+        TwoPhase(TODAY, [MemoryParticipant("twin"), MemoryParticipant(), MemoryParticipant("twin")], str(tmp_path / "decisions"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shape_may_leave_out_all_rows_of_a_task(at, tmp_path):
+    """Then this task has nothing to promise in that store; the other tasks and the other stores have."""
+    other = MemoryParticipant("other")
+    stores = [Shaped(at.store, lambda batch: batch.filter(pa.compute.not_equal(batch["value"], "no"))), Shaped(other, lambda batch: batch["value"].to_pylist())]
+    job = TwoPhase(TODAY, stores, str(tmp_path / "decisions"))
+    assert job.write(Frame(["no", "no"], ["a", "no"], ["b"])) is True
+    assert at.seen() == ["a", "b"] and sorted(other.read()) == ["a", "b", "no", "no", "no"]
+    assert at.store.in_doubt(job.query_id) == other.in_doubt(job.query_id) == []
+
+
+def test_a_write_after_the_precommit_of_a_shape_without_rows_is_refused():
+    store, plan = MemoryParticipant(), a_plan()
+    with Shaped(store, lambda texts: [t for t in texts if t != "no"]).begin(plan) as txn:
+        txn.write(["no"])
+        txn.flush()
+        assert txn.precommit() is None
+        with pytest.raises(IllegalStep, match="write is not possible"):
+            txn.write(["late"])
+    assert store.in_doubt(plan.query_id) == store.records == []
+
+
+def test_a_task_that_fails_before_its_shape_left_a_row_leaves_nothing_open(at, tmp_path):
+    job = TwoPhase(TODAY, [Shaped(at.store, lambda batch: batch.slice(0, 0))], str(tmp_path / "decisions"))
+    with pytest.raises(ZeroDivisionError):
+        job.write(Frame(["a"], ZeroDivisionError()))
+    assert at.store.in_doubt(job.query_id) == [] and job.write(Frame(["a"])) is True
+
+
+def test_what_is_finished_is_not_asked_about_again():
+    """A store may have forgotten it by then: readers moved its files, Kafka dropped the transactional id."""
+    (store, texts), log = in_memory(), MemoryLog()
+    assert TwoPhase(TODAY, [texts], log).write(Frame(["a", "b"], ["c"])) is True
+    store.txns.clear(), store.epochs.clear()
+    assert TwoPhase(TODAY, [texts], log).write(Frame(["a"])) is False
+
+
+def test_a_frame_without_partitions_is_decided_too():
+    log = MemoryLog()
+    assert [TwoPhase(TODAY, [MemoryParticipant()], log).write(Frame()) for _ in range(2)] == [True, False]
+
+
+def test_after_a_loss_one_can_go_on():
+    assert [TwoPhase("orders", [], MemoryLog(), **how).driver().skip_lost for how in ({}, {"skip_lost": True})] == [False, True]
+
+
+def test_a_log_of_somebody_else_is_refused_before_anything_is_written():
+    (store, texts), log = in_memory(), MemoryLog()
+    TwoPhase(TODAY, [texts], log).write(Frame(["a"]))
+    with pytest.raises(StaleCheckpoint, match="each needs a log of its own"):
+        TwoPhase("tomorrow", [texts], log).write(Frame(["b"]))
+    assert store.read() == ["a"]
+
+
+# -- drills, real processes --
+
+SAMPLE = ("a worker dies after PostgreSQL's pre-commit", "the driver's JVM dies after Kafka's first commit", "the driver's Python dies after its restart commits in Kafka")
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory):
+    with Stage(tmp_path_factory.mktemp("dual"), progress=None) as made:
+        yield made
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.parametrize("words", SAMPLE)
+def test_drill(words, stage, tmp_path):
+    [drill] = [d for d in dual_drills() if d.title.endswith(words)]
+    played = play(drill, stage, tmp_path)
+    assert (played.found, played.records) == ("", 80) and played.crashes > 0
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
+    """Otherwise its first batches would be taken for those that the old one has written."""
+    stage.new_story()
+    story = stage.story(a_dual_story)
+    story.feed()
+    story.run()
+    for path in story.checkpoint.iterdir():
+        if path.name != "kafka2pc":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert "StaleCheckpoint" in str(story.fails())
+    story.check()
+    stage.new_story()
+
+
+def test_there_are_fifty_and_each_has_its_own_title():
+    assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_a_drill_can_be_red(stage, tmp_path):
+    drill = Drill(kind="dual", title="Decisions do not matter", given="", crash_at="", restore="", expect="",
+                  play=lambda stage: survive(stage, [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)], forget_the_decision, make=a_dual_story))
+    assert "duplicate" in play(drill, stage, tmp_path).found

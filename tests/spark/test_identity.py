@@ -1,0 +1,305 @@
+"""Whose log is it: a copied, moved, shared or empty decision log is refused before anything is claimed, swept or written."""
+import copy
+import shutil
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from kafka2pc.protocol.commit import Driver, commit, finish
+from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, Slot, commit_of, dump_decision, load_decision, newest_record
+from kafka2pc.spark.foreach_batch import TwoPhase
+from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
+from kafka2pc.operations.operations import Query, adopt_place
+from kafka2pc.protocol.precommit import precommit
+from kafka2pc.protocol.transactions import MemoryParticipant, Mode, TxnState
+from kafka2pc.protocol.restore import adopt, claim, plan
+
+ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")
+
+
+@pytest.fixture
+def store():
+    return MemoryParticipant()
+
+
+@pytest.fixture
+def driver(tmp_path, store):
+    return Driver(query_id=str(uuid.uuid4()), log=FileLog(f"{tmp_path}/orders/kafka2pc"), participants={store.name: store}, about=ORDERS)
+
+
+def prepare(driver, batch_id, rows=("row",)):
+    planned = plan(driver, batch_id)
+    return precommit(driver.participants.values(), planned, iter([rows]))
+
+
+def write(driver, batch_id, rows=("row",)):
+    commit(driver, [prepare(driver, batch_id, rows)], batch_id)
+
+
+def decide_only(driver, batch_id):
+    """The batch is decided, and its driver dies before it ends the first transaction."""
+    def die(fn, items):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        commit(replace(driver, each=die), [prepare(driver, batch_id)], batch_id)
+
+
+def copied(driver, tmp_path):
+    """The driver of a query that runs from `cp -r orders copy`."""
+    shutil.copytree(tmp_path / "orders", tmp_path / "copy")
+    return replace(driver, log=FileLog(f"{tmp_path}/copy/kafka2pc"), about=replace(ORDERS, checkpoint="file:///copy"))
+
+
+def content(log):
+    return {(d.slot, d.kind) for b in log.batches() for d in log.chain(b)}
+
+
+# -- copied and moved --
+
+
+def test_a_copied_checkpoint_stops_before_it_claims_sweeps_or_writes(driver, store, tmp_path):
+    write(driver, 0)
+    decide_only(driver, 1)
+    copy = copied(driver, tmp_path)
+    before = content(copy.log)
+    for batch_id in (1, 2):
+        with pytest.raises(MovedLog, match="file:///.*/orders/kafka2pc, and this run uses file:///.*/copy/kafka2pc.*file:///copy"):
+            plan(copy, batch_id)
+    assert content(copy.log) == before
+    assert finish(driver, commit_of(driver.log, 1)), "the original goes on, and its decided rows are there"
+    assert len(store.read()) == 2
+
+
+def test_a_copied_checkpoint_that_shares_the_log_is_refused(driver):
+    write(driver, 0)
+    with pytest.raises(MovedLog, match="checkpoint is file:///orders, and this run uses file:///copy"):
+        plan(replace(driver, about=replace(ORDERS, checkpoint="file:///copy")), 1)
+    assert driver.log.batches() == [0]
+
+
+def test_a_moved_log_is_adopted_by_one_explicit_step_that_is_written_down(driver, store, tmp_path):
+    write(driver, 0)
+    moved = copied(driver, tmp_path)
+    record = adopt_place(Query(place="copy", query_id=driver.query_id, log=moved.log, checkpoint="file:///copy"))
+    assert (record.kind, record.slot) == ("ADOPT", Slot(0, 2))
+    assert newest_record(moved.log) == record
+    assert record.identity == replace(ORDERS, log=moved.log.place, checkpoint="file:///copy")
+    assert adopt(moved) is None, "nothing has changed since"
+    write(moved, 1)
+    assert len(store.read()) == 2
+    assert commit_of(moved.log, 0).identity.checkpoint == "file:///orders", "what was decided stays as it was"
+
+
+def test_a_decided_batch_is_finished_after_the_adoption(driver, store, tmp_path):
+    decide_only(driver, 0)
+    moved = copied(driver, tmp_path)
+    adopt(moved)
+    assert store.read() == []
+    assert plan(moved, 0).mode is Mode.DRAIN
+    assert store.read() == ["row"]
+    write(moved, 1)
+
+
+def test_an_adoption_fences_a_run_that_has_not_decided(driver, store):
+    message = prepare(driver, 0)
+    elsewhere = replace(driver, about=replace(ORDERS, checkpoint="file:///elsewhere"))
+    adopt(elsewhere)
+    with pytest.raises(Exception, match="ADOPT"):
+        commit(driver, [message], 0)
+    write(elsewhere, 0, ("again",))
+    assert store.read() == ["again"]
+
+
+def test_there_is_nothing_to_adopt_in_an_empty_log_or_in_one_of_another_query(driver):
+    with pytest.raises(StaleCheckpoint, match="is empty"):
+        adopt(driver)
+    claim(driver, 0)
+    with pytest.raises(StaleCheckpoint, match="holds decisions of query"):
+        adopt(replace(driver, query_id=str(uuid.uuid4())))
+
+
+def test_a_record_of_the_old_form_says_nothing_about_places(driver):
+    write(driver, 0)
+    old = replace(newest_record(driver.log), identity=None, rows=None, bytes=None)
+    log = MemoryLog("elsewhere")
+    log.create(load_decision(dump_decision(old), "here"))
+    write(replace(driver, log=log), 1)
+    assert newest_record(log).identity.log == "elsewhere", "from the next record on it does"
+
+
+# -- other options --
+
+
+CHANGES = {
+    "topic": (replace(ORDERS, topics=("other",)), "topic was orders and is other"),
+    "column": (replace(ORDERS, topics=()), "topic was orders and is a column"),
+    "prefix": (replace(ORDERS, prefix="mine"), "transactionalIdPrefix was kafka2pc and is mine"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("state", [prepare, decide_only])
+def test_other_options_wait_until_the_batch_is_finished(change, state, driver):
+    about, says = CHANGES[change]
+    state(driver, 0)
+    changed = replace(driver, about=about)
+    before = content(driver.log)
+    with pytest.raises(UnfinishedBatch, match=says):
+        plan(changed, 0)
+    assert content(driver.log) == before
+    commit(driver, [prepare(driver, 0)], 0)
+    write(changed, 1)
+    assert newest_record(driver.log).identity == changed.identity()
+
+
+def test_another_set_of_participants_waits_too(driver, store):
+    second = MemoryParticipant("second")
+    both = replace(driver, participants={store.name: store, second.name: second})
+    decide_only(both, 0)
+    with pytest.raises(UnfinishedBatch, match="participants was memory, second and is memory"):
+        plan(driver, 0)
+    plan(both, 0)
+    write(driver, 1)
+    assert store.read() == ["row", "row"] and second.read() == ["row"]
+
+
+class Prefixed(MemoryParticipant):
+    """A store that lists what is open under one prefix, as Kafka does. `under`: the same store with another one."""
+
+    def __init__(self, prefix="kafka2pc"):
+        super().__init__()
+        self.prefix = prefix
+
+    def begin(self, planned):
+        txn = super().begin(planned)
+        self.prefixes[txn.name] = self.prefix
+        return txn
+
+    prefixes = {}
+
+    def in_doubt(self, query_id):
+        return [c for c in super().in_doubt(query_id) if self.prefixes[c.transactional_id, c.state.epoch] == self.prefix]
+
+    def under(self, prefix):
+        twin = copy.copy(self)
+        twin.prefix = prefix
+        return twin
+
+
+def with_prefix(driver, store, prefix):
+    mine = store.under(prefix)
+    return replace(driver, participants={mine.name: mine}, about=replace(ORDERS, prefix=prefix), former=lambda other: [{mine.name: mine.under(other)}])
+
+
+def open_ones(store):
+    return [t.state for t in store.txns.values()].count(TxnState.OPEN)
+
+
+def test_what_is_open_under_a_former_prefix_is_swept_even_if_the_first_sweep_fails(driver):
+    store = Prefixed()
+    old, new = (with_prefix(driver, store, prefix) for prefix in ("kafka2pc", "mine"))
+    write(old, 0)
+    store.begin(replace(plan(old, 0), batch_id=1))  # a straggler of the old run
+    store.begin(replace(plan(old, 0), batch_id=1))
+
+    def fails(fn, items):
+        raise ConnectionError("after the claim")
+
+    with pytest.raises(ConnectionError):
+        plan(replace(new, each=fails), 1)
+    assert open_ones(store) == 2
+    plan(new, 1)
+    assert open_ones(store) == 0
+
+
+def test_after_an_adoption_with_another_prefix_the_former_one_is_swept(driver):
+    store = Prefixed()
+    old, new = (with_prefix(driver, store, prefix) for prefix in ("kafka2pc", "mine"))
+    store.begin(plan(old, 0))
+    adopt(new)
+    write(new, 0)
+    assert open_ones(store) == 0 and store.read() == ["row"]
+
+
+def test_participants_that_share_a_job_keep_each_former_prefix():
+    first, second = Prefixed("bills"), Prefixed("orders")
+    second.name = "second"
+    job = TwoPhase("job", [first, second], MemoryLog())
+    found = job.driver().former("bills,orders")
+    assert [{p.prefix for p in mapping.values()} for mapping in found] == [{"bills"}, {"orders"}]
+    assert job.driver().about.prefix == "bills,orders" and job.driver().former is not None
+
+
+# -- foreachBatch: no checkpoint is known --
+
+
+def test_a_replay_behind_a_later_batch_is_refused(driver):
+    """A checkpoint that was turned back, or a new one under an old name, would drain what it has never written."""
+    for batch_id in range(3):
+        write(driver, batch_id)
+    with pytest.raises(StaleCheckpoint, match="about to replay batch 1, but its log holds batch 2"):
+        plan(driver, 1)
+
+
+def test_a_replay_behind_a_claim_is_drained(driver):
+    """A finished job has a claim of batch 1, and `kafka2pc restore` claims the next batch to fence a run."""
+    write(driver, 0)
+    claim(driver, 1)
+    assert plan(driver, 0).mode is Mode.DRAIN
+
+
+def test_participants_are_compared_with_a_record_of_the_old_form_too(driver, store):
+    second = MemoryParticipant("second")
+    both = replace(driver, participants={store.name: store, second.name: second}, log=MemoryLog())
+    decide_only(both, 0)
+    slot = Slot(0, 1)
+    both.log.records[slot] = replace(both.log.records[slot], identity=None, rows=None, bytes=None)
+    with pytest.raises(UnfinishedBatch, match="participants was memory, second and is memory"):
+        plan(replace(driver, log=both.log), 0)
+    assert store.read() == second.read() == []
+
+
+def test_other_participants_are_adopted_unless_the_batch_is_decided_for_one_that_is_missing(driver, store):
+    second = MemoryParticipant("second")
+    both = replace(driver, participants={store.name: store, second.name: second})
+    prepare(both, 0)
+    adopt(driver)
+    write(driver, 0)
+    decide_only(both, 1)
+    with pytest.raises(UnfinishedBatch, match="decided for second") as e:
+        adopt(driver)
+    assert "The batch is decided" in e.value.risk
+
+
+# -- empty logs --
+
+
+@pytest.mark.parametrize("state", ["open", "committed"])
+def test_an_empty_log_is_not_the_log_of_a_query_that_has_written(state, driver):
+    if state == "open":
+        prepare(driver, 0)
+    else:
+        write(driver, 0)
+    lost = replace(driver, log=MemoryLog())
+    with pytest.raises(StaleCheckpoint, match="this decision log is empty"):
+        plan(lost, 1)
+    assert lost.log.records == {}
+
+
+def test_a_claim_that_comes_while_the_stores_are_asked_is_no_false_alarm(driver, store):
+    class Slow(MemoryParticipant):
+        def traces(self, query_id):
+            prepare(driver, 0)  # another driver is faster
+            return store.traces(query_id)
+
+    slow = Slow(store.name)
+    assert plan(replace(driver, participants={slow.name: slow}), 0).attempt == 2
+
+
+def test_another_cluster_is_still_refused(driver, store):
+    write(driver, 0)
+    store.store_id = lambda: "other"
+    with pytest.raises(WrongCluster):
+        plan(driver, 1)

@@ -1,0 +1,435 @@
+"""What every participant promises, as plain functions: each takes `at` (`At`, or something like it) and raises if the promise is broken.
+
+`PROMISES` holds for every store, `DURABLE` also for those that outlive the process that writes. `check(at)` asks all of them (lessons use it)."""
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+from kafka2pc.protocol.errors import PrecommitFailed
+from kafka2pc.kafka.participant import retry_unknown
+from kafka2pc.protocol.precommit import precommit
+from kafka2pc.protocol.transactions import Committable, IllegalStep, Mode, Outcome, Plan, PreparedTxnState, TxnState, committable_from_dict, new_token
+
+DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
+PROMISES, DURABLE = [], []
+
+
+def rows(texts):
+    """A batch with these texts as its only column."""
+    return pa.record_batch({"value": pa.array(texts, pa.string())})
+
+
+class At:
+    """A store, how a row (a text) gets in, and what a reader sees that has nothing to do with the store's code.
+
+    `remembers`: the store still knows a transaction after its commit."""
+
+    def __init__(self, store, seen, rows=list, *, remembers=True):
+        self.store, self.rows, self._seen, self.remembers = store, rows, seen, remembers
+
+    def write(self, txn, *texts):
+        txn.write(self.rows(texts))
+
+    def seen(self):
+        return sorted(self._seen())
+
+
+def a_plan(batch_id=0, query_id=None, token=None):
+    return Plan(query_id=query_id or str(uuid.uuid4()), batch_id=batch_id, attempt=1, token=token or new_token(batch_id, 1))
+
+
+def promised(at, plan, *texts):
+    with at.store.begin(plan) as txn:
+        at.write(txn, *texts)
+        txn.flush()
+        return txn.precommit()
+
+
+def ask(verb, c):
+    return retry_unknown()(lambda: verb(c))
+
+
+def every(promise):
+    PROMISES.append(promise)
+    return promise
+
+
+def durable(promise):
+    DURABLE.append(promise)
+    return promise
+
+
+def check(make, promises):
+    """Ask each promise of a fresh `make()`; the list of their names, or the error of the first that is broken."""
+    return [promise.__name__ for promise in promises if promise(make()) is None]
+
+
+# -- commit and abort --
+
+
+@every
+def what_is_promised_is_invisible_until_committed_and_a_second_commit_is_harmless(at):
+    c = promised(at, a_plan(), "a", "b")
+    assert (c.records, c.participant, at.seen()) == (2, at.store.name, [])
+    assert ask(at.store.commit, c) is DONE and ask(at.store.commit, c) is DONE
+    assert at.seen() == ["a", "b"]
+    assert at.store.describe([c])[0].state is TxnState.COMMITTED
+
+
+@every
+def what_is_aborted_never_shows_and_a_second_abort_is_harmless(at):
+    c = promised(at, a_plan(), "a")
+    assert ask(at.store.abort, c) is DONE and ask(at.store.abort, c) is DONE
+    assert ask(at.store.commit, c) is REFUSED
+    assert at.seen() == [] and at.store.describe([c])[0].state in (TxnState.ABORTED, None)
+
+
+@every
+def after_the_commit_abort_is_refused(at):
+    c = promised(at, a_plan(), "a")
+    assert ask(at.store.commit, c) is DONE
+    assert ask(at.store.abort, c) is REFUSED
+    assert at.seen() == ["a"]
+
+
+@every
+def of_a_commit_and_an_abort_at_once_one_wins(at):
+    expected, plan = [], a_plan()
+    for n in range(5):
+        c, told, both = promised(at, plan, str(n)), {}, threading.Barrier(2)
+
+        def end(verb, c=c, told=told, both=both):
+            both.wait()
+            told[verb] = ask(getattr(at.store, verb), c)
+        threads = [threading.Thread(target=end, args=(verb,)) for verb in ("commit", "abort")]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert sorted(o.value for o in told.values()) == ["done", "refused"], told
+        expected += [str(n)] * (told["commit"] is DONE)
+    assert at.seen() == expected
+
+
+@every
+def a_promise_can_be_committed_while_its_writer_is_still_there(at):
+    with at.store.begin(a_plan()) as txn:
+        at.write(txn, "a")
+        txn.flush()
+        c = txn.precommit()
+        assert ask(at.store.commit, c) is DONE
+    assert at.seen() == ["a"]
+
+
+# -- in doubt --
+
+
+@every
+def in_doubt_lists_what_is_open_of_this_query_and_each_can_be_ended(at):
+    mine, other = a_plan(), a_plan()
+    kept, left, foreign = promised(at, mine, "a"), promised(at, mine, "b"), promised(at, other, "c")
+    identity = lambda cs: {(c.transactional_id, c.state, c.participant) for c in cs}
+    assert identity(at.store.in_doubt(mine.query_id)) == identity([kept, left])
+    assert ask(at.store.commit, kept) is DONE
+    in_doubt = at.store.in_doubt(mine.query_id)
+    assert identity(in_doubt) == identity([left])
+    assert ask(at.store.abort, in_doubt[0]) is DONE
+    assert at.store.in_doubt(mine.query_id) == []
+    assert ask(at.store.commit, foreign) is DONE
+    assert at.seen() == ["a", "c"]
+
+
+@every
+def describe_answers_in_order_and_knows_nothing_of_strangers(at):
+    plan = a_plan()
+    one, two = promised(at, plan, "a"), promised(at, plan, "b")
+    never = Committable(transactional_id=f"{two.transactional_id}0", state=PreparedTxnState(1, 0), participant=at.store.name)
+    assert ask(at.store.abort, one) is DONE
+    said = at.store.describe([two, never, one])
+    assert [s.state for s in said] in ([TxnState.PRECOMMITTED, None, gone] for gone in (TxnState.ABORTED, None))
+    assert said[0].in_time and at.store.describe([two], margin_ms=1, age_ms=None)[0].in_time
+    if two.timeout_ms:
+        assert [s.in_time for s in at.store.describe([two, two], margin_ms=two.timeout_ms + 1, age_ms=0)] == [False, False]
+    assert at.store.describe([]) == []
+    assert ask(at.store.commit, never) is REFUSED
+
+
+@every
+def the_store_has_one_identity(at):
+    assert at.store.store_id() == at.store.store_id() != ""
+
+
+@every
+def a_receipt_and_a_participant_can_travel(at):
+    c = promised(at, a_plan(), "a")
+    assert committable_from_dict(json.loads(json.dumps(asdict(c)))) == pickle.loads(pickle.dumps(c)) == c
+    assert cloudpickle.loads(cloudpickle.dumps(at.store)).store_id() == at.store.store_id()
+
+
+# -- names --
+
+
+@every
+def one_name_is_never_used_twice_within_a_batch(at):
+    plan = a_plan()
+    assert len({promised(at, plan, str(n)).transactional_id for n in range(3)}) == 3
+
+
+@every
+def a_name_taken_again_aborts_what_it_had_open_and_refuses_its_old_receipt(at):
+    plan = a_plan()
+    old = promised(at, plan, "old")
+    new = promised(at, replace(plan, batch_id=2), "new")
+    assert old.transactional_id == new.transactional_id and old.state != new.state
+    assert [c.state for c in at.store.in_doubt(plan.query_id)] == [new.state]
+    assert ask(at.store.commit, old) is REFUSED
+    assert ask(at.store.commit, new) is DONE
+    assert at.seen() == ["new"]
+    assert at.store.describe([old])[0].state is not TxnState.COMMITTED
+
+
+def does_not_get_through(at, txn):
+    """Either the promise is not given, or it is worth nothing."""
+    try:
+        at.write(txn, "late")
+        txn.flush()
+        c = txn.precommit()
+    except Exception:
+        return
+    assert ask(at.store.commit, c) is REFUSED
+
+
+@every
+def a_late_writer_does_not_get_through_after_a_new_life_of_its_name(at):
+    plan = a_plan()
+    late = at.store.begin(plan)
+    at.write(late, "early")
+    new = promised(at, replace(plan, batch_id=2), "new")
+    does_not_get_through(at, late)
+    assert ask(at.store.commit, new) is DONE
+    assert at.seen() == ["new"]
+
+
+@every
+def a_late_writer_does_not_get_through_after_a_sweep(at):
+    plan = a_plan()
+    late = at.store.begin(plan)
+    at.write(late, "early")
+    late.flush()
+    swept = [ask(at.store.abort, c) for c in at.store.in_doubt(plan.query_id)]
+    assert set(swept) <= {DONE}
+    if swept:  # a store may list only what is pre-committed
+        does_not_get_through(at, late)
+    assert at.seen() == []
+
+
+# -- leaving --
+
+
+@every
+def an_exception_aborts_and_goes_up_unchanged(at):
+    plan = a_plan()
+    with pytest.raises(ZeroDivisionError), at.store.begin(plan) as txn:
+        at.write(txn, "a")
+        txn.flush()
+        1 / 0  # noqa: B018
+    assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], [])
+
+
+@every
+def leaving_normally_without_a_promise_shows_nothing_and_what_is_listed_can_be_aborted(at):
+    plan = a_plan()
+    with at.store.begin(plan) as txn:
+        at.write(txn, "a")
+        txn.flush()
+    assert {ask(at.store.abort, c) for c in at.store.in_doubt(plan.query_id)} <= {DONE}
+    assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], [])
+
+
+@every
+def a_partition_without_rows_and_a_drain_begin_nothing(at):
+    plan = a_plan()
+    assert precommit([at.store], plan, [at.rows([]), at.rows([])]).committables == ()
+    assert precommit([at.store], replace(plan, mode=Mode.DRAIN), [at.rows(["a"])]).committables == ()
+    assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], [])
+
+
+# -- after the pre-commit --
+
+
+def precommitted(at, txn, *texts):
+    """Writes these texts and pre-commits: the Committable."""
+    at.write(txn, *texts)
+    txn.flush()
+    return txn.precommit()
+
+
+@every
+def a_write_after_precommit_is_refused_and_changes_nothing(at):
+    with at.store.begin(a_plan()) as txn:
+        c = precommitted(at, txn, "a", "b")
+        with pytest.raises(IllegalStep, match=f"{c.transactional_id}.*write is not possible"):
+            at.write(txn, "late")
+            txn.flush()
+    assert ask(at.store.commit, c) is DONE
+    assert (c.records, at.seen()) == (2, ["a", "b"])
+
+
+@every
+def a_flush_after_precommit_adds_no_rows(at):
+    """A store may refuse to pre-commit rows that are not flushed, or it flushes them itself."""
+    with at.store.begin(a_plan()) as txn:
+        at.write(txn, "a")
+        try:
+            c = txn.precommit()
+        except PrecommitFailed:
+            return
+        with suppress(IllegalStep):
+            txn.flush()
+    assert ask(at.store.commit, c) is DONE
+    assert len(at.seen()) == c.records
+
+
+def left_by_an_exception(at, plan):
+    """A transaction that an exception left after its pre-commit: the Committable."""
+    with pytest.raises(ZeroDivisionError), at.store.begin(plan) as txn:
+        c = precommitted(at, txn, "a")
+        1 / 0  # noqa: B018
+    return c
+
+
+@every
+def an_exception_after_precommit_leaves_the_transaction_precommitted(at):
+    plan = a_plan()
+    c = left_by_an_exception(at, plan)
+    assert at.store.describe([c])[0].state is TxnState.PRECOMMITTED
+    assert [left.transactional_id for left in at.store.in_doubt(plan.query_id)] == [c.transactional_id]
+    assert ask(at.store.commit, c) is DONE
+    assert at.seen() == ["a"]
+
+
+@durable
+def another_process_commits_what_an_exception_left_after_precommit(at):
+    assert stranger(at, "commit", left_by_an_exception(at, a_plan())) is DONE
+    assert at.seen() == ["a"]
+
+
+# -- traces --
+
+
+@every
+def traces_names_the_transactions_of_a_query_and_of_no_other(at):
+    mine, other = a_plan(), a_plan()
+    assert at.store.traces(mine.query_id) == []
+    kept, open_, foreign = promised(at, mine, "a"), promised(at, mine, "b"), promised(at, other, "c")
+    both = sorted([kept.transactional_id, open_.transactional_id])
+    assert sorted(at.store.traces(mine.query_id)) == both
+    assert at.store.traces(other.query_id) == [foreign.transactional_id]
+    assert ask(at.store.commit, kept) is DONE
+    assert sorted(at.store.traces(mine.query_id)) == (both if at.remembers else [open_.transactional_id])
+    assert ask(at.store.abort, open_) is DONE and ask(at.store.abort, foreign) is DONE
+    assert set(at.store.traces(mine.query_id)) <= set(both)
+
+
+@every
+def traces_names_an_id_that_was_used_again_once(at):
+    plan = a_plan()
+    for batch_id in (0, 2):
+        c = promised(at, replace(plan, batch_id=batch_id), str(batch_id))
+        assert ask(at.store.commit, c) is DONE
+    open_ = promised(at, replace(plan, batch_id=4), "4")
+    assert at.store.traces(plan.query_id) == [open_.transactional_id]
+
+
+# -- other processes --
+
+STRANGER = """
+import json, pickle, sys
+from kafka2pc.protocol.transactions import committable_from_dict
+store, verb, receipt = pickle.load(sys.stdin.buffer)
+from kafka2pc.kafka.participant import retry_unknown
+c = committable_from_dict(json.loads(receipt))
+print(retry_unknown()(lambda: getattr(store, verb)(c)).value)
+"""
+
+VICTIM = """
+import json, os, pickle, signal, sys
+from dataclasses import asdict
+store, plan, rows, last = pickle.load(sys.stdin.buffer)
+def reached(verb):
+    if verb == last: os.kill(os.getpid(), signal.SIGKILL)
+txn = store.begin(plan).__enter__()
+reached("begin")
+txn.write(rows)
+reached("write")
+txn.flush()
+reached("flush")
+c = txn.precommit()
+print(json.dumps(asdict(c)), flush=True)
+reached("precommit")
+getattr(store, last)(c)
+reached(last)
+"""
+
+
+def elsewhere(script, *what):
+    """What a fresh Python process prints that gets `what`. Classes of a notebook travel by value, as Spark sends them."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", script], input=cloudpickle.dumps(what), capture_output=True, env=env, timeout=60)
+    assert done.returncode in (0, -9), done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+def stranger(at, verb, c):
+    return Outcome(elsewhere(STRANGER, at.store, verb, json.dumps(asdict(c))))
+
+
+def killed(at, plan, last, *texts):
+    """A process that writes `texts` and dies by SIGKILL right after the verb `last`: its receipt, if it gave one."""
+    said = elsewhere(VICTIM, at.store, plan, at.rows(texts), last)
+    return committable_from_dict(json.loads(said)) if said else None
+
+
+@durable
+def a_stranger_commits_and_aborts_with_nothing_but_the_receipt(at):
+    kept, left = promised(at, a_plan(), "a"), promised(at, a_plan(), "b")
+    assert (stranger(at, "commit", kept), stranger(at, "abort", left)) == (DONE, DONE)
+    assert (stranger(at, "commit", left), stranger(at, "abort", kept)) == (REFUSED, REFUSED)
+    assert at.seen() == ["a"]
+
+
+@durable
+def who_dies_before_the_promise_leaves_nothing_that_a_sweep_does_not_end(at):
+    for last in ("begin", "write", "flush"):
+        plan = a_plan()
+        assert killed(at, plan, last, "a") is None
+        assert {ask(at.store.abort, c) for c in at.store.in_doubt(plan.query_id)} <= {DONE}
+        assert at.store.in_doubt(plan.query_id) == []
+    assert at.seen() == []
+
+
+@durable
+def who_dies_after_the_promise_has_kept_it(at):
+    plan = a_plan()
+    kept, left = killed(at, plan, "precommit", "a", "b"), killed(at, plan, "precommit", "c")
+    assert len(at.store.in_doubt(plan.query_id)) == 2 and at.seen() == []
+    assert ask(at.store.commit, kept) is DONE and ask(at.store.abort, left) is DONE
+    assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], ["a", "b"])
+
+
+@durable
+def who_dies_after_commit_or_abort_has_done_it_once(at):
+    kept, left = killed(at, a_plan(), "commit", "a"), killed(at, a_plan(), "abort", "b")
+    assert (ask(at.store.commit, kept), ask(at.store.abort, left)) == (DONE, DONE)
+    assert (ask(at.store.abort, kept), ask(at.store.commit, left)) == (REFUSED, REFUSED)
+    assert at.seen() == ["a"]

@@ -1,0 +1,35 @@
+"""The jobs and stories (room 24) that the tests share. conftest.py imports the fixtures."""
+import pytest
+
+from kafka2pc.proof.story import Job, Story
+
+
+@pytest.fixture(scope="session")
+def jobs(tmp_path_factory):
+    """Makes jobs, and ends them with everything that they started."""
+    made = []
+
+    def make(name, **session):
+        made.append(Job(tmp_path_factory.mktemp(name) / "job", **session))
+        return made[-1]
+
+    yield make
+    for job in made:
+        job.stop()
+
+
+@pytest.fixture(scope="session")
+def job(jobs):
+    """One driver and its JVM for all tests that need no other."""
+    return jobs("shared")
+
+
+@pytest.fixture
+def story(job, kafka, tmp_path):
+    with Story(job, kafka, tmp_path) as told:
+        yield told
+
+
+def check_untouched(story):
+    """Nothing was written, nothing was even begun."""
+    assert story.seen("read_uncommitted") == [] and story.open() == [] and story.events("begin") == [], story.told()
