@@ -1,4 +1,7 @@
-"""Everything about the package is written once, in settings.ini. This file only hands it to setuptools."""
+"""Everything about the package is written once, in settings.ini. This file only hands it to
+setuptools.
+"""
+
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -19,7 +22,9 @@ setup(
     name=settings["lib_name"],
     version=settings["version"],
     description=settings["description"],
-    long_description=readme.read_text(encoding="utf-8") if readme.exists() else settings["description"],
+    long_description=(
+        readme.read_text(encoding="utf-8") if readme.exists() else settings["description"]
+    ),
     long_description_content_type="text/markdown",
     author=settings["author"],
     author_email=settings["author_email"],
@@ -35,7 +40,11 @@ setup(
     ],
     python_requires=">=" + settings["min_python"],
     install_requires=words("requirements"),
-    extras_require={key.removesuffix("_requirements"): words(key) for key in settings if key.endswith("_requirements")},
+    extras_require={
+        key.removesuffix("_requirements"): words(key)
+        for key in settings
+        if key.endswith("_requirements")
+    },
     entry_points={"console_scripts": words("console_scripts")},
     packages=find_packages(include=["kafka2pc", "kafka2pc.*"]),
     py_modules=["pyspark_kafka2pc"],  # Spark looks for modules of such a name

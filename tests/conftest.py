@@ -1,4 +1,7 @@
-"""What all tests share: the environment of Spark's workers, who may be skipped and why, and KAFKA2PC_REQUIRE=all, which allows no skip."""
+"""What all tests share: the environment of Spark's workers, who may be skipped and why, and
+KAFKA2PC_REQUIRE=all, which allows no skip.
+"""
+
 import os
 import re
 import shutil
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from database_fixtures import NO_MARIADB, mariadb, postgres  # noqa: F401  (the shared databases)
-from kafka_fixtures import kafka, open_host  # noqa: F401  (the shared broker, and one that belongs to somebody)
+from kafka_fixtures import kafka, open_host  # noqa: F401  (the shared broker, and another's)
 from store_fixtures import azure, gcs, s3  # noqa: F401  (servers of object stores)
 from story_fixtures import job, jobs, story  # noqa: F401  (the shared driver, and one query)
 
@@ -29,7 +32,9 @@ def missing_java() -> str:
     java = shutil.which("java", path=f"{home}/bin" if home else None)
     if not java:
         return f"needs Java {JAVA_MIN}: no java in {'JAVA_HOME' if home else 'PATH'}"
-    said = subprocess.run([java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stderr
+    said = subprocess.run(
+        [java, "-version"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    ).stderr
     version = re.search(r'version "(?:1\.)?(\d+)', said)
     if version and int(version[1]) >= JAVA_MIN:
         return ""
@@ -45,7 +50,9 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Side by side (`-n 2`), a file stays in one process, with its broker and its Spark; notebooks have their own and go anywhere."""
+    """Side by side (`-n 2`), a file stays in one process, with its broker and its Spark; notebooks
+    have their own and go anywhere.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -90,7 +97,13 @@ def root() -> Path:
 @pytest.fixture
 def own_folders(tmp_path, monkeypatch):
     """Nothing that a user has in HOME changes the run, and nothing is written there."""
-    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
+    for name in (
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "IPYTHONDIR",
+        "MPLCONFIGDIR",
+    ):
         folder = tmp_path / name.lower()
         folder.mkdir()
         monkeypatch.setenv(name, str(folder))

@@ -1,4 +1,7 @@
-"""Every notebook runs from top to bottom in a fresh kernel, with its folder as working directory. One that needs a broker and does not stop it is a guest."""
+"""Every notebook runs from top to bottom in a fresh kernel, with its folder as working directory.
+One that needs a broker and does not stop it is a guest.
+"""
+
 import json
 import re
 import time
@@ -13,7 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 from run_notebooks import CELL_SECONDS, NBS, execute  # noqa: E402
 
 NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
-OTHER = {"proof/06_demo": {"rows": 4000}, "proof/07_drills": {"seed": 8}, "proof/11_bench": {"rows": 30_000}}  # a lesson holds for other values, too
+# a lesson holds for other values, too
+OTHER = {
+    "proof/06_demo": {"rows": 4000},
+    "proof/07_drills": {"seed": 8},
+    "proof/11_bench": {"rows": 30_000},
+}
 
 
 def short(notebook):
@@ -26,13 +34,21 @@ def code(notebook):
 
 def is_guest(notebook):
     """Would it run on a cluster that somebody named?"""
-    return any("= a_kafka(" in source for source in code(notebook)) and not any("LocalKafka(" in source for source in code(notebook))
+    return any("= a_kafka(" in source for source in code(notebook)) and not any(
+        "LocalKafka(" in source for source in code(notebook)
+    )
 
 
 def marked(notebook):
     """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook."""
-    needs = [name for name in ("kafka", "spark", "mysql") if any(re.match(rf"#\|\s*{name}\b", source) for source in code(notebook))]
-    return pytest.param(notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in needs])
+    needs = [
+        name
+        for name in ("kafka", "spark", "mysql")
+        if any(re.match(rf"#\|\s*{name}\b", source) for source in code(notebook))
+    ]
+    return pytest.param(
+        notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in needs]
+    )
 
 
 @pytest.mark.timeout(900)
@@ -43,17 +59,23 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
         monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", host.bootstrap_servers)
         before = state(host)
     started, parameters = time.monotonic(), OTHER.get(short(notebook), {})
-    assert parameters.keys() <= inspect_notebook(str(notebook)).keys(), "papermill would not complain"
+    assert parameters.keys() <= inspect_notebook(str(notebook)).keys(), (
+        "papermill would not complain"
+    )
     trouble = execute(notebook, own_folders / notebook.name, CELL_SECONDS, json.dumps(parameters))
     with capsys.disabled():
         print(f"  {short(notebook)}: {time.monotonic() - started:.0f} s ", end="", flush=True)
     assert not trouble, f"{short(notebook)} failed:\n{trouble}"
-    assert not host or state(host) == before, "the guest left something, or touched what is not its own"
+    assert not host or state(host) == before, (
+        "the guest left something, or touched what is not its own"
+    )
 
 
 def test_most_rooms_that_need_a_broker_are_guests():
     guests = [short(notebook) for notebook in NOTEBOOKS if is_guest(notebook)]
-    assert {"index", "protocol/05_precommit", "spark/01_sink", "spark/04_foreach_batch"} <= set(guests) and len(guests) > 12, guests
+    assert {"index", "protocol/05_precommit", "spark/01_sink", "spark/04_foreach_batch"} <= set(
+        guests
+    ) and len(guests) > 12, guests
 
 
 def test_there_are_notebooks():

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Build the site in output/site and check it: no link is broken, and nothing asks another host when looked at.
+"""Build the site in output/site and check it: no link is broken, and nothing asks another host when
+looked at.
 
 The notebooks are taken as they stand. With --run each one is executed first, on a copy.
 """
+
 import re
 import shutil
 import sys
@@ -20,23 +22,43 @@ from run_notebooks import CELL_SECONDS, execute
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "output" / "docs", ROOT / "output" / "site"
 NBS = ROOT / "nbs"
-PACKAGES = ["protocol", "backends", "kafka", "stores", "decision_logs", "spark", "operations", "local", "proof"]
+PACKAGES = [
+    "protocol",
+    "backends",
+    "kafka",
+    "stores",
+    "decision_logs",
+    "spark",
+    "operations",
+    "local",
+    "proof",
+]
 
 
 def title(notebook: Path) -> str:
-    return re.search(r"^# (.+)$", "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "markdown"), re.M)[1]
+    return re.search(
+        r"^# (.+)$",
+        "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "markdown"),
+        re.M,
+    )[1]
 
 
 def folded(cell):
     """The solution of an exercise, for who asks to see it."""
     code = plain(cell).source.strip()
-    return nbformat.v4.new_markdown_cell(f"<details><summary>A solution</summary>\n\n```python\n{code}\n```\n\n</details>")
+    return nbformat.v4.new_markdown_cell(
+        f"<details><summary>A solution</summary>\n\n```python\n{code}\n```\n\n</details>"
+    )
 
 
 def page(notebook: Path, target: Path) -> None:
     """A notebook as a reader wants it, in the folder that it has in nbs/."""
     nb = nbformat.read(notebook, 4)
-    nb.cells = [folded(cell) if is_solution(cell) else plain(cell) for cell in nb.cells if visible(cell) or is_solution(cell)]
+    nb.cells = [
+        folded(cell) if is_solution(cell) else plain(cell)
+        for cell in nb.cells
+        if visible(cell) or is_solution(cell)
+    ]
     for cell in nb.cells:
         if cell.cell_type == "markdown":
             cell.source = moved(cell.source)
@@ -46,7 +68,11 @@ def page(notebook: Path, target: Path) -> None:
 
 def moved(text: str) -> str:
     """Links as the site has them: its top folder holds what nbs/ holds, and the pictures."""
-    text = text.replace("](../images", "](images").replace("](../../images", "](../images").replace("](../CONTRIBUTING.md", "](map.html")
+    text = (
+        text.replace("](../images", "](images")
+        .replace("](../../images", "](../images")
+        .replace("](../CONTRIBUTING.md", "](map.html")
+    )
     return re.sub(r"\]\((?:nbs/)?([\w./]+)\.ipynb", r"](\1.html", text)
 
 
@@ -57,9 +83,13 @@ def copy(room: Path, folder: Path) -> Path:
 
 
 def executed(rooms: list[Path], folder: Path) -> Path:
-    """Copies of the notebooks, as they come out of a fresh kernel, two at a time. Ends the program if one fails."""
+    """Copies of the notebooks, as they come out of a fresh kernel, two at a time. Ends the program
+    if one fails.
+    """
     with ThreadPoolExecutor(2) as pool:
-        running = {pool.submit(execute, room, copy(room, folder), CELL_SECONDS): room for room in rooms}
+        running = {
+            pool.submit(execute, room, copy(room, folder), CELL_SECONDS): room for room in rooms
+        }
         for n, done in enumerate(as_completed(running), 1):
             if trouble := done.result():
                 pool.shutdown(cancel_futures=True)
@@ -70,7 +100,10 @@ def executed(rooms: list[Path], folder: Path) -> Path:
 
 def notebooks(folder: Path) -> list[Path]:
     """The front page, then package by package in reading order."""
-    return [folder / "index.ipynb", *(path for package in PACKAGES for path in sorted((folder / package).glob("*.ipynb")))]
+    return [
+        folder / "index.ipynb",
+        *(path for package in PACKAGES for path in sorted((folder / package).glob("*.ipynb"))),
+    ]
 
 
 def assemble(folder: Path) -> list:
@@ -78,7 +111,9 @@ def assemble(folder: Path) -> list:
     shutil.rmtree(PAGES, ignore_errors=True)
     (PAGES / "api").mkdir(parents=True)
     shutil.copytree(ROOT / "images", PAGES / "images")
-    (PAGES / "map.md").write_text(moved((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")), encoding="utf-8")
+    (PAGES / "map.md").write_text(
+        moved((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")), encoding="utf-8"
+    )
     contents, reference = {}, {}
     for room in notebooks(folder):
         place = room.relative_to(folder)
@@ -91,11 +126,17 @@ def assemble(folder: Path) -> list:
             (PAGES / file).write_text(f"::: kafka2pc.{package}.{module.stem}\n", encoding="utf-8")
             reference.setdefault(package, []).append({module.stem: file})
     sections = [{package: pages} for package, pages in contents.items()]
-    return [{"kafka2pc": "index.ipynb"}, *sections, {"Map": "map.md"}, {"Reference": [{p: pages} for p, pages in reference.items()]}]
+    return [
+        {"kafka2pc": "index.ipynb"},
+        *sections,
+        {"Map": "map.md"},
+        {"Reference": [{p: pages} for p, pages in reference.items()]},
+    ]
 
 
 class Links(HTMLParser):
     """What a page links to, what it loads, and the places in it that a link may name."""
+
     def __init__(self, text: str):
         super().__init__()
         self.links, self.loads, self.anchors = set(), set(), set()
@@ -106,7 +147,11 @@ class Links(HTMLParser):
         self.anchors |= {attrs[k] for k in ("id", "name") if attrs.get(k)}
         if tag == "a" and attrs.get("href"):
             self.links.add(attrs["href"])
-        loaded = attrs.get("src") or (attrs.get("href") if tag == "link" and attrs.get("rel") not in ("canonical", "next", "prev", "edit") else None)
+        loaded = attrs.get("src") or (
+            attrs.get("href")
+            if tag == "link" and attrs.get("rel") not in ("canonical", "next", "prev", "edit")
+            else None
+        )
         if loaded:
             self.loads.add(loaded)
 
@@ -122,22 +167,44 @@ def problems(site: Path) -> list[str]:
             parts = urlsplit(url)
             if parts.scheme or parts.netloc:
                 continue
-            target = (site / unquote(parts.path).lstrip("/") if parts.path.startswith("/") else path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = (
+                (
+                    site / unquote(parts.path).lstrip("/")
+                    if parts.path.startswith("/")
+                    else path.parent / unquote(parts.path)
+                ).resolve()
+                if parts.path
+                else path
+            )
             target = target / "index.html" if target.is_dir() else target
             if not target.exists():
                 found.append(f"{where}: {url} is not there")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].anchors
+            ):
                 found.append(f"{where}: {url} names a place that is not there")
     for style in sorted(site.rglob("*.css")):
-        found += [f"{style.relative_to(site)}: loads {url}" for url in re.findall(r"url\(['\"]?((?:https?:)?//[^)'\"]+)", style.read_text(encoding="utf-8"))]
+        found += [
+            f"{style.relative_to(site)}: loads {url}"
+            for url in re.findall(
+                r"url\(['\"]?((?:https?:)?//[^)'\"]+)", style.read_text(encoding="utf-8")
+            )
+        ]
     return found
 
 
 def main() -> int:
-    folder = executed(notebooks(NBS), ROOT / "output" / "executed") if "--run" in sys.argv[1:] else NBS
+    folder = (
+        executed(notebooks(NBS), ROOT / "output" / "executed") if "--run" in sys.argv[1:] else NBS
+    )
     build(load_config(str(ROOT / "tools" / "mkdocs.yml"), nav=assemble(folder)))
     wrong = problems(SITE.resolve())
-    print("\n".join(wrong[:40]) or f"{len(list(SITE.rglob('*.html')))} pages, no broken link, nothing from another host: {SITE / 'index.html'}")
+    print(
+        "\n".join(wrong[:40])
+        or f"{len(list(SITE.rglob('*.html')))} pages, no broken link, nothing from another host: {SITE / 'index.html'}"
+    )
     return 1 if wrong else 0
 
 

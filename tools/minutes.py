@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
-"""Write into the table of nbs/index.ipynb how long each room takes to read. With --check: write nothing, exit 1 if a number is not right.
+"""Write into the table of nbs/index.ipynb how long each room takes to read. With --check: write
+nothing, exit 1 if a number is not right.
 
-A minute for 130 words, and for 8 lines of the code that is shown, rounded to 5 minutes; exercises are not counted.
+A minute for 130 words, and for 8 lines of the code that is shown, rounded to 5 minutes; exercises
+are not counted.
 """
+
 import re
 import sys
 from pathlib import Path
@@ -21,7 +24,10 @@ def minutes(notebook: Path) -> int:
         if cell.cell_type == "markdown":
             words += len(cell.source.split())
         elif visible(cell):
-            lines += sum(bool(line.strip()) and not line.startswith("#|") for line in cell.source.splitlines())
+            lines += sum(
+                bool(line.strip()) and not line.startswith("#|")
+                for line in cell.source.splitlines()
+            )
     return max(STEP, STEP * round((words / WORDS + lines / LINES) / STEP))
 
 
@@ -30,7 +36,9 @@ def main() -> int:
     before = [cell.source for cell in index.cells]
     for cell in index.cells:
         if cell.cell_type == "markdown":
-            cell.source = ROW.sub(lambda row: f"{row[1]} {minutes(INDEX.parent / row[2])} |", cell.source)
+            cell.source = ROW.sub(
+                lambda row: f"{row[1]} {minutes(INDEX.parent / row[2])} |", cell.source
+            )
     stale = before != [cell.source for cell in index.cells]
     if stale and "--check" not in sys.argv[1:]:
         nbformat.write(index, INDEX)

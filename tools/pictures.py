@@ -1,8 +1,11 @@
-"""Draws what is in images/ but for the demonstration: one batch, the three acts, the record format, and the timeline after a crash.
+"""Draws what is in images/ but for the demonstration: one batch, the three acts, the record format,
+and the timeline after a crash.
 
-`python tools/pictures.py`. The acts run in memory, the timeline runs on a local Kafka; both are drawn by the room `proof/05_timeline`, and all colours of
-states come from its table. The bytes of the record format are those that the columnar engine sends.
+`python tools/pictures.py`. The acts run in memory, the timeline runs on a local Kafka; both are
+drawn by the room `proof/05_timeline`, and all colours of states come from its table. The bytes of
+the record format are those that the columnar engine sends.
 """
+
 import struct
 import sys
 from pathlib import Path
@@ -13,16 +16,27 @@ import pyarrow as pa
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from kafka2pc.kafka.encoder import (
+    BATCH_HEAD,
+    Section,
+    record_batch,
+    records,
+    rows_of,
+    varints,
+)  # noqa: E402
 from kafka2pc.local.broker import LocalKafka  # noqa: E402
-from kafka2pc.kafka.encoder import BATCH_HEAD, Section, record_batch, records, rows_of, varints  # noqa: E402
+from kafka2pc.proof.timeline import LOOKS, Timeline, draw  # noqa: E402
+from kafka2pc.proof.world import QUERY  # noqa: E402
 from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
 from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
 from kafka2pc.protocol.history import CrashPoint, History  # noqa: E402
 from kafka2pc.protocol.precommit import precommit  # noqa: E402
-from kafka2pc.protocol.transactions import MemoryParticipant, PreparedTxnState, TxnState  # noqa: E402
 from kafka2pc.protocol.restore import plan  # noqa: E402
-from kafka2pc.proof.timeline import LOOKS, Timeline, draw  # noqa: E402
-from kafka2pc.proof.world import QUERY  # noqa: E402
+from kafka2pc.protocol.transactions import (
+    MemoryParticipant,
+    PreparedTxnState,
+    TxnState,
+)  # noqa: E402
 
 # -- one batch: a story, told with its own words --
 
@@ -30,19 +44,43 @@ WIDTH, LANE, LEFT = 860, 62, 118
 LANES = ["task 1", "task 2", "driver", "reader"]
 # lane, from, to, class, text: what stands in a lane and for how long (x in percent of the story)
 BARS = [
-    ("task 1", 10, 31, "open", "begin · write · flush"), ("task 1", 31, 54, "pre", "pre-committed"), ("task 1", 54, 100, "done", "committed"),
-    ("task 2", 13, 34, "open", "begin · write · flush"), ("task 2", 34, 54, "pre", "pre-committed"), ("task 2", 54, 82, "pre", "in doubt"), ("task 2", 82, 100, "done", "committed"),
-    ("reader", 0, 54, "none", "sees nothing"), ("reader", 54, 82, "half", "sees task 1's rows"), ("reader", 82, 100, "done", "all rows, once"),
+    ("task 1", 10, 31, "open", "begin · write · flush"),
+    ("task 1", 31, 54, "pre", "pre-committed"),
+    ("task 1", 54, 100, "done", "committed"),
+    ("task 2", 13, 34, "open", "begin · write · flush"),
+    ("task 2", 34, 54, "pre", "pre-committed"),
+    ("task 2", 54, 82, "pre", "in doubt"),
+    ("task 2", 82, 100, "done", "committed"),
+    ("reader", 0, 54, "none", "sees nothing"),
+    ("reader", 54, 82, "half", "sees task 1's rows"),
+    ("reader", 82, 100, "done", "all rows, once"),
 ]
 # x, class, text: what the driver does
-STEPS = [(3, "step", "claim"), (45, "decision", "COMMIT"), (54, "step", "EndTxn"), (63, "crash", "SIGKILL"), (73, "step", "restart"), (82, "step", "EndTxn")]
+STEPS = [
+    (3, "step", "claim"),
+    (45, "decision", "COMMIT"),
+    (54, "step", "EndTxn"),
+    (63, "crash", "SIGKILL"),
+    (73, "step", "restart"),
+    (82, "step", "EndTxn"),
+]
 ARROWS = [(54, "task 1"), (82, "task 2")]
-STYLE = "".join(f".{kind}{{fill:{LOOKS[state].colour}}}" for kind, state in (("open", TxnState.OPEN), ("pre", TxnState.PRECOMMITTED), ("done", TxnState.COMMITTED))) + """
+STYLE = (
+    "".join(
+        f".{kind}{{fill:{LOOKS[state].colour}}}"
+        for kind, state in (
+            ("open", TxnState.OPEN),
+            ("pre", TxnState.PRECOMMITTED),
+            ("done", TxnState.COMMITTED),
+        )
+    )
+    + """
 text{font:13px system-ui,sans-serif;fill:#24292f} .lane{font-weight:600} .in{fill:#111;text-anchor:middle;font-size:12px} .say{text-anchor:middle;font-size:12px}
 .line{stroke:#8c959f} .none{fill:#d9dde2} .half{fill:#f3b49a}
 .step{fill:#57606a} .decision{fill:#0072b2} .crash{fill:none;stroke:#d55e00;stroke-width:3.5} .arrow{stroke:#57606a;stroke-width:1.6;marker-end:url(#a)}
 @media(prefers-color-scheme:dark){text{fill:#e6edf3} .in{fill:#111} .step{fill:#adbac7} .arrow{stroke:#adbac7} .decision{fill:#56b4e9} .head{fill:#adbac7}}
 """
+)
 
 
 def x(percent):
@@ -55,43 +93,72 @@ def top(lane):
 
 def bar(lane, start, end, kind, text):
     middle = (x(start) + x(end)) / 2
-    return (f'<rect x="{x(start)}" y="{top(lane)}" width="{round(x(end) - x(start) - 1.5, 1)}" height="32" rx="4" class="{kind}"/>'
-            f'<text x="{middle}" y="{top(lane) + 20}" class="in">{escape(text)}</text>')
+    return (
+        f'<rect x="{x(start)}" y="{top(lane)}" width="{round(x(end) - x(start) - 1.5, 1)}"'
+        f' height="32" rx="4" class="{kind}"/><text x="{middle}" y="{top(lane) + 20}"'
+        f' class="in">{escape(text)}</text>'
+    )
 
 
 def step(at, kind, text):
     cx, cy = x(at), top("driver") + 16
-    mark = {"step": f'<circle cx="{cx}" cy="{cy}" r="6" class="step"/>',
-            "decision": f'<path d="M{cx} {cy - 13}l13 13l-13 13l-13 -13z" class="decision"/>',
-            "crash": f'<path d="M{cx - 9} {cy - 9}l18 18M{cx + 9} {cy - 9}l-18 18" class="crash"/>'}[kind]
+    mark = {
+        "step": f'<circle cx="{cx}" cy="{cy}" r="6" class="step"/>',
+        "decision": f'<path d="M{cx} {cy - 13}l13 13l-13 13l-13 -13z" class="decision"/>',
+        "crash": f'<path d="M{cx - 9} {cy - 9}l18 18M{cx + 9} {cy - 9}l-18 18" class="crash"/>',
+    }[kind]
     return mark + f'<text x="{cx}" y="{cy + 31}" class="say">{escape(text)}</text>'
 
 
 def arrow(at, lane):
-    return f'<line x1="{x(at)}" y1="{top("driver") + 8}" x2="{x(at)}" y2="{top(lane) + 38}" class="arrow"/>'
+    return (
+        f'<line x1="{x(at)}" y1="{top("driver") + 8}" x2="{x(at)}" y2="{top(lane) + 38}"'
+        ' class="arrow"/>'
+    )
 
 
 def one_batch():
     """The SVG text."""
     height = top(LANES[-1]) + 44
-    lanes = "".join(f'<text x="8" y="{top(lane) + 21}" class="lane">{lane}</text>' for lane in LANES)
-    line = f'<line x1="{x(0)}" y1="{top("driver") + 16}" x2="{x(100)}" y2="{top("driver") + 16}" class="line"/>'
-    head = '<defs><marker id="a" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" class="step head"/></marker></defs>'
-    title = "<title>Two tasks pre-commit, the driver decides, ends one transaction and dies; the next start finds the decision and ends the other</title>"
+    lanes = "".join(
+        f'<text x="8" y="{top(lane) + 21}" class="lane">{lane}</text>' for lane in LANES
+    )
+    line = (
+        f'<line x1="{x(0)}" y1="{top("driver") + 16}" x2="{x(100)}" y2="{top("driver") + 16}"'
+        ' class="line"/>'
+    )
+    head = (
+        '<defs><marker id="a" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7"'
+        ' orient="auto"><path d="M0 0L8 4L0 8z" class="step head"/></marker></defs>'
+    )
+    title = (
+        "<title>Two tasks pre-commit, the driver decides, ends one transaction and dies; the next"
+        " start finds the decision and ends the other</title>"
+    )
     parts = [bar(*b) for b in BARS] + [arrow(*a) for a in ARROWS] + [step(*s) for s in STEPS]
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" role="img">{title}<style>{STYLE}</style>{head}'
-            + lanes + line + "".join(parts) + "</svg>\n")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
+        f' role="img">{title}<style>{STYLE}</style>{head}'
+        + lanes
+        + line
+        + "".join(parts)
+        + "</svg>\n"
+    )
 
 
 # -- the three acts, played by the code that does them --
 
 
 def acts():
-    """Name -> SVG: the same batch up to the end of act one, up to the end of act two, and a death in between that act three mends."""
+    """Name -> SVG: the same batch up to the end of act one, up to the end of act two, and a death
+    in between that act three mends.
+    """
     drawn = {}
     for name, dies in (("commit", False), ("restore", True)):
         history, store = History(), MemoryParticipant("store")
-        driver = Driver(query_id=QUERY, log=MemoryLog(), participants={"store": store}, history=history)
+        driver = Driver(
+            query_id=QUERY, log=MemoryLog(), participants={"store": store}, history=history
+        )
         history.append("invoke", "press", text="act one: pre-commit")
         made = plan(driver, 0)
         messages = [precommit([store], made, [["row"]], history) for _ in range(2)]
@@ -99,7 +166,13 @@ def acts():
         history.append("invoke", "press", text="act two: commit")
         if dies:
             decide(driver, made, messages)
-            history.append("info", "crash", batch_id=0, pid=history.events[-1].process, text="after the decision")
+            history.append(
+                "info",
+                "crash",
+                batch_id=0,
+                pid=history.events[-1].process,
+                text="after the decision",
+            )
             history.append("invoke", "press", text="act three: restore")
             made = plan(driver, 0)
             messages = [precommit([store], made, [["row"]], history) for _ in range(2)]
@@ -111,23 +184,49 @@ def acts():
 
 # -- the record format: a batch of one record, field by field --
 
-HEAD = ["first offset", "bytes that follow", "leader epoch", "format", "checksum", "attributes", "last offset, relative", "first timestamp", "last timestamp", "producer id",
-        "producer epoch", "first sequence number", "records"]
-RECORD = [("bytes that follow", 12), ("attributes", 0), ("timestamp, relative", 0), ("offset, relative", 0), ("key: its length, and k", 1), ("value: its length, and hello", 5), ("headers", 0)]
+HEAD = [
+    "first offset",
+    "bytes that follow",
+    "leader epoch",
+    "format",
+    "checksum",
+    "attributes",
+    "last offset, relative",
+    "first timestamp",
+    "last timestamp",
+    "producer id",
+    "producer epoch",
+    "first sequence number",
+    "records",
+]
+RECORD = [
+    ("bytes that follow", 12),
+    ("attributes", 0),
+    ("timestamp, relative", 0),
+    ("offset, relative", 0),
+    ("key: its length, and k", 1),
+    ("value: its length, and hello", 5),
+    ("headers", 0),
+]
 CELL, ROW, ACROSS = 40, 50, 21
 
 
 def fields():
-    """Every field of the batch: its name, its bytes, and whether it belongs to the record. The bytes are those of the columnar engine."""
+    """Every field of the batch: its name, its bytes, and whether it belongs to the record. The
+    bytes are those of the columnar engine.
+    """
     rows = rows_of(pa.record_batch({"key": ["k"], "value": ["hello"]}), now_ms=1_700_000_000_000)
     content = records(rows, np.arange(1))
     section = Section("events", 0, 1, rows.timestamps_ms, rows.timestamps_ms, content.buffers()[2])
     batch, at = record_batch(section, PreparedTxnState(4000, 7), 0), 0
     sizes = [struct.calcsize(">" + kind) for kind in BATCH_HEAD.format[1:]]
     # a varint, and what it announces: of the key and the value, their bytes
-    sizes += [len(varints(number).as_py()) + (number if "its length" in name else 0) for name, number in RECORD]
+    sizes += [
+        len(varints(number).as_py()) + (number if "its length" in name else 0)
+        for name, number in RECORD
+    ]
     for n, (name, size) in enumerate(zip(HEAD + [name for name, _ in RECORD], sizes, strict=True)):
-        yield name, batch[at:at + size], n >= len(HEAD)
+        yield name, batch[at : at + size], n >= len(HEAD)
         at += size
     assert at == len(batch), "a field is missing"
 
@@ -137,23 +236,42 @@ def record_format():
     drawn, column, row = [], 0, 0
     for name, content, of_record in fields():
         lines = wrapped(name, len(content))
-        if column + max(len(content), 2) > ACROSS or (of_record and name == RECORD[0][0]): column, row = 0, row + 1
+        if column + max(len(content), 2) > ACROSS or (of_record and name == RECORD[0][0]):
+            column, row = 0, row + 1
         left, low = 8 + column * CELL, 40 + row * (ROW + 40)
         kind = "done" if of_record else "pre"
-        drawn.append(f'<rect x="{left}" y="{low}" width="{len(content) * CELL - 3}" height="26" rx="4" class="{kind}"/>')
-        drawn += [f'<text x="{left + n * CELL + 18}" y="{low + 18}" class="in">{byte:02x}</text>' for n, byte in enumerate(content)]
-        drawn += [f'<text x="{left}" y="{low - 6 - 14 * n}" class="name">{escape(line)}</text>' for n, line in enumerate(reversed(lines))]
+        drawn.append(
+            f'<rect x="{left}" y="{low}" width="{len(content) * CELL - 3}" height="26" rx="4"'
+            f' class="{kind}"/>'
+        )
+        drawn += [
+            f'<text x="{left + n * CELL + 18}" y="{low + 18}" class="in">{byte:02x}</text>'
+            for n, byte in enumerate(content)
+        ]
+        drawn += [
+            f'<text x="{left}" y="{low - 6 - 14 * n}" class="name">{escape(line)}</text>'
+            for n, line in enumerate(reversed(lines))
+        ]
         column += max(len(content), 2)
-    size = f'viewBox="0 0 {16 + ACROSS * CELL} {74 + row * (ROW + 40)}" width="{16 + ACROSS * CELL}"'
-    title = "<title>The bytes of a record batch: a head of 61 bytes, then the records; here one, with the key k and the value hello</title>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{title}<style>{STYLE}.name{{font-size:11px}}</style>{"".join(drawn)}</svg>\n'
+    size = (
+        f'viewBox="0 0 {16 + ACROSS * CELL} {74 + row * (ROW + 40)}" width="{16 + ACROSS * CELL}"'
+    )
+    title = (
+        "<title>The bytes of a record batch: a head of 61 bytes, then the records; here one, with"
+        " the key k and the value hello</title>"
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}'
+        f' role="img">{title}<style>{STYLE}.name{{font-size:11px}}</style>{"".join(drawn)}</svg>\n'
+    )
 
 
 def wrapped(name, count):
     """The words of a name, in lines that fit over so many bytes."""
     lines, room = [""], max(count, 2) * CELL // 6
     for word in name.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > room: lines.append("")
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+            lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return lines
 
@@ -174,6 +292,8 @@ def crash():
 
 
 if __name__ == "__main__":
-    for name, svg in ({"one-batch": one_batch(), "record-format": record_format()} | acts() | crash()).items():
+    for name, svg in (
+        {"one-batch": one_batch(), "record-format": record_format()} | acts() | crash()
+    ).items():
         (ROOT / "images" / f"{name}.svg").write_text(svg, encoding="utf-8")
         print(f"images/{name}.svg, {len(svg)} characters")

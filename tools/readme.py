@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Render README.md from nbs/index.ipynb as it stands (nothing is executed). With --check: write nothing, exit 1 if README.md differs."""
+"""Render README.md from nbs/index.ipynb as it stands (nothing is executed). With --check: write
+nothing, exit 1 if README.md differs.
+"""
+
 import re
 import sys
 from pathlib import Path
@@ -23,7 +26,9 @@ def is_solution(cell):
 
 
 def plain(cell):
-    """The cell as a reader wants it: no `#|` lines, no HTML tables (their style sheet would be printed as text), no terminal colours."""
+    """The cell as a reader wants it: no `#|` lines, no HTML tables (their style sheet would be
+    printed as text), no terminal colours.
+    """
     cell.source = re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M)
     for output in cell.get("outputs", []):
         output.get("data", {}).pop("text/html", None)
@@ -38,12 +43,22 @@ def render(notebook: Path) -> tuple[str, dict[str, bytes]]:
     nb.cells = [plain(cell) for cell in nb.cells if visible(cell)]
     nb.metadata["language_info"] = {"name": "python"}
     config = Config()
-    config.NbConvertBase.display_data_priority = ["text/markdown", "image/svg+xml", "image/png", "text/plain"]
-    body, resources = MarkdownExporter(config=config).from_notebook_node(nb, {"output_files_dir": PICTURES, "unique_key": "index"})
+    config.NbConvertBase.display_data_priority = [
+        "text/markdown",
+        "image/svg+xml",
+        "image/png",
+        "text/plain",
+    ]
+    body, resources = MarkdownExporter(config=config).from_notebook_node(
+        nb, {"output_files_dir": PICTURES, "unique_key": "index"}
+    )
     body = body.replace("](../", "](")  # links are seen from the root now, no longer from nbs/
     body = re.sub(r"\]\((?!https?:|#|/)([\w/]+\.ipynb)", r"](nbs/\1", body)
     body = re.sub(r"\n{3,}", "\n\n", body).strip()
-    return HEADER + body + "\n", {name: data if isinstance(data, bytes) else data.encode() for name, data in resources["outputs"].items()}
+    return HEADER + body + "\n", {
+        name: data if isinstance(data, bytes) else data.encode()
+        for name, data in resources["outputs"].items()
+    }
 
 
 def stale(text: str, pictures: dict[str, bytes]) -> list[str]:
@@ -51,7 +66,9 @@ def stale(text: str, pictures: dict[str, bytes]) -> list[str]:
     there = {f"{PICTURES}/{p.name}": p.read_bytes() for p in (ROOT / PICTURES).glob("*")}
     readme = ROOT / "README.md"
     wrong = [] if readme.exists() and readme.read_text(encoding="utf-8") == text else ["README.md"]
-    return wrong + sorted(name for name in there.keys() | pictures.keys() if there.get(name) != pictures.get(name))
+    return wrong + sorted(
+        name for name in there.keys() | pictures.keys() if there.get(name) != pictures.get(name)
+    )
 
 
 def write(text: str, pictures: dict[str, bytes]) -> None:

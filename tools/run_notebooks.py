@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Execute notebooks in place, each in a fresh kernel, and keep what they show. Arguments: names below nbs/ without .ipynb; none means all of them."""
+"""Execute notebooks in place, each in a fresh kernel, and keep what they show. Arguments: names
+below nbs/ without .ipynb; none means all of them.
+"""
+
 import subprocess
 import sys
 import tempfile
@@ -14,10 +17,36 @@ CELL_SECONDS = 300
 
 
 def execute(notebook: Path, output: Path, cell_seconds: int, parameters: str = "") -> str:
-    """Papermill in a process of its own, with its folder as working directory; `parameters` in YAML. Empty if all went well, otherwise the end of what it said."""
-    command = [sys.executable, "-m", "papermill", "--cwd", str(notebook.parent), "-k", "python3", "--no-progress-bar", "--log-output"]
-    command += ["--execution-timeout", str(cell_seconds), "--parameters_yaml", parameters or "{}", str(notebook), str(output)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    """Papermill in a process of its own, with its folder as working directory; `parameters` in
+    YAML. Empty if all went well, otherwise the end of what it said.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "--cwd",
+        str(notebook.parent),
+        "-k",
+        "python3",
+        "--no-progress-bar",
+        "--log-output",
+    ]
+    command += [
+        "--execution-timeout",
+        str(cell_seconds),
+        "--parameters_yaml",
+        parameters or "{}",
+        str(notebook),
+        str(output),
+    ]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
     return "\n".join(done.stdout.splitlines()[-60:]) if done.returncode else ""
 
 
@@ -28,11 +57,17 @@ def keep_outputs(notebook: Path, executed: Path) -> None:
         if cell.cell_type == "code":
             cell.outputs = new.outputs
     nbformat.write(ours, notebook)
-    subprocess.run([str(Path(sys.executable).parent / "nbdev_clean"), "--fname", str(notebook)], cwd=ROOT, check=True)
+    subprocess.run(
+        [str(Path(sys.executable).parent / "nbdev_clean"), "--fname", str(notebook)],
+        cwd=ROOT,
+        check=True,
+    )
 
 
 def main(names: list[str]) -> int:
-    notebooks = [NBS / f"{name}.ipynb" for name in names] or sorted(path for path in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+    notebooks = [NBS / f"{name}.ipynb" for name in names] or sorted(
+        path for path in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts
+    )
     for notebook in notebooks:
         started = time.monotonic()
         print(f"{notebook.relative_to(NBS)} ...", flush=True)

@@ -6,26 +6,39 @@
 __all__ = ['normal_place', 'masked', 'absolute_place', 'unreadable_url', 'check_postgres_url', 'check_place']
 
 # %% ../../nbs/backends/01_places.ipynb #c002
-import os, posixpath, re
+import os
+import posixpath
+import re
 from urllib.parse import quote, unquote
 
 # %% ../../nbs/backends/01_places.ipynb #c003
 from ..protocol.errors import BadOption
 
 # %% ../../nbs/backends/01_places.ipynb #c006
-_SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs", "postgres": "postgresql"}
+_SAME = {
+    "s3a": "s3",
+    "s3n": "s3",
+    "gcs": "gs",
+    "az": "abfs",
+    "abfss": "abfs",
+    "wasb": "abfs",
+    "wasbs": "abfs",
+    "postgres": "postgresql",
+}
 _TREES = ("hdfs", "dbfs")  # file systems, where `//` and `..` mean what they mean on a disk
 
 
 def _split(place: str) -> tuple[str, str]:
-    "The scheme as it is written, and what follows its colon. A path has no scheme."
+    """The scheme as it is written, and what follows its colon. A path has no scheme."""
     found = re.match("([A-Za-z][A-Za-z0-9+.-]*):", place)
-    return (found[1], place[found.end():]) if found else ("", place)
+    return (found[1], place[found.end() :]) if found else ("", place)
 
 
 def normal_place(place: str) -> str:
-    """One name for one place: `file:///x` for `/x/`, `s3://b/x` for `s3a://b/x/`. From the text alone: no storage is asked. It contains
-    no user and no password. Raises `BadOption` for a PostgreSQL URL that cannot be read, or that does not name host and database."""
+    """One name for one place: `file:///x` for `/x/`, `s3://b/x` for `s3a://b/x/`. From the text
+    alone: no storage is asked. It contains no user and no password. Raises `BadOption` for a
+    PostgreSQL URL that cannot be read, or that does not name host and database.
+    """
     scheme, rest = _split(place)
     scheme = _SAME.get(scheme.lower(), scheme.lower())
     if scheme == "kafka":
@@ -37,55 +50,82 @@ def normal_place(place: str) -> str:
     authority, path = _authority(scheme, rest)
     if scheme in _TREES:
         return f"{scheme}://{authority}{posixpath.normpath('/' + path.lstrip('/'))}"
-    return f"{scheme}://" + f"{authority}/{path}".rstrip("/") if authority else f"{scheme}://{path.strip('/')}"
+    return (
+        f"{scheme}://" + f"{authority}/{path}".rstrip("/")
+        if authority
+        else f"{scheme}://{path.strip('/')}"
+    )
 
 
 def _authority(scheme: str, rest: str) -> tuple[str, str]:
-    "The bucket or host of a URL, without a user; and the path below it."
+    """The bucket or host of a URL, without a user; and the path below it."""
     if not rest.startswith("//"):
         return "", rest.strip("/")
     authority, _, path = rest[2:].partition("/")
-    if scheme == "s3" and ":" in authority and not authority.startswith("arn:"):  # ID:SECRET@bucket; the secret may contain a slash
-        ends = [m.end() for m in re.finditer("@", rest) if re.match("[a-z0-9][a-z0-9.-]+(/|$)", rest[m.end():])]
-        authority, _, path = rest[ends[0] if ends else rest.rfind("@") + 1:].partition("/")
+    # ID:SECRET@bucket; the secret may contain a slash
+    if scheme == "s3" and ":" in authority and not authority.startswith("arn:"):
+        ends = [
+            m.end()
+            for m in re.finditer("@", rest)
+            if re.match("[a-z0-9][a-z0-9.-]+(/|$)", rest[m.end() :])
+        ]
+        authority, _, path = rest[ends[0] if ends else rest.rfind("@") + 1 :].partition("/")
     user, at, host = authority.rpartition("@")
     if scheme == "abfs" and at:  # here it is the container
         return f"{user}@{host.lower().replace('.blob.', '.dfs.', 1)}", path.strip("/")
     return host.lower() if scheme == "hdfs" else host, path.rstrip("/")
 
 
-
 def masked(place: str) -> str:
-    "A place without the password, and without the signature of Azure, in its URL."
+    """A place without the password, and without the signature of Azure, in its URL."""
     return re.sub(r"([?&]sig=)[^&\s]*", r"\1***", re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", place))
 
 
 def absolute_place(place: str) -> str:
-    "A relative path counts from the working directory, as it does for Spark and in a shell; anything else is as it is."
+    """A relative path counts from the working directory, as it does for Spark and in a shell;
+    anything else is as it is.
+    """
     return place if ":" in place else os.path.abspath(place)
 
 # %% ../../nbs/backends/01_places.ipynb #c008
-_DATABASE = "Write postgresql://USER@HOST:PORT/DATABASE (a socket: ?host=/FOLDER at the end); percent-encode @ : / ? in user and password."
+_DATABASE = (
+    "Write postgresql://USER@HOST:PORT/DATABASE (a socket: ?host=/FOLDER at the end);"
+    " percent-encode @ : / ? in user and password."
+)
 
 
 _HOST = r"(?:\[[^]@/]*\]|[^][:@/?,]*)(?::\d*)?"
-_POSTGRES_URL = re.compile(rf"postgres(?:ql)?://(?:[^@/]*@)?{_HOST}(?:,{_HOST})*(?:/[^@?]*)?(?:\?.*)?", re.S)
+_POSTGRES_URL = re.compile(
+    rf"postgres(?:ql)?://(?:[^@/]*@)?{_HOST}(?:,{_HOST})*(?:/[^@?]*)?(?:\?.*)?", re.S
+)
 
 
 def unreadable_url(what: str, scheme: str) -> BadOption:
-    "The error for a database URL that cannot be read. It never shows the URL, because there may be a password in it."
-    return BadOption(f"{what}: its URL cannot be read", why="It is not shown here, because it may hold a password.",
-                     action=f"Write {scheme}://user:password@host:port/database, with percent-encoded special characters (@ is %40, / is %2F).")
+    """The error for a database URL that cannot be read. It never shows the URL, because there may
+    be a password in it.
+    """
+    return BadOption(
+        f"{what}: its URL cannot be read",
+        why="It is not shown here, because it may hold a password.",
+        action=(
+            f"Write {scheme}://user:password@host:port/database, with percent-encoded special"
+            " characters (@ is %40, / is %2F)."
+        ),
+    )
 
 
 def check_postgres_url(what: str, url: str):
-    "Raises `BadOption` where libpq would take a part of the password for a host, a port or a database, and show it in its own errors."
+    """Raises `BadOption` where libpq would take a part of the password for a host, a port or a
+    database, and show it in its own errors.
+    """
     is_url = "://" in url.partition("?")[0]  # else `key=value` pairs
-    if "\0" in url or (is_url and not _POSTGRES_URL.fullmatch(url)): raise unreadable_url(what, "postgresql")
+    if "\0" in url or (is_url and not _POSTGRES_URL.fullmatch(url)):
+        raise unreadable_url(what, "postgresql")
 
 
 def _normal_database(rest: str) -> str:
-    parts = re.fullmatch(r"//(?:[^/]*@)?([^/?@]*)(?:/([^?/@=]*))?(?:\?(.*))?", rest, re.S)  # hosts, database, options
+    # hosts, database, options
+    parts = re.fullmatch(r"//(?:[^/]*@)?([^/?@]*)(?:/([^?/@=]*))?(?:\?(.*))?", rest, re.S)
     if not parts:
         raise unreadable_url("postgresql:...", "postgresql")
     pairs = (option.partition("=") for option in (parts[3] or "").split("&"))
@@ -93,23 +133,34 @@ def _normal_database(rest: str) -> str:
     hosts, database = _hosts(parts[1], options), options.get("dbname") or unquote(parts[2] or "")
     if not database:
         raise _not_named("database")
-    paths = re.findall(r"(?i)search[_-]path=((?:\\.|\S)+)", options.get("options", ""))  # the last one wins
-    return f"postgresql://{hosts}/{quote(database, safe='')}" + (f"?options=-csearch_path={quote(paths[-1])}" if paths else "")
+    # the last one wins
+    paths = re.findall(r"(?i)search[_-]path=((?:\\.|\S)+)", options.get("options", ""))
+    return f"postgresql://{hosts}/{quote(database, safe='')}" + (
+        f"?options=-csearch_path={quote(paths[-1])}" if paths else ""
+    )
 
 
 def _hosts(authority: str, options: dict[str, str]) -> str:
-    "All hosts with their ports, in alphabetical order. As for the client, options win."
-    found = [re.fullmatch(r"(\[[^][]*\]|[^][:]*)(?::([0-9]*))?", host) for host in authority.split(",")]
+    """All hosts with their ports, in alphabetical order. As for the client, options win."""
+    found = [
+        re.fullmatch(r"(\[[^][]*\]|[^][:]*)(?::([0-9]*))?", host) for host in authority.split(",")
+    ]
     if not all(found):
         raise unreadable_url("postgresql:...", "postgresql")
-    names = (options.get("host") or options.get("hostaddr") or ",".join(unquote(host[1]) for host in found)).split(",")
+    names = (
+        options.get("host")
+        or options.get("hostaddr")
+        or ",".join(unquote(host[1]) for host in found)
+    ).split(",")
     ports = (options.get("port") or ",".join(host[2] or "" for host in found)).split(",")
     ports = ports * len(names) if len(ports) == 1 else ports
     if len(ports) != len(names) or not all(re.fullmatch("[0-9]*", port) for port in ports):
         raise unreadable_url("postgresql:...", "postgresql")
     if not all(names):
         raise _not_named("host")
-    return ",".join(sorted(f"{_host(name)}:{port or 5432}" for name, port in zip(names, ports, strict=True)))
+    return ",".join(
+        sorted(f"{_host(name)}:{port or 5432}" for name, port in zip(names, ports, strict=True))
+    )
 
 
 def _host(name: str) -> str:
@@ -119,21 +170,46 @@ def _host(name: str) -> str:
 
 
 def _not_named(what: str) -> BadOption:
-    return BadOption(f"postgresql:...: it names no {what}", action=_DATABASE,
-                     why="The client would take it from its environment, which is another one on another machine.")
+    return BadOption(
+        f"postgresql:...: it names no {what}",
+        action=_DATABASE,
+        why=(
+            "The client would take it from its environment, which is another one on another"
+            " machine."
+        ),
+    )
 
 # %% ../../nbs/backends/01_places.ipynb #c012
-_DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs"}  # their packages
-_INSTEAD = {"s3n": "s3a://BUCKET/...", "wasb": "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/...",
-            "wasbs": "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/..."}
-_KINDS = "Write a folder (/x), an fsspec URL (s3://bucket/x), kafka:TOPIC or postgresql://USER@HOST/DATABASE."
-_VOLUME = "Name a Volume, /Volumes/CATALOG/SCHEMA/VOLUME/..., which Spark and Python see under one path."
+# their packages
+_DRIVERS = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+}
+_INSTEAD = {
+    "s3n": "s3a://BUCKET/...",
+    "wasb": "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/...",
+    "wasbs": "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/...",
+}
+_KINDS = (
+    "Write a folder (/x), an fsspec URL (s3://bucket/x), kafka:TOPIC or"
+    " postgresql://USER@HOST/DATABASE."
+)
+_VOLUME = (
+    "Name a Volume, /Volumes/CATALOG/SCHEMA/VOLUME/..., which Spark and Python see under one path."
+)
 _NO_DBFS = "Set decisionLog to kafka:TOPIC or postgresql://USER@HOST/DATABASE."
 
 
 def check_place(option: str, place: str, *, folder: bool = False):
-    """Raises `BadOption` if a checkpoint or a decision log cannot be there. `option`: how the error names it. `folder`: only a folder or an
-    fsspec URL will do. Creates nothing and asks no storage; the error shows no password."""
+    """Raises `BadOption` if a checkpoint or a decision log cannot be there. `option`: how the error
+    names it. `folder`: only a folder or an fsspec URL will do. Creates nothing and asks no storage;
+    the error shows no password.
+    """
     try:
         _check(place, folder)
     except BadOption as e:
@@ -148,8 +224,11 @@ def _check(place: str, folder: bool):
         what = "a Windows path" if len(scheme) == 1 else "a scheme has small letters"
         raise BadOption(f"{_shown(place)}: {what}", why="No driver knows it.", action=_KINDS)
     if folder and scheme in ("kafka", "postgresql", "postgres"):
-        raise BadOption(f"{_shown(place)}: this is no folder", why="Files are needed here.",
-                        action="Write a folder (/x) or an fsspec URL (s3://bucket/x).")
+        raise BadOption(
+            f"{_shown(place)}: this is no folder",
+            why="Files are needed here.",
+            action="Write a folder (/x) or an fsspec URL (s3://bucket/x).",
+        )
     if scheme in ("", "file"):
         _check_path(place, rest)
     elif scheme == "kafka":
@@ -161,17 +240,29 @@ def _check(place: str, folder: bool):
 def _check_path(place: str, path: str):
     host = re.match("//([^/]+)", path)
     if host and place.startswith("file:"):
-        raise BadOption(f"{_shown(place)}: it names the host {host[1]}", why="After file:// comes a host, and then a path.",
-                        action=f"Write file:///{path[2:]}")
+        raise BadOption(
+            f"{_shown(place)}: it names the host {host[1]}",
+            why="After file:// comes a host, and then a path.",
+            action=f"Write file:///{path[2:]}",
+        )
     if not path.startswith("/"):
-        raise BadOption(f"{_shown(place)}: a relative path", action=f"Write all of it, from the / on. {_KINDS}",
-                        why="On another machine or in another working directory it is another folder, and no decision is found there.")
+        raise BadOption(
+            f"{_shown(place)}: a relative path",
+            action=f"Write all of it, from the / on. {_KINDS}",
+            why=(
+                "On another machine or in another working directory it is another folder, and no"
+                " decision is found there."
+            ),
+        )
 
 
 def _check_topic(place: str, topic: str):
     if not re.fullmatch("[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
-        raise BadOption(f"{_shown(place)}: kafka:TOPIC with the name of one topic is needed", why="No topic can have this name.",
-                        action=_KINDS)
+        raise BadOption(
+            f"{_shown(place)}: kafka:TOPIC with the name of one topic is needed",
+            why="No topic can have this name.",
+            action=_KINDS,
+        )
 
 
 def _check_url(scheme: str, place: str, rest: str, folder: bool):
@@ -180,33 +271,53 @@ def _check_url(scheme: str, place: str, rest: str, folder: bool):
         normal_place(place)  # raises if it cannot be read
         return
     if scheme == "dbfs":
-        raise BadOption(f"{_shown(place)}: Python cannot write decisions to dbfs:", why="Its driver overwrites an object that exists.",
-                        action=_VOLUME if folder else _NO_DBFS)
+        raise BadOption(
+            f"{_shown(place)}: Python cannot write decisions to dbfs:",
+            why="Its driver overwrites an object that exists.",
+            action=_VOLUME if folder else _NO_DBFS,
+        )
     if scheme in _INSTEAD:
-        raise BadOption(f"{_shown(place)}: Python does not know {scheme}://", why="fsspec has no such driver.",
-                        action=f"Write {_INSTEAD[scheme]}, which is the same place.")
+        raise BadOption(
+            f"{_shown(place)}: Python does not know {scheme}://",
+            why="fsspec has no such driver.",
+            action=f"Write {_INSTEAD[scheme]}, which is the same place.",
+        )
     import fsspec  # only for those who use it
+
     missing = None
     try:
         fsspec.get_filesystem_class(scheme)
     except (ImportError, ValueError) as e:
         missing = e
     if isinstance(missing, ValueError) and scheme not in _DRIVERS:
-        raise BadOption(f"{_shown(place)}: {scheme}:// is no kind of place", why="fsspec has no such driver.", action=_KINDS)
+        raise BadOption(
+            f"{_shown(place)}: {scheme}:// is no kind of place",
+            why="fsspec has no such driver.",
+            action=_KINDS,
+        )
     _check_slashes(scheme, place, rest)
     if missing:
         package = _DRIVERS.get(scheme)
-        raise BadOption(f"{_shown(place)}: the driver of {scheme}:// is not installed", why=f"fsspec says: {missing}",
-                        action=f"pip install {package}" if package else "Install what it names, and start again.")
+        raise BadOption(
+            f"{_shown(place)}: the driver of {scheme}:// is not installed",
+            why=f"fsspec says: {missing}",
+            action=(
+                f"pip install {package}" if package else "Install what it names, and start again."
+            ),
+        )
 
 
 def _check_slashes(scheme: str, place: str, rest: str):
     if not rest.startswith("//"):
-        raise BadOption(f"{_shown(place)}: {scheme}: needs ://", why="Python would take it for a relative path.", action=f"Write {scheme}://...")
+        raise BadOption(
+            f"{_shown(place)}: {scheme}: needs ://",
+            why="Python would take it for a relative path.",
+            action=f"Write {scheme}://...",
+        )
 
 
 def _shown(place: str) -> str:
-    "The place without its secrets, for people to read."
+    """The place without its secrets, for people to read."""
     scheme = place.partition(":")[0] if ":" in place else ""
     if scheme.lower().startswith(("postgres", "pgsql")):
         return f"{scheme}:..."

@@ -6,20 +6,32 @@
 __all__ = ['Answer', 'http_status', 'meaning', 'Storage', 'check_driver']
 
 # %% ../../nbs/backends/02_storage.ipynb #c003
-import inspect, logging, os, re, sys, uuid
+import inspect
+import logging
+import os
+import re
+import sys
+import uuid
 from enum import Enum
 from typing import Callable, Iterator
 
 # %% ../../nbs/backends/02_storage.ipynb #c004
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
-from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable
 from .places import masked
+from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable
 
 # %% ../../nbs/backends/02_storage.ipynb #c008
 class Answer(Enum):
-    "What an error of a driver means."
+    """What an error of a driver means."""
+
     EXISTS = "the name is taken"
     ABSENT = "there is no such object"
     AGAIN = "no clear answer"
@@ -28,16 +40,21 @@ class Answer(Enum):
 
 
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted")
-_NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")  # of botocore, which need not be installed
+# of botocore, which need not be installed
+_NO_LOGIN = ("NoCredentialsError", "PartialCredentialsError")
 _UNKNOWN_ARGUMENT = ("NotImplementedError", "TypeError", "ValueError", "ParamValidationError")
 
 
 def http_status(error: BaseException) -> tuple[int | None, str]:
-    "The HTTP status and the store's own code that an error or one of its causes carries. (None, ''): there was no answer, or the driver hides it."
+    """The HTTP status and the store's own code that an error or one of its causes carries. (None,
+    ''): there was no answer, or the driver hides it.
+    """
     for e in _causes(error):
         response = getattr(e, "response", None)
         if isinstance(response, dict):  # botocore
-            return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), str(response.get("Error", {}).get("Code", ""))
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), str(
+                response.get("Error", {}).get("Code", "")
+            )
         if isinstance(status := getattr(e, "status_code", None), int):  # azure
             return status, str(getattr(e, "error_code", None) or "")
         if isinstance(status := getattr(e, "code", None), int):  # gcsfs
@@ -52,7 +69,9 @@ def _causes(e: BaseException | None) -> Iterator[BaseException]:
 
 
 def _alone(call: Callable):
-    "Make this call. If the caller is handling an error of its own, that one is no cause of what the driver raises."
+    """Make this call. If the caller is handling an error of its own, that one is no cause of what
+    the driver raises.
+    """
     outer = sys.exc_info()[1]
     try:
         return call()
@@ -64,7 +83,7 @@ def _alone(call: Callable):
 
 
 def meaning(e: Exception) -> Answer:
-    "What a driver says with this error."
+    """What a driver says with this error."""
     status, code = http_status(e)
     if code in _NO_BUCKET:
         return Answer.REFUSED
@@ -84,46 +103,88 @@ def meaning(e: Exception) -> Answer:
 
 
 def _of_another_server(e: Exception) -> bool:
-    "Is this 404 without the store's own code? So a proxy answers while the store behind it is away. (S3 answers a HEAD without a code, too.)"
-    asked = next((cause.operation_name for cause in _causes(e) if hasattr(cause, "operation_name")), "")
+    """Is this 404 without the store's own code? So a proxy answers while the store behind it is
+    away. (S3 answers a HEAD without a code, too.)
+    """
+    asked = next(
+        (cause.operation_name for cause in _causes(e) if hasattr(cause, "operation_name")), ""
+    )
     return http_status(e)[1] in ("", "404") and not asked.startswith("Head")
 
 
 def _says_no(e: Exception) -> bool:
-    "A refusal without a status: a file system's, one for want of credentials, gcsfs' 403 or 400, a name that no bucket can have."
+    """A refusal without a status: a file system's, one for want of credentials, gcsfs' 403 or 400,
+    a name that no bucket can have.
+    """
     kinds, text = (PermissionError, IsADirectoryError, NotADirectoryError), str(e)
-    of_gcs = (type(e) is OSError and text.startswith("Forbidden")) or (type(e) is ValueError and text.startswith("Bad Request"))
-    return isinstance(e, kinds) or type(e).__name__ in _NO_LOGIN or of_gcs or "Invalid bucket name" in text
+    of_gcs = (type(e) is OSError and text.startswith("Forbidden")) or (
+        type(e) is ValueError and text.startswith("Bad Request")
+    )
+    return (
+        isinstance(e, kinds)
+        or type(e).__name__ in _NO_LOGIN
+        or of_gcs
+        or "Invalid bucket name" in text
+    )
 
 # %% ../../nbs/backends/02_storage.ipynb #c012
 _LOG = logging.getLogger(__name__)
-_INSTEAD = "Set decisionLog to kafka:TOPIC or postgresql://USER@HOST/DATABASE; the checkpoint can stay where it is."
-_LIMITS = dict.fromkeys(("gs", "gcs"), {"requests_timeout": 60})  # seconds for one request; without it, gcsfs waits for ever
+_INSTEAD = (
+    "Set decisionLog to kafka:TOPIC or postgresql://USER@HOST/DATABASE; the checkpoint can stay"
+    " where it is."
+)
+# seconds for one request; without it, gcsfs waits for ever
+_LIMITS = dict.fromkeys(("gs", "gcs"), {"requests_timeout": 60})
 _CHECKED: set = set()  # (process, driver, bucket) where the first of two creates won
 
 
 class Storage:
-    """A folder in a file system that fsspec has a driver for. `what`: how errors name it. `instead`: what they advise if decisions cannot be there.
-    Each request is asked again, at most five times within a minute, while its answer is unclear; the driver's own retries come before.
-    All methods raise `StoreUnreachable` if the store refuses, or gives no clear answer in time. Raises `BadOption` if the driver cannot be opened."""
+    """A folder in a file system that fsspec has a driver for. `what`: how errors name it.
+    `instead`: what they advise if decisions cannot be there. Each request is asked again, at most
+    five times within a minute, while its answer is unclear; the driver's own retries come before.
+    All methods raise `StoreUnreachable` if the store refuses, or gives no clear answer in time.
+    Raises `BadOption` if the driver cannot be opened.
+    """
+
     def __init__(self, url: str, what: str = "storage", instead: str = _INSTEAD):
         from fsspec.core import url_to_fs  # only for those who use it
+
         self.url, self.what, self.instead = url, f"{what} {masked(url)}", instead
         try:
-            self.fs, self.root = url_to_fs(url, use_listings_cache=False, **_LIMITS.get(url.partition(":")[0], {}))
+            self.fs, self.root = url_to_fs(
+                url, use_listings_cache=False, **_LIMITS.get(url.partition(":")[0], {})
+            )
         except (ImportError, OSError, ValueError) as e:
-            raise BadOption(f"{self.what}: its driver cannot be opened", why=masked(f"{type(e).__name__}: {e}"),
-                            action="Install what it names, or give it the credentials that it asks for.") from None
+            raise BadOption(
+                f"{self.what}: its driver cannot be opened",
+                why=masked(f"{type(e).__name__}: {e}"),
+                action="Install what it names, or give it the credentials that it asks for.",
+            ) from None
         if re.match("(?!arn:)[^/@]*:.*@", self.root):
-            raise BadOption(f"{self.what}: there are credentials in the URL", why="The driver takes them for a part of the bucket's name.",
-                            action="Leave them out; give them to the driver in its own files, or in the environment (AWS_ACCESS_KEY_ID, ...).")
-        s3 = "s3" in (self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,))
-        asks = s3 and "max_concurrency" in inspect.signature(getattr(self.fs, "_cat_file", self.fs.cat_file)).parameters
-        self._at_once = {"max_concurrency": 1} if asks else {}  # or s3fs asks for the size first; one before 2025 never does
+            raise BadOption(
+                f"{self.what}: there are credentials in the URL",
+                why="The driver takes them for a part of the bucket's name.",
+                action=(
+                    "Leave them out; give them to the driver in its own files, or in the"
+                    " environment (AWS_ACCESS_KEY_ID, ...)."
+                ),
+            )
+        s3 = "s3" in (
+            self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,)
+        )
+        asks = (
+            s3
+            and "max_concurrency"
+            in inspect.signature(getattr(self.fs, "_cat_file", self.fs.cat_file)).parameters
+        )
+        # or s3fs asks for the size first; one before 2025 never does
+        self._at_once = {"max_concurrency": 1} if asks else {}
 
     def create(self, path: str, content: bytes) -> bool | None:
-        """Write an object unless its name is taken. True: it is written. False: the name is taken, perhaps by an earlier try of this call: read it.
-        None: no clear answer. Raises `BadOption` where there is no exclusive create."""
+        """Write an object unless its name is taken. True: it is written. False: the name is taken,
+        perhaps by an earlier try of this call: read it. None: no clear answer. Raises `BadOption`
+        where there is no exclusive create.
+        """
         unclear = []
 
         def once() -> bool:
@@ -137,52 +198,64 @@ class Storage:
                     unclear.append(e)
                 raise
             return True
+
         try:
             return _patiently(once)
         except Exception as e:  # a driver may raise what it likes
             if not unclear:
                 raise self._error(e, path, creates=True) from e
-            _LOG.warning("%s: it is not known whether %s was written: %s: %s", self.what, path, type(e).__name__, masked(str(e)))
+            _LOG.warning(
+                "%s: it is not known whether %s was written: %s: %s",
+                self.what,
+                path,
+                type(e).__name__,
+                masked(str(e)),
+            )
             return None
 
     def _make_folder(self, path: str):
-        if not self.fs.async_impl:  # a file system. An object store has no folders, and might make a bucket
+        # a file system. An object store has no folders, and might make a bucket
+        if not self.fs.async_impl:
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def write(self, path: str, content: bytes):
-        "Write an object, whatever is there."
+        """Write an object, whatever is there."""
         self._make_folder(path)
         self._ask(path, lambda: self.fs.pipe_file(path, content))
 
     def upload(self, local: str, path: str):
-        "Write the content of a local file, whatever is there."
+        """Write the content of a local file, whatever is there."""
         self._make_folder(path)
         self._ask(path, lambda: self.fs.put_file(local, path))
 
     def read(self, path: str) -> bytes:
-        "The content of an object. Raises `FileNotFoundError`."
+        """The content of an object. Raises `FileNotFoundError`."""
         return self._ask(path, lambda: self.fs.cat_file(path, **self._at_once))
 
     def exists(self, path: str) -> bool:
-        "Is there such an object now?"
+        """Is there such an object now?"""
         self.fs.invalidate_cache()  # a driver may remember more than it was asked to
         return self._ask(path, lambda: self.fs.exists(path))
 
     def names(self, folder: str) -> list[str]:
-        "What is in a folder now. Nothing, if there is no such folder: an object store has none."
+        """What is in a folder now. Nothing, if there is no such folder: an object store has none."""
         self.fs.invalidate_cache()
         try:
             found = self._ask(folder, lambda: self.fs.ls(folder, detail=False))
         except FileNotFoundError:
             return []
-        return [path.rstrip("/").rpartition("/")[2] for path in found if path.strip("/") != folder.strip("/")]
+        return [
+            path.rstrip("/").rpartition("/")[2]
+            for path in found
+            if path.strip("/") != folder.strip("/")
+        ]
 
     def numbers(self, folder: str) -> list[int]:
-        "What is in a folder now under a whole number, as Spark names the entries of its logs."
+        """What is in a folder now under a whole number, as Spark names the entries of its logs."""
         return [int(name) for name in self.names(folder) if name.isdigit()]
 
     def remove(self, path: str):
-        "Remove an object, if it is there."
+        """Remove an object, if it is there."""
         try:
             self._ask(path, lambda: self.fs.rm_file(path))
         except FileNotFoundError:
@@ -196,23 +269,41 @@ class Storage:
                 raise FileNotFoundError(path) from e
             raise self._error(e, path) from e
 
-    def _error(self, e: Exception, path: str, *, creates: bool = False) -> BadOption | StoreUnreachable:
+    def _error(
+        self, e: Exception, path: str, *, creates: bool = False
+    ) -> BadOption | StoreUnreachable:
         found, (status, code) = meaning(e), http_status(e)
         cause = masked(" ".join(f"{status or ''} {code} {type(e).__name__}: {e}".split()))[:300]
         if found is Answer.UNSUPPORTED and creates:
             return self._no_exclusive_create(cause)
         if found is Answer.AGAIN:
-            return StoreUnreachable(f"{self.what}: no clear answer about {path}", why=cause, risk=BrokerUnreachable.risk,
-                                    action="Look at the store and the network; then restart the query.")
-        return StoreUnreachable(f"{self.what}: {path} was refused", why=cause, risk=BrokerUnreachable.risk,
-                                action="Check the name of the bucket, the credentials, and the right to list, read, write and delete there.")
+            return StoreUnreachable(
+                f"{self.what}: no clear answer about {path}",
+                why=cause,
+                risk=BrokerUnreachable.risk,
+                action="Look at the store and the network; then restart the query.",
+            )
+        return StoreUnreachable(
+            f"{self.what}: {path} was refused",
+            why=cause,
+            risk=BrokerUnreachable.risk,
+            action=(
+                "Check the name of the bucket, the credentials, and the right to list, read, write"
+                " and delete there."
+            ),
+        )
 
     def _no_exclusive_create(self, why: str) -> BadOption:
-        return BadOption(f"{self.what}: this store overwrites an object that exists", why=why, action=self.instead)
+        return BadOption(
+            f"{self.what}: this store overwrites an object that exists",
+            why=why,
+            action=self.instead,
+        )
 
     def check_create(self, folder: str):
-        """Raises `BadOption` unless the first of two creates in `folder` wins: once in each process for each bucket. Not every store that speaks
-        S3 does what S3 does."""
+        """Raises `BadOption` unless the first of two creates in `folder` wins: once in each process
+        for each bucket. Not every store that speaks S3 does what S3 does.
+        """
         key = os.getpid(), self.fs, self.root.strip("/").partition("/")[0]
         if key in _CHECKED:
             return
@@ -224,26 +315,47 @@ class Storage:
         finally:
             self.remove(probe)
         if None in created:
-            raise StoreUnreachable(f"{self.what}: no clear answer about {probe}", why="A write to the store gave none.", risk=BrokerUnreachable.risk,
-                                   action="Look at the store and the network; then restart the query.")
+            raise StoreUnreachable(
+                f"{self.what}: no clear answer about {probe}",
+                why="A write to the store gave none.",
+                risk=BrokerUnreachable.risk,
+                action="Look at the store and the network; then restart the query.",
+            )
         if not kept:
-            raise self._no_exclusive_create("Of two creates the second one won. S3 itself keeps the first; an old driver, or another store, may not.")
+            raise self._no_exclusive_create(
+                "Of two creates the second one won. S3 itself keeps the first; an old driver, or"
+                " another store, may not."
+            )
         _CHECKED.add(key)
 
 
 def _patiently(call: Callable):
-    retrying = Retrying(retry=retry_if_exception(lambda e: isinstance(e, Exception) and meaning(e) is Answer.AGAIN), reraise=True,
-                        stop=stop_after_attempt(5) | stop_after_delay(60), wait=wait_random_exponential(multiplier=0.1, max=5))
+    retrying = Retrying(
+        retry=retry_if_exception(lambda e: isinstance(e, Exception) and meaning(e) is Answer.AGAIN),
+        reraise=True,
+        stop=stop_after_attempt(5) | stop_after_delay(60),
+        wait=wait_random_exponential(multiplier=0.1, max=5),
+    )
     return _alone(lambda: retrying(_alone, call))
 
 
 def check_driver(url: str, what: str, instead: str = _INSTEAD):
-    """Raises `BadOption` if the driver of this URL has no exclusive create of its own: fsspec then looks first and writes later, and two may win.
-    HDFS and DBFS are among these. Opens nothing."""
+    """Raises `BadOption` if the driver of this URL has no exclusive create of its own: fsspec then
+    looks first and writes later, and two may win. HDFS and DBFS are among these. Opens nothing.
+    """
     from fsspec import AbstractFileSystem, get_filesystem_class
     from fsspec.asyn import AsyncFileSystem
+
     driver = get_filesystem_class(url.partition(":")[0])
     write = getattr(driver, "_pipe_file" if issubclass(driver, AsyncFileSystem) else "pipe_file")
-    if write in (AbstractFileSystem.pipe_file, AsyncFileSystem._pipe_file):  # noqa: SLF001 (an asynchronous driver has no other)
-        raise BadOption(f"{what} {masked(url)}: this store overwrites an object that exists", action=instead,
-                        why=f"The driver of {url.partition(':')[0]}:// ({driver.__name__}) has no exclusive create.")
+    # An asynchronous driver has no other.
+    theirs = AbstractFileSystem.pipe_file, AsyncFileSystem._pipe_file  # noqa: SLF001
+    if write in theirs:
+        raise BadOption(
+            f"{what} {masked(url)}: this store overwrites an object that exists",
+            action=instead,
+            why=(
+                f"The driver of {url.partition(':')[0]}:// ({driver.__name__}) has no exclusive"
+                " create."
+            ),
+        )

@@ -16,9 +16,9 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable, OperationalError
 
 # %% ../../nbs/decision_logs/02_table.ipynb #c004
+from ..backends.places import check_postgres_url, normal_place, unreadable_url
 from ..protocol.decisions import Decision, NamedLog, Slot, dump_decision, load_decision
 from ..protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
-from ..backends.places import check_postgres_url, normal_place, unreadable_url
 
 # %% ../../nbs/decision_logs/02_table.ipynb #c012
 _TABLE = """create table if not exists {} (log text, batch_id bigint, attempt int, decision text not null, primary key (log, batch_id, attempt))"""
@@ -26,41 +26,68 @@ _SETTINGS = """select set_config('lock_timeout', %s, false), set_config('synchro
                from current_setting('synchronous_commit') as sync"""
 
 
-def _nothing(db: psycopg.Connection, decision: Decision): pass
+def _nothing(db: psycopg.Connection, decision: Decision):
+    pass
 
 
 _WHAT = "decision log in PostgreSQL"
 
 
 def _unreachable(e: psycopg.Error) -> StoreUnreachable:
-    return StoreUnreachable(f"{_WHAT}: {' '.join(str(e).split())}", action="Check decisionLog and the network; then restart.")
-
+    return StoreUnreachable(
+        f"{_WHAT}: {' '.join(str(e).split())}",
+        action="Check decisionLog and the network; then restart.",
+    )
 
 
 def _place_of(url: str) -> str:
-    "The normal form of a URL, or of libpq's key=value pairs."
+    """The normal form of a URL, or of libpq's key=value pairs."""
     check_postgres_url(_WHAT, url)
-    if "://" in url: return normal_place(url)
-    try: pairs = psycopg.conninfo.conninfo_to_dict(url)
-    except psycopg.ProgrammingError: raise unreadable_url(_WHAT, "postgresql") from None
-    if "user" in pairs: pairs.setdefault("dbname", pairs["user"])  # as libpq does
-    named = [f"{name}={quote(str(pairs[name]), safe='')}" for name in ("host", "port", "dbname") if name in pairs]
+    if "://" in url:
+        return normal_place(url)
+    try:
+        pairs = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.ProgrammingError:
+        raise unreadable_url(_WHAT, "postgresql") from None
+    # as libpq does
+    if "user" in pairs:
+        pairs.setdefault("dbname", pairs["user"])
+    named = [
+        f"{name}={quote(str(pairs[name]), safe='')}"
+        for name in ("host", "port", "dbname")
+        if name in pairs
+    ]
     return normal_place("postgresql://?" + "&".join(named))
 
 # %% ../../nbs/decision_logs/02_table.ipynb #c013
 class TableLog(NamedLog):
-    """Write-once slots in a PostgreSQL table, which is made if it is not there. `url`: as for libpq. `name`: whose decisions, the same after every
-    restart and of nobody else; many logs may share a table. `also(db, decision)` is done in the transaction that writes a COMMIT: both, or neither.
+    """Write-once slots in a PostgreSQL table, which is made if it is not there. `url`: as for
+    libpq. `name`: whose decisions, the same after every restart and of nobody else; many logs may
+    share a table. `also(db, decision)` is done in the transaction that writes a COMMIT: both, or
+    neither.
 
-    Raises `BadOption` (a server that forgets, a URL that cannot be read), `StoreUnreachable`; `create` raises
-    `LogUnwritable`, or what `also` raises: then nothing is written."""
-    def __init__(self, url: str, name: str, *, table: str = "kafka2pc_decisions", lock_ms: int = 10_000,
-                 also: Callable[[psycopg.Connection, Decision], None] = _nothing):
+    Raises `BadOption` (a server that forgets, a URL that cannot be read), `StoreUnreachable`;
+    `create` raises `LogUnwritable`, or what `also` raises: then nothing is written.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str,
+        *,
+        table: str = "kafka2pc_decisions",
+        lock_ms: int = 10_000,
+        also: Callable[[psycopg.Connection, Decision], None] = _nothing,
+    ):
         self.url, self.name, self.table, self.lock_ms, self.also = url, name, table, lock_ms, also
         self.place = f"{_place_of(url)}#{table}"
         with self._connect() as db:
             if db.execute("show fsync").fetchone() == ("off",):
-                raise BadOption("decision log in PostgreSQL: fsync = off", why="After a power cut such a server forgets.", action="Set fsync = on.")
+                raise BadOption(
+                    "decision log in PostgreSQL: fsync = off",
+                    why="After a power cut such a server forgets.",
+                    action="Set fsync = on.",
+                )
             self._make(db)
 
     def sibling(self, name: str) -> "TableLog":
@@ -68,75 +95,125 @@ class TableLog(NamedLog):
         twin.name = name
         return twin
 
-    def siblings(self) -> list[str]: return [name for name, in self._ask_all("select distinct log from {} order by log")]
+    def siblings(self) -> list[str]:
+        return [name for (name,) in self._ask_all("select distinct log from {} order by log")]
 
     def _make(self, db: psycopg.Connection):
         try:
-            if db.execute("select to_regclass(%s)", (self.table,)).fetchone() != (None,): return
-            db.execute("select pg_advisory_xact_lock(2)")  # two that create it at once would collide
+            if db.execute("select to_regclass(%s)", (self.table,)).fetchone() != (None,):
+                return
+            # two that create it at once would collide
+            db.execute("select pg_advisory_xact_lock(2)")
             self._run(db, _TABLE)
         except psycopg.Error as e:
-            raise BadOption(f"decision log in PostgreSQL: table {self.table}: {e}", action="Create it, or grant CREATE.") from None
+            raise BadOption(
+                f"decision log in PostgreSQL: table {self.table}: {e}",
+                action="Create it, or grant CREATE.",
+            ) from None
 
     def _connect(self) -> psycopg.Connection:
-        "A connection inside a transaction. Errors never show the URL, which may hold a password."
+        """A connection inside a transaction. Errors never show the URL, which may hold a password."""
         try:
-            db = psycopg.connect(self.url, connect_timeout=10, tcp_user_timeout=30_000, keepalives_idle=10, keepalives_interval=5, keepalives_count=3)
+            db = psycopg.connect(
+                self.url,
+                connect_timeout=10,
+                tcp_user_timeout=30_000,
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=3,
+            )
             db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             db.execute(_SETTINGS, (f"{self.lock_ms}ms",))
             return db
-        except OperationalError as e: raise _unreachable(e) from None
-        except (psycopg.ProgrammingError, ValueError): raise unreadable_url(_WHAT, "postgresql") from None
+        except OperationalError as e:
+            raise _unreachable(e) from None
+        except (psycopg.ProgrammingError, ValueError):
+            raise unreadable_url(_WHAT, "postgresql") from None
 
     def _run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
-        "A statement about the table, which is `{}` in it."
+        """A statement about the table, which is `{}` in it."""
         return db.execute(sql.SQL(text).format(sql.Identifier(*self.table.split("."))), args)
 
     def create(self, decision: Decision) -> Decision | None:
-        "1 insert, 2 do what goes with it, 3 commit. None: the answer to 3 was lost, or somebody else's insert is not ended yet."
-        try: db = self._connect()
-        except StoreUnreachable as e: raise LogUnwritable(e.what, why=e.why, action=e.action) from None
+        """1 insert, 2 do what goes with it, 3 commit. None: the answer to 3 was lost, or somebody
+        else's insert is not ended yet.
+        """
+        try:
+            db = self._connect()
+        except StoreUnreachable as e:
+            raise LogUnwritable(e.what, why=e.why, action=e.action) from None
         asked = False
         try:
             won = self._insert(db, decision)
             asked = True
             db.commit()
         except psycopg.Error as e:
-            if isinstance(e, LockNotAvailable) or (asked and isinstance(e, OperationalError)): return None
+            if isinstance(e, LockNotAvailable) or (asked and isinstance(e, OperationalError)):
+                return None
             raise LogUnwritable(f"decision log in PostgreSQL: {e}") from e
-        finally: db.close()
+        finally:
+            db.close()
         return decision if won else self._standing(decision.slot)
 
     def _insert(self, db: psycopg.Connection, decision: Decision) -> bool:
         slot = decision.slot
-        added = self._run(db, "insert into {} values (%s, %s, %s, %s) on conflict do nothing", self.name, *slot, dump_decision(decision).decode())
+        added = self._run(
+            db,
+            "insert into {} values (%s, %s, %s, %s) on conflict do nothing",
+            self.name,
+            *slot,
+            dump_decision(decision).decode(),
+        )
         if added.rowcount and decision.commit:
-            if self._run(db, "select 1 from {} where log = %s and (batch_id, attempt) > (%s, %s) limit 1", self.name, *slot).fetchone():
-                raise Superseded(f"batch {slot.batch_id} of {self.name}: a later batch stands in the log, or a later claim")
+            if self._run(
+                db,
+                "select 1 from {} where log = %s and (batch_id, attempt) > (%s, %s) limit 1",
+                self.name,
+                *slot,
+            ).fetchone():
+                raise Superseded(
+                    f"batch {slot.batch_id} of {self.name}: a later batch stands in the log, or a"
+                    " later claim"
+                )
             self.also(db, decision)
         return bool(added.rowcount)
 
     def _standing(self, slot: Slot) -> Decision | None:
-        try: return self.load(slot)
-        except StoreUnreachable: return None
+        try:
+            return self.load(slot)
+        except StoreUnreachable:
+            return None
 
-    def _ask(self, text: str, *args) -> list: return self._ask_all(text, self.name, *args)
+    def _ask(self, text: str, *args) -> list:
+        return self._ask_all(text, self.name, *args)
 
     def _ask_all(self, text: str, *args) -> list:
         with self._connect() as db:
             try:
                 done = self._run(db, text, *args)
                 return done.fetchall() if done.description else []
-            except OperationalError as e: raise _unreachable(e) from None
+            except OperationalError as e:
+                raise _unreachable(e) from None
 
     def slots(self) -> list[Slot]:
-        return [Slot(*found) for found in self._ask("select batch_id, attempt from {} where log = %s order by batch_id, attempt")]
+        return [
+            Slot(*found)
+            for found in self._ask(
+                "select batch_id, attempt from {} where log = %s order by batch_id, attempt"
+            )
+        ]
 
     def load(self, slot: Slot) -> Decision | None:
-        found = self._ask("select decision from {} where log = %s and batch_id = %s and attempt = %s", *slot)
+        found = self._ask(
+            "select decision from {} where log = %s and batch_id = %s and attempt = %s", *slot
+        )
         where = f"table {self.table}, {self.name} {slot.batch_id}.{slot.attempt}"
         return load_decision(found[0][0].encode(), where, slot) if found else None
 
     def remove(self, slots: Sequence[Slot]):
         which = [s.batch_id for s in slots], [s.attempt for s in slots]
-        self._ask("delete from {} where log = %s and (batch_id, attempt) in (select * from unnest(%s::bigint[], %s::int[]))", *which)
+        self._ask(
+            "delete from {} where log = %s and (batch_id, attempt) in (select * from"
+            " unnest(%s::bigint[], %s::int[]))",
+            *which,
+        )

@@ -6,25 +6,60 @@
 __all__ = ['TXN_MS', 'Tail', 'cut', 'joined', 'Bookmark', 'TopicLog']
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c002
-import copy, json, logging, random, re, time, zlib
+import copy
+import json
+import logging
+import random
+import re
+import time
+import zlib
 from typing import Callable, Iterable, Mapping, Sequence
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c003
-import numpy as np, pyarrow as pa
+import numpy as np
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.errors import for_code
-from kafka.protocol.consumer import ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.consumer import (
+    ListOffsetsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetForLeaderEpochRequest,
+)
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c004
-from ..kafka.encoder import HEADER_BYTES, RECORD_BYTES, rows_of, sections
-from ..kafka.control import Control, NoAnswer, NotSent, NotYet, for_librdkafka, topic_not_authorized
-from ..protocol.decisions import Decision, Listing, NamedLog, Slot, dump_decision, load_decision
-from ..protocol.errors import (BadOption, BadRow, BrokerUnreachable, CorruptDecision, LogUnwritable, PrecommitFailed, TwoPhaseError, UnclearAnswer,
-                             UnknownFormat)
-from ..kafka.participant import KafkaParticipant
 from ..kafka.column_producer import Sender
+from kafka2pc.kafka.control import (
+    Control,
+    NoAnswer,
+    NotSent,
+    NotYet,
+    for_librdkafka,
+    topic_not_authorized,
+)
+from ..kafka.encoder import HEADER_BYTES, RECORD_BYTES, rows_of, sections
+from ..kafka.participant import KafkaParticipant
+from kafka2pc.protocol.decisions import (
+    Decision,
+    Listing,
+    NamedLog,
+    Slot,
+    dump_decision,
+    load_decision,
+)
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BadRow,
+    BrokerUnreachable,
+    CorruptDecision,
+    LogUnwritable,
+    PrecommitFailed,
+    TwoPhaseError,
+    UnclearAnswer,
+    UnknownFormat,
+)
 from ..protocol.transactions import Outcome, PreparedTxnState
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c019
@@ -33,58 +68,112 @@ _HIGH, _STABLE = 0, 1  # ListOffsets' isolation levels: the high watermark, the 
 TXN_MS = 10_000  # a line is sent and ended within so many ms, or the broker aborts it
 _EVERY_NAME = ("",)
 _BULK, _SLOW_S = 10_000, 10  # records taken at once; seconds after which a read is logged
-_READER = {"group.id": "kafka2pc-decisions", "enable.auto.commit": False, "enable.partition.eof": True, "auto.offset.reset": "error",
-           "check.crcs": True, "isolation.level": "read_committed", "fetch.wait.max.ms": 50, "log_level": 2}
+_READER = {
+    "group.id": "kafka2pc-decisions",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "check.crcs": True,
+    "isolation.level": "read_committed",
+    "fetch.wait.max.ms": 50,
+    "log_level": 2,
+}
 
 
 class Tail:
-    """What partition 0 of a topic holds under keys that begin with one of `starts`, from the offset `at` on; each `read` continues where the last one
-    stopped. `found`: for each key its different values, each with the first offset that it was read at. `epoch`: the leader's, at the last end that
-    was asked for. `records`: how many were read."""
-    def __init__(self, conf: Mapping, topic: str, starts: tuple[str, ...] = _EVERY_NAME, at: int = 0):
-        self.topic, self.starts, self.at, self.epoch, self.records, self.found = topic, starts, at, -1, 0, {}
+    """What partition 0 of a topic holds under keys that begin with one of `starts`, from the offset
+    `at` on; each `read` continues where the last one stopped. `found`: for each key its different
+    values, each with the first offset that it was read at. `epoch`: the leader's, at the last end
+    that was asked for. `records`: how many were read.
+    """
+
+    def __init__(
+        self, conf: Mapping, topic: str, starts: tuple[str, ...] = _EVERY_NAME, at: int = 0
+    ):
+        self.topic, self.starts, self.at, self.epoch, self.records, self.found = (
+            topic,
+            starts,
+            at,
+            -1,
+            0,
+            {},
+        )
         self._consumer = Consumer(for_librdkafka(conf) | _READER)
         self._consumer.assign([TopicPartition(topic, 0, at)])
 
-    def close(self): self._consumer.close()
+    def close(self):
+        self._consumer.close()
 
     def read(self, end: int, within_ms: int):
-        """Read up to the offset `end`, however long that takes. Raises `BrokerUnreachable` if nothing arrives for `within_ms`, and `CorruptDecision`
-        if the topic is not the one of before."""
+        """Read up to the offset `end`, however long that takes. Raises `BrokerUnreachable` if
+        nothing arrives for `within_ms`, and `CorruptDecision` if the topic is not the one of
+        before.
+        """
         if end < self.at:
-            raise CorruptDecision(f"topic {self.topic} ends at {end}, and was read to {self.at}", why="It was deleted and made again, or cut off.")
+            raise CorruptDecision(
+                f"topic {self.topic} ends at {end}, and was read to {self.at}",
+                why="It was deleted and made again, or cut off.",
+            )
         began = arrived = time.monotonic()
         report = began + _SLOW_S
         while self.at < end:
             before = self.at
             self._take_all()
             now = time.monotonic()
-            if self.at > before: arrived = now
+            if self.at > before:
+                arrived = now
             elif now - arrived > within_ms / 1000:
-                raise BrokerUnreachable(f"topic {self.topic} was read to {self.at} of {end}", why="A transaction is open there, or nobody answers.")
+                raise BrokerUnreachable(
+                    f"topic {self.topic} was read to {self.at} of {end}",
+                    why="A transaction is open there, or nobody answers.",
+                )
             if now > report:
-                _LOG.warning("decision log kafka:%s: %.0f s were needed to read to offset %s of %s", self.topic, now - began, self.at, end)
+                _LOG.warning(
+                    "decision log kafka:%s: %.0f s were needed to read to offset %s of %s",
+                    self.topic,
+                    now - began,
+                    self.at,
+                    end,
+                )
                 report = now + _SLOW_S
 
     def _take_all(self):
-        "All records that have arrived; waits for the first one. An error is raised behind them: none may be left out."
+        """All records that have arrived; waits for the first one. An error is raised behind them:
+        none may be left out.
+        """
         first = self._consumer.poll(0.1)
-        if first is None: return
+        if first is None:
+            return
         messages = [first, *self._consumer.consume(_BULK, 0)]
-        for message in messages: self._take(message)
+        for message in messages:
+            self._take(message)
         errors = [m.error() for m in messages if m.error()]
-        for error in errors:  # nothing here belongs to the group, so a right that is missing on it does not matter
-            if error.name() not in ("_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED") and not error.retriable(): raise KafkaException(error)
+        # nothing here belongs to the group, so a right that is missing on it does not matter
+        for error in errors:
+            if (
+                error.name() not in ("_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED")
+                and not error.retriable()
+            ):
+                raise KafkaException(error)
 
     def _take(self, message):
         error = message.error()
-        if error and error.name() == "_PARTITION_EOF": self.at = message.offset()
-        if error: return
-        key, value, self.at = (message.key() or b"").decode(errors="replace"), message.value(), message.offset() + 1
+        if error and error.name() == "_PARTITION_EOF":
+            self.at = message.offset()
+        if error:
+            return
+        key, value, self.at = (
+            (message.key() or b"").decode(errors="replace"),
+            message.value(),
+            message.offset() + 1,
+        )
         self.records += 1
-        if not key.startswith(self.starts): return
-        if value is None: self.found.pop(key, None)
-        else: self.found.setdefault(key, {}).setdefault(value, message.offset())
+        if not key.startswith(self.starts):
+            return
+        if value is None:
+            self.found.pop(key, None)
+        else:
+            self.found.setdefault(key, {}).setdefault(value, message.offset())
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c037
 _HEAD = b'{"format": "parts", '
@@ -92,26 +181,35 @@ _PARTS_MAX = 100_000
 
 
 def cut(content: bytes, most: int, fence: str = "") -> tuple[list[bytes], bytes]:
-    "The parts of a decision, and the value of its slot: none and `content` itself, if that is at most `most` bytes long."
-    if len(content) <= most: return [], content
+    """The parts of a decision, and the value of its slot: none and `content` itself, if that is at
+    most `most` bytes long.
+    """
+    if len(content) <= most:
+        return [], content
     packed = zlib.compress(content)
-    parts = [packed[at:at + most] for at in range(0, len(packed), most)]
+    parts = [packed[at : at + most] for at in range(0, len(packed), most)]
     return parts, json.dumps({"format": "parts", "parts": len(parts), "fence": fence}).encode()
 
 
 def _head(value: bytes, where: str) -> dict | None:
-    "What the value of a slot says about parts, None if it is the decision itself."
-    if not value.startswith(_HEAD): return None
-    try: head = json.loads(value)
-    except ValueError: raise CorruptDecision(f"{where}: {len(value)} bytes that are no decision") from None
-    if isinstance(count := head.get("parts"), int) and 0 < count < _PARTS_MAX: return head
+    """What the value of a slot says about parts, None if it is the decision itself."""
+    if not value.startswith(_HEAD):
+        return None
+    try:
+        head = json.loads(value)
+    except ValueError:
+        raise CorruptDecision(f"{where}: {len(value)} bytes that are no decision") from None
+    if isinstance(count := head.get("parts"), int) and 0 < count < _PARTS_MAX:
+        return head
     raise CorruptDecision(f"{where}: it names {count} parts")
 
 
 def joined(parts: Iterable[bytes], where: str) -> bytes:
-    "The content that `cut` has cut. Raises `CorruptDecision`."
-    try: return zlib.decompress(b"".join(parts))
-    except zlib.error: raise CorruptDecision(f"{where}: its parts do not fit together") from None
+    """The content that `cut` has cut. Raises `CorruptDecision`."""
+    try:
+        return zlib.decompress(b"".join(parts))
+    except zlib.error:
+        raise CorruptDecision(f"{where}: its parts do not fit together") from None
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c040
 _GROUP, _NO_RIGHT = 0, 30  # FindCoordinator's key type; GROUP_AUTHORIZATION_FAILED
@@ -119,26 +217,44 @@ _NO_BOOKMARK = (NotSent, NoAnswer, NotYet, TwoPhaseError)
 
 
 class Bookmark:
-    """The offset of a topic's partition 0 where a reader may begin, committed by the consumer `group`. Nothing here raises: without one it is 0.
-    Load it before the reader is made: it is for the topic that has the name at that time. `at`: the offset that was loaded or saved last."""
+    """The offset of a topic's partition 0 where a reader may begin, committed by the consumer
+    `group`. Nothing here raises: without one it is 0. Load it before the reader is made: it is for
+    the topic that has the name at that time. `at`: the offset that was loaded or saved last.
+    """
+
     def __init__(self, control: Control, topic: str, group: str):
-        self._control, self.topic, self.group, self.at, self.allowed, self._topic_id = control, topic, group, 0, True, ""
+        self._control, self.topic, self.group, self.at, self.allowed, self._topic_id = (
+            control,
+            topic,
+            group,
+            0,
+            True,
+            "",
+        )
 
     def load(self) -> int:
-        "The offset, if it was saved for this topic and nothing before it was cut off since; otherwise 0."
+        """The offset, if it was saved for this topic and nothing before it was cut off since;
+        otherwise 0.
+        """
         try:
-            if found := self._control.topics([self.topic]).get(self.topic): self._topic_id = found.topic_id
+            if found := self._control.topics([self.topic]).get(self.topic):
+                self._topic_id = found.topic_id
             saved = self._ask_group(self._fetch())
             counts = saved.committed_offset > 0 and saved.metadata == self._topic_id != ""
-            if counts and saved.committed_offset <= self._end_of(saved.committed_leader_epoch): self.at = saved.committed_offset
-        except _NO_BOOKMARK as e: _LOG.debug("decision log kafka:%s: no bookmark: %s", self.topic, e)
+            if counts and saved.committed_offset <= self._end_of(saved.committed_leader_epoch):
+                self.at = saved.committed_offset
+        except _NO_BOOKMARK as e:
+            _LOG.debug("decision log kafka:%s: no bookmark: %s", self.topic, e)
         return self.at
 
     def save(self, offset: int, epoch: int):
-        "Commit the offset, with the leader's epoch when it was read."
-        try: self._ask_group(self._commit(offset, epoch))
-        except _NO_BOOKMARK as e: _LOG.debug("decision log kafka:%s: the bookmark is not saved: %s", self.topic, e)
-        else: self.at = offset
+        """Commit the offset, with the leader's epoch when it was read."""
+        try:
+            self._ask_group(self._commit(offset, epoch))
+        except _NO_BOOKMARK as e:
+            _LOG.debug("decision log kafka:%s: the bookmark is not saved: %s", self.topic, e)
+        else:
+            self.at = offset
 
     def _fetch(self) -> OffsetFetchRequest:
         row = OffsetFetchRequest.OffsetFetchRequestTopic(name=self.topic, partition_indexes=[0])
@@ -146,14 +262,27 @@ class Bookmark:
 
     def _commit(self, offset: int, epoch: int) -> OffsetCommitRequest:
         topic = OffsetCommitRequest.OffsetCommitRequestTopic
-        row = topic.OffsetCommitRequestPartition(partition_index=0, committed_offset=offset, committed_leader_epoch=epoch,
-                                                 committed_metadata=self._topic_id)
+        row = topic.OffsetCommitRequestPartition(
+            partition_index=0,
+            committed_offset=offset,
+            committed_leader_epoch=epoch,
+            committed_metadata=self._topic_id,
+        )
         topics = [topic(name=self.topic, partitions=[row])]
-        return OffsetCommitRequest(group_id=self.group, generation_id_or_member_epoch=-1, member_id="", topics=topics, min_version=6, max_version=8)
+        return OffsetCommitRequest(
+            group_id=self.group,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=topics,
+            min_version=6,
+            max_version=8,
+        )
 
     def _ask_group(self, request):
-        "The answer for the partition, of the group's coordinator."
-        found = self._control.ask(FindCoordinatorRequest(key_type=_GROUP, key=self.group, max_version=3))
+        """The answer for the partition, of the group's coordinator."""
+        found = self._control.ask(
+            FindCoordinatorRequest(key_type=_GROUP, key=self.group, max_version=3)
+        )
         self._check(found.error_code)
         answer = self._control.ask(request, found.node_id)
         self._check(getattr(answer, "error_code", 0))
@@ -163,82 +292,136 @@ class Bookmark:
 
     def _check(self, code: int):
         self.allowed = code != _NO_RIGHT
-        if code: raise NotYet(f"group {self.group}: {code} {for_code(code).message}")
+        if code:
+            raise NotYet(f"group {self.group}: {code} {for_code(code).message}")
 
     def _end_of(self, epoch: int) -> int:
-        "The offset where the records of a leader's epoch end, -1 if the leader of now does not know that epoch."
+        """The offset where the records of a leader's epoch end, -1 if the leader of now does not
+        know that epoch.
+        """
         topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
-        row = topic.OffsetForLeaderPartition(partition=0, current_leader_epoch=-1, leader_epoch=epoch)
-        request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[topic(topic=self.topic, partitions=[row])])
+        row = topic.OffsetForLeaderPartition(
+            partition=0, current_leader_epoch=-1, leader_epoch=epoch
+        )
+        request = OffsetForLeaderEpochRequest(
+            replica_id=-1, topics=[topic(topic=self.topic, partitions=[row])]
+        )
         leader = self._control.leaders([self.topic]).get((self.topic, 0), -1)
-        if leader < 0: raise NotYet(f"{self.topic}-0 has no leader")
+        if leader < 0:
+            raise NotYet(f"{self.topic}-0 has no leader")
         return self._control.ask(request, leader).topics[0].partitions[0].end_offset
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c021
 _HOUR_MS, _DAY_MS = "3600000", 86_400_000
 _COMPACT = {"cleanup.policy": "compact"}
-_SHORT = _COMPACT | {"segment.ms": _HOUR_MS, "max.compaction.lag.ms": _HOUR_MS, "min.cleanable.dirty.ratio": "0.1"}
+_SHORT = _COMPACT | {
+    "segment.ms": _HOUR_MS,
+    "max.compaction.lag.ms": _HOUR_MS,
+    "min.cleanable.dirty.ratio": "0.1",
+}
 _ASKED = (*_SHORT, "max.message.bytes")
 
 
 def _create_topic(conf: Mapping, topic: str):
-    "Some clusters refuse settings that they do not let a client choose: then only what must be is asked for."
+    """Some clusters refuse settings that they do not let a client choose: then only what must be is
+    asked for.
+    """
     admin = AdminClient(for_librdkafka(conf) | {"log_level": 2})
     for settings in (_SHORT, _COMPACT):
-        try: return admin.create_topics([NewTopic(topic, 1, config=settings)])[topic].result()
+        try:
+            return admin.create_topics([NewTopic(topic, 1, config=settings)])[topic].result()
         except KafkaException as e:
             error = e.args[0]
-            if error.name() == "TOPIC_ALREADY_EXISTS": return
-            if error.name() not in ("INVALID_CONFIG", "POLICY_VIOLATION"): break
-    raise BadOption(f"decision log kafka:{topic} cannot be made: {error.str()}", action="Create the topic, with cleanup.policy=compact.")
+            if error.name() == "TOPIC_ALREADY_EXISTS":
+                return
+            if error.name() not in ("INVALID_CONFIG", "POLICY_VIOLATION"):
+                break
+    raise BadOption(
+        f"decision log kafka:{topic} cannot be made: {error.str()}",
+        action="Create the topic, with cleanup.policy=compact.",
+    )
 
 
 def _check_topic(control: Control, conf: Mapping, topic: str, make: bool) -> dict[str, str]:
-    "The topic's settings; empty if it was made just now."
+    """The topic's settings; empty if it was made just now."""
     found = control.topics([topic]).get(topic)
-    if found is None and make: return _create_topic(conf, topic) or {}
-    if found is None: raise BadOption(f"decision log kafka:{topic}: there is no such topic")
-    if found.may_write is False: raise topic_not_authorized(topic)
+    if found is None and make:
+        return _create_topic(conf, topic) or {}
+    if found is None:
+        raise BadOption(f"decision log kafka:{topic}: there is no such topic")
+    if found.may_write is False:
+        raise topic_not_authorized(topic)
     settings = control.topic_settings(topic, _ASKED)
-    if (policy := settings.get("cleanup.policy")) == "compact": return settings
-    raise BadOption(f"decision log kafka:{topic}: its cleanup.policy is {policy or 'not told to this user'}",
-                    why="A topic that deletes by age forgets decisions.",
-                    action="Set cleanup.policy=compact for the topic, and grant DESCRIBE_CONFIGS on it.")
+    if (policy := settings.get("cleanup.policy")) == "compact":
+        return settings
+    raise BadOption(
+        f"decision log kafka:{topic}: its cleanup.policy is {policy or 'not told to this user'}",
+        why="A topic that deletes by age forgets decisions.",
+        action="Set cleanup.policy=compact for the topic, and grant DESCRIBE_CONFIGS on it.",
+    )
 
 
 _WARNED: set = set()  # the topics that this process has warned about
 
 
 def _warn_if_long(topic: str, settings: Mapping[str, str], also: str = ""):
-    "A warning, once in each process, if the topic is read from its first record and nothing keeps it short."
-    waits = {key: settings[key] for key in ("max.compaction.lag.ms", "segment.ms") if key in settings}
-    if not waits or min(map(int, waits.values())) <= _DAY_MS or topic in _WARNED: return
+    """A warning, once in each process, if the topic is read from its first record and nothing keeps
+    it short.
+    """
+    waits = {
+        key: settings[key] for key in ("max.compaction.lag.ms", "segment.ms") if key in settings
+    }
+    if not waits or min(map(int, waits.values())) <= _DAY_MS or topic in _WARNED:
+        return
     _WARNED.add(topic)
-    _LOG.warning("%s", TwoPhaseError(
-        f"decision log kafka:{topic} is read from its first record, and may grow long",
-        why=f"{' and '.join(f'{key} is {ms}' for key, ms in waits.items())}: for so long the broker need not compact what was purged.",
-        risk="No. Starts become slower.", action=f"Set max.compaction.lag.ms={_HOUR_MS} for the topic.{also}"))
+    _LOG.warning(
+        "%s",
+        TwoPhaseError(
+            f"decision log kafka:{topic} is read from its first record, and may grow long",
+            why=(
+                f"{' and '.join(f'{key} is {ms}' for key, ms in waits.items())}: for so long the"
+                " broker need not compact what was purged."
+            ),
+            risk="No. Starts become slower.",
+            action=f"Set max.compaction.lag.ms={_HOUR_MS} for the topic.{also}",
+        ),
+    )
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c022
 class TopicLog(NamedLog):
-    """Write-once slots in a compacted topic (`make`: it is made if it is not there). `name`: whose decisions, the same after every restart and of
-    no other query; many logs may share a topic. `conf` has librdkafka's names. For one thread at a time; pickles without its connections. A read
+    """Write-once slots in a compacted topic (`make`: it is made if it is not there). `name`: whose
+    decisions, the same after every restart and of no other query; many logs may share a topic.
+    `conf` has librdkafka's names. For one thread at a time; pickles without its connections. A read
     fails if nothing arrives for `within_ms`.
 
-    Raises `BadOption` (topic), `NotAuthorized`, `BrokerUnreachable`; `create` raises `LogUnwritable` while it is certain that nothing was written."""
-    def __init__(self, conf: Mapping, topic: str, name: str, *, prefix: str = "kafka2pc", within_ms: int = 30_000, make: bool = True):
+    Raises `BadOption` (topic), `NotAuthorized`, `BrokerUnreachable`; `create` raises
+    `LogUnwritable` while it is certain that nothing was written.
+    """
+
+    def __init__(
+        self,
+        conf: Mapping,
+        topic: str,
+        name: str,
+        *,
+        prefix: str = "kafka2pc",
+        within_ms: int = 30_000,
+        make: bool = True,
+    ):
         self.topic, self.name, self.prefix, self.within_ms = topic, name, prefix, within_ms
         self._kafka, self.tail, self._bookmark = KafkaParticipant(conf), None, None
         self._settings = _check_topic(self._control, conf, topic, make)
 
-    def __getstate__(self): return self.__dict__ | {"tail": None, "_bookmark": None}
+    def __getstate__(self):
+        return self.__dict__ | {"tail": None, "_bookmark": None}
 
     @property
-    def place(self) -> str: return f"kafka:{self.topic}"
+    def place(self) -> str:
+        return f"kafka:{self.topic}"
 
     @property
     def transactional_id(self) -> str:
-        "Also the consumer group of the bookmark."
+        """Also the consumer group of the bookmark."""
         return f"{self.prefix}-decisions-{self.name}"
 
     def sibling(self, name: str) -> "TopicLog":
@@ -249,43 +432,64 @@ class TopicLog(NamedLog):
     def siblings(self) -> list[str]:
         self._read_all()
         self._read(_STABLE)
-        return sorted({m[1] for key in self.tail.found if (m := re.fullmatch(r"(.*)/\d+\.\d+", key, re.DOTALL))})
+        return sorted(
+            {
+                m[1]
+                for key in self.tail.found
+                if (m := re.fullmatch(r"(.*)/\d+\.\d+", key, re.DOTALL))
+            }
+        )
 
     def _read_all(self) -> Tail:
-        "From now on the keys of all names are kept, and shared with the siblings."
+        """From now on the keys of all names are kept, and shared with the siblings."""
         if self.tail is None or self.tail.starts != _EVERY_NAME:
             self.close()
-            self.tail = Tail(self._kafka.conf, self.topic)  # no bookmark: it would be a group for each idempotence key
+            # no bookmark: it would be a group for each idempotence key
+            self.tail = Tail(self._kafka.conf, self.topic)
             _warn_if_long(self.topic, self._settings)
         return self.tail
 
     def close(self):
-        "Close the reader of the topic."
-        if self.tail: self.tail.close()
+        """Close the reader of the topic."""
+        if self.tail:
+            self.tail.close()
         self.tail = self._bookmark = None
 
     @property
-    def _control(self) -> Control: return self._kafka.control
+    def _control(self) -> Control:
+        return self._kafka.control
 
     # -- writing --
 
     def create(self, decision: Decision) -> Decision | None:
-        "1 fence, 2 read, 3 append, 4 end the transaction; again, as long as the answer is unclear."
+        """1 fence, 2 read, 3 append, 4 end the transaction; again, as long as the answer is
+        unclear.
+        """
         last, doubt, slot, lines = float("inf"), False, decision.slot, None
         while True:
             try:
-                if stands := self._standing(slot, _STABLE): return stands  # to lose, no fence is needed, and no waiting
+                # to lose, no fence is needed, and no waiting
+                if stands := self._standing(slot, _STABLE):
+                    return stands
                 last = min(last, time.monotonic() + self.within_ms / 1000)
                 state = self._fence()
-                if stands := self._standing(slot): return stands
-                doubt, lines = False, lines or self._lines(decision)  # whatever was asked before: it is not there, and will never be
+                if stands := self._standing(slot):
+                    return stands
+                # whatever was asked before: it is not there, and will never be
+                doubt, lines = False, lines or self._lines(decision)
                 self._append(state, lines)
                 doubt = True
-                if self._end(state) is Outcome.DONE: return decision
-            except (UnclearAnswer, PrecommitFailed) as e: trouble = e  # most often: fenced
-            except (BrokerUnreachable, BadRow) as e: trouble, last = e, 0
-            else: trouble = None
-            if time.monotonic() > last: return self._give_up(doubt, trouble)
+                if self._end(state) is Outcome.DONE:
+                    return decision
+            # most often: fenced
+            except (UnclearAnswer, PrecommitFailed) as e:
+                trouble = e
+            except (BrokerUnreachable, BadRow) as e:
+                trouble, last = e, 0
+            else:
+                trouble = None
+            if time.monotonic() > last:
+                return self._give_up(doubt, trouble)
             time.sleep(random.uniform(0, 0.2))
 
     def _standing(self, slot: Slot, end: int = _HIGH) -> Decision | None:
@@ -293,41 +497,57 @@ class TopicLog(NamedLog):
         return self.load(slot) if self._key(slot) in self.tail.found else None
 
     def _fence(self) -> PreparedTxnState:
-        "A fresh epoch of the log's own id, and one of the id that it had under another prefix: a run with the old options may still be at work."
+        """A fresh epoch of the log's own id, and one of the id that it had under another prefix: a
+        run with the old options may still be at work.
+        """
         former = self._former_prefix()
-        if former: self._control.init_producer_id(f"{former}-decisions-{self.name}", timeout_ms=TXN_MS)
+        if former:
+            self._control.init_producer_id(f"{former}-decisions-{self.name}", timeout_ms=TXN_MS)
         return self._control.init_producer_id(self.transactional_id, timeout_ms=TXN_MS)
 
     def _former_prefix(self) -> str | None:
         newest = max(self._known(), default=None)
-        try: fence = self._fence_of(newest) if newest else ""
-        except (CorruptDecision, UnknownFormat): return None  # a read of that slot raises it
+        try:
+            fence = self._fence_of(newest) if newest else ""
+        # a read of that slot raises it
+        except (CorruptDecision, UnknownFormat):
+            return None
         return fence if fence not in ("", self.prefix) else None
 
     def _fence_of(self, slot: Slot) -> str:
-        "A long decision is not parsed for it."
-        if head := _head(self._line(self._key(slot)), self._where(slot)): return head.get("fence", "")
+        """A long decision is not parsed for it."""
+        if head := _head(self._line(self._key(slot)), self._where(slot)):
+            return head.get("fence", "")
         decision = self.load(slot)
         return decision.identity.fence if decision.identity else ""
 
     def _give_up(self, doubt: bool, trouble: Exception | None) -> None:
-        if not doubt: raise LogUnwritable(f"kafka:{self.topic}: {trouble.what}", why=trouble.why, action=trouble.action) from trouble
+        if not doubt:
+            raise LogUnwritable(
+                f"kafka:{self.topic}: {trouble.what}", why=trouble.why, action=trouble.action
+            ) from trouble
 
     def _lines(self, decision: Decision) -> dict[str, bytes]:
-        "Key and value of each record, the slot's own last: who reads that one has read the others."
+        """Key and value of each record, the slot's own last: who reads that one has read the
+        others.
+        """
         key, fence = self._key(decision.slot), decision.identity.fence if decision.identity else ""
         most = max(100, self._limit * 9 // 10 - HEADER_BYTES - RECORD_BYTES - len(key.encode()))
         parts, value = cut(dump_decision(decision), most, fence)
-        return {self._part_key(decision.slot, n): part for n, part in enumerate(parts)} | {key: value}
+        return {self._part_key(decision.slot, n): part for n, part in enumerate(parts)} | {
+            key: value
+        }
 
     @property
     def _limit(self) -> int:
-        "The bytes of a record batch that the topic takes; a topic that was made just now is asked again."
+        """The bytes of a record batch that the topic takes; a topic that was made just now is asked
+        again.
+        """
         self._settings = self._settings or self._control.topic_settings(self.topic, _ASKED)
         return int(self._settings.get("max.message.bytes", 1_048_588))
 
     def purge(self, batch_id: int, seen: Listing | None = None):
-        "The batches before this one, and parts that a purge has left which was interrupted."
+        """The batches before this one, and parts that a purge has left which was interrupted."""
         old = [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]
         self._remove(old, lambda batch, attempt: batch < batch_id)
 
@@ -336,101 +556,168 @@ class TopicLog(NamedLog):
         self._remove(slots, lambda *slot: slot in slots)
 
     def _remove(self, slots: Sequence[Slot], part: Callable[[int, int], bool]):
-        "These slots, then the parts of which `part(batch_id, attempt)` says so: slots first, so that no slot is left without its parts."
+        """These slots, then the parts of which `part(batch_id, attempt)` says so: slots first, so
+        that no slot is left without its parts.
+        """
         gone = [self._key(s) for s in slots]
-        gone += [key for key in self.tail.found if (m := self._part_of(key)) and part(int(m[1]), int(m[2]))]
+        gone += [
+            key
+            for key in self.tail.found
+            if (m := self._part_of(key)) and part(int(m[1]), int(m[2]))
+        ]
         try:
             if gone:
                 state = self._fence()
                 self._append(state, dict.fromkeys(gone))
-                if self._end(state) is not Outcome.DONE: return
+                if self._end(state) is not Outcome.DONE:
+                    return
             self._save_bookmark(set(gone))
-        except (UnclearAnswer, PrecommitFailed, BrokerUnreachable): pass  # the next purge will find them
+        # the next purge will find them
+        except (UnclearAnswer, PrecommitFailed, BrokerUnreachable):
+            pass
 
     def _save_bookmark(self, gone: set[str]):
-        "At the oldest record that is not `gone`."
-        if not self._bookmark or (self._bookmark.at and not gone): return
+        """At the oldest record that is not `gone`."""
+        if not self._bookmark or (self._bookmark.at and not gone):
+            return
         kept = [min(lines.values()) for key, lines in self.tail.found.items() if key not in gone]
         self._bookmark.save(min(kept, default=self.tail.at), self.tail.epoch)
 
     def _append(self, state: PreparedTxnState, lines: Mapping[str, bytes | None]):
-        "Lines in an open transaction of this epoch: invisible until it is ended, and it can be ended by this epoch alone."
+        """Lines in an open transaction of this epoch: invisible until it is ended, and it can be
+        ended by this epoch alone.
+        """
         implicit_add = self._control.end_txn_version() >= 5
-        send = Sender(self._control, self.transactional_id, state, codec="gzip", implicit_add=implicit_add, delivery_ms=TXN_MS)
+        send = Sender(
+            self._control,
+            self.transactional_id,
+            state,
+            codec="gzip",
+            implicit_add=implicit_add,
+            delivery_ms=TXN_MS,
+        )
         rows = pa.record_batch({"key": list(lines), "value": pa.array(lines.values(), pa.binary())})
-        for section in sections(rows_of(rows), np.zeros(len(rows), int), self.topic, self._limit): send.put(section)
+        for section in sections(rows_of(rows), np.zeros(len(rows), int), self.topic, self._limit):
+            send.put(section)
         send.settle()
 
-    def _end(self, state: PreparedTxnState) -> Outcome: return self._control.end_txn(self.transactional_id, state, commit=True)
+    def _end(self, state: PreparedTxnState) -> Outcome:
+        return self._control.end_txn(self.transactional_id, state, commit=True)
 
     # -- reading --
 
     def slots(self) -> list[Slot]:
-        "The slots that hold a decision now, in order."
+        """The slots that hold a decision now, in order."""
         self._read()
         return self._known()
 
     def load(self, slot: Slot) -> Decision | None:
-        """The decision in a slot, None if there is none any more. What was read already is not asked for again. Raises `CorruptDecision`,
-        `UnknownFormat`, `BrokerUnreachable`."""
-        if self.tail is None or not self._complete(slot): self._read()  # compaction may remove parts during a read; then the purge comes later
-        if self._key(slot) not in self.tail.found: return None
+        """The decision in a slot, None if there is none any more. What was read already is not
+        asked for again. Raises `CorruptDecision`, `UnknownFormat`, `BrokerUnreachable`.
+        """
+        # compaction may remove parts during a read; then the purge comes later
+        if self.tail is None or not self._complete(slot):
+            self._read()
+        if self._key(slot) not in self.tail.found:
+            return None
         where, value = self._where(slot), self._line(self._key(slot))
         parts = [self._line(key) for key in self._part_keys(slot)]
         return load_decision(joined(parts, where) if parts else value, where, slot)
 
     def _read(self, end: int = _HIGH):
-        "Read all that is in the topic now; with `_STABLE`, what is known of it without waiting for open transactions."
+        """Read all that is in the topic now; with `_STABLE`, what is known of it without waiting
+        for open transactions.
+        """
         self.tail = self.tail or self._open()
         try:
             until, self.tail.epoch = self._end_of_topic(end)
             self.tail.read(until, self.within_ms)
-        except KafkaException as e: raise BrokerUnreachable(f"topic {self.topic}: {e.args[0].str()}") from None
+        except KafkaException as e:
+            raise BrokerUnreachable(f"topic {self.topic}: {e.args[0].str()}") from None
 
     def _open(self) -> Tail:
         self._bookmark = Bookmark(self._control, self.topic, self.transactional_id)
         at, group = self._bookmark.load(), self._bookmark.group
-        also = "" if self._bookmark.allowed else f" Or grant READ on the resource Group {group}: then a start reads only what is not purged."
-        if not at: _warn_if_long(self.topic, self._settings, also)
+        also = (
+            ""
+            if self._bookmark.allowed
+            else (
+                f" Or grant READ on the resource Group {group}: then a start reads only what is not"
+                " purged."
+            )
+        )
+        if not at:
+            _warn_if_long(self.topic, self._settings, also)
         return Tail(self._kafka.conf, self.topic, (f"{self.name}/", f"{self.name}:"), at)
 
     def _known(self) -> list[Slot]:
-        "All slots that have been read so far."
+        """All slots that have been read so far."""
         return sorted(self._slot(key) for key in self.tail.found if key.startswith(f"{self.name}/"))
 
-    def _key(self, slot: Slot) -> str: return f"{self.name}/{slot.batch_id}.{slot.attempt}"
-    def _where(self, slot: Slot) -> str: return f"topic {self.topic}, key {self._key(slot)}"
-    def _part_key(self, slot: Slot, n: int) -> str: return f"{self.name}:{slot.batch_id}.{slot.attempt}:{n}"
-    def _part_of(self, key: str) -> re.Match | None: return re.fullmatch(rf"{re.escape(self.name)}:(\d+)\.(\d+):\d+", key)
+    def _key(self, slot: Slot) -> str:
+        return f"{self.name}/{slot.batch_id}.{slot.attempt}"
+
+    def _where(self, slot: Slot) -> str:
+        return f"topic {self.topic}, key {self._key(slot)}"
+
+    def _part_key(self, slot: Slot, n: int) -> str:
+        return f"{self.name}:{slot.batch_id}.{slot.attempt}:{n}"
+
+    def _part_of(self, key: str) -> re.Match | None:
+        return re.fullmatch(rf"{re.escape(self.name)}:(\d+)\.(\d+):\d+", key)
 
     def _slot(self, key: str) -> Slot:
         numbers = key.removeprefix(f"{self.name}/")
-        if not re.fullmatch(r"\d+\.\d+", numbers): raise CorruptDecision(f"topic {self.topic}: the key {key} names no slot")
+        if not re.fullmatch(r"\d+\.\d+", numbers):
+            raise CorruptDecision(f"topic {self.topic}: the key {key} names no slot")
         return Slot(*map(int, numbers.split(".")))
 
     def _line(self, key: str) -> bytes:
-        "The one value of a key."
+        """The one value of a key."""
         lines = self.tail.found.get(key, {})
-        if len(lines) == 1: return next(iter(lines))
-        raise CorruptDecision(f"topic {self.topic}, key {key}: {len(lines)} different lines",
-                              why="Another program has written there." if lines else "This part of a decision is missing.")
+        if len(lines) == 1:
+            return next(iter(lines))
+        raise CorruptDecision(
+            f"topic {self.topic}, key {key}: {len(lines)} different lines",
+            why=(
+                "Another program has written there."
+                if lines
+                else "This part of a decision is missing."
+            ),
+        )
 
     def _part_keys(self, slot: Slot) -> list[str]:
         head = _head(self._line(self._key(slot)), self._where(slot))
         return [self._part_key(slot, n) for n in range(head["parts"])] if head else []
 
     def _complete(self, slot: Slot) -> bool:
-        return self._key(slot) in self.tail.found and self.tail.found.keys() >= set(self._part_keys(slot))
+        return self._key(slot) in self.tail.found and self.tail.found.keys() >= set(
+            self._part_keys(slot)
+        )
 
     def _end_of_topic(self, end: int) -> tuple[int, int]:
-        "The offset after the last record (`_HIGH`), or the first one of which it is not decided yet if it counts (`_STABLE`); the leader's epoch."
-        latest = ListOffsetsRequest.ListOffsetsTopic(name=self.topic, partitions=[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
-            partition_index=0, current_leader_epoch=-1, timestamp=-1)])
+        """The offset after the last record (`_HIGH`), or the first one of which it is not decided
+        yet if it counts (`_STABLE`); the leader's epoch.
+        """
+        latest = ListOffsetsRequest.ListOffsetsTopic(
+            name=self.topic,
+            partitions=[
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                    partition_index=0, current_leader_epoch=-1, timestamp=-1
+                )
+            ],
+        )
+
         def once():
             leader = self._control.leaders([self.topic]).get((self.topic, 0), -1)
-            if leader < 0: raise NotYet(f"{self.topic}-0 has no leader")
-            request = ListOffsetsRequest(replica_id=-1, isolation_level=end, topics=[latest], min_version=4)
+            if leader < 0:
+                raise NotYet(f"{self.topic}-0 has no leader")
+            request = ListOffsetsRequest(
+                replica_id=-1, isolation_level=end, topics=[latest], min_version=4
+            )
             found = self._control.ask(request, leader).topics[0].partitions[0]
-            if found.error_code: raise NotYet(f"ListOffsets of {self.topic}-0: {found.error_code}")
+            if found.error_code:
+                raise NotYet(f"ListOffsets of {self.topic}-0: {found.error_code}")
             return found.offset, found.leader_epoch
+
         return self._control.persist(once)

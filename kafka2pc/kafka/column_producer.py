@@ -7,7 +7,8 @@ __all__ = ['IN_FLIGHT', 'BUFFER_BYTES', 'REQUEST_BYTES', 'BLOCK_BYTES', 'Batch',
            'ColumnTransaction']
 
 # %% ../../nbs/kafka/04_column_producer.ipynb #c002
-import queue, time
+import queue
+import time
 from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,20 +24,48 @@ from kafka.future import Future
 from kafka.protocol.producer.produce import ProduceRequest
 
 # %% ../../nbs/kafka/04_column_producer.ipynb #c004
-from .encoder import Dealer, Rows, Section, check_sizes, codec_named, first_of, record_batch, rows_of, sections
 from .control import TOKEN_PROVIDER, Control, NoAnswer, NotSent
+from kafka2pc.kafka.encoder import (
+    Dealer,
+    Rows,
+    Section,
+    check_sizes,
+    codec_named,
+    first_of,
+    record_batch,
+    rows_of,
+    sections,
+)
+from kafka2pc.kafka.row_producer import (
+    DELIVERY_MS,
+    EPOCH_MAX,
+    REQUEST_MS,
+    NameWornOut,
+    failure,
+    producer_conf,
+)
 from ..protocol.errors import BadRow, BrokerUnreachable, PrecommitFailed, TwoPhaseError
-from ..protocol.transactions import Committable, PartitionRange, PreparedTxnState, TransactionBase, TxnState
-from .row_producer import DELIVERY_MS, EPOCH_MAX, REQUEST_MS, NameWornOut, failure, producer_conf
+from kafka2pc.protocol.transactions import (
+    Committable,
+    PartitionRange,
+    PreparedTxnState,
+    TransactionBase,
+    TxnState,
+)
 
 # %% ../../nbs/kafka/04_column_producer.ipynb #c007
-IN_FLIGHT = 5  # batches of a partition, and requests to a node; a broker remembers the last five batches of a producer
+# batches of a partition, and requests to a node; a broker remembers the last five batches of a
+# producer
+IN_FLIGHT = 5
 _SEQUENCES = 2**31
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    "A record batch that is not acknowledged yet. `flying`: an answer is awaited; `since`: when it was made, by time.monotonic()."
+    """A record batch that is not acknowledged yet. `flying`: an answer is awaited; `since`: when it
+    was made, by time.monotonic().
+    """
+
     content: bytes
     count: int
     largest: int
@@ -46,8 +75,11 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """One partition of a transaction. `sure`: the last answer was good, so several batches may fly; `trouble`: the last code that was not.
-    `first` and `last`: offsets of the records that arrived; both are -1 if the broker gave no offset for one of the batches."""
+    """One partition of a transaction. `sure`: the last answer was good, so several batches may fly;
+    `trouble`: the last code that was not. `first` and `last`: offsets of the records that arrived;
+    both are -1 if the broker gave no offset for one of the batches.
+    """
+
     topic: str
     partition: int
     sure: bool = False
@@ -66,79 +98,122 @@ class Lane:
         self.batches.append(Batch(made, section.count, section.largest, time.monotonic()))
 
     def forgive(self, idle_s: float):
-        "Time in which nobody sent, because the next rows were not there yet, is no time that a broker took."
-        for batch in self.batches: batch.since += idle_s
+        """Time in which nobody sent, because the next rows were not there yet, is no time that a
+        broker took.
+        """
+        for batch in self.batches:
+            batch.since += idle_s
 
     def next(self, now: float) -> Batch | None:
-        "The batch that may be sent now."
+        """The batch that may be sent now."""
         flying = sum(b.flying for b in self.batches)
-        if now < self.not_before or flying >= (IN_FLIGHT if self.sure else 1): return None
+        if now < self.not_before or flying >= (IN_FLIGHT if self.sure else 1):
+            return None
         return next((b for b in self.batches if not b.flying), None)
 
     def arrived(self, batch: Batch, offset: int):
-        "The broker has it. `offset` of its first record, -1 if the broker no longer knows it. Answers may come in any order after a lost one."
-        self.sure = self.sure or batch is self.batches[0]  # what is missing comes first: a later batch proves nothing
+        """The broker has it. `offset` of its first record, -1 if the broker no longer knows it.
+        Answers may come in any order after a lost one.
+        """
+        # what is missing comes first: a later batch proves nothing
+        self.sure = self.sure or batch is self.batches[0]
         self.batches.remove(batch)
         self.first = min(self.first, offset) if self.records else offset
         self.last = max(self.last, offset + batch.count - 1) if self.first >= 0 else -1
         self.records += batch.count
 
     def again(self, code: int, pause_s: float = 0.05):
-        "Something did not arrive: what is here is sent again, one batch at a time."
+        """Something did not arrive: what is here is sent again, one batch at a time."""
         self.sure, self.trouble, self.not_before = False, code, time.monotonic() + pause_s
 
 # %% ../../nbs/kafka/04_column_producer.ipynb #c011
-BUFFER_BYTES, REQUEST_BYTES, BLOCK_BYTES = 32 << 20, 4 << 20, 4 << 20  # of a transaction in flight or waiting; of a request; encoded at once
-_PASSES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE", 6: "NOT_LEADER_OR_FOLLOWER", 7: "REQUEST_TIMED_OUT",
-           9: "REPLICA_NOT_AVAILABLE", 13: "NETWORK_EXCEPTION", 14: "COORDINATOR_LOAD_IN_PROGRESS", 15: "COORDINATOR_NOT_AVAILABLE",
-           16: "NOT_COORDINATOR", 19: "NOT_ENOUGH_REPLICAS", 20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 51: "CONCURRENT_TRANSACTIONS",
-           55: "OPERATION_NOT_ATTEMPTED",  # another partition of the same request is the cause
-           56: "KAFKA_STORAGE_ERROR", 74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH"}
-_EARLY, _KNOWN_ALREADY, _NO_ANSWER = 45, 46, 13  # OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER
+# of a transaction in flight or waiting; of a request; encoded at once
+BUFFER_BYTES, REQUEST_BYTES, BLOCK_BYTES = 32 << 20, 4 << 20, 4 << 20
+_PASSES = {
+    3: "UNKNOWN_TOPIC_OR_PARTITION",
+    5: "LEADER_NOT_AVAILABLE",
+    6: "NOT_LEADER_OR_FOLLOWER",
+    7: "REQUEST_TIMED_OUT",
+    9: "REPLICA_NOT_AVAILABLE",
+    13: "NETWORK_EXCEPTION",
+    14: "COORDINATOR_LOAD_IN_PROGRESS",
+    15: "COORDINATOR_NOT_AVAILABLE",
+    16: "NOT_COORDINATOR",
+    19: "NOT_ENOUGH_REPLICAS",
+    20: "NOT_ENOUGH_REPLICAS_AFTER_APPEND",
+    51: "CONCURRENT_TRANSACTIONS",
+    55: "OPERATION_NOT_ATTEMPTED",  # another partition of the same request is the cause
+    56: "KAFKA_STORAGE_ERROR",
+    74: "FENCED_LEADER_EPOCH",
+    75: "UNKNOWN_LEADER_EPOCH",
+}
+# OUT_OF_ORDER_SEQUENCE_NUMBER, DUPLICATE_SEQUENCE_NUMBER
+_EARLY, _KNOWN_ALREADY, _NO_ANSWER = 45, 46, 13
 _MOVED = {3, 5, 6, 9, 13, 74, 75}  # ask who leads
 
 
 class Sender:
-    "Brings the batches of one transaction to the brokers. `who` names it in errors; times are in milliseconds."
-    def __init__(self, control: Control, transactional_id: str, state: PreparedTxnState, *, codec: str = "none", implicit_add: bool = True,
-                 delivery_ms: int = DELIVERY_MS, request_ms: int = REQUEST_MS):
+    """Brings the batches of one transaction to the brokers. `who` names it in errors; times are in
+    milliseconds.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        transactional_id: str,
+        state: PreparedTxnState,
+        *,
+        codec: str = "none",
+        implicit_add: bool = True,
+        delivery_ms: int = DELIVERY_MS,
+        request_ms: int = REQUEST_MS,
+    ):
         self.control, self.who, self.state, self.codec = control, transactional_id, state, codec
         self.implicit_add, self.delivery_ms, self.request_ms = implicit_add, delivery_ms, request_ms
         self.lanes, self.held, self._leaders, self._known = {}, 0, {}, True
         self._flying, self._landed, self._stepped = Counter(), queue.SimpleQueue(), time.monotonic()
 
     def leaders(self, topic: str) -> int:
-        "Learn who leads a topic. The number of its partitions, 0 if there is no such topic."
+        """Learn who leads a topic. The number of its partitions, 0 if there is no such topic."""
         self._leaders |= (found := self.control.leaders([topic]))
         return len(found)
 
     def put(self, section: Section):
-        "Take records to send. Waits only when `BUFFER_BYTES` are held. Raises `PrecommitFailed`, `BadRow`, `NotAuthorized`, `BrokerUnreachable`."
+        """Take records to send. Waits only when `BUFFER_BYTES` are held. Raises `PrecommitFailed`,
+        `BadRow`, `NotAuthorized`, `BrokerUnreachable`.
+        """
         where = section.topic, section.partition
         lane = self.lanes.setdefault(where, Lane(*where, added=self.implicit_add))
         lane.append(section, self.state, self.codec)
         self.held += len(lane.batches[-1].content)
         self.step()
-        while self.held > BUFFER_BYTES: self.step(wait_s=0.05)
+        while self.held > BUFFER_BYTES:
+            self.step(wait_s=0.05)
 
     def settle(self):
-        "Wait until everything is acknowledged. Raises what `put` raises."
-        while any(lane.batches for lane in self.lanes.values()): self.step(wait_s=0.05)
+        """Wait until everything is acknowledged. Raises what `put` raises."""
+        while any(lane.batches for lane in self.lanes.values()):
+            self.step(wait_s=0.05)
 
     def quiet(self, seconds: float = 5):
-        "Wait until no answer is awaited any more, whatever it says."
+        """Wait until no answer is awaited any more, whatever it says."""
         end = time.monotonic() + seconds
         while self._flying.total() and time.monotonic() < end:
-            with suppress(queue.Empty): self._flying[self._landed.get(timeout=0.1)[0][0]] -= 1
+            with suppress(queue.Empty):
+                self._flying[self._landed.get(timeout=0.1)[0][0]] -= 1
 
     def step(self, wait_s: float = 0.0):
-        "Take the answers that are there (or wait for one), and send what may be sent."
-        for lane in self.lanes.values(): lane.forgive(time.monotonic() - self._stepped)
+        """Take the answers that are there (or wait for one), and send what may be sent."""
+        for lane in self.lanes.values():
+            lane.forgive(time.monotonic() - self._stepped)
         self._send_ready()
         try:
-            if wait_s: self._answered(*self._landed.get(timeout=wait_s))
-            while True: self._answered(*self._landed.get_nowait())
-        except queue.Empty: pass
+            if wait_s:
+                self._answered(*self._landed.get(timeout=wait_s))
+            while True:
+                self._answered(*self._landed.get_nowait())
+        except queue.Empty:
+            pass
         self._check_late()
         self._send_ready()
         self._stepped = time.monotonic()
@@ -151,40 +226,61 @@ class Sender:
         now, ready = time.monotonic(), {}
         for where, lane in self.lanes.items():
             node = self._leaders.get(where, -1)
-            if node < 0: self._known = False
-            elif (batch := lane.next(now)) is not None: ready.setdefault(node, []).append((lane, batch))
-        for node, parcel in ready.items(): self._send(node, parcel)
+            if node < 0:
+                self._known = False
+            elif (batch := lane.next(now)) is not None:
+                ready.setdefault(node, []).append((lane, batch))
+        for node, parcel in ready.items():
+            self._send(node, parcel)
 
     def _send(self, node: int, ready: list):
-        "Requests to one node, each with at most one batch of a lane."
+        """Requests to one node, each with at most one batch of a lane."""
         while ready and self._flying[node] < IN_FLIGHT:
             parcel, size = [], 0
             while ready and (not parcel or size + len(ready[0][1].content) <= REQUEST_BYTES):
                 parcel.append(ready.pop(0))
                 size += len(parcel[-1][1].content)
-            if self._add(parcel): self._send_parcel(node, parcel)
+            if self._add(parcel):
+                self._send_parcel(node, parcel)
 
     def _add(self, parcel: list) -> bool:
-        "Protocol 1: tell the coordinator of new partitions first."
+        """Protocol 1: tell the coordinator of new partitions first."""
         new = [lane for lane, _ in parcel if not lane.added]
-        codes = self.control.add_partitions(self.who, self.state, [(n.topic, n.partition) for n in new]) if new else {}
+        codes = (
+            self.control.add_partitions(self.who, self.state, [(n.topic, n.partition) for n in new])
+            if new
+            else {}
+        )
         told = [(lane, batch, codes.get((lane.topic, lane.partition), 0)) for lane, batch in parcel]
         for lane, batch, code in told:
-            if code and code not in _PASSES: raise self._refused(lane, batch, code)
+            if code and code not in _PASSES:
+                raise self._refused(lane, batch, code)
         for lane, _, code in told:
-            if code: lane.again(code)
-            else: lane.added = True
+            if code:
+                lane.again(code)
+            else:
+                lane.added = True
         return not any(codes.values())
 
     def _send_parcel(self, node: int, parcel: list):
         topics = {}
         for lane, batch in parcel:
             batch.flying = True
-            part = ProduceRequest.TopicProduceData.PartitionProduceData(index=lane.partition, records=batch.content)
+            part = ProduceRequest.TopicProduceData.PartitionProduceData(
+                index=lane.partition, records=batch.content
+            )
             topics.setdefault(lane.topic, []).append(part)
-        data = [ProduceRequest.TopicProduceData(name=name, partition_data=parts) for name, parts in topics.items()]
-        request = ProduceRequest(transactional_id=self.who, acks=-1, timeout_ms=self.request_ms, topic_data=data,
-                                 max_version=12 if self.implicit_add else 11)
+        data = [
+            ProduceRequest.TopicProduceData(name=name, partition_data=parts)
+            for name, parts in topics.items()
+        ]
+        request = ProduceRequest(
+            transactional_id=self.who,
+            acks=-1,
+            timeout_ms=self.request_ms,
+            topic_data=data,
+            max_version=12 if self.implicit_add else 11,
+        )
         self._flying[node] += 1
         future = self.control.send(request, node, self.request_ms + 1000)
         future.add_both(partial(_land, self._landed, (node, parcel), future))
@@ -192,13 +288,24 @@ class Sender:
     def _answered(self, parcel: tuple, future: Future):
         node, sent = parcel
         self._flying[node] -= 1
-        for _, batch in sent: batch.flying = False
-        if isinstance(future.exception, (NotSent, NoAnswer)): answers = {}
-        elif future.exception: raise future.exception
-        else: answers = {(t.name, p.index): p for t in future.value.responses for p in t.partition_responses}
+        for _, batch in sent:
+            batch.flying = False
+        if isinstance(future.exception, (NotSent, NoAnswer)):
+            answers = {}
+        elif future.exception:
+            raise future.exception
+        else:
+            answers = {
+                (t.name, p.index): p for t in future.value.responses for p in t.partition_responses
+            }
         for lane, batch in sent:
             answer = answers.get((lane.topic, lane.partition))
-            self._take(lane, batch, answer.error_code if answer else _NO_ANSWER, answer.base_offset if answer else -1)
+            self._take(
+                lane,
+                batch,
+                answer.error_code if answer else _NO_ANSWER,
+                answer.base_offset if answer else -1,
+            )
 
     def _take(self, lane: Lane, batch: Batch, code: int, offset: int):
         if code in (0, _KNOWN_ALREADY):
@@ -207,135 +314,270 @@ class Sender:
         elif code in _PASSES or (code == _EARLY and lane.batches[0] is not batch):
             lane.again(code)
             self._known = self._known and code not in _MOVED
-        else: raise self._refused(lane, batch, code)
+        else:
+            raise self._refused(lane, batch, code)
 
     def _refused(self, lane: Lane, batch: Batch, code: int) -> Exception:
-        return failure(self.who, {(lane.topic, lane.partition): (KafkaError(code), batch.count, batch.largest)})
+        return failure(
+            self.who, {(lane.topic, lane.partition): (KafkaError(code), batch.count, batch.largest)}
+        )
 
     def _check_late(self):
-        oldest = min((lane.batches[0].since for lane in self.lanes.values() if lane.batches), default=None)
-        if oldest is None or time.monotonic() - oldest < self.delivery_ms / 1000: return
-        late = [f"{sum(b.count for b in v.batches)} of {v.topic}-{v.partition} ({_PASSES.get(v.trouble, 'no answer')})" for v in self.lanes.values()
-                if v.batches]
-        raise PrecommitFailed(f"{self.who}: records not acknowledged: {', '.join(late)} within {self.delivery_ms} ms")
+        oldest = min(
+            (lane.batches[0].since for lane in self.lanes.values() if lane.batches), default=None
+        )
+        if oldest is None or time.monotonic() - oldest < self.delivery_ms / 1000:
+            return
+        late = [
+            f"{sum(b.count for b in v.batches)} of {v.topic}-{v.partition}"
+            f" ({_PASSES.get(v.trouble, 'no answer')})"
+            for v in self.lanes.values()
+            if v.batches
+        ]
+        raise PrecommitFailed(
+            f"{self.who}: records not acknowledged: {', '.join(late)} within {self.delivery_ms} ms"
+        )
 
 
-def _land(landed: queue.SimpleQueue, parcel: tuple, future: Future, _): landed.put((parcel, future))
+def _land(landed: queue.SimpleQueue, parcel: tuple, future: Future, _):
+    landed.put((parcel, future))
 
 # %% ../../nbs/kafka/04_column_producer.ipynb #c013
-_OBEYED = {"bootstrap.servers", "client.id", "security.protocol", "enable.ssl.certificate.verification", TOKEN_PROVIDER, "partitioner",
-           "acks", "request.required.acks", "compression.type", "compression.codec", "batch.size", "message.max.bytes",
-           "message.timeout.ms", "delivery.timeout.ms", "socket.timeout.ms"}
+_OBEYED = {
+    "bootstrap.servers",
+    "client.id",
+    "security.protocol",
+    "enable.ssl.certificate.verification",
+    TOKEN_PROVIDER,
+    "partitioner",
+    "acks",
+    "request.required.acks",
+    "compression.type",
+    "compression.codec",
+    "batch.size",
+    "message.max.bytes",
+    "message.timeout.ms",
+    "delivery.timeout.ms",
+    "socket.timeout.ms",
+}
 
 
 def without_use(conf: Mapping) -> list[str]:
-    "The settings of librdkafka in `conf` that this engine has no use for, in order."
-    return sorted(name for name in conf if name not in _OBEYED and not name.startswith(("sasl.", "ssl.")))
+    """The settings of librdkafka in `conf` that this engine has no use for, in order."""
+    return sorted(
+        name for name in conf if name not in _OBEYED and not name.startswith(("sasl.", "ssl."))
+    )
 
 
 class ColumnTransaction(TransactionBase):
-    """One transaction: `begin()`, `write`, `flush`, `precommit`; same form as `RowTransaction`. `conf` has librdkafka's names. `control` is
-    shared by all transactions of a process. `two_phase`: KIP-939, no timeout. An exception in the `with` block before
-    `precommit` aborts it."""
-    def __init__(self, control: Control, conf: Mapping, transactional_id: str, timeout_ms: int, *, topic: str | None = None,
-                 batch_bytes: int | None = None, participant: str = "kafka", cluster_id: str = "",
-                 end_txn_version: int | None = None, two_phase: bool = False):
+    """One transaction: `begin()`, `write`, `flush`, `precommit`; same form as `RowTransaction`.
+    `conf` has librdkafka's names. `control` is shared by all transactions of a process.
+    `two_phase`: KIP-939, no timeout. An exception in the `with` block before `precommit` aborts it.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        conf: Mapping,
+        transactional_id: str,
+        timeout_ms: int,
+        *,
+        topic: str | None = None,
+        batch_bytes: int | None = None,
+        participant: str = "kafka",
+        cluster_id: str = "",
+        end_txn_version: int | None = None,
+        two_phase: bool = False,
+    ):
         settings = producer_conf(dict(conf), batch_bytes=batch_bytes)
-        self.control, self.who, self.topic, self.timeout_ms, self.two_phase = control, transactional_id, topic, timeout_ms, two_phase
-        self.codec, self.most = codec_named(settings.get("compression.type", settings.get("compression.codec", "none"))), settings["batch.size"]
+        self.control, self.who, self.topic, self.timeout_ms, self.two_phase = (
+            control,
+            transactional_id,
+            topic,
+            timeout_ms,
+            two_phase,
+        )
+        self.codec, self.most = (
+            codec_named(
+                settings.get("compression.type", settings.get("compression.codec", "none"))
+            ),
+            settings["batch.size"],
+        )
         self.largest = settings["message.max.bytes"]
         self.version = end_txn_version or control.end_txn_version()
-        waits = {"delivery_ms": settings["message.timeout.ms"], "request_ms": int(settings.get("socket.timeout.ms", REQUEST_MS))}
+        waits = {
+            "delivery_ms": settings["message.timeout.ms"],
+            "request_ms": int(settings.get("socket.timeout.ms", REQUEST_MS)),
+        }
         self._waits = waits if two_phase else {k: min(v, timeout_ms) for k, v in waits.items()}
-        self._receipt = dict(transactional_id=transactional_id, timeout_ms=None if two_phase else timeout_ms, participant=participant,
-                             cluster_id=cluster_id, end_txn_version=self.version)
+        self._receipt = dict(
+            transactional_id=transactional_id,
+            timeout_ms=None if two_phase else timeout_ms,
+            participant=participant,
+            cluster_id=cluster_id,
+            end_txn_version=self.version,
+        )
         self.state, self._sender, self._dealers, self._sent = None, None, {}, 0
 
     def begin(self) -> "ColumnTransaction":
-        """One InitProducerId, and the transaction is open. Raises `UnclearAnswer` (give the name up and take another), `NotAuthorized`,
-        `BadOption`, `BrokerUnreachable`."""
-        self.state = self.control.init_producer_id(self.who, timeout_ms=self.timeout_ms, enable_2pc=self.two_phase)
-        if self.state.epoch > EPOCH_MAX: raise NameWornOut(f"{self.who}: epoch {self.state.epoch} of producer id {self.state.producer_id}")
-        self._sender = Sender(self.control, self.who, self.state, codec=self.codec, implicit_add=self.version >= 5, **self._waits)
+        """One InitProducerId, and the transaction is open. Raises `UnclearAnswer` (give the name up
+        and take another), `NotAuthorized`, `BadOption`, `BrokerUnreachable`.
+        """
+        self.state = self.control.init_producer_id(
+            self.who, timeout_ms=self.timeout_ms, enable_2pc=self.two_phase
+        )
+        if self.state.epoch > EPOCH_MAX:
+            raise NameWornOut(
+                f"{self.who}: epoch {self.state.epoch} of producer id {self.state.producer_id}"
+            )
+        self._sender = Sender(
+            self.control,
+            self.who,
+            self.state,
+            codec=self.codec,
+            implicit_add=self.version >= 5,
+            **self._waits,
+        )
         self._receipt["started_ms"] = int(time.time() * 1000)
         return self
 
     def write(self, batch: pa.RecordBatch):
-        "Encode the rows and send them. Raises `BadRow`, `NotAuthorized`, `PrecommitFailed`, `BrokerUnreachable`; `IllegalStep` after `precommit`."
+        """Encode the rows and send them. Raises `BadRow`, `NotAuthorized`, `PrecommitFailed`,
+        `BrokerUnreachable`; `IllegalStep` after `precommit`.
+        """
         self.step("write")
         parts = []
-        for topic, part in _by_topic(batch, self.topic):  # nothing of a batch is sent before all of it is known to be good
+        # nothing of a batch is sent before all of it is known to be good
+        for topic, part in _by_topic(batch, self.topic):
             rows = rows_of(part)
             check_sizes(rows, topic, self.largest)
-            parts.append((topic, rows, self._partitions(topic, part, rows.keys), -(-part.nbytes // BLOCK_BYTES) or 1))
+            parts.append(
+                (
+                    topic,
+                    rows,
+                    self._partitions(topic, part, rows.keys),
+                    -(-part.nbytes // BLOCK_BYTES) or 1,
+                )
+            )
         for topic, rows, partitions, pieces in parts:
-            for piece in np.array_split(np.arange(len(rows)), pieces): self._send(topic, rows, partitions, piece)
+            for piece in np.array_split(np.arange(len(rows)), pieces):
+                self._send(topic, rows, partitions, piece)
         self._sent += batch.num_rows
 
     def _send(self, topic: str, rows: Rows, partitions: np.ndarray, piece: np.ndarray):
-        if not len(piece): return
+        if not len(piece):
+            return
         start, stop = int(piece[0]), int(piece[-1]) + 1
-        for section in sections(rows.slice(start, stop), partitions[start:stop], topic, self.most): self._sender.put(section)
+        for section in sections(rows.slice(start, stop), partitions[start:stop], topic, self.most):
+            self._sender.put(section)
 
     def _partitions(self, topic: str, batch: pa.RecordBatch, keys: pa.Array | None) -> np.ndarray:
-        "Where each row goes: where its column says, else by its key, else in turn."
+        """Where each row goes: where its column says, else by its key, else in turn."""
         dealer = self._dealers.get(topic) or self._look_up(topic)
         dealt, chosen = dealer.deal(keys, batch.num_rows), batch.schema.get_field_index("partition")
-        return dealt if chosen < 0 else _chosen(batch.column(chosen), dealt, dealer.partitions, topic)
+        return (
+            dealt if chosen < 0 else _chosen(batch.column(chosen), dealt, dealer.partitions, topic)
+        )
 
     def _look_up(self, topic: str, wait_s: float = 2) -> Dealer:
-        "A new topic may need a moment until all brokers know it."
+        """A new topic may need a moment until all brokers know it."""
         end = time.monotonic() + wait_s
         while not (partitions := self._sender.leaders(topic)):
-            if time.monotonic() > end: raise failure(self.who, {(topic, -1): (KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), 1, 0)})
+            if time.monotonic() > end:
+                raise failure(
+                    self.who, {(topic, -1): (KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), 1, 0)}
+                )
             time.sleep(0.1)
         self._dealers[topic] = Dealer(partitions, next=self.state.producer_id % partitions)
         return self._dealers[topic]
 
     def flush(self):
-        "Wait until every record is acknowledged, at most as long as a delivery may take. Raises what `write` raises."
+        """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
+        what `write` raises.
+        """
         self._sender.settle()
 
     @property
     def partitions(self) -> tuple[PartitionRange, ...]:
-        "What arrived, sorted."
-        return tuple(PartitionRange(topic=topic, partition=partition, records=lane.records, first_offset=lane.first, last_offset=lane.last)
-                     for (topic, partition), lane in sorted(self._sender.lanes.items()) if lane.records)
+        """What arrived, sorted."""
+        return tuple(
+            PartitionRange(
+                topic=topic,
+                partition=partition,
+                records=lane.records,
+                first_offset=lane.first,
+                last_offset=lane.last,
+            )
+            for (topic, partition), lane in sorted(self._sender.lanes.items())
+            if lane.records
+        )
 
     def precommit(self) -> Committable:
-        "The receipt. From here on the transaction belongs to whoever holds it. Raises `PrecommitFailed`."
+        """The receipt. From here on the transaction belongs to whoever holds it. Raises
+        `PrecommitFailed`.
+        """
         missing = self._sent - sum(p.records for p in self.partitions)
-        if missing: raise PrecommitFailed(f"{self.who}: {missing} of {self._sent} records are not acknowledged: flush first")
-        if not self._sent: raise PrecommitFailed(f"{self.who}: no record was written, so the broker has no transaction to commit")
+        if missing:
+            raise PrecommitFailed(
+                f"{self.who}: {missing} of {self._sent} records are not acknowledged: flush first"
+            )
+        if not self._sent:
+            raise PrecommitFailed(
+                f"{self.who}: no record was written, so the broker has no transaction to commit"
+            )
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._receipt)
 
     def __exit__(self, kind, *_):
-        if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN: return
+        if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN:
+            return
         self._sender.quiet()
-        try: self.control.end_txn(self.who, self.state, commit=False, version=self.version)
-        except TwoPhaseError: pass  # the first error counts; what stays open is swept, or aborted by its timeout
+        try:
+            self.control.end_txn(self.who, self.state, commit=False, version=self.version)
+        # the first error counts; what stays open is swept, or aborted by its timeout
+        except TwoPhaseError:
+            pass
 
 # %% ../../nbs/kafka/04_column_producer.ipynb #c014
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[str, pa.RecordBatch]]:
-    "The rows of each topic: the option wins over the column. Raises `BadRow`."
-    if topic is not None: return [(topic, batch)]
+    """The rows of each topic: the option wins over the column. Raises `BadRow`."""
+    if topic is not None:
+        return [(topic, batch)]
     at = batch.schema.get_field_index("topic")
-    if at < 0: raise BadRow("neither the option topic nor a column topic is there", action="Set the option topic, or add a column topic.")
+    if at < 0:
+        raise BadRow(
+            "neither the option topic nor a column topic is there",
+            action="Set the option topic, or add a column topic.",
+        )
     names = batch.column(at)
-    if names.null_count: raise BadRow(f"{first_of(pc.is_null(names))}: topic is null", action="Set the option topic, or fill the column topic.")
+    if names.null_count:
+        raise BadRow(
+            f"{first_of(pc.is_null(names))}: topic is null",
+            action="Set the option topic, or fill the column topic.",
+        )
     found = pc.unique(names).cast(pa.string()).to_pylist()
-    return [(found[0], batch)] if len(found) == 1 else [(name, batch.filter(pc.equal(names.cast(pa.string()), name))) for name in found]
+    return (
+        [(found[0], batch)]
+        if len(found) == 1
+        else [(name, batch.filter(pc.equal(names.cast(pa.string()), name))) for name in found]
+    )
 
 
 def _chosen(column: pa.Array, dealt: np.ndarray, partitions: int, topic: str) -> np.ndarray:
-    "The column's partitions, and those that were dealt where it is null. Raises `BadRow`."
+    """The column's partitions, and those that were dealt where it is null. Raises `BadRow`."""
     if not (pa.types.is_integer(column.type) or pa.types.is_null(column.type)):
-        raise BadRow(f"column partition has type {column.type}", why="It must be int.", action="Cast the column partition before the sink.")
+        raise BadRow(
+            f"column partition has type {column.type}",
+            why="It must be int.",
+            action="Cast the column partition before the sink.",
+        )
     given = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
     wanted = np.where(pc.is_null(column).to_numpy(zero_copy_only=False), dealt, given)
     wrong = (wanted < 0) | (wanted >= partitions)
     if wrong.any():
-        raise BadRow(f"{first_of(pa.array(wrong))}: partition {wanted[wrong][0]} of topic {topic}",
-                     why=f"There is no such topic or partition: this one has 0 to {partitions - 1}.", action="Correct the column partition.")
+        raise BadRow(
+            f"{first_of(pa.array(wrong))}: partition {wanted[wrong][0]} of topic {topic}",
+            why=f"There is no such topic or partition: this one has 0 to {partitions - 1}.",
+            action="Correct the column partition.",
+        )
     return wanted

@@ -9,7 +9,13 @@ __all__ = ['REFUSED_OPTIONS', 'TOKEN_PROVIDER', 'VERIFIES', 'KIP_939', 'client_c
            'Verdicts', 'Kept', 'Recovery', 'TopicInfo', 'Control']
 
 # %% ../../nbs/kafka/01_control.ipynb #c002
-import importlib, os, random, re, shlex, ssl, time
+import importlib
+import os
+import random
+import re
+import shlex
+import ssl
+import time
 from dataclasses import dataclass, field
 from typing import Callable, Iterable, Mapping
 
@@ -19,9 +25,17 @@ from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
-from kafka.protocol.admin import DescribeConfigsRequest, DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.admin import (
+    DescribeConfigsRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.producer.transaction import (
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+)
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 # %% ../../nbs/kafka/01_control.ipynb #c004
@@ -29,62 +43,118 @@ from ..protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, Uncle
 from ..protocol.transactions import Outcome, PreparedTxnState
 
 # %% ../../nbs/kafka/01_control.ipynb #c007
-_RENAMED = {"sasl.mechanism": "sasl.mechanisms", "max.request.size": "message.max.bytes", "metadata.broker.list": "bootstrap.servers",
-            "send.buffer.bytes": "socket.send.buffer.bytes", "receive.buffer.bytes": "socket.receive.buffer.bytes",
-            "ssl.truststore.certificates": "ssl.ca.pem"}
+_RENAMED = {
+    "sasl.mechanism": "sasl.mechanisms",
+    "max.request.size": "message.max.bytes",
+    "metadata.broker.list": "bootstrap.servers",
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "ssl.truststore.certificates": "ssl.ca.pem",
+}
 
-_PEM = "use kafka.ssl.ca.location with a PEM file (keytool -exportcert -rfc, or openssl pkcs12, makes one)"
-_KEY = "use kafka.ssl.certificate.location and kafka.ssl.key.location with PEM files (openssl pkcs12 makes them)"
+_PEM = (
+    "use kafka.ssl.ca.location with a PEM file (keytool -exportcert -rfc, or openssl pkcs12, makes"
+    " one)"
+)
+_KEY = (
+    "use kafka.ssl.certificate.location and kafka.ssl.key.location with PEM files (openssl pkcs12"
+    " makes them)"
+)
 _OURS = "leave it out, the sink turns rows into bytes itself"
 _CODE = "leave it out, Java classes cannot be loaded here"
 REFUSED_OPTIONS = {
-    "ssl.truststore.location": _PEM, "ssl.truststore.password": _PEM, "ssl.keystore.location": _KEY, "ssl.keystore.password": _KEY,
-    "ssl.keystore.key": _KEY, "ssl.keystore.certificate.chain": _KEY, "ssl.certificate.pem": _KEY, "ssl.key.pem": _KEY,
-    "key.serializer": _OURS, "value.serializer": _OURS, "interceptor.classes": _CODE, "metric.reporters": _CODE,
-    "ssl.engine.factory.class": _CODE, "sasl.login.callback.handler.class": _CODE, "sasl.client.callback.handler.class": _CODE,
-    "partitioner.class": "use kafka.partitioner, for instance murmur2_random (the default here, and Java's)",
+    "ssl.truststore.location": _PEM,
+    "ssl.truststore.password": _PEM,
+    "ssl.keystore.location": _KEY,
+    "ssl.keystore.password": _KEY,
+    "ssl.keystore.key": _KEY,
+    "ssl.keystore.certificate.chain": _KEY,
+    "ssl.certificate.pem": _KEY,
+    "ssl.key.pem": _KEY,
+    "key.serializer": _OURS,
+    "value.serializer": _OURS,
+    "interceptor.classes": _CODE,
+    "metric.reporters": _CODE,
+    "ssl.engine.factory.class": _CODE,
+    "sasl.login.callback.handler.class": _CODE,
+    "sasl.client.callback.handler.class": _CODE,
+    "partitioner.class": (
+        "use kafka.partitioner, for instance murmur2_random (the default here, and Java's)"
+    ),
     "transactional.id": "use transactionalIdPrefix; the sink makes the ids",
-    "buffer.memory": "use kafka.queue.buffering.max.kbytes", "max.block.ms": "leave it out, a task waits as long as it takes"}
+    "buffer.memory": "use kafka.queue.buffering.max.kbytes",
+    "max.block.ms": "leave it out, a task waits as long as it takes",
+}
 
 # %% ../../nbs/kafka/01_control.ipynb #c009
 _MODULES = {"PlainLoginModule": ("PLAIN",), "ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512")}
 
 
 def _jaas(text: str, mechanism: str | None) -> dict[str, str]:
-    "librdkafka's settings for a `sasl.jaas.config` line. Errors name the login module, never the rest of the line."
+    """librdkafka's settings for a `sasl.jaas.config` line. Errors name the login module, never the
+    rest of the line.
+    """
     form = 'module required username="..." password="...";'
-    try: module, _, *pairs = shlex.split(text.strip().rstrip(";"))
-    except ValueError: raise BadOption("kafka.sasl.jaas.config cannot be read", action=f"Write it as {form}") from None
+    try:
+        module, _, *pairs = shlex.split(text.strip().rstrip(";"))
+    except ValueError:
+        raise BadOption(
+            "kafka.sasl.jaas.config cannot be read", action=f"Write it as {form}"
+        ) from None
     known = _MODULES.get(module.rpartition(".")[2])
     given = dict(p.partition("=")[::2] for p in pairs)
     if known is None or not {"username", "password"} <= given.keys() or "tokenauth" in given:
-        raise BadOption(f"kafka.sasl.jaas.config: {module} cannot be used here",
-                        why="Only PlainLoginModule and ScramLoginModule, with username and password, have a counterpart outside Java.")
+        raise BadOption(
+            f"kafka.sasl.jaas.config: {module} cannot be used here",
+            why=(
+                "Only PlainLoginModule and ScramLoginModule, with username and password, have a"
+                " counterpart outside Java."
+            ),
+        )
     mechanism = (mechanism or known[0]).upper()
-    if mechanism not in known: raise BadOption(f"kafka.sasl.mechanism={mechanism} does not fit {module}")
-    return {"sasl.mechanisms": mechanism, "sasl.username": given["username"], "sasl.password": given["password"]}
+    if mechanism not in known:
+        raise BadOption(f"kafka.sasl.mechanism={mechanism} does not fit {module}")
+    return {
+        "sasl.mechanisms": mechanism,
+        "sasl.username": given["username"],
+        "sasl.password": given["password"],
+    }
 
 # %% ../../nbs/kafka/01_control.ipynb #c010
 _VERIFY_HOST = "ssl.endpoint.identification.algorithm"
 
 
 def _refuse(name: str, value: str):
-    if name in REFUSED_OPTIONS: raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {REFUSED_OPTIONS[name]}.")
-    if name == "enable.idempotence" and value.lower() == "false": raise BadOption("kafka.enable.idempotence=false: transactions need it to be true")
-    if name == "acks" and value not in ("all", "-1"): raise BadOption(f"kafka.acks={value}: a pre-commit promises all records, so acks must be all")
+    if name in REFUSED_OPTIONS:
+        raise BadOption(
+            f"kafka.{name} cannot be honoured", action=f"Instead, {REFUSED_OPTIONS[name]}."
+        )
+    if name == "enable.idempotence" and value.lower() == "false":
+        raise BadOption("kafka.enable.idempotence=false: transactions need it to be true")
+    if name == "acks" and value not in ("all", "-1"):
+        raise BadOption(
+            f"kafka.acks={value}: a pre-commit promises all records, so acks must be all"
+        )
 
 
 def client_conf(options: Mapping[str, str]) -> dict[str, str]:
-    """librdkafka's settings from the `kafka.*` options of a Spark query, in upper or lower case; other options are not looked at.
+    """librdkafka's settings from the `kafka.*` options of a Spark query, in upper or lower case;
+    other options are not looked at.
 
-    Raises `BadOption` for a missing `kafka.bootstrap.servers` and for what cannot be honoured. An unknown name passes: librdkafka refuses it.
+    Raises `BadOption` for a missing `kafka.bootstrap.servers` and for what cannot be honoured. An
+    unknown name passes: librdkafka refuses it.
     """
     given = {k.lower()[6:]: str(v) for k, v in options.items() if k.lower().startswith("kafka.")}
-    for name, value in given.items(): _refuse(name, value)
+    for name, value in given.items():
+        _refuse(name, value)
     conf = {_RENAMED.get(name, name): value for name, value in given.items()}
-    if not conf.get("bootstrap.servers"): raise BadOption("kafka.bootstrap.servers is missing")
-    if "sasl.jaas.config" in conf: conf |= _jaas(conf.pop("sasl.jaas.config"), conf.get("sasl.mechanisms"))
-    if conf.get(_VERIFY_HOST) == "": conf[_VERIFY_HOST] = "none"  # Java's way to turn it off
+    if not conf.get("bootstrap.servers"):
+        raise BadOption("kafka.bootstrap.servers is missing")
+    if "sasl.jaas.config" in conf:
+        conf |= _jaas(conf.pop("sasl.jaas.config"), conf.get("sasl.mechanisms"))
+    # Java's way to turn it off
+    if conf.get(_VERIFY_HOST) == "":
+        conf[_VERIFY_HOST] = "none"
     conf.pop("enable.idempotence", None)  # true, as always
     return conf
 
@@ -93,20 +163,34 @@ _FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ss
 
 
 def _tls(conf: Mapping) -> ssl.SSLContext:
-    "What `conf` says about certificates. Raises `BadOption` for a file that is missing or is not what it should be."
+    """What `conf` says about certificates. Raises `BadOption` for a file that is missing or is not
+    what it should be.
+    """
     for name in _FILES:
-        if name in conf and not os.access(conf[name], os.R_OK): raise BadOption(f"kafka.{name}={conf[name]}: no such file here, or not readable")
+        if name in conf and not os.access(conf[name], os.R_OK):
+            raise BadOption(f"kafka.{name}={conf[name]}: no such file here, or not readable")
     ca = conf.get("ssl.ca.location")
     try:
-        context = ssl.create_default_context(**({"capath": ca} if ca and os.path.isdir(ca) else {"cafile": ca}), cadata=conf.get("ssl.ca.pem"))
+        context = ssl.create_default_context(
+            **({"capath": ca} if ca and os.path.isdir(ca) else {"cafile": ca}),
+            cadata=conf.get("ssl.ca.pem"),
+        )
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if "ssl.certificate.location" in conf:  # a password that is missing must not become a question on the terminal
-            context.load_cert_chain(conf["ssl.certificate.location"], conf.get("ssl.key.location"), conf.get("ssl.key.password", ""))
+        # a password that is missing must not become a question on the terminal
+        if "ssl.certificate.location" in conf:
+            context.load_cert_chain(
+                conf["ssl.certificate.location"],
+                conf.get("ssl.key.location"),
+                conf.get("ssl.key.password", ""),
+            )
         if "ssl.crl.location" in conf:
             context.load_verify_locations(conf["ssl.crl.location"])
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     except ssl.SSLError as e:
-        raise BadOption(f"kafka.ssl.*: {e}", action="Use PEM files; a key with a password needs kafka.ssl.key.password.") from None
+        raise BadOption(
+            f"kafka.ssl.*: {e}",
+            action="Use PEM files; a key with a password needs kafka.ssl.key.password.",
+        ) from None
     verify = str(conf.get("enable.ssl.certificate.verification", "true")).lower() == "true"
     context.check_hostname = verify and conf.get(_VERIFY_HOST, "https") != "none"
     context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
@@ -117,101 +201,160 @@ TOKEN_PROVIDER = "sasl.oauthbearer.token.provider"
 
 
 def find_provider(conf: Mapping) -> Callable[[], tuple[str, float]]:
-    "The function that `conf` names: it returns (token, seconds since 1970 when it ends). Raises `BadOption`."
+    """The function that `conf` names: it returns (token, seconds since 1970 when it ends). Raises
+    `BadOption`.
+    """
     named = conf.get(TOKEN_PROVIDER, "")
     module, _, name = named.partition(":")
-    try: return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as e:
-        raise BadOption(f"kafka.{TOKEN_PROVIDER}={named}: {type(e).__name__}",
-                        why="kafka.sasl.mechanism=OAUTHBEARER needs a function that returns a token.",
-                        action="Name one as package.module:function, importable on the driver and on all executors.") from None
+        raise BadOption(
+            f"kafka.{TOKEN_PROVIDER}={named}: {type(e).__name__}",
+            why="kafka.sasl.mechanism=OAUTHBEARER needs a function that returns a token.",
+            action=(
+                "Name one as package.module:function, importable on the driver and on all"
+                " executors."
+            ),
+        ) from None
 
 
 class _Tokens(AbstractTokenProvider):
-    "kafka-python's view of the function; a token is kept until half a minute before its end."
+    """kafka-python's view of the function; a token is kept until half a minute before its end."""
+
     def __init__(self, ask: Callable, named: str):
         self._ask, self._named, self._token, self._ends = ask, named, "", 0
         self.token()  # an error now, not in the middle of a login
 
     def token(self) -> str:
         try:
-            if time.time() > self._ends - 30: self._token, self._ends = self._ask()[:2]
+            if time.time() > self._ends - 30:
+                self._token, self._ends = self._ask()[:2]
         except Exception as e:  # whatever it is: it may hold a secret, so only its kind is told
-            raise NotAuthorized(f"kafka.{TOKEN_PROVIDER}={self._named}: {type(e).__name__}", why="This function gave no token.",
-                                action="Call it by hand, on the driver and on an executor.") from None
+            raise NotAuthorized(
+                f"kafka.{TOKEN_PROVIDER}={self._named}: {type(e).__name__}",
+                why="This function gave no token.",
+                action="Call it by hand, on the driver and on an executor.",
+            ) from None
         return self._token
 
 
 def for_librdkafka(conf: Mapping) -> dict:
-    "The same settings for a client of librdkafka, where a token provider is a function."
-    if TOKEN_PROVIDER not in conf: return dict(conf)
+    """The same settings for a client of librdkafka, where a token provider is a function."""
+    if TOKEN_PROVIDER not in conf:
+        return dict(conf)
     provider = find_provider(conf)
-    return {k: v for k, v in conf.items() if k != TOKEN_PROVIDER} | {"oauth_cb": lambda _: provider()}
+    return {k: v for k, v in conf.items() if k != TOKEN_PROVIDER} | {
+        "oauth_cb": lambda _: provider()
+    }
 
 # %% ../../nbs/kafka/01_control.ipynb #c018
-_LOGIN = {"sasl.username": "sasl_plain_username", "sasl.password": "sasl_plain_password", "sasl.kerberos.service.name": "sasl_kerberos_service_name"}
+_LOGIN = {
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
+}
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
 
 
 def _servers(text: str) -> str:
-    "host:port,host:port without protocols. Raises `BadOption` for a port that is no number."
+    """host:port,host:port without protocols. Raises `BadOption` for a port that is no number."""
     servers = re.sub(r"\w+://", "", text)
     wrong = [s for s in servers.split(",") if re.fullmatch(r"[^:]+:(?!\d+$)[^:]*", s.strip())]
-    if wrong: raise BadOption(f"kafka.bootstrap.servers={text}: {wrong[0].strip()} is not host:port")
+    if wrong:
+        raise BadOption(f"kafka.bootstrap.servers={text}: {wrong[0].strip()} is not host:port")
     return servers
 
 
 def _connection(conf: Mapping, timeout_ms: int) -> dict:
-    "kafka-python's settings for the same connection. Raises `BadOption`."
-    for name in conf.keys() & {"ssl.certificate.pem", "ssl.key.pem", "ssl.keystore.location"}: _refuse(name, "")
-    # A driver ends hundreds of transactions at once; of those, the default of 5 requests in flight would refuse all but 5.
-    out = {"max_in_flight_requests_per_connection": 10_000, "receive_message_max_bytes": 100_000_000, "request_timeout_ms": timeout_ms,
-           "socket_connection_setup_timeout_ms": timeout_ms, "reconnect_backoff_max_ms": 500, "client_id": conf.get("client.id", "kafka2pc"),
-           "bootstrap_servers": _servers(conf["bootstrap.servers"]),
-           "security_protocol": conf.get("security.protocol", "PLAINTEXT").upper()}
-    if out["security_protocol"].endswith("SSL"): out["ssl_context"] = _tls(conf)
-    if not out["security_protocol"].startswith("SASL"): return out
+    """kafka-python's settings for the same connection. Raises `BadOption`."""
+    for name in conf.keys() & {"ssl.certificate.pem", "ssl.key.pem", "ssl.keystore.location"}:
+        _refuse(name, "")
+    # A driver ends hundreds of transactions at once; of those, the default of 5 requests in flight
+    # would refuse all but 5.
+    out = {
+        "max_in_flight_requests_per_connection": 10_000,
+        "receive_message_max_bytes": 100_000_000,
+        "request_timeout_ms": timeout_ms,
+        "socket_connection_setup_timeout_ms": timeout_ms,
+        "reconnect_backoff_max_ms": 500,
+        "client_id": conf.get("client.id", "kafka2pc"),
+        "bootstrap_servers": _servers(conf["bootstrap.servers"]),
+        "security_protocol": conf.get("security.protocol", "PLAINTEXT").upper(),
+    }
+    if out["security_protocol"].endswith("SSL"):
+        out["ssl_context"] = _tls(conf)
+    if not out["security_protocol"].startswith("SASL"):
+        return out
     mechanism = conf.get("sasl.mechanisms", conf.get("sasl.mechanism", "GSSAPI")).upper()
-    if mechanism not in _MECHANISMS: raise BadOption(f"kafka.sasl.mechanism={mechanism}: possible are {', '.join(_MECHANISMS)}")
-    if mechanism == "OAUTHBEARER": out["sasl_oauth_token_provider"] = _Tokens(find_provider(conf), conf[TOKEN_PROVIDER])
-    return out | {theirs: conf[name] for name, theirs in _LOGIN.items() if name in conf} | {"sasl_mechanism": mechanism}
+    if mechanism not in _MECHANISMS:
+        raise BadOption(f"kafka.sasl.mechanism={mechanism}: possible are {', '.join(_MECHANISMS)}")
+    if mechanism == "OAUTHBEARER":
+        out["sasl_oauth_token_provider"] = _Tokens(find_provider(conf), conf[TOKEN_PROVIDER])
+    return (
+        out
+        | {theirs: conf[name] for name, theirs in _LOGIN.items() if name in conf}
+        | {"sasl_mechanism": mechanism}
+    )
 
 
 def check_login(conf: Mapping):
-    "Raises `BadOption`, or `NotAuthorized`, if certificates or a token are needed and are not to be had. Asks no broker."
-    if conf.get("security.protocol", "PLAINTEXT").upper() != "PLAINTEXT": _connection(conf, 1000)
+    """Raises `BadOption`, or `NotAuthorized`, if certificates or a token are needed and are not to
+    be had. Asks no broker.
+    """
+    if conf.get("security.protocol", "PLAINTEXT").upper() != "PLAINTEXT":
+        _connection(conf, 1000)
 
 # %% ../../nbs/kafka/01_control.ipynb #c021
 class NotSent(Exception):
-    "The request never left this machine."
+    """The request never left this machine."""
+
+
 class NoAnswer(Exception):
-    "The request left and no answer came: it may or may not have been carried out."
+    """The request left and no answer came: it may or may not have been carried out."""
+
+
 class NotYet(Exception):
-    "The broker answered that it cannot say now: the coordinator moves, loads, or still completes the last transaction."
+    """The broker answered that it cannot say now: the coordinator moves, loads, or still completes
+    the last transaction.
+    """
 
 
 class TooOld(BadOption):
-    "A broker does not offer a request, or not the version of it that is needed."
-    why = "It is older than Apache Kafka 3.6, or a server that offers only a part of Kafka's protocol."
+    """A broker does not offer a request, or not the version of it that is needed."""
+
+    why = (
+        "It is older than Apache Kafka 3.6, or a server that offers only a part of Kafka's"
+        " protocol."
+    )
     action = "Use Apache Kafka 3.6 or newer on every broker."
 
 
 _FORBIDDEN = (wire_errors.SaslAuthenticationFailedError, wire_errors.AuthorizationError)
 
 
-def _code(code: int) -> str: return f"{code} {wire_errors.for_code(code).message}"
+def _code(code: int) -> str:
+    return f"{code} {wire_errors.for_code(code).message}"
 
 # %% ../../nbs/kafka/01_control.ipynb #c023
 class Connection:
-    "Requests to the brokers of one cluster, from many threads at once. `conf` has librdkafka's names. Make a new one after a fork."
+    """Requests to the brokers of one cluster, from many threads at once. `conf` has librdkafka's
+    names. Make a new one after a fork.
+    """
+
     def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000):
-        self.servers, self.timeout_ms, self._user = conf["bootstrap.servers"], timeout_ms, conf.get("sasl.username", "anonymous")
+        self.servers, self.timeout_ms, self._user = (
+            conf["bootstrap.servers"],
+            timeout_ms,
+            conf.get("sasl.username", "anonymous"),
+        )
         settings = _connection(conf, timeout_ms // 4)
         self._sasl, self._hung_up = "sasl_mechanism" in settings, 0
         self._net = NetworkSelector()
         self._net.start()
         self._manager = KafkaConnectionManager(self._net, **settings)
-        try: self._open()
+        try:
+            self._open()
         except BaseException:
             self.close()
             raise
@@ -222,29 +365,43 @@ class Connection:
         self._features = {f.name: f.max_version_level for f in said.finalized_features or ()}
 
     async def _greet(self):
-        "Reach one of the named servers, and learn from it who the brokers are."
+        """Reach one of the named servers, and learn from it who the brokers are."""
         m = self._manager
         server = random.choice(m.cluster.bootstrap_brokers())
         m.reset_backoff(server.node_id)
         try:
             await m.wait_for(m.get_connection(server.node_id).init_future, self.timeout_ms / 4)
             await m.bootstrap_async(self.timeout_ms / 4)
-        except _FORBIDDEN as e: raise self._not_allowed(f"{e.errno} {e.message}") from None
+        except _FORBIDDEN as e:
+            raise self._not_allowed(f"{e.errno} {e.message}") from None
         except wire_errors.KafkaError as e:
-            if bad := _bad_certificate(f"{server.host}:{server.port}", str(e)): raise bad from None
-            self._hung_up += "disconnected" in str(e) and self._sasl and m.broker_version_data is not None
-            if self._hung_up == 3: raise self._not_allowed("the broker hangs up during the login") from None
+            if bad := _bad_certificate(f"{server.host}:{server.port}", str(e)):
+                raise bad from None
+            self._hung_up += (
+                "disconnected" in str(e) and self._sasl and m.broker_version_data is not None
+            )
+            if self._hung_up == 3:
+                raise self._not_allowed("the broker hangs up during the login") from None
             raise NotSent(f"{server.host}:{server.port}: {e}") from None
 
     def _not_allowed(self, what: str) -> NotAuthorized:
-        return NotAuthorized(f"user {self._user} at {self.servers}: {what}", why="The cluster refused this user, password or mechanism.",
-                             action="Check kafka.sasl.mechanism, the user name and the password; then restart the query.")
+        return NotAuthorized(
+            f"user {self._user} at {self.servers}: {what}",
+            why="The cluster refused this user, password or mechanism.",
+            action=(
+                "Check kafka.sasl.mechanism, the user name and the password; then restart the"
+                " query."
+            ),
+        )
 
-    def __enter__(self): return self
-    def __exit__(self, *_): self.close()
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def close(self):
-        "Close every connection. Transactions stay as they are."
+        """Close every connection. Transactions stay as they are."""
         self._manager.close()
         self._net.stop(1000)
         self._net.close()
@@ -254,86 +411,152 @@ class Connection:
         try:
             node_id = m.least_loaded_node() if node_id is None else node_id
             await m.wait_for(m.get_connection(node_id).init_future, self.timeout_ms / 4)
-        except _FORBIDDEN as e: raise self._not_allowed(f"{e.errno} {e.message}") from None
+        except _FORBIDDEN as e:
+            raise self._not_allowed(f"{e.errno} {e.message}") from None
         except wire_errors.KafkaError as e:
-            if isinstance(e, wire_errors.UnknownBrokerIdError): m.cluster.request_update()  # a node that has come since the last look
+            # a node that has come since the last look
+            if isinstance(e, wire_errors.UnknownBrokerIdError):
+                m.cluster.request_update()
             raise NotSent(f"{request.name}: {e}") from None
-        try: return await m.wait_for(m.send(request, node_id, within_ms), within_ms)
+        try:
+            return await m.wait_for(m.send(request, node_id, within_ms), within_ms)
         except wire_errors.IncompatibleBrokerVersion:
-            raise TooOld(f"{request.name.removesuffix('Request')}: node {node_id} does not offer it, or not the version that is needed") from None
-        except wire_errors.NodeNotReadyError as e: raise NotSent(f"{request.name}: {e}") from None
-        except wire_errors.KafkaError as e: raise NoAnswer(f"{request.name}: {e}") from None
+            raise TooOld(
+                f"{request.name.removesuffix('Request')}: node {node_id} does not offer it, or not"
+                " the version that is needed"
+            ) from None
+        except wire_errors.NodeNotReadyError as e:
+            raise NotSent(f"{request.name}: {e}") from None
+        except wire_errors.KafkaError as e:
+            raise NoAnswer(f"{request.name}: {e}") from None
 
     async def _ask_all(self, requests: list[tuple]) -> list:
-        futures = [self._manager.call_soon(self._ask, request, node_id) for request, node_id in requests]
+        futures = [
+            self._manager.call_soon(self._ask, request, node_id) for request, node_id in requests
+        ]
         return [await f for f in futures]
 
     def ask(self, request, node_id: int | None = None):
-        "Send one request of `kafka.protocol` once, to one broker (None: any). Raises `NotSent`, `NoAnswer`, `NotAuthorized`, `BadOption`."
+        """Send one request of `kafka.protocol` once, to one broker (None: any). Raises `NotSent`,
+        `NoAnswer`, `NotAuthorized`, `BadOption`.
+        """
         return self._manager.run(self._ask, request, node_id)
 
     def send(self, request, node_id: int, within_ms: float) -> Future:
-        "The same without waiting: the answer, or the error, comes to the `kafka.future.Future`. Requests to one node go out in order."
+        """The same without waiting: the answer, or the error, comes to the `kafka.future.Future`.
+        Requests to one node go out in order.
+        """
         return self._manager.call_soon(self._ask, request, node_id, within_ms)
 
     def ask_all(self, requests: list[tuple]) -> list:
-        "The same for several (request, node_id) at the same time; the first failure is raised."
+        """The same for several (request, node_id) at the same time; the first failure is raised."""
         return self._manager.run(self._ask_all, requests)
 
     def persist(self, verb: Callable, *, repeat=(NotSent, NotYet, NoAnswer)):
-        "Call `verb` until it raises none of `repeat`; `BrokerUnreachable` after `timeout_ms` and at most one more request."
+        """Call `verb` until it raises none of `repeat`; `BrokerUnreachable` after `timeout_ms` and
+        at most one more request.
+        """
+
         def give_up(state):
             last = state.outcome.exception()
-            raise BrokerUnreachable(f"{self.servers}: no usable answer within {self.timeout_ms} ms", why=f"The last one: {last}.")
-        return Retrying(retry=retry_if_exception_type(repeat), stop=stop_after_delay(self.timeout_ms / 1000),
-                        wait=wait_random_exponential(0.05, max=0.5), retry_error_callback=give_up)(verb)
+            raise BrokerUnreachable(
+                f"{self.servers}: no usable answer within {self.timeout_ms} ms",
+                why=f"The last one: {last}.",
+            )
+
+        return Retrying(
+            retry=retry_if_exception_type(repeat),
+            stop=stop_after_delay(self.timeout_ms / 1000),
+            wait=wait_random_exponential(0.05, max=0.5),
+            retry_error_callback=give_up,
+        )(verb)
 
     @property
-    def cluster_id(self) -> str: return self._manager.cluster.cluster_id
+    def cluster_id(self) -> str:
+        return self._manager.cluster.cluster_id
 
     def api_version(self, api_key: int) -> tuple[int, int] | None:
-        "(lowest, highest) version of this request that the broker we are connected to accepts (ApiVersions), or None."
+        """(lowest, highest) version of this request that the broker we are connected to accepts
+        (ApiVersions), or None.
+        """
         return self._manager.broker_version_data.api_versions.get(api_key)
 
     def highest(self, request) -> int:
-        "The highest version of a request of `kafka.protocol` that this broker accepts, -1 if it does not know the request."
+        """The highest version of a request of `kafka.protocol` that this broker accepts, -1 if it
+        does not know the request.
+        """
         return (self.api_version(request.API_KEY) or (-1, -1))[1]
 
     def highest_everywhere(self, request) -> dict[int, int]:
-        "The same for every broker of the cluster, by node id, asked anew. Raises `BrokerUnreachable` if one does not answer."
+        """The same for every broker of the cluster, by node id, asked anew. Raises
+        `BrokerUnreachable` if one does not answer.
+        """
+
         def once():
             nodes = self.nodes()
             answers = self.ask_all([(_versions_request(), n) for n in nodes])
             offered = [{k.api_key: k.max_version for k in a.api_keys} for a in answers]
-            return {n: versions.get(request.API_KEY, -1) for n, versions in zip(nodes, offered, strict=True)}
+            return {
+                n: versions.get(request.API_KEY, -1)
+                for n, versions in zip(nodes, offered, strict=True)
+            }
+
         return self.persist(once)
 
     def nodes(self) -> list[int]:
-        "The ids of the brokers, asked anew."
+        """The ids of the brokers, asked anew."""
+
         async def refresh():
-            try: await self._manager.cluster.refresh_metadata()
-            except wire_errors.KafkaError as e: raise NotSent(f"Metadata: {e}") from None
+            try:
+                await self._manager.cluster.refresh_metadata()
+            except wire_errors.KafkaError as e:
+                raise NotSent(f"Metadata: {e}") from None
+
         self._manager.run(refresh)
         return [b.node_id for b in self._manager.cluster.brokers()]
 
 
 def _bad_certificate(server: str, said: str) -> Exception | None:
-    "The error for a TLS handshake that fails over a certificate, and so will fail again; None for any other trouble."
+    """The error for a TLS handshake that fails over a certificate, and so will fail again; None for
+    any other trouble.
+    """
     if "CERTIFICATE_VERIFY_FAILED" in said:
-        return BadOption(f"{server}: {said}", why="The broker's certificate is not signed by kafka.ssl.ca.location, or is for another name.",
-                         action="Name the file of the brokers' authority, and the brokers as in their certificates.")
+        return BadOption(
+            f"{server}: {said}",
+            why=(
+                "The broker's certificate is not signed by kafka.ssl.ca.location, or is for another"
+                " name."
+            ),
+            action=(
+                "Name the file of the brokers' authority, and the brokers as in their certificates."
+            ),
+        )
     if re.search("alert.*(certificate|unknown ca)", said, re.I):
-        return NotAuthorized(f"{server}: {said}", why="The broker wants a certificate, and there was none, or one that it does not believe.",
-                             action="Name files that the brokers' authority signed: kafka.ssl.certificate.location and kafka.ssl.key.location.")
+        return NotAuthorized(
+            f"{server}: {said}",
+            why=(
+                "The broker wants a certificate, and there was none, or one that it does not"
+                " believe."
+            ),
+            action=(
+                "Name files that the brokers' authority signed: kafka.ssl.certificate.location and"
+                " kafka.ssl.key.location."
+            ),
+        )
 
 
 def _versions_request() -> ApiVersionsRequest:
-    return ApiVersionsRequest(client_software_name="kafka2pc", client_software_version="0", min_version=0)
+    return ApiVersionsRequest(
+        client_software_name="kafka2pc", client_software_version="0", min_version=0
+    )
 
 # %% ../../nbs/kafka/01_control.ipynb #c029
 @dataclass(frozen=True, slots=True)
 class ListedTransaction:
-    "One line of ListTransactions. `state` is the broker's word: Ongoing, PrepareCommit, CompleteAbort, ..."
+    """One line of ListTransactions. `state` is the broker's word: Ongoing, PrepareCommit,
+    CompleteAbort, ...
+    """
+
     transactional_id: str
     producer_id: int
     state: str
@@ -341,7 +564,10 @@ class ListedTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedTransaction:
-    "What DescribeTransactions says. `started_ms`: milliseconds since 1970 (-1: nothing begun); `timeout_ms` 2147483647: never."
+    """What DescribeTransactions says. `started_ms`: milliseconds since 1970 (-1: nothing begun);
+    `timeout_ms` 2147483647: never.
+    """
+
     transactional_id: str
     state: str
     producer_id: int
@@ -354,103 +580,190 @@ class DescribedTransaction:
 def _described(row) -> DescribedTransaction:
     partitions = tuple(sorted((t.topic, p) for t in row.topics for p in t.partitions))
     return DescribedTransaction(
-        transactional_id=row.transactional_id, state=row.transaction_state, producer_id=row.producer_id, epoch=row.producer_epoch,
-        timeout_ms=row.transaction_timeout_ms, started_ms=row.transaction_start_time_ms, partitions=partitions)
+        transactional_id=row.transactional_id,
+        state=row.transaction_state,
+        producer_id=row.producer_id,
+        epoch=row.producer_epoch,
+        timeout_ms=row.transaction_timeout_ms,
+        started_ms=row.transaction_start_time_ms,
+        partitions=partitions,
+    )
 
 # %% ../../nbs/kafka/01_control.ipynb #c031
-_NOT_AUTHORIZED, _NOT_FOUND = 53, 105  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_NOT_FOUND
+# TRANSACTIONAL_ID_AUTHORIZATION_FAILED, TRANSACTIONAL_ID_NOT_FOUND
+_NOT_AUTHORIZED, _NOT_FOUND = 53, 105
 _TRANSACTION = 1  # FindCoordinator's key type
 
 
 def id_not_authorized(transactional_id: str, two_phase: bool = False) -> NotAuthorized:
-    "The error for TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Brokers use the same code when KIP-939 is switched off or its right is missing."
-    write = "Grant WRITE on the resource TransactionalId, PREFIXED, with the value of transactionalIdPrefix; then restart the query."
-    also = " twoPhaseCommit=required also needs TWO_PHASE_COMMIT there, and transaction.two.phase.commit.enable=true on the brokers."
-    return NotAuthorized(f"transactional_id {transactional_id}: {_code(_NOT_AUTHORIZED)}", action=write + also * two_phase)
+    """The error for TRANSACTIONAL_ID_AUTHORIZATION_FAILED. Brokers use the same code when KIP-939
+    is switched off or its right is missing.
+    """
+    write = (
+        "Grant WRITE on the resource TransactionalId, PREFIXED, with the value of"
+        " transactionalIdPrefix; then restart the query."
+    )
+    also = (
+        " twoPhaseCommit=required also needs TWO_PHASE_COMMIT there, and"
+        " transaction.two.phase.commit.enable=true on the brokers."
+    )
+    return NotAuthorized(
+        f"transactional_id {transactional_id}: {_code(_NOT_AUTHORIZED)}",
+        action=write + also * two_phase,
+    )
 
 
 def topic_not_authorized(topic: str, right: str = "WRITE") -> NotAuthorized:
-    "The error for TOPIC_AUTHORIZATION_FAILED."
-    return NotAuthorized(f"topic {topic}: {_code(29)}", action=f"Grant {right} and DESCRIBE on the resource Topic {topic}; then restart the query.")
+    """The error for TOPIC_AUTHORIZATION_FAILED."""
+    return NotAuthorized(
+        f"topic {topic}: {_code(29)}",
+        action=f"Grant {right} and DESCRIBE on the resource Topic {topic}; then restart the query.",
+    )
 
 # %% ../../nbs/kafka/01_control.ipynb #c032
 class Inspection(Connection):
-    "What the coordinators say about transactions."
+    """What the coordinators say about transactions."""
+
     def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000):
         self._coordinators = {}
         super().__init__(conf, timeout_ms=timeout_ms)
 
     def coordinators(self, ids: list[str]) -> dict[str, int]:
-        "The node id of each coordinator; those not known yet are asked for, all together where the broker can."
+        """The node id of each coordinator; those not known yet are asked for, all together where
+        the broker can.
+        """
         at = {i: self._coordinators.get(i) for i in ids}
         missing = [i for i, node_id in at.items() if node_id is None]
-        try: rows = self._find_rows(missing) if missing else []
-        except NoAnswer as e: raise NotSent(str(e)) from None  # a question changes nothing
-        for i, row in zip(missing, rows, strict=True): self._check(row.error_code, i)
-        found = self._manager.run(self._learn, dict(zip(missing, rows, strict=True))) if missing else {}
+        try:
+            rows = self._find_rows(missing) if missing else []
+        # a question changes nothing
+        except NoAnswer as e:
+            raise NotSent(str(e)) from None
+        for i, row in zip(missing, rows, strict=True):
+            self._check(row.error_code, i)
+        found = (
+            self._manager.run(self._learn, dict(zip(missing, rows, strict=True))) if missing else {}
+        )
         self._coordinators |= found
         return at | found
 
     def _find_rows(self, ids: list[str]) -> list:
         if self.highest(FindCoordinatorRequest) < 4:
-            return self.ask_all([(FindCoordinatorRequest(key_type=_TRANSACTION, key=i, max_version=3), None) for i in ids])
-        rows = self.ask(FindCoordinatorRequest(key_type=_TRANSACTION, coordinator_keys=ids, min_version=4)).coordinators
+            return self.ask_all(
+                [
+                    (FindCoordinatorRequest(key_type=_TRANSACTION, key=i, max_version=3), None)
+                    for i in ids
+                ]
+            )
+        rows = self.ask(
+            FindCoordinatorRequest(key_type=_TRANSACTION, coordinator_keys=ids, min_version=4)
+        ).coordinators
         by_id = {row.key: row for row in rows}
         return [by_id[i] for i in ids]
 
     async def _learn(self, rows: dict) -> dict[str, int]:
-        return {i: self._manager.cluster.add_coordinator(row, _TRANSACTION, i, synthesize_node_id=False) for i, row in rows.items()}
+        return {
+            i: self._manager.cluster.add_coordinator(row, _TRANSACTION, i, synthesize_node_id=False)
+            for i, row in rows.items()
+        }
 
     def _forget(self, ids: Iterable[str]):
-        for i in ids: self._coordinators.pop(i, None)
+        for i in ids:
+            self._coordinators.pop(i, None)
 
     def _check(self, code: int, transactional_id: str, fine=(0,)):
-        if code in fine: return
-        if code == _NOT_AUTHORIZED: raise id_not_authorized(transactional_id)
+        if code in fine:
+            return
+        if code == _NOT_AUTHORIZED:
+            raise id_not_authorized(transactional_id)
         self._forget([transactional_id])
         raise NotYet(f"{transactional_id}: {_code(code)}")
 
     def _ask_coordinators(self, ids: list[str], request: Callable) -> list:
-        "The answers of the coordinators of `ids` to `request(their ids)`, all at the same time."
+        """The answers of the coordinators of `ids` to `request(their ids)`, all at the same time."""
         at = self.coordinators(ids)
         groups = {node_id: [i for i in ids if at[i] == node_id] for node_id in set(at.values())}
-        try: return self.ask_all([(request(group), node_id) for node_id, group in groups.items()])
+        try:
+            return self.ask_all([(request(group), node_id) for node_id, group in groups.items()])
         except (NotSent, NoAnswer):
             self._forget(ids)
             raise
 
     def describe_transactions(self, ids: Iterable[str]) -> dict[str, DescribedTransaction]:
-        "What the coordinators know of these ids; an id that they do not know is left out. Raises `NotAuthorized`, `BrokerUnreachable`."
+        """What the coordinators know of these ids; an id that they do not know is left out. Raises
+        `NotAuthorized`, `BrokerUnreachable`.
+        """
         ids = list(dict.fromkeys(ids))
+
         def once():
-            answers = self._ask_coordinators(ids, lambda group: DescribeTransactionsRequest(transactional_ids=group))
+            answers = self._ask_coordinators(
+                ids, lambda group: DescribeTransactionsRequest(transactional_ids=group)
+            )
             rows = [row for a in answers for row in a.transaction_states]
-            for row in rows: self._check(row.error_code, row.transactional_id, fine=(0, _NOT_FOUND))
+            for row in rows:
+                self._check(row.error_code, row.transactional_id, fine=(0, _NOT_FOUND))
             return rows
-        return {row.transactional_id: _described(row) for row in self.persist(once) if row.error_code == 0}
 
-    def list_transactions(self, prefix: str = "", states: Iterable[str] = ("Ongoing",), *, longer_ms: int | None = None) -> list[ListedTransaction]:
-        """Transactions whose id begins with `prefix`, in these states (none given: all), by id. Only those that this user may DESCRIBE are seen.
+        return {
+            row.transactional_id: _described(row)
+            for row in self.persist(once)
+            if row.error_code == 0
+        }
 
-        `longer_ms`: only those that run for longer than that, by their coordinator's clock (KIP-994, Kafka 3.8); raises `TooOld` where a broker
-        cannot filter so. The prefix is filtered by the broker from Kafka 4.1 on (KIP-1152).
-        Never a part: `BrokerUnreachable` if one broker does not answer, `TooOld` if it does not know the request.
+    def list_transactions(
+        self,
+        prefix: str = "",
+        states: Iterable[str] = ("Ongoing",),
+        *,
+        longer_ms: int | None = None,
+    ) -> list[ListedTransaction]:
+        """Transactions whose id begins with `prefix`, in these states (none given: all), by id.
+        Only those that this user may DESCRIBE are seen.
+
+        `longer_ms`: only those that run for longer than that, by their coordinator's clock
+        (KIP-994, Kafka 3.8); raises `TooOld` where a broker cannot filter so. The prefix is
+        filtered by the broker from Kafka 4.1 on (KIP-1152). Never a part: `BrokerUnreachable` if
+        one broker does not answer, `TooOld` if it does not know the request.
         """
         can_filter = prefix and self.highest(ListTransactionsRequest) >= 2
         more = {"transactional_id_pattern": re.escape(prefix) + ".*"} if can_filter else {}
-        if longer_ms is not None: more |= {"duration_filter": longer_ms, "min_version": 1}
+        if longer_ms is not None:
+            more |= {"duration_filter": longer_ms, "min_version": 1}
+
         def once():
-            request = lambda: ListTransactionsRequest(state_filters=list(states), producer_id_filters=[], **more)
+            request = lambda: ListTransactionsRequest(
+                state_filters=list(states), producer_id_filters=[], **more
+            )
             answers = self.ask_all([(request(), node_id) for node_id in self.nodes()])
-            for a in answers: self._check(a.error_code, "ListTransactions")
+            for a in answers:
+                self._check(a.error_code, "ListTransactions")
             return [row for a in answers for row in a.transaction_states]
-        found = [ListedTransaction(t.transactional_id, t.producer_id, t.transaction_state) for t in self.persist(once)]
-        return sorted((t for t in found if t.transactional_id.startswith(prefix)), key=lambda t: t.transactional_id)
+
+        found = [
+            ListedTransaction(t.transactional_id, t.producer_id, t.transaction_state)
+            for t in self.persist(once)
+        ]
+        return sorted(
+            (t for t in found if t.transactional_id.startswith(prefix)),
+            key=lambda t: t.transactional_id,
+        )
 
 # %% ../../nbs/kafka/01_control.ipynb #c038
-_NOT_YET = {14: "COORDINATOR_LOAD_IN_PROGRESS", 15: "COORDINATOR_NOT_AVAILABLE", 16: "NOT_COORDINATOR", 51: "CONCURRENT_TRANSACTIONS"}
-_REFUSED = {47: "INVALID_PRODUCER_EPOCH", 48: "INVALID_TXN_STATE", 49: "INVALID_PRODUCER_ID_MAPPING", 90: "PRODUCER_FENCED"}
-VERIFIES, KIP_939 = 4, 6  # from these versions on: AddPartitionsToTxn between brokers, InitProducerId with enable2Pc and keepPreparedTxn
+_NOT_YET = {
+    14: "COORDINATOR_LOAD_IN_PROGRESS",
+    15: "COORDINATOR_NOT_AVAILABLE",
+    16: "NOT_COORDINATOR",
+    51: "CONCURRENT_TRANSACTIONS",
+}
+_REFUSED = {
+    47: "INVALID_PRODUCER_EPOCH",
+    48: "INVALID_TXN_STATE",
+    49: "INVALID_PRODUCER_ID_MAPPING",
+    90: "PRODUCER_FENCED",
+}
+# from these versions on: AddPartitionsToTxn between brokers, InitProducerId with enable2Pc and
+# keepPreparedTxn
+VERIFIES, KIP_939 = 4, 6
 _TOO_LONG, _UNSUPPORTED = 50, 35  # INVALID_TRANSACTION_TIMEOUT, UNSUPPORTED_VERSION
 
 
@@ -460,230 +773,404 @@ class TimeoutTooLarge(BadOption):
 
 
 def _init_refused(code: int, transactional_id: str, timeout_ms: int, two_phase: bool) -> Exception:
-    if code == _NOT_AUTHORIZED: return id_not_authorized(transactional_id, two_phase)
-    if code == _TOO_LONG: return TimeoutTooLarge(f"kafka.transaction.timeout.ms={timeout_ms}: {_code(code)}")
-    if code == _UNSUPPORTED: return _no_kip_939(f"{transactional_id}: {_code(code)}")
+    if code == _NOT_AUTHORIZED:
+        return id_not_authorized(transactional_id, two_phase)
+    if code == _TOO_LONG:
+        return TimeoutTooLarge(f"kafka.transaction.timeout.ms={timeout_ms}: {_code(code)}")
+    if code == _UNSUPPORTED:
+        return _no_kip_939(f"{transactional_id}: {_code(code)}")
     return UnclearAnswer(f"{transactional_id}: InitProducerId answered {_code(code)}")
 
 
 def _unverified(where: str) -> TooOld:
-    return TooOld(f"{where} does not offer AddPartitionsToTxn version {VERIFIES}",
-                  why="Before Kafka 3.6 (KIP-890) a broker accepts a record for a transaction that was aborted a moment ago: a late write then holds "
-                      "back the read_committed readers of its partition for ever. Whether a broker checks this is read from ApiVersions.",
-                  action="Upgrade every broker to Apache Kafka 3.6 or newer. Another server that does not announce this version is refused, too, "
-                         "because nothing shows that it checks.")
+    return TooOld(
+        f"{where} does not offer AddPartitionsToTxn version {VERIFIES}",
+        why=(
+            "Before Kafka 3.6 (KIP-890) a broker accepts a record for a transaction that was"
+            " aborted a moment ago: a late write then holds back the read_committed readers of its"
+            " partition for ever. Whether a broker checks this is read from ApiVersions."
+        ),
+        action=(
+            "Upgrade every broker to Apache Kafka 3.6 or newer. Another server that does not"
+            " announce this version is refused, too, because nothing shows that it checks."
+        ),
+    )
 
 
 def _no_kip_939(what: str) -> BadOption:
-    return BadOption(what, why="The broker does not offer this part of KIP-939.",
-                     action="Use twoPhaseCommit=auto or off, or give all brokers the same version and settings.")
+    return BadOption(
+        what,
+        why="The broker does not offer this part of KIP-939.",
+        action="Use twoPhaseCommit=auto or off, or give all brokers the same version and settings.",
+    )
 
 # %% ../../nbs/kafka/01_control.ipynb #c039
 class Verdicts(Inspection):
-    "InitProducerId and EndTxn."
+    """InitProducerId and EndTxn."""
+
     def end_txn_version(self) -> int:
-        "The EndTxn version to use. 5 raises the epoch with every end (KIP-890) and needs the cluster's feature transaction.version to be 2."
-        return min(self.highest(EndTxnRequest), 5 if self._features.get("transaction.version", 0) >= 2 else 4)
+        """The EndTxn version to use. 5 raises the epoch with every end (KIP-890) and needs the
+        cluster's feature transaction.version to be 2.
+        """
+        return min(
+            self.highest(EndTxnRequest),
+            5 if self._features.get("transaction.version", 0) >= 2 else 4,
+        )
 
     def check_brokers(self):
-        "Raises `TooOld` unless every broker of the cluster verifies transactional writes (KIP-890, Kafka 3.6), `BrokerUnreachable` if one is silent."
-        old = [node for node, highest in self.highest_everywhere(AddPartitionsToTxnRequest).items() if highest < VERIFIES]
-        if old: raise _unverified(f"{self.servers}: node {', '.join(map(str, sorted(old)))}")
+        """Raises `TooOld` unless every broker of the cluster verifies transactional writes
+        (KIP-890, Kafka 3.6), `BrokerUnreachable` if one is silent.
+        """
+        old = [
+            node
+            for node, highest in self.highest_everywhere(AddPartitionsToTxnRequest).items()
+            if highest < VERIFIES
+        ]
+        if old:
+            raise _unverified(f"{self.servers}: node {', '.join(map(str, sorted(old)))}")
 
-    def init_producer_id(self, transactional_id: str, *, timeout_ms: int, enable_2pc: bool = False, keep_prepared: bool = False) -> PreparedTxnState:
-        """A fresh epoch of the id, its transactions to time out after `timeout_ms`. Aborts what the id has open.
+    def init_producer_id(
+        self,
+        transactional_id: str,
+        *,
+        timeout_ms: int,
+        enable_2pc: bool = False,
+        keep_prepared: bool = False,
+    ) -> PreparedTxnState:
+        """A fresh epoch of the id, its transactions to time out after `timeout_ms`. Aborts what the
+        id has open.
 
-        `enable_2pc` (never time out) and `keep_prepared` (do not abort) are KIP-939's; a coordinator that cannot read them is never asked. Repeated
-        only when it is certain that nothing happened. Raises `UnclearAnswer` (then never use this id again), `NotAuthorized`, `TimeoutTooLarge`,
-        `BadOption` (KIP-939 not offered), `TooOld`, `BrokerUnreachable`.
+        `enable_2pc` (never time out) and `keep_prepared` (do not abort) are KIP-939's; a
+        coordinator that cannot read them is never asked. Repeated only when it is certain that
+        nothing happened. Raises `UnclearAnswer` (then never use this id again), `NotAuthorized`,
+        `TimeoutTooLarge`, `BadOption` (KIP-939 not offered), `TooOld`, `BrokerUnreachable`.
         """
         answer = self._init(transactional_id, timeout_ms, enable_2pc, keep_prepared)
         return PreparedTxnState(answer.producer_id, answer.producer_epoch)
 
     def _init(self, transactional_id: str, timeout_ms: int, enable_2pc: bool, keep_prepared: bool):
-        if self.highest(AddPartitionsToTxnRequest) < VERIFIES: raise _unverified(self.servers)
+        if self.highest(AddPartitionsToTxnRequest) < VERIFIES:
+            raise _unverified(self.servers)
         two_phase = enable_2pc or keep_prepared
-        limits = {"min_version": KIP_939} if two_phase else {"max_version": KIP_939 - 1}  # an older version would drop both flags without a word
+        # an older version would drop both flags without a word
+        limits = {"min_version": KIP_939} if two_phase else {"max_version": KIP_939 - 1}
         request = lambda _: InitProducerIdRequest(
-            transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1, enable2_pc=enable_2pc,
-            keep_prepared_txn=keep_prepared, **limits)
+            transactional_id=transactional_id,
+            transaction_timeout_ms=timeout_ms,
+            producer_id=-1,
+            producer_epoch=-1,
+            enable2_pc=enable_2pc,
+            keep_prepared_txn=keep_prepared,
+            **limits,
+        )
+
         def once():
-            answer, = self._ask_coordinators([transactional_id], request)
-            if answer.error_code in _NOT_YET: self._check(answer.error_code, transactional_id)
+            (answer,) = self._ask_coordinators([transactional_id], request)
+            if answer.error_code in _NOT_YET:
+                self._check(answer.error_code, transactional_id)
             return answer
-        try: answer = self.persist(once, repeat=(NotSent, NotYet))
+
+        try:
+            answer = self.persist(once, repeat=(NotSent, NotYet))
         except TooOld:
-            if not two_phase: raise
-            raise _no_kip_939(f"{transactional_id}: not every broker offers InitProducerId version {KIP_939}") from None
-        except NoAnswer as e: raise UnclearAnswer(f"{transactional_id}: {e}") from None
-        if answer.error_code: raise _init_refused(answer.error_code, transactional_id, timeout_ms, two_phase)
+            if not two_phase:
+                raise
+            raise _no_kip_939(
+                f"{transactional_id}: not every broker offers InitProducerId version {KIP_939}"
+            ) from None
+        except NoAnswer as e:
+            raise UnclearAnswer(f"{transactional_id}: {e}") from None
+        if answer.error_code:
+            raise _init_refused(answer.error_code, transactional_id, timeout_ms, two_phase)
         return answer
 
-    def add_partitions(self, transactional_id: str, state: PreparedTxnState, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """AddPartitionsToTxn, which protocol 1 wants before the first record (protocol 2 adds by itself). The broker's code for each
-        (topic, partition), 0 if it is added. Raises `NotAuthorized`, `BrokerUnreachable`."""
+    def add_partitions(
+        self, transactional_id: str, state: PreparedTxnState, partitions: Iterable[tuple[str, int]]
+    ) -> dict[tuple[str, int], int]:
+        """AddPartitionsToTxn, which protocol 1 wants before the first record (protocol 2 adds by
+        itself). The broker's code for each (topic, partition), 0 if it is added. Raises
+        `NotAuthorized`, `BrokerUnreachable`.
+        """
         partitions = sorted(partitions)
-        topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=name, partitions=[p for t, p in partitions if t == name])
-                  for name in dict(partitions)]
+        topics = [
+            AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
+                name=name, partitions=[p for t, p in partitions if t == name]
+            )
+            for name in dict(partitions)
+        ]
         request = lambda _: AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=transactional_id, v3_and_below_producer_id=state.producer_id,
-            v3_and_below_producer_epoch=state.epoch, v3_and_below_topics=topics, max_version=3)
+            v3_and_below_transactional_id=transactional_id,
+            v3_and_below_producer_id=state.producer_id,
+            v3_and_below_producer_epoch=state.epoch,
+            v3_and_below_topics=topics,
+            max_version=3,
+        )
+
         def once():
-            answer, = self._ask_coordinators([transactional_id], request)
-            rows = [(t.name, p) for t in answer.results_by_topic_v3_and_below for p in t.results_by_partition]
+            (answer,) = self._ask_coordinators([transactional_id], request)
+            rows = [
+                (t.name, p)
+                for t in answer.results_by_topic_v3_and_below
+                for p in t.results_by_partition
+            ]
             codes = {(topic, p.partition_index): p.partition_error_code for topic, p in rows}
             for code in codes.values():
-                if code in _NOT_YET: self._check(code, transactional_id)
+                if code in _NOT_YET:
+                    self._check(code, transactional_id)
             return codes
+
         return self.persist(once)
 
-    def end_txn(self, transactional_id: str, state: PreparedTxnState, *, commit: bool, version: int | None = None) -> Outcome:
-        """Ask once to commit or to abort exactly this transaction. DONE: it stands in the coordinator's log, readers see it some milliseconds later.
+    def end_txn(
+        self,
+        transactional_id: str,
+        state: PreparedTxnState,
+        *,
+        commit: bool,
+        version: int | None = None,
+    ) -> Outcome:
+        """Ask once to commit or to abort exactly this transaction. DONE: it stands in the
+        coordinator's log, readers see it some milliseconds later.
 
-        UNKNOWN: ask again with the same arguments. REFUSED: describe it, the code does not tell "already" from "never".
-        `version`: what `end_txn_version()` said at the pre-commit. Raises `NotAuthorized`.
+        UNKNOWN: ask again with the same arguments. REFUSED: describe it, the code does not tell
+        "already" from "never". `version`: what `end_txn_version()` said at the pre-commit. Raises
+        `NotAuthorized`.
         """
         highest = min(version or 5, self.end_txn_version())
-        request = lambda _: EndTxnRequest(transactional_id=transactional_id, producer_id=state.producer_id, producer_epoch=state.epoch,
-                                          committed=commit, max_version=highest)
+        request = lambda _: EndTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=state.producer_id,
+            producer_epoch=state.epoch,
+            committed=commit,
+            max_version=highest,
+        )
         try:
-            answer, = self._ask_coordinators([transactional_id], request)
+            (answer,) = self._ask_coordinators([transactional_id], request)
             self._check(answer.error_code, transactional_id, fine=(0, *_REFUSED))
-        except (NotSent, NoAnswer, NotYet): return Outcome.UNKNOWN
+        except (NotSent, NoAnswer, NotYet):
+            return Outcome.UNKNOWN
         return Outcome.REFUSED if answer.error_code else Outcome.DONE
 
 # %% ../../nbs/kafka/01_control.ipynb #c060
 @dataclass(frozen=True, slots=True)
 class Kept:
-    "What an id has open: the state that it was prepared with, and the one by which it can be ended now."
+    """What an id has open: the state that it was prepared with, and the one by which it can be
+    ended now.
+    """
+
     prepared: PreparedTxnState
     end_with: PreparedTxnState
 
 
 class Recovery(Verdicts):
-    "KIP-939's way back after a crash."
-    def init_transactions(self, transactional_id: str, *, timeout_ms: int = 60_000, keep_prepared: bool = False) -> Kept | None:
-        "KIP-939's `initTransactions`: aborts what the id has open, or with `keep_prepared` says what it is. Raises what `init_producer_id` raises."
-        try: answer = self._init(transactional_id, timeout_ms, keep_prepared, keep_prepared)
+    """KIP-939's way back after a crash."""
+
+    def init_transactions(
+        self, transactional_id: str, *, timeout_ms: int = 60_000, keep_prepared: bool = False
+    ) -> Kept | None:
+        """KIP-939's `initTransactions`: aborts what the id has open, or with `keep_prepared` says
+        what it is. Raises what `init_producer_id` raises.
+        """
+        try:
+            answer = self._init(transactional_id, timeout_ms, keep_prepared, keep_prepared)
         except (BadOption, NotAuthorized):
-            if not keep_prepared: raise
+            if not keep_prepared:
+                raise
             return self._described_as_kept(transactional_id)
-        if not keep_prepared or answer.ongoing_txn_producer_id < 0: return None
-        return Kept(PreparedTxnState(answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch),
-                    PreparedTxnState(answer.producer_id, answer.producer_epoch))
+        if not keep_prepared or answer.ongoing_txn_producer_id < 0:
+            return None
+        return Kept(
+            PreparedTxnState(answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch),
+            PreparedTxnState(answer.producer_id, answer.producer_epoch),
+        )
 
     def _described_as_kept(self, transactional_id: str) -> Kept | None:
         found = self.describe_transactions([transactional_id]).get(transactional_id)
-        if found is None or found.state != "Ongoing": return None
+        if found is None or found.state != "Ongoing":
+            return None
         state = PreparedTxnState(found.producer_id, found.epoch)
         return Kept(state, state)
 
-    def complete_transaction(self, transactional_id: str, state: PreparedTxnState | None) -> Outcome | None:
-        """KIP-939's `completeTransaction`: commit what the id has open if it was prepared with `state`, abort it if not. None: nothing was open. Says
-        what `end_txn` says."""
+    def complete_transaction(
+        self, transactional_id: str, state: PreparedTxnState | None
+    ) -> Outcome | None:
+        """KIP-939's `completeTransaction`: commit what the id has open if it was prepared with
+        `state`, abort it if not. None: nothing was open. Says what `end_txn` says.
+        """
         kept = self.init_transactions(transactional_id, keep_prepared=True)
         return kept and self.end_txn(transactional_id, kept.end_with, commit=kept.prepared == state)
 
 # %% ../../nbs/kafka/01_control.ipynb #c064
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic: how many partitions it has, and whether this user may write there (None: the broker does not say). `topic_id` (KIP-516) changes when
-    the topic is deleted and created again; empty: the broker has none."""
+    """A topic: how many partitions it has, and whether this user may write there (None: the broker
+    does not say). `topic_id` (KIP-516) changes when the topic is deleted and created again; empty:
+    the broker has none.
+    """
+
     partitions: int
     may_write: bool | None
     topic_id: str = field(default="", compare=False, repr=False)
 
 
 def _topic(row) -> TopicInfo:
-    if row.error_code == _TOPIC_FORBIDDEN: return TopicInfo(0, False)
+    if row.error_code == _TOPIC_FORBIDDEN:
+        return TopicInfo(0, False)
     may_write = None if row.authorized_operations is None else _WRITE in row.authorized_operations
-    return TopicInfo(len(row.partitions), may_write, str(row.topic_id) if row.topic_id and row.topic_id.int else "")
+    return TopicInfo(
+        len(row.partitions),
+        may_write,
+        str(row.topic_id) if row.topic_id and row.topic_id.int else "",
+    )
 
 
-_BROKER, _TOPIC, _WRITE = 4, 2, 4  # numbers of the wire: resource types BROKER and TOPIC, ACL operation WRITE
+# numbers of the wire: resource types BROKER and TOPIC, ACL operation WRITE
+_BROKER, _TOPIC, _WRITE = 4, 2, 4
 _LEADER_NOT_AVAILABLE, _TOPIC_FORBIDDEN = 5, 29
-_WHY_FORBIDDEN = {"false": "transaction.two.phase.commit.enable is false on the brokers.",
-                  "true": "TWO_PHASE_COMMIT is not granted on the resource TransactionalId, PREFIXED, with the value of transactionalIdPrefix.",
-                  None: "Either transaction.two.phase.commit.enable is false on the brokers, or TWO_PHASE_COMMIT is not granted on the "
-                        "TransactionalId (this user may not ask which: DESCRIBE_CONFIGS on the cluster)."}
-_TIMEOUTS_MS = tuple(1000 * s for s in (604_800, 86_400, 14_400, 3_600, 1_800, 900, 300, 60, 30, 10, 1))  # from a week down to a second
+_WHY_FORBIDDEN = {
+    "false": "transaction.two.phase.commit.enable is false on the brokers.",
+    "true": (
+        "TWO_PHASE_COMMIT is not granted on the resource TransactionalId, PREFIXED, with the value"
+        " of transactionalIdPrefix."
+    ),
+    None: (
+        "Either transaction.two.phase.commit.enable is false on the brokers, or TWO_PHASE_COMMIT is"
+        " not granted on the TransactionalId (this user may not ask which: DESCRIBE_CONFIGS on the"
+        " cluster)."
+    ),
+}
+# from a week down to a second
+_TIMEOUTS_MS = tuple(
+    1000 * s for s in (604_800, 86_400, 14_400, 3_600, 1_800, 900, 300, 60, 30, 10, 1)
+)
 
 # %% ../../nbs/kafka/01_control.ipynb #c065
 class Control(Recovery):
-    "All that the sink asks of a cluster, beside writing rows."
+    """All that the sink asks of a cluster, beside writing rows."""
+
     def _configs(self, kind: int, name: Callable, keys: Iterable[str]) -> dict[str, str]:
         def once():
             node_id = random.choice(self.nodes())
-            resource = DescribeConfigsRequest.DescribeConfigsResource(resource_type=kind, resource_name=name(node_id), configuration_keys=list(keys))
+            resource = DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=kind, resource_name=name(node_id), configuration_keys=list(keys)
+            )
             return self.ask(DescribeConfigsRequest(resources=[resource]), node_id)
-        return {c.name: c.value for r in self.persist(once).results if r.error_code == 0 for c in r.configs}
 
-    def _config(self, kind: int, name: Callable, key: str) -> str | None: return self._configs(kind, name, [key]).get(key)
+        return {
+            c.name: c.value
+            for r in self.persist(once).results
+            if r.error_code == 0
+            for c in r.configs
+        }
+
+    def _config(self, kind: int, name: Callable, key: str) -> str | None:
+        return self._configs(kind, name, [key]).get(key)
 
     def max_timeout_ms(self) -> int | None:
-        "The broker's `transaction.max.timeout.ms`, or None if this user may not ask (DESCRIBE_CONFIGS on the cluster)."
+        """The broker's `transaction.max.timeout.ms`, or None if this user may not ask
+        (DESCRIBE_CONFIGS on the cluster).
+        """
         found = self._config(_BROKER, str, "transaction.max.timeout.ms")
         return found and int(found)
 
     def why_no_two_phase(self, probe_id: str) -> str | None:
-        """Why KIP-939 (transactions that never time out) cannot be had, or None if it can. `probe_id` is a transactional_id for this alone, which
-        the user may WRITE. Raises `BrokerUnreachable`, `UnclearAnswer`."""
-        without = sorted(n for n, highest in self.highest_everywhere(InitProducerIdRequest).items() if highest < KIP_939)
+        """Why KIP-939 (transactions that never time out) cannot be had, or None if it can.
+        `probe_id` is a transactional_id for this alone, which the user may WRITE. Raises
+        `BrokerUnreachable`, `UnclearAnswer`.
+        """
+        without = sorted(
+            n
+            for n, highest in self.highest_everywhere(InitProducerIdRequest).items()
+            if highest < KIP_939
+        )
         if without:
-            return (f"The brokers offer no InitProducerId version {KIP_939} (node {', '.join(map(str, without))}): "
-                    "their Kafka has none, or unstable.api.versions.enable is false.")
-        try: self.init_producer_id(probe_id, timeout_ms=60_000, enable_2pc=True)
-        except NotAuthorized: return _WHY_FORBIDDEN[self._config(_BROKER, str, "transaction.two.phase.commit.enable")]
-        except BadOption as e: return e.why
+            return (
+                f"The brokers offer no InitProducerId version {KIP_939} (node"
+                f" {', '.join(map(str, without))}): their Kafka has none, or"
+                " unstable.api.versions.enable is false."
+            )
+        try:
+            self.init_producer_id(probe_id, timeout_ms=60_000, enable_2pc=True)
+        except NotAuthorized:
+            return _WHY_FORBIDDEN[self._config(_BROKER, str, "transaction.two.phase.commit.enable")]
+        except BadOption as e:
+            return e.why
 
     def topic_settings(self, topic: str, keys: Iterable[str]) -> dict[str, str]:
-        "The topic's settings of these names; empty where `topic_setting` says None."
+        """The topic's settings of these names; empty where `topic_setting` says None."""
         return self._configs(_TOPIC, lambda _: topic, keys)
 
     def topic_setting(self, topic: str, key: str) -> str | None:
-        "What the topic's setting `key` is, or None if there is no such topic or this user may not ask (DESCRIBE_CONFIGS on the topic)."
+        """What the topic's setting `key` is, or None if there is no such topic or this user may not
+        ask (DESCRIBE_CONFIGS on the topic).
+        """
         return self._config(_TOPIC, lambda _: topic, key)
 
     def topic_max_message_bytes(self, topic: str) -> int | None:
-        "The topic's `max.message.bytes`, or None where `topic_setting` says so."
+        """The topic's `max.message.bytes`, or None where `topic_setting` says so."""
         found = self.topic_setting(topic, "max.message.bytes")
         return found and int(found)
 
     def _accepts(self, probe_id: str, timeout_ms: int) -> bool:
-        try: self.init_producer_id(probe_id, timeout_ms=timeout_ms)
-        except TimeoutTooLarge: return False
+        try:
+            self.init_producer_id(probe_id, timeout_ms=timeout_ms)
+        except TimeoutTooLarge:
+            return False
         return True
 
     def choose_timeout_ms(self, probe_id: str) -> int:
-        """The largest transaction timeout in ms that the broker allows: asked, or found by trying shorter and shorter ones.
+        """The largest transaction timeout in ms that the broker allows: asked, or found by trying
+        shorter and shorter ones.
 
-        `probe_id` is a transactional_id for this alone (InitProducerId aborts what an id has open). Raises `NotAuthorized` if the id is not allowed.
+        `probe_id` is a transactional_id for this alone (InitProducerId aborts what an id has open).
+        Raises `NotAuthorized` if the id is not allowed.
         """
         most = self.max_timeout_ms()
         tries = _TIMEOUTS_MS if most is None else (most, *(t for t in _TIMEOUTS_MS if t < most))
         found = next((t for t in tries if self._accepts(probe_id, t)), None)
-        if found is None: raise TimeoutTooLarge(f"{probe_id}: the broker refuses every transaction timeout down to {tries[-1]} ms")
+        if found is None:
+            raise TimeoutTooLarge(
+                f"{probe_id}: the broker refuses every transaction timeout down to {tries[-1]} ms"
+            )
         return found
 
     def check_timeout(self, probe_id: str, timeout_ms: int):
-        "Raises `TimeoutTooLarge` with the broker's maximum, or `NotAuthorized` if the id of the probe is not allowed."
+        """Raises `TimeoutTooLarge` with the broker's maximum, or `NotAuthorized` if the id of the
+        probe is not allowed.
+        """
         if not self._accepts(probe_id, timeout_ms):
-            raise TimeoutTooLarge(f"kafka.transaction.timeout.ms={timeout_ms}: the broker allows at most {self.choose_timeout_ms(probe_id)}")
+            raise TimeoutTooLarge(
+                f"kafka.transaction.timeout.ms={timeout_ms}: the broker allows at most"
+                f" {self.choose_timeout_ms(probe_id)}"
+            )
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
-        "The topics that exist, by name. One that this user may not even DESCRIBE has 0 partitions, and `may_write` is False."
-        return {t.name: _topic(t) for t in self._rows(names) if t.error_code in (0, _LEADER_NOT_AVAILABLE, _TOPIC_FORBIDDEN)}
+        """The topics that exist, by name. One that this user may not even DESCRIBE has 0
+        partitions, and `may_write` is False.
+        """
+        return {
+            t.name: _topic(t)
+            for t in self._rows(names)
+            if t.error_code in (0, _LEADER_NOT_AVAILABLE, _TOPIC_FORBIDDEN)
+        }
 
     def leaders(self, names: Iterable[str], right: str = "WRITE") -> dict[tuple[str, int], int]:
-        "The node that leads each (topic, partition), -1 where there is none at the moment. Raises `NotAuthorized` for a topic: `right` is missing."
+        """The node that leads each (topic, partition), -1 where there is none at the moment. Raises
+        `NotAuthorized` for a topic: `right` is missing.
+        """
         rows = self._rows(names)
         for t in rows:
-            if t.error_code == _TOPIC_FORBIDDEN: raise topic_not_authorized(t.name, right)
+            if t.error_code == _TOPIC_FORBIDDEN:
+                raise topic_not_authorized(t.name, right)
         return {(t.name, p.partition_index): p.leader_id for t in rows for p in t.partitions}
 
     def _rows(self, names: Iterable[str]) -> list:
         names = list(names)
-        rights = {"include_topic_authorized_operations": True} if self.highest(MetadataRequest) >= 8 else {}
+        rights = (
+            {"include_topic_authorized_operations": True}
+            if self.highest(MetadataRequest) >= 8
+            else {}
+        )
         topics = [MetadataRequest.MetadataRequestTopic(name=n) for n in names]
         request = lambda: MetadataRequest(topics=topics, allow_auto_topic_creation=False, **rights)
         return self.persist(lambda: self.ask(request())).topics if names else []

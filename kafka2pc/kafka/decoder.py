@@ -6,7 +6,9 @@
 __all__ = ['HEADERS', 'BYTES', 'PackedBatch', 'split', 'committed', 'unpack', 'Cursor', 'Columns', 'decode']
 
 # %% ../../nbs/kafka/05_decoder.ipynb #c002
-import gzip, struct, zlib
+import gzip
+import struct
+import zlib
 from collections import deque
 from dataclasses import dataclass
 from typing import Iterable, Iterator, Sequence
@@ -21,13 +23,17 @@ from .encoder import BATCH_HEAD, HEADER_BYTES
 from ..protocol.errors import RecordsBroken, UnknownFormat
 
 # %% ../../nbs/kafka/05_decoder.ipynb #c007
-_MAGIC, _CHECKED = 16, 21  # where the byte is that tells the format; from where on the checksum counts
+# where the byte is that tells the format; from where on the checksum counts
+_MAGIC, _CHECKED = 16, 21
 _CODEC, _APPENDED, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    "A record batch; its `content` is as it was sent. `next_offset`: behind its last record; `first_ms`, `max_ms`: ms since 1970."
+    """A record batch; its `content` is as it was sent. `next_offset`: behind its last record;
+    `first_ms`, `max_ms`: ms since 1970.
+    """
+
     offset: int
     next_offset: int
     attributes: int
@@ -38,17 +44,24 @@ class PackedBatch:
     content: pa.Buffer
 
     @property
-    def control(self) -> bool: return bool(self.attributes & _CONTROL)
+    def control(self) -> bool:
+        return bool(self.attributes & _CONTROL)
 
 
 def split(answer: bytes) -> Iterator[PackedBatch]:
-    "The batches of a Fetch answer; one that is cut off at the end is left out. Raises `RecordsBroken`, `UnknownFormat`."
+    """The batches of a Fetch answer; one that is cut off at the end is left out. Raises
+    `RecordsBroken`, `UnknownFormat`.
+    """
     whole, at, least = pa.py_buffer(answer), 0, 0
     while len(answer) - at > _MAGIC:
         offset, length = struct.unpack_from(">qi", answer, at)
         _check_format(offset, answer[at + _MAGIC])
-        if length < HEADER_BYTES - 12 or offset < least: raise RecordsBroken(f"offset {offset}: a batch of {length} bytes behind offset {least - 1}")
-        if at + 12 + length > len(answer): return
+        if length < HEADER_BYTES - 12 or offset < least:
+            raise RecordsBroken(
+                f"offset {offset}: a batch of {length} bytes behind offset {least - 1}"
+            )
+        if at + 12 + length > len(answer):
+            return
         batch = _checked(whole.slice(at, 12 + length), BATCH_HEAD.unpack_from(answer, at))
         yield batch
         at, least = at + 12 + length, batch.next_offset
@@ -56,124 +69,181 @@ def split(answer: bytes) -> Iterator[PackedBatch]:
 
 def _check_format(offset: int, magic: int):
     if magic in (0, 1):
-        raise UnknownFormat(f"offset {offset}: records of format {magic}", why="A client of before Kafka 0.11 wrote them.",
-                            action="Copy the topic, for instance with Spark's own source: the copy has format 2.")
-    if magic != 2: raise RecordsBroken(f"offset {offset}: records of format {magic}")
+        raise UnknownFormat(
+            f"offset {offset}: records of format {magic}",
+            why="A client of before Kafka 0.11 wrote them.",
+            action="Copy the topic, for instance with Spark's own source: the copy has format 2.",
+        )
+    if magic != 2:
+        raise RecordsBroken(f"offset {offset}: records of format {magic}")
 
 
 def _checked(batch: pa.Buffer, head: tuple) -> PackedBatch:
     offset, _, _, _, crc, attributes, last, first_ms, max_ms, producer_id, _, _, count = head
-    if google_crc32c.value(batch.slice(_CHECKED)) != crc: raise RecordsBroken(f"offset {offset}: the checksum of {batch.size} bytes does not fit")
-    if last < 0 or not 0 <= count <= last + 1: raise RecordsBroken(f"offset {offset}: {count} records up to offset {offset + last}")
-    return PackedBatch(offset, offset + last + 1, attributes, first_ms, max_ms, producer_id, count, batch.slice(HEADER_BYTES))
+    if google_crc32c.value(batch.slice(_CHECKED)) != crc:
+        raise RecordsBroken(f"offset {offset}: the checksum of {batch.size} bytes does not fit")
+    if last < 0 or not 0 <= count <= last + 1:
+        raise RecordsBroken(f"offset {offset}: {count} records up to offset {offset + last}")
+    return PackedBatch(
+        offset,
+        offset + last + 1,
+        attributes,
+        first_ms,
+        max_ms,
+        producer_id,
+        count,
+        batch.slice(HEADER_BYTES),
+    )
 
 # %% ../../nbs/kafka/05_decoder.ipynb #c018
 _ABORT = 0
 
 
-def committed(batches: Iterable[PackedBatch], aborted: Iterable[tuple[int, int]] = ()) -> Iterator[PackedBatch]:
-    "The batches with records to be read. `aborted`: (producer id, first offset) of each aborted transaction, from the same answer."
+def committed(
+    batches: Iterable[PackedBatch], aborted: Iterable[tuple[int, int]] = ()
+) -> Iterator[PackedBatch]:
+    """The batches with records to be read. `aborted`: (producer id, first offset) of each aborted
+    transaction, from the same answer.
+    """
     waiting, dropped = deque(sorted(aborted, key=lambda a: a[1])), set()
     for b in batches:
-        while waiting and waiting[0][1] < b.next_offset: dropped.add(waiting.popleft()[0])
+        while waiting and waiting[0][1] < b.next_offset:
+            dropped.add(waiting.popleft()[0])
         if b.control:
-            if _kind(b) == _ABORT: dropped.discard(b.producer_id)
-        elif not (b.attributes & _TRANSACTIONAL and b.producer_id in dropped): yield b
+            if _kind(b) == _ABORT:
+                dropped.discard(b.producer_id)
+        elif not (b.attributes & _TRANSACTIONAL and b.producer_id in dropped):
+            yield b
 
 
 def _kind(marker: PackedBatch) -> int:
-    "What a control batch says, in the key of its record."
+    """What a control batch says, in the key of its record."""
     content = marker.content.to_pybytes()
     try:
         at = _behind(content, 0) + 1  # the length, and a byte of attributes
-        for _ in range(3): at = _behind(content, at)  # timestamp, offset, length of the key
+        # timestamp, offset, length of the key
+        for _ in range(3):
+            at = _behind(content, at)
         return struct.unpack_from(">hh", content, at)[1]
-    except (IndexError, struct.error): raise RecordsBroken(f"offset {marker.offset}: a marker of {len(content)} bytes") from None
+    except (IndexError, struct.error):
+        raise RecordsBroken(f"offset {marker.offset}: a marker of {len(content)} bytes") from None
 
 
 def _behind(content: bytes, at: int) -> int:
-    "Where the varint at `at` ends."
-    while content[at] > 127: at += 1
+    """Where the varint at `at` ends."""
+    while content[at] > 127:
+        at += 1
     return at + 1
 
 # %% ../../nbs/kafka/05_decoder.ipynb #c022
-_XERIAL, _XERIAL_HEAD = b"\x82SNAPPY\x00", 16  # how snappy-java's frame begins, and the bytes before its first block
+# how snappy-java's frame begins, and the bytes before its first block
+_XERIAL, _XERIAL_HEAD = b"\x82SNAPPY\x00", 16
 
 
 def _snappy_block(block: pa.Buffer) -> bytes:
-    "A block says its length first, as a varint without zigzag."
+    """A block says its length first, as a varint without zigzag."""
     start = bytes(block[:10])
-    size = sum((byte & 127) << 7 * n for n, byte in enumerate(start[:_behind(start, 0)]))
-    if size > 64 * block.size: raise ValueError(f"{block.size} bytes cannot hold {size}")
+    size = sum((byte & 127) << 7 * n for n, byte in enumerate(start[: _behind(start, 0)]))
+    if size > 64 * block.size:
+        raise ValueError(f"{block.size} bytes cannot hold {size}")
     return pa.decompress(block, size, codec="snappy", asbytes=True)
 
 
 def _snappy(content: pa.Buffer) -> bytes:
-    if bytes(content[:8]) != _XERIAL: return _snappy_block(content)
+    if bytes(content[:8]) != _XERIAL:
+        return _snappy_block(content)
     at, blocks = _XERIAL_HEAD, []
     while at < content.size:
-        size, = struct.unpack(">I", bytes(content[at:at + 4]))
-        if size > content.size - at - 4: raise ValueError("a block is cut off")
+        (size,) = struct.unpack(">I", bytes(content[at : at + 4]))
+        if size > content.size - at - 4:
+            raise ValueError("a block is cut off")
         blocks.append(_snappy_block(content.slice(at + 4, size)))
         at += 4 + size
     return b"".join(blocks)
 
 
-def _stream(codec: str): return lambda content: pa.CompressedInputStream(pa.BufferReader(content), codec).read()
+def _stream(codec: str):
+    return lambda content: pa.CompressedInputStream(pa.BufferReader(content), codec).read()
 
 
-_UNPACK = {0: lambda content: content, 1: gzip.decompress, 2: _snappy, 3: _stream("lz4"), 4: _stream("zstd")}
+_UNPACK = {
+    0: lambda content: content,
+    1: gzip.decompress,
+    2: _snappy,
+    3: _stream("lz4"),
+    4: _stream("zstd"),
+}
 
 
 def unpack(batch: PackedBatch) -> bytes | pa.Buffer:
-    "The records of a batch, one after the other. Raises `RecordsBroken`."
+    """The records of a batch, one after the other. Raises `RecordsBroken`."""
     codec = batch.attributes & _CODEC
-    if codec not in _UNPACK: raise RecordsBroken(f"offset {batch.offset}: compression type {codec} is not known")
-    try: return _UNPACK[codec](batch.content)
+    if codec not in _UNPACK:
+        raise RecordsBroken(f"offset {batch.offset}: compression type {codec} is not known")
+    try:
+        return _UNPACK[codec](batch.content)
     except (OSError, EOFError, ValueError, IndexError, struct.error, MemoryError, zlib.error) as e:
         raise RecordsBroken(f"offset {batch.offset}: compression type {codec}: {e}") from None
 
 # %% ../../nbs/kafka/05_decoder.ipynb #c026
 def _walk(content: bytes, at: int, count: int, starts: list[int]) -> int:
-    "Append where each of the `count` records from `at` on begins. Returns where the last one ends."
+    """Append where each of the `count` records from `at` on begins. Returns where the last one
+    ends.
+    """
     for _ in range(count):
         starts.append(at)
         first = content[at]
-        if first < 128: at += 1 + (first >> 1)
-        elif (second := content[at + 1]) < 128: at += 2 + ((second << 7 | first & 127) >> 1)
+        if first < 128:
+            at += 1 + (first >> 1)
+        elif (second := content[at + 1]) < 128:
+            at += 2 + ((second << 7 | first & 127) >> 1)
         else:
             behind = _behind(content, at)
-            at = behind + (sum((byte & 127) << 7 * n for n, byte in enumerate(content[at:behind])) >> 1)
+            at = behind + (
+                sum((byte & 127) << 7 * n for n, byte in enumerate(content[at:behind])) >> 1
+            )
     return at
 
 
 def _starts(batches: Sequence[PackedBatch], sizes: Sequence[int], content: bytes) -> np.ndarray:
-    "Where each record begins, and where the last one ends. `sizes`: of each batch in `content`. Raises `RecordsBroken`."
+    """Where each record begins, and where the last one ends. `sizes`: of each batch in `content`.
+    Raises `RecordsBroken`.
+    """
     starts, at = [], 0
     for b, size in zip(batches, sizes, strict=True):
-        try: end = _walk(content, at, b.count, starts)
-        except IndexError: end = -1
-        if end != at + size: raise RecordsBroken(f"offset {b.offset}: {b.count} records do not fill {size} bytes")
+        try:
+            end = _walk(content, at, b.count, starts)
+        except IndexError:
+            end = -1
+        if end != at + size:
+            raise RecordsBroken(f"offset {b.offset}: {b.count} records do not fill {size} bytes")
         at = end
     starts.append(at)
     return np.array(starts, np.int64)
 
 # %% ../../nbs/kafka/05_decoder.ipynb #c029
-_PAD = 16  # zeros behind the last record: a number that begins within a record is at most ten bytes long
+# zeros behind the last record: a number that begins within a record is at most ten bytes long
+_PAD = 16
 
 
 class Cursor:
-    "A position in each of many records, moved together. `ends`: where each record ends. What would leave a record raises `RecordsBroken`."
-    def __init__(self, data: np.ndarray, at: np.ndarray, ends: np.ndarray): self.data, self.at, self.ends = data, at, ends
+    """A position in each of many records, moved together. `ends`: where each record ends. What
+    would leave a record raises `RecordsBroken`.
+    """
+
+    def __init__(self, data: np.ndarray, at: np.ndarray, ends: np.ndarray):
+        self.data, self.at, self.ends = data, at, ends
 
     def number(self) -> np.ndarray:
-        "A zigzag varint of each, as int64."
-        if (self.at >= self.ends).any(): raise RecordsBroken("a record is too short")
+        """A zigzag varint of each, as int64."""
+        if (self.at >= self.ends).any():
+            raise RecordsBroken("a record is too short")
         byte = self.data[self.at]
         self.at, z, more = self.at + 1, (byte & 127).astype(np.uint64), np.flatnonzero(byte > 127)
         shift = 7
         while len(more):
-            if shift == 70: raise RecordsBroken("a number has more than ten bytes")
+            if shift == 70:
+                raise RecordsBroken("a number has more than ten bytes")
             byte = self.data[self.at[more]]
             z[more] |= (byte & 127).astype(np.uint64) << np.uint64(shift)
             self.at[more] += 1
@@ -181,24 +251,28 @@ class Cursor:
         return (z >> np.uint64(1)).view(np.int64) ^ -(z & np.uint64(1)).view(np.int64)
 
     def skip(self, sizes: np.ndarray | int):
-        if (np.asarray(sizes) > self.ends - self.at).any(): raise RecordsBroken("a field is longer than its record")
+        if (np.asarray(sizes) > self.ends - self.at).any():
+            raise RecordsBroken("a field is longer than its record")
         self.at = self.at + sizes
 
     def held(self, least: int = -1) -> tuple[np.ndarray, np.ndarray]:
-        "Bytes with their length before them: where they begin, and how many (-1: null)."
+        """Bytes with their length before them: where they begin, and how many (-1: null)."""
         sizes = self.number()
-        if (sizes < least).any(): raise RecordsBroken(f"a field has {sizes.min()} bytes")
+        if (sizes < least).any():
+            raise RecordsBroken(f"a field has {sizes.min()} bytes")
         begins = self.at
         self.skip(np.maximum(sizes, 0))
         return begins, sizes
 
-    def only(self, which: np.ndarray) -> "Cursor": return Cursor(self.data, self.at[which], self.ends[which])
+    def only(self, which: np.ndarray) -> "Cursor":
+        return Cursor(self.data, self.at[which], self.ends[which])
 
 # %% ../../nbs/kafka/05_decoder.ipynb #c032
 def _bytes_at(content: pa.Buffer, begins: np.ndarray, sizes: np.ndarray) -> pa.Array:
-    "The bytes from `begins` on, which ascends, null where the size is -1."
+    """The bytes from `begins` on, which ascends, null where the size is -1."""
     null = sizes < 0
-    if null.all(): return pa.nulls(len(sizes), pa.binary())
+    if null.all():
+        return pa.nulls(len(sizes), pa.binary())
     marks = np.empty(2 * len(sizes), np.int32)
     marks[0::2], marks[1::2] = begins, begins + np.maximum(sizes, 0)
     both = pa.Array.from_buffers(pa.binary(), len(marks) - 1, [None, pa.py_buffer(marks), content])
@@ -209,8 +283,9 @@ HEADERS = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value"
 
 
 def _headers(cursor: Cursor, counts: np.ndarray, content: pa.Buffer) -> pa.Array:
-    "Each record's headers, null where it has none. Moves the cursor behind them."
-    if (2 * counts > cursor.ends - cursor.at).any(): raise RecordsBroken(f"{counts.max()} headers in one record")
+    """Each record's headers, null where it has none. Moves the cursor behind them."""
+    if (2 * counts > cursor.ends - cursor.at).any():
+        raise RecordsBroken(f"{counts.max()} headers in one record")
     firsts = np.r_[0, np.cumsum(counts)]
     places = np.empty((4, firsts[-1]), np.int64)
     for n in range(counts.max(initial=0)):
@@ -220,17 +295,25 @@ def _headers(cursor: Cursor, counts: np.ndarray, content: pa.Buffer) -> pa.Array
         cursor.at[rows] = part.at
     keys, values = _as_text(_bytes_at(content, *places[:2])), _bytes_at(content, *places[2:])
     each = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS.value_type))
-    return pa.ListArray.from_arrays(pa.array(firsts, pa.int32()), each, type=HEADERS, mask=pa.array(counts == 0))
+    return pa.ListArray.from_arrays(
+        pa.array(firsts, pa.int32()), each, type=HEADERS, mask=pa.array(counts == 0)
+    )
 
 
 def _as_text(keys: pa.Array) -> pa.Array:
-    try: return keys.cast(pa.string())
-    except pa.ArrowInvalid: return pa.array([k.decode(errors="replace") for k in keys.to_pylist()], pa.string())  # as Java does
+    try:
+        return keys.cast(pa.string())
+    # as Java does
+    except pa.ArrowInvalid:
+        return pa.array([k.decode(errors="replace") for k in keys.to_pylist()], pa.string())
 
 # %% ../../nbs/kafka/05_decoder.ipynb #c037
 @dataclass(frozen=True, slots=True)
 class Columns:
-    "Records, as columns of one length. `kinds`: of the timestamps, 0 when the record was made, 1 when it was appended; `headers`: if asked for."
+    """Records, as columns of one length. `kinds`: of the timestamps, 0 when the record was made, 1
+    when it was appended; `headers`: if asked for.
+    """
+
     keys: pa.Array
     values: pa.Array
     offsets: np.ndarray
@@ -238,21 +321,32 @@ class Columns:
     kinds: np.ndarray
     headers: pa.Array | None = None
 
-    def __len__(self) -> int: return len(self.offsets)
+    def __len__(self) -> int:
+        return len(self.offsets)
 
 
 BYTES = 8 << 20  # of unpacked records that become columns together, about
 
 
-def decode(batches: Iterable[PackedBatch], begin: int, end: int, *, headers: bool = False, most: int = BYTES) -> Iterator[Columns]:
-    "The records from offset `begin` on, below `end`; about `most` bytes at a time, never none. Raises `RecordsBroken`."
+def decode(
+    batches: Iterable[PackedBatch],
+    begin: int,
+    end: int,
+    *,
+    headers: bool = False,
+    most: int = BYTES,
+) -> Iterator[Columns]:
+    """The records from offset `begin` on, below `end`; about `most` bytes at a time, never none.
+    Raises `RecordsBroken`.
+    """
     for group in _groups((b for b in batches if begin < b.next_offset and b.offset < end), most):
         columns = _columns(*zip(*group, strict=True), begin, end, headers)
-        if len(columns): yield columns
+        if len(columns):
+            yield columns
 
 
 def _groups(batches: Iterable[PackedBatch], most: int) -> Iterator[list[tuple]]:
-    "(batch, what it holds unpacked), as many as make `most` bytes."
+    """(batch, what it holds unpacked), as many as make `most` bytes."""
     group, size = [], 0
     for b in batches:
         group.append((b, unpack(b)))
@@ -260,29 +354,71 @@ def _groups(batches: Iterable[PackedBatch], most: int) -> Iterator[list[tuple]]:
         if size >= most:
             yield group
             group, size = [], 0
-    if group: yield group
+    if group:
+        yield group
 
 
-def _columns(batches: Sequence[PackedBatch], contents: Sequence, begin: int, end: int, headers: bool) -> Columns:
+def _columns(
+    batches: Sequence[PackedBatch], contents: Sequence, begin: int, end: int, headers: bool
+) -> Columns:
     content, sizes = b"".join([*contents, bytes(_PAD)]), [len(c) for c in contents]
-    if len(content) >= 2**31: raise RecordsBroken(f"offset {batches[0].offset}: {len(content)} bytes in one batch")
+    if len(content) >= 2**31:
+        raise RecordsBroken(f"offset {batches[0].offset}: {len(content)} bytes in one batch")
     starts = _starts(batches, sizes, content)
-    try: return _fields(batches, Cursor(np.frombuffer(content, np.uint8), starts[:-1], starts[1:]), pa.py_buffer(content), begin, end, headers)
-    except RecordsBroken as e: raise RecordsBroken(f"offsets {batches[0].offset} to {batches[-1].next_offset - 1}: {e.what}") from None
+    try:
+        return _fields(
+            batches,
+            Cursor(np.frombuffer(content, np.uint8), starts[:-1], starts[1:]),
+            pa.py_buffer(content),
+            begin,
+            end,
+            headers,
+        )
+    except RecordsBroken as e:
+        raise RecordsBroken(
+            f"offsets {batches[0].offset} to {batches[-1].next_offset - 1}: {e.what}"
+        ) from None
 
 
-def _fields(batches: Sequence[PackedBatch], cursor: Cursor, content: pa.Buffer, begin: int, end: int, headers: bool) -> Columns:
+def _fields(
+    batches: Sequence[PackedBatch],
+    cursor: Cursor,
+    content: pa.Buffer,
+    begin: int,
+    end: int,
+    headers: bool,
+) -> Columns:
     counts = [b.count for b in batches]
     of_batch = lambda numbers: np.repeat(np.array(numbers, np.int64), counts)
-    if (cursor.number() != cursor.ends - cursor.at).any(): raise RecordsBroken("a record has a negative length")
+    if (cursor.number() != cursor.ends - cursor.at).any():
+        raise RecordsBroken("a record has a negative length")
     cursor.skip(1)  # attributes, none in use
     appended = of_batch([b.attributes & _APPENDED for b in batches]) > 0
-    stamps = np.where(appended, of_batch([b.max_ms for b in batches]), of_batch([b.first_ms for b in batches]) + cursor.number())
+    stamps = np.where(
+        appended,
+        of_batch([b.max_ms for b in batches]),
+        of_batch([b.first_ms for b in batches]) + cursor.number(),
+    )
     offsets = of_batch([b.offset for b in batches]) + cursor.number()
     which = (offsets >= begin) & (offsets < end)
-    if not which.all(): cursor, stamps, offsets, appended = cursor.only(which), stamps[which], offsets[which], appended[which]
+    if not which.all():
+        cursor, stamps, offsets, appended = (
+            cursor.only(which),
+            stamps[which],
+            offsets[which],
+            appended[which],
+        )
     keys, values, counts = cursor.held(), cursor.held(), cursor.number()
-    if (counts < 0).any(): raise RecordsBroken(f"{counts.min()} headers in one record")
+    if (counts < 0).any():
+        raise RecordsBroken(f"{counts.min()} headers in one record")
     found = _headers(cursor, counts, content) if headers else None
-    if ((cursor.at != cursor.ends) & ((counts == 0) | headers)).any(): raise RecordsBroken("a record is longer than its fields")
-    return Columns(_bytes_at(content, *keys), _bytes_at(content, *values), offsets, stamps, appended.astype(np.int32), found)
+    if ((cursor.at != cursor.ends) & ((counts == 0) | headers)).any():
+        raise RecordsBroken("a record is longer than its fields")
+    return Columns(
+        _bytes_at(content, *keys),
+        _bytes_at(content, *values),
+        offsets,
+        stamps,
+        appended.astype(np.int32),
+        found,
+    )

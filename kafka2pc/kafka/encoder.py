@@ -8,7 +8,8 @@ __all__ = ['PIECE', 'BATCH_HEAD', 'HEADER_BYTES', 'RECORD_BYTES', 'CODECS', 'var
            'codec_named', 'record_batch']
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c002
-import struct, time
+import struct
+import time
 from dataclasses import dataclass
 from typing import Iterable, Iterator
 
@@ -29,23 +30,27 @@ def _zigzag(x: np.ndarray) -> np.ndarray:
 
 
 def varint_sizes(x: np.ndarray) -> np.ndarray:
-    "How many bytes each number takes as a zigzag varint."
+    """How many bytes each number takes as a zigzag varint."""
     z = _zigzag(x)
     sizes, top = np.ones(len(z), np.int64), int(z.max(initial=0))
     for bits in range(7, 64, 7):
-        if top >> bits == 0: break
+        if top >> bits == 0:
+            break
         sizes += z >= np.uint64(1 << bits)
     return sizes
 
 
 def _bytes_of(x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    "The first, second, ... byte of each varint, and whether the number has one."
+    """The first, second, ... byte of each varint, and whether the number has one."""
     z = _zigzag(x)
     there = np.ones(len(z), bool)
     while there.any():
         rest = z >> np.uint64(7)
         more = rest > 0
-        yield (z & np.uint64(127) | (more.astype(np.uint64) << np.uint64(7))).astype(np.uint8), there
+        yield (
+            (z & np.uint64(127) | (more.astype(np.uint64) << np.uint64(7))).astype(np.uint8),
+            there,
+        )
         z, there = rest, more
 
 
@@ -58,7 +63,9 @@ def _encode(x: np.ndarray) -> pa.Array:
 def _binary(sizes: np.ndarray, content: np.ndarray) -> pa.Array:
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
-    return pa.Array.from_buffers(pa.large_binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(content)])
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    )
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c012
 _SMALL = 1 << 17
@@ -66,53 +73,84 @@ _TABLE = _encode(np.arange(-1, _SMALL))
 
 
 def varints(x: np.ndarray | int) -> pa.Array | pa.Scalar:
-    "Each number as a zigzag varint; a plain int as one that stands in every row."
-    if isinstance(x, int): return pa.scalar(_TABLE[x + 1].as_py(), pa.large_binary())
+    """Each number as a zigzag varint; a plain int as one that stands in every row."""
+    if isinstance(x, int):
+        return pa.scalar(_TABLE[x + 1].as_py(), pa.large_binary())
     small = len(x) and x.min() >= -1 and x.max() < _SMALL
     return _TABLE.take(pa.array(x + 1)) if small else _encode(x)
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c016
 @dataclass(frozen=True, slots=True)
 class Rows:
-    "Columns of the same length. `headers`: each row's headers as bytes, with their count; `timestamps_ms`: milliseconds since 1970, or one for all."
+    """Columns of the same length. `headers`: each row's headers as bytes, with their count;
+    `timestamps_ms`: milliseconds since 1970, or one for all.
+    """
+
     values: pa.Array
     keys: pa.Array | None
     headers: pa.Array | None
     timestamps_ms: np.ndarray | int
 
-    def __len__(self) -> int: return len(self.values)
+    def __len__(self) -> int:
+        return len(self.values)
 
     @property
     def bytes(self) -> np.ndarray:
-        "Of each row's key, value and headers."
-        return sum(np.maximum(lengths(c), 0) for c in (self.values, self.keys, self.headers) if c is not None)
+        """Of each row's key, value and headers."""
+        return sum(
+            np.maximum(lengths(c), 0)
+            for c in (self.values, self.keys, self.headers)
+            if c is not None
+        )
 
     def take(self, which: np.ndarray) -> "Rows":
-        "These rows, in this order."
+        """These rows, in this order."""
         which = pa.array(which)
         stamps = self.timestamps_ms
-        return Rows(*(c if c is None else c.take(which) for c in (self.values, self.keys, self.headers)),
-                    stamps if isinstance(stamps, int) else stamps[which.to_numpy()])
+        return Rows(
+            *(c if c is None else c.take(which) for c in (self.values, self.keys, self.headers)),
+            stamps if isinstance(stamps, int) else stamps[which.to_numpy()],
+        )
 
     def slice(self, start: int, stop: int) -> "Rows":
         stamps = self.timestamps_ms
-        return Rows(*(c if c is None else c.slice(start, stop - start) for c in (self.values, self.keys, self.headers)),
-                    stamps if isinstance(stamps, int) else stamps[start:stop])
+        return Rows(
+            *(
+                c if c is None else c.slice(start, stop - start)
+                for c in (self.values, self.keys, self.headers)
+            ),
+            stamps if isinstance(stamps, int) else stamps[start:stop],
+        )
 
 
 def lengths(column: pa.Array) -> np.ndarray:
-    "The bytes of each value, -1 where it is null."
-    if not len(column): return np.empty(0, np.int64)
-    sizes = np.diff(np.frombuffer(column.buffers()[1], np.int64)[column.offset:column.offset + len(column) + 1])
-    return np.where(pc.is_null(column).to_numpy(zero_copy_only=False), -1, sizes) if column.null_count else sizes
+    """The bytes of each value, -1 where it is null."""
+    if not len(column):
+        return np.empty(0, np.int64)
+    sizes = np.diff(
+        np.frombuffer(column.buffers()[1], np.int64)[
+            column.offset : column.offset + len(column) + 1
+        ]
+    )
+    return (
+        np.where(pc.is_null(column).to_numpy(zero_copy_only=False), -1, sizes)
+        if column.null_count
+        else sizes
+    )
 
 
 _TEXTS = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 
 def payload_bytes(batch: pa.RecordBatch, columns: Iterable[str] | None = None) -> int:
-    "The bytes of all texts and binaries in these columns (None: all that hold such), before any encoding. Rows are not read, only their lengths."
-    chosen = [c for name, c in zip(batch.schema.names, batch.columns, strict=True) if columns is None or name in columns]
+    """The bytes of all texts and binaries in these columns (None: all that hold such), before any
+    encoding. Rows are not read, only their lengths.
+    """
+    chosen = [
+        c
+        for name, c in zip(batch.schema.names, batch.columns, strict=True)
+        if columns is None or name in columns
+    ]
     return sum(pc.sum(pc.binary_length(c)).as_py() or 0 for c in chosen if c.type in _TEXTS)
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c017
@@ -122,64 +160,123 @@ _BYTES = ("binary", "string", "large_binary", "large_string", "binary_view", "st
 def _as_bytes(column: pa.Array, name: str) -> pa.Array:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if str(kind) not in _BYTES and not pa.types.is_fixed_size_binary(kind):
-        raise BadRow(f"column {name} has type {column.type}", why="It must be binary or string.", action=f"Cast the column {name} before the sink.")
+        raise BadRow(
+            f"column {name} has type {column.type}",
+            why="It must be binary or string.",
+            action=f"Cast the column {name} before the sink.",
+        )
     return column.cast(kind).cast(pa.large_binary())
 
 
 def _as_headers(column: pa.Array) -> pa.Array:
-    "Spark's array<struct<key: string, value: binary>>: for each row the count of its headers, then each one's key and value."
+    """Spark's array<struct<key: string, value: binary>>: for each row the count of its headers,
+    then each one's key and value.
+    """
     held = column.flatten()
-    if held.null_count or held.field("key").null_count: raise BadRow(f"among {len(column)} rows: a header without a key")
+    if held.null_count or held.field("key").null_count:
+        raise BadRow(f"among {len(column)} rows: a header without a key")
     keys, values = (_as_bytes(held.field(name), "headers") for name in ("key", "value"))
-    each = _join(varints(lengths(keys)), keys, varints(lengths(values)), values) if len(held) else pa.array([], pa.large_binary())
-    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    each = (
+        _join(varints(lengths(keys)), keys, varints(lengths(values)), values)
+        if len(held)
+        else pa.array([], pa.large_binary())
+    )
+    counts = (
+        pc.fill_null(pc.list_value_length(column), 0)
+        .to_numpy(zero_copy_only=False)
+        .astype(np.int64)
+    )
     ends = np.concatenate([[0], np.cumsum(counts)])
-    offsets = np.frombuffer(each.buffers()[1], np.int64, len(each) + 1)[ends] if len(each) else np.zeros(len(ends), np.int64)
-    together = pa.Array.from_buffers(pa.large_binary(), len(counts), [None, pa.py_buffer(offsets), each.buffers()[2]])
+    offsets = (
+        np.frombuffer(each.buffers()[1], np.int64, len(each) + 1)[ends]
+        if len(each)
+        else np.zeros(len(ends), np.int64)
+    )
+    together = pa.Array.from_buffers(
+        pa.large_binary(), len(counts), [None, pa.py_buffer(offsets), each.buffers()[2]]
+    )
     return _join(varints(counts), together)
 
 
 def _join(*columns) -> pa.Array:
-    "The columns of a row after each other; null counts as nothing."
-    return pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.large_binary()), null_handling="replace")
+    """The columns of a row after each other; null counts as nothing."""
+    return pc.binary_join_element_wise(
+        *columns, pa.scalar(b"", pa.large_binary()), null_handling="replace"
+    )
 
 
 def rows_of(batch: pa.RecordBatch, *, now_ms: int | None = None) -> Rows:
-    "The columns value, key, headers and timestamp of a batch. `now_ms`: the time of all rows where there is no timestamp. Raises `BadRow`."
-    column = lambda name: batch.column(i) if (i := batch.schema.get_field_index(name)) >= 0 else None
+    """The columns value, key, headers and timestamp of a batch. `now_ms`: the time of all rows
+    where there is no timestamp. Raises `BadRow`.
+    """
+    column = lambda name: (
+        batch.column(i) if (i := batch.schema.get_field_index(name)) >= 0 else None
+    )
     values, keys, headers, stamps = map(column, ("value", "key", "headers", "timestamp"))
-    if values is None: raise BadRow("there is no column value", action="Add a column value of type string or binary.")
-    return Rows(_as_bytes(values, "value"), None if keys is None else _as_bytes(keys, "key"), None if headers is None else _as_headers(headers),
-                (now_ms or int(time.time() * 1000)) if stamps is None else _milliseconds(stamps))
+    if values is None:
+        raise BadRow(
+            "there is no column value", action="Add a column value of type string or binary."
+        )
+    return Rows(
+        _as_bytes(values, "value"),
+        None if keys is None else _as_bytes(keys, "key"),
+        None if headers is None else _as_headers(headers),
+        (now_ms or int(time.time() * 1000)) if stamps is None else _milliseconds(stamps),
+    )
 
 
 def first_of(wrong: pa.Array) -> str:
-    "Where the first of these rows is, for a message."
+    """Where the first of these rows is, for a message."""
     return f"row {pc.index(wrong, True).as_py()} of {len(wrong)}"
 
 
 def _milliseconds(column: pa.Array) -> np.ndarray:
     if not pa.types.is_timestamp(column.type):
-        raise BadRow(f"column timestamp has type {column.type}", action="Cast the column timestamp before the sink.")
+        raise BadRow(
+            f"column timestamp has type {column.type}",
+            action="Cast the column timestamp before the sink.",
+        )
     if column.null_count:
-        raise BadRow(f"{first_of(pc.is_null(column))}: timestamp is null", action="Fill the column timestamp, or leave it out.")
-    column = column.cast(pa.timestamp(column.type.unit))  # the instants alone: in a zone, an hour of autumn that comes twice cannot be rounded
+        raise BadRow(
+            f"{first_of(pc.is_null(column))}: timestamp is null",
+            action="Fill the column timestamp, or leave it out.",
+        )
+    # the instants alone: in a zone, an hour of autumn that comes twice cannot be rounded
+    column = column.cast(pa.timestamp(column.type.unit))
     stamps = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms")).cast(pa.int64())
     if (early := pc.less(stamps, 0)).true_count:
-        raise BadRow(f"{first_of(early)}: timestamp is before 1970", why="Kafka has no such time.", action="Correct the column timestamp.")
+        raise BadRow(
+            f"{first_of(early)}: timestamp is before 1970",
+            why="Kafka has no such time.",
+            action="Correct the column timestamp.",
+        )
     return stamps.to_numpy()
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c021
-def _sizes(x: np.ndarray | int) -> np.ndarray | int: return 1 if isinstance(x, int) else varint_sizes(x)  # a plain int here is 0 or -1
+# a plain int here is 0 or -1
+def _sizes(x: np.ndarray | int) -> np.ndarray | int:
+    return 1 if isinstance(x, int) else varint_sizes(x)
 
 
-def records(rows: Rows, offset_deltas: np.ndarray, timestamp_deltas: np.ndarray | int = 0) -> pa.Array:
-    "Each row as a record of format v2."
+def records(
+    rows: Rows, offset_deltas: np.ndarray, timestamp_deltas: np.ndarray | int = 0
+) -> pa.Array:
+    """Each row as a record of format v2."""
     values, keys = lengths(rows.values), -1 if rows.keys is None else lengths(rows.keys)
-    sizes = rows.bytes + (1 if rows.headers is None else 0) + 1 + sum(map(_sizes, (timestamp_deltas, offset_deltas, keys, values)))
+    sizes = (
+        rows.bytes
+        + (1 if rows.headers is None else 0)
+        + 1
+        + sum(map(_sizes, (timestamp_deltas, offset_deltas, keys, values)))
+    )
     key = [] if rows.keys is None else [rows.keys]
-    return _join(*map(varints, (sizes, 0, timestamp_deltas, offset_deltas, keys)), *key, varints(values), rows.values,
-                 varints(0) if rows.headers is None else rows.headers)
+    return _join(
+        *map(varints, (sizes, 0, timestamp_deltas, offset_deltas, keys)),
+        *key,
+        varints(values),
+        rows.values,
+        varints(0) if rows.headers is None else rows.headers,
+    )
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c025
 _M, _SEED = np.uint32(0x5BD1E995), 0x9747B28C
@@ -191,25 +288,36 @@ def _mixed(k: np.ndarray) -> np.ndarray:
 
 
 def _murmur2(keys: np.ndarray) -> np.ndarray:
-    "Of keys of one length, a matrix of bytes."
+    """Of keys of one length, a matrix of bytes."""
     n, size = keys.shape
     h, whole = np.full(n, _SEED ^ size, np.uint32), size // 4 * 4
-    words = np.ascontiguousarray(keys[:, :whole]).view("<u4") if whole else np.empty((n, 0), np.uint32)
-    for i in range(whole // 4): h = h * _M ^ _mixed(words[:, i])
-    for i in reversed(range(size - whole)): h = h ^ keys[:, whole + i].astype(np.uint32) << np.uint32(8 * i)
-    if size > whole: h = h * _M
+    words = (
+        np.ascontiguousarray(keys[:, :whole]).view("<u4") if whole else np.empty((n, 0), np.uint32)
+    )
+    for i in range(whole // 4):
+        h = h * _M ^ _mixed(words[:, i])
+    for i in reversed(range(size - whole)):
+        h = h ^ keys[:, whole + i].astype(np.uint32) << np.uint32(8 * i)
+    if size > whole:
+        h = h * _M
     h = (h ^ h >> np.uint32(13)) * _M
     return h ^ h >> np.uint32(15)
 
 
 def murmur2(keys: pa.Array) -> np.ndarray:
-    "Java's hash of each key (org.apache.kafka.common.utils.Utils), as int32. Of a null key: that of an empty one."
+    """Java's hash of each key (org.apache.kafka.common.utils.Utils), as int32. Of a null key: that
+    of an empty one.
+    """
     out, sizes = np.empty(len(keys), np.uint32), np.maximum(lengths(keys), 0)
-    starts = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset:keys.offset + len(keys)]
+    starts = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys)]
     content = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
     for size in np.unique(sizes):
         which = np.flatnonzero(sizes == size)
-        out[which] = _murmur2(content[starts[which][:, None] + np.arange(size)] if size else np.empty((len(which), 0), np.uint8))
+        out[which] = _murmur2(
+            content[starts[which][:, None] + np.arange(size)]
+            if size
+            else np.empty((len(which), 0), np.uint8)
+        )
     return out.view(np.int32)
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c030
@@ -218,15 +326,23 @@ PIECE = 5_000  # rows without a key that go to one partition together, at least
 
 @dataclass
 class Dealer:
-    "Chooses the partition of each row of one topic. `next` is where the next piece without a key goes."
+    """Chooses the partition of each row of one topic. `next` is where the next piece without a key
+    goes.
+    """
+
     partitions: int
     next: int = 0
 
     def deal(self, keys: pa.Array | None, rows: int) -> np.ndarray:
-        "The partition of each row: by its key, or in turn."
-        if keys is None: return self._in_turn(rows)
+        """The partition of each row: by its key, or in turn."""
+        if keys is None:
+            return self._in_turn(rows)
         by_key = (murmur2(keys) & 0x7FFFFFFF) % self.partitions
-        return np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), self._in_turn(rows), by_key) if keys.null_count else by_key
+        return (
+            np.where(pc.is_null(keys).to_numpy(zero_copy_only=False), self._in_turn(rows), by_key)
+            if keys.null_count
+            else by_key
+        )
 
     def _in_turn(self, rows: int) -> np.ndarray:
         pieces = max(1, min(self.partitions, rows // PIECE))
@@ -235,13 +351,18 @@ class Dealer:
         return np.repeat(at, [len(piece) for piece in np.array_split(np.arange(rows), pieces)])
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c034
-BATCH_HEAD = struct.Struct(">qiibIhiqqqhii")  # the 13 numbers before the records of a batch (KIP-98)
-HEADER_BYTES, RECORD_BYTES = BATCH_HEAD.size, 27  # of a batch around its records, and of a record around its key, value and headers, at most
+# the 13 numbers before the records of a batch (KIP-98)
+BATCH_HEAD = struct.Struct(">qiibIhiqqqhii")
+# of a batch around its records, and of a record around its key, value and headers, at most
+HEADER_BYTES, RECORD_BYTES = BATCH_HEAD.size, 27
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    "Encoded records for one partition, not yet a batch: that needs a producer's sequence. `largest`: bytes of the largest row."
+    """Encoded records for one partition, not yet a batch: that needs a producer's sequence.
+    `largest`: bytes of the largest row.
+    """
+
     topic: str
     partition: int
     count: int
@@ -252,7 +373,7 @@ class Section:
 
 
 def _cuts(partitions: np.ndarray, ends: np.ndarray, most: int) -> list[tuple[int, int]]:
-    "[start, stop) of each batch. `ends`: the bytes of all records up to and with each one."
+    """[start, stop) of each batch. `ends`: the bytes of all records up to and with each one."""
     runs = np.flatnonzero(np.diff(partitions, prepend=-1))
     cuts = []
     for start, stop in zip(runs, [*runs[1:], len(partitions)], strict=True):
@@ -265,30 +386,62 @@ def _cuts(partitions: np.ndarray, ends: np.ndarray, most: int) -> list[tuple[int
 
 
 def sections(rows: Rows, partitions: np.ndarray, topic: str, most: int) -> list[Section]:
-    "The rows as records, batches of at most `most` bytes for each partition; a record that is larger is alone."
-    if not len(rows): return []
-    if np.any(np.diff(partitions) < 0): rows, partitions = rows.take(order := np.argsort(partitions, kind="stable")), partitions[order]
+    """The rows as records, batches of at most `most` bytes for each partition; a record that is
+    larger is alone.
+    """
+    if not len(rows):
+        return []
+    if np.any(np.diff(partitions) < 0):
+        rows, partitions = (
+            rows.take(order := np.argsort(partitions, kind="stable")),
+            partitions[order],
+        )
     sizes = rows.bytes
     cuts = _cuts(partitions, np.cumsum(sizes + RECORD_BYTES), most - HEADER_BYTES)
     starts, counts = np.array([a for a, _ in cuts]), np.array([b - a for a, b in cuts])
     stamps = rows.timestamps_ms
     first = np.full(len(cuts), stamps) if isinstance(stamps, int) else stamps[starts]
     last = first if isinstance(stamps, int) else np.maximum.reduceat(stamps, starts)
-    made = records(rows, np.arange(len(rows)) - np.repeat(starts, counts), 0 if isinstance(stamps, int) else stamps - np.repeat(first, counts))
-    at, content, largest = np.frombuffer(made.buffers()[1], np.int64), made.buffers()[2], np.maximum.reduceat(sizes, starts)
-    return [Section(topic, int(partitions[a]), b - a, int(first[n]), int(last[n]), content.slice(int(at[a]), int(at[b] - at[a])), int(largest[n]))
-            for n, (a, b) in enumerate(cuts)]
+    made = records(
+        rows,
+        np.arange(len(rows)) - np.repeat(starts, counts),
+        0 if isinstance(stamps, int) else stamps - np.repeat(first, counts),
+    )
+    at, content, largest = (
+        np.frombuffer(made.buffers()[1], np.int64),
+        made.buffers()[2],
+        np.maximum.reduceat(sizes, starts),
+    )
+    return [
+        Section(
+            topic,
+            int(partitions[a]),
+            b - a,
+            int(first[n]),
+            int(last[n]),
+            content.slice(int(at[a]), int(at[b] - at[a])),
+            int(largest[n]),
+        )
+        for n, (a, b) in enumerate(cuts)
+    ]
 
 
 def check_sizes(rows: Rows, topic: str, most: int):
-    "Raises `BadRow` for a record whose key, value and headers are larger than `most` bytes."
+    """Raises `BadRow` for a record whose key, value and headers are larger than `most` bytes."""
     if (largest := int(rows.bytes.max(initial=0))) > most:
-        raise BadRow(f"a record of {largest} bytes for topic {topic}", why=f"kafka.max.request.size is {most}.",
-                     action="Raise kafka.max.request.size and the topic's max.message.bytes, or leave the row out; then restart the query.")
+        raise BadRow(
+            f"a record of {largest} bytes for topic {topic}",
+            why=f"kafka.max.request.size is {most}.",
+            action=(
+                "Raise kafka.max.request.size and the topic's max.message.bytes, or leave the row"
+                " out; then restart the query."
+            ),
+        )
 
 # %% ../../nbs/kafka/03_encoder.ipynb #c038
 _TRANSACTIONAL = 0x10
-# The only form of LZ4 that Kafka reads: independent blocks (here of at most 4 MiB), without checksums.
+# The only form of LZ4 that Kafka reads: independent blocks (here of at most 4 MiB), without
+# checksums.
 _LZ4_BLOCK, _LZ4_FRAME, _LZ4_END = 4 << 20, bytes.fromhex("04224d18607073"), bytes(4)
 _SNAPPY = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)  # the frame of snappy-java
 
@@ -299,29 +452,60 @@ def _snappy(content: pa.Buffer) -> bytes:
 
 
 def _lz4(content: pa.Buffer) -> bytes:
-    parts = (content.slice(at, min(_LZ4_BLOCK, content.size - at)) for at in range(0, content.size, _LZ4_BLOCK))
+    parts = (
+        content.slice(at, min(_LZ4_BLOCK, content.size - at))
+        for at in range(0, content.size, _LZ4_BLOCK)
+    )
     blocks = (pa.compress(part, codec="lz4_raw", asbytes=True) for part in parts)
     return _LZ4_FRAME + b"".join(struct.pack("<I", len(b)) + b for b in blocks) + _LZ4_END
 
 
-def _packed(codec: str): return lambda content: pa.compress(content, codec=codec, asbytes=True)
+def _packed(codec: str):
+    return lambda content: pa.compress(content, codec=codec, asbytes=True)
 
 
-CODECS = {"none": (0, None), "gzip": (1, _packed("gzip")), "snappy": (2, _snappy), "lz4": (3, _lz4), "zstd": (4, _packed("zstd"))}
+CODECS = {
+    "none": (0, None),
+    "gzip": (1, _packed("gzip")),
+    "snappy": (2, _snappy),
+    "lz4": (3, _lz4),
+    "zstd": (4, _packed("zstd")),
+}
 
 
 def codec_named(name: str) -> str:
-    "The name, if it is one of `compression.type`. Raises `BadOption`."
-    if name not in CODECS: raise BadOption(f"kafka.compression.type={name}: choose one of {', '.join(CODECS)}")
+    """The name, if it is one of `compression.type`. Raises `BadOption`."""
+    if name not in CODECS:
+        raise BadOption(f"kafka.compression.type={name}: choose one of {', '.join(CODECS)}")
     return name
 
 
-def record_batch(section: Section, state: PreparedTxnState, sequence: int, *, codec: str = "none", transactional: bool = True) -> bytes:
-    "A record batch of format v2, as it goes over the wire and onto the broker's disk."
+def record_batch(
+    section: Section,
+    state: PreparedTxnState,
+    sequence: int,
+    *,
+    codec: str = "none",
+    transactional: bool = True,
+) -> bytes:
+    """A record batch of format v2, as it goes over the wire and onto the broker's disk."""
     bits, pack = CODECS[codec]
     content = pa.py_buffer(pack(section.content)) if pack else section.content
-    if content.size > section.content.size: bits, content = 0, section.content  # what cannot be packed could become too large for the topic
-    rest = struct.pack(">hiqqqhii", bits | _TRANSACTIONAL * transactional, section.count - 1, section.first_ms, section.max_ms,
-                       state.producer_id, state.epoch, sequence, section.count)
+    # what cannot be packed could become too large for the topic
+    if content.size > section.content.size:
+        bits, content = 0, section.content
+    rest = struct.pack(
+        ">hiqqqhii",
+        bits | _TRANSACTIONAL * transactional,
+        section.count - 1,
+        section.first_ms,
+        section.max_ms,
+        state.producer_id,
+        state.epoch,
+        sequence,
+        section.count,
+    )
     crc = google_crc32c.extend(google_crc32c.value(rest), content)
-    return b"".join((struct.pack(">qiibI", 0, HEADER_BYTES - 12 + content.size, -1, 2, crc), rest, content))
+    return b"".join(
+        (struct.pack(">qiibI", 0, HEADER_BYTES - 12 + content.size, -1, 2, crc), rest, content)
+    )

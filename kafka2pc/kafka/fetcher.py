@@ -6,7 +6,8 @@
 __all__ = ['Manner', 'manner', 'NotFetched', 'Line', 'fetch']
 
 # %% ../../nbs/kafka/06_fetcher.ipynb #c002
-import queue, time
+import queue
+import time
 from dataclasses import dataclass
 from typing import Iterator, Mapping
 
@@ -22,7 +23,10 @@ from ..protocol.errors import BrokerUnreachable, RecordsBroken, UnknownFormat
 # %% ../../nbs/kafka/06_fetcher.ipynb #c007
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    "How to ask. `most_bytes`: of one answer; `patience_ms`: how long nothing may come; `rack`: ask a replica in this one, if the broker knows any."
+    """How to ask. `most_bytes`: of one answer; `patience_ms`: how long nothing may come; `rack`:
+    ask a replica in this one, if the broker knows any.
+    """
+
     committed_only: bool = True
     min_bytes: int = 1
     wait_ms: int = 500
@@ -32,74 +36,131 @@ class Manner:
 
 
 def manner(conf: Mapping[str, str], patience_ms: int = 120_000) -> Manner:
-    "What librdkafka's settings say about fetching."
-    number = lambda *names, otherwise: next((int(conf[name]) for name in names if name in conf), otherwise)
-    most = number("fetch.message.max.bytes", "max.partition.fetch.bytes", otherwise=Manner().most_bytes)
-    return Manner(committed_only=conf.get("isolation.level") != "read_uncommitted", min_bytes=number("fetch.min.bytes", otherwise=1),
-                  wait_ms=number("fetch.wait.max.ms", otherwise=500), most_bytes=min(most, number("fetch.max.bytes", otherwise=most)),
-                  patience_ms=patience_ms, rack=conf.get("client.rack", ""))
+    """What librdkafka's settings say about fetching."""
+    number = lambda *names, otherwise: next(
+        (int(conf[name]) for name in names if name in conf), otherwise
+    )
+    most = number(
+        "fetch.message.max.bytes", "max.partition.fetch.bytes", otherwise=Manner().most_bytes
+    )
+    return Manner(
+        committed_only=conf.get("isolation.level") != "read_uncommitted",
+        min_bytes=number("fetch.min.bytes", otherwise=1),
+        wait_ms=number("fetch.wait.max.ms", otherwise=500),
+        most_bytes=min(most, number("fetch.max.bytes", otherwise=most)),
+        patience_ms=patience_ms,
+        rack=conf.get("client.rack", ""),
+    )
 
 # %% ../../nbs/kafka/06_fetcher.ipynb #c010
 _TIMED_OUT, _LOST, _FORBIDDEN = 7, 13, 29
-_PASSES = {3: "UNKNOWN_TOPIC_OR_PARTITION", 5: "LEADER_NOT_AVAILABLE", 6: "NOT_LEADER_OR_FOLLOWER", _TIMED_OUT: "REQUEST_TIMED_OUT",
-           9: "REPLICA_NOT_AVAILABLE", _LOST: "NETWORK_EXCEPTION", 56: "KAFKA_STORAGE_ERROR", 74: "FENCED_LEADER_EPOCH", 75: "UNKNOWN_LEADER_EPOCH",
-           78: "OFFSET_NOT_AVAILABLE"}
+_PASSES = {
+    3: "UNKNOWN_TOPIC_OR_PARTITION",
+    5: "LEADER_NOT_AVAILABLE",
+    6: "NOT_LEADER_OR_FOLLOWER",
+    _TIMED_OUT: "REQUEST_TIMED_OUT",
+    9: "REPLICA_NOT_AVAILABLE",
+    _LOST: "NETWORK_EXCEPTION",
+    56: "KAFKA_STORAGE_ERROR",
+    74: "FENCED_LEADER_EPOCH",
+    75: "UNKNOWN_LEADER_EPOCH",
+    78: "OFFSET_NOT_AVAILABLE",
+}
 _REQUEST_MS, _PAUSE_S = 30_000, 0.05
 
 
 class NotFetched(Exception):
-    "The records from `offset` on cannot be had. `code`: the broker's, or 7 (REQUEST_TIMED_OUT) when nothing came in time."
+    """The records from `offset` on cannot be had. `code`: the broker's, or 7 (REQUEST_TIMED_OUT)
+    when nothing came in time.
+    """
+
     def __init__(self, code: int, offset: int, what: str):
         super().__init__(what)
         self.code, self.offset = code, offset
 
 
 class Line:
-    "A line to who has a partition; one request at a time is under way. Raises `NotFetched`, `NotAuthorized`."
+    """A line to who has a partition; one request at a time is under way. Raises `NotFetched`,
+    `NotAuthorized`.
+    """
+
     def __init__(self, control: Control, topic: str, partition: int, how: Manner):
         self.control, self.topic, self.partition, self.how = control, topic, partition, how
-        self._node, self._away, self._rack = None, False, how.rack  # `_away`: the node is a replica that does not lead
+        # `_away`: the node is a replica that does not lead
+        self._node, self._away, self._rack = None, False, how.rack
         self.offset = self._said = None  # what was asked for last, and where its answer arrives
 
     def ask(self, offset: int):
-        "Ask for the records from `offset` on, without waiting for them."
+        """Ask for the records from `offset` on, without waiting for them."""
         self.offset, self._said = offset, queue.SimpleQueue()
-        if self._node is None: self._node = self._look_up()
-        if self._node is None: self._said.put(NotSent("no leader"))
-        else: self.control.send(self._request(), self._node, self._request_ms).add_both(self._said.put)
+        if self._node is None:
+            self._node = self._look_up()
+        if self._node is None:
+            self._said.put(NotSent("no leader"))
+        else:
+            self.control.send(self._request(), self._node, self._request_ms).add_both(
+                self._said.put
+            )
 
     def answer(self):
-        "The broker's answer for this partition, with records. Asked for again while what is wrong may pass."
+        """The broker's answer for this partition, with records. Asked for again while what is wrong
+        may pass.
+        """
         end = time.monotonic() + self.how.patience_ms / 1000
         while True:
             code, part = self._take()
-            if part and part.records and not code: return part
-            if code and not self._forget(code): raise self._refused(code)
-            if time.monotonic() > end: raise self._late(code)
-            if not part or code or not self._follow(part.preferred_read_replica): time.sleep(_PAUSE_S)
+            if part and part.records and not code:
+                return part
+            if code and not self._forget(code):
+                raise self._refused(code)
+            if time.monotonic() > end:
+                raise self._late(code)
+            if not part or code or not self._follow(part.preferred_read_replica):
+                time.sleep(_PAUSE_S)
             self.ask(self.offset)
 
     @property
-    def _request_ms(self) -> int: return self.how.wait_ms + min(_REQUEST_MS, self.how.patience_ms)
+    def _request_ms(self) -> int:
+        return self.how.wait_ms + min(_REQUEST_MS, self.how.patience_ms)
 
     def _look_up(self) -> int | None:
-        try: node = self.control.leaders([self.topic], right="READ").get((self.topic, self.partition), -1)
-        except BrokerUnreachable: return None
+        try:
+            node = self.control.leaders([self.topic], right="READ").get(
+                (self.topic, self.partition), -1
+            )
+        except BrokerUnreachable:
+            return None
         return node if node >= 0 else None
 
     def _request(self) -> FetchRequest:
-        part = FetchRequest.FetchTopic.FetchPartition(partition=self.partition, fetch_offset=self.offset, partition_max_bytes=self.how.most_bytes)
-        return FetchRequest(max_wait_ms=self.how.wait_ms, min_bytes=self.how.min_bytes, max_bytes=self.how.most_bytes, rack_id=self._rack,
-                            isolation_level=int(self.how.committed_only), topics=[FetchRequest.FetchTopic(topic=self.topic, partitions=[part])],
-                            min_version=4, max_version=12)  # from 13 on a topic goes by its id
+        part = FetchRequest.FetchTopic.FetchPartition(
+            partition=self.partition,
+            fetch_offset=self.offset,
+            partition_max_bytes=self.how.most_bytes,
+        )
+        return FetchRequest(
+            max_wait_ms=self.how.wait_ms,
+            min_bytes=self.how.min_bytes,
+            max_bytes=self.how.most_bytes,
+            rack_id=self._rack,
+            isolation_level=int(self.how.committed_only),
+            topics=[FetchRequest.FetchTopic(topic=self.topic, partitions=[part])],
+            min_version=4,
+            max_version=12,
+        )  # from 13 on a topic goes by its id
 
     def _take(self) -> tuple:
-        "(code, the partition's part of the answer). No answer is a code, too."
-        try: said = self._said.get(timeout=2 * self._request_ms / 1000)
-        except queue.Empty: return _LOST, None
-        if isinstance(said, (NotSent, NoAnswer)): return _LOST, None
-        if isinstance(said, Exception): raise said
-        if said.error_code: return said.error_code, None
+        """(code, the partition's part of the answer). No answer is a code, too."""
+        try:
+            said = self._said.get(timeout=2 * self._request_ms / 1000)
+        except queue.Empty:
+            return _LOST, None
+        if isinstance(said, (NotSent, NoAnswer)):
+            return _LOST, None
+        if isinstance(said, Exception):
+            raise said
+        if said.error_code:
+            return said.error_code, None
         if not said.responses:  # this user is over a quota, and told for how long nobody listens
             time.sleep(min(said.throttle_time_ms, self.how.patience_ms) / 1000)
             return 0, None
@@ -107,38 +168,65 @@ class Line:
         return part.error_code, part
 
     def _follow(self, node: int) -> bool:
-        "The leader knows a replica in our rack: ask that one from now on."
-        if node < 0: return False
+        """The leader knows a replica in our rack: ask that one from now on."""
+        if node < 0:
+            return False
         self._node, self._away = node, True
         return True
 
     def _forget(self, code: int) -> bool:
-        "Ask anew who leads. May that help? What a replica says that does not lead is not the last word; but no replica is asked again."
+        """Ask anew who leads. May that help? What a replica says that does not lead is not the last
+        word; but no replica is asked again.
+        """
         may_help = code in _PASSES or self._away
-        if self._away: self._rack = ""
+        if self._away:
+            self._rack = ""
         self._node, self._away = None, False
         return may_help
 
     def _refused(self, code: int) -> Exception:
-        if code == _FORBIDDEN: return topic_not_authorized(self.topic, "READ")
-        return NotFetched(code, self.offset, f"offset {self.offset}: {code} {for_code(code).message}")
+        if code == _FORBIDDEN:
+            return topic_not_authorized(self.topic, "READ")
+        return NotFetched(
+            code, self.offset, f"offset {self.offset}: {code} {for_code(code).message}"
+        )
 
     def _late(self, code: int) -> NotFetched:
         last = _PASSES.get(code, "no records")
-        return NotFetched(_TIMED_OUT, self.offset, f"nothing came within {self.how.patience_ms} ms at offset {self.offset} (the last answer: {last})")
+        return NotFetched(
+            _TIMED_OUT,
+            self.offset,
+            f"nothing came within {self.how.patience_ms} ms at offset {self.offset} (the last"
+            f" answer: {last})",
+        )
 
 # %% ../../nbs/kafka/06_fetcher.ipynb #c016
-def fetch(control: Control, topic: str, partition: int, begin: int, end: int, how: Manner, *, headers: bool = False) -> Iterator[Columns]:
-    """The records from offset `begin` on, below `end`. Raises `NotFetched`, `NotAuthorized`, `RecordsBroken`, `UnknownFormat`."""
+def fetch(
+    control: Control,
+    topic: str,
+    partition: int,
+    begin: int,
+    end: int,
+    how: Manner,
+    *,
+    headers: bool = False,
+) -> Iterator[Columns]:
+    """The records from offset `begin` on, below `end`. Raises `NotFetched`, `NotAuthorized`,
+    `RecordsBroken`, `UnknownFormat`.
+    """
     line, at = Line(control, topic, partition, how), begin
-    if at < end: line.ask(at)
+    if at < end:
+        line.ask(at)
     try:
         while at < end:
             part = line.answer()
             batches, asked = list(split(part.records)), at
-            if not batches or batches[-1].next_offset <= at: raise RecordsBroken(f"offset {at}: {len(part.records)} bytes without it")
+            if not batches or batches[-1].next_offset <= at:
+                raise RecordsBroken(f"offset {at}: {len(part.records)} bytes without it")
             at = batches[-1].next_offset
-            if at < end: line.ask(at)
+            if at < end:
+                line.ask(at)
             aborted = [(a.producer_id, a.first_offset) for a in part.aborted_transactions or ()]
             yield from decode(committed(batches, aborted), asked, end, headers=headers)
-    except (RecordsBroken, UnknownFormat) as e: raise type(e)(f"{topic}-{partition}, {e.what}", **e.parts) from None
+    except (RecordsBroken, UnknownFormat) as e:
+        raise type(e)(f"{topic}-{partition}, {e.what}", **e.parts) from None

@@ -7,7 +7,11 @@ __all__ = ['NEVER_MS', 'standing', 'with_prefix', 'KafkaParticipant', 'retry_unk
            'Record', 'read_topic', 'read_both']
 
 # %% ../../nbs/kafka/07_participant.ipynb #c002
-import copy, logging, os, threading, time
+import copy
+import logging
+import os
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Callable, Iterable, NamedTuple
@@ -17,188 +21,347 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_exponential, wait_random
 
 # %% ../../nbs/kafka/07_participant.ipynb #c004
-from .control import Control, DescribedTransaction, TooOld, check_login, for_librdkafka, topic_not_authorized
-from ..protocol.history import History, Seen, from_environment
-from ..protocol.errors import BadOption, BrokerUnreachable, Refused, UnclearAnswer
-from ..protocol.transactions import Committable, Names, Outcome, Participant, PartitionRange, Plan, PreparedTxnState, Standing, Transaction, TxnState, parse_name
+from kafka2pc.kafka.control import (
+    Control,
+    DescribedTransaction,
+    TooOld,
+    check_login,
+    for_librdkafka,
+    topic_not_authorized,
+)
 from .row_producer import RowTransaction, open_producer, producer_conf
+from ..protocol.errors import BadOption, BrokerUnreachable, Refused, UnclearAnswer
+from ..protocol.history import History, Seen, from_environment
+from kafka2pc.protocol.transactions import (
+    Committable,
+    Names,
+    Outcome,
+    Participant,
+    PartitionRange,
+    Plan,
+    PreparedTxnState,
+    Standing,
+    Transaction,
+    TxnState,
+    parse_name,
+)
 
 # %% ../../nbs/kafka/07_participant.ipynb #c007
 NEVER_MS = 2_147_483_647  # a transaction timeout of so many ms (KIP-939): never
 
-_ENDED = {"PrepareCommit": TxnState.COMMITTED, "CompleteCommit": TxnState.COMMITTED,
-          "PrepareAbort": TxnState.ABORTED, "CompleteAbort": TxnState.ABORTED, "PrepareEpochFence": TxnState.ABORTED}
+_ENDED = {
+    "PrepareCommit": TxnState.COMMITTED,
+    "CompleteCommit": TxnState.COMMITTED,
+    "PrepareAbort": TxnState.ABORTED,
+    "CompleteAbort": TxnState.ABORTED,
+    "PrepareEpochFence": TxnState.ABORTED,
+}
 
 
 def standing(c: Committable, d: DescribedTransaction | None) -> Standing:
-    "What DescribeTransactions (KIP-664) says of exactly the transaction of `c`, whatever time is left."
-    if d is None or d.producer_id != c.state.producer_id: return Standing(None)
+    """What DescribeTransactions (KIP-664) says of exactly the transaction of `c`, whatever time is
+    left.
+    """
+    if d is None or d.producer_id != c.state.producer_id:
+        return Standing(None)
     ahead, ended = d.epoch - c.state.epoch, _ENDED.get(d.state)
-    if d.state == "Ongoing" and ahead == 0: return Standing(TxnState.PRECOMMITTED)
+    if d.state == "Ongoing" and ahead == 0:
+        return Standing(TxnState.PRECOMMITTED)
     commit_raises = (c.end_txn_version or 5) >= 5  # KIP-890; an abort by timeout always raises
     ours = ahead == 0 or (ahead == 1 and (commit_raises or ended is TxnState.ABORTED))
     return Standing(ended if ours else None)
 
 # %% ../../nbs/kafka/07_participant.ipynb #c012
-def _exact(c: Committable) -> tuple[str, int]: return c.transactional_id, c.state.producer_id
+def _exact(c: Committable) -> tuple[str, int]:
+    return c.transactional_id, c.state.producer_id
 
 
 def _age_unknown(what: str) -> Refused:
-    return Refused(what, why="Before the decision it must be known that time is left. These brokers cannot say it (ListTransactions can filter by "
-                             "duration from Kafka 3.8 on), and the batch was planned on another machine, or this system has no boot id.",
-                   action="Use Kafka 3.8 or newer, or run the planner and the committer on one Linux machine.")
+    return Refused(
+        what,
+        why=(
+            "Before the decision it must be known that time is left. These brokers cannot say it"
+            " (ListTransactions can filter by duration from Kafka 3.8 on), and the batch was"
+            " planned on another machine, or this system has no boot id."
+        ),
+        action="Use Kafka 3.8 or newer, or run the planner and the committer on one Linux machine.",
+    )
 
 
 _LOG = logging.getLogger("kafka2pc")
 _NAMES = Names()  # the transactional ids of this process
-_CONTROLS, _OPENING = {}, threading.Lock()  # one control plane in each process for each set of client settings
+# one control plane in each process for each set of client settings
+_CONTROLS, _OPENING = {}, threading.Lock()
 
 
 def with_prefix(participant: Participant, prefix: str) -> Participant:
-    "The same store, of any kind that has a prefix, with another one."
+    """The same store, of any kind that has a prefix, with another one."""
     twin = copy.copy(participant)
     twin.prefix = prefix
     return twin
 
 
 class KafkaParticipant:
-    """Kafka, by the verbs of `Participant`. `conf` has librdkafka's names. Pickles without its connections, which are opened at first use.
+    """Kafka, by the verbs of `Participant`. `conf` has librdkafka's names. Pickles without its
+    connections, which are opened at first use.
 
-    `timeout_ms`, `cluster_id`, `end_txn_version`, `batch_bytes` and `two_phase` are what `check` found out. `engine`: columnar or rows.
-    Verbs may raise `BrokerUnreachable`, `NotAuthorized`.
+    `timeout_ms`, `cluster_id`, `end_txn_version`, `batch_bytes` and `two_phase` are what `check`
+    found out. `engine`: columnar or rows. Verbs may raise `BrokerUnreachable`, `NotAuthorized`.
     """
-    def __init__(self, conf: dict, *, prefix: str = "kafka2pc", topic: str | None = None, timeout_ms: int = 60_000, cluster_id: str = "",
-                 end_txn_version: int | None = None, batch_bytes: int | None = None, two_phase: bool = False, engine: str = "columnar",
-                 name: str = "kafka", history: History | None = None):
-        self.conf, self.prefix, self.topic, self.timeout_ms, self.cluster_id = dict(conf), prefix, topic, timeout_ms, cluster_id
-        self.end_txn_version, self.batch_bytes, self.two_phase, self.engine = end_txn_version, batch_bytes, two_phase, engine
+
+    def __init__(
+        self,
+        conf: dict,
+        *,
+        prefix: str = "kafka2pc",
+        topic: str | None = None,
+        timeout_ms: int = 60_000,
+        cluster_id: str = "",
+        end_txn_version: int | None = None,
+        batch_bytes: int | None = None,
+        two_phase: bool = False,
+        engine: str = "columnar",
+        name: str = "kafka",
+        history: History | None = None,
+    ):
+        self.conf, self.prefix, self.topic, self.timeout_ms, self.cluster_id = (
+            dict(conf),
+            prefix,
+            topic,
+            timeout_ms,
+            cluster_id,
+        )
+        self.end_txn_version, self.batch_bytes, self.two_phase, self.engine = (
+            end_txn_version,
+            batch_bytes,
+            two_phase,
+            engine,
+        )
         self.name, self.history = name, history
 
-    def __getstate__(self): return self.__dict__ | dict(history=None)
+    def __getstate__(self):
+        return self.__dict__ | dict(history=None)
 
     @property
-    def _key(self) -> tuple: return os.getpid(), *sorted(self.conf.items())
+    def _key(self) -> tuple:
+        return os.getpid(), *sorted(self.conf.items())
 
     @property
     def control(self) -> Control:
-        "The control plane, opened once in each process: a task that follows another one in the same worker finds it connected."
+        """The control plane, opened once in each process: a task that follows another one in the
+        same worker finds it connected.
+        """
         with _OPENING:
-            if self._key not in _CONTROLS: _CONTROLS[self._key] = Control(self.conf)
+            if self._key not in _CONTROLS:
+                _CONTROLS[self._key] = Control(self.conf)
             return _CONTROLS[self._key]
 
     def close(self):
-        "Close the control plane's connections. Transactions stay as they are."
-        with _OPENING: control = _CONTROLS.pop(self._key, None)
-        if control: control.close()
+        """Close the control plane's connections. Transactions stay as they are."""
+        with _OPENING:
+            control = _CONTROLS.pop(self._key, None)
+        if control:
+            control.close()
 
-    def store_id(self) -> str: return self.cluster_id or self.control.cluster_id
+    def store_id(self) -> str:
+        return self.cluster_id or self.control.cluster_id
 
     def begin(self, plan: Plan, tries: int = 5) -> Transaction:
-        "An open transaction under a name of its own. Raises the last `UnclearAnswer` when `tries` names had to be given up."
+        """An open transaction under a name of its own. Raises the last `UnclearAnswer` when `tries`
+        names had to be given up.
+        """
         for left in reversed(range(tries)):
             name = _NAMES.next(self.prefix, plan)
-            try: return self._transaction(name).begin()
+            try:
+                return self._transaction(name).begin()
             except UnclearAnswer as e:
                 _NAMES.retire(name)
-                (self.history or from_environment()).append("info", "retire", batch_id=plan.batch_id, transactional_id=name, error=type(e).__name__)
-                if not left: raise
+                (self.history or from_environment()).append(
+                    "info",
+                    "retire",
+                    batch_id=plan.batch_id,
+                    transactional_id=name,
+                    error=type(e).__name__,
+                )
+                if not left:
+                    raise
 
     def _transaction(self, name: str) -> Transaction:
-        known = dict(topic=self.topic, batch_bytes=self.batch_bytes, participant=self.name, cluster_id=self.cluster_id,
-                     end_txn_version=self.end_txn_version)
-        if self.engine == "rows": return RowTransaction(self.conf, name, self.timeout_ms, **known)
-        from kafka2pc.kafka.column_producer import ColumnTransaction  # with numpy and pyarrow, which only who writes columns needs
-        return ColumnTransaction(self.control, self.conf, name, self.timeout_ms, two_phase=self.two_phase, **known)
+        known = dict(
+            topic=self.topic,
+            batch_bytes=self.batch_bytes,
+            participant=self.name,
+            cluster_id=self.cluster_id,
+            end_txn_version=self.end_txn_version,
+        )
+        if self.engine == "rows":
+            return RowTransaction(self.conf, name, self.timeout_ms, **known)
+        # with numpy and pyarrow, which only who writes columns needs
+        from kafka2pc.kafka.column_producer import ColumnTransaction
+
+        return ColumnTransaction(
+            self.control, self.conf, name, self.timeout_ms, two_phase=self.two_phase, **known
+        )
 
     def _end(self, c: Committable, commit: bool) -> Outcome:
-        return self.control.end_txn(c.transactional_id, c.state, commit=commit, version=c.end_txn_version)
+        return self.control.end_txn(
+            c.transactional_id, c.state, commit=commit, version=c.end_txn_version
+        )
 
-    def commit(self, c: Committable) -> Outcome: return self._end(c, True)
-    def abort(self, c: Committable) -> Outcome: return self._end(c, False)
+    def commit(self, c: Committable) -> Outcome:
+        return self._end(c, True)
 
-    def describe(self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None) -> list[Standing]:
-        "As in `Participant`. Raises `Refused` if neither the brokers nor `age_ms` say how long the transactions have been open."
+    def abort(self, c: Committable) -> Outcome:
+        return self._end(c, False)
+
+    def describe(
+        self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
+    ) -> list[Standing]:
+        """As in `Participant`. Raises `Refused` if neither the brokers nor `age_ms` say how long
+        the transactions have been open.
+        """
         cs = list(cs)
-        late = self._late(cs, margin_ms, age_ms)  # first: what is still Ongoing in the next answer was so in this one
+        # first: what is still Ongoing in the next answer was so in this one
+        late = self._late(cs, margin_ms, age_ms)
         found = self.control.describe_transactions(c.transactional_id for c in cs)
-        late |= self._late(cs, margin_ms, age_ms)  # and again: a coordinator that moved in between may not have listed it
-        return [replace(standing(c, found.get(c.transactional_id)), in_time=_exact(c) not in late) for c in cs]
+        # and again: a coordinator that moved in between may not have listed it
+        late |= self._late(cs, margin_ms, age_ms)
+        return [
+            replace(standing(c, found.get(c.transactional_id)), in_time=_exact(c) not in late)
+            for c in cs
+        ]
 
-    def _late(self, cs: list[Committable], margin_ms: int, age_ms: float | None) -> set[tuple[str, int]]:
-        "Those that may have less than `margin_ms` left. The coordinators are asked only if the age of the plan leaves a doubt."
+    def _late(
+        self, cs: list[Committable], margin_ms: int, age_ms: float | None
+    ) -> set[tuple[str, int]]:
+        """Those that may have less than `margin_ms` left. The coordinators are asked only if the
+        age of the plan leaves a doubt.
+        """
         most = {_exact(c): c.timeout_ms - margin_ms for c in cs if c.timeout_ms and margin_ms}
-        doubtful = most if age_ms is None else {exact: ms for exact, ms in most.items() if age_ms > ms}
+        doubtful = (
+            most if age_ms is None else {exact: ms for exact, ms in most.items() if age_ms > ms}
+        )
         late = set()
         for ms in set(doubtful.values()):
             these = {exact for exact, limit in doubtful.items() if limit == ms}
             late |= these if ms < 0 else these & self._running(these, ms, age_ms is not None)
         return late
 
-    def _running(self, these: set[tuple[str, int]], longer_ms: int, age_known: bool) -> set[tuple[str, int]]:
-        "What has been open for longer than that, by the coordinators' clocks. Before Kafka 3.8 they cannot say: then all of `these`, by their age."
+    def _running(
+        self, these: set[tuple[str, int]], longer_ms: int, age_known: bool
+    ) -> set[tuple[str, int]]:
+        """What has been open for longer than that, by the coordinators' clocks. Before Kafka 3.8
+        they cannot say: then all of `these`, by their age.
+        """
         prefix = os.path.commonprefix([transactional_id for transactional_id, _ in these])
-        try: listed = self.control.list_transactions(prefix, ("Ongoing",), longer_ms=longer_ms)
+        try:
+            listed = self.control.list_transactions(prefix, ("Ongoing",), longer_ms=longer_ms)
         except TooOld as e:
-            if age_known: return these
+            if age_known:
+                return these
             raise _age_unknown(f"{len(these)} transactions {prefix}...: {e.what}") from None
         return {(t.transactional_id, t.producer_id) for t in listed}
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        "The open transactions of this query, by exact (producer id, epoch). Names that are not ours are left out, whatever they begin with."
+        """The open transactions of this query, by exact (producer id, epoch). Names that are not
+        ours are left out, whatever they begin with.
+        """
         ours = self._listed(query_id, ("Ongoing",))
-        return [self._leftover(d) for d in self.control.describe_transactions(ours).values() if d.state == "Ongoing"]
+        return [
+            self._leftover(d)
+            for d in self.control.describe_transactions(ours).values()
+            if d.state == "Ongoing"
+        ]
 
     def traces(self, query_id: str) -> list[str]:
-        "The transactional ids of this query that a coordinator knows, in any state. Brokers forget one that is not used for seven days."
+        """The transactional ids of this query that a coordinator knows, in any state. Brokers
+        forget one that is not used for seven days.
+        """
         return self._listed(query_id, ())
 
     def _listed(self, query_id: str, states: Iterable[str]) -> list[str]:
-        listed = [t.transactional_id for t in self.control.list_transactions(f"{self.prefix}-{query_id}-", states)]
-        return [i for i in listed if (name := parse_name(i)) and (name.prefix, name.query_id) == (self.prefix, query_id)]
+        listed = [
+            t.transactional_id
+            for t in self.control.list_transactions(f"{self.prefix}-{query_id}-", states)
+        ]
+        return [
+            i
+            for i in listed
+            if (name := parse_name(i)) and (name.prefix, name.query_id) == (self.prefix, query_id)
+        ]
 
     def under(self, prefix: str) -> "KafkaParticipant":
-        "The same store with another prefix of its transactional ids."
+        """The same store with another prefix of its transactional ids."""
         return with_prefix(self, prefix)
 
     def _leftover(self, d: DescribedTransaction) -> Committable:
-        "The receipt of a transaction that nobody has a receipt of: how many records it holds is not known."
-        return Committable(transactional_id=d.transactional_id, state=PreparedTxnState(d.producer_id, d.epoch), participant=self.name,
-                           cluster_id=self.cluster_id, end_txn_version=self.end_txn_version, started_ms=d.started_ms,
-                           timeout_ms=None if d.timeout_ms == NEVER_MS else d.timeout_ms,
-                           partitions=tuple(PartitionRange(topic=t, partition=p, records=0) for t, p in d.partitions))
+        """The receipt of a transaction that nobody has a receipt of: how many records it holds is
+        not known.
+        """
+        return Committable(
+            transactional_id=d.transactional_id,
+            state=PreparedTxnState(d.producer_id, d.epoch),
+            participant=self.name,
+            cluster_id=self.cluster_id,
+            end_txn_version=self.end_txn_version,
+            started_ms=d.started_ms,
+            timeout_ms=None if d.timeout_ms == NEVER_MS else d.timeout_ms,
+            partitions=tuple(
+                PartitionRange(topic=t, partition=p, records=0) for t, p in d.partitions
+            ),
+        )
 
 # %% ../../nbs/kafka/07_participant.ipynb #c014
-def retry_unknown(max_tries: int = 10, *, total_ms: int | None = None, first_ms: int = 50, longest_ms: int = 5_000) -> Callable:
-    """A policy `retry(ask)`: ask at most `max_tries` times while the outcome is UNKNOWN, and not again `total_ms` after the first question that this
-    policy was asked (None: six seconds for each try); then return it as it is. One policy for all transactions of a batch limits the batch."""
+def retry_unknown(
+    max_tries: int = 10, *, total_ms: int | None = None, first_ms: int = 50, longest_ms: int = 5_000
+) -> Callable:
+    """A policy `retry(ask)`: ask at most `max_tries` times while the outcome is UNKNOWN, and not
+    again `total_ms` after the first question that this policy was asked (None: six seconds for each
+    try); then return it as it is. One policy for all transactions of a batch limits the batch.
+    """
     total_s, started = (total_ms or 6_000 * max_tries) / 1000, []
 
     def too_late(state) -> bool:
         return time.monotonic() - started[0] >= total_s
 
     def retry(ask: Callable[[], Outcome]) -> Outcome:
-        if not started: started.append(time.monotonic())
-        return Retrying(retry=retry_if_result(lambda outcome: outcome is Outcome.UNKNOWN),
-                        stop=stop_after_attempt(max_tries) | too_late,
-                        wait=wait_exponential(multiplier=first_ms / 1000, max=longest_ms / 1000) + wait_random(0, first_ms / 1000),
-                        retry_error_callback=lambda state: state.outcome.result())(ask)
+        if not started:
+            started.append(time.monotonic())
+        return Retrying(
+            retry=retry_if_result(lambda outcome: outcome is Outcome.UNKNOWN),
+            stop=stop_after_attempt(max_tries) | too_late,
+            wait=wait_exponential(multiplier=first_ms / 1000, max=longest_ms / 1000)
+            + wait_random(0, first_ms / 1000),
+            retry_error_callback=lambda state: state.outcome.result(),
+        )(ask)
+
     return retry
 
 
 def parallel(workers: int = 32) -> Callable:
-    "A mapper `each(fn, items)` with threads; results in order. If a call raises, all the others are made first, then the first error is raised."
+    """A mapper `each(fn, items)` with threads; results in order. If a call raises, all the others
+    are made first, then the first error is raised.
+    """
+
     def each(fn: Callable, items: Iterable) -> list:
         items = list(items)
-        if len(items) < 2: return [fn(i) for i in items]
-        with ThreadPoolExecutor(min(workers, len(items))) as pool: futures = [pool.submit(fn, i) for i in items]  # `pool.map` would cancel the rest
+        if len(items) < 2:
+            return [fn(i) for i in items]
+        # `pool.map` would cancel the rest
+        with ThreadPoolExecutor(min(workers, len(items))) as pool:
+            futures = [pool.submit(fn, i) for i in items]
         return [f.result() for f in futures]
+
     return each
 
 # %% ../../nbs/kafka/07_participant.ipynb #c018
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """What the driver found out and ships to every task. `batch_bytes`: the smallest max.message.bytes of the topics, None if nobody says;
-    `two_phase`: transactions never time out (KIP-939)."""
+    """What the driver found out and ships to every task. `batch_bytes`: the smallest
+    max.message.bytes of the topics, None if nobody says; `two_phase`: transactions never time out
+    (KIP-939).
+    """
+
     cluster_id: str
     end_txn_version: int
     timeout_ms: int
@@ -206,55 +369,83 @@ class ClusterFacts:
     two_phase: bool = False
 
 
-def check(conf: dict, *, prefix: str | None = "kafka2pc", topics: Iterable[str] = (), timeout_ms: int | None = None, two_phase: str = "off",
-          within_ms: int = 20_000) -> ClusterFacts:
-    """Everything that can be known to fail. `timeout_ms` None: the largest that the broker allows; `prefix` None: no transactions are wanted;
-    `two_phase`: auto (KIP-939 if the broker allows it and no timeout is wanted), required or off.
+def check(
+    conf: dict,
+    *,
+    prefix: str | None = "kafka2pc",
+    topics: Iterable[str] = (),
+    timeout_ms: int | None = None,
+    two_phase: str = "off",
+    within_ms: int = 20_000,
+) -> ClusterFacts:
+    """Everything that can be known to fail. `timeout_ms` None: the largest that the broker allows;
+    `prefix` None: no transactions are wanted; `two_phase`: auto (KIP-939 if the broker allows it
+    and no timeout is wanted), required or off.
 
-    Raises `BadOption` (options, topics, timeout), `TooOld` (a broker before Kafka 3.6), `NotAuthorized` (login, topics, prefix),
-    `BrokerUnreachable` after `within_ms`.
+    Raises `BadOption` (options, topics, timeout), `TooOld` (a broker before Kafka 3.6),
+    `NotAuthorized` (login, topics, prefix), `BrokerUnreachable` after `within_ms`.
     """
     check_login(conf)  # librdkafka says less of what is wrong, and later
     open_producer(producer_conf(conf))
     topics = list(topics)
     with Control(conf, timeout_ms=within_ms) as control:
-        if prefix: control.check_brokers()
+        if prefix:
+            control.check_brokers()
         _check_topics(control, topics)
         waits = prefix and (two_phase == "required" or (two_phase == "auto" and timeout_ms is None))
-        if prefix: timeout_ms = _transaction_timeout(control, f"{prefix}-probe", timeout_ms)
+        if prefix:
+            timeout_ms = _transaction_timeout(control, f"{prefix}-probe", timeout_ms)
         waits = bool(waits and _two_phase(control, f"{prefix}-probe", two_phase == "required"))
         limits = [b for b in map(control.topic_max_message_bytes, topics) if b]
-        return ClusterFacts(cluster_id=control.cluster_id, end_txn_version=control.end_txn_version(), timeout_ms=timeout_ms or 60_000,
-                            batch_bytes=min(limits, default=None), two_phase=waits)
+        return ClusterFacts(
+            cluster_id=control.cluster_id,
+            end_txn_version=control.end_txn_version(),
+            timeout_ms=timeout_ms or 60_000,
+            batch_bytes=min(limits, default=None),
+            two_phase=waits,
+        )
 
 
 def _check_topics(control: Control, topics: list[str]):
     found = control.topics(topics)
     closed = [t for t in topics if t in found and found[t].may_write is False]
     missing = [t for t in topics if t not in found]
-    if closed: raise topic_not_authorized(", ".join(closed))
-    if missing: raise BadOption(f"topic {', '.join(missing)} does not exist", action="Create it, or correct the option topic.")
+    if closed:
+        raise topic_not_authorized(", ".join(closed))
+    if missing:
+        raise BadOption(
+            f"topic {', '.join(missing)} does not exist",
+            action="Create it, or correct the option topic.",
+        )
 
 
 def _two_phase(control: Control, probe_id: str, required: bool) -> bool:
     why_not = control.why_no_two_phase(probe_id)
     if why_not and required:
-        raise BadOption("twoPhaseCommit=required: the brokers do not offer it to this user", why=why_not,
-                        action="Change that, or use twoPhaseCommit=auto.")
-    _LOG.info("transactions %s (KIP-939)", f"can time out: {why_not}" if why_not else "never time out")
+        raise BadOption(
+            "twoPhaseCommit=required: the brokers do not offer it to this user",
+            why=why_not,
+            action="Change that, or use twoPhaseCommit=auto.",
+        )
+    _LOG.info(
+        "transactions %s (KIP-939)", f"can time out: {why_not}" if why_not else "never time out"
+    )
     return not why_not
 
 
 def _transaction_timeout(control: Control, probe_id: str, timeout_ms: int | None) -> int:
-    "The probe has an id of its own, because InitProducerId aborts what an id has open."
-    if timeout_ms is None: return control.choose_timeout_ms(probe_id)
-    if timeout_ms < 1000: raise BadOption(f"kafka.transaction.timeout.ms={timeout_ms}: at least 1000 are needed")
+    """The probe has an id of its own, because InitProducerId aborts what an id has open."""
+    if timeout_ms is None:
+        return control.choose_timeout_ms(probe_id)
+    if timeout_ms < 1000:
+        raise BadOption(f"kafka.transaction.timeout.ms={timeout_ms}: at least 1000 are needed")
     control.check_timeout(probe_id, timeout_ms)
     return timeout_ms
 
 # %% ../../nbs/kafka/07_participant.ipynb #c020
 class Record(NamedTuple):
-    "One record of a topic. `timestamp_ms`: milliseconds since 1970."
+    """One record of a topic. `timestamp_ms`: milliseconds since 1970."""
+
     topic: str
     partition: int
     offset: int
@@ -264,58 +455,118 @@ class Record(NamedTuple):
     timestamp_ms: int
 
 
-_READER = {"group.id": "kafka2pc-reader", "enable.auto.commit": False, "enable.partition.eof": True, "check.crcs": True, "log_level": 2}
+_READER = {
+    "group.id": "kafka2pc-reader",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    "check.crcs": True,
+    "log_level": 2,
+}
 
 
-def read_topic(conf: dict, topic: str, isolation: str = "read_committed", *, timeout_s: float = 60) -> list[Record]:
-    """All records of a topic to its present end (`read_committed`: to the last stable offset), in the order of partitions and offsets.
+def read_topic(
+    conf: dict, topic: str, isolation: str = "read_committed", *, timeout_s: float = 60
+) -> list[Record]:
+    """All records of a topic to its present end (`read_committed`: to the last stable offset), in
+    the order of partitions and offsets.
 
-    Leaves no trace: joins no group, keeps no offset. Raises `BadOption` if there is no such topic, `BrokerUnreachable` if the end is not
-    reached within `timeout_s`.
+    Leaves no trace: joins no group, keeps no offset. Raises `BadOption` if there is no such topic,
+    `BrokerUnreachable` if the end is not reached within `timeout_s`.
     """
     return _read(conf, topic, isolation, timeout_s)[0]
 
 
-def _read(conf: dict, topic: str, isolation: str, timeout_s: float) -> tuple[list[Record], dict[int, int]]:
-    "The records, and the offset at which each partition ends."
-    end, consumer = time.monotonic() + timeout_s, Consumer(for_librdkafka(conf) | _READER | {"isolation.level": isolation})
+def _read(
+    conf: dict, topic: str, isolation: str, timeout_s: float
+) -> tuple[list[Record], dict[int, int]]:
+    """The records, and the offset at which each partition ends."""
+    end, consumer = (
+        time.monotonic() + timeout_s,
+        Consumer(for_librdkafka(conf) | _READER | {"isolation.level": isolation}),
+    )
     try:
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
-        if found.error: raise BadOption(f"topic {topic}: {found.error.str()}")
+        if found.error:
+            raise BadOption(f"topic {topic}: {found.error.str()}")
         consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in found.partitions])
         records, ends = _drain(consumer, set(found.partitions), end)
         return sorted(records, key=lambda r: r.partition), ends
-    except KafkaException as e: raise BrokerUnreachable(f"topic {topic} at {conf['bootstrap.servers']}: {e.args[0].str()}") from None
-    finally: consumer.close()
+    except KafkaException as e:
+        raise BrokerUnreachable(
+            f"topic {topic} at {conf['bootstrap.servers']}: {e.args[0].str()}"
+        ) from None
+    finally:
+        consumer.close()
 
 
-def _drain(consumer: Consumer, partitions: set[int], end: float) -> tuple[list[Record], dict[int, int]]:
+def _drain(
+    consumer: Consumer, partitions: set[int], end: float
+) -> tuple[list[Record], dict[int, int]]:
     records, ends = [], {}
     while left := partitions - ends.keys():
-        if time.monotonic() > end: raise BrokerUnreachable(f"partitions {sorted(left)} were not read to their end in time")
+        if time.monotonic() > end:
+            raise BrokerUnreachable(f"partitions {sorted(left)} were not read to their end in time")
         for m in consumer.consume(10_000, 0.1):
             if (error := m.error()) is None:
-                records.append(Record(m.topic(), m.partition(), m.offset(), m.key(), m.value(), tuple(m.headers() or ()), m.timestamp()[1]))
-            elif error.name() == "_PARTITION_EOF": ends[m.partition()] = m.offset()
-            elif not error.retriable(): raise KafkaException(error)
+                records.append(
+                    Record(
+                        m.topic(),
+                        m.partition(),
+                        m.offset(),
+                        m.key(),
+                        m.value(),
+                        tuple(m.headers() or ()),
+                        m.timestamp()[1],
+                    )
+                )
+            elif error.name() == "_PARTITION_EOF":
+                ends[m.partition()] = m.offset()
+            elif not error.retriable():
+                raise KafkaException(error)
     return records, ends
 
 # %% ../../nbs/kafka/07_participant.ipynb #c022
-def read_both(conf: dict, topic: str, row: Callable[[Record], int], batch: Callable[[int], int] | None = None, *,
-              timeout_s: float = 60) -> tuple[list[Seen], list[Seen]]:
-    """What a `read_committed` reader, and then a `read_uncommitted` reader, finds in the whole topic, once nothing there is open.
+def read_both(
+    conf: dict,
+    topic: str,
+    row: Callable[[Record], int],
+    batch: Callable[[int], int] | None = None,
+    *,
+    timeout_s: float = 60,
+) -> tuple[list[Seen], list[Seen]]:
+    """What a `read_committed` reader, and then a `read_uncommitted` reader, finds in the whole
+    topic, once nothing there is open.
 
-    `row` gives the number of a record's row, `batch` the batch of a row. Raises `BadOption`, or `BrokerUnreachable` if one read takes longer
-    than `timeout_s`, or something stays open so long.
+    `row` gives the number of a record's row, `batch` the batch of a row. Raises `BadOption`, or
+    `BrokerUnreachable` if one read takes longer than `timeout_s`, or something stays open so long.
     """
+
     def seen(r: Record) -> Seen:
         number = row(r)
-        return Seen(row=number, topic=r.topic, partition=r.partition, offset=r.offset, key=r.key, batch_id=batch and batch(number))
+        return Seen(
+            row=number,
+            topic=r.topic,
+            partition=r.partition,
+            offset=r.offset,
+            key=r.key,
+            batch_id=batch and batch(number),
+        )
+
     end = time.monotonic() + timeout_s
     while True:
-        (committed, stable), (uncommitted, last) = (_read(conf, topic, isolation, timeout_s) for isolation in ("read_committed", "read_uncommitted"))
-        if stable == last: return [seen(r) for r in committed], [seen(r) for r in uncommitted]
-        held = [f"{topic}-{p} at {stable[p]} of {last[p]}" for p in sorted(last) if stable[p] != last[p]]
-        if time.monotonic() > end: raise BrokerUnreachable(f"read_committed readers are held back: {', '.join(held)}",
-                                                           why="A transaction is open there.", action="End it, or wait for its timeout.")
+        (committed, stable), (uncommitted, last) = (
+            _read(conf, topic, isolation, timeout_s)
+            for isolation in ("read_committed", "read_uncommitted")
+        )
+        if stable == last:
+            return [seen(r) for r in committed], [seen(r) for r in uncommitted]
+        held = [
+            f"{topic}-{p} at {stable[p]} of {last[p]}" for p in sorted(last) if stable[p] != last[p]
+        ]
+        if time.monotonic() > end:
+            raise BrokerUnreachable(
+                f"read_committed readers are held back: {', '.join(held)}",
+                why="A transaction is open there.",
+                action="End it, or wait for its timeout.",
+            )
         time.sleep(0.05)

@@ -7,7 +7,8 @@ __all__ = ['BEGIN_MS', 'DELIVERY_MS', 'REQUEST_MS', 'EPOCH_MAX', 'producer_conf'
            'failure', 'RowWriter', 'NameWornOut', 'RowTransaction']
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c002
-import json, time
+import json
+import time
 from itertools import repeat
 from typing import Iterable
 
@@ -16,44 +17,89 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c004
 from .control import for_librdkafka
-from ..protocol.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, UnclearAnswer
-from ..protocol.transactions import Committable, PartitionRange, PreparedTxnState, TransactionBase
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BadRow,
+    BrokerUnreachable,
+    NotAuthorized,
+    PrecommitFailed,
+    UnclearAnswer,
+)
+from kafka2pc.protocol.transactions import (
+    Committable,
+    PartitionRange,
+    PreparedTxnState,
+    TransactionBase,
+)
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c007
-BEGIN_MS, DELIVERY_MS, REQUEST_MS = 30_000, 120_000, 20_000  # the longest waits: for a transaction, for an acknowledgement, for one answer
+# the longest waits: for a transaction, for an acknowledgement, for one answer
+BEGIN_MS, DELIVERY_MS, REQUEST_MS = 30_000, 120_000, 20_000
 
 _CHOSEN = {"partitioner": "murmur2_random", "queue.buffering.max.kbytes": 131_072, "log_level": 2}
 _FIXED = {"enable.idempotence": True, "acks": "all"}
-_ALIASES = {"delivery.timeout.ms": "message.timeout.ms", "request.required.acks": "acks", "queue.buffering.max.ms": "linger.ms"}
+_ALIASES = {
+    "delivery.timeout.ms": "message.timeout.ms",
+    "request.required.acks": "acks",
+    "queue.buffering.max.ms": "linger.ms",
+}
 _NOT_THEIRS = ("transactional.id", "transaction.timeout.ms", "statistics.interval.ms")
 
 
 def _number(conf: dict, name: str, default: int) -> int:
-    try: return int(conf.get(name, default))
-    except ValueError: raise BadOption(f"kafka.{name}={conf[name]}: a whole number is needed") from None
+    try:
+        return int(conf.get(name, default))
+    except ValueError:
+        raise BadOption(f"kafka.{name}={conf[name]}: a whole number is needed") from None
 
 
 def producer_conf(conf: dict, *, batch_bytes: int | None = None) -> dict:
-    "librdkafka's settings for a writer: the user's `conf`, and what must be. `batch_bytes`: the topic's max.message.bytes, if known."
+    """librdkafka's settings for a writer: the user's `conf`, and what must be. `batch_bytes`: the
+    topic's max.message.bytes, if known.
+    """
     conf = {_ALIASES.get(k, k): v for k, v in conf.items() if k not in _NOT_THEIRS}
-    record, batch = _number(conf, "message.max.bytes", 1_048_576), _number(conf, "batch.size", 1_000_000)
-    batch = min(batch, record, batch_bytes or batch)  # librdkafka does not split a batch that the broker finds too large
-    numbers = {"message.max.bytes": record, "batch.size": batch, "message.timeout.ms": _number(conf, "message.timeout.ms", 0) or DELIVERY_MS}
+    record, batch = (
+        _number(conf, "message.max.bytes", 1_048_576),
+        _number(conf, "batch.size", 1_000_000),
+    )
+    # librdkafka does not split a batch that the broker finds too large
+    batch = min(batch, record, batch_bytes or batch)
+    numbers = {
+        "message.max.bytes": record,
+        "batch.size": batch,
+        "message.timeout.ms": _number(conf, "message.timeout.ms", 0) or DELIVERY_MS,
+    }
     return _CHOSEN | conf | numbers | _FIXED
 
 
-def transaction_conf(conf: dict, transactional_id: str, timeout_ms: int, *, batch_bytes: int | None = None) -> dict:
-    "The same for a transaction that the broker aborts after `timeout_ms`. No wait for an answer is longer than that."
+def transaction_conf(
+    conf: dict, transactional_id: str, timeout_ms: int, *, batch_bytes: int | None = None
+) -> dict:
+    """The same for a transaction that the broker aborts after `timeout_ms`. No wait for an answer
+    is longer than that.
+    """
     conf = producer_conf(conf, batch_bytes=batch_bytes)
     waits = {"socket.timeout.ms": REQUEST_MS, "message.timeout.ms": DELIVERY_MS}
     waits = {k: min(_number(conf, k, most), timeout_ms) for k, most in waits.items()}
-    return conf | waits | {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms, "statistics.interval.ms": 10}
+    return (
+        conf
+        | waits
+        | {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            "statistics.interval.ms": 10,
+        }
+    )
 
 
 def open_producer(conf: dict, **callbacks) -> Producer:
-    "A client with these settings; nothing is sent yet. Raises `BadOption` for a name or a value that librdkafka refuses."
-    try: return Producer(for_librdkafka(conf) | callbacks)
-    except KafkaException as e: raise BadOption(f"kafka.* options: {e.args[0].str().strip()}") from None
+    """A client with these settings; nothing is sent yet. Raises `BadOption` for a name or a value
+    that librdkafka refuses.
+    """
+    try:
+        return Producer(for_librdkafka(conf) | callbacks)
+    except KafkaException as e:
+        raise BadOption(f"kafka.* options: {e.args[0].str().strip()}") from None
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c012
 _BYTES = ("binary", "string", "large_binary", "large_string", "binary_view", "string_view", "null")
@@ -61,20 +107,34 @@ _INTS = ("int32", "int64", "int16", "int8", "null")
 
 
 def _column(batch, name: str, types: tuple | None = None) -> list | None:
-    "The values of a column, None if there is no such column."
+    """The values of a column, None if there is no such column."""
     i = batch.schema.get_field_index(name)
-    if i < 0: return None
+    if i < 0:
+        return None
     kind = str(batch.schema.field(i).type)
     if types and kind not in types and not kind.startswith(("fixed_size_binary", "dictionary")):
-        raise BadRow(f"column {name} has type {kind}", why=f"It must be {types[0]} or {types[1]}.", action=f"Cast the column {name} before the sink.")
+        raise BadRow(
+            f"column {name} has type {kind}",
+            why=f"It must be {types[0]} or {types[1]}.",
+            action=f"Cast the column {name} before the sink.",
+        )
     return batch.column(i).to_pylist()
 
 
 def _topics(values: list | None, topic: str | None, rows: int) -> tuple[set, Iterable]:
-    "The topics that occur, and the topic of each row: the option wins over the column."
-    if topic is not None: return {topic}, repeat(topic, rows)
-    if values is None: raise BadRow("neither the option topic nor a column topic is there", action="Set the option topic, or add a column topic.")
-    if None in values: raise BadRow(f"row {values.index(None)} of {rows}: topic is null", action="Set the option topic, or fill the column topic.")
+    """The topics that occur, and the topic of each row: the option wins over the column."""
+    if topic is not None:
+        return {topic}, repeat(topic, rows)
+    if values is None:
+        raise BadRow(
+            "neither the option topic nor a column topic is there",
+            action="Set the option topic, or add a column topic.",
+        )
+    if None in values:
+        raise BadRow(
+            f"row {values.index(None)} of {rows}: topic is null",
+            action="Set the option topic, or fill the column topic.",
+        )
     return set(values), values
 
 
@@ -82,38 +142,60 @@ _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def _stamps(batch) -> Iterable:
-    "The time of each row in milliseconds since 1970; 0, librdkafka's word for it, where there is no such column."
+    """The time of each row in milliseconds since 1970; 0, librdkafka's word for it, where there is
+    no such column.
+    """
     i = batch.schema.get_field_index("timestamp")
-    if i < 0: return repeat(0)
+    if i < 0:
+        return repeat(0)
     column = batch.column(i)
     if not str(column.type).startswith("timestamp"):
-        raise BadRow(f"column timestamp has type {column.type}", action="Cast the column timestamp before the sink.")
-    if column.null_count: raise BadRow("timestamp is null", action="Fill the column timestamp, or leave it out.")
+        raise BadRow(
+            f"column timestamp has type {column.type}",
+            action="Cast the column timestamp before the sink.",
+        )
+    if column.null_count:
+        raise BadRow("timestamp is null", action="Fill the column timestamp, or leave it out.")
     stamps = [t * 1000 // _UNITS[column.type.unit] for t in column.cast("int64").to_pylist()]
-    if min(stamps, default=0) < 0: raise BadRow("timestamp is before 1970", why="Kafka has no such time.", action="Correct the column timestamp.")
+    if min(stamps, default=0) < 0:
+        raise BadRow(
+            "timestamp is before 1970",
+            why="Kafka has no such time.",
+            action="Correct the column timestamp.",
+        )
     return stamps
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c013
 def _partitions(values: list | None) -> Iterable:
-    "The partition of each row; -1, librdkafka's word for it, where the key decides."
-    if values is None: return repeat(-1)
+    """The partition of each row; -1, librdkafka's word for it, where the key decides."""
+    if values is None:
+        return repeat(-1)
     if wrong := [p for p in values if p is not None and p < 0]:
-        raise BadRow(f"row {values.index(wrong[0])} of {len(values)}: partition {wrong[0]}", why="A partition is a number from 0, or null.")
+        raise BadRow(
+            f"row {values.index(wrong[0])} of {len(values)}: partition {wrong[0]}",
+            why="A partition is a number from 0, or null.",
+        )
     return [-1 if p is None else p for p in values]
 
 
 def _headers(values: list | None) -> Iterable:
-    "librdkafka's form of Spark's array<struct<key: string, value: binary>>."
-    if values is None: return repeat(None)
+    """librdkafka's form of Spark's array<struct<key: string, value: binary>>."""
+    if values is None:
+        return repeat(None)
     for n, row in enumerate(values):
-        if row and any(h is None or h["key"] is None for h in row): raise BadRow(f"row {n} of {len(values)}: a header without a key")
+        if row and any(h is None or h["key"] is None for h in row):
+            raise BadRow(f"row {n} of {len(values)}: a header without a key")
     return [row and [(h["key"], h["value"]) for h in row] for row in values]
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c017
 class Reports:
-    """What librdkafka reports: records that arrived (count, first and last offset by topic partition), records that failed, trouble, statistics.
-    librdkafka gives no offset for a record that the broker had already; then the offsets of its partition are unknown, -1."""
-    def __init__(self): self.arrived, self.failed, self.trouble, self.statistics = {}, {}, None, None
+    """What librdkafka reports: records that arrived (count, first and last offset by topic
+    partition), records that failed, trouble, statistics. librdkafka gives no offset for a record
+    that the broker had already; then the offsets of its partition are unknown, -1.
+    """
+
+    def __init__(self):
+        self.arrived, self.failed, self.trouble, self.statistics = {}, {}, None, None
 
     def on_delivery(self, error: KafkaError | None, msg):
         where = msg.topic(), msg.partition()
@@ -122,123 +204,239 @@ class Reports:
             self.failed[where] = first, count + 1, max(largest, _size(msg.value(), msg.key()))
             return
         offset = msg.offset()
-        if offset is None: offset = -1
-        if (found := self.arrived.get(where)) is None: self.arrived[where] = [1, offset, offset]
+        if offset is None:
+            offset = -1
+        if (found := self.arrived.get(where)) is None:
+            self.arrived[where] = [1, offset, offset]
         else:
             found[0] += 1
-            if offset < found[1]: found[1] = offset
-            if offset > found[2]: found[2] = offset
+            if offset < found[1]:
+                found[1] = offset
+            if offset > found[2]:
+                found[2] = offset
 
     def on_error(self, error: KafkaError):
-        if error.name() != "_ALL_BROKERS_DOWN": self.trouble = error
+        if error.name() != "_ALL_BROKERS_DOWN":
+            self.trouble = error
 
-    def on_statistics(self, statistics: str): self.statistics = statistics
+    def on_statistics(self, statistics: str):
+        self.statistics = statistics
 
     @property
-    def count(self) -> int: return sum(a[0] for a in self.arrived.values()) + sum(f[1] for f in self.failed.values())
+    def count(self) -> int:
+        return sum(a[0] for a in self.arrived.values()) + sum(f[1] for f in self.failed.values())
 
     def partitions(self) -> tuple[PartitionRange, ...]:
-        "What arrived, sorted."
-        return tuple(PartitionRange(topic=topic, partition=partition, records=count, first_offset=first, last_offset=last if first >= 0 else -1)
-                     for (topic, partition), (count, first, last) in sorted(self.arrived.items()))
+        """What arrived, sorted."""
+        return tuple(
+            PartitionRange(
+                topic=topic,
+                partition=partition,
+                records=count,
+                first_offset=first,
+                last_offset=last if first >= 0 else -1,
+            )
+            for (topic, partition), (count, first, last) in sorted(self.arrived.items())
+        )
 
 
-def _size(value, key) -> int: return len(value or b"") + len(key or b"")
+def _size(value, key) -> int:
+    return len(value or b"") + len(key or b"")
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c019
 def _not_allowed(who, topic, error, count, size):
-    return NotAuthorized(f"{who}: topic {topic}: {error.str()}",
-                         action=f"Grant WRITE and DESCRIBE on the resource Topic {topic}; then restart the query.")
+    return NotAuthorized(
+        f"{who}: topic {topic}: {error.str()}",
+        action=f"Grant WRITE and DESCRIBE on the resource Topic {topic}; then restart the query.",
+    )
 
 
 def _no_such(who, topic, error, count, size):
-    return BadRow(f"{who}: topic {topic}: {error.str()}", why="There is no such topic or partition.",
-                  action="Create it, or correct the option topic, the column topic or the column partition.")
+    return BadRow(
+        f"{who}: topic {topic}: {error.str()}",
+        why="There is no such topic or partition.",
+        action="Create it, or correct the option topic, the column topic or the column partition.",
+    )
 
 
 def _too_large(who, topic, error, count, size):
-    return BadRow(f"{who}: topic {topic} refused {count} records; the largest has {size} bytes",
-                  why="A record, or a batch of records, is larger than the topic's max.message.bytes.",
-                  action="Raise the topic's max.message.bytes, or leave the record out; if all records are small, set kafka.batch.size below it.")
+    return BadRow(
+        f"{who}: topic {topic} refused {count} records; the largest has {size} bytes",
+        why="A record, or a batch of records, is larger than the topic's max.message.bytes.",
+        action=(
+            "Raise the topic's max.message.bytes, or leave the record out; if all records are"
+            " small, set kafka.batch.size below it."
+        ),
+    )
 
 
 def _not_valid(who, topic, error, count, size):
-    return BadRow(f"{who}: topic {topic} refused {count} records: {error.str()}", why="A compacted topic takes no record without a key.")
+    return BadRow(
+        f"{who}: topic {topic} refused {count} records: {error.str()}",
+        why="A compacted topic takes no record without a key.",
+    )
 
 
 def _wrong_time(who, topic, error, count, size):
-    return BadRow(f"{who}: topic {topic} refused {count} records: {error.str()}",
-                  why="A timestamp is further away than the topic's message.timestamp.before.max.ms or message.timestamp.after.max.ms allow.",
-                  action="Correct the column timestamp, or change the topic.")
+    return BadRow(
+        f"{who}: topic {topic} refused {count} records: {error.str()}",
+        why=(
+            "A timestamp is further away than the topic's message.timestamp.before.max.ms or"
+            " message.timestamp.after.max.ms allow."
+        ),
+        action="Correct the column timestamp, or change the topic.",
+    )
 
 
-_CAUSES = {"TOPIC_AUTHORIZATION_FAILED": _not_allowed, "MSG_SIZE_TOO_LARGE": _too_large, "INVALID_RECORD": _not_valid,
-           "INVALID_TIMESTAMP": _wrong_time,
-           "_UNKNOWN_TOPIC": _no_such, "_UNKNOWN_PARTITION": _no_such, "UNKNOWN_TOPIC_OR_PART": _no_such, "TOPIC_EXCEPTION": _no_such}
+_CAUSES = {
+    "TOPIC_AUTHORIZATION_FAILED": _not_allowed,
+    "MSG_SIZE_TOO_LARGE": _too_large,
+    "INVALID_RECORD": _not_valid,
+    "INVALID_TIMESTAMP": _wrong_time,
+    "_UNKNOWN_TOPIC": _no_such,
+    "_UNKNOWN_PARTITION": _no_such,
+    "UNKNOWN_TOPIC_OR_PART": _no_such,
+    "TOPIC_EXCEPTION": _no_such,
+}
 
 
 def failure(who: str, failed: dict, reason: KafkaError | None = None) -> Exception:
-    "The error for records that failed (as `Reports.failed` has them). `reason`: what the client says of the whole transaction."
-    causes = {error.name(): (where[0], error, count, size) for where, (error, count, size) in failed.items()}
-    if reason: causes.setdefault(reason.name(), (" or ".join(sorted({topic for topic, _ in failed})), reason, sum(f[1] for f in failed.values()), 0))
+    """The error for records that failed (as `Reports.failed` has them). `reason`: what the client
+    says of the whole transaction.
+    """
+    causes = {
+        error.name(): (where[0], error, count, size)
+        for where, (error, count, size) in failed.items()
+    }
+    if reason:
+        causes.setdefault(
+            reason.name(),
+            (
+                " or ".join(sorted({topic for topic, _ in failed})),
+                reason,
+                sum(f[1] for f in failed.values()),
+                0,
+            ),
+        )
     known = next((name for name in _CAUSES if name in causes), None)
-    if known: return _CAUSES[known](who, *causes[known])
-    where = [f"{count} of {t}-{'?' if p is None or p < 0 else p} ({error.name()})" for (t, p), (error, count, _) in failed.items()]
-    return PrecommitFailed(f"{who}: records not acknowledged: {', '.join(where)}", why=reason.str() if reason else "")
+    if known:
+        return _CAUSES[known](who, *causes[known])
+    where = [
+        f"{count} of {t}-{'?' if p is None or p < 0 else p} ({error.name()})"
+        for (t, p), (error, count, _) in failed.items()
+    ]
+    return PrecommitFailed(
+        f"{who}: records not acknowledged: {', '.join(where)}", why=reason.str() if reason else ""
+    )
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c023
 class RowWriter:
-    """Writes pyarrow record batches at least once: `begin()`, `write`, `flush`. A context manager; an exception forgets what is not sent yet.
+    """Writes pyarrow record batches at least once: `begin()`, `write`, `flush`. A context manager;
+    an exception forgets what is not sent yet.
 
-    Columns: value, and if wanted key, headers, topic, partition, timestamp. The option `topic` wins.
-    `begin_ms`: the longest wait for a broker. librdkafka takes the time 1970-01-01 00:00 for the present.
+    Columns: value, and if wanted key, headers, topic, partition, timestamp. The option `topic`
+    wins. `begin_ms`: the longest wait for a broker. librdkafka takes the time 1970-01-01 00:00 for
+    the present.
     """
-    def __init__(self, conf: dict, *, topic: str | None = None, batch_bytes: int | None = None, begin_ms: int = BEGIN_MS):
-        self.conf, self.topic, self.begin_ms, self.who = producer_conf(conf, batch_bytes=batch_bytes), topic, begin_ms, "at least once"
+
+    def __init__(
+        self,
+        conf: dict,
+        *,
+        topic: str | None = None,
+        batch_bytes: int | None = None,
+        begin_ms: int = BEGIN_MS,
+    ):
+        self.conf, self.topic, self.begin_ms, self.who = (
+            producer_conf(conf, batch_bytes=batch_bytes),
+            topic,
+            begin_ms,
+            "at least once",
+        )
         self._producer, self._reports, self._sent, self._known = None, Reports(), 0, set()
 
     def begin(self) -> "RowWriter":
-        "Connect. Raises `BadOption`, or `BrokerUnreachable` after `begin_ms`."
+        """Connect. Raises `BadOption`, or `BrokerUnreachable` after `begin_ms`."""
         self._open()
-        try: self._producer.list_topics(timeout=self.begin_ms / 1000)
-        except KafkaException: raise self._unreachable() from None
+        try:
+            self._producer.list_topics(timeout=self.begin_ms / 1000)
+        except KafkaException:
+            raise self._unreachable() from None
         return self
 
     def _open(self):
         r = self._reports
-        self._producer = open_producer(self.conf, on_delivery=r.on_delivery, error_cb=r.on_error, stats_cb=r.on_statistics)
+        self._producer = open_producer(
+            self.conf, on_delivery=r.on_delivery, error_cb=r.on_error, stats_cb=r.on_statistics
+        )
 
     def _serve(self, seconds: float):
-        "Let callbacks happen. A fatal error of the client comes out of here."
-        try: self._producer.poll(seconds)
-        except KafkaException as e: raise PrecommitFailed(f"{self.who}: {e.args[0].str()}") from None
+        """Let callbacks happen. A fatal error of the client comes out of here."""
+        try:
+            self._producer.poll(seconds)
+        except KafkaException as e:
+            raise PrecommitFailed(f"{self.who}: {e.args[0].str()}") from None
 
     def _settle(self, seconds: float):
-        "Wait for every record. By `poll`: the client's own `flush` would call back with a fatal error pending, and that ends in strange exceptions."
+        """Wait for every record. By `poll`: the client's own `flush` would call back with a fatal
+        error pending, and that ends in strange exceptions.
+        """
         end = time.monotonic() + seconds
-        while len(self._producer) and time.monotonic() < end: self._serve(0.1)
+        while len(self._producer) and time.monotonic() < end:
+            self._serve(0.1)
 
     def _unreachable(self) -> Exception:
         self._serve(0)
         trouble, what = self._reports.trouble, f"{self.who}: {self.conf['bootstrap.servers']}"
         if trouble and trouble.name() == "_AUTHENTICATION":
-            return NotAuthorized(f"{what}: {trouble.str()}", why="The cluster refused this user, password or mechanism.",
-                                 action="Check kafka.sasl.mechanism, the user name and the password; then restart the query.")
-        return BrokerUnreachable(f"{what}: no broker answered within {self.begin_ms} ms", why=trouble.str() if trouble else "")
+            return NotAuthorized(
+                f"{what}: {trouble.str()}",
+                why="The cluster refused this user, password or mechanism.",
+                action=(
+                    "Check kafka.sasl.mechanism, the user name and the password; then restart the"
+                    " query."
+                ),
+            )
+        return BrokerUnreachable(
+            f"{what}: no broker answered within {self.begin_ms} ms",
+            why=trouble.str() if trouble else "",
+        )
 
-    def __enter__(self): return self
+    def __enter__(self):
+        return self
+
     def __exit__(self, kind, *_):
-        if kind is not None: self._producer = None
+        if kind is not None:
+            self._producer = None
 
     def write(self, batch):
-        "Send the rows of a pyarrow.RecordBatch. Raises `BadRow`, `NotAuthorized`, `PrecommitFailed`."
+        """Send the rows of a pyarrow.RecordBatch. Raises `BadRow`, `NotAuthorized`,
+        `PrecommitFailed`.
+        """
         names, topics = _topics(_column(batch, "topic", _BYTES), self.topic, batch.num_rows)
         values, keys = _column(batch, "value", _BYTES), _column(batch, "key", _BYTES)
-        if values is None: raise BadRow("there is no column value", action="Add a column value of type string or binary.")
-        partitions, headers = _partitions(_column(batch, "partition", _INTS)), _headers(_column(batch, "headers"))
-        for name in names - self._known: self._look_up(name)
+        if values is None:
+            raise BadRow(
+                "there is no column value", action="Add a column value of type string or binary."
+            )
+        partitions, headers = (
+            _partitions(_column(batch, "partition", _INTS)),
+            _headers(_column(batch, "headers")),
+        )
+        for name in names - self._known:
+            self._look_up(name)
         stamps = _stamps(batch)
-        self._send(zip(topics, values, repeat(None) if keys is None else keys, partitions, stamps, headers, strict=False))
+        self._send(
+            zip(
+                topics,
+                values,
+                repeat(None) if keys is None else keys,
+                partitions,
+                stamps,
+                headers,
+                strict=False,
+            )
+        )
         self._sent += batch.num_rows
         self._serve(0)
         self._raise_failure()
@@ -247,46 +445,73 @@ class RowWriter:
         produce = self._producer.produce
         try:
             for topic, value, key, partition, stamp, headers in rows:
-                try: produce(topic, value, key, partition, timestamp=stamp, headers=headers)
-                except BufferError: self._send_later(topic, value, key, partition, timestamp=stamp, headers=headers)
+                try:
+                    produce(topic, value, key, partition, timestamp=stamp, headers=headers)
+                except BufferError:
+                    self._send_later(topic, value, key, partition, timestamp=stamp, headers=headers)
         except KafkaException as e:
             self._serve(0)
             self._raise_failure()
             raise self._refused(e.args[0], topic, _size(value, key)) from None
 
     def _send_later(self, *row, **more):
-        "The queue is full: let deliveries happen and try again, at most as long as a delivery may take."
+        """The queue is full: let deliveries happen and try again, at most as long as a delivery may
+        take.
+        """
         end = time.monotonic() + self.conf["message.timeout.ms"] / 1000
         while time.monotonic() < end:
             self._serve(0.1)
-            try: return self._producer.produce(*row, **more)
-            except BufferError: continue
+            try:
+                return self._producer.produce(*row, **more)
+            except BufferError:
+                continue
         self._raise_failure()
-        raise PrecommitFailed(f"{self.who}: no place in the queue for {self.conf['message.timeout.ms']} ms, {self._reports.count} records arrived")
+        raise PrecommitFailed(
+            f"{self.who}: no place in the queue for {self.conf['message.timeout.ms']} ms,"
+            f" {self._reports.count} records arrived"
+        )
 
     def _refused(self, error: KafkaError, topic: str, size: int) -> Exception:
-        "The error for a row that librdkafka did not take."
+        """The error for a row that librdkafka did not take."""
         if error.name() == "MSG_SIZE_TOO_LARGE":
-            return BadRow(f"{self.who}: a record of {size} bytes for topic {topic}",
-                          why=f"kafka.max.request.size is {self.conf['message.max.bytes']}.",
-                          action="Raise kafka.max.request.size and the topic's max.message.bytes, or leave the row out; then restart the query.")
+            return BadRow(
+                f"{self.who}: a record of {size} bytes for topic {topic}",
+                why=f"kafka.max.request.size is {self.conf['message.max.bytes']}.",
+                action=(
+                    "Raise kafka.max.request.size and the topic's max.message.bytes, or leave the"
+                    " row out; then restart the query."
+                ),
+            )
         return failure(self.who, {(topic, -1): (error, 1, size)})
 
     def _look_up(self, topic: str, wait_s: float = 2):
-        """A topic that does not exist is an error now, not after minutes in a queue (where auto.create.topics.enable is on, it is created).
-        A new one may need a moment until all brokers know it."""
+        """A topic that does not exist is an error now, not after minutes in a queue (where
+        auto.create.topics.enable is on, it is created). A new one may need a moment until all
+        brokers know it.
+        """
         end = time.monotonic() + wait_s
-        while (error := self._metadata_error(topic)) and time.monotonic() < end and error.name() in ("UNKNOWN_TOPIC_OR_PART", "LEADER_NOT_AVAILABLE"):
+        while (
+            (error := self._metadata_error(topic))
+            and time.monotonic() < end
+            and error.name() in ("UNKNOWN_TOPIC_OR_PART", "LEADER_NOT_AVAILABLE")
+        ):
             time.sleep(0.1)
-        if error: raise self._refused(error, topic, 0)
+        if error:
+            raise self._refused(error, topic, 0)
         self._known.add(topic)
 
     def _metadata_error(self, topic: str) -> KafkaError | None:
-        try: return self._producer.list_topics(topic, timeout=self.begin_ms / 1000).topics[topic].error
-        except KafkaException: raise self._unreachable() from None
+        try:
+            return (
+                self._producer.list_topics(topic, timeout=self.begin_ms / 1000).topics[topic].error
+            )
+        except KafkaException:
+            raise self._unreachable() from None
 
     def flush(self):
-        "Wait until every record is acknowledged, at most as long as a delivery may take. Raises `PrecommitFailed`, `BadRow`, `NotAuthorized`."
+        """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
+        `PrecommitFailed`, `BadRow`, `NotAuthorized`.
+        """
         self._settle(self.conf["message.timeout.ms"] / 1000 + 1)
         if len(self._producer):
             self._producer.purge()  # what is still outstanding fails now, and so is named
@@ -294,15 +519,21 @@ class RowWriter:
         self._raise_failure()
 
     def _raise_failure(self):
-        if self._reports.failed: raise failure(self.who, self._reports.failed, self._reason())
+        if self._reports.failed:
+            raise failure(self.who, self._reports.failed, self._reason())
 
-    def _reason(self) -> KafkaError | None: return None
+    def _reason(self) -> KafkaError | None:
+        return None
 
     @property
-    def partitions(self) -> tuple[PartitionRange, ...]: return self._reports.partitions()
+    def partitions(self) -> tuple[PartitionRange, ...]:
+        return self._reports.partitions()
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c025
-_GRANT = "Grant WRITE on the resource TransactionalId, PREFIXED, with the value of transactionalIdPrefix; then restart the query."
+_GRANT = (
+    "Grant WRITE on the resource TransactionalId, PREFIXED, with the value of"
+    " transactionalIdPrefix; then restart the query."
+)
 EPOCH_MAX = 30_000  # a name is not used above it: at 32767 the broker changes the producer id
 
 
@@ -315,29 +546,58 @@ def _state(heard: dict) -> PreparedTxnState:
 
 
 def _asked(heard: dict) -> list[dict]:
-    "The connections that carried an InitProducerId."
+    """The connections that carried an InitProducerId."""
     return [b for b in heard["brokers"].values() if b["req"].get("InitProducerId")]
 
 
 def _unclear(heard: dict) -> bool:
-    "May an InitProducerId still be under way? Not if each one was answered: answers come in order, on the connection of the request."
+    """May an InitProducerId still be under way? Not if each one was answered: answers come in
+    order, on the connection of the request.
+    """
     return any(b["req_timeouts"] or b["disconnects"] for b in _asked(heard))
 
 # %% ../../nbs/kafka/02_row_producer.ipynb #c026
 class RowTransaction(RowWriter, TransactionBase):
-    "One transaction: `begin()`, `write`, `flush`, `precommit`. An exception in the `with` block before `precommit` aborts it."
-    def __init__(self, conf: dict, transactional_id: str, timeout_ms: int, *, topic: str | None = None, batch_bytes: int | None = None,
-                 begin_ms: int = BEGIN_MS, participant: str = "kafka", cluster_id: str = "", end_txn_version: int | None = None):
+    """One transaction: `begin()`, `write`, `flush`, `precommit`. An exception in the `with` block
+    before `precommit` aborts it.
+    """
+
+    def __init__(
+        self,
+        conf: dict,
+        transactional_id: str,
+        timeout_ms: int,
+        *,
+        topic: str | None = None,
+        batch_bytes: int | None = None,
+        begin_ms: int = BEGIN_MS,
+        participant: str = "kafka",
+        cluster_id: str = "",
+        end_txn_version: int | None = None,
+    ):
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
-        self.conf, self.who = transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes), transactional_id
-        self.state, self._receipt = None, dict(transactional_id=transactional_id, timeout_ms=timeout_ms, participant=participant,
-                                               cluster_id=cluster_id, end_txn_version=end_txn_version)
+        self.conf, self.who = (
+            transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes),
+            transactional_id,
+        )
+        self.state, self._receipt = (
+            None,
+            dict(
+                transactional_id=transactional_id,
+                timeout_ms=timeout_ms,
+                participant=participant,
+                cluster_id=cluster_id,
+                end_txn_version=end_txn_version,
+            ),
+        )
 
     def begin(self) -> "RowTransaction":
-        """One InitProducerId, and the transaction is open. Raises `UnclearAnswer` (give the name up and take another), `NotAuthorized`,
-        `BadOption`, and `BrokerUnreachable` after `begin_ms`."""
+        """One InitProducerId, and the transaction is open. Raises `UnclearAnswer` (give the name up
+        and take another), `NotAuthorized`, `BadOption`, and `BrokerUnreachable` after `begin_ms`.
+        """
         self._open()
-        try: self._init()
+        try:
+            self._init()
         except BaseException:
             self._producer = None
             raise
@@ -345,58 +605,94 @@ class RowTransaction(RowWriter, TransactionBase):
         return self
 
     def _init(self):
-        try: self._producer.init_transactions(self.begin_ms / 1000)
-        except KafkaException as e: raise self._init_failed(e.args[0]) from None
+        try:
+            self._producer.init_transactions(self.begin_ms / 1000)
+        except KafkaException as e:
+            raise self._init_failed(e.args[0]) from None
         heard = self._statistics()
-        if _unclear(heard): raise UnclearAnswer(f"{self.who}: a connection broke, or a request timed out, while InitProducerId was under way")
+        if _unclear(heard):
+            raise UnclearAnswer(
+                f"{self.who}: a connection broke, or a request timed out, while InitProducerId was"
+                " under way"
+            )
         self.state = _state(heard)
-        if self.state.epoch > EPOCH_MAX: raise NameWornOut(f"{self.who}: epoch {self.state.epoch} of producer id {self.state.producer_id}")
+        if self.state.epoch > EPOCH_MAX:
+            raise NameWornOut(
+                f"{self.who}: epoch {self.state.epoch} of producer id {self.state.producer_id}"
+            )
         self._producer.begin_transaction()
 
     def _init_failed(self, error: KafkaError) -> Exception:
         name, what = error.name(), f"{self.who}: {error.str()}"
-        if name in ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"): return NotAuthorized(what, action=_GRANT)
+        if name in ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
+            return NotAuthorized(what, action=_GRANT)
         if name == "INVALID_TRANSACTION_TIMEOUT":
-            return BadOption(f"kafka.transaction.timeout.ms={self.conf['transaction.timeout.ms']}: {what}",
-                             why="It is above the broker's transaction.max.timeout.ms.")
-        return UnclearAnswer(what) if error.fatal() or _asked(self._statistics()) else self._unreachable()
+            return BadOption(
+                f"kafka.transaction.timeout.ms={self.conf['transaction.timeout.ms']}: {what}",
+                why="It is above the broker's transaction.max.timeout.ms.",
+            )
+        return (
+            UnclearAnswer(what)
+            if error.fatal() or _asked(self._statistics())
+            else self._unreachable()
+        )
 
     def write(self, batch):
-        "As `RowWriter.write`. Raises `IllegalStep` after `precommit`."
+        """As `RowWriter.write`. Raises `IllegalStep` after `precommit`."""
         self.step("write")
         super().write(batch)
 
     def _reason(self) -> KafkaError | None:
-        "Why the transaction failed. Only its own calls say that; a second `begin` is refused in every state, and changes nothing."
-        try: self._producer.begin_transaction()
-        except KafkaException as e: return e.args[0] if e.args[0].txn_requires_abort() or e.args[0].fatal() else None
+        """Why the transaction failed. Only its own calls say that; a second `begin` is refused in
+        every state, and changes nothing.
+        """
+        try:
+            self._producer.begin_transaction()
+        except KafkaException as e:
+            return e.args[0] if e.args[0].txn_requires_abort() or e.args[0].fatal() else None
 
     def _statistics(self, wait_s: float = 5) -> dict:
-        "librdkafka's next statistics. What waits in the queue is older than the question, and thrown away."
+        """librdkafka's next statistics. What waits in the queue is older than the question, and
+        thrown away.
+        """
         self._serve(0)
         self._reports.statistics, end = None, time.monotonic() + wait_s
-        while self._reports.statistics is None and time.monotonic() < end: self._serve(0.1)
-        if self._reports.statistics is None: raise PrecommitFailed(f"{self.who}: the client gave no statistics within {wait_s} s")
+        while self._reports.statistics is None and time.monotonic() < end:
+            self._serve(0.1)
+        if self._reports.statistics is None:
+            raise PrecommitFailed(f"{self.who}: the client gave no statistics within {wait_s} s")
         return json.loads(self._reports.statistics)
 
     def precommit(self) -> Committable:
-        "The receipt. From here on the transaction belongs to whoever holds it: the client is let go, and never closed. Raises `PrecommitFailed`."
+        """The receipt. From here on the transaction belongs to whoever holds it: the client is let
+        go, and never closed. Raises `PrecommitFailed`.
+        """
         self._raise_failure()
         missing = self._sent - self._reports.count
-        if missing: raise PrecommitFailed(f"{self.who}: {missing} of {self._sent} records are not acknowledged: flush first")
-        if not self._sent: raise PrecommitFailed(f"{self.who}: no record was written, so the broker has no transaction to commit")
+        if missing:
+            raise PrecommitFailed(
+                f"{self.who}: {missing} of {self._sent} records are not acknowledged: flush first"
+            )
+        if not self._sent:
+            raise PrecommitFailed(
+                f"{self.who}: no record was written, so the broker has no transaction to commit"
+            )
         heard = self._statistics()
         now, phase = _state(heard), heard["eos"]["txn_state"]
-        if (now, phase) != (self.state, "InTransaction"): raise PrecommitFailed(f"{self.who}: began as {self.state}, and is {now}, {phase}")
+        if (now, phase) != (self.state, "InTransaction"):
+            raise PrecommitFailed(f"{self.who}: began as {self.state}, and is {now}, {phase}")
         self._producer = None  # no close(): that would abort
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._receipt)
 
     def __exit__(self, kind, *_):
-        if kind is None or self._producer is None: return
+        if kind is None or self._producer is None:
+            return
         try:
             self._producer.purge()
             self._settle(5)
             self._producer.abort_transaction(10)
-        except (KafkaException, PrecommitFailed): pass  # the first error counts; what stays open is swept, or aborted by its timeout
+        # the first error counts; what stays open is swept, or aborted by its timeout
+        except (KafkaException, PrecommitFailed):
+            pass
         self._producer = None

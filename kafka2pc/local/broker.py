@@ -8,7 +8,24 @@ __all__ = ['JAVA_MIN', 'KAFKA_VERSION', 'TWO_PHASE', 'SMALL', 'QUICK', 'SCRAM', 
            'Certificates', 'make_certificates', 'Node', 'LocalKafka', 'GuestKafka', 'a_kafka', 'serve']
 
 # %% ../../nbs/local/01_broker.ipynb #c002
-import atexit, base64, fcntl, hashlib, json, os, random, re, secrets, shutil, signal, socket, subprocess, sys, tempfile, time, uuid, warnings
+import atexit
+import base64
+import fcntl
+import hashlib
+import json
+import os
+import random
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import warnings
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -20,6 +37,7 @@ from typing import Callable, Iterable, Mapping
 # %% ../../nbs/local/01_broker.ipynb #c003
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+
 from ..protocol.errors import TwoPhaseError
 
 # %% ../../nbs/local/01_broker.ipynb #c006
@@ -28,12 +46,28 @@ _NOT_STARTED = "No. No broker was started."
 
 class NoJava(TwoPhaseError):
     why, risk = "Apache Kafka is a Java program and needs Java 17 or newer.", _NOT_STARTED
-    action = "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) or point JAVA_HOME at one."
+    action = (
+        "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install"
+        " openjdk@17) or point JAVA_HOME at one."
+    )
+
+
 class FetchFailed(TwoPhaseError):
-    why, risk = "The jars are not in the cache, and Maven Central did not deliver them.", _NOT_STARTED
-    action = "Check the network and start again. Behind a proxy set JAVA_TOOL_OPTIONS (-Dhttps.proxyHost=... -Dhttps.proxyPort=...)."
+    why, risk = (
+        "The jars are not in the cache, and Maven Central did not deliver them.",
+        _NOT_STARTED,
+    )
+    action = (
+        "Check the network and start again. Behind a proxy set JAVA_TOOL_OPTIONS"
+        " (-Dhttps.proxyHost=... -Dhttps.proxyPort=...)."
+    )
+
+
 class BrokerFailed(TwoPhaseError):
-    why, risk = "The broker process ended, or was not ready in time.", "No. The data of a LocalKafka is made to be thrown away."
+    why, risk = (
+        "The broker process ended, or was not ready in time.",
+        "No. The data of a LocalKafka is made to be thrown away.",
+    )
     action = "Read the log named here; its folder was kept."
 
 # %% ../../nbs/local/01_broker.ipynb #c008
@@ -41,128 +75,205 @@ JAVA_MIN = 17
 
 
 def _java_version(java: str) -> int:
-    "Major version of this `java` (8 for 1.8), 0 if it does not say."
-    try: said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired): return 0
+    """Major version of this `java` (8 for 1.8), 0 if it does not say."""
+    try:
+        said = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
     m = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
     return int(m[1]) if m else 0
 
 
 def find_java() -> str:
-    "Path of a `java` that can run Kafka: the one in JAVA_HOME, else the first on PATH. Raises `NoJava`."
+    """Path of a `java` that can run Kafka: the one in JAVA_HOME, else the first on PATH. Raises
+    `NoJava`.
+    """
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
-    if not java: raise NoJava("no java on PATH, and JAVA_HOME is not set")
-    if not os.access(java, os.X_OK): raise NoJava(f"JAVA_HOME is {home}, but there is no program bin/java in it")
+    if not java:
+        raise NoJava("no java on PATH, and JAVA_HOME is not set")
+    if not os.access(java, os.X_OK):
+        raise NoJava(f"JAVA_HOME is {home}, but there is no program bin/java in it")
     version = _java_version(java)
-    if version < JAVA_MIN: raise NoJava(f"{java} is Java {version or 'of an unknown version'}, needed is {JAVA_MIN} or newer")
+    if version < JAVA_MIN:
+        raise NoJava(
+            f"{java} is Java {version or 'of an unknown version'}, needed is {JAVA_MIN} or newer"
+        )
     return os.path.abspath(java)
 
 # %% ../../nbs/local/01_broker.ipynb #c012
 def cache_dir() -> Path:
-    "Where fetched jars live: $KAFKA2PC_CACHE, else $XDG_CACHE_HOME/kafka2pc, else ~/.cache/kafka2pc."
+    """Where fetched jars live: $KAFKA2PC_CACHE, else $XDG_CACHE_HOME/kafka2pc, else
+    ~/.cache/kafka2pc.
+    """
     own, xdg = os.environ.get("KAFKA2PC_CACHE"), os.environ.get("XDG_CACHE_HOME")
     return Path(own) if own else Path(xdg or Path.home() / ".cache") / "kafka2pc"
 
 
 def ivy_jar() -> Path:
-    "The Ivy that PySpark brings. PySpark is looked up, not imported."
+    """The Ivy that PySpark brings. PySpark is looked up, not imported."""
     spec = find_spec("pyspark")
     found = sorted(Path(spec.submodule_search_locations[0]).glob("jars/ivy-*.jar")) if spec else []
-    if not found: raise FetchFailed("no Ivy found", why="The jars are fetched with the Ivy that PySpark ships; no PySpark with jars is here.",
-                                    action="pip install 'kafka2pc[local]' (or pyspark), and start again.")
+    if not found:
+        raise FetchFailed(
+            "no Ivy found",
+            why=(
+                "The jars are fetched with the Ivy that PySpark ships; no PySpark with jars is"
+                " here."
+            ),
+            action="pip install 'kafka2pc[local]' (or pyspark), and start again.",
+        )
     return found[-1]
 
 # %% ../../nbs/local/01_broker.ipynb #c014
 def _ivy_xml(dependencies: Iterable[tuple], excludes: Iterable[tuple], transitive: bool) -> str:
-    "Ivy's description of what we want. Dependencies are (group, artifact, version), excludes are (group, artifact)."
+    """Ivy's description of what we want. Dependencies are (group, artifact, version), excludes are
+    (group, artifact).
+    """
     more = f'conf="default->default" transitive="{str(transitive).lower()}"'
-    wanted = "".join(f'<dependency org="{g}" name="{a}" rev="{v}" {more}/>' for g, a, v in dependencies)
+    wanted = "".join(
+        f'<dependency org="{g}" name="{a}" rev="{v}" {more}/>' for g, a, v in dependencies
+    )
     unwanted = "".join(f'<exclude org="{g}" module="{a}"/>' for g, a in excludes)
-    return ('<ivy-module version="2.0"><info organisation="local" module="jars"/><configurations><conf name="default"/></configurations>'
-            f"<dependencies>{wanted}{unwanted}</dependencies></ivy-module>")
+    return (
+        '<ivy-module version="2.0"><info organisation="local" module="jars"/><configurations><conf'
+        ' name="default"/></configurations>'
+        f"<dependencies>{wanted}{unwanted}</dependencies></ivy-module>"
+    )
 
 # %% ../../nbs/local/01_broker.ipynb #c017
 def to_stderr(line: str):
-    "The default way to show progress."
+    """The default way to show progress."""
     print(line, file=sys.stderr, flush=True)
 
 
 def _complaints(lines: list[str], most: int = 12) -> list[str]:
-    "The lines of Ivy that tell why: what it did not find, and errors; else its last words."
+    """The lines of Ivy that tell why: what it did not find, and errors; else its last words."""
     bad = [x.strip() for x in lines if re.search(r"not found|UNRESOLVED|FAILED|ERROR|Exception", x)]
     return (bad or [x for x in lines if x.strip()])[-most:]
 
 
 def _follow(ivy: subprocess.Popen, name: str, progress: Callable) -> list[str]:
-    "All that Ivy says until it ends; every ten jars a line of progress."
+    """All that Ivy says until it ends; every ten jars a line of progress."""
     said, count = [], {"found": 0, "downloading": 0}
     for line in ivy.stdout:
         said.append(line.rstrip())
         word = line.split()[0] if line.strip() else ""
-        if word not in count: continue
+        if word not in count:
+            continue
         count[word] += 1
-        if count[word] % 10 == 0: progress(f"{name}: {count[word]} jars {'fetched' if word == 'downloading' else 'found'}")
+        if count[word] % 10 == 0:
+            progress(
+                f"{name}: {count[word]} jars {'fetched' if word == 'downloading' else 'found'}"
+            )
     return said
 
 # %% ../../nbs/local/01_broker.ipynb #c018
 def _run_ivy(name: str, xml: str, work: Path, progress: Callable, held: int, limit_s: float = 900):
-    "Put the jars of `xml` into `work/jars`. Ivy inherits the lock `held`: it is not released while Ivy still writes. Raises `FetchFailed`."
+    """Put the jars of `xml` into `work/jars`. Ivy inherits the lock `held`: it is not released
+    while Ivy still writes. Raises `FetchFailed`.
+    """
     (work / "ivy.xml").write_text(xml)
-    argv = [find_java(), f"-Divy.default.ivy.user.dir={work}", "-jar", str(ivy_jar()), "-cache", str(work / "cache"), "-ivy", str(work / "ivy.xml"),
-            "-confs", "default", "-retrieve", str(work / "jars" / "[artifact]-[revision].[ext]")]
-    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, pass_fds=[held]) as ivy:
+    argv = [
+        find_java(),
+        f"-Divy.default.ivy.user.dir={work}",
+        "-jar",
+        str(ivy_jar()),
+        "-cache",
+        str(work / "cache"),
+        "-ivy",
+        str(work / "ivy.xml"),
+        "-confs",
+        "default",
+        "-retrieve",
+        str(work / "jars" / "[artifact]-[revision].[ext]"),
+    ]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        pass_fds=[held],
+    ) as ivy:
         limit = Timer(limit_s, ivy.kill)
         limit.start()
-        try: said = _follow(ivy, name, progress)
+        try:
+            said = _follow(ivy, name, progress)
         except BaseException:
             ivy.kill()
             raise
-        finally: limit.cancel()
-    if ivy.returncode: raise FetchFailed(f"{name} could not be fetched; Ivy said:\n    " + "\n    ".join(_complaints(said)))
+        finally:
+            limit.cancel()
+    if ivy.returncode:
+        raise FetchFailed(
+            f"{name} could not be fetched; Ivy said:\n    " + "\n    ".join(_complaints(said))
+        )
 
 # %% ../../nbs/local/01_broker.ipynb #c020
-def _sha256(path: Path) -> str: return hashlib.sha256(path.read_bytes()).hexdigest()
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _manifest(folder: Path) -> dict:
-    "What `folder` should hold, {} if it was never complete (or its list is damaged)."
-    try: found = json.loads((folder / "manifest.json").read_text())
-    except (OSError, ValueError): return {}
+    """What `folder` should hold, {} if it was never complete (or its list is damaged)."""
+    try:
+        found = json.loads((folder / "manifest.json").read_text())
+    except (OSError, ValueError):
+        return {}
     return found if isinstance(found, dict) and "jars" in found else {}
 
 
 def _sound(folder: Path, wanted: str) -> bool:
-    "Is everything there, by size, and was it fetched for the same `wanted`? Cheap enough for every start."
+    """Is everything there, by size, and was it fetched for the same `wanted`? Cheap enough for
+    every start.
+    """
     m = _manifest(folder)
     size = lambda jar: (folder / jar).stat().st_size if (folder / jar).exists() else -1
-    return m.get("wanted") == wanted and all(size(jar) == d["bytes"] for jar, d in m["jars"].items())
+    return m.get("wanted") == wanted and all(
+        size(jar) == d["bytes"] for jar, d in m["jars"].items()
+    )
 
 
 def _damaged(folder: Path) -> list[str]:
-    "The jars of `folder` that are not what its manifest says, by checksum."
+    """The jars of `folder` that are not what its manifest says, by checksum."""
     jars = _manifest(folder).get("jars", {})
-    return [jar for jar, d in jars.items() if not (folder / jar).exists() or _sha256(folder / jar) != d["sha256"]]
+    return [
+        jar
+        for jar, d in jars.items()
+        if not (folder / jar).exists() or _sha256(folder / jar) != d["sha256"]
+    ]
 
 
 def _install(jars: Path, folder: Path, wanted: str):
-    "Move what differs from `jars` into `folder`, one rename for each file; the manifest comes last."
+    """Move what differs from `jars` into `folder`, one rename for each file; the manifest comes
+    last.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    new = {p.name: dict(bytes=p.stat().st_size, sha256=_sha256(p)) for p in sorted(jars.glob("*.jar"))}
+    new = {
+        p.name: dict(bytes=p.stat().st_size, sha256=_sha256(p)) for p in sorted(jars.glob("*.jar"))
+    }
     for old in folder.glob("*.jar"):
-        if old.name not in new: old.unlink()
+        if old.name not in new:
+            old.unlink()
     for jar, d in new.items():
-        if not (folder / jar).exists() or _sha256(folder / jar) != d["sha256"]: os.replace(jars / jar, folder / jar)
+        if not (folder / jar).exists() or _sha256(folder / jar) != d["sha256"]:
+            os.replace(jars / jar, folder / jar)
     (jars / "manifest.json").write_text(json.dumps(dict(wanted=wanted, jars=new), indent=1))
     os.replace(jars / "manifest.json", folder / "manifest.json")
 
 # %% ../../nbs/local/01_broker.ipynb #c025
 @contextmanager
 def _locked(path: Path, progress: Callable):
-    "Hold an exclusive lock on the file `path` (yields its descriptor); say so if somebody else holds it."
+    """Hold an exclusive lock on the file `path` (yields its descriptor); say so if somebody else
+    holds it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as f:
-        try: fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             progress(f"{path.stem}: another process is fetching it, waiting")
             fcntl.flock(f, fcntl.LOCK_EX)
@@ -171,29 +282,54 @@ def _locked(path: Path, progress: Callable):
 
 @contextmanager
 def _empty(folder: Path):
-    "A new, empty folder, gone afterwards; what a killed predecessor left there is removed first."
+    """A new, empty folder, gone afterwards; what a killed predecessor left there is removed first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    try: yield folder
-    finally: shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 # %% ../../nbs/local/01_broker.ipynb #c026
-def fetch_jars(name: str, dependencies: list[tuple], *, excludes: Iterable[tuple] = (), transitive: bool = True,
-               progress: Callable | None = to_stderr) -> Path:
-    "The folder with the jars of `dependencies` [(group, artifact, version)], fetched at most once. Raises `NoJava`, `FetchFailed`."
-    folder, wanted, progress = cache_dir() / "jars" / name, _ivy_xml(dependencies, excludes, transitive), progress or (lambda line: None)
-    if _sound(folder, wanted): return folder
+def fetch_jars(
+    name: str,
+    dependencies: list[tuple],
+    *,
+    excludes: Iterable[tuple] = (),
+    transitive: bool = True,
+    progress: Callable | None = to_stderr,
+) -> Path:
+    """The folder with the jars of `dependencies` [(group, artifact, version)], fetched at most
+    once. Raises `NoJava`, `FetchFailed`.
+    """
+    folder, wanted, progress = (
+        cache_dir() / "jars" / name,
+        _ivy_xml(dependencies, excludes, transitive),
+        progress or (lambda line: None),
+    )
+    if _sound(folder, wanted):
+        return folder
     try:
         with _locked(folder.parent / f"{name}.lock", progress) as held:
-            if not _sound(folder, wanted): _fetch(name, folder, wanted, progress, held)  # else: somebody was faster
+            # else: somebody was faster
+            if not _sound(folder, wanted):
+                _fetch(name, folder, wanted, progress, held)
     except OSError as e:
-        raise FetchFailed(f"{name} could not be kept in {folder}", why=f"{e}.", action="Make room or get rights there, or set KAFKA2PC_CACHE.") from e
+        raise FetchFailed(
+            f"{name} could not be kept in {folder}",
+            why=f"{e}.",
+            action="Make room or get rights there, or set KAFKA2PC_CACHE.",
+        ) from e
     return folder
 
 
 def _fetch(name: str, folder: Path, wanted: str, progress: Callable, held: int):
     bad = _damaged(folder)
-    progress(f"{name}: damaged, fetching again: {', '.join(bad)}" if bad else f"{name}: fetching once from Maven Central into {folder}")
+    progress(
+        f"{name}: damaged, fetching again: {', '.join(bad)}"
+        if bad
+        else f"{name}: fetching once from Maven Central into {folder}"
+    )
     with _empty(folder.parent / f".{name}.part") as work:
         _run_ivy(name, wanted, work, progress, held)
         _install(work / "jars", folder, wanted)
@@ -204,108 +340,187 @@ KAFKA_VERSION = "4.3.1"
 
 
 def fetch_kafka(version: str = KAFKA_VERSION, *, progress: Callable | None = to_stderr) -> Path:
-    "The folder with the jars of Apache Kafka `version` (3.5 to 4.4), about 45 MB, fetched at most once. Raises `NoJava`, `FetchFailed`."
+    """The folder with the jars of Apache Kafka `version` (3.5 to 4.4), about 45 MB, fetched at most
+    once. Raises `NoJava`, `FetchFailed`.
+    """
     missing = [("org.apache.kafka", "kafka-tools-api")] if _numbers(version) >= (4, 4) else []
     wanted = [("org.apache.kafka", "kafka_2.13", version), ("org.slf4j", "slf4j-simple", "1.7.36")]
     return fetch_jars(f"kafka-{version}", wanted, excludes=missing, progress=progress)
 
 
-def _numbers(version: str) -> tuple: return tuple(int(n) for n in re.findall(r"\d+", version))
+def _numbers(version: str) -> tuple:
+    return tuple(int(n) for n in re.findall(r"\d+", version))
 
 # %% ../../nbs/local/01_broker.ipynb #c031
 def free_ports(count: int) -> list[int]:
-    "`count` ports of 127.0.0.1 that nobody listens on, outside the range from which outgoing connections take theirs."
+    """`count` ports of 127.0.0.1 that nobody listens on, outside the range from which outgoing
+    connections take theirs.
+    """
     held = []
     try:
         while len(held) < count:
             s = socket.socket()
-            try: s.bind(("127.0.0.1", random.randint(18000, 32000)))
-            except OSError: s.close()
-            else: held.append(s)
+            try:
+                s.bind(("127.0.0.1", random.randint(18000, 32000)))
+            except OSError:
+                s.close()
+            else:
+                held.append(s)
         return [s.getsockname()[1] for s in held]
     finally:
-        for s in held: s.close()
+        for s in held:
+            s.close()
 
 # %% ../../nbs/local/01_broker.ipynb #c034
-_JVM = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError", "-XX:-UsePerfData", "-Djava.awt.headless=true",
-        "-Dorg.slf4j.simpleLogger.showDateTime=true", "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS"]
-TWO_PHASE = {"transaction.two.phase.commit.enable": True, "unstable.api.versions.enable": True}  # KIP-939, off in released brokers
-SMALL = {"auto.create.topics.enable": False, "log.cleaner.dedupe.buffer.size": 4 << 20, "group.initial.rebalance.delay.ms": 0,
-         "offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4,
-         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
-QUICK = {"broker.session.timeout.ms": 2000, "broker.heartbeat.interval.ms": 200,
-         "controller.quorum.election.timeout.ms": 500, "controller.quorum.fetch.timeout.ms": 1000}
+_JVM = [
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-XX:-UsePerfData",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+]
+# KIP-939, off in released brokers
+TWO_PHASE = {"transaction.two.phase.commit.enable": True, "unstable.api.versions.enable": True}
+SMALL = {
+    "auto.create.topics.enable": False,
+    "log.cleaner.dedupe.buffer.size": 4 << 20,
+    "group.initial.rebalance.delay.ms": 0,
+    "offsets.topic.num.partitions": 4,
+    "transaction.state.log.num.partitions": 4,
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
+}
+QUICK = {
+    "broker.session.timeout.ms": 2000,
+    "broker.heartbeat.interval.ms": 200,
+    "controller.quorum.election.timeout.ms": 500,
+    "controller.quorum.fetch.timeout.ms": 1000,
+}
 
 
 def _replicas(nodes: int) -> dict:
-    "How often Kafka's own topics are kept: everywhere; a write needs a majority."
+    """How often Kafka's own topics are kept: everywhere; a write needs a majority."""
     most = nodes // 2 + 1
-    return {"offsets.topic.replication.factor": nodes, "transaction.state.log.replication.factor": nodes,
-            "transaction.state.log.min.isr": most, "min.insync.replicas": most, "default.replication.factor": nodes}
+    return {
+        "offsets.topic.replication.factor": nodes,
+        "transaction.state.log.replication.factor": nodes,
+        "transaction.state.log.min.isr": most,
+        "min.insync.replicas": most,
+        "default.replication.factor": nodes,
+    }
 
 
 def _node_settings(node: int, ports: list[tuple[int, int]], folder: Path, scheme: str) -> dict:
-    "What one node must know: itself, its two listeners, and the voters. `ports` are (broker, controller) of every node."
+    """What one node must know: itself, its two listeners, and the voters. `ports` are (broker,
+    controller) of every node.
+    """
     broker, controller = ports[node]
-    return {"process.roles": "broker,controller", "node.id": node, "log.dirs": folder / "data",
-            "controller.quorum.voters": ",".join(f"{n}@127.0.0.1:{c}" for n, (_, c) in enumerate(ports)),
-            "listeners": f"{scheme}://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
-            "inter.broker.listener.name": scheme, "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": f"{scheme}:{scheme},CONTROLLER:PLAINTEXT"}
+    return {
+        "process.roles": "broker,controller",
+        "node.id": node,
+        "log.dirs": folder / "data",
+        "controller.quorum.voters": ",".join(
+            f"{n}@127.0.0.1:{c}" for n, (_, c) in enumerate(ports)
+        ),
+        "listeners": f"{scheme}://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
+        "inter.broker.listener.name": scheme,
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": f"{scheme}:{scheme},CONTROLLER:PLAINTEXT",
+    }
 
 
 def _write_settings(nodes: list, ports: list[tuple[int, int]], scheme: str, more: dict):
     for i, n in enumerate(nodes):
         n.folder.mkdir(exist_ok=True)
-        (n.folder / "server.properties").write_text(_properties(_node_settings(i, ports, n.folder, scheme) | more))
+        (n.folder / "server.properties").write_text(
+            _properties(_node_settings(i, ports, n.folder, scheme) | more)
+        )
 
 # %% ../../nbs/local/01_broker.ipynb #c036
 def _secure_settings(passwords: dict[str, str], scheme: str) -> dict:
-    "SCRAM for clients and between brokers, and Kafka's own authorizer. The controller's listener stays open: it is loopback only."
-    jaas = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="admin" password="{passwords["admin"]}";'
-    return {"sasl.enabled.mechanisms": "SCRAM-SHA-256", "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-256",
-            f"listener.name.{scheme.lower()}.scram-sha-256.sasl.jaas.config": jaas,
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer", "super.users": "User:admin;User:ANONYMOUS"}
+    """SCRAM for clients and between brokers, and Kafka's own authorizer. The controller's listener
+    stays open: it is loopback only.
+    """
+    jaas = (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="admin"'
+        f' password="{passwords["admin"]}";'
+    )
+    return {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256",
+        "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-256",
+        f"listener.name.{scheme.lower()}.scram-sha-256.sasl.jaas.config": jaas,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:admin;User:ANONYMOUS",
+    }
 
 
-SCRAM = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256"}  # what a client needs besides name and password
+# what a client needs besides name and password
+SCRAM = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256"}
 
 
 def _properties(settings: dict) -> str:
-    "Java's properties format; True is written as Java writes it."
-    return "".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}\n" for k, v in settings.items())
+    """Java's properties format; True is written as Java writes it."""
+    return "".join(
+        f"{k}={str(v).lower() if isinstance(v, bool) else v}\n" for k, v in settings.items()
+    )
 
 # %% ../../nbs/local/01_broker.ipynb #c039
 @dataclass(frozen=True)
 class Certificates:
-    "PEM files in `folder`: ca.pem, server.pem (certificate and key of the broker), and NAME.pem and NAME.key of each user, whose key has a password."
+    """PEM files in `folder`: ca.pem, server.pem (certificate and key of the broker), and NAME.pem
+    and NAME.key of each user, whose key has a password.
+    """
+
     folder: Path
     password: str = field(default_factory=lambda: secrets.token_hex(12), repr=False)
 
     def broker(self) -> dict:
-        "What the broker must know: who it is, and whom it believes."
-        return {"ssl.keystore.type": "PEM", "ssl.keystore.location": self.folder / "server.pem", "ssl.truststore.type": "PEM",
-                "ssl.truststore.location": self.folder / "ca.pem", "ssl.client.auth": "required"}
+        """What the broker must know: who it is, and whom it believes."""
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": self.folder / "server.pem",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": self.folder / "ca.pem",
+            "ssl.client.auth": "required",
+        }
 
     def client(self, user: str) -> dict:
-        "What a client of this user needs, in librdkafka's names."
-        return {"security.protocol": "SSL", "ssl.ca.location": f"{self.folder}/ca.pem", "ssl.certificate.location": f"{self.folder}/{user}.pem",
-                "ssl.key.location": f"{self.folder}/{user}.key", "ssl.key.password": self.password}
+        """What a client of this user needs, in librdkafka's names."""
+        return {
+            "security.protocol": "SSL",
+            "ssl.ca.location": f"{self.folder}/ca.pem",
+            "ssl.certificate.location": f"{self.folder}/{user}.pem",
+            "ssl.key.location": f"{self.folder}/{user}.key",
+            "ssl.key.password": self.password,
+        }
 
 
 def make_certificates(folder: Path, users: Iterable[str] = ("admin", "alice")) -> Certificates:
-    "An authority, a broker on loopback and some users, good for a month. Needs the package cryptography."
+    """An authority, a broker on loopback and some users, good for a month. Needs the package
+    cryptography.
+    """
     from cryptography.hazmat.primitives import serialization as form
     from cryptography.hazmat.primitives.asymmetric import ec
+
     made = Certificates(folder)
     folder.mkdir(parents=True)
-    authority, secret = ec.generate_private_key(ec.SECP256R1()), form.BestAvailableEncryption(made.password.encode())
+    authority, secret = (
+        ec.generate_private_key(ec.SECP256R1()),
+        form.BestAvailableEncryption(made.password.encode()),
+    )
     (folder / "ca.pem").write_bytes(_signed("authority", authority, authority))
     for name in ("server", *users):
         key, own = ec.generate_private_key(ec.SECP256R1()), name != "server"
         certificate = _signed(name, key, authority)
-        pem = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, secret if own else form.NoEncryption())
-        files = {f"{name}.pem": certificate, f"{name}.key": pem} if own else {"server.pem": pem + certificate}
+        pem = key.private_bytes(
+            form.Encoding.PEM, form.PrivateFormat.PKCS8, secret if own else form.NoEncryption()
+        )
+        files = (
+            {f"{name}.pem": certificate, f"{name}.key": pem}
+            if own
+            else {"server.pem": pem + certificate}
+        )
         for file, content in files.items():
             (folder / file).touch(mode=0o600)
             (folder / file).write_bytes(content)
@@ -313,21 +528,46 @@ def make_certificates(folder: Path, users: Iterable[str] = ("admin", "alice")) -
 
 
 def _signed(name: str, key, authority) -> bytes:
-    "The certificate of `name`; the authority signs its own one, too."
+    """The certificate of `name`; the authority signs its own one, too."""
     import ipaddress
+
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
+
     called = lambda who: x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, who)])
     now, root, of = datetime.now(timezone.utc), key is authority, authority.public_key()
-    places = x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    may = dict.fromkeys(("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
-                         "crl_sign", "encipher_only", "decipher_only"), False) | {"key_cert_sign" if root else "digital_signature": True}
-    made = x509.CertificateBuilder(issuer_name=called("authority"), subject_name=called(name), public_key=key.public_key(),
-                                   serial_number=x509.random_serial_number(), not_valid_before=now - timedelta(hours=1),
-                                   not_valid_after=now + timedelta(days=31))
-    for extension, critical in ((x509.BasicConstraints(root, None), True), (x509.KeyUsage(**may), True), (places, False),
-                                (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-                                (x509.AuthorityKeyIdentifier.from_issuer_public_key(of), False)):
+    places = x509.SubjectAlternativeName(
+        [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    )
+    may = dict.fromkeys(
+        (
+            "digital_signature",
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "key_cert_sign",
+            "crl_sign",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    ) | {"key_cert_sign" if root else "digital_signature": True}
+    made = x509.CertificateBuilder(
+        issuer_name=called("authority"),
+        subject_name=called(name),
+        public_key=key.public_key(),
+        serial_number=x509.random_serial_number(),
+        not_valid_before=now - timedelta(hours=1),
+        not_valid_after=now + timedelta(days=31),
+    )
+    for extension, critical in (
+        (x509.BasicConstraints(root, None), True),
+        (x509.KeyUsage(**may), True),
+        (places, False),
+        (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+        (x509.AuthorityKeyIdentifier.from_issuer_public_key(of), False),
+    ):
         made = made.add_extension(extension, critical)
     return made.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
@@ -352,80 +592,142 @@ if left.is_set() and folder:
 
 # %% ../../nbs/local/01_broker.ipynb #c043
 class Node:
-    "One broker process. `folder` holds its settings, data and log; it is removed when Python dies, unless `keep`."
+    """One broker process. `folder` holds its settings, data and log; it is removed when Python
+    dies, unless `keep`.
+    """
+
     def __init__(self, folder: Path, java: list[str], keep: bool = False):
         self.folder, self.log, self.java, self.keep = folder, folder / "broker.log", java, keep
         self.pid, self.paused, self._guard = None, False, None
 
     @property
-    def alive(self) -> bool: return self._guard is not None and self._guard.poll() is None
+    def alive(self) -> bool:
+        return self._guard is not None and self._guard.poll() is None
+
     @property
-    def died(self) -> bool: return self.pid is not None and not self.alive  # by itself: kill() clears the pid
+    # by itself: kill() clears the pid
+    def died(self) -> bool:
+        return self.pid is not None and not self.alive
 
     def start(self):
-        "Start the JVM under its supervisor; returns at once."
-        argv = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(os.getpid()), "" if self.keep else str(self.folder),
-                *self.java, "kafka.Kafka", str(self.folder / "server.properties")]
+        """Start the JVM under its supervisor; returns at once."""
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _SUPERVISOR,
+            str(os.getpid()),
+            "" if self.keep else str(self.folder),
+            *self.java,
+            "kafka.Kafka",
+            str(self.folder / "server.properties"),
+        ]
         with open(self.log, "ab") as log:
-            self._guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True, cwd=self.folder)
-        with self._guard.stdout as out: self.pid = int(out.readline() or 0)
+            self._guard = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                cwd=self.folder,
+            )
+        with self._guard.stdout as out:
+            self.pid = int(out.readline() or 0)
 
     def signal(self, signum: int):
-        "Send a signal to the JVM, if it is alive."
+        """Send a signal to the JVM, if it is alive."""
         with suppress(ProcessLookupError):
-            if self.alive and self.pid: os.kill(self.pid, signum)
+            if self.alive and self.pid:
+                os.kill(self.pid, signum)
 
     def kill(self):
-        "SIGKILL, and wait until the process is gone. Data and settings stay."
+        """SIGKILL, and wait until the process is gone. Data and settings stay."""
         self.signal(signal.SIGKILL)
         if self._guard:
-            if not self.pid: self._guard.stdin.close()  # interrupted before we knew the pid: let the supervisor end it
+            # interrupted before we knew the pid: let the supervisor end it
+            if not self.pid:
+                self._guard.stdin.close()
             self._guard.wait()
-            self._guard.stdin.close()  # after the wait: a closed pipe means to the supervisor that we are dead
+            # after the wait: a closed pipe means to the supervisor that we are dead
+            self._guard.stdin.close()
         self.pid, self.paused, self._guard = None, False, None
 
     def said(self, most: int = 8) -> str:
-        "The last lines of the log, without stack traces and lists of settings."
+        """The last lines of the log, without stack traces and lists of settings."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join([x[:300] for x in lines if x.strip() and not x.startswith("\t")][-most:])
 
 # %% ../../nbs/local/01_broker.ipynb #c045
 def _cluster_id() -> str:
-    "A random cluster id: 16 bytes in URL-safe base64, as Kafka writes it, not starting with a dash."
+    """A random cluster id: 16 bytes in URL-safe base64, as Kafka writes it, not starting with a
+    dash.
+    """
     made = "-"
-    while made.startswith("-"): made = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    while made.startswith("-"):
+        made = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     return made
 
 
 def _for_each(version: str | Iterable[str], nodes: int) -> list[str]:
-    "The version of each node. Raises `ValueError` if there are more or fewer versions than nodes, or neither one node nor three."
-    if nodes not in (1, 3): raise ValueError(f"nodes={nodes}: one or three")
+    """The version of each node. Raises `ValueError` if there are more or fewer versions than nodes,
+    or neither one node nor three.
+    """
+    if nodes not in (1, 3):
+        raise ValueError(f"nodes={nodes}: one or three")
     versions = [version] * nodes if isinstance(version, str) else list(version)
-    if len(versions) != nodes: raise ValueError(f"version={version}: one for each of the {nodes} nodes")
+    if len(versions) != nodes:
+        raise ValueError(f"version={version}: one for each of the {nodes} nodes")
     return versions
 
 
 def _nodes(versions: list[str]) -> str:
-    "Versions and number of the nodes, in words."
-    return f"{' and '.join(sorted({*versions}, key=_numbers))}, {len(versions)} node{'s' * (len(versions) > 1)}"
+    """Versions and number of the nodes, in words."""
+    return (
+        f"{' and '.join(sorted({*versions}, key=_numbers))}, {len(versions)}"
+        f" node{'s' * (len(versions) > 1)}"
+    )
 
 
 def _commands(versions: list[str], heap: str, progress: Callable | None) -> list[list[str]]:
-    "How to call Java with the jars of each version, which are fetched if need be. Raises `NoJava`, `FetchFailed`."
+    """How to call Java with the jars of each version, which are fetched if need be. Raises
+    `NoJava`, `FetchFailed`.
+    """
     java = [find_java(), f"-Xmx{heap}", *_JVM, "-cp"]
     return [[*java, f"{fetch_kafka(version, progress=progress)}/*"] for version in versions]
 
 
 def _format(nodes: list[Node], cluster_id: str, passwords: dict[str, str], versions: list[str]):
-    "Format all nodes at the same time, with the features of the oldest version. Raises `BrokerFailed` with what Kafka's StorageTool said."
-    more = [x for user, word in passwords.items() for x in ("--add-scram", f"SCRAM-SHA-256=[name={user},password={word}]")]
-    if len({*versions}) > 1: more += ["--release-version", ".".join(min(versions, key=_numbers).split(".")[:2])]
+    """Format all nodes at the same time, with the features of the oldest version. Raises
+    `BrokerFailed` with what Kafka's StorageTool said.
+    """
+    more = [
+        x
+        for user, word in passwords.items()
+        for x in ("--add-scram", f"SCRAM-SHA-256=[name={user},password={word}]")
+    ]
+    if len({*versions}) > 1:
+        more += ["--release-version", ".".join(min(versions, key=_numbers).split(".")[:2])]
     running = []
     for n in nodes:
-        argv = [*n.java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(n.folder / "server.properties"), *more]
-        with open(n.log, "ab") as log: running.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+        argv = [
+            *n.java,
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            cluster_id,
+            "-c",
+            str(n.folder / "server.properties"),
+            *more,
+        ]
+        with open(n.log, "ab") as log:
+            running.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
     failed = [n for n, tool in zip(nodes, running, strict=True) if tool.wait(timeout=60)]
-    if failed: raise BrokerFailed(f"formatting {failed[0].folder.name} failed; the end of {failed[0].log}:\n{failed[0].said()}")
+    if failed:
+        raise BrokerFailed(
+            f"formatting {failed[0].folder.name} failed; the end of"
+            f" {failed[0].log}:\n{failed[0].said()}"
+        )
 
 # %% ../../nbs/local/01_broker.ipynb #c047
 def _port_open(port: int) -> bool:
@@ -435,95 +737,195 @@ def _port_open(port: int) -> bool:
 
 
 def _joined(conf: dict, cluster_id: str, nodes: Iterable[int]) -> bool:
-    "Is this our cluster, are `nodes` in it, and is each of them in sync for all partitions that it keeps?"
-    try: seen = AdminClient(conf | {"log_level": 0}).list_topics(timeout=2)
-    except KafkaException: return False
-    kept = [(n, p) for t in seen.topics.values() for p in t.partitions.values() for n in nodes if n in p.replicas]
-    return seen.cluster_id == cluster_id and set(nodes) <= set(seen.brokers) and all(p.leader >= 0 and n in p.isrs for n, p in kept)
+    """Is this our cluster, are `nodes` in it, and is each of them in sync for all partitions that
+    it keeps?
+    """
+    try:
+        seen = AdminClient(conf | {"log_level": 0}).list_topics(timeout=2)
+    except KafkaException:
+        return False
+    kept = [
+        (n, p)
+        for t in seen.topics.values()
+        for p in t.partitions.values()
+        for n in nodes
+        if n in p.replicas
+    ]
+    return (
+        seen.cluster_id == cluster_id
+        and set(nodes) <= set(seen.brokers)
+        and all(p.leader >= 0 and n in p.isrs for n, p in kept)
+    )
 
 
 def _can_begin(conf: dict, wait_s: float = 2) -> bool:
-    "Can a transaction be initialised? False if not yet; an error that waiting cannot heal is raised."
+    """Can a transaction be initialised? False if not yet; an error that waiting cannot heal is
+    raised.
+    """
     producer = Producer(conf | {"transactional.id": READY_ID, "log_level": 0})
-    try: producer.init_transactions(wait_s)
+    try:
+        producer.init_transactions(wait_s)
     except KafkaException as e:
-        if not e.args[0].retriable(): raise
+        if not e.args[0].retriable():
+            raise
         return False
     return True
 
 
-READY_ID = "local-kafka-ready"  # the transactional id of this question; it never holds an open transaction
+# the transactional id of this question; it never holds an open transaction
+READY_ID = "local-kafka-ready"
 
 # %% ../../nbs/local/01_broker.ipynb #c049
-def _create_topic(conf: dict, name: str, partitions: int, replication: int, config: dict, wait_s: float):
+def _create_topic(
+    conf: dict, name: str, partitions: int, replication: int, config: dict, wait_s: float
+):
     admin, end = AdminClient(conf | {"log_level": 0}), time.monotonic() + wait_s
-    wanted, asked = NewTopic(name, num_partitions=partitions, replication_factor=replication, config=config), 0
+    wanted, asked = (
+        NewTopic(name, num_partitions=partitions, replication_factor=replication, config=config),
+        0,
+    )
     while asked == 0 or time.monotonic() < end:
         asked += 1
-        try: admin.create_topics([wanted], request_timeout=wait_s / 3)[name].result()
+        try:
+            admin.create_topics([wanted], request_timeout=wait_s / 3)[name].result()
         except KafkaException as e:
-            if e.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and asked > 1: break  # the answer to an earlier try was lost
-            if not e.args[0].retriable() and e.args[0].code() != KafkaError._TIMED_OUT: raise
-        else: break
+            # the answer to an earlier try was lost
+            if e.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS and asked > 1:
+                break
+            if not e.args[0].retriable() and e.args[0].code() != KafkaError._TIMED_OUT:
+                raise
+        else:
+            break
     while time.monotonic() < end:
         with suppress(KafkaException):  # a connection broke: asked again
             made = admin.list_topics(name, timeout=wait_s / 3).topics[name].partitions.values()
-            if len(made) == partitions and all(p.leader >= 0 and len(p.isrs) == len(p.replicas) for p in made): return
+            if len(made) == partitions and all(
+                p.leader >= 0 and len(p.isrs) == len(p.replicas) for p in made
+            ):
+                return
         time.sleep(0.02)
-    raise BrokerFailed(f"topic {name}: not every partition has a leader and all its replicas in sync after {wait_s:g} s",
-                       why="A node is down or slow.", action="Look at the nodes: a LocalKafka names their pids and logs.")
+    raise BrokerFailed(
+        f"topic {name}: not every partition has a leader and all its replicas in sync after"
+        f" {wait_s:g} s",
+        why="A node is down or slow.",
+        action="Look at the nodes: a LocalKafka names their pids and logs.",
+    )
 
 
 class _Cluster:
-    "What lessons ask of any cluster: it ends with `with`, and gives a name of the lesson's own for what is made there."
+    """What lessons ask of any cluster: it ends with `with`, and gives a name of the lesson's own
+    for what is made there.
+    """
+
     prefix = ""  # nobody else lives on a local one
 
-    def __enter__(self): return self.start()
-    def __exit__(self, *_): self.stop()
-    def name(self, word: str) -> str: return self.prefix + word
+    def __enter__(self):
+        return self.start()
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def name(self, word: str) -> str:
+        return self.prefix + word
 
 # %% ../../nbs/local/01_broker.ipynb #c050
 class LocalKafka(_Cluster):
-    """A real Kafka on loopback, one node or three, numbered as in Kafka's `node.id`. `secure`: logins and rights; `tls`: certificates, clients too.
-    `version`: one, or one for each node. `config` is added to server.properties, `heap` is Java's -Xmx, `ready_s` limits a wait for readiness,
-    `keep` leaves the data behind. Raises `NoJava`, `FetchFailed`, `BrokerFailed`, `ValueError`."""
-    def __init__(self, nodes: int = 1, secure: bool = False, *, tls: bool = False, version: str | Iterable[str] = KAFKA_VERSION,
-                 config: dict | None = None, two_phase_commit: bool = True, heap: str = "192m", keep: bool = False, ready_s: float = 60,
-                 progress: Callable | None = to_stderr):
+    """A real Kafka on loopback, one node or three, numbered as in Kafka's `node.id`. `secure`:
+    logins and rights; `tls`: certificates, clients too. `version`: one, or one for each node.
+    `config` is added to server.properties, `heap` is Java's -Xmx, `ready_s` limits a wait for
+    readiness, `keep` leaves the data behind. Raises `NoJava`, `FetchFailed`, `BrokerFailed`,
+    `ValueError`.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        secure: bool = False,
+        *,
+        tls: bool = False,
+        version: str | Iterable[str] = KAFKA_VERSION,
+        config: dict | None = None,
+        two_phase_commit: bool = True,
+        heap: str = "192m",
+        keep: bool = False,
+        ready_s: float = 60,
+        progress: Callable | None = to_stderr,
+    ):
         self.versions = _for_each(version, nodes)
-        self.secure, self.heap, self.keep, self.ready_s, self.progress = secure, heap, keep, ready_s, progress
-        self.passwords = {user: secrets.token_hex(12) for user in ("admin", "alice")} if secure else {}
+        self.secure, self.heap, self.keep, self.ready_s, self.progress = (
+            secure,
+            heap,
+            keep,
+            ready_s,
+            progress,
+        )
+        self.passwords = (
+            {user: secrets.token_hex(12) for user in ("admin", "alice")} if secure else {}
+        )
         self.tls, self._scheme = tls, f"{'SASL_' * secure}{'SSL' if tls else 'PLAINTEXT'}"
         rights = _secure_settings(self.passwords, self._scheme) if secure else {}
-        self.config = SMALL | QUICK | _replicas(nodes) | (TWO_PHASE if two_phase_commit else {}) | rights | (config or {})
+        self.config = (
+            SMALL
+            | QUICK
+            | _replicas(nodes)
+            | (TWO_PHASE if two_phase_commit else {})
+            | rights
+            | (config or {})
+        )
         self.count, self.nodes, self.ports, self.data_dir = nodes, [], [], None
-        self.started = self.ready = self.down = False  # down: a majority was killed, and not all nodes are started again
+        # down: a majority was killed, and not all nodes are started again
+        self.started = self.ready = self.down = False
 
-    def __repr__(self): return f"LocalKafka({_nodes(self.versions)}{', secure' * self.secure}{', tls' * self.tls})"
+    def __repr__(self):
+        return f"LocalKafka({_nodes(self.versions)}{', secure' * self.secure}{', tls' * self.tls})"
 
     @property
-    def bootstrap_servers(self) -> str: return ",".join(f"127.0.0.1:{broker}" for broker, _ in self.ports)
+    def bootstrap_servers(self) -> str:
+        return ",".join(f"127.0.0.1:{broker}" for broker, _ in self.ports)
+
     @property
-    def client_conf(self) -> dict: return self.client_conf_for("admin")
+    def client_conf(self) -> dict:
+        return self.client_conf_for("admin")
+
     @property
-    def pids(self) -> list[int | None]: return [n.pid if n.alive else None for n in self.nodes]
+    def pids(self) -> list[int | None]:
+        return [n.pid if n.alive else None for n in self.nodes]
+
     @property
-    def logs(self) -> list[Path]: return [n.log for n in self.nodes]
+    def logs(self) -> list[Path]:
+        return [n.log for n in self.nodes]
 
     def client_conf_for(self, user: str) -> dict:
-        "What a client of this user needs, in librdkafka's names. With neither `secure` nor `tls` everybody is the same."
-        conf = {"bootstrap.servers": self.bootstrap_servers} | (self.certificates.client(user) if self.tls else {})
-        if not self.secure: return conf
-        return conf | SCRAM | {"security.protocol": self._scheme, "sasl.username": user, "sasl.password": self.passwords[user]}
+        """What a client of this user needs, in librdkafka's names. With neither `secure` nor `tls`
+        everybody is the same.
+        """
+        conf = {"bootstrap.servers": self.bootstrap_servers} | (
+            self.certificates.client(user) if self.tls else {}
+        )
+        if not self.secure:
+            return conf
+        return (
+            conf
+            | SCRAM
+            | {
+                "security.protocol": self._scheme,
+                "sasl.username": user,
+                "sasl.password": self.passwords[user],
+            }
+        )
 
     def start(self) -> "LocalKafka":
-        "Fetch (once), format, start, and wait until a transaction can begin."
-        if self.started: raise RuntimeError(f"{self} is already started")
+        """Fetch (once), format, start, and wait until a transaction can begin."""
+        if self.started:
+            raise RuntimeError(f"{self} is already started")
         commands = _commands(self.versions, self.heap, self.progress)
         self.data_dir = Path(tempfile.mkdtemp(prefix="kafka2pc-"))
-        self.nodes = [Node(self.data_dir / f"node-{i}", java, self.keep) for i, java in enumerate(commands)]
+        self.nodes = [
+            Node(self.data_dir / f"node-{i}", java, self.keep) for i, java in enumerate(commands)
+        ]
         self.cluster_id, self.started = _cluster_id(), True
-        try: self._launch()
+        try:
+            self._launch()
         except BaseException as e:
             self._end(keep=self.keep or isinstance(e, BrokerFailed))
             raise
@@ -534,148 +936,269 @@ class LocalKafka(_Cluster):
         self._choose_ports()
         _format(self.nodes, self.cluster_id, self.passwords, self.versions)
         for left in reversed(range(tries)):
-            for n in self.nodes: n.start()
-            try: return self._wait_ready()
+            for n in self.nodes:
+                n.start()
+            try:
+                return self._wait_ready()
             except BrokerFailed:
-                if not left or not any("already in use" in n.log.read_text(errors="replace") for n in self.nodes): raise
-            for n in self.nodes: n.kill()  # somebody took a port between our look and Kafka's bind: try other ones
+                if not left or not any(
+                    "already in use" in n.log.read_text(errors="replace") for n in self.nodes
+                ):
+                    raise
+            # somebody took a port between our look and Kafka's bind: try other ones
+            for n in self.nodes:
+                n.kill()
             self._choose_ports()
 
     def _choose_ports(self):
         flat = free_ports(2 * self.count)
         self.ports = list(zip(flat[::2], flat[1::2], strict=True))
-        _write_settings(self.nodes, self.ports, self._scheme, (self.certificates.broker() if self.tls else {}) | self.config)
+        _write_settings(
+            self.nodes,
+            self.ports,
+            self._scheme,
+            (self.certificates.broker() if self.tls else {}) | self.config,
+        )
 
     def _wait_ready(self):
         self.ready = False
-        awake, end = [i for i, n in enumerate(self.nodes) if n.pid is not None and not n.paused], time.monotonic() + self.ready_s
+        awake, end = (
+            [i for i, n in enumerate(self.nodes) if n.pid is not None and not n.paused],
+            time.monotonic() + self.ready_s,
+        )
         while True:
             dead = [i for i in awake if self.nodes[i].died]
-            if dead: raise self._failure(dead[0], "ended by itself")
+            if dead:
+                raise self._failure(dead[0], "ended by itself")
             try:
-                if self._ready(awake): break
-            except KafkaException as e: raise self._failure(awake[0], f"refuses transactions ({e.args[0].name()})") from e
-            if time.monotonic() > end: raise self._failure(awake[0], f"was not ready after {self.ready_s:g} s")
+                if self._ready(awake):
+                    break
+            except KafkaException as e:
+                raise self._failure(awake[0], f"refuses transactions ({e.args[0].name()})") from e
+            if time.monotonic() > end:
+                raise self._failure(awake[0], f"was not ready after {self.ready_s:g} s")
             time.sleep(0.05)
         self.ready = True
 
     def _ready(self, nodes: list[int]) -> bool:
         listening = all(_port_open(self.ports[i][0]) for i in nodes)
-        return listening and _joined(self.client_conf, self.cluster_id, nodes) and _can_begin(self.client_conf)
+        return (
+            listening
+            and _joined(self.client_conf, self.cluster_id, nodes)
+            and _can_begin(self.client_conf)
+        )
 
     def _failure(self, node: int, what: str) -> BrokerFailed:
-        return BrokerFailed(f"node {node} of {self} {what}; the end of {self.nodes[node].log}:\n{self.nodes[node].said()}")
+        return BrokerFailed(
+            f"node {node} of {self} {what}; the end of"
+            f" {self.nodes[node].log}:\n{self.nodes[node].said()}"
+        )
 
     def stop(self):
-        "End all nodes and remove everything, unless `keep`, or a node ended by itself or never got ready: then a warning names the folder."
+        """End all nodes and remove everything, unless `keep`, or a node ended by itself or never
+        got ready: then a warning names the folder.
+        """
         failed = self.started and (not self.ready or any(n.died for n in self.nodes))
-        if failed: warnings.warn(f"a broker had failed; settings, data and logs are kept in {self.data_dir}", stacklevel=2)
+        if failed:
+            warnings.warn(
+                f"a broker had failed; settings, data and logs are kept in {self.data_dir}",
+                stacklevel=2,
+            )
         self._end(self.keep or failed)
 
     def _end(self, keep: bool):
-        for n in self.nodes: n.kill()
-        if self.started and not keep: shutil.rmtree(self.data_dir, ignore_errors=True)
+        for n in self.nodes:
+            n.kill()
+        if self.started and not keep:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
         self.started = self.down = False
 
     def kill(self, node: int = 0):
-        "SIGKILL this node and wait until it is gone. Its data stays."
+        """SIGKILL this node and wait until it is gone. Its data stays."""
         self.nodes[node].kill()
         self.down = self.down or 2 * sum(n.alive for n in self.nodes) < self.count
 
     def restart(self, node: int = 0):
-        "Start this node again on the same data and ports, and wait until it is ready; after the loss of a majority, when all are started again."
+        """Start this node again on the same data and ports, and wait until it is ready; after the
+        loss of a majority, when all are started again.
+        """
         self.nodes[node].kill()
         self.nodes[node].start()
         self.down = self.down and not all(n.alive for n in self.nodes)
-        if not self.down: self._wait_ready()
+        if not self.down:
+            self._wait_ready()
 
     def pause(self, node: int = 0):
-        "SIGSTOP: the node keeps its connections and answers nobody."
+        """SIGSTOP: the node keeps its connections and answers nobody."""
         self.nodes[node].signal(signal.SIGSTOP)
         self.nodes[node].paused = True
 
     def resume(self, node: int = 0):
-        "SIGCONT after `pause`; returns at once."
+        """SIGCONT after `pause`; returns at once."""
         self.nodes[node].signal(signal.SIGCONT)
         self.nodes[node].paused = False
 
-    def create_topic(self, name: str, partitions: int = 1, replication: int | None = None, config: dict | None = None, wait_s: float = 30) -> str:
-        "Create a topic and wait until every partition has a leader and all its replicas. `replication` defaults to the number of nodes. Its name."
-        _create_topic(self.client_conf, name, partitions, replication or self.count, {k: str(v) for k, v in (config or {}).items()}, wait_s)
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication: int | None = None,
+        config: dict | None = None,
+        wait_s: float = 30,
+    ) -> str:
+        """Create a topic and wait until every partition has a leader and all its replicas.
+        `replication` defaults to the number of nodes. Its name.
+        """
+        _create_topic(
+            self.client_conf,
+            name,
+            partitions,
+            replication or self.count,
+            {k: str(v) for k, v in (config or {}).items()},
+            wait_s,
+        )
         return name
 
 # %% ../../nbs/local/01_broker.ipynb #c077
 class GuestKafka(_Cluster):
-    """A guest on a running cluster; `conf` is what a client needs, in librdkafka's names. Its topics and groups begin with a `prefix` of its own.
+    """A guest on a running cluster; `conf` is what a client needs, in librdkafka's names. Its
+    topics and groups begin with a `prefix` of its own.
 
-    `stop` deletes them; a guest that is killed leaves them (kafka2pc-guest-...). Raises `BrokerFailed` if nobody answers in `ready_s` seconds."""
+    `stop` deletes them; a guest that is killed leaves them (kafka2pc-guest-...). Raises
+    `BrokerFailed` if nobody answers in `ready_s` seconds.
+    """
+
     def __init__(self, conf: Mapping[str, str], *, ready_s: float = 20):
-        self.client_conf, self.prefix, self.ready_s, self.topics = dict(conf), f"kafka2pc-guest-{uuid.uuid4().hex[:8]}-", ready_s, []
+        self.client_conf, self.prefix, self.ready_s, self.topics = (
+            dict(conf),
+            f"kafka2pc-guest-{uuid.uuid4().hex[:8]}-",
+            ready_s,
+            [],
+        )
 
-    def __repr__(self): return f"GuestKafka({self.bootstrap_servers})"
+    def __repr__(self):
+        return f"GuestKafka({self.bootstrap_servers})"
 
     @property
-    def bootstrap_servers(self) -> str: return self.client_conf["bootstrap.servers"]
+    def bootstrap_servers(self) -> str:
+        return self.client_conf["bootstrap.servers"]
 
     def start(self) -> "GuestKafka":
-        "Ask whether somebody is there."
-        try: AdminClient(self.client_conf | {"log_level": 0}).list_topics(timeout=self.ready_s)
+        """Ask whether somebody is there."""
+        try:
+            AdminClient(self.client_conf | {"log_level": 0}).list_topics(timeout=self.ready_s)
         except KafkaException as e:
-            raise BrokerFailed(f"{self.bootstrap_servers}: {e.args[0].str()}", why="The cluster does not answer, or wants other security settings.",
-                               action="Check the address; without one the lesson starts a broker of its own.", risk="No. Nothing was created.") from e
+            raise BrokerFailed(
+                f"{self.bootstrap_servers}: {e.args[0].str()}",
+                why="The cluster does not answer, or wants other security settings.",
+                action="Check the address; without one the lesson starts a broker of its own.",
+                risk="No. Nothing was created.",
+            ) from e
         atexit.register(self.stop)
         return self
 
-    def create_topic(self, name: str, partitions: int = 1, replication: int | None = None, config: dict | None = None, wait_s: float = 30) -> str:
-        "Create the topic `self.name(name)`. `replication` defaults to what the cluster says. Its name."
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication: int | None = None,
+        config: dict | None = None,
+        wait_s: float = 30,
+    ) -> str:
+        """Create the topic `self.name(name)`. `replication` defaults to what the cluster says. Its
+        name.
+        """
         self.topics.append(self.name(name))  # before it is asked: an answer may get lost
-        _create_topic(self.client_conf, self.topics[-1], partitions, replication or -1, {k: str(v) for k, v in (config or {}).items()}, wait_s)
+        _create_topic(
+            self.client_conf,
+            self.topics[-1],
+            partitions,
+            replication or -1,
+            {k: str(v) for k, v in (config or {}).items()},
+            wait_s,
+        )
         return self.topics[-1]
 
     def stop(self):
-        "Delete what was created here, and wait until it is gone; a warning names what could not be deleted."
+        """Delete what was created here, and wait until it is gone; a warning names what could not
+        be deleted.
+        """
         atexit.unregister(self.stop)
-        admin, end = AdminClient(self.client_conf | {"log_level": 0}), time.monotonic() + self.ready_s
+        admin, end = (
+            AdminClient(self.client_conf | {"log_level": 0}),
+            time.monotonic() + self.ready_s,
+        )
         mine, self.topics = sorted(set(self.topics)), []
-        groups = [g.group_id for g in admin.list_consumer_groups().result().valid if g.group_id.startswith(self.prefix)]
-        for answer in (admin.delete_consumer_groups(groups) if groups else {}).values(): answer.result()
+        groups = [
+            g.group_id
+            for g in admin.list_consumer_groups().result().valid
+            if g.group_id.startswith(self.prefix)
+        ]
+        for answer in (admin.delete_consumer_groups(groups) if groups else {}).values():
+            answer.result()
         asked = admin.delete_topics(mine) if mine else {}
         going = {topic for topic, answer in asked.items() if _deleted(answer)}
-        while going & set(admin.list_topics(timeout=self.ready_s).topics if going else ()) and time.monotonic() < end: time.sleep(0.05)
-        if left := sorted(set(mine) - going): warnings.warn(f"these topics could not be deleted: {', '.join(left)}", stacklevel=2)
+        while (
+            going & set(admin.list_topics(timeout=self.ready_s).topics if going else ())
+            and time.monotonic() < end
+        ):
+            time.sleep(0.05)
+        if left := sorted(set(mine) - going):
+            warnings.warn(f"these topics could not be deleted: {', '.join(left)}", stacklevel=2)
 
 
 def _deleted(answer) -> bool:
-    try: answer.result()
-    except KafkaException as e: return e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART  # it was never made
+    try:
+        answer.result()
+    # it was never made
+    except KafkaException as e:
+        return e.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
     return True
 
 
 def a_kafka(conf: Mapping[str, str] | None = None) -> "LocalKafka | GuestKafka":
-    "A started Kafka: a guest on the cluster of `conf`, or of KAFKA2PC_BOOTSTRAP_SERVERS (host:port); without either a local one."
+    """A started Kafka: a guest on the cluster of `conf`, or of KAFKA2PC_BOOTSTRAP_SERVERS
+    (host:port); without either a local one.
+    """
     servers = os.environ.get("KAFKA2PC_BOOTSTRAP_SERVERS")
     conf = conf or ({"bootstrap.servers": servers} if servers else None)
     return GuestKafka(conf).start() if conf else LocalKafka(progress=None).start()
 
 # %% ../../nbs/local/01_broker.ipynb #c081
-def serve(nodes: int = 1, secure: bool = False, *, tls: bool = False, version: str = KAFKA_VERSION, config: dict | None = None, heap: str = "192m",
-          echo: Callable = print):
-    "Run a LocalKafka until Ctrl-C or SIGTERM. Main thread only. Raises what LocalKafka raises, and `BrokerFailed` if a node ends by itself."
-    before = {s: signal.signal(s, signal.default_int_handler) for s in (signal.SIGINT, signal.SIGTERM)}
+def serve(
+    nodes: int = 1,
+    secure: bool = False,
+    *,
+    tls: bool = False,
+    version: str = KAFKA_VERSION,
+    config: dict | None = None,
+    heap: str = "192m",
+    echo: Callable = print,
+):
+    """Run a LocalKafka until Ctrl-C or SIGTERM. Main thread only. Raises what LocalKafka raises,
+    and `BrokerFailed` if a node ends by itself.
+    """
+    before = {
+        s: signal.signal(s, signal.default_int_handler) for s in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         with LocalKafka(nodes, secure, tls=tls, version=version, config=config, heap=heap) as kafka:
-            for user in ("admin", "alice") if secure or tls else ("client",): echo(f"settings for {user}: {_client_file(kafka, user)}")
+            for user in ("admin", "alice") if secure or tls else ("client",):
+                echo(f"settings for {user}: {_client_file(kafka, user)}")
             echo(f"bootstrap.servers={kafka.bootstrap_servers}")
             echo("ready; Ctrl-C ends it and removes its data")
-            while not any(n.died for n in kafka.nodes): time.sleep(0.2)
+            while not any(n.died for n in kafka.nodes):
+                time.sleep(0.2)
             raise BrokerFailed(f"a node of {kafka} ended by itself; its log is in {kafka.data_dir}")
-    except KeyboardInterrupt: echo("stopped")
+    except KeyboardInterrupt:
+        echo("stopped")
     finally:
-        for s, handler in before.items(): signal.signal(s, handler)
+        for s, handler in before.items():
+            signal.signal(s, handler)
 
 
 def _client_file(kafka: LocalKafka, user: str) -> Path:
-    "A properties file for this user, readable by us only, and removed with the node."
+    """A properties file for this user, readable by us only, and removed with the node."""
     file = kafka.nodes[0].folder / f"{user}.properties"
     file.touch(mode=0o600)
     file.write_text(_properties(kafka.client_conf_for(user)))

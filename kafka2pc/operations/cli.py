@@ -8,7 +8,10 @@ __all__ = ['app', 'Servers', 'Config', 'Prefix', 'Place', 'Named', 'Log', 'Json'
            'list_decisions', 'show', 'show_progress', 'restore', 'adopt', 'abort', 'commit']
 
 # %% ../../nbs/operations/02_cli.ipynb #c002
-import json, random, signal, time
+import json
+import random
+import signal
+import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -24,20 +27,35 @@ from rich.table import Table
 from ..protocol.errors import LostTransaction, TwoPhaseError
 
 # %% ../../nbs/operations/02_cli.ipynb #c007
-app = typer.Typer(name="kafka2pc", help="Exactly-once writes from Spark into Kafka: look after it, try it out.", no_args_is_help=True,
-                  add_completion=False, pretty_exceptions_show_locals=False)
+app = typer.Typer(
+    name="kafka2pc",
+    help="Exactly-once writes from Spark into Kafka: look after it, try it out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
 
 
 @contextmanager
 def plainly(extra: str) -> Iterator[None]:
-    "Tell a foreseen error without its stack trace, and end with status 1 (4: rows are lost). `extra`: what may be missing. SIGTERM is Ctrl-C."
+    """Tell a foreseen error without its stack trace, and end with status 1 (4: rows are lost).
+    `extra`: what may be missing. SIGTERM is Ctrl-C.
+    """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try: yield
-    except TwoPhaseError as e: _end(f"{type(e).__name__}: {e}", 4 if isinstance(e, LostTransaction) else 1)
+    try:
+        yield
+    except TwoPhaseError as e:
+        _end(f"{type(e).__name__}: {e}", 4 if isinstance(e, LostTransaction) else 1)
     except ImportError as e:  # fsspec names no module, and says what to install
-        if (e.name or "").startswith("kafka2pc"): raise
-        _end(f"The package {e.name} is missing. Install it: pip install 'kafka2pc[{extra}]'" if e.name else str(e))
-    finally: signal.signal(signal.SIGTERM, before)
+        if (e.name or "").startswith("kafka2pc"):
+            raise
+        _end(
+            f"The package {e.name} is missing. Install it: pip install 'kafka2pc[{extra}]'"
+            if e.name
+            else str(e)
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(words: str, status: int = 1):
@@ -46,99 +64,197 @@ def _end(words: str, status: int = 1):
 
 # %% ../../nbs/operations/02_cli.ipynb #c009
 @app.command()
-def broker(nodes: Annotated[int, typer.Option(help="1, or 3 for a cluster.")] = 1,
-           secure: Annotated[bool, typer.Option("--secure", help="SCRAM logins and ACLs; prints a settings file for each user.")] = False,
-           tls: Annotated[bool, typer.Option("--tls", help="Certificates, of clients too; prints a settings file for each user.")] = False,
-           version: Annotated[str, typer.Option(help="Version of Apache Kafka, 3.9 to 4.4.")] = "4.3.1"):
-    "Run a real Kafka on loopback, on free ports and in a temp folder, until Ctrl-C. Its jars are fetched once."
-    if nodes not in (1, 3): raise typer.BadParameter(f"{nodes}: 1 or 3", param_hint="--nodes")
+def broker(
+    nodes: Annotated[int, typer.Option(help="1, or 3 for a cluster.")] = 1,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure", help="SCRAM logins and ACLs; prints a settings file for each user."
+        ),
+    ] = False,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls", help="Certificates, of clients too; prints a settings file for each user."
+        ),
+    ] = False,
+    version: Annotated[str, typer.Option(help="Version of Apache Kafka, 3.9 to 4.4.")] = "4.3.1",
+):
+    """Run a real Kafka on loopback, on free ports and in a temp folder, until Ctrl-C. Its jars are
+    fetched once.
+    """
+    if nodes not in (1, 3):
+        raise typer.BadParameter(f"{nodes}: 1 or 3", param_hint="--nodes")
     with plainly("local"):
         from kafka2pc.local.broker import serve
+
         serve(nodes, secure, tls=tls, version=version, echo=typer.echo)
 
 # %% ../../nbs/operations/02_cli.ipynb #c011
 @contextmanager
 def progress(console: Console) -> Iterator[Callable]:
-    "A `tell(sink, done, all, text)` that draws."
+    """A `tell(sink, done, all, text)` that draws."""
     started, tasks = time.monotonic(), {}
-    columns = TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TextColumn("micro-batches"), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description:8}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("micro-batches"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console) as shown:
+
         def tell(sink: str, done: int, total: int, text: str):
-            if sink not in tasks: tasks[sink] = shown.add_task(sink, total=total)
+            if sink not in tasks:
+                tasks[sink] = shown.add_task(sink, total=total)
             shown.update(tasks[sink], completed=done)
-            if text: console.print(f"{time.monotonic() - started:5.0f} s  {sink:8}  {text}", highlight=False, soft_wrap=True)
+            if text:
+                console.print(
+                    f"{time.monotonic() - started:5.0f} s  {sink:8}  {text}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+
         yield tell
 
 # %% ../../nbs/operations/02_cli.ipynb #c012
 @app.command()
-def demo(rows: Annotated[int | None, typer.Option(min=1000, help="Only the first flights.", show_default="all 336,776")] = None,
-         skip_spark_sink: Annotated[bool, typer.Option("--skip-spark-sink", help="Only kafka2pc, without Spark's own sink beside it.")] = False,
-         images: Annotated[Path, typer.Option(help="Folder for the picture, demo.svg.")] = Path("output")):
-    "Real flights into Kafka, killed four times with SIGKILL, counted by a stranger, beside Spark's own sink. Status 0: nothing lost, nothing twice."
+def demo(
+    rows: Annotated[
+        int | None,
+        typer.Option(min=1000, help="Only the first flights.", show_default="all 336,776"),
+    ] = None,
+    skip_spark_sink: Annotated[
+        bool,
+        typer.Option(
+            "--skip-spark-sink", help="Only kafka2pc, without Spark's own sink beside it."
+        ),
+    ] = False,
+    images: Annotated[Path, typer.Option(help="Folder for the picture, demo.svg.")] = Path(
+        "output"
+    ),
+):
+    """Real flights into Kafka, killed four times with SIGKILL, counted by a stranger, beside
+    Spark's own sink. Status 0: nothing lost, nothing twice.
+    """
     console = Console()
     with plainly("demo"):
         from kafka2pc.proof.demo import demonstrate, exit_status, picture, table
-        with progress(console) as tell: results = demonstrate(rows, sinks=["kafka2pc"] if skip_spark_sink else ["kafka2pc", "kafka"], tell=tell)
+
+        with progress(console) as tell:
+            results = demonstrate(
+                rows, sinks=["kafka2pc"] if skip_spark_sink else ["kafka2pc", "kafka"], tell=tell
+            )
         images.mkdir(parents=True, exist_ok=True)
         (images / "demo.svg").write_text(picture([(r.title, r.events) for r in results]))
-        for r in results: _tell_kills(console, r)
+        for r in results:
+            _tell_kills(console, r)
         console.print(table(r.report for r in results))
-        console.print(f"The picture of the run: {images / 'demo.svg'}", highlight=False, soft_wrap=True)
+        console.print(
+            f"The picture of the run: {images / 'demo.svg'}", highlight=False, soft_wrap=True
+        )
     raise typer.Exit(exit_status(r.report for r in results))
 
 
 def _tell_kills(console: Console, result):
-    "What was killed, where, and how the place was found."
+    """What was killed, where, and how the place was found."""
     console.print(f"Killed by SIGKILL, {result.report.name} sink:", highlight=False)
     for e in result.events:
-        if e.op == "crash": console.print(f"  {e.ids['text']} (batch {e.ids['batch_id']}; {e.ids['how']})", highlight=False, soft_wrap=True)
+        if e.op == "crash":
+            console.print(
+                f"  {e.ids['text']} (batch {e.ids['batch_id']}; {e.ids['how']})",
+                highlight=False,
+                soft_wrap=True,
+            )
 
 # %% ../../nbs/operations/02_cli.ipynb #c014
 @app.command()
-def drill(only: Annotated[list[str] | None, typer.Option(help="points, cases, dual, pipelines, walk, or words of a title; more than once.")] = None,
-          minutes: Annotated[float, typer.Option(min=0, help="Then walk at random for so many minutes.")] = 0,
-          seed: Annotated[int | None, typer.Option(help="The dice of the pipelines and of the walk.", show_default="random")] = None,
-          output: Annotated[Path, typer.Option(help="Where the history of a drill that ended badly is kept.")] = Path("output")):
-    "Crash queries at every point, into one store and two, play hard cases, crash pipelines, walk; a stranger counts. Status 0: all as expected."
+def drill(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="points, cases, dual, pipelines, walk, or words of a title; more than once."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float, typer.Option(min=0, help="Then walk at random for so many minutes.")
+    ] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="The dice of the pipelines and of the walk.", show_default="random"),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Where the history of a drill that ended badly is kept.")
+    ] = Path("output"),
+):
+    """Crash queries at every point, into one store and two, play hard cases, crash pipelines, walk;
+    a stranger counts. Status 0: all as expected.
+    """
     console, seed = Console(), random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
         from kafka2pc.proof.drills import play_all, point_drills, summary, walk
         from kafka2pc.proof.dual_drills import dual_drills
         from kafka2pc.proof.end_to_end import pipeline_drills
         from kafka2pc.proof.hard_cases import CASES
-        drills, tell, played = (*point_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)), _teller(console), []
+
+        drills, tell, played = (
+            (*point_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)),
+            _teller(console),
+            [],
+        )
         chosen = [d for d in drills if _wanted(d, only or [])]
-        if not chosen and not minutes: raise typer.BadParameter("no drill has such words in its title", param_hint="--only")
-        if chosen: played += play_all(chosen, output, tell)
+        if not chosen and not minutes:
+            raise typer.BadParameter("no drill has such words in its title", param_hint="--only")
+        if chosen:
+            played += play_all(chosen, output, tell)
         if minutes:
-            console.print(f"The walk again: kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}", highlight=False, soft_wrap=True)
+            console.print(
+                f"The walk again: kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}",
+                highlight=False,
+                soft_wrap=True,
+            )
             played += walk(seed, minutes, output, tell)
     console.print(summary(played))
     raise typer.Exit(any(p.found for p in played))
 
 
 def _wanted(drill, only: list[str]) -> bool:
-    return not only or any(word in (drill.kind, f"{drill.kind}s") or word.lower() in drill.title.lower() for word in only)
+    return not only or any(
+        word in (drill.kind, f"{drill.kind}s") or word.lower() in drill.title.lower()
+        for word in only
+    )
 
 
 def _teller(console: Console) -> Callable:
-    "Prints a line for each drill, and what was found if it was not as expected."
+    """Prints a line for each drill, and what was found if it was not as expected."""
     started = time.monotonic()
+
     def tell(played):
         sign = "[red]not as expected[/red]" if played.found else "[green]as expected[/green]"
         console.print(f"{time.monotonic() - started:5.0f} s  {sign}  ", end="")
-        console.print(played.drill.title + f": {played.drill.given}" * (played.drill.kind == "walk"), highlight=False, soft_wrap=True)
-        if played.found: console.print(played.found, highlight=False, soft_wrap=True, markup=False)
+        console.print(
+            played.drill.title + f": {played.drill.given}" * (played.drill.kind == "walk"),
+            highlight=False,
+            soft_wrap=True,
+        )
+        if played.found:
+            console.print(played.found, highlight=False, soft_wrap=True, markup=False)
+
     return tell
 
 # %% ../../nbs/operations/02_cli.ipynb #c016
 @app.command()
-def bench(rounds: Annotated[int, typer.Option(min=1, help="How often each way takes its turn.")] = 5,
-          images: Annotated[Path, typer.Option(help="Folder for the chart, bench.svg.")] = Path("output")):
-    "Engines and sinks side by side, taking turns: records a second, seconds of a micro-batch, commit and restore."
+def bench(
+    rounds: Annotated[int, typer.Option(min=1, help="How often each way takes its turn.")] = 5,
+    images: Annotated[Path, typer.Option(help="Folder for the chart, bench.svg.")] = Path("output"),
+):
+    """Engines and sinks side by side, taking turns: records a second, seconds of a micro-batch,
+    commit and restore.
+    """
     console = Console()
     with plainly("drill,spark,notebook"):
         from kafka2pc.proof.bench import bench, chart, driver_table, machine
+
         tell, found = lambda text: console.print(f"  {text}", style="dim", highlight=False), []
         for comparison in bench(rounds, tell):
             found.append(comparison)
@@ -146,100 +262,226 @@ def bench(rounds: Annotated[int, typer.Option(min=1, help="How often each way ta
         console.print(driver_table(tell))
         images.mkdir(parents=True, exist_ok=True)
         chart(found, images / "bench.svg")
-        console.print(f"{machine()}. The chart: {images / 'bench.svg'}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{machine()}. The chart: {images / 'bench.svg'}", highlight=False, soft_wrap=True
+        )
 
 # %% ../../nbs/operations/02_cli.ipynb #c018
-Servers = Annotated[str | None, typer.Option("--bootstrap-servers", envvar="KAFKA2PC_BOOTSTRAP_SERVERS", help="host:port,host:port")]
-Config = Annotated[str | None, typer.Option("--config", help="A file of key=value lines for the client, in librdkafka's names. Never shown.")]
-Prefix = Annotated[str | None, typer.Option(help="transactionalIdPrefix of the query.", show_default="looked for, else kafka2pc")]
-Place = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="checkpointLocation of the query, a path or URL.")]
-Named = Annotated[str | None, typer.Option("--checkpoint", help="checkpointLocation of its query: it says what is decided.")]
-Log = Annotated[str | None, typer.Option("--decision-log", help="decisionLog of the query, if it has one.")]
+Servers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers", envvar="KAFKA2PC_BOOTSTRAP_SERVERS", help="host:port,host:port"
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        help="A file of key=value lines for the client, in librdkafka's names. Never shown.",
+    ),
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option(
+        help="transactionalIdPrefix of the query.", show_default="looked for, else kafka2pc"
+    ),
+]
+Place = Annotated[
+    str,
+    typer.Argument(metavar="CHECKPOINT", help="checkpointLocation of the query, a path or URL."),
+]
+Named = Annotated[
+    str | None,
+    typer.Option("--checkpoint", help="checkpointLocation of its query: it says what is decided."),
+]
+Log = Annotated[
+    str | None, typer.Option("--decision-log", help="decisionLog of the query, if it has one.")
+]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")]
-Force = Annotated[bool, typer.Option("--force", help="Also if rows are lost or appear twice by it; says which.")]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also if rows are lost or appear twice by it; says which.")
+]
 
 
 def _show(rows: list, columns: dict[str, Callable], as_json: bool, nothing: str):
-    "Dataclasses as JSON, or as a table. `columns`: a heading, and what stands under it."
-    if as_json: return typer.echo(json.dumps([asdict(r) for r in rows], indent=1, default=str))
+    """Dataclasses as JSON, or as a table. `columns`: a heading, and what stands under it."""
+    if as_json:
+        return typer.echo(json.dumps([asdict(r) for r in rows], indent=1, default=str))
     table = Table(*columns)
-    for r in rows: table.add_row(*(str(cell(r)) for cell in columns.values()))
+    for r in rows:
+        table.add_row(*(str(cell(r)) for cell in columns.values()))
     Console().print(table if rows else nothing)
 
 
-def _seconds(ms: float | None) -> str: return "never" if ms is None else f"{ms / 1000:.0f} s"
-def _yes(known: bool | None) -> str: return {True: "yes", False: "no", None: "?"}[known]
+def _seconds(ms: float | None) -> str:
+    return "never" if ms is None else f"{ms / 1000:.0f} s"
+
+
+def _yes(known: bool | None) -> str:
+    return {True: "yes", False: "no", None: "?"}[known]
 
 # %% ../../nbs/operations/02_cli.ipynb #c019
 @app.command()
-def doctor(topic: Annotated[list[str] | None, typer.Option(help="Where the query writes; may be given more than once.")] = None,
-           checkpoint: Named = None, decision_log: Log = None, prefix: Prefix = None,
-           timeout_ms: Annotated[int | None, typer.Option(help="kafka.transaction.timeout.ms of the query, if it has one.")] = None,
-           older_than: Annotated[float, typer.Option(help="Seconds; what is open for less is left in peace.")] = 60,
-           spark_conf: Annotated[str | None, typer.Option(help="Folder of spark-defaults.conf.")] = None,
-           servers: Servers = None, config: Config = None, as_json: Json = False):
-    "Can this cluster and this checkpoint keep the promise? What, why, is data at risk, what to do. Status 0, 3 or 4."
+def doctor(
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Where the query writes; may be given more than once.")
+    ] = None,
+    checkpoint: Named = None,
+    decision_log: Log = None,
+    prefix: Prefix = None,
+    timeout_ms: Annotated[
+        int | None, typer.Option(help="kafka.transaction.timeout.ms of the query, if it has one.")
+    ] = None,
+    older_than: Annotated[
+        float, typer.Option(help="Seconds; what is open for less is left in peace.")
+    ] = 60,
+    spark_conf: Annotated[str | None, typer.Option(help="Folder of spark-defaults.conf.")] = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """Can this cluster and this checkpoint keep the promise? What, why, is data at risk, what to
+    do. Status 0, 3 or 4.
+    """
     with plainly("spark"):
         from kafka2pc.operations.operations import Door, doctor
-        found = doctor(Door(servers, config), topics=topic or (), prefix=prefix, checkpoint=checkpoint, decision_log=decision_log,
-                       timeout_ms=timeout_ms, older_ms=int(1000 * older_than), spark_conf=spark_conf)
-        if as_json: typer.echo(json.dumps(asdict(found) | {"facts": dict(found.facts), "status": found.status}, indent=1))
-        else: _tell_findings(found)
+
+        found = doctor(
+            Door(servers, config),
+            topics=topic or (),
+            prefix=prefix,
+            checkpoint=checkpoint,
+            decision_log=decision_log,
+            timeout_ms=timeout_ms,
+            older_ms=int(1000 * older_than),
+            spark_conf=spark_conf,
+        )
+        if as_json:
+            typer.echo(
+                json.dumps(
+                    asdict(found) | {"facts": dict(found.facts), "status": found.status}, indent=1
+                )
+            )
+        else:
+            _tell_findings(found)
     raise typer.Exit(found.status)
 
 
 def _tell_findings(found):
     colours = {"note": "cyan", "trouble": "yellow", "danger": "red"}
-    for name, value in found.facts: typer.echo(f"{name}: {value}")
+    for name, value in found.facts:
+        typer.echo(f"{name}: {value}")
     for f in found.findings:
-        typer.echo("\n" + typer.style(f"{f.level.upper()}  {f.name}", fg=colours[f.level], bold=True) + f"\n  {f.what}\n  why: {f.why}")
-        typer.echo(f"  is data at risk: {f.risk}\n  what to do: {f.action}" + "".join(f"\n      {line}" for line in f.commands))
-    if not found.findings: typer.echo("\nNothing found: the promise can be kept.")
+        typer.echo(
+            "\n"
+            + typer.style(f"{f.level.upper()}  {f.name}", fg=colours[f.level], bold=True)
+            + f"\n  {f.what}\n  why: {f.why}"
+        )
+        typer.echo(
+            f"  is data at risk: {f.risk}\n  what to do: {f.action}"
+            + "".join(f"\n      {line}" for line in f.commands)
+        )
+    if not found.findings:
+        typer.echo("\nNothing found: the promise can be kept.")
 
 # %% ../../nbs/operations/02_cli.ipynb #c020
-transactions = typer.Typer(help="Transactions of the cluster, ours read aloud.", no_args_is_help=True)
+transactions = typer.Typer(
+    help="Transactions of the cluster, ours read aloud.", no_args_is_help=True
+)
 app.add_typer(transactions, name="transactions")
 
 
 @transactions.command("list")
-def list_transactions(every: Annotated[bool, typer.Option("--all", help="Also those of other programs.")] = False, checkpoint: Named = None,
-                      decision_log: Log = None, prefix: Prefix = None, servers: Servers = None, config: Config = None, as_json: Json = False):
-    "What is open: query, run, age, time left, decided or not (? without its checkpoint)."
+def list_transactions(
+    every: Annotated[bool, typer.Option("--all", help="Also those of other programs.")] = False,
+    checkpoint: Named = None,
+    decision_log: Log = None,
+    prefix: Prefix = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """What is open: query, run, age, time left, decided or not (? without its checkpoint)."""
     with plainly("spark"):
-        from kafka2pc.operations.operations import Door, Survey, find_prefix, find_transactions, open_query
+        from kafka2pc.operations.operations import (
+            Door,
+            Survey,
+            find_prefix,
+            find_transactions,
+            open_query,
+        )
+
         conf = Door(servers, config).conf()
-        query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix) if checkpoint else None
+        query = (
+            open_query(checkpoint, decision_log, conf=conf, prefix=prefix) if checkpoint else None
+        )
         with Survey(conf) as survey:
-            rows = find_transactions(survey, "" if every else prefix or find_prefix(survey, query), query)
-        _show(rows, {"transactional id": lambda f: f.transactional_id, "query": lambda f: f.query_id or "not ours", "run": lambda f: f.run or "",
-                     "age": lambda f: _seconds(f.age_ms), "left": lambda f: _seconds(f.left_ms), "decided": lambda f: _yes(f.decided)},
-              as_json, "Nothing is open.")
+            rows = find_transactions(
+                survey, "" if every else prefix or find_prefix(survey, query), query
+            )
+        _show(
+            rows,
+            {
+                "transactional id": lambda f: f.transactional_id,
+                "query": lambda f: f.query_id or "not ours",
+                "run": lambda f: f.run or "",
+                "age": lambda f: _seconds(f.age_ms),
+                "left": lambda f: _seconds(f.left_ms),
+                "decided": lambda f: _yes(f.decided),
+            },
+            as_json,
+            "Nothing is open.",
+        )
 
 
 @transactions.command()
-def describe(transactional_id: str, checkpoint: Named = None, decision_log: Log = None, servers: Servers = None, config: Config = None,
-             as_json: Json = False):
-    "All that is known of one transaction, whatever its state."
+def describe(
+    transactional_id: str,
+    checkpoint: Named = None,
+    decision_log: Log = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """All that is known of one transaction, whatever its state."""
     with plainly("spark"):
         from kafka2pc.operations.operations import Door, Survey, find_transactions, open_query
+
         conf = Door(servers, config).conf()
         query = open_query(checkpoint, decision_log, conf=conf) if checkpoint else None
-        with Survey(conf) as survey: rows = find_transactions(survey, transactional_id, query, ())
+        with Survey(conf) as survey:
+            rows = find_transactions(survey, transactional_id, query, ())
         rows = [f for f in rows if f.transactional_id == transactional_id]
-        if as_json: return typer.echo(json.dumps([asdict(f) for f in rows], indent=1))
+        if as_json:
+            return typer.echo(json.dumps([asdict(f) for f in rows], indent=1))
         for f in rows:
-            for name, value in asdict(f).items(): typer.echo(f"{name}: {'?' if value is None else value}")
-        if not rows: _end(f"{transactional_id}: no coordinator knows it, or this user may not see it")
+            for name, value in asdict(f).items():
+                typer.echo(f"{name}: {'?' if value is None else value}")
+        if not rows:
+            _end(f"{transactional_id}: no coordinator knows it, or this user may not see it")
 
 
 @transactions.command()
-def hanging(topic: list[str], servers: Servers = None, config: Config = None, as_json: Json = False):
-    "What is open in these topics and unknown to every coordinator. Status 3 if there is any."
+def hanging(
+    topic: list[str], servers: Servers = None, config: Config = None, as_json: Json = False
+):
+    """What is open in these topics and unknown to every coordinator. Status 3 if there is any."""
     with plainly("spark"):
         from kafka2pc.operations.operations import Door, Survey, find_hanging
-        with Survey(Door(servers, config).conf()) as survey: rows = find_hanging(survey, topic)
-        _show(rows, {"partition": lambda h: f"{h.topic}-{h.partition}", "producer id": lambda h: h.producer_id, "epoch": lambda h: h.epoch,
-                     "from offset": lambda h: h.first_offset}, as_json, "Nothing hangs.")
+
+        with Survey(Door(servers, config).conf()) as survey:
+            rows = find_hanging(survey, topic)
+        _show(
+            rows,
+            {
+                "partition": lambda h: f"{h.topic}-{h.partition}",
+                "producer id": lambda h: h.producer_id,
+                "epoch": lambda h: h.epoch,
+                "from offset": lambda h: h.first_offset,
+            },
+            as_json,
+            "Nothing hangs.",
+        )
     raise typer.Exit(3 if rows else 0)
 
 # %% ../../nbs/operations/02_cli.ipynb #c021
@@ -248,102 +490,248 @@ app.add_typer(decisions, name="decisions")
 
 
 def _query(place: str, decision_log: str | None, servers: str | None, config: str | None):
-    "The query at `place`. Only a log in a topic needs a cluster."
+    """The query at `place`. Only a log in a topic needs a cluster."""
     from kafka2pc.operations.operations import Door, open_query
-    return open_query(place, decision_log, conf=Door(servers, config).conf() if servers or config else None)
+
+    return open_query(
+        place, decision_log, conf=Door(servers, config).conf() if servers or config else None
+    )
 
 
-def _records(place: str, decision_log: str | None, servers: str | None, config: str | None, batch: int | None = None) -> list:
+def _records(
+    place: str,
+    decision_log: str | None,
+    servers: str | None,
+    config: str | None,
+    batch: int | None = None,
+) -> list:
     log = _query(place, decision_log, servers, config).log
     return [d for b in log.batches() if batch in (None, b) for d in log.chain(b)]
 
 
 @decisions.command("list")
-def list_decisions(place: Place, decision_log: Log = None, servers: Servers = None, config: Config = None, as_json: Json = False):
-    "Every record of the log, oldest first. Only the newest COMMIT counts."
+def list_decisions(
+    place: Place,
+    decision_log: Log = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """Every record of the log, oldest first. Only the newest COMMIT counts."""
     with plainly("spark"):
         found = _records(place, decision_log, servers, config)
-        _show(found, {"batch": lambda d: d.slot.batch_id, "slot": lambda d: d.slot.attempt, "": lambda d: d.kind, "run": lambda d: d.token,
-                      "transactions": lambda d: len(d.committables), "records": lambda d: sum(c.records for c in d.committables)},
-              as_json, "No decision yet.")
+        _show(
+            found,
+            {
+                "batch": lambda d: d.slot.batch_id,
+                "slot": lambda d: d.slot.attempt,
+                "": lambda d: d.kind,
+                "run": lambda d: d.token,
+                "transactions": lambda d: len(d.committables),
+                "records": lambda d: sum(c.records for c in d.committables),
+            },
+            as_json,
+            "No decision yet.",
+        )
 
 
 @decisions.command()
-def show(place: Place, batch: int, decision_log: Log = None, servers: Servers = None, config: Config = None, as_json: Json = False):
-    "The records of one batch, with every transaction."
+def show(
+    place: Place,
+    batch: int,
+    decision_log: Log = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """The records of one batch, with every transaction."""
     with plainly("spark"):
         from kafka2pc.operations.operations import masked, where
+
         found = _records(place, decision_log, servers, config, batch)
-        if not found: _end(f"{masked(place)}: no record of batch {batch}")
-        if as_json: return typer.echo(json.dumps([asdict(d) for d in found], indent=1))
+        if not found:
+            _end(f"{masked(place)}: no record of batch {batch}")
+        if as_json:
+            return typer.echo(json.dumps([asdict(d) for d in found], indent=1))
         for d in found:
-            typer.echo(f"batch {d.slot.batch_id}, slot {d.slot.attempt}: {d.kind} of {d.token}, for Spark's offsets {d.offsets_hash[:16] or '-'}")
-            for c in d.committables: typer.echo(f"  {c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch}): {where(c)}")
+            typer.echo(
+                f"batch {d.slot.batch_id}, slot {d.slot.attempt}: {d.kind} of {d.token}, for"
+                f" Spark's offsets {d.offsets_hash[:16] or '-'}"
+            )
+            for c in d.committables:
+                typer.echo(
+                    f"  {c.transactional_id} (producer id {c.state.producer_id}, epoch"
+                    f" {c.state.epoch}): {where(c)}"
+                )
 
 # %% ../../nbs/operations/02_cli.ipynb #c022
 @app.command("progress")
-def show_progress(place: Place, last: Annotated[int, typer.Option(min=1, help="How many batches.")] = 20, decision_log: Log = None,
-                  servers: Servers = None, config: Config = None, as_json: Json = False):
-    "The last batches of a query: rows, transactions, how long they took, and how much of the transaction timeout they used."
+def show_progress(
+    place: Place,
+    last: Annotated[int, typer.Option(min=1, help="How many batches.")] = 20,
+    decision_log: Log = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """The last batches of a query: rows, transactions, how long they took, and how much of the
+    transaction timeout they used.
+    """
     with plainly("spark"):
         from kafka2pc.operations.operations import find_progress
-        _show(find_progress(_query(place, decision_log, servers, config), last), {
-            "batch": lambda p: p.batch_id, "": lambda p: p.state, "rows": lambda p: p.rows, "transactions": lambda p: p.transactions,
-            "took": lambda p: "" if p.took_ms is None else f"{p.took_ms / 1000:.1f} s",
-            "timeout used": lambda p: "" if p.used is None else f"{p.used:.0%}"}, as_json, "No batch yet.")
+
+        _show(
+            find_progress(_query(place, decision_log, servers, config), last),
+            {
+                "batch": lambda p: p.batch_id,
+                "": lambda p: p.state,
+                "rows": lambda p: p.rows,
+                "transactions": lambda p: p.transactions,
+                "took": lambda p: "" if p.took_ms is None else f"{p.took_ms / 1000:.1f} s",
+                "timeout used": lambda p: "" if p.used is None else f"{p.used:.0%}",
+            },
+            as_json,
+            "No batch yet.",
+        )
 
 # %% ../../nbs/operations/02_cli.ipynb #c023
 @app.command()
-def restore(place: Place, dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False, decision_log: Log = None,
-            prefix: Prefix = None, skip_lost: Annotated[bool, typer.Option("--skip-lost", help="Go on although decided rows are lost.")] = False,
-            servers: Servers = None, config: Config = None, as_json: Json = False):
-    "Commit what a dead query has decided, and abort the rest. Begin with --dry-run. A query that runs after all is stopped by it, and loses nothing."
+def restore(
+    place: Place,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+    decision_log: Log = None,
+    prefix: Prefix = None,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on although decided rows are lost.")
+    ] = False,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """Commit what a dead query has decided, and abort the rest. Begin with --dry-run. A query that
+    runs after all is stopped by it, and loses nothing.
+    """
     with plainly("spark"):
         from kafka2pc.operations.operations import Door, open_query, operate, plan_restore, restore
+
         conf = Door(servers, config).conf()
-        with operate(conf, open_query(place, decision_log, conf=conf, prefix=prefix), prefix, skip_lost=skip_lost) as driver:
+        with operate(
+            conf,
+            open_query(place, decision_log, conf=conf, prefix=prefix),
+            prefix,
+            skip_lost=skip_lost,
+        ) as driver:
             steps = plan_restore(driver) if dry_run else restore(driver)
-        _show(steps, {"": lambda s: s.do, "transactional id": lambda s: s.transactional_id, "batch": lambda s: s.batch_id,
-                      "holds": lambda s: s.holds, "left": lambda s: _seconds(s.left_ms)}, as_json, "Nothing is open, and nothing was decided.")
-    lost, waiting = any(s.do == "lost" for s in steps), dry_run and any(s.do in ("commit", "abort") for s in steps)
+        _show(
+            steps,
+            {
+                "": lambda s: s.do,
+                "transactional id": lambda s: s.transactional_id,
+                "batch": lambda s: s.batch_id,
+                "holds": lambda s: s.holds,
+                "left": lambda s: _seconds(s.left_ms),
+            },
+            as_json,
+            "Nothing is open, and nothing was decided.",
+        )
+    lost, waiting = (
+        any(s.do == "lost" for s in steps),
+        dry_run and any(s.do in ("commit", "abort") for s in steps),
+    )
     raise typer.Exit(4 if lost else 3 if waiting else 0)
 
 
 @app.command()
-def adopt(place: Place, decision_log: Log = None,
-          topic: Annotated[str | None, typer.Option(help="Another topic that the query has from now on.")] = None,
-          prefix: Annotated[str | None, typer.Option(help="Another transactionalIdPrefix that it has from now on.")] = None,
-          servers: Servers = None, config: Config = None):
-    """Write down that a checkpoint, or a decision log, was moved to where it is named now. Stop the query, and every copy of it, before: two queries
-    with one history abort each other's rows."""
+def adopt(
+    place: Place,
+    decision_log: Log = None,
+    topic: Annotated[
+        str | None, typer.Option(help="Another topic that the query has from now on.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Another transactionalIdPrefix that it has from now on.")
+    ] = None,
+    servers: Servers = None,
+    config: Config = None,
+):
+    """Write down that a checkpoint, or a decision log, was moved to where it is named now. Stop the
+    query, and every copy of it, before: two queries with one history abort each other's rows.
+    """
     with plainly("spark"):
         from kafka2pc.operations.operations import adopt_place, masked
-        record = adopt_place(_query(place, decision_log, servers, config), topic=topic, prefix=prefix)
-        done = f"adopted in slot {record.slot.batch_id}.{record.slot.attempt}" if record else "nothing has changed"
+
+        record = adopt_place(
+            _query(place, decision_log, servers, config), topic=topic, prefix=prefix
+        )
+        done = (
+            f"adopted in slot {record.slot.batch_id}.{record.slot.attempt}"
+            if record
+            else "nothing has changed"
+        )
         typer.echo(f"{masked(place)}: {done}")
 
 
-def _end_by_hand(transactional_id: str, commit: bool, checkpoint: str | None, decision_log: str | None, force: bool, servers: str | None,
-                 config: str | None, as_json: bool):
+def _end_by_hand(
+    transactional_id: str,
+    commit: bool,
+    checkpoint: str | None,
+    decision_log: str | None,
+    force: bool,
+    servers: str | None,
+    config: str | None,
+    as_json: bool,
+):
     with plainly("spark"):
         from contextlib import nullcontext
+
         from kafka2pc.operations.operations import Door, Survey, end_one, open_query, operate
+
         conf = Door(servers, config).conf()
-        known = operate(conf, open_query(checkpoint, decision_log, conf=conf)) if checkpoint else nullcontext()
+        known = (
+            operate(conf, open_query(checkpoint, decision_log, conf=conf))
+            if checkpoint
+            else nullcontext()
+        )
         with known as driver, Survey(conf) as survey:
             said = end_one(survey, transactional_id, commit=commit, driver=driver, force=force)
-        typer.echo(json.dumps({"transactional_id": transactional_id, "do": "commit" if commit else "abort", "said": said}) if as_json else said)
+        typer.echo(
+            json.dumps(
+                {
+                    "transactional_id": transactional_id,
+                    "do": "commit" if commit else "abort",
+                    "said": said,
+                }
+            )
+            if as_json
+            else said
+        )
 
 
 @app.command()
-def abort(transactional_id: str, checkpoint: Named = None, decision_log: Log = None, force: Force = False, servers: Servers = None,
-          config: Config = None, as_json: Json = False):
-    "Abort one open transaction. Refused if it is decided, or if nobody knows."
+def abort(
+    transactional_id: str,
+    checkpoint: Named = None,
+    decision_log: Log = None,
+    force: Force = False,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """Abort one open transaction. Refused if it is decided, or if nobody knows."""
     _end_by_hand(transactional_id, False, checkpoint, decision_log, force, servers, config, as_json)
 
 
 @app.command()
-def commit(transactional_id: str, checkpoint: Named = None, decision_log: Log = None, force: Force = False, servers: Servers = None,
-           config: Config = None, as_json: Json = False):
-    "Commit one open transaction. Refused unless it is decided."
+def commit(
+    transactional_id: str,
+    checkpoint: Named = None,
+    decision_log: Log = None,
+    force: Force = False,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+):
+    """Commit one open transaction. Refused unless it is decided."""
     _end_by_hand(transactional_id, True, checkpoint, decision_log, force, servers, config, as_json)

@@ -12,7 +12,10 @@ __all__ = ['RIGHTS', 'ALIVE', 'STATUS', 'FINDINGS', 'CHECKS', 'read_properties',
            'doctor']
 
 # %% ../../nbs/operations/01_operations.ipynb #c002
-import os, re, shlex, time
+import os
+import re
+import shlex
+import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -24,50 +27,101 @@ from kafka.protocol.admin import DescribeProducersRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../../nbs/operations/01_operations.ipynb #c004
-from ..protocol.commit import Driver, check_own, finish, overtaken, standings, sweep
-from ..kafka.control import TOKEN_PROVIDER, Control, DescribedTransaction, client_conf
-from ..protocol.decisions import Decision, DecisionLog, Identity, claimed_again, commit_of, holds_later, newest_commit, newest_record, open_log
-from ..protocol.errors import UNTOUCHED, BadOption, NotAuthorized, OutcomeUnknown, Refused, StaleCheckpoint, Superseded, TwoPhaseError
-from ..kafka.participant import NEVER_MS, KafkaParticipant, parallel, retry_unknown
-from ..protocol.transactions import Committable, Outcome, PartitionRange, PreparedTxnState, Token, TxnState, parse_name
 from ..backends.places import absolute_place, masked, normal_place
-from ..protocol.restore import adopt, check_identity, claim, not_its_log
 from ..backends.storage import Storage
+from ..kafka.control import TOKEN_PROVIDER, Control, DescribedTransaction, client_conf
+from ..kafka.participant import NEVER_MS, KafkaParticipant, parallel, retry_unknown
+from ..protocol.commit import Driver, check_own, finish, overtaken, standings, sweep
+from kafka2pc.protocol.decisions import (
+    Decision,
+    DecisionLog,
+    Identity,
+    claimed_again,
+    commit_of,
+    holds_later,
+    newest_commit,
+    newest_record,
+    open_log,
+)
+from kafka2pc.protocol.errors import (
+    UNTOUCHED,
+    BadOption,
+    NotAuthorized,
+    OutcomeUnknown,
+    Refused,
+    StaleCheckpoint,
+    Superseded,
+    TwoPhaseError,
+)
+from ..protocol.restore import adopt, check_identity, claim, not_its_log
+from kafka2pc.protocol.transactions import (
+    Committable,
+    Outcome,
+    PartitionRange,
+    PreparedTxnState,
+    Token,
+    TxnState,
+    parse_name,
+)
 
 # %% ../../nbs/operations/01_operations.ipynb #c007
 def read_properties(path: str) -> dict[str, str]:
-    "The `key=value` lines of a file. Raises `BadOption`, which names a line by its number: it may hold a password."
-    try: lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as e: raise BadOption(f"{path}: {type(e).__name__}", action="Name a readable file of key=value lines.") from None
-    pairs = [(n, *(part.strip() for part in line.partition("="))) for n, line in enumerate(lines, 1) if line.strip() and line.strip()[0] not in "#!"]
+    """The `key=value` lines of a file. Raises `BadOption`, which names a line by its number: it may
+    hold a password.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as e:
+        raise BadOption(
+            f"{path}: {type(e).__name__}", action="Name a readable file of key=value lines."
+        ) from None
+    pairs = [
+        (n, *(part.strip() for part in line.partition("=")))
+        for n, line in enumerate(lines, 1)
+        if line.strip() and line.strip()[0] not in "#!"
+    ]
     wrong = [n for n, key, sign, _ in pairs if not (key and sign)]
-    if wrong: raise BadOption(f"{path}, line {wrong[0]}: no key=value")
+    if wrong:
+        raise BadOption(f"{path}, line {wrong[0]}: no key=value")
     return {key: value for _, key, _, value in pairs}
 
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    "How a cluster is reached. `config`: a file of client settings in librdkafka's or Java's names."
+    """How a cluster is reached. `config`: a file of client settings in librdkafka's or Java's
+    names.
+    """
+
     servers: str | None
     config: str | None = None
 
     def conf(self) -> dict[str, str]:
-        "The settings, in librdkafka's names. Raises `BadOption`."
+        """The settings, in librdkafka's names. Raises `BadOption`."""
         given = read_properties(self.config) if self.config else {}
-        if self.servers: given["bootstrap.servers"] = self.servers
+        if self.servers:
+            given["bootstrap.servers"] = self.servers
         if not given.get("bootstrap.servers"):
-            raise BadOption("bootstrap.servers is missing", action="--bootstrap-servers host:port, or KAFKA2PC_BOOTSTRAP_SERVERS=host:port.")
+            raise BadOption(
+                "bootstrap.servers is missing",
+                action="--bootstrap-servers host:port, or KAFKA2PC_BOOTSTRAP_SERVERS=host:port.",
+            )
         return client_conf({f"kafka.{k}": v for k, v in given.items()})
 
     def command(self, *words: str) -> str:
-        "`kafka2pc ...` for this cluster, as one types it."
-        known = [*(["--bootstrap-servers", self.servers] if self.servers else []), *(["--config", self.config] if self.config else [])]
+        """`kafka2pc ...` for this cluster, as one types it."""
+        known = [
+            *(["--bootstrap-servers", self.servers] if self.servers else []),
+            *(["--config", self.config] if self.config else []),
+        ]
         return shlex.join(["kafka2pc", *words, *known])
 
 # %% ../../nbs/operations/01_operations.ipynb #c011
 @dataclass(frozen=True, slots=True)
 class Right:
-    "One ACL, in the words of kafka-acls.sh, and what happens `without` it. `needed`: without it the part does not start."
+    """One ACL, in the words of kafka-acls.sh, and what happens `without` it. `needed`: without it
+    the part does not start.
+    """
+
     part: str
     operation: str
     resource: str
@@ -79,24 +133,62 @@ _IDS = "--transactional-id {prefix} --resource-pattern-type prefixed"
 RIGHTS = (
     Right("sink", "Write", "--topic {topic}", "NotAuthorized names the topic"),
     Right("sink", "Write", _IDS, "NotAuthorized names the transactional id"),
-    Right("sink", "TwoPhaseCommit", _IDS, "transactions can time out; twoPhaseCommit=required: BadOption names this right", needed=False),
-    Right("sink", "DescribeConfigs", "--topic {topic}", "the topic's max.message.bytes is not known before a broker refuses a batch", needed=False),
-    Right("sink", "DescribeConfigs", "--cluster", "the longest transaction timeout is found by trying", needed=False),
+    Right(
+        "sink",
+        "TwoPhaseCommit",
+        _IDS,
+        "transactions can time out; twoPhaseCommit=required: BadOption names this right",
+        needed=False,
+    ),
+    Right(
+        "sink",
+        "DescribeConfigs",
+        "--topic {topic}",
+        "the topic's max.message.bytes is not known before a broker refuses a batch",
+        needed=False,
+    ),
+    Right(
+        "sink",
+        "DescribeConfigs",
+        "--cluster",
+        "the longest transaction timeout is found by trying",
+        needed=False,
+    ),
     Right("source", "Read", "--topic {topic}", "NotAuthorized names the topic"),
-    Right("source", "Read", "--group {group}", "NotAuthorized names the group: kafka.group.id, or kafka2pc-source"),
-    Right("operator", "Write", _IDS, "transactions of this prefix are not seen, and cannot be ended"),
-    Right("operator", "Read", "--topic {topic}", "doctor cannot say who holds readers back", needed=False),
+    Right(
+        "source",
+        "Read",
+        "--group {group}",
+        "NotAuthorized names the group: kafka.group.id, or kafka2pc-source",
+    ),
+    Right(
+        "operator", "Write", _IDS, "transactions of this prefix are not seen, and cannot be ended"
+    ),
+    Right(
+        "operator",
+        "Read",
+        "--topic {topic}",
+        "doctor cannot say who holds readers back",
+        needed=False,
+    ),
 )
 
 
 def admin_command(servers: str, script: str, rest: str) -> str:
-    "A line of Kafka's own tools, for an administrator whose settings are in admin.properties."
-    return f"{script} --bootstrap-server {shlex.quote(servers)} --command-config admin.properties {rest}"
+    """A line of Kafka's own tools, for an administrator whose settings are in admin.properties."""
+    return (
+        f"{script} --bootstrap-server {shlex.quote(servers)} --command-config admin.properties"
+        f" {rest}"
+    )
 
 
 def acl_command(servers: str, user: str, operation: str, resource: str) -> str:
-    "The line that gives `user` (User:name) this right."
-    return admin_command(servers, "kafka-acls.sh", f"--add --allow-principal {shlex.quote(user)} --operation {operation} {resource}")
+    """The line that gives `user` (User:name) this right."""
+    return admin_command(
+        servers,
+        "kafka-acls.sh",
+        f"--add --allow-principal {shlex.quote(user)} --operation {operation} {resource}",
+    )
 
 # %% ../../nbs/operations/01_operations.ipynb #c014
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -104,8 +196,11 @@ _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A query by its decisions. `place` is what was named: a checkpoint, or the log of one batch write. `times`: when Spark began and ended its last
-    batches, batch -> (ms, ms since 1970; None: not ended). `checkpoint`: its normal form, empty for a batch write."""
+    """A query by its decisions. `place` is what was named: a checkpoint, or the log of one batch
+    write. `times`: when Spark began and ended its last batches, batch -> (ms, ms since 1970; None:
+    not ended). `checkpoint`: its normal form, empty for a batch write.
+    """
+
     place: str
     query_id: str
     log: DecisionLog
@@ -114,50 +209,94 @@ class Query:
     times: Mapping[int, tuple[float, float | None]] = field(default_factory=dict)
 
     @property
-    def batch_ms(self) -> list[float]: return [end - begin for begin, end in self.times.values() if end is not None]
+    def batch_ms(self) -> list[float]:
+        return [end - begin for begin, end in self.times.values() if end is not None]
 
 
-def open_query(place: str, decision_log: str | None = None, *, conf: Mapping | None = None, prefix: str | None = None) -> Query:
-    """The query whose checkpoint is `place`. `decision_log`: its option decisionLog, if it has one. A batch write has no checkpoint: then `place`
-    is decisionLog/ID. A log in a topic needs `conf`, and the `prefix` of its query (None: it is looked for). Raises `StaleCheckpoint` if it is
-    neither, `BadOption`, and what the log raises."""
-    from kafka2pc.spark.sink import Checkpoint, log_at  # with PySpark, which a look at Kafka alone does not need
+def open_query(
+    place: str,
+    decision_log: str | None = None,
+    *,
+    conf: Mapping | None = None,
+    prefix: str | None = None,
+) -> Query:
+    """The query whose checkpoint is `place`. `decision_log`: its option decisionLog, if it has one.
+    A batch write has no checkpoint: then `place` is decisionLog/ID. A log in a topic needs `conf`,
+    and the `prefix` of its query (None: it is looked for). Raises `StaleCheckpoint` if it is
+    neither, `BadOption`, and what the log raises.
+    """
+    # with PySpark, which a look at Kafka alone does not need
+    from kafka2pc.spark.sink import Checkpoint, log_at
+
     def at(root: str, name: str) -> DecisionLog:
         in_topic = root.startswith("kafka:")
-        if in_topic and not conf: raise BadOption(f"decision log {root}: no cluster is named", action="Add --bootstrap-servers or --config.")
-        return log_at(root, name, (conf or {}).items(), prefix or (in_topic and _prefix_of_log(conf, name)) or "kafka2pc", make=False)
+        if in_topic and not conf:
+            raise BadOption(
+                f"decision log {root}: no cluster is named",
+                action="Add --bootstrap-servers or --config.",
+            )
+        return log_at(
+            root,
+            name,
+            (conf or {}).items(),
+            prefix or (in_topic and _prefix_of_log(conf, name)) or "kafka2pc",
+            make=False,
+        )
+
     place, decision_log = absolute_place(place), decision_log and absolute_place(decision_log)
     root, _, name = place.rstrip("/").rpartition("/")
-    if place.startswith(("kafka:", "postgres")): return Query(place=place, query_id=name, log=at(root, name))
-    checkpoint = Checkpoint(place)
-    try: query_id = checkpoint.query_id()
-    except (StaleCheckpoint, BadOption):
-        if not re.fullmatch(_UUID, name): raise
+    if place.startswith(("kafka:", "postgres")):
         return Query(place=place, query_id=name, log=at(root, name))
-    log = at(decision_log.rstrip("/"), query_id) if decision_log else open_log(f"{checkpoint.location}/kafka2pc")
-    return Query(place=place, query_id=query_id, log=log, checkpoint=normal_place(checkpoint.location), spark_committed=checkpoint.committed,
-                 times=batch_times(checkpoint.location))
+    checkpoint = Checkpoint(place)
+    try:
+        query_id = checkpoint.query_id()
+    except (StaleCheckpoint, BadOption):
+        if not re.fullmatch(_UUID, name):
+            raise
+        return Query(place=place, query_id=name, log=at(root, name))
+    log = (
+        at(decision_log.rstrip("/"), query_id)
+        if decision_log
+        else open_log(f"{checkpoint.location}/kafka2pc")
+    )
+    return Query(
+        place=place,
+        query_id=query_id,
+        log=log,
+        checkpoint=normal_place(checkpoint.location),
+        spark_committed=checkpoint.committed,
+        times=batch_times(checkpoint.location),
+    )
 
 
 def _prefix_of_log(conf: Mapping, name: str) -> str | None:
-    "A log in a topic has a transactional id, and whoever takes its place must have the same."
+    """A log in a topic has a transactional id, and whoever takes its place must have the same."""
     ending = f"-decisions-{name}"
-    with Control(conf) as control: known = [t.transactional_id for t in control.list_transactions(states=())]
+    with Control(conf) as control:
+        known = [t.transactional_id for t in control.list_transactions(states=())]
     return next((k.removesuffix(ending) for k in known if k.endswith(ending)), None)
 
 
 def batch_times(location: str, last: int = 20) -> dict[int, tuple[float, float | None]]:
-    "When Spark wrote the offsets entry and the commits entry of its last batches; empty where the storage tells no times."
+    """When Spark wrote the offsets entry and the commits entry of its last batches; empty where the
+    storage tells no times.
+    """
     storage = Storage(re.sub("^file:/+", "/", location), "checkpoint")
     at = lambda folder, n: 1000 * storage.fs.modified(f"{storage.root}/{folder}/{n}").timestamp()
-    begun, ended = sorted(storage.numbers(f"{storage.root}/offsets"))[-last:], set(storage.numbers(f"{storage.root}/commits"))
-    try: return {n: (at("offsets", n), at("commits", n) if n in ended else None) for n in begun}
-    except (NotImplementedError, OSError): return {}
+    begun, ended = (
+        sorted(storage.numbers(f"{storage.root}/offsets"))[-last:],
+        set(storage.numbers(f"{storage.root}/commits")),
+    )
+    try:
+        return {n: (at("offsets", n), at("commits", n) if n in ended else None) for n in begun}
+    except (NotImplementedError, OSError):
+        return {}
 
 # %% ../../nbs/operations/01_operations.ipynb #c016
 @dataclass(frozen=True, slots=True)
 class Layout:
-    "A partition: its leader (-1: none), its copies, and how many of them are in sync."
+    """A partition: its leader (-1: none), its copies, and how many of them are in sync."""
+
     topic: str
     partition: int
     leader: int
@@ -167,7 +306,8 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class OpenProducer:
-    "Who has an open transaction in a partition, and at which offset it begins there."
+    """Who has an open transaction in a partition, and at which offset it begins there."""
+
     topic: str
     partition: int
     producer_id: int
@@ -177,36 +317,96 @@ class OpenProducer:
 
 
 class Survey(Control):
-    "What an operator asks of a cluster, beside what the sink asks."
-    def layout(self, topics: Iterable[str]) -> list[Layout]:
-        "Every partition of those topics that exist and may be seen."
-        return [Layout(t.name, p.partition_index, p.leader_id, len(p.replica_nodes), len(p.isr_nodes))
-                for t in self._rows(topics) for p in t.partitions]
+    """What an operator asks of a cluster, beside what the sink asks."""
 
-    def broker_config(self, key: str) -> str | None: return self._config(4, str, key)
+    def layout(self, topics: Iterable[str]) -> list[Layout]:
+        """Every partition of those topics that exist and may be seen."""
+        return [
+            Layout(t.name, p.partition_index, p.leader_id, len(p.replica_nodes), len(p.isr_nodes))
+            for t in self._rows(topics)
+            for p in t.partitions
+        ]
+
+    def broker_config(self, key: str) -> str | None:
+        return self._config(4, str, key)
 
     def _at_leaders(self, layout: Iterable[Layout], request: Callable) -> list:
-        "The answers of the leaders to `request({topic: partitions})`."
+        """The answers of the leaders to `request({topic: partitions})`."""
         groups = {}
-        for l in layout: groups.setdefault(l.leader, {}).setdefault(l.topic, []).append(l.partition)
-        return self.persist(lambda: self.ask_all([(request(by_topic), node_id) for node_id, by_topic in groups.items() if node_id >= 0]))
+        for l in layout:
+            groups.setdefault(l.leader, {}).setdefault(l.topic, []).append(l.partition)
+        return self.persist(
+            lambda: self.ask_all(
+                [
+                    (request(by_topic), node_id)
+                    for node_id, by_topic in groups.items()
+                    if node_id >= 0
+                ]
+            )
+        )
 
     def ends(self, layout: Iterable[Layout], committed: bool) -> dict[tuple[str, int], int]:
-        "Where a reader stands at the end: before the last stable offset (`committed`), or before the high watermark. Only partitions that answer."
-        topic, part = ListOffsetsRequest.ListOffsetsTopic, ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
-        request = lambda by_topic: ListOffsetsRequest(replica_id=-1, isolation_level=int(committed), timeout_ms=self.timeout_ms, topics=[
-            topic(name=t, partitions=[part(partition_index=p, current_leader_epoch=-1, timestamp=-1) for p in ps]) for t, ps in by_topic.items()])
-        rows = [(t.name, p) for a in self._at_leaders(layout, request) for t in a.topics for p in t.partitions]
+        """Where a reader stands at the end: before the last stable offset (`committed`), or before
+        the high watermark. Only partitions that answer.
+        """
+        topic, part = (
+            ListOffsetsRequest.ListOffsetsTopic,
+            ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition,
+        )
+        request = lambda by_topic: ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=int(committed),
+            timeout_ms=self.timeout_ms,
+            topics=[
+                topic(
+                    name=t,
+                    partitions=[
+                        part(partition_index=p, current_leader_epoch=-1, timestamp=-1) for p in ps
+                    ],
+                )
+                for t, ps in by_topic.items()
+            ],
+        )
+        rows = [
+            (t.name, p)
+            for a in self._at_leaders(layout, request)
+            for t in a.topics
+            for p in t.partitions
+        ]
         return {(t, p.partition_index): p.offset for t, p in rows if p.error_code == 0}
 
     def open_producers(self, layout: Iterable[Layout]) -> list[OpenProducer] | None:
-        "Everybody who has a transaction open in these partitions; None if this user may not ask (READ on the topic)."
+        """Everybody who has a transaction open in these partitions; None if this user may not ask
+        (READ on the topic).
+        """
         request = lambda by_topic: DescribeProducersRequest(
-            topics=[DescribeProducersRequest.TopicRequest(name=t, partition_indexes=ps) for t, ps in by_topic.items()])
-        rows = [(t.name, p) for a in self._at_leaders(layout, request) for t in a.topics for p in t.partitions]
-        if any(p.error_code == 29 for _, p in rows): return None  # TOPIC_AUTHORIZATION_FAILED
-        return [OpenProducer(t, p.partition_index, a.producer_id, a.producer_epoch, a.current_txn_start_offset, a.last_timestamp)
-                for t, p in rows for a in p.active_producers if a.current_txn_start_offset >= 0]
+            topics=[
+                DescribeProducersRequest.TopicRequest(name=t, partition_indexes=ps)
+                for t, ps in by_topic.items()
+            ]
+        )
+        rows = [
+            (t.name, p)
+            for a in self._at_leaders(layout, request)
+            for t in a.topics
+            for p in t.partitions
+        ]
+        # TOPIC_AUTHORIZATION_FAILED
+        if any(p.error_code == 29 for _, p in rows):
+            return None
+        return [
+            OpenProducer(
+                t,
+                p.partition_index,
+                a.producer_id,
+                a.producer_epoch,
+                a.current_txn_start_offset,
+                a.last_timestamp,
+            )
+            for t, p in rows
+            for a in p.active_producers
+            if a.current_txn_start_offset >= 0
+        ]
 
 # %% ../../nbs/operations/01_operations.ipynb #c018
 ALIVE = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
@@ -214,9 +414,12 @@ ALIVE = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A transaction of a cluster. `decided`: True, False, or None (its checkpoint was not named, or it is not ours). `run`: its claim,
-    batch.attempt.random; `fenced`: a newer run has claimed. Times in ms, for people: the start is by the coordinator's clock, now is by the clock of
-    this machine. `left_ms` None: never times out."""
+    """A transaction of a cluster. `decided`: True, False, or None (its checkpoint was not named, or
+    it is not ours). `run`: its claim, batch.attempt.random; `fenced`: a newer run has claimed.
+    Times in ms, for people: the start is by the coordinator's clock, now is by the clock of this
+    machine. `left_ms` None: never times out.
+    """
+
     transactional_id: str
     state: str
     producer_id: int
@@ -230,20 +433,34 @@ class Found:
     fenced: bool | None = None
 
     @property
-    def exact(self) -> tuple[str, PreparedTxnState]: return self.transactional_id, PreparedTxnState(self.producer_id, self.epoch)
+    def exact(self) -> tuple[str, PreparedTxnState]:
+        return self.transactional_id, PreparedTxnState(self.producer_id, self.epoch)
 
 
-def find_transactions(survey: Survey, prefix: str = "kafka2pc", query: Query | None = None, states: Iterable[str] = ("Ongoing",)) -> list[Found]:
-    "The transactions whose id begins with `prefix`, oldest first. `query` says which of its own are decided. Raises `BrokerUnreachable`."
+def find_transactions(
+    survey: Survey,
+    prefix: str = "kafka2pc",
+    query: Query | None = None,
+    states: Iterable[str] = ("Ongoing",),
+) -> list[Found]:
+    """The transactions whose id begins with `prefix`, oldest first. `query` says which of its own
+    are decided. Raises `BrokerUnreachable`.
+    """
     ids = [t.transactional_id for t in survey.list_transactions(prefix, states)]
     found, now_ms = survey.describe_transactions(ids) if ids else {}, time.time() * 1000
     decided, last = (_decided(query), newest_record(query.log)) if query else ({}, None)
-    return sorted((_found(d, now_ms, query, decided, last and last.token) for d in found.values()), key=lambda f: (-f.age_ms, f.transactional_id))
+    return sorted(
+        (_found(d, now_ms, query, decided, last and last.token) for d in found.values()),
+        key=lambda f: (-f.age_ms, f.transactional_id),
+    )
 
 
 def find_prefix(control: Control, query: Query | None) -> str:
-    "The prefix of the query's transactional ids: as in its newest decision, or in what it has open; else the sink's default."
-    if query is None: return "kafka2pc"
+    """The prefix of the query's transactional ids: as in its newest decision, or in what it has
+    open; else the sink's default.
+    """
+    if query is None:
+        return "kafka2pc"
     newest = newest_commit(query.log)
     ids = [c.transactional_id for c in newest.committables] if newest else []
     names = map(parse_name, ids or [t.transactional_id for t in control.list_transactions()])
@@ -255,21 +472,51 @@ def _decided(query: Query) -> dict[tuple[str, PreparedTxnState], Committable]:
     return {(c.transactional_id, c.state): c for c in newest.committables} if newest else {}
 
 
-def _found(d: DescribedTransaction, now_ms: float, query: Query | None, decided: Mapping, token: Token | None) -> Found:
+def _found(
+    d: DescribedTransaction,
+    now_ms: float,
+    query: Query | None,
+    decided: Mapping,
+    token: Token | None,
+) -> Found:
     name, began = parse_name(d.transactional_id), d.started_ms >= 0
     ours = query is not None and name is not None and name.query_id == query.query_id
     exact = d.transactional_id, PreparedTxnState(d.producer_id, d.epoch)
-    known = dict(decided=exact in decided, fenced=token is not None and name.token < token) if ours else {}
-    return Found(transactional_id=d.transactional_id, state=d.state, producer_id=d.producer_id, epoch=d.epoch, partitions=d.partitions,
-                 age_ms=max(0, now_ms - d.started_ms) if began else 0, query_id=name and name.query_id, run=name and str(name.token),
-                 left_ms=None if d.timeout_ms == NEVER_MS or not began else d.started_ms + d.timeout_ms - now_ms, **known)
+    known = (
+        dict(decided=exact in decided, fenced=token is not None and name.token < token)
+        if ours
+        else {}
+    )
+    return Found(
+        transactional_id=d.transactional_id,
+        state=d.state,
+        producer_id=d.producer_id,
+        epoch=d.epoch,
+        partitions=d.partitions,
+        age_ms=max(0, now_ms - d.started_ms) if began else 0,
+        query_id=name and name.query_id,
+        run=name and str(name.token),
+        left_ms=(
+            None if d.timeout_ms == NEVER_MS or not began else d.started_ms + d.timeout_ms - now_ms
+        ),
+        **known,
+    )
 
 # %% ../../nbs/operations/01_operations.ipynb #c020
-def find_hanging(survey: Survey, topics: Iterable[str], idle_ms: float | None = None) -> list[OpenProducer]:
-    """What is open in the partitions of these topics, unknown to every coordinator, and silent for `idle_ms` (None: the brokers' longest transaction
-    timeout, or 15 minutes). Raises `NotAuthorized` (READ on the topic)."""
-    idle_ms, layout = survey.max_timeout_ms() or 900_000 if idle_ms is None else idle_ms, survey.layout(topics)
-    silent = [p for p in _seen_producers(survey, layout) if time.time() * 1000 - p.last_ms >= idle_ms]
+def find_hanging(
+    survey: Survey, topics: Iterable[str], idle_ms: float | None = None
+) -> list[OpenProducer]:
+    """What is open in the partitions of these topics, unknown to every coordinator, and silent for
+    `idle_ms` (None: the brokers' longest transaction timeout, or 15 minutes). Raises
+    `NotAuthorized` (READ on the topic).
+    """
+    idle_ms, layout = (
+        (survey.max_timeout_ms() or 900_000 if idle_ms is None else idle_ms),
+        survey.layout(topics),
+    )
+    silent = [
+        p for p in _seen_producers(survey, layout) if time.time() * 1000 - p.last_ms >= idle_ms
+    ]
     known = {t.producer_id for t in survey.list_transactions("", ALIVE)} if silent else set()
     suspected = [p for p in silent if p.producer_id not in known]
     return [p for p in _seen_producers(survey, layout) if p in suspected] if suspected else []
@@ -277,128 +524,258 @@ def find_hanging(survey: Survey, topics: Iterable[str], idle_ms: float | None = 
 
 def _seen_producers(survey: Survey, layout: list[Layout]) -> list[OpenProducer]:
     found = survey.open_producers(layout)
-    if found is None: raise NotAuthorized("DescribeProducers: 29 TOPIC_AUTHORIZATION_FAILED", risk=UNTOUCHED, action="Grant READ on the topic.")
+    if found is None:
+        raise NotAuthorized(
+            "DescribeProducers: 29 TOPIC_AUTHORIZATION_FAILED",
+            risk=UNTOUCHED,
+            action="Grant READ on the topic.",
+        )
     return found
 
 # %% ../../nbs/operations/01_operations.ipynb #c029
 @contextmanager
-def operate(conf: Mapping, query: Query, prefix: str | None = None, *, skip_lost: bool = False) -> Iterator[Driver]:
-    """All that act three needs, outside of Spark. `prefix` None: it is looked for. Raises `BadOption`, `WrongCluster`,
-    `CorruptDecision`."""
+def operate(
+    conf: Mapping, query: Query, prefix: str | None = None, *, skip_lost: bool = False
+) -> Iterator[Driver]:
+    """All that act three needs, outside of Spark. `prefix` None: it is looked for. Raises
+    `BadOption`, `WrongCluster`, `CorruptDecision`.
+    """
     newest, last = newest_commit(query.log), newest_record(query.log)
     others = sorted({name for name, _ in last.stores} - {"kafka"}) if last else []
     if others:
-        raise BadOption(f"the decisions of query {query.query_id} are also about {', '.join(others)}", risk=UNTOUCHED,
-                        why="From here only Kafka is reached, and a decision must reach all.", action="Restart the program that wrote them.")
+        raise BadOption(
+            f"the decisions of query {query.query_id} are also about {', '.join(others)}",
+            risk=UNTOUCHED,
+            why="From here only Kafka is reached, and a decision must reach all.",
+            action="Restart the program that wrote them.",
+        )
     participant = KafkaParticipant(dict(conf))
     try:
         participant.prefix = prefix or find_prefix(participant.control, query)
-        participant.cluster_id, participant.end_txn_version = participant.control.cluster_id, participant.control.end_txn_version()
-        driver = Driver(query_id=query.query_id, log=query.log, participants={"kafka": participant}, each=parallel(), retry=retry_unknown,
-                        about=_about(query, last), spark_committed=query.spark_committed, skip_lost=skip_lost)
+        participant.cluster_id, participant.end_txn_version = (
+            participant.control.cluster_id,
+            participant.control.end_txn_version(),
+        )
+        driver = Driver(
+            query_id=query.query_id,
+            log=query.log,
+            participants={"kafka": participant},
+            each=parallel(),
+            retry=retry_unknown,
+            about=_about(query, last),
+            spark_committed=query.spark_committed,
+            skip_lost=skip_lost,
+        )
         check_identity(driver, -1)
-        if newest: check_own(driver, newest)
+        if newest:
+            check_own(driver, newest)
         yield driver
-    finally: participant.close()
+    finally:
+        participant.close()
 
 
 def _about(query: Query, last: Decision | None) -> Identity:
-    "What the decisions are about: what the newest record says, and the checkpoint that was named."
+    """What the decisions are about: what the newest record says, and the checkpoint that was named."""
     recorded = last.identity if last and last.identity else Identity()
     return replace(recorded, checkpoint=query.checkpoint or recorded.checkpoint)
 
 
-def adopt_place(query: Query, *, topic: str | None = None, prefix: str | None = None) -> Decision | None:
-    """Write down that checkpoint and log of a query are where they were named now, because they were moved. `topic`, `prefix`: other options that the
-    query will have from now on, though its last batch is not finished. The record; None: nothing has changed. Stop the query, and every copy
-    of it, before. Asks no Kafka, unless the log is there. Raises `StaleCheckpoint`, `OutcomeUnknown`, and what the log raises."""
+def adopt_place(
+    query: Query, *, topic: str | None = None, prefix: str | None = None
+) -> Decision | None:
+    """Write down that checkpoint and log of a query are where they were named now, because they
+    were moved. `topic`, `prefix`: other options that the query will have from now on, though its
+    last batch is not finished. The record; None: nothing has changed. Stop the query, and every
+    copy of it, before. Asks no Kafka, unless the log is there. Raises `StaleCheckpoint`,
+    `OutcomeUnknown`, and what the log raises.
+    """
     driver = _driver_here(query)
-    about = replace(driver.about, topics=(topic,) if topic else driver.about.topics, prefix=prefix or driver.about.prefix)
+    about = replace(
+        driver.about,
+        topics=(topic,) if topic else driver.about.topics,
+        prefix=prefix or driver.about.prefix,
+    )
     return adopt(replace(driver, about=about))
 
 
 def _driver_here(query: Query) -> Driver:
-    "A driver that reaches the log and no store."
-    return Driver(query_id=query.query_id, log=query.log, participants={}, about=_about(query, newest_record(query.log)))
+    """A driver that reaches the log and no store."""
+    return Driver(
+        query_id=query.query_id,
+        log=query.log,
+        participants={},
+        about=_about(query, newest_record(query.log)),
+    )
 
 
 def fence(driver: Driver) -> Token:
-    """Win the next slot of the query: whoever runs it now can decide nothing any more, and stops by itself.
+    """Win the next slot of the query: whoever runs it now can decide nothing any more, and stops by
+    itself.
 
-    1. Finish the newest decision, unless a later claim of its batch stands behind it: a later batch in the log says to everybody that this is done.
+    1. Finish the newest decision, unless a later claim of its batch stands behind it: a later batch
+      in the log says to everybody that this is done.
     2. Claim the newest batch that is not decided, or the one after the decision.
-    3. Met a COMMIT, or something later, there or in step 1 (a claim too): the query runs and went on. Raises `Superseded`; nothing was touched."""
+    3. Met a COMMIT, or something later, there or in step 1 (a claim too): the query runs and went
+      on. Raises `Superseded`; nothing was touched.
+    """
     newest, batches = newest_commit(driver.log), driver.log.batches()
-    if newest and claimed_again(driver.log, newest): raise _went_on(driver)  # its slot was removed and won again after the log was listed
-    if newest: finish(driver, newest)
+    # its slot was removed and won again after the log was listed
+    if newest and claimed_again(driver.log, newest):
+        raise _went_on(driver)
+    if newest:
+        finish(driver, newest)
     decided, last = newest.slot.batch_id if newest else -1, batches[-1] if batches else 0
     claimed = claim(driver, max(decided + 1, last))
-    if claimed.commit or overtaken(driver.log.listing(), claimed): raise _went_on(driver)
+    if claimed.commit or overtaken(driver.log.listing(), claimed):
+        raise _went_on(driver)
     return claimed.token
 
 
 def _went_on(driver: Driver) -> Superseded:
-    return Superseded(f"query {driver.query_id} is running: it went on just now", risk=UNTOUCHED, action="Stop it first, or leave it alone.")
+    return Superseded(
+        f"query {driver.query_id} is running: it went on just now",
+        risk=UNTOUCHED,
+        action="Stop it first, or leave it alone.",
+    )
 
 # %% ../../nbs/operations/01_operations.ipynb #c030
 def where(c: Committable) -> str:
-    "How many records, and where."
-    parts = [f"{p.topic}-{p.partition}" + f" [{p.first_offset}..{p.last_offset}]" * (p.first_offset >= 0) for p in c.partitions]
+    """How many records, and where."""
+    parts = [
+        f"{p.topic}-{p.partition}" + f" [{p.first_offset}..{p.last_offset}]" * (p.first_offset >= 0)
+        for p in c.partitions
+    ]
     return f"{c.records or 'an unknown number of'} records in {', '.join(parts) or 'no partition'}"
 
 
 _REFUSED = {  # by whether it is decided
-    True: ("it is decided", "After the decision nothing aborts: the batch is committed, only nobody has told Kafka yet.",
-              "Commit it: kafka2pc restore CHECKPOINT. With --force it is aborted, and this is lost for ever: {}."),
-    False: ("it is not decided", "Before the decision nothing commits: Spark replays the batch.",
-               "Abort it: kafka2pc restore CHECKPOINT. With --force it is committed, and after the replay this is there twice: {}."),
-    None: ("no checkpoint was named, or it is of another query", "Whether it is decided stands in the checkpoint of its query, and nowhere in Kafka.",
-           "Name it: --checkpoint. With --force it ends all the same, and perhaps this is lost or there twice: {}."),
+    True: (
+        "it is decided",
+        (
+            "After the decision nothing aborts: the batch is committed, only nobody has told Kafka"
+            " yet."
+        ),
+        (
+            "Commit it: kafka2pc restore CHECKPOINT. With --force it is aborted, and this is lost"
+            " for ever: {}."
+        ),
+    ),
+    False: (
+        "it is not decided",
+        "Before the decision nothing commits: Spark replays the batch.",
+        (
+            "Abort it: kafka2pc restore CHECKPOINT. With --force it is committed, and after the"
+            " replay this is there twice: {}."
+        ),
+    ),
+    None: (
+        "no checkpoint was named, or it is of another query",
+        "Whether it is decided stands in the checkpoint of its query, and nowhere in Kafka.",
+        (
+            "Name it: --checkpoint. With --force it ends all the same, and perhaps this is lost or"
+            " there twice: {}."
+        ),
+    ),
 }
 
 
 def may_end(commit: bool, decided: bool | None, transactional_id: str, cost: str) -> Refused | None:
-    "The error to raise before a transaction is ended by hand, or None if its end is what was decided."
-    if decided is commit: return None
+    """The error to raise before a transaction is ended by hand, or None if its end is what was
+    decided.
+    """
+    if decided is commit:
+        return None
     what, why, action = _REFUSED[decided]
-    return Refused(f"{transactional_id}: {what}", why=why, risk=UNTOUCHED, action=action.format(cost))
+    return Refused(
+        f"{transactional_id}: {what}", why=why, risk=UNTOUCHED, action=action.format(cost)
+    )
 
 # %% ../../nbs/operations/01_operations.ipynb #c031
-def end_one(survey: Survey, transactional_id: str, *, commit: bool, driver: Driver | None = None, force: bool = False) -> str:
-    """Commit or abort one open transaction by hand; says what was done, and with `force` what it cost. `driver` None: no checkpoint is known.
+def end_one(
+    survey: Survey,
+    transactional_id: str,
+    *,
+    commit: bool,
+    driver: Driver | None = None,
+    force: bool = False,
+) -> str:
+    """Commit or abort one open transaction by hand; says what was done, and with `force` what it
+    cost. `driver` None: no checkpoint is known.
 
-    Raises `Refused` (not open; or the end would lose rows or show them twice), `Superseded`, `OutcomeUnknown`, `NotAuthorized`."""
+    Raises `Refused` (not open; or the end would lose rows or show them twice), `Superseded`,
+    `OutcomeUnknown`, `NotAuthorized`.
+    """
     d = survey.describe_transactions([transactional_id]).get(transactional_id)
     if d is None or d.state != "Ongoing":
-        raise Refused(f"{transactional_id} is {d.state if d else 'unknown to its coordinator'}", why="Only an open transaction can be ended.",
-                      risk=UNTOUCHED, action="Nothing: nobody is held back by it.")
+        raise Refused(
+            f"{transactional_id} is {d.state if d else 'unknown to its coordinator'}",
+            why="Only an open transaction can be ended.",
+            risk=UNTOUCHED,
+            action="Nothing: nobody is held back by it.",
+        )
     name, exact = parse_name(transactional_id), PreparedTxnState(d.producer_id, d.epoch)
     mine = driver is not None and name is not None and name.query_id == driver.query_id
-    c = Committable(transactional_id=transactional_id, state=exact, end_txn_version=survey.end_txn_version(),
-                    partitions=tuple(PartitionRange(topic=t, partition=p, records=0) for t, p in d.partitions))
+    c = Committable(
+        transactional_id=transactional_id,
+        state=exact,
+        end_txn_version=survey.end_txn_version(),
+        partitions=tuple(PartitionRange(topic=t, partition=p, records=0) for t, p in d.partitions),
+    )
     newest = newest_commit(driver.log) if mine else None
-    decided = next((k for k in newest.committables if (k.transactional_id, k.state) == (transactional_id, exact)), None) if newest else None
-    refusal = may_end(commit, (decided is not None) if mine else None, transactional_id, where(decided or c))
-    if refusal and not force: raise refusal
-    if mine and not commit and not decided: _fence_if_alive(driver, name.token)
-    outcome = retry_unknown()(lambda: survey.end_txn(transactional_id, exact, commit=commit, version=(decided or c).end_txn_version))
-    if outcome is Outcome.UNKNOWN: raise OutcomeUnknown(f"{transactional_id}: no clear answer", action="Ask again.")
+    decided = (
+        next(
+            (
+                k
+                for k in newest.committables
+                if (k.transactional_id, k.state) == (transactional_id, exact)
+            ),
+            None,
+        )
+        if newest
+        else None
+    )
+    refusal = may_end(
+        commit, (decided is not None) if mine else None, transactional_id, where(decided or c)
+    )
+    if refusal and not force:
+        raise refusal
+    if mine and not commit and not decided:
+        _fence_if_alive(driver, name.token)
+    outcome = retry_unknown()(
+        lambda: survey.end_txn(
+            transactional_id, exact, commit=commit, version=(decided or c).end_txn_version
+        )
+    )
+    if outcome is Outcome.UNKNOWN:
+        raise OutcomeUnknown(f"{transactional_id}: no clear answer", action="Ask again.")
     if outcome is Outcome.REFUSED:
-        raise Refused(f"{transactional_id}: the broker refused", why="It ended in the meantime.", risk=UNTOUCHED, action="Look again.")
+        raise Refused(
+            f"{transactional_id}: the broker refused",
+            why="It ended in the meantime.",
+            risk=UNTOUCHED,
+            action="Look again.",
+        )
     cost = "there twice after the replay" if commit else "lost"
     unless = "" if mine else f", if it was {'un' * commit}decided"
-    return f"{transactional_id}: {'committed' if commit else 'aborted'}" + f"; {cost}{unless}: {where(decided or c)}" * (refusal is not None)
+    return (
+        f"{transactional_id}: {'committed' if commit else 'aborted'}"
+        + f"; {cost}{unless}: {where(decided or c)}" * (refusal is not None)
+    )
 
 
 def _fence_if_alive(driver: Driver, token: Token):
     last = newest_record(driver.log)
-    if last is None or not token < last.token: fence(driver)
+    if last is None or not token < last.token:
+        fence(driver)
 
 # %% ../../nbs/operations/01_operations.ipynb #c036
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One transaction, and what restore does with it: `commit`, `abort`, `nothing` (it is committed), or `lost` (aborted after its decision).
-    `left_ms` is for people: the start is by the clock of a task or of a broker, now is by the clock of this machine."""
+    """One transaction, and what restore does with it: `commit`, `abort`, `nothing` (it is
+    committed), or `lost` (aborted after its decision). `left_ms` is for people: the start is by the
+    clock of a task or of a broker, now is by the clock of this machine.
+    """
+
     do: str
     transactional_id: str
     batch_id: int
@@ -410,37 +787,68 @@ _DO = {TxnState.PRECOMMITTED: "commit", TxnState.OPEN: "commit", TxnState.COMMIT
 
 
 def plan_restore(driver: Driver) -> list[Step]:
-    "What `restore` would do now. Writes nothing."
+    """What `restore` would do now. Writes nothing."""
     newest = newest_commit(driver.log)
     cs, batch_id = (newest.committables, newest.slot.batch_id) if newest else ((), -1)
     over = newest and (holds_later(driver.log, batch_id) or driver.spark_committed(batch_id))
-    told = [Step(do="nothing" if over and s.state is None else _DO.get(s.state, "nothing" if over else "lost"), transactional_id=c.transactional_id,
-                 batch_id=batch_id, holds=where(c), left_ms=_left_ms(c) if s.state is TxnState.PRECOMMITTED else None)
-            for c, s in zip(cs, standings(driver, cs), strict=True)]
+    told = [
+        Step(
+            do=(
+                "nothing"
+                if over and s.state is None
+                else _DO.get(s.state, "nothing" if over else "lost")
+            ),
+            transactional_id=c.transactional_id,
+            batch_id=batch_id,
+            holds=where(c),
+            left_ms=_left_ms(c) if s.state is TxnState.PRECOMMITTED else None,
+        )
+        for c, s in zip(cs, standings(driver, cs), strict=True)
+    ]
     spared = {(c.transactional_id, c.state) for c in cs}
-    open_ones = [c for p in driver.participants.values() for c in p.in_doubt(driver.query_id) if (c.transactional_id, c.state) not in spared]
-    return told + [Step(do="abort", transactional_id=c.transactional_id, batch_id=parse_name(c.transactional_id).token.batch_id, holds=where(c),
-                        left_ms=_left_ms(c)) for c in open_ones]
+    open_ones = [
+        c
+        for p in driver.participants.values()
+        for c in p.in_doubt(driver.query_id)
+        if (c.transactional_id, c.state) not in spared
+    ]
+    return told + [
+        Step(
+            do="abort",
+            transactional_id=c.transactional_id,
+            batch_id=parse_name(c.transactional_id).token.batch_id,
+            holds=where(c),
+            left_ms=_left_ms(c),
+        )
+        for c in open_ones
+    ]
 
 
-def _left_ms(c: Committable) -> float | None: return None if c.timeout_ms is None else c.started_ms + c.timeout_ms - time.time() * 1000
+def _left_ms(c: Committable) -> float | None:
+    return None if c.timeout_ms is None else c.started_ms + c.timeout_ms - time.time() * 1000
 
 
 def restore(driver: Driver) -> list[Step]:
-    """Commit what is decided, abort the rest; returns what was done. Raises `LostTransaction` (after all others were told), `OutcomeUnknown`,
-    `Superseded` if the query runs and went on."""
+    """Commit what is decided, abort the rest; returns what was done. Raises `LostTransaction`
+    (after all others were told), `OutcomeUnknown`, `Superseded` if the query runs and went on.
+    """
     steps, newest = plan_restore(driver), newest_commit(driver.log)
-    if any(s.do == "abort" for s in steps): sweep(driver, fence(driver))
-    elif newest: finish(driver, newest)
+    if any(s.do == "abort" for s in steps):
+        sweep(driver, fence(driver))
+    elif newest:
+        finish(driver, newest)
     return steps
 
 # %% ../../nbs/operations/01_operations.ipynb #c041
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A batch, as its checkpoint tells it. `state`: `writing` (not decided), `decided` (Spark does not know it yet) or `done`. `run`: the claim under
-    which it was decided (None: not by this sink, or purged), `attempt` its slot. `began_ms` and `ended_ms` are ms since 1970, `took_ms` what lies
-    between. `used`: the share of the transaction timeout that was gone at the end (of what is not done: until now). None: not known, or no
-    timeout."""
+    """A batch, as its checkpoint tells it. `state`: `writing` (not decided), `decided` (Spark does
+    not know it yet) or `done`. `run`: the claim under which it was decided (None: not by this sink,
+    or purged), `attempt` its slot. `began_ms` and `ended_ms` are ms since 1970, `took_ms` what lies
+    between. `used`: the share of the transaction timeout that was gone at the end (of what is not
+    done: until now). None: not known, or no timeout.
+    """
+
     batch_id: int
     state: str
     attempt: int | None = None
@@ -457,32 +865,62 @@ class Progress:
 
 
 def find_progress(query: Query, last: int = 20) -> list[Progress]:
-    "The last batches of a query, oldest first, from its decisions and from Spark's entries."
+    """The last batches of a query, oldest first, from its decisions and from Spark's entries."""
     batches = sorted({*query.log.batches(), *query.times})[-last:]
     return [_progress(query, b, commit_of(query.log, b), time.time() * 1000) for b in batches]
 
 
 def _progress(query: Query, batch_id: int, stands: Decision | None, now_ms: float) -> Progress:
     began_ms, ended_ms = query.times.get(batch_id, (None, None))
-    times = dict(began_ms=began_ms, ended_ms=ended_ms, took_ms=None if ended_ms is None else ended_ms - began_ms)
-    if stands is None: return Progress(batch_id=batch_id, state="writing" if ended_ms is None else "done", **times)
-    done = ended_ms is not None or query.spark_committed(batch_id) or holds_later(query.log, batch_id)
+    times = dict(
+        began_ms=began_ms,
+        ended_ms=ended_ms,
+        took_ms=None if ended_ms is None else ended_ms - began_ms,
+    )
+    if stands is None:
+        return Progress(batch_id=batch_id, state="writing" if ended_ms is None else "done", **times)
+    done = (
+        ended_ms is not None or query.spark_committed(batch_id) or holds_later(query.log, batch_id)
+    )
     cs = stands.committables
     limits = [c for c in cs if c.timeout_ms]
     first = min(limits, key=lambda c: c.started_ms + c.timeout_ms, default=None)
     until_ms = ended_ms if done else now_ms
     if first and until_ms is not None:
-        times |= dict(left_ms=first.started_ms + first.timeout_ms - until_ms, used=(until_ms - first.started_ms) / first.timeout_ms)
-    return Progress(batch_id=batch_id, state="done" if done else "decided", attempt=stands.slot.attempt, run=str(stands.token),
-                    rows=sum(c.records for c in cs), transactions=len(cs), timeout_ms=first and first.timeout_ms,
-                    partitions=len({(p.topic, p.partition) for c in cs for p in c.partitions if p.records}), **times)
+        times |= dict(
+            left_ms=first.started_ms + first.timeout_ms - until_ms,
+            used=(until_ms - first.started_ms) / first.timeout_ms,
+        )
+    return Progress(
+        batch_id=batch_id,
+        state="done" if done else "decided",
+        attempt=stands.slot.attempt,
+        run=str(stands.token),
+        rows=sum(c.records for c in cs),
+        transactions=len(cs),
+        timeout_ms=first and first.timeout_ms,
+        partitions=len({(p.topic, p.partition) for c in cs for p in c.partitions if p.records}),
+        **times,
+    )
 
 
-def progress(place: str, decision_log: str | None = None, *, conf: Mapping | None = None, prefix: str | None = None, last: int = 20):
-    """The last batches of a query as a pandas.DataFrame, one row each, columns as in `Progress`. Arguments and errors are those of `open_query`."""
+def progress(
+    place: str,
+    decision_log: str | None = None,
+    *,
+    conf: Mapping | None = None,
+    prefix: str | None = None,
+    last: int = 20,
+):
+    """The last batches of a query as a pandas.DataFrame, one row each, columns as in `Progress`.
+    Arguments and errors are those of `open_query`.
+    """
     import pandas as pd
+
     found = find_progress(open_query(place, decision_log, conf=conf, prefix=prefix), last)
-    return pd.DataFrame([asdict(p) for p in found], columns=[f.name for f in fields(Progress)]).astype({"attempt": "Int64", "timeout_ms": "Int64"})
+    return pd.DataFrame(
+        [asdict(p) for p in found], columns=[f.name for f in fields(Progress)]
+    ).astype({"attempt": "Int64", "timeout_ms": "Int64"})
 
 # %% ../../nbs/operations/01_operations.ipynb #c050
 STATUS = {"note": 0, "trouble": 3, "danger": 4}  # what a level is worth as an exit code
@@ -490,7 +928,10 @@ STATUS = {"note": 0, "trouble": 3, "danger": 4}  # what a level is worth as an e
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    "One answer of doctor. `name` stays the same, for scripts; `commands` are lines as one types them."
+    """One answer of doctor. `name` stays the same, for scripts; `commands` are lines as one types
+    them.
+    """
+
     name: str
     level: str
     what: str
@@ -502,25 +943,35 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    "What doctor knows of a cluster, and what it found, worst first. `status` is an exit code: that of the worst."
+    """What doctor knows of a cluster, and what it found, worst first. `status` is an exit code:
+    that of the worst.
+    """
+
     facts: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
 
     @property
-    def status(self) -> int: return max((STATUS[f.level] for f in self.findings), default=0)
+    def status(self) -> int:
+        return max((STATUS[f.level] for f in self.findings), default=0)
 
 
 FINDINGS = {}  # name: (level, why, is data at risk, what to do)
 
 
 def finding(name: str, what: str, *commands: str, **parts: str) -> Finding:
-    "The finding of this name; `parts` where the case knows better than the table."
-    return Finding(**(dict(zip(("level", "why", "risk", "action"), FINDINGS[name], strict=True)) | parts), name=name, what=what, commands=commands)
+    """The finding of this name; `parts` where the case knows better than the table."""
+    return Finding(
+        **(dict(zip(("level", "why", "risk", "action"), FINDINGS[name], strict=True)) | parts),
+        name=name,
+        what=what,
+        commands=commands,
+    )
 
 # %% ../../nbs/operations/01_operations.ipynb #c051
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    "What doctor looks at, and how. `older_ms`: what is open for less is left in peace."
+    """What doctor looks at, and how. `older_ms`: what is open for less is left in peace."""
+
     door: Door
     survey: Survey
     user: str
@@ -533,25 +984,36 @@ class Look:
     speculation: str | None = None
 
     @property
-    def probe(self) -> str: return f"{self.prefix}-probe"
+    def probe(self) -> str:
+        return f"{self.prefix}-probe"
 
     @property
-    def ids(self) -> str: return _IDS.format(prefix=shlex.quote(self.prefix))
+    def ids(self) -> str:
+        return _IDS.format(prefix=shlex.quote(self.prefix))
 
-    def acl(self, operation: str, resource: str) -> str: return acl_command(self.survey.servers, self.user, operation, resource)
-    def tool(self, script: str, rest: str) -> str: return admin_command(self.survey.servers, script, rest)
+    def acl(self, operation: str, resource: str) -> str:
+        return acl_command(self.survey.servers, self.user, operation, resource)
+
+    def tool(self, script: str, rest: str) -> str:
+        return admin_command(self.survey.servers, script, rest)
 
     @cached_property
     def may_begin(self) -> bool:
-        "May this user begin a transaction under the prefix? Asked with an id of its own."
-        try: self.survey.init_producer_id(self.probe, timeout_ms=1000)
-        except NotAuthorized: return False
+        """May this user begin a transaction under the prefix? Asked with an id of its own."""
+        try:
+            self.survey.init_producer_id(self.probe, timeout_ms=1000)
+        except NotAuthorized:
+            return False
         return True
 
     def restores(self) -> tuple[str, str]:
-        "The two lines that settle the query: what would be done, and doing it."
-        words = ["restore", masked(self.query.place), *(["--decision-log", masked(self.decision_log)] if self.decision_log else []),
-                 *(["--prefix", self.prefix] if self.prefix != "kafka2pc" else [])]
+        """The two lines that settle the query: what would be done, and doing it."""
+        words = [
+            "restore",
+            masked(self.query.place),
+            *(["--decision-log", masked(self.decision_log)] if self.decision_log else []),
+            *(["--prefix", self.prefix] if self.prefix != "kafka2pc" else []),
+        ]
         return self.door.command(*words, "--dry-run"), self.door.command(*words)
 
 # %% ../../nbs/operations/01_operations.ipynb #c053
@@ -559,160 +1021,360 @@ _STOPS = "No. The query stops at its start, before anything is written."
 FINDINGS |= {
     "topic-missing": ("trouble", "The sink creates no topics.", _STOPS, "Create it."),
     "topic-not-allowed": ("trouble", "An ACL is missing.", _STOPS, "Grant it."),
-    "ids-not-allowed": ("trouble", "An ACL is missing, on the prefix and not on single ids.", _STOPS, "Grant it."),
-    "settings-not-allowed": ("note", "DescribeConfigs is not granted.", "No. What cannot be asked is found by trying.", "Grant it."),
+    "ids-not-allowed": (
+        "trouble",
+        "An ACL is missing, on the prefix and not on single ids.",
+        _STOPS,
+        "Grant it.",
+    ),
+    "settings-not-allowed": (
+        "note",
+        "DescribeConfigs is not granted.",
+        "No. What cannot be asked is found by trying.",
+        "Grant it.",
+    ),
 }
 
 
 def check_rights(look: Look) -> Iterator[Finding]:
-    "Topics, transactional ids, and settings."
+    """Topics, transactional ids, and settings."""
     found, quoted = look.survey.topics(look.topics), {t: shlex.quote(t) for t in look.topics}
     for topic in look.topics:
         if topic not in found:
-            yield finding("topic-missing", f"topic {topic} does not exist", look.tool("kafka-topics.sh", f"--create --topic {quoted[topic]}"))
+            yield finding(
+                "topic-missing",
+                f"topic {topic} does not exist",
+                look.tool("kafka-topics.sh", f"--create --topic {quoted[topic]}"),
+            )
         elif found[topic].may_write is False:
-            yield finding("topic-not-allowed", f"{look.user} may not write to topic {topic}", look.acl("Write", f"--topic {quoted[topic]}"))
+            yield finding(
+                "topic-not-allowed",
+                f"{look.user} may not write to topic {topic}",
+                look.acl("Write", f"--topic {quoted[topic]}"),
+            )
     if not look.may_begin:
-        yield finding("ids-not-allowed", f"{look.user} may not use transactional ids that begin with {look.prefix}", look.acl("Write", look.ids))
-    hidden = [f"--topic {quoted[t]}" for t in found if found[t].partitions and not look.survey.topic_setting(t, "min.insync.replicas")]
+        yield finding(
+            "ids-not-allowed",
+            f"{look.user} may not use transactional ids that begin with {look.prefix}",
+            look.acl("Write", look.ids),
+        )
+    hidden = [
+        f"--topic {quoted[t]}"
+        for t in found
+        if found[t].partitions and not look.survey.topic_setting(t, "min.insync.replicas")
+    ]
     hidden += ["--cluster"] * (look.survey.max_timeout_ms() is None)
     if hidden:
-        yield finding("settings-not-allowed", f"{look.user} may not see all settings", *(look.acl("DescribeConfigs", r) for r in hidden))
+        yield finding(
+            "settings-not-allowed",
+            f"{look.user} may not see all settings",
+            *(look.acl("DescribeConfigs", r) for r in hidden),
+        )
 
 # %% ../../nbs/operations/01_operations.ipynb #c055
 FINDINGS |= {
-    "timeout-too-large": ("trouble", "Brokers refuse such a transaction.", _STOPS,
-                          "Use a smaller kafka.transaction.timeout.ms, leave it out, or raise transaction.max.timeout.ms on all brokers."),
-    "timeout-short": ("trouble", "A longer batch is refused and replayed, again and again; and only the rest is left to restart a dead driver.",
-                      "Yes, if the driver dies right after a decision: what is decided and not committed in time is lost.",
-                      "Make batches smaller, raise kafka.transaction.timeout.ms (and transaction.max.timeout.ms), or use twoPhaseCommit."),
+    "timeout-too-large": (
+        "trouble",
+        "Brokers refuse such a transaction.",
+        _STOPS,
+        (
+            "Use a smaller kafka.transaction.timeout.ms, leave it out, or raise"
+            " transaction.max.timeout.ms on all brokers."
+        ),
+    ),
+    "timeout-short": (
+        "trouble",
+        (
+            "A longer batch is refused and replayed, again and again; and only the rest is left to"
+            " restart a dead driver."
+        ),
+        (
+            "Yes, if the driver dies right after a decision: what is decided and not committed in"
+            " time is lost."
+        ),
+        (
+            "Make batches smaller, raise kafka.transaction.timeout.ms (and"
+            " transaction.max.timeout.ms), or use twoPhaseCommit."
+        ),
+    ),
 }
 
 
 def check_time(look: Look) -> Iterator[Finding]:
-    "The transaction timeout, beside what the broker allows and what batches take."
-    most, newest = look.survey.max_timeout_ms(), newest_commit(look.query.log) if look.query else None
+    """The transaction timeout, beside what the broker allows and what batches take."""
+    most, newest = (
+        look.survey.max_timeout_ms(),
+        (newest_commit(look.query.log) if look.query else None),
+    )
     if look.timeout_ms and most and look.timeout_ms > most:
-        yield finding("timeout-too-large", f"kafka.transaction.timeout.ms={look.timeout_ms} is above the brokers' transaction.max.timeout.ms={most}")
+        yield finding(
+            "timeout-too-large",
+            f"kafka.transaction.timeout.ms={look.timeout_ms} is above the brokers'"
+            f" transaction.max.timeout.ms={most}",
+        )
     used = [c.timeout_ms for c in newest.committables] if newest else []
     limit = min((ms for ms in used if ms), default=None) if used else look.timeout_ms or most
     longest = max(look.query.batch_ms, default=0) if look.query else 0
     if limit and longest > limit / 2:
-        yield finding("timeout-short", f"one of the last batches took {longest / 1000:.0f} s of a transaction timeout of {limit / 1000:.0f} s",
-                      level="danger" if longest > 0.8 * limit else "trouble")
+        yield finding(
+            "timeout-short",
+            f"one of the last batches took {longest / 1000:.0f} s of a transaction timeout of"
+            f" {limit / 1000:.0f} s",
+            level="danger" if longest > 0.8 * limit else "trouble",
+        )
 
 # %% ../../nbs/operations/01_operations.ipynb #c057
-_TIMES_OUT = "Only if nobody commits a decided batch within the transaction timeout: then it is lost, and the next start says so."
+_TIMES_OUT = (
+    "Only if nobody commits a decided batch within the transaction timeout: then it is lost, and"
+    " the next start says so."
+)
 _NO_2PC = {  # how the reason begins: the finding
-    "The brokers offer no": "two-phase-no-version", "transaction.two.phase": "two-phase-off", "TWO_PHASE_COMMIT": "two-phase-not-allowed",
-    "Either": "two-phase-refused"}
+    "The brokers offer no": "two-phase-no-version",
+    "transaction.two.phase": "two-phase-off",
+    "TWO_PHASE_COMMIT": "two-phase-not-allowed",
+    "Either": "two-phase-refused",
+}
 FINDINGS |= {
-    "two-phase-too-old": ("note", "The brokers have no such setting.", _TIMES_OUT, "Update them to Kafka 4.1 or newer."),
-    "two-phase-no-version": ("note", "", _TIMES_OUT, "Set unstable.api.versions.enable=true on all brokers."),
-    "two-phase-off": ("note", "", _TIMES_OUT, "Set transaction.two.phase.commit.enable=true on all brokers."),
+    "two-phase-too-old": (
+        "note",
+        "The brokers have no such setting.",
+        _TIMES_OUT,
+        "Update them to Kafka 4.1 or newer.",
+    ),
+    "two-phase-no-version": (
+        "note",
+        "",
+        _TIMES_OUT,
+        "Set unstable.api.versions.enable=true on all brokers.",
+    ),
+    "two-phase-off": (
+        "note",
+        "",
+        _TIMES_OUT,
+        "Set transaction.two.phase.commit.enable=true on all brokers.",
+    ),
     "two-phase-not-allowed": ("note", "", _TIMES_OUT, "Grant it."),
-    "two-phase-refused": ("note", "", _TIMES_OUT, "Grant the right, and the one to see the setting: then it is clear which of the two it is."),
+    "two-phase-refused": (
+        "note",
+        "",
+        _TIMES_OUT,
+        "Grant the right, and the one to see the setting: then it is clear which of the two it is.",
+    ),
 }
 
 
 def check_two_phase(look: Look) -> Iterator[Finding]:
-    "Can transactions without a timeout be had, and if not, why."
+    """Can transactions without a timeout be had, and if not, why."""
     why = look.survey.why_no_two_phase(look.probe) if look.may_begin else None
-    if why is None: return
-    name = next((known for begin, known in _NO_2PC.items() if why.startswith(begin)), "two-phase-no-version")
+    if why is None:
+        return
+    name = next(
+        (known for begin, known in _NO_2PC.items() if why.startswith(begin)), "two-phase-no-version"
+    )
     what = "transactions can time out: KIP-939 cannot be had"
-    if name == "two-phase-no-version" and look.survey.max_timeout_ms() and look.survey.broker_config("transaction.two.phase.commit.enable") is None:
+    if (
+        name == "two-phase-no-version"
+        and look.survey.max_timeout_ms()
+        and look.survey.broker_config("transaction.two.phase.commit.enable") is None
+    ):
         yield finding("two-phase-too-old", what)
         return
-    lines = {"two-phase-not-allowed": [look.acl("TwoPhaseCommit", look.ids)],
-             "two-phase-refused": [look.acl("TwoPhaseCommit", look.ids), look.acl("DescribeConfigs", "--cluster")]}
+    lines = {
+        "two-phase-not-allowed": [look.acl("TwoPhaseCommit", look.ids)],
+        "two-phase-refused": [
+            look.acl("TwoPhaseCommit", look.ids),
+            look.acl("DescribeConfigs", "--cluster"),
+        ],
+    }
     yield finding(name, what, *lines.get(name, ()), why=why)
 
 # %% ../../nbs/operations/01_operations.ipynb #c058
 FINDINGS |= {
-    "old-transactions": ("note", "The brokers are old, or the feature was not raised after an update.",
-                         "No. kafka2pc gives each transaction an epoch of its own. With other clients a late request can end a later one.",
-                         "Raise it, when all brokers are Kafka 4.0 or newer."),
-    "speculation": ("note", "A slow task runs twice, on two hosts, and both copies write all their rows.",
-                    "No. The copy that is not heard is aborted when its batch commits; until then readers wait.",
-                    "Set spark.speculation=false for queries that write to Kafka."),
+    "old-transactions": (
+        "note",
+        "The brokers are old, or the feature was not raised after an update.",
+        (
+            "No. kafka2pc gives each transaction an epoch of its own. With other clients a late"
+            " request can end a later one."
+        ),
+        "Raise it, when all brokers are Kafka 4.0 or newer.",
+    ),
+    "speculation": (
+        "note",
+        "A slow task runs twice, on two hosts, and both copies write all their rows.",
+        (
+            "No. The copy that is not heard is aborted when its batch commits; until then readers"
+            " wait."
+        ),
+        "Set spark.speculation=false for queries that write to Kafka.",
+    ),
 }
 
 
 def check_protocol(look: Look) -> Iterator[Finding]:
-    "KIP-890: the broker itself gives each transaction an epoch of its own."
+    """KIP-890: the broker itself gives each transaction an epoch of its own."""
     if look.survey.end_txn_version() < 5:
-        yield finding("old-transactions", "the cluster's feature transaction.version is below 2",
-                      look.tool("kafka-features.sh", "upgrade --feature transaction.version=2"))
+        yield finding(
+            "old-transactions",
+            "the cluster's feature transaction.version is below 2",
+            look.tool("kafka-features.sh", "upgrade --feature transaction.version=2"),
+        )
 
 
 def find_speculation(conf_dir: str | None = None) -> str | None:
-    "The spark-defaults.conf that sets `spark.speculation` to true: in `conf_dir`, else SPARK_CONF_DIR, else SPARK_HOME/conf. None: there is none."
+    """The spark-defaults.conf that sets `spark.speculation` to true: in `conf_dir`, else
+    SPARK_CONF_DIR, else SPARK_HOME/conf. None: there is none.
+    """
     home = os.environ.get("SPARK_HOME")
     folder = conf_dir or os.environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else None)
     file = Path(folder, "spark-defaults.conf") if folder else None
-    if not file or not file.is_file(): return None
-    return str(file) if re.search(r"^\s*spark\.speculation[\s=:]+true\s*$", file.read_text(encoding="utf-8", errors="replace"), re.M | re.I) else None
+    if not file or not file.is_file():
+        return None
+    return (
+        str(file)
+        if re.search(
+            r"^\s*spark\.speculation[\s=:]+true\s*$",
+            file.read_text(encoding="utf-8", errors="replace"),
+            re.M | re.I,
+        )
+        else None
+    )
 
 
 def check_speculation(look: Look) -> Iterator[Finding]:
-    "Spark's conf does not lie in the checkpoint, so this is only seen where Spark is set up."
-    if look.speculation: yield finding("speculation", f"spark.speculation is true in {look.speculation}")
+    """Spark's conf does not lie in the checkpoint, so this is only seen where Spark is set up."""
+    if look.speculation:
+        yield finding("speculation", f"spark.speculation is true in {look.speculation}")
 
 # %% ../../nbs/operations/01_operations.ipynb #c060
 _ONE_DISK = "Yes, with a broker's disk: what was committed may be gone."
 FINDINGS |= {
-    "one-copy": ("trouble", "Its replication factor is 1.", _ONE_DISK, "Raise the replication factor to 3, with kafka-reassign-partitions.sh."),
+    "one-copy": (
+        "trouble",
+        "Its replication factor is 1.",
+        _ONE_DISK,
+        "Raise the replication factor to 3, with kafka-reassign-partitions.sh.",
+    ),
     "one-copy-is-enough": ("trouble", "min.insync.replicas is 1.", _ONE_DISK, "Set it to 2."),
-    "too-few-copies": ("trouble", "Brokers are down, or too slow to follow.", "No. Nothing is acknowledged; pre-commits and commits wait.",
-                       "Start the brokers that are down."),
+    "too-few-copies": (
+        "trouble",
+        "Brokers are down, or too slow to follow.",
+        "No. Nothing is acknowledged; pre-commits and commits wait.",
+        "Start the brokers that are down.",
+    ),
 }
 
 
 def check_copies(look: Look) -> Iterator[Finding]:
-    "Replication factor and min.insync.replicas of topics, of a decision log in Kafka, and of Kafka's own log of transactions, if they may be seen."
-    decisions = [look.decision_log.removeprefix("kafka:")] if (look.decision_log or "").startswith("kafka:") else []
+    """Replication factor and min.insync.replicas of topics, of a decision log in Kafka, and of
+    Kafka's own log of transactions, if they may be seen.
+    """
+    decisions = (
+        [look.decision_log.removeprefix("kafka:")]
+        if (look.decision_log or "").startswith("kafka:")
+        else []
+    )
     for topic in (*look.topics, *decisions, "__transaction_state"):
-        layout, known = look.survey.layout([topic]), look.survey.topic_setting(topic, "min.insync.replicas")
-        if not layout: continue
-        copies, in_sync, least = min(p.copies for p in layout), min(p.in_sync for p in layout), int(known) if known else 0
-        if copies == 1: yield finding("one-copy", f"topic {topic} has a partition with one copy")
+        layout, known = (
+            look.survey.layout([topic]),
+            look.survey.topic_setting(topic, "min.insync.replicas"),
+        )
+        if not layout:
+            continue
+        copies, in_sync, least = (
+            min(p.copies for p in layout),
+            min(p.in_sync for p in layout),
+            int(known) if known else 0,
+        )
+        if copies == 1:
+            yield finding("one-copy", f"topic {topic} has a partition with one copy")
         elif in_sync < least:
-            yield finding("too-few-copies", f"topic {topic} has a partition with {in_sync} copies in sync; {least} are needed to write")
+            yield finding(
+                "too-few-copies",
+                f"topic {topic} has a partition with {in_sync} copies in sync; {least} are needed"
+                " to write",
+            )
         elif least == 1:
-            alter = f"--alter --entity-type topics --entity-name {shlex.quote(topic)} --add-config min.insync.replicas=2"
-            yield finding("one-copy-is-enough", f"topic {topic} takes a record when one copy has it", look.tool("kafka-configs.sh", alter))
+            alter = (
+                f"--alter --entity-type topics --entity-name {shlex.quote(topic)} --add-config"
+                " min.insync.replicas=2"
+            )
+            yield finding(
+                "one-copy-is-enough",
+                f"topic {topic} takes a record when one copy has it",
+                look.tool("kafka-configs.sh", alter),
+            )
 
 # %% ../../nbs/operations/01_operations.ipynb #c062
 FINDINGS |= {
-    "readers-held-back": ("trouble", "", "No. Nothing is lost by waiting. What may be ended, and how, depends on whether it is decided.",
-                          "End it as its own finding says. One of another program is that program's affair."),
-    "readers-held-back-by-whom": ("trouble", "A transaction is open there; whose, this user may not ask.", "No. Nothing is lost by waiting.",
-                                  "Grant READ, and look again."),
-    "hanging": ("trouble", "A client or a broker broke the protocol (KIP-664), or this user may not see the transaction. It never times out.",
-                "Perhaps: one that this user may not DESCRIBE looks the same, and may be decided.",
-                "Look again as an administrator; then write its end by hand."),
+    "readers-held-back": (
+        "trouble",
+        "",
+        (
+            "No. Nothing is lost by waiting. What may be ended, and how, depends on whether it is"
+            " decided."
+        ),
+        "End it as its own finding says. One of another program is that program's affair.",
+    ),
+    "readers-held-back-by-whom": (
+        "trouble",
+        "A transaction is open there; whose, this user may not ask.",
+        "No. Nothing is lost by waiting.",
+        "Grant READ, and look again.",
+    ),
+    "hanging": (
+        "trouble",
+        (
+            "A client or a broker broke the protocol (KIP-664), or this user may not see the"
+            " transaction. It never times out."
+        ),
+        "Perhaps: one that this user may not DESCRIBE looks the same, and may be decided.",
+        "Look again as an administrator; then write its end by hand.",
+    ),
 }
 
 
 def check_readers(look: Look) -> Iterator[Finding]:
-    "The distance between the last stable offset and the end, and what is open there for longer than `older_ms`."
+    """The distance between the last stable offset and the end, and what is open there for longer
+    than `older_ms`.
+    """
     layout = look.survey.layout(look.topics)
-    stable, end = look.survey.ends(layout, committed=True), look.survey.ends(layout, committed=False)
+    stable, end = (
+        look.survey.ends(layout, committed=True),
+        look.survey.ends(layout, committed=False),
+    )
     waits = lambda part: part in stable and part in end and stable[part] < end[part]
     late = [p for p in layout if waits((p.topic, p.partition))]
     holders = look.survey.open_producers(late) if late else []
-    known = {f.producer_id: f for f in find_transactions(look.survey, "", look.query, ALIVE)} if holders else {}
+    known = (
+        {f.producer_id: f for f in find_transactions(look.survey, "", look.query, ALIVE)}
+        if holders
+        else {}
+    )
     for topic in sorted({p.topic for p in late}):
         parts = [p.partition for p in late if p.topic == topic]
-        what = f"read_committed readers of {topic} wait: {', '.join(f'{topic}-{p} at {stable[topic, p]} of {end[topic, p]}' for p in parts)}"
+        what = (
+            f"read_committed readers of {topic} wait:"
+            f" {', '.join(f'{topic}-{p} at {stable[topic, p]} of {end[topic, p]}' for p in parts)}"
+        )
         here = {h.producer_id: h for h in holders or () if h.topic == topic}
-        if holders is None: yield finding("readers-held-back-by-whom", what, look.acl("Read", f"--topic {shlex.quote(topic)}"))
+        if holders is None:
+            yield finding(
+                "readers-held-back-by-whom", what, look.acl("Read", f"--topic {shlex.quote(topic)}")
+            )
         elif any(_age_ms(h, known) >= look.older_ms for h in here.values()):
             names = [known[i].transactional_id for i in here if i in known]
-            unseen = [f"one of producer id {i} that no coordinator knows, or that this user may not see" for i in here if i not in known]
-            yield finding("readers-held-back", what, *(look.door.command("transactions", "describe", name) for name in names),
-                          why=f"Open there: {'; '.join(names + unseen)}.")
+            unseen = [
+                f"one of producer id {i} that no coordinator knows, or that this user may not see"
+                for i in here
+                if i not in known
+            ]
+            yield finding(
+                "readers-held-back",
+                what,
+                *(look.door.command("transactions", "describe", name) for name in names),
+                why=f"Open there: {'; '.join(names + unseen)}.",
+            )
 
 
 def _age_ms(h: OpenProducer, known: Mapping[int, Found]) -> float:
@@ -720,99 +1382,221 @@ def _age_ms(h: OpenProducer, known: Mapping[int, Found]) -> float:
 
 
 def check_hanging(look: Look) -> Iterator[Finding]:
-    "What no coordinator knows, and so no timeout ends."
-    try: hanging = find_hanging(look.survey, look.topics)
-    except NotAuthorized: return  # who may not READ the topics cannot see it
+    """What no coordinator knows, and so no timeout ends."""
+    try:
+        hanging = find_hanging(look.survey, look.topics)
+    # who may not READ the topics cannot see it
+    except NotAuthorized:
+        return
     for p in hanging:
-        abort = f"abort --topic {shlex.quote(p.topic)} --partition {p.partition} --start-offset {p.first_offset}"
-        yield finding("hanging", f"{p.topic}-{p.partition} holds an open transaction of producer id {p.producer_id} from offset {p.first_offset} on, "
-                                 "and no coordinator knows it", look.tool("kafka-transactions.sh", abort))
+        abort = (
+            f"abort --topic {shlex.quote(p.topic)} --partition {p.partition} --start-offset"
+            f" {p.first_offset}"
+        )
+        yield finding(
+            "hanging",
+            f"{p.topic}-{p.partition} holds an open transaction of producer id {p.producer_id} from"
+            f" offset {p.first_offset} on, and no coordinator knows it",
+            look.tool("kafka-transactions.sh", abort),
+        )
 
 # %% ../../nbs/operations/01_operations.ipynb #c064
 FINDINGS |= {
-    "leftovers": ("trouble", "Its run is dead, or it still works on this batch.", "No. Spark replays an undecided batch.",
-                  "If the query runs, nothing. If it is dead, restart it, or settle it from here."),
-    "leftovers-of-unknown": ("trouble", "Its run is dead, or it still works on its batch.", "Perhaps: a decided transaction that is aborted is lost.",
-                             "Look again with its checkpoint: the one whose file metadata holds this id."),
-    "decided-and-open": ("danger", "The driver died, or lost the broker, between its decision and the commit.", "No: these never time out.",
-                         "Restart the query now, or settle it from here."),
-    "decided-and-lost": ("danger", "The transaction timeout ran out while nobody could commit, or somebody aborted it by hand.",
-                         "YES: these records are lost.", "Write them again from the source; then restart the query with lostTransactions=skip."),
+    "leftovers": (
+        "trouble",
+        "Its run is dead, or it still works on this batch.",
+        "No. Spark replays an undecided batch.",
+        "If the query runs, nothing. If it is dead, restart it, or settle it from here.",
+    ),
+    "leftovers-of-unknown": (
+        "trouble",
+        "Its run is dead, or it still works on its batch.",
+        "Perhaps: a decided transaction that is aborted is lost.",
+        "Look again with its checkpoint: the one whose file metadata holds this id.",
+    ),
+    "decided-and-open": (
+        "danger",
+        "The driver died, or lost the broker, between its decision and the commit.",
+        "No: these never time out.",
+        "Restart the query now, or settle it from here.",
+    ),
+    "decided-and-lost": (
+        "danger",
+        (
+            "The transaction timeout ran out while nobody could commit, or somebody aborted it by"
+            " hand."
+        ),
+        "YES: these records are lost.",
+        "Write them again from the source; then restart the query with lostTransactions=skip.",
+    ),
 }
 
 
 def check_leftovers(look: Look) -> Iterator[Finding]:
-    "Open transactions of ours that no run will end: fenced, or open for longer than `older_ms`. Decided ones are for `check_decisions`."
-    found = [f for f in find_transactions(look.survey, look.prefix, look.query)
-             if f.query_id and not f.decided and (f.fenced or f.age_ms >= look.older_ms)]
+    """Open transactions of ours that no run will end: fenced, or open for longer than `older_ms`.
+    Decided ones are for `check_decisions`.
+    """
+    found = [
+        f
+        for f in find_transactions(look.survey, look.prefix, look.query)
+        if f.query_id and not f.decided and (f.fenced or f.age_ms >= look.older_ms)
+    ]
     for query_id in sorted({f.query_id for f in found}):
         own = [f for f in found if f.query_id == query_id]
-        what, left = f"{len(own)} open transactions of query {query_id}", min((f.left_ms for f in own if f.left_ms is not None), default=None)
-        what += ", which never time out" if left is None else f"; the first times out in {left / 1000:.0f} s"
-        if look.query and look.query.query_id == query_id: yield finding("leftovers", f"{what}; not decided", *look.restores())
-        else: yield finding("leftovers-of-unknown", f"{what}; no checkpoint was named", look.door.command("doctor", "--checkpoint", "CHECKPOINT"))
+        what, left = (
+            f"{len(own)} open transactions of query {query_id}",
+            min((f.left_ms for f in own if f.left_ms is not None), default=None),
+        )
+        what += (
+            ", which never time out"
+            if left is None
+            else f"; the first times out in {left / 1000:.0f} s"
+        )
+        if look.query and look.query.query_id == query_id:
+            yield finding("leftovers", f"{what}; not decided", *look.restores())
+        else:
+            yield finding(
+                "leftovers-of-unknown",
+                f"{what}; no checkpoint was named",
+                look.door.command("doctor", "--checkpoint", "CHECKPOINT"),
+            )
 
 
 def check_decisions(look: Look) -> Iterator[Finding]:
-    "The newest decision: is it about this cluster, and is it carried out?"
-    if not look.query: return
-    with operate(look.door.conf(), look.query, look.prefix) as driver: steps = plan_restore(driver)
+    """The newest decision: is it about this cluster, and is it carried out?"""
+    if not look.query:
+        return
+    with operate(look.door.conf(), look.query, look.prefix) as driver:
+        steps = plan_restore(driver)
     lost, late = ([s for s in steps if s.do == do] for do in ("lost", "commit"))
     if lost:
-        yield finding("decided-and-lost", f"batch {lost[0].batch_id} of query {look.query.query_id} is decided, and aborted: "
-                      + "; ".join(s.holds for s in lost))
+        yield finding(
+            "decided-and-lost",
+            f"batch {lost[0].batch_id} of query {look.query.query_id} is decided, and aborted: "
+            + "; ".join(s.holds for s in lost),
+        )
     if late:
         left = min((s.left_ms for s in late if s.left_ms is not None), default=None)
-        risk = {} if left is None else {"risk": f"YES, in {left / 1000:.0f} s: then the broker aborts them."}
-        yield finding("decided-and-open", f"batch {late[0].batch_id} of query {look.query.query_id} is decided, and {len(late)} of its transactions "
-                      "are open", *look.restores(), **risk)
+        risk = (
+            {}
+            if left is None
+            else {"risk": f"YES, in {left / 1000:.0f} s: then the broker aborts them."}
+        )
+        yield finding(
+            "decided-and-open",
+            f"batch {late[0].batch_id} of query {look.query.query_id} is decided, and {len(late)}"
+            " of its transactions are open",
+            *look.restores(),
+            **risk,
+        )
 
 # %% ../../nbs/operations/01_operations.ipynb #c066
-CHECKS = (check_rights, check_time, check_two_phase, check_protocol, check_speculation, check_copies, check_readers, check_hanging, check_leftovers,
-          check_decisions)
+CHECKS = (
+    check_rights,
+    check_time,
+    check_two_phase,
+    check_protocol,
+    check_speculation,
+    check_copies,
+    check_readers,
+    check_hanging,
+    check_leftovers,
+    check_decisions,
+)
 
 
 def _as_finding(e: TwoPhaseError) -> Finding:
-    name, level = re.sub("(?<=[a-z])(?=[A-Z])", "-", type(e).__name__).lower(), "trouble" if e.risk.startswith("No") else "danger"
+    name, level = (
+        re.sub("(?<=[a-z])(?=[A-Z])", "-", type(e).__name__).lower(),
+        ("trouble" if e.risk.startswith("No") else "danger"),
+    )
     return Finding(name=name, level=level, what=e.what, why=e.why, risk=e.risk, action=e.action)
 
 
 def _facts(look: Look) -> tuple[tuple[str, str], ...]:
     survey, most = look.survey, look.survey.max_timeout_ms()
-    versions = [f"{name} {survey.api_version(key)[1]}" for name, key in (("InitProducerId", 22), ("EndTxn", 26), ("ListTransactions", 66))]
-    return (("cluster", survey.cluster_id), ("brokers", str(len(survey.nodes()))), ("newest requests", ", ".join(versions)), ("user", look.user),
-            ("transaction.max.timeout.ms", str(most or "not to be seen")), ("topics", ", ".join(look.topics) or "none named"))
+    versions = [
+        f"{name} {survey.api_version(key)[1]}"
+        for name, key in (("InitProducerId", 22), ("EndTxn", 26), ("ListTransactions", 66))
+    ]
+    return (
+        ("cluster", survey.cluster_id),
+        ("brokers", str(len(survey.nodes()))),
+        ("newest requests", ", ".join(versions)),
+        ("user", look.user),
+        ("transaction.max.timeout.ms", str(most or "not to be seen")),
+        ("topics", ", ".join(look.topics) or "none named"),
+    )
 
 
 def _principal(conf: Mapping) -> str:
-    "As ACLs name the user. With a certificate or a token the broker makes the name out of its subject."
-    if "sasl.username" in conf: return f"User:{conf['sasl.username']}"
-    if TOKEN_PROVIDER in conf: return "User:SUBJECT-OF-THE-TOKEN"
-    return "User:SUBJECT-OF-THE-CERTIFICATE" if "ssl.certificate.location" in conf else "User:ANONYMOUS"
+    """As ACLs name the user. With a certificate or a token the broker makes the name out of its
+    subject.
+    """
+    if "sasl.username" in conf:
+        return f"User:{conf['sasl.username']}"
+    if TOKEN_PROVIDER in conf:
+        return "User:SUBJECT-OF-THE-TOKEN"
+    return (
+        "User:SUBJECT-OF-THE-CERTIFICATE"
+        if "ssl.certificate.location" in conf
+        else "User:ANONYMOUS"
+    )
 
 # %% ../../nbs/operations/01_operations.ipynb #c067
-def doctor(door: Door, *, topics: Iterable[str] = (), prefix: str | None = None, checkpoint: str | None = None, decision_log: str | None = None,
-           timeout_ms: int | None = None, older_ms: int = 60_000, spark_conf: str | None = None) -> Diagnosis:
-    """Can this cluster and this checkpoint keep the promise? `topics`: where the query writes; those of its decision and of what is open are added.
+def doctor(
+    door: Door,
+    *,
+    topics: Iterable[str] = (),
+    prefix: str | None = None,
+    checkpoint: str | None = None,
+    decision_log: str | None = None,
+    timeout_ms: int | None = None,
+    older_ms: int = 60_000,
+    spark_conf: str | None = None,
+) -> Diagnosis:
+    """Can this cluster and this checkpoint keep the promise? `topics`: where the query writes;
+    those of its decision and of what is open are added.
 
-    A probe begins under an id of its own; nothing else is written. Raises `BrokerUnreachable`, `NotAuthorized` (login), `BadOption`,
-    `StaleCheckpoint`."""
+    A probe begins under an id of its own; nothing else is written. Raises `BrokerUnreachable`,
+    `NotAuthorized` (login), `BadOption`, `StaleCheckpoint`.
+    """
     conf, found, newest = door.conf(), [], None
     query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix) if checkpoint else None
     try:
         newest = query and newest_commit(query.log)
-        if query: check_identity(_driver_here(query), -1)
-    except TwoPhaseError as e: found, query = [_as_finding(e)], None
+        if query:
+            check_identity(_driver_here(query), -1)
+    except TwoPhaseError as e:
+        found, query = [_as_finding(e)], None
     with Survey(conf) as survey:
         prefix = prefix or find_prefix(survey, query)
         decided = [p.topic for c in (newest.committables if newest else ()) for p in c.partitions]
         still = find_transactions(survey, prefix)
         opened = [topic for f in still for topic, _ in f.partitions]
-        if query and not query.log.batches() and (own := [f.transactional_id for f in still if f.query_id == query.query_id]):
+        if (
+            query
+            and not query.log.batches()
+            and (own := [f.transactional_id for f in still if f.query_id == query.query_id])
+        ):
             found, query = [*found, _as_finding(not_its_log(query.query_id, own))], None
-        look = Look(door=door, survey=survey, user=_principal(conf), topics=tuple(dict.fromkeys([*topics, *decided, *opened])), prefix=prefix,
-                    query=query, decision_log=decision_log, timeout_ms=timeout_ms, older_ms=older_ms, speculation=find_speculation(spark_conf))
+        look = Look(
+            door=door,
+            survey=survey,
+            user=_principal(conf),
+            topics=tuple(dict.fromkeys([*topics, *decided, *opened])),
+            prefix=prefix,
+            query=query,
+            decision_log=decision_log,
+            timeout_ms=timeout_ms,
+            older_ms=older_ms,
+            speculation=find_speculation(spark_conf),
+        )
         for check in CHECKS:
-            try: found += check(look)
-            except TwoPhaseError as e: found.append(_as_finding(e))
-        return Diagnosis(_facts(look), tuple(sorted(dict.fromkeys(found), key=lambda f: -STATUS[f.level])))
+            try:
+                found += check(look)
+            except TwoPhaseError as e:
+                found.append(_as_finding(e))
+        return Diagnosis(
+            _facts(look), tuple(sorted(dict.fromkeys(found), key=lambda f: -STATUS[f.level]))
+        )

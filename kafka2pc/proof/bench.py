@@ -9,7 +9,19 @@ __all__ = ['SIZES', 'Measured', 'in_turns', 'Comparison', 'rows_of_size', 'colum
            'driver_table', 'chart']
 
 # %% ../../nbs/proof/11_bench.ipynb #c002
-import io, json, os, platform, re, shutil, sqlite3, statistics, subprocess, sys, tempfile, time, uuid
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
 from contextlib import ExitStack, closing, redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,90 +35,136 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from rich.table import Table
 
 # %% ../../nbs/proof/11_bench.ipynb #c004
-from ..local.broker import KAFKA_VERSION, LocalKafka, fetch_jars, fetch_kafka, find_java
-from ..protocol.commit import Driver, commit
+from ..kafka.column_producer import ColumnTransaction
 from ..kafka.control import Control
-from ..local.databases import LocalMariaDB, LocalPostgres
-from ..protocol.decisions import MemoryLog
-from .demo import fetch_connector
-from ..spark.foreach_batch import TwoPhase
-from ..stores.file import FileParticipant, ObjectParticipant
 from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
+from ..kafka.row_producer import RowTransaction
+from ..local.broker import KAFKA_VERSION, LocalKafka, fetch_jars, fetch_kafka, find_java
+from ..local.databases import LocalMariaDB, LocalPostgres
+from .demo import fetch_connector
+from ..protocol.commit import Driver, commit
+from ..protocol.decisions import MemoryLog
+from ..protocol.precommit import precommit
+from ..protocol.restore import plan
+from ..protocol.transactions import Participant
+from ..spark.foreach_batch import TwoPhase
+from ..spark.source import Questions, register
+from ..stores.file import FileParticipant, ObjectParticipant
 from ..stores.mysql import MysqlParticipant
 from ..stores.postgres import PostgresParticipant, copy_text
-from ..protocol.precommit import precommit
-from ..kafka.column_producer import ColumnTransaction
-from ..protocol.transactions import Participant
-from ..protocol.restore import plan
-from ..spark.source import Questions, register
 from ..stores.wal import WalParticipant
-from ..kafka.row_producer import RowTransaction
 
 # %% ../../nbs/proof/11_bench.ipynb #c007
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    "What one way reached in each round: `unit` a second, or seconds if `unit` is s."
+    """What one way reached in each round: `unit` a second, or seconds if `unit` is s."""
+
     way: str
     unit: str
     values: tuple[float, ...]
 
     @property
-    def median(self) -> float: return statistics.median(self.values)
+    def median(self) -> float:
+        return statistics.median(self.values)
 
     @property
-    def spread(self) -> str: return f"{min(self.values):,.3g} - {max(self.values):,.3g}"
+    def spread(self) -> str:
+        return f"{min(self.values):,.3g} - {max(self.values):,.3g}"
 
 
-def in_turns(ways: Mapping[str, Callable[[], float]], unit: str, rounds: int = 5,
-             tell: Callable[[str], None] = lambda text: None) -> tuple[Measured, ...]:
-    "Each way once, not counted; then `rounds` times all of them, one after the other."
+def in_turns(
+    ways: Mapping[str, Callable[[], float]],
+    unit: str,
+    rounds: int = 5,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Measured, ...]:
+    """Each way once, not counted; then `rounds` times all of them, one after the other."""
     found = {name: [] for name in ways}
     for n in range(rounds + 1):
         for name, way in ways.items():
             value = way()
-            if n: found[name].append(value)
+            if n:
+                found[name].append(value)
         tell(f"round {n} of {rounds}")
-    return tuple(Measured(way=name, unit=unit, values=tuple(values)) for name, values in found.items())
+    return tuple(
+        Measured(way=name, unit=unit, values=tuple(values)) for name, values in found.items()
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    "What came of ways that took turns. The last one is what the others are compared with."
+    """What came of ways that took turns. The last one is what the others are compared with."""
+
     title: str
     measured: tuple[Measured, ...]
 
     def ratios(self) -> dict[str, float]:
-        "How often each way is faster than the last one."
+        """How often each way is faster than the last one."""
         last = self.measured[-1].median
         return {m.way: last / m.median if m.unit == "s" else m.median / last for m in self.measured}
 
     def table(self) -> Table:
-        "Medians, spread, ratios."
-        table, ratios = Table("way", self.measured[0].unit, "spread", f"speed, {self.measured[-1].way} = 1", title=self.title), self.ratios()
-        for m in self.measured: table.add_row(m.way, f"{m.median:,.{3 if m.unit == 's' else 0}f}", m.spread, f"{ratios[m.way]:.2f}")
+        """Medians, spread, ratios."""
+        table, ratios = (
+            Table(
+                "way",
+                self.measured[0].unit,
+                "spread",
+                f"speed, {self.measured[-1].way} = 1",
+                title=self.title,
+            ),
+            self.ratios(),
+        )
+        for m in self.measured:
+            table.add_row(
+                m.way,
+                f"{m.median:,.{3 if m.unit == 's' else 0}f}",
+                m.spread,
+                f"{ratios[m.way]:.2f}",
+            )
         return table
 
 # %% ../../nbs/proof/11_bench.ipynb #c011
 def rows_of_size(size: int, keyed: bool, rows: int = 10_000) -> pa.RecordBatch:
-    "A chunk as Spark gives it: 10,000 rows of `size` bytes; 4,000 different keys."
-    columns = {"value": pa.array([os.urandom(size // 2).hex().ljust(size, "x").encode() for _ in range(rows)], pa.binary())}
-    return pa.record_batch(columns | ({"key": pa.array([f"N{n % 4000}" for n in range(rows)])} if keyed else {}))
+    """A chunk as Spark gives it: 10,000 rows of `size` bytes; 4,000 different keys."""
+    columns = {
+        "value": pa.array(
+            [os.urandom(size // 2).hex().ljust(size, "x").encode() for _ in range(rows)],
+            pa.binary(),
+        )
+    }
+    return pa.record_batch(
+        columns | ({"key": pa.array([f"N{n % 4000}" for n in range(rows)])} if keyed else {})
+    )
 
 
 def columnar(control: Control, conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int) -> float:
-    "Records a second of the columnar engine, whose connections are open, as in a worker of Spark."
-    return _one_transaction(control, lambda name: ColumnTransaction(control, conf, name, 60_000, topic=topic), chunk, chunks)
+    """Records a second of the columnar engine, whose connections are open, as in a worker of Spark."""
+    return _one_transaction(
+        control,
+        lambda name: ColumnTransaction(control, conf, name, 60_000, topic=topic),
+        chunk,
+        chunks,
+    )
 
 
-def confluent(control: Control, conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int) -> float:
-    "Records a second of the row engine."
-    return _one_transaction(control, lambda name: RowTransaction(conf, name, 60_000, topic=topic, end_txn_version=5), chunk, chunks)
+def confluent(
+    control: Control, conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int
+) -> float:
+    """Records a second of the row engine."""
+    return _one_transaction(
+        control,
+        lambda name: RowTransaction(conf, name, 60_000, topic=topic, end_txn_version=5),
+        chunk,
+        chunks,
+    )
 
 
 def _one_transaction(control: Control, make: Callable, chunk: pa.RecordBatch, chunks: int) -> float:
     name, start = f"bench-{uuid.uuid4().hex}", time.perf_counter()
     with make(name).begin() as txn:
-        for _ in range(chunks): txn.write(chunk)
+        for _ in range(chunks):
+            txn.write(chunk)
         txn.flush()
         c = txn.precommit()
     control.end_txn(name, c.state, commit=True, version=c.end_txn_version)
@@ -114,15 +172,22 @@ def _one_transaction(control: Control, make: Callable, chunk: pa.RecordBatch, ch
 
 
 def kafka_python(conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int) -> float:
-    "Records a second of kafka-python's producer, in a transaction."
+    """Records a second of kafka-python's producer, in a transaction."""
     from kafka import KafkaProducer
-    values, keys = chunk.column("value").to_pylist(), chunk.column("key").to_pylist() if "key" in chunk.schema.names else None
-    producer = KafkaProducer(bootstrap_servers=conf["bootstrap.servers"], transactional_id=f"bench-{uuid.uuid4().hex}")
+
+    values, keys = (
+        chunk.column("value").to_pylist(),
+        (chunk.column("key").to_pylist() if "key" in chunk.schema.names else None),
+    )
+    producer = KafkaProducer(
+        bootstrap_servers=conf["bootstrap.servers"], transactional_id=f"bench-{uuid.uuid4().hex}"
+    )
     start = time.perf_counter()
     producer.init_transactions()
     producer.begin_transaction()
     for _ in range(chunks):
-        for n, value in enumerate(values): producer.send(topic, value, key=keys and keys[n].encode())
+        for n, value in enumerate(values):
+            producer.send(topic, value, key=keys and keys[n].encode())
     producer.commit_transaction()
     took = time.perf_counter() - start
     producer.close()
@@ -130,161 +195,329 @@ def kafka_python(conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int) -> 
 
 
 def java(conf: dict, topic: str, size: int, records: int, **properties) -> float:
-    "Records a second of Kafka's ProducerPerformance in one transaction, as it says itself (without the start of its JVM; random values, no keys)."
-    jars = fetch_jars("kafka-tools-4.3.1", [("org.apache.kafka", "kafka-tools", "4.3.1"), ("net.sourceforge.argparse4j", "argparse4j", "0.7.0")],
-                      transitive=False, progress=None)
-    command = [find_java(), "-cp", f"{jars}/*:{fetch_kafka(progress=None)}/*", "org.apache.kafka.tools.ProducerPerformance", "--topic", topic,
-               "--num-records", str(records), "--record-size", str(size), "--throughput", "-1", "--transactional-id", f"bench-{uuid.uuid4().hex}",
-               "--transaction-duration-ms", "600000", "--producer-props", f"bootstrap.servers={conf['bootstrap.servers']}",
-               *(f"{k}={v}" for k, v in properties.items())]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout
+    """Records a second of Kafka's ProducerPerformance in one transaction, as it says itself
+    (without the start of its JVM; random values, no keys).
+    """
+    jars = fetch_jars(
+        "kafka-tools-4.3.1",
+        [
+            ("org.apache.kafka", "kafka-tools", "4.3.1"),
+            ("net.sourceforge.argparse4j", "argparse4j", "0.7.0"),
+        ],
+        transitive=False,
+        progress=None,
+    )
+    command = [
+        find_java(),
+        "-cp",
+        f"{jars}/*:{fetch_kafka(progress=None)}/*",
+        "org.apache.kafka.tools.ProducerPerformance",
+        "--topic",
+        topic,
+        "--num-records",
+        str(records),
+        "--record-size",
+        str(size),
+        "--throughput",
+        "-1",
+        "--transactional-id",
+        f"bench-{uuid.uuid4().hex}",
+        "--transaction-duration-ms",
+        "600000",
+        "--producer-props",
+        f"bootstrap.servers={conf['bootstrap.servers']}",
+        *(f"{k}={v}" for k, v in properties.items()),
+    ]
+    said = subprocess.run(
+        command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    ).stdout
     return float(re.findall(r"([\d.]+) records/sec", said)[-1])
 
 
-def engines(kafka: LocalKafka, size: int, *, keyed: bool = False, codec: str = "none", bytes_each: int = 100_000_000, rounds: int = 3,
-            tell: Callable = lambda text: None) -> tuple[Measured, ...]:
-    "All engines with records of `size` bytes, about `bytes_each` bytes a round, at most a million records (kafka-python's producer: a fiftieth)."
+def engines(
+    kafka: LocalKafka,
+    size: int,
+    *,
+    keyed: bool = False,
+    codec: str = "none",
+    bytes_each: int = 100_000_000,
+    rounds: int = 3,
+    tell: Callable = lambda text: None,
+) -> tuple[Measured, ...]:
+    """All engines with records of `size` bytes, about `bytes_each` bytes a round, at most a million
+    records (kafka-python's producer: a fiftieth).
+    """
     topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
-    conf, chunk = kafka.client_conf | {"compression.type": codec}, rows_of_size(size, keyed, min(10_000, 4_000_000 // size))
+    conf, chunk = (
+        kafka.client_conf | {"compression.type": codec},
+        rows_of_size(size, keyed, min(10_000, 4_000_000 // size)),
+    )
     chunks = max(1, min(bytes_each // size, 1_000_000) // chunk.num_rows)
     with Control(conf) as control:
         ways = {"columnar": partial(columnar, control, conf, topic, chunk, chunks)}
-        if not keyed: ways["Java"] = partial(java, conf, topic, size, chunks * chunk.num_rows, **{"compression.type": codec})
-        if codec == "none": ways["kafka-python"] = partial(kafka_python, conf, topic, chunk, max(1, chunks // 50))
+        if not keyed:
+            ways["Java"] = partial(
+                java, conf, topic, size, chunks * chunk.num_rows, **{"compression.type": codec}
+            )
+        if codec == "none":
+            ways["kafka-python"] = partial(kafka_python, conf, topic, chunk, max(1, chunks // 50))
         ways["confluent"] = partial(confluent, control, conf, topic, chunk, chunks)
         return in_turns(ways, "records/s", rounds, tell)
 
 # %% ../../nbs/proof/11_bench.ipynb #c016
 class Drain(DataSource):
-    "`format('drain')`: reads its rows and forgets them."
+    """`format('drain')`: reads its rows and forgets them."""
+
     @classmethod
-    def name(cls): return "drain"
-    def streamWriter(self, schema, overwrite): return DrainWriter()
+    def name(cls):
+        return "drain"
+
+    def streamWriter(self, schema, overwrite):
+        return DrainWriter()
 
 
 class DrainWriter(DataSourceStreamArrowWriter):
-    def commit(self, messages, batchId): pass
-    def abort(self, messages, batchId): pass
+    def commit(self, messages, batchId):
+        pass
+
+    def abort(self, messages, batchId):
+        pass
 
     def write(self, iterator):
-        for _ in iterator: pass
+        for _ in iterator:
+            pass
         return WriterCommitMessage()
 
 
-def micro_batches(spark: SparkSession, folder: Path, rows: int, size: int, options: Mapping[str, str], name: str, batches: int = 4) -> float:
-    "Seconds of a micro-batch of `rows` rows: the median of the last `batches`, of a query that begins anew."
+def micro_batches(
+    spark: SparkSession,
+    folder: Path,
+    rows: int,
+    size: int,
+    options: Mapping[str, str],
+    name: str,
+    batches: int = 4,
+) -> float:
+    """Seconds of a micro-batch of `rows` rows: the median of the last `batches`, of a query that
+    begins anew.
+    """
     options = dict(options) | {"checkpointLocation": str(folder / uuid.uuid4().hex)}
-    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).option("numPartitions", 2).load()
-    query = source.selectExpr(f"rpad(cast(value as string), {size}, 'x') value").writeStream.format(name).options(**options).start()
+    source = (
+        spark.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", rows)
+        .option("numPartitions", 2)
+        .load()
+    )
+    query = (
+        source.selectExpr(f"rpad(cast(value as string), {size}, 'x') value")
+        .writeStream.format(name)
+        .options(**options)
+        .start()
+    )
     try:
-        while len(query.recentProgress) < batches + 2 and query.isActive: time.sleep(0.05)
-        if query.exception(): raise query.exception()
-        took = [p["durationMs"]["triggerExecution"] / 1000 for p in query.recentProgress if p["numInputRows"]]
+        while len(query.recentProgress) < batches + 2 and query.isActive:
+            time.sleep(0.05)
+        if query.exception():
+            raise query.exception()
+        took = [
+            p["durationMs"]["triggerExecution"] / 1000
+            for p in query.recentProgress
+            if p["numInputRows"]
+        ]
         return statistics.median(took[-batches:])
     finally:
-        with redirect_stderr(io.StringIO()): query.stop()  # PySpark tells of each worker that it ends
+        # PySpark tells of each worker that it ends
+        with redirect_stderr(io.StringIO()):
+            query.stop()
 
 
-def sinks(kafka: LocalKafka, rows: int, size: int, *, rounds: int = 3, tell: Callable = lambda text: None) -> tuple[Measured, ...]:
-    "Seconds of a micro-batch through each sink. The last is Spark's own."
+def sinks(
+    kafka: LocalKafka, rows: int, size: int, *, rounds: int = 3, tell: Callable = lambda text: None
+) -> tuple[Measured, ...]:
+    """Seconds of a micro-batch through each sink. The last is Spark's own."""
     with tempfile.TemporaryDirectory() as folder:
         spark = _session()
         conf = {f"kafka.{k}": v for k, v in kafka.client_conf.items()}
-        topic = lambda name: kafka.create_topic(f"bench-{name}-{uuid.uuid4().hex[:8]}", partitions=3)
+        topic = lambda name: kafka.create_topic(
+            f"bench-{name}-{uuid.uuid4().hex[:8]}", partitions=3
+        )
         run = partial(micro_batches, spark, Path(folder), rows, size)
-        ways = {"drain": partial(run, {}, "drain"), "columnar": partial(run, conf | {"topic": topic("columnar")}, "kafka2pc"),
-                "confluent": partial(run, conf | {"topic": topic("rows"), "engine": "confluent"}, "kafka2pc"),
-                "Spark's own": partial(run, conf | {"topic": topic("spark")}, "kafka")}
-        try: return in_turns(ways, "s", rounds, tell)
-        finally: spark.stop()
+        ways = {
+            "drain": partial(run, {}, "drain"),
+            "columnar": partial(run, conf | {"topic": topic("columnar")}, "kafka2pc"),
+            "confluent": partial(
+                run, conf | {"topic": topic("rows"), "engine": "confluent"}, "kafka2pc"
+            ),
+            "Spark's own": partial(run, conf | {"topic": topic("spark")}, "kafka"),
+        }
+        try:
+            return in_turns(ways, "s", rounds, tell)
+        finally:
+            spark.stop()
 
 
 def _session() -> SparkSession:
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    builder = SparkSession.builder.master("local[2]").config("spark.jars", fetch_connector()).config("spark.ui.enabled", "false")
-    builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.driver.memory", "2g")
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.jars", fetch_connector())
+        .config("spark.ui.enabled", "false")
+    )
+    builder = builder.config("spark.ui.showConsoleProgress", "false").config(
+        "spark.driver.memory", "2g"
+    )
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")  # a query that is stopped tells stack traces, and they would hide the tables
+    # a query that is stopped tells stack traces, and they would hide the tables
+    spark.sparkContext.setLogLevel("OFF")
     register(spark)
     spark.dataSource.register(Drain)
     return spark
 
 # %% ../../nbs/proof/11_bench.ipynb #c018
-def batch_read(spark: SparkSession, rows: int, size: int, options: Mapping[str, str], name: str) -> float:
-    "Seconds to read a whole topic. Raises `RuntimeError` if not exactly `rows` values of `size` bytes came."
+def batch_read(
+    spark: SparkSession, rows: int, size: int, options: Mapping[str, str], name: str
+) -> float:
+    """Seconds to read a whole topic. Raises `RuntimeError` if not exactly `rows` values of `size`
+    bytes came.
+    """
     start = time.perf_counter()
-    found = spark.read.format(name).options(**options).load().selectExpr("count(value)", "sum(length(value))").first()
+    found = (
+        spark.read.format(name)
+        .options(**options)
+        .load()
+        .selectExpr("count(value)", "sum(length(value))")
+        .first()
+    )
     took = time.perf_counter() - start
-    if tuple(found) != (rows, rows * size): raise RuntimeError(f"{name} read {found[0]} rows, {found[1]} bytes of {rows} rows of {size}")
+    if tuple(found) != (rows, rows * size):
+        raise RuntimeError(
+            f"{name} read {found[0]} rows, {found[1]} bytes of {rows} rows of {size}"
+        )
     return took
 
 
-def sources(kafka: LocalKafka, rows: int, size: int, *, codec: str = "none", rounds: int = 3,
-            tell: Callable = lambda text: None) -> tuple[Measured, ...]:
-    "Seconds to read `rows` rows (tens of thousands) from two partitions in one batch. The last is Spark's own source."
+def sources(
+    kafka: LocalKafka,
+    rows: int,
+    size: int,
+    *,
+    codec: str = "none",
+    rounds: int = 3,
+    tell: Callable = lambda text: None,
+) -> tuple[Measured, ...]:
+    """Seconds to read `rows` rows (tens of thousands) from two partitions in one batch. The last is
+    Spark's own source.
+    """
     topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=2)
-    conf, chunk, parts = kafka.client_conf | {"compression.type": codec}, rows_of_size(size, False), [(topic, 0), (topic, 1)]
-    with Control(conf) as control: columnar(control, conf, topic, chunk, rows // chunk.num_rows)
+    conf, chunk, parts = (
+        kafka.client_conf | {"compression.type": codec},
+        rows_of_size(size, False),
+        [(topic, 0), (topic, 1)],
+    )
+    with Control(conf) as control:
+        columnar(control, conf, topic, chunk, rows // chunk.num_rows)
     ask = Questions(kafka.client_conf)
-    while sum(log.end for log in ask.logs(parts).values()) < rows + len(parts): time.sleep(0.05)  # each has a marker at its end
-    options = {f"kafka.{k}": v for k, v in kafka.client_conf.items()} | {"subscribe": topic, "kafka.isolation.level": "read_committed"}
+    # each has a marker at its end
+    while sum(log.end for log in ask.logs(parts).values()) < rows + len(parts):
+        time.sleep(0.05)
+    options = {f"kafka.{k}": v for k, v in kafka.client_conf.items()} | {
+        "subscribe": topic,
+        "kafka.isolation.level": "read_committed",
+    }
     spark = _session()
     read = partial(batch_read, spark, rows, size, options)
-    try: return in_turns({"kafka2pc": partial(read, "kafka2pc"), "Spark's own": partial(read, "kafka")}, "s", rounds, tell)
-    finally: spark.stop()
+    try:
+        return in_turns(
+            {"kafka2pc": partial(read, "kafka2pc"), "Spark's own": partial(read, "kafka")},
+            "s",
+            rounds,
+            tell,
+        )
+    finally:
+        spark.stop()
 
 # %% ../../nbs/proof/11_bench.ipynb #c021
 class KeyValue:
-    "A target for a log: a table in SQLite, which ignores a key that it has seen."
+    """A target for a log: a table in SQLite, which ignores a key that it has seen."""
+
     def __init__(self, path: Path):
         self.path = str(path)
-        with closing(sqlite3.connect(self.path)) as db, db: db.execute("create table kept (key text primary key, row text)")
+        with closing(sqlite3.connect(self.path)) as db, db:
+            db.execute("create table kept (key text primary key, row text)")
 
     def __call__(self, items: list[tuple[str, dict]]):
         with closing(sqlite3.connect(self.path, timeout=60)) as db, db:
-            db.executemany("insert or ignore into kept values (?, ?)", ((key, json.dumps(row)) for key, row in items))
+            db.executemany(
+                "insert or ignore into kept values (?, ?)",
+                ((key, json.dumps(row)) for key, row in items),
+            )
 
 
 def copied(store: PostgresParticipant, chunks: Iterable[pa.RecordBatch]) -> Iterator:
     with store.connect() as db, db.cursor() as cursor:
         for chunk in chunks:
-            with cursor.copy(f"copy {store.table} from stdin (format csv)") as copy: copy.write(copy_text(chunk))
+            with cursor.copy(f"copy {store.table} from stdin (format csv)") as copy:
+                copy.write(copy_text(chunk))
     return iter(())
 
 
 def inserted(store: MysqlParticipant, chunks: Iterable[pa.RecordBatch]) -> Iterator:
     with store.connect() as db, db.cursor() as cursor:
         for chunk in chunks:
-            cursor.executemany(f"insert into {store.table} values (%s, %s)", list(zip(*(c.to_pylist() for c in chunk.columns), strict=True)))
+            cursor.executemany(
+                f"insert into {store.table} values (%s, %s)",
+                list(zip(*(c.to_pylist() for c in chunk.columns), strict=True)),
+            )
     return iter(())
 
 
 def sent(send: KeyValue, chunks: Iterable[pa.RecordBatch], at_once: int = 1000) -> Iterator:
     for chunk in chunks:
         rows, name = chunk.to_pylist(), uuid.uuid4().hex
-        for n in range(0, len(rows), at_once): send([(f"{name}/{m}", row) for m, row in enumerate(rows[n:n + at_once], n)])
+        for n in range(0, len(rows), at_once):
+            send([(f"{name}/{m}", row) for m, row in enumerate(rows[n : n + at_once], n)])
     return iter(())
 
 # %% ../../nbs/proof/11_bench.ipynb #c022
 def plainly(write: Callable) -> Callable[[DataFrame], None]:
-    "A job that writes each partition by `write(chunks)`."
+    """A job that writes each partition by `write(chunks)`."""
     return lambda df: df.mapInArrow(write, "nothing int").collect()
 
 
-def stores(kafka: LocalKafka, folder: Path, place: ExitStack) -> Iterator[tuple[str, Participant, Callable[[DataFrame], None]]]:
-    "Each store with its participant and its plain way. Rows have the columns id and value."
+def stores(
+    kafka: LocalKafka, folder: Path, place: ExitStack
+) -> Iterator[tuple[str, Participant, Callable[[DataFrame], None]]]:
+    """Each store with its participant and its plain way. Rows have the columns id and value."""
     table = "create table jobs (id bigint, value text)"
-    yield "files", FileParticipant(folder / "files"), lambda df: df.write.mode("append").parquet(str(folder / "plain"))
+    yield (
+        "files",
+        FileParticipant(folder / "files"),
+        lambda df: df.write.mode("append").parquet(str(folder / "plain")),
+    )
     (postgres := place.enter_context(LocalPostgres())).execute(table)
-    yield "PostgreSQL", (store := PostgresParticipant(postgres.url, "jobs")), plainly(partial(copied, store))
+    yield (
+        "PostgreSQL",
+        (store := PostgresParticipant(postgres.url, "jobs")),
+        plainly(partial(copied, store)),
+    )
     if shutil.which("mariadbd"):
         (mariadb := place.enter_context(LocalMariaDB())).execute(table)
-        yield "MariaDB", (store := MysqlParticipant(mariadb.url, "jobs")), plainly(partial(inserted, store))
+        yield (
+            "MariaDB",
+            (store := MysqlParticipant(mariadb.url, "jobs")),
+            plainly(partial(inserted, store)),
+        )
     target = KeyValue(folder / "target")
-    yield "a log before SQLite", WalParticipant(ObjectParticipant(f"file://{folder}/log"), target), plainly(partial(sent, target))
+    yield (
+        "a log before SQLite",
+        WalParticipant(ObjectParticipant(f"file://{folder}/log"), target),
+        plainly(partial(sent, target)),
+    )
     topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
     options = {f"kafka.{k}": v for k, v in kafka.client_conf.items()} | {"topic": topic}
-    participant = KafkaParticipant(kafka.client_conf, topic=topic, **asdict(check(kafka.client_conf, topics=[topic])))
+    participant = KafkaParticipant(
+        kafka.client_conf, topic=topic, **asdict(check(kafka.client_conf, topics=[topic]))
+    )
     yield "Kafka", participant, lambda df: df.write.format("kafka").options(**options).save()
 
 
@@ -294,27 +527,54 @@ def rows_a_second(df: DataFrame, rows: int, write: Callable[[DataFrame], None]) 
     return rows / (time.perf_counter() - start)
 
 
-def jobs(kafka: LocalKafka, rows: int = 200_000, size: int = 100, *, rounds: int = 3, tell: Callable = lambda text: None) -> Iterator[Comparison]:
-    "Rows a second of a job into each store: by two phases, and at least once."
+def jobs(
+    kafka: LocalKafka,
+    rows: int = 200_000,
+    size: int = 100,
+    *,
+    rounds: int = 3,
+    tell: Callable = lambda text: None,
+) -> Iterator[Comparison]:
+    """Rows a second of a job into each store: by two phases, and at least once."""
     with ExitStack() as place:
         folder = Path(place.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         spark = _session()
         place.callback(spark.stop)
-        df = spark.range(rows, numPartitions=2).selectExpr("id", f"rpad(cast(id as string), {size}, 'x') value")
+        df = spark.range(rows, numPartitions=2).selectExpr(
+            "id", f"rpad(cast(id as string), {size}, 'x') value"
+        )
         for name, participant, plain in stores(kafka, folder, place):
             job = df.select("value") if name == "Kafka" else df
             title = f"Spark, a job of {rows:,} rows of {size} B into {name}"
-            both = lambda df, store=participant: TwoPhase(uuid.uuid4().hex, [store], str(folder / "decisions")).write(df)
-            ways = {"two phases": partial(rows_a_second, job, rows, both), "at least once": partial(rows_a_second, job, rows, plain)}
-            yield Comparison(title=title, measured=in_turns(ways, "rows/s", rounds, lambda text, title=title: tell(f"{title}: {text}")))
+            both = lambda df, store=participant: TwoPhase(
+                uuid.uuid4().hex, [store], str(folder / "decisions")
+            ).write(df)
+            ways = {
+                "two phases": partial(rows_a_second, job, rows, both),
+                "at least once": partial(rows_a_second, job, rows, plain),
+            }
+            yield Comparison(
+                title=title,
+                measured=in_turns(
+                    ways, "rows/s", rounds, lambda text, title=title: tell(f"{title}: {text}")
+                ),
+            )
 
 # %% ../../nbs/proof/11_bench.ipynb #c027
 def settled(kafka: LocalKafka, transactions: int) -> dict[str, float]:
-    "Seconds to commit one batch of so many transactions, and to sweep as many open ones at the next start."
+    """Seconds to commit one batch of so many transactions, and to sweep as many open ones at the
+    next start.
+    """
     topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
     conf, chunk = kafka.client_conf, pa.record_batch({"value": ["x"]})
     participant = KafkaParticipant(conf, topic=topic, **asdict(check(conf, topics=[topic])))
-    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": participant}, each=parallel(), retry=retry_unknown)
+    driver = Driver(
+        query_id=str(uuid.uuid4()),
+        log=MemoryLog(),
+        participants={"kafka": participant},
+        each=parallel(),
+        retry=retry_unknown,
+    )
     each = parallel(8)
     first = plan(driver, 0)
     messages = each(lambda _: precommit([participant], first, iter([chunk])), range(transactions))
@@ -344,44 +604,71 @@ with Control(conf) as control:
 
 
 def memory(kafka: LocalKafka, megabytes: int = 500) -> float:
-    "The megabytes that a process grows while it writes one transaction of so many."
+    """The megabytes that a process grows while it writes one transaction of so many."""
     topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
     command = [sys.executable, "-c", _WRITER, kafka.bootstrap_servers, topic, str(megabytes // 10)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL).stdout)
+    return float(
+        subprocess.run(
+            command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        ).stdout
+    )
 
 # %% ../../nbs/proof/11_bench.ipynb #c033
 SIZES = (10, 100, 1_000, 10_000)
 
 
 def machine() -> str:
-    "What it ran on."
-    import confluent_kafka, pyspark
-    return (f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, PySpark {pyspark.__version__}, "
-            f"Kafka {KAFKA_VERSION} on the same machine, confluent-kafka {confluent_kafka.__version__}, pyarrow {pa.__version__}")
+    """What it ran on."""
+    import confluent_kafka
+    import pyspark
+
+    return (
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, PySpark"
+        f" {pyspark.__version__}, Kafka {KAFKA_VERSION} on the same machine, confluent-kafka"
+        f" {confluent_kafka.__version__}, pyarrow {pa.__version__}"
+    )
 
 
 def bench(rounds: int = 5, tell: Callable[[str], None] = print) -> Iterator[Comparison]:
-    "Every comparison, as it is ready. Raises what `LocalKafka` raises."
+    """Every comparison, as it is ready. Raises what `LocalKafka` raises."""
+
     def made(title: str, way: Callable, *arguments, **more) -> Comparison:
-        return Comparison(title=title, measured=way(kafka, *arguments, rounds=rounds, tell=lambda text: tell(f"{title}: {text}"), **more))
+        return Comparison(
+            title=title,
+            measured=way(
+                kafka, *arguments, rounds=rounds, tell=lambda text: tell(f"{title}: {text}"), **more
+            ),
+        )
+
     with LocalKafka(progress=None, heap="1g") as kafka:
-        for size in SIZES: yield made(f"one transaction, {size:,} B", engines, size)
+        for size in SIZES:
+            yield made(f"one transaction, {size:,} B", engines, size)
         yield made("one transaction, 100 B, with keys", engines, 100, keyed=True)
         yield made("one transaction, 100 B, lz4", engines, 100, codec="lz4")
-        for rows in (500_000, 1_000): yield made(f"Spark, micro-batches of {rows:,} rows of 100 B", sinks, rows, 100)
-        for codec in ("none", "lz4"): yield made(f"Spark, batch read of 2,000,000 rows of 100 B, {codec}", sources, 2_000_000, 100, codec=codec)
+        for rows in (500_000, 1_000):
+            yield made(f"Spark, micro-batches of {rows:,} rows of 100 B", sinks, rows, 100)
+        for codec in ("none", "lz4"):
+            yield made(
+                f"Spark, batch read of 2,000,000 rows of 100 B, {codec}",
+                sources,
+                2_000_000,
+                100,
+                codec=codec,
+            )
         yield from jobs(kafka, rounds=rounds, tell=tell)
 
 
 def driver_table(tell: Callable[[str], None] = print) -> Table:
-    "The driver's part, and the memory of a task."
+    """The driver's part, and the memory of a task."""
     table = Table("transactions", "commit", "sweep at restart", title="the driver's part, seconds")
     with LocalKafka(progress=None) as kafka:
         for transactions in (1, 10, 200, 1_000, 10_000):
             tell(f"{transactions} transactions")
             times = settled(kafka, transactions)
             table.add_row(f"{transactions:,}", f"{times['commit']:.3f}", f"{times['restore']:.3f}")
-        table.caption = f"A task that writes 500 MB in one transaction grows by {memory(kafka):.0f} MB."
+        table.caption = (
+            f"A task that writes 500 MB in one transaction grows by {memory(kafka):.0f} MB."
+        )
     return table
 
 
@@ -389,17 +676,31 @@ _OURS = ("columnar", "kafka2pc", "two phases")
 
 
 def chart(comparisons: Iterable[Comparison], file: Path):
-    "Bars of the medians, with the spread, as SVG."
+    """Bars of the medians, with the spread, as SVG."""
     import matplotlib
     from matplotlib.figure import Figure
+
     comparisons = list(comparisons)
     matplotlib.rcParams |= {"svg.hashsalt": "kafka2pc", "svg.fonttype": "none"}
     figure = Figure(figsize=(8, 1.6 * len(comparisons)), layout="constrained")
-    for axis, c in zip(figure.subplots(len(comparisons), squeeze=False)[:, 0], comparisons, strict=True):
-        spread = [[m.median - min(m.values) for m in c.measured], [max(m.values) - m.median for m in c.measured]]
-        axis.barh([m.way for m in c.measured], [m.median for m in c.measured], xerr=spread,
-                  color=["#0072b2" if m.way in _OURS else "#999999" for m in c.measured])
-        axis.set_title(f"{c.title} ({'less' if c.measured[0].unit == 's' else 'more'} is better)", fontsize=9, loc="left")
+    for axis, c in zip(
+        figure.subplots(len(comparisons), squeeze=False)[:, 0], comparisons, strict=True
+    ):
+        spread = [
+            [m.median - min(m.values) for m in c.measured],
+            [max(m.values) - m.median for m in c.measured],
+        ]
+        axis.barh(
+            [m.way for m in c.measured],
+            [m.median for m in c.measured],
+            xerr=spread,
+            color=["#0072b2" if m.way in _OURS else "#999999" for m in c.measured],
+        )
+        axis.set_title(
+            f"{c.title} ({'less' if c.measured[0].unit == 's' else 'more'} is better)",
+            fontsize=9,
+            loc="left",
+        )
         axis.set_xlabel(c.measured[0].unit, fontsize=8)
         axis.xaxis.set_major_formatter("{x:,.10g}")
         axis.invert_yaxis()

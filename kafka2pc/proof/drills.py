@@ -9,7 +9,16 @@ __all__ = ['ONE_HOST', 'DRILLS_OF_A_STORY', 'EXACTLY_ONCE', 'VICTIMS', 'POINTS',
            'pause_node', 'second_driver', 'steps', 'take', 'after_a_race', 'walk_drills', 'play_all', 'walk', 'summary']
 
 # %% ../../nbs/proof/07_drills.ipynb #c002
-import json, os, random, shutil, signal, subprocess, sys, tempfile, time, uuid
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -24,10 +33,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 # %% ../../nbs/proof/07_drills.ipynb #c004
-from ..local.broker import LocalKafka, free_ports
 from ..kafka.control import Control
-from ..protocol.history import CrashPoint, Event
+from ..local.broker import LocalKafka, free_ports
 from .story import Failed, Job, Stop, Story, running, until
+from ..protocol.history import CrashPoint, Event
 
 # %% ../../nbs/proof/07_drills.ipynb #c007
 _KEEPER = """
@@ -39,25 +48,48 @@ for process in running: process.kill()
 
 
 class TwoHosts:
-    """A small Spark cluster on two loopback addresses, because Spark starts a second copy of a slow task only on another host. It ends with `stop`
-    or with this process."""
+    """A small Spark cluster on two loopback addresses, because Spark starts a second copy of a slow
+    task only on another host. It ends with `stop` or with this process.
+    """
+
     def __init__(self, folder: Path):
         folder.mkdir()
         self.url = f"spark://127.0.0.1:{(port := free_ports(1)[0])}"
         run = [f"{_find_spark_home()}/bin/spark-class", "org.apache.spark.deploy"]
         master = f"master.Master --host 127.0.0.1 --port {port} --webui-port 0"
-        workers = [f"worker.Worker --host 127.0.0.{n} --webui-port 0 --cores 2 --memory 1g --work-dir {folder} {self.url}" for n in (2, 3)]
-        commands = ["\t".join([run[0], *f"{run[1]}.{what}".split(" ")]) for what in (master, *workers)]
+        workers = [
+            f"worker.Worker --host 127.0.0.{n} --webui-port 0 --cores 2 --memory 1g --work-dir"
+            f" {folder} {self.url}"
+            for n in (2, 3)
+        ]
+        commands = [
+            "\t".join([run[0], *f"{run[1]}.{what}".split(" ")]) for what in (master, *workers)
+        ]
         with open(folder / "log", "ab") as log:
-            self._keeper = subprocess.Popen([sys.executable, "-c", _KEEPER, *commands], stdin=subprocess.PIPE, stdout=log, stderr=log)
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-c", _KEEPER, *commands],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+            )
         said = folder / "log"
-        until(lambda: said.read_text().count("Registering worker") == 2, f"two workers register; see {said}", 60)
+        until(
+            lambda: said.read_text().count("Registering worker") == 2,
+            f"two workers register; see {said}",
+            60,
+        )
 
     @property
     def session(self) -> dict:
-        "The arguments of `session` for a query that runs here. A copy is started soon."
-        conf = {"spark.speculation": "true", "spark.speculation.interval": "100ms", "spark.speculation.multiplier": "1.2",
-                "spark.speculation.quantile": "0.1", "spark.executor.memory": "700m", "spark.task.maxFailures": "3"}
+        """The arguments of `session` for a query that runs here. A copy is started soon."""
+        conf = {
+            "spark.speculation": "true",
+            "spark.speculation.interval": "100ms",
+            "spark.speculation.multiplier": "1.2",
+            "spark.speculation.quantile": "0.1",
+            "spark.executor.memory": "700m",
+            "spark.task.maxFailures": "3",
+        }
         return {"master": self.url, "conf": conf}
 
     def stop(self):
@@ -69,16 +101,34 @@ ONE_HOST = {"master": "local[2,3]"}  # two tasks at a time, three tries for each
 DRILLS_OF_A_STORY = 20  # then a new one begins: to read a topic to its end takes longer and longer
 
 
-def a_story(stage: "Stage", job: Job) -> Story: return Story(job, stage.kafka, stage.folder)
+def a_story(stage: "Stage", job: Job) -> Story:
+    return Story(job, stage.kafka, stage.folder)
 
 
 class Stage:
-    "Where drills are played. `crashes` and `restores_s` (from the strike until all is there again, in seconds) count over all stories."
+    """Where drills are played. `crashes` and `restores_s` (from the strike until all is there
+    again, in seconds) count over all stories.
+    """
+
     def __init__(self, folder: Path, nodes: int = 1, **broker):
-        self.folder, self.nodes, self.crashes, self.records, self.restores_s, self.kept = folder, nodes, 0, 0, [], None
+        self.folder, self.nodes, self.crashes, self.records, self.restores_s, self.kept = (
+            folder,
+            nodes,
+            0,
+            0,
+            [],
+            None,
+        )
         self.kafka, self._story, self._left, self._jobs = LocalKafka(nodes, **broker), None, 0, {}
         self._tasks, self._engines = cycle([4, 2, 5]), cycle(["columnar", "confluent"])
-        self._later, self._healing, self._hosts, self._make, self._opened, self._places = ThreadPoolExecutor(1), [], None, a_story, {}, ExitStack()
+        self._later, self._healing, self._hosts, self._make, self._opened, self._places = (
+            ThreadPoolExecutor(1),
+            [],
+            None,
+            a_story,
+            {},
+            ExitStack(),
+        )
 
     def __enter__(self) -> "Stage":
         self.kafka.start()
@@ -86,30 +136,42 @@ class Stage:
 
     def __exit__(self, *_):
         self.new_story()
-        for job in self._jobs.values(): job.stop()
-        if self._hosts: self._hosts.stop()
+        for job in self._jobs.values():
+            job.stop()
+        if self._hosts:
+            self._hosts.stop()
         self._places.close()
         self.kafka.stop()
 
     def job(self, name: str = "job", **session) -> Job:
-        "The job of this name, made when it is first asked for; `session` replaces its session. All write one history."
+        """The job of this name, made when it is first asked for; `session` replaces its session.
+        All write one history.
+        """
         first = self.folder / f"job-{self.nodes}" / "history"
-        if name not in self._jobs: self._jobs[name] = Job(self.folder / f"{name}-{self.nodes}", history=first, **session)
-        return self._jobs[name] if self._jobs[name].session == session else self._jobs[name].new_session(**session)
+        if name not in self._jobs:
+            self._jobs[name] = Job(self.folder / f"{name}-{self.nodes}", history=first, **session)
+        return (
+            self._jobs[name]
+            if self._jobs[name].session == session
+            else self._jobs[name].new_session(**session)
+        )
 
     @property
     def two_hosts(self) -> dict:
-        "The session of a query on two hosts, which start when they are first asked for."
+        """The session of a query on two hosts, which start when they are first asked for."""
         self._hosts = self._hosts or TwoHosts(self.folder / "hosts")
         return self._hosts.session
 
     def opened(self, what: Callable):
-        "What the context manager `what()` gives: opened when it is first asked for, closed with the stage."
-        if what not in self._opened: self._opened[what] = self._places.enter_context(what())
+        """What the context manager `what()` gives: opened when it is first asked for, closed with
+        the stage.
+        """
+        if what not in self._opened:
+            self._opened[what] = self._places.enter_context(what())
         return self._opened[what]
 
     def story(self, make: Callable[["Stage", Job], Story] = a_story, **session) -> Story:
-        "The story that goes on, from now on in this session; a new one if somebody else made it."
+        """The story that goes on, from now on in this session; a new one if somebody else made it."""
         if not self._left or self._make is not make:
             self.new_story()
             self._left, self._make = DRILLS_OF_A_STORY, make
@@ -119,38 +181,47 @@ class Stage:
         return self._story
 
     def fresh(self, session: dict | None = None, kind: type[Story] = Story, **more) -> Story:
-        "A story of its own, for one drill."
+        """A story of its own, for one drill."""
         self.new_story()
         self._story = kind(self.job(**(session or {})), self.kafka, self.folder, **more)
         return self._story
 
     def new_story(self):
-        "The next drill begins a new story."
-        if self._story: self._story.close()
+        """The next drill begins a new story."""
+        if self._story:
+            self._story.close()
         self._story, self._left = None, 0
 
     def life(self, tasks: int | None = None, options: dict | None = None) -> dict:
-        "Another number of tasks and another engine than in the life before."
-        return dict(partitions=tasks or next(self._tasks), options=(options or {}) | {"engine": next(self._engines)})
+        """Another number of tasks and another engine than in the life before."""
+        return dict(
+            partitions=tasks or next(self._tasks),
+            options=(options or {}) | {"engine": next(self._engines)},
+        )
 
     def soon(self, seconds: float, heal: Callable):
-        "Call `heal` in so many seconds, while a run goes on."
+        """Call `heal` in so many seconds, while a run goes on."""
         self._healing.append(self._later.submit(lambda: (time.sleep(seconds), heal())))
 
     def heal(self):
-        "Wait until all that was to be healed is."
-        while self._healing: self._healing.pop().result()
+        """Wait until all that was to be healed is."""
+        while self._healing:
+            self._healing.pop().result()
 
     def keep(self, output: Path):
-        "Keep the history of a story that ended badly."
+        """Keep the history of a story that ended badly."""
         output.mkdir(parents=True, exist_ok=True)
         self.kept = output / f"{self._story.name}.history" if self._story else None
-        if self.kept: shutil.copy(self._story.job.history, self.kept)
+        if self.kept:
+            shutil.copy(self._story.job.history, self.kept)
 
 # %% ../../nbs/proof/07_drills.ipynb #c009
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    "`title` is the sentence that it proves; `play(stage)` raises if not. `kind`: point, case, dual, pipeline or walk; `nodes`: of its cluster."
+    """`title` is the sentence that it proves; `play(stage)` raises if not. `kind`: point, case,
+    dual, pipeline or walk; `nodes`: of its cluster.
+    """
+
     kind: str
     title: str
     given: str
@@ -161,13 +232,23 @@ class Drill:
     nodes: int = 1
 
     def _repr_html_(self) -> str:
-        rows = ((name.replace("_", " "), getattr(self, name)) for name in ("given", "crash_at", "restore", "expect"))
-        return f"<b>{self.title}</b><table>" + "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows) + "</table>"
+        rows = (
+            (name.replace("_", " "), getattr(self, name))
+            for name in ("given", "crash_at", "restore", "expect")
+        )
+        return (
+            f"<b>{self.title}</b><table>"
+            + "".join(f"<tr><th>{k}</th><td>{v}</td></tr>" for k, v in rows)
+            + "</table>"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    "What came of a drill: `found` is empty if it is as expected, otherwise the anomaly with the events that prove it; `counts`: of each anomaly."
+    """What came of a drill: `found` is empty if it is as expected, otherwise the anomaly with the
+    events that prove it; `counts`: of each anomaly.
+    """
+
     drill: Drill
     found: str
     counts: dict[str, int]
@@ -178,82 +259,134 @@ class Played:
 
 
 def play(drill: Drill, stage: Stage, output: Path = Path("output")) -> Played:
-    "Play a drill. What goes wrong is told, not raised; the history of the story is then kept in `output`."
-    crashes, records, restores, start = stage.crashes, stage.records, len(stage.restores_s), time.monotonic()
+    """Play a drill. What goes wrong is told, not raised; the history of the story is then kept in
+    `output`.
+    """
+    crashes, records, restores, start = (
+        stage.crashes,
+        stage.records,
+        len(stage.restores_s),
+        time.monotonic(),
+    )
     found, counts = "", {}
-    try: drill.play(stage)
+    try:
+        drill.play(stage)
     except Exception as e:  # whatever it is: it is not what was expected
         found, counts = f"{type(e).__name__}: {e}", getattr(e, "counts", {})
         stage.keep(output)
         stage.heal()
         stage.new_story()
-    return Played(drill=drill, found=found, counts=counts, crashes=stage.crashes - crashes, records=stage.records - records,
-                  seconds=time.monotonic() - start, restore_s=max(stage.restores_s[restores:], default=0.0))
+    return Played(
+        drill=drill,
+        found=found,
+        counts=counts,
+        crashes=stage.crashes - crashes,
+        records=stage.records - records,
+        seconds=time.monotonic() - start,
+        restore_s=max(stage.restores_s[restores:], default=0.0),
+    )
 
 # %% ../../nbs/proof/07_drills.ipynb #c011
 def _kill(*pids: int) -> bool:
-    for pid in pids: os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
     until(lambda: not any(map(running, pids)), "the victims die")
     return False
 
 
 def kill_driver(stage: Stage, story: Story, event: Event) -> bool:
-    "The driver's JVM. Its Python processes stay where they are, and end before the next life."
+    """The driver's JVM. Its Python processes stay where they are, and end before the next life."""
     return _kill(story.job.jvm)
 
 
 def forget_the_decision(stage: Stage, story: Story, event: Event) -> bool:
-    "The driver, and by hand the decision that it obeys: what nobody may do. A drill that does not turn red then sees nothing."
+    """The driver, and by hand the decision that it obeys: what nobody may do. A drill that does not
+    turn red then sees nothing.
+    """
     kill_driver(stage, story, event)
-    max((story.checkpoint / "kafka2pc").glob(f"{event.ids['batch_id']}.*")).unlink()  # the COMMIT is the last in its chain
+    # the COMMIT is the last in its chain
+    max((story.checkpoint / "kafka2pc").glob(f"{event.ids['batch_id']}.*")).unlink()
     return False
 
 
 def kill_driver_python(stage: Stage, story: Story, event: Event) -> bool:
-    "The Python process that started Spark; its JVM goes with it."
+    """The Python process that started Spark; its JVM goes with it."""
     _kill(story.job.process.pid)
     until(lambda: not running(story.job.jvm), "the JVM follows")
     return False
 
 
 def kill_executor_python(stage: Stage, story: Story, event: Event) -> bool:
-    "The Python process that wrote last, or is about to. The driver may go on, if it is the one that waits."
-    writers = [e.process for e in story.events("begin", "write", "precommit", "drain") if running(e.process)]
-    if event.process in writers: return _kill(event.process)
-    for pid in writers[-1:]: _kill(pid)
+    """The Python process that wrote last, or is about to. The driver may go on, if it is the one
+    that waits.
+    """
+    writers = [
+        e.process
+        for e in story.events("begin", "write", "precommit", "drain")
+        if running(e.process)
+    ]
+    if event.process in writers:
+        return _kill(event.process)
+    for pid in writers[-1:]:
+        _kill(pid)
     return True
 
 
 def kill_broker(stage: Stage, story: Story, event: Event, node: int = 0) -> bool:
-    """This node, and start it again a second later. An EndTxn that the only broker has acknowledged is first completed: killed before it told the
-    partitions, it may forget them (Kafka 4.3.1, TransactionMarkerChannelManager)."""
-    if stage.nodes == 1: until(lambda: not story.open(("PrepareCommit", "PrepareAbort")), "what was ended is completed")
+    """This node, and start it again a second later. An EndTxn that the only broker has acknowledged
+    is first completed: killed before it told the partitions, it may forget them (Kafka 4.3.1,
+    TransactionMarkerChannelManager).
+    """
+    if stage.nodes == 1:
+        until(
+            lambda: not story.open(("PrepareCommit", "PrepareAbort")), "what was ended is completed"
+        )
     stage.kafka.kill(node)
     stage.soon(1, lambda: stage.kafka.restart(node))
     return True
 
 
 def kill_coordinator(stage: Stage, story: Story, event: Event) -> bool:
-    "The node that coordinates the transaction of this event, or the last one that was open or ended."
-    known = [event.ids.get("transactional_id"), *story.open(), *(e.ids.get("transactional_id") for e in reversed(story.events("commit", "abort")))]
+    """The node that coordinates the transaction of this event, or the last one that was open or
+    ended.
+    """
+    known = [
+        event.ids.get("transactional_id"),
+        *story.open(),
+        *(e.ids.get("transactional_id") for e in reversed(story.events("commit", "abort"))),
+    ]
     name = next(filter(None, known), story.name)
-    with Control(stage.kafka.client_conf) as control: node = control.coordinators([name])[name]
+    with Control(stage.kafka.client_conf) as control:
+        node = control.coordinators([name])[name]
     return kill_broker(stage, story, event, node)
 
 
 EXACTLY_ONCE = "every row once, nothing of ours open"
-VICTIMS = {"the driver's JVM": kill_driver, "the driver's Python": kill_driver_python, "an executor's Python": kill_executor_python,
-           "the broker": kill_broker, "the node that coordinates the transaction": kill_coordinator}
+VICTIMS = {
+    "the driver's JVM": kill_driver,
+    "the driver's Python": kill_driver_python,
+    "an executor's Python": kill_executor_python,
+    "the broker": kill_broker,
+    "the node that coordinates the transaction": kill_coordinator,
+}
 POINTS = [point for point in CrashPoint if point is not CrashPoint.IN_SWEEP]
 
 # %% ../../nbs/proof/07_drills.ipynb #c012
 Place = tuple[CrashPoint, str | None]  # the participant, None: any
 
 
-def survive(stage: Stage, places: list[Place], strike: Callable, *, make: Callable[[Stage, Job], Story] = a_story,
-            session: Mapping[str, str] | None = None):
-    """Two more batches: strike when the second one comes to the first place, and again for each other place, in the restart that heals the blow
-    before. Every restart has another number of tasks and another engine. Then check."""
+def survive(
+    stage: Stage,
+    places: list[Place],
+    strike: Callable,
+    *,
+    make: Callable[[Stage, Job], Story] = a_story,
+    session: Mapping[str, str] | None = None,
+):
+    """Two more batches: strike when the second one comes to the first place, and again for each
+    other place, in the restart that heals the blow before. Every restart has another number of
+    tasks and another engine. Then check.
+    """
     story, struck = stage.story(make, **(session or {})), []
 
     def now(event: Event) -> bool:
@@ -265,34 +398,54 @@ def survive(stage: Stage, places: list[Place], strike: Callable, *, make: Callab
     stage.records += 2 * story.size
     for n, (point, participant) in enumerate(places):
         batch_id = None if n else story.files - 1
-        failed = story.interrupt(Stop(point=point, participant=participant, batch_id=batch_id, strike=now), **stage.life())
+        failed = story.interrupt(
+            Stop(point=point, participant=participant, batch_id=batch_id, strike=now),
+            **stage.life(),
+        )
         stage.heal()
-    if failed: story.run(**stage.life())
+    if failed:
+        story.run(**stage.life())
     stage.restores_s.append(time.monotonic() - struck[0])
     story.check()
 
 
 def point_drills() -> list[Drill]:
-    "Every point x every victim."
+    """Every point x every victim."""
     words = lambda point: point.name.lower().replace("_", " ")
     nodes = lambda strike: 3 if strike is kill_coordinator else 1
-    return [Drill(kind="point", title=f"Exactly once when {victim} dies {words(point)}", given="two more batches of 40 rows", nodes=nodes(strike),
-                  crash_at=f"{point.name} of the second one: SIGKILL to {victim}", restore="the same query, with another number of tasks",
-                  expect=EXACTLY_ONCE, play=partial(survive, places=[(point, None)], strike=strike))
-            for victim, strike in VICTIMS.items() for point in POINTS]
+    return [
+        Drill(
+            kind="point",
+            title=f"Exactly once when {victim} dies {words(point)}",
+            given="two more batches of 40 rows",
+            nodes=nodes(strike),
+            crash_at=f"{point.name} of the second one: SIGKILL to {victim}",
+            restore="the same query, with another number of tasks",
+            expect=EXACTLY_ONCE,
+            play=partial(survive, places=[(point, None)], strike=strike),
+        )
+        for victim, strike in VICTIMS.items()
+        for point in POINTS
+    ]
 
 # %% ../../nbs/proof/07_drills.ipynb #c021
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    "One step of a walk, as the dice fell. `blows` follow each other in the lives of one batch."
+    """One step of a walk, as the dice fell. `blows` follow each other in the lives of one batch."""
+
     batches: int
     tasks: tuple[int, ...]
     blows: tuple[tuple[str, CrashPoint], ...]
     fault: str
 
     def __str__(self) -> str:
-        blows = ", then ".join(f"{what} at {point.name}" for what, point in self.blows) or "no crash"
-        return f"{self.batches} batches, tasks {' -> '.join(map(str, self.tasks))}, {self.fault or 'no fault'}, {blows}"
+        blows = (
+            ", then ".join(f"{what} at {point.name}" for what, point in self.blows) or "no crash"
+        )
+        return (
+            f"{self.batches} batches, tasks {' -> '.join(map(str, self.tasks))},"
+            f" {self.fault or 'no fault'}, {blows}"
+        )
 
 
 def pause_driver(stage: Stage, story: Story, event: Event, seconds: float = 2) -> bool:
@@ -309,44 +462,66 @@ def pause_node(stage: Stage, story: Story, event: Event, seconds: float = 3) -> 
 
 
 def second_driver(stage: Stage, story: Story, event: Event) -> bool:
-    with suppress(Failed): story.run(by=stage.job("second"), **stage.life())
+    with suppress(Failed):
+        story.run(by=stage.job("second"), **stage.life())
     return True
 
 
-BLOWS = VICTIMS | {"the driver falls silent": pause_driver, "a node falls silent": pause_node, "a second driver runs": second_driver}
-FAULTS = ("", "", "a task fails once", "a task is slow", "two hosts race for a slow task", "Spark's last commit entry is lost")
+BLOWS = VICTIMS | {
+    "the driver falls silent": pause_driver,
+    "a node falls silent": pause_node,
+    "a second driver runs": second_driver,
+}
+FAULTS = (
+    "",
+    "",
+    "a task fails once",
+    "a task is slow",
+    "two hosts race for a slow task",
+    "Spark's last commit entry is lost",
+)
 
 
 def steps(seed: int) -> Iterator[Step]:
-    "The endless walk of this seed."
+    """The endless walk of this seed."""
     dice = random.Random(seed)
     while True:
-        blows = dice.choices(list(BLOWS), weights=[3, 2, 4, 2, 4, 1, 2, 1], k=dice.choice((0, 1, 1, 1, 2, 3)))
-        yield Step(batches=dice.randint(1, 3), tasks=tuple(dice.choices((8, 3, 5, 2, 1), k=len(blows) + 2)),
-                   blows=tuple((blow, dice.choice(POINTS)) for blow in blows), fault=dice.choice(FAULTS))
+        blows = dice.choices(
+            list(BLOWS), weights=[3, 2, 4, 2, 4, 1, 2, 1], k=dice.choice((0, 1, 1, 1, 2, 3))
+        )
+        yield Step(
+            batches=dice.randint(1, 3),
+            tasks=tuple(dice.choices((8, 3, 5, 2, 1), k=len(blows) + 2)),
+            blows=tuple((blow, dice.choice(POINTS)) for blow in blows),
+            fault=dice.choice(FAULTS),
+        )
 
 
 def take(stage: Stage, step: Step):
-    "Play one step of a walk."
+    """Play one step of a walk."""
     race = step.fault == "two hosts race for a slow task"
     story = stage.story(**(stage.two_hosts if race else ONE_HOST))
-    if step.fault == "Spark's last commit entry is lost": _lose_commit_entry(story)
+    if step.fault == "Spark's last commit entry is lost":
+        _lose_commit_entry(story)
     story.feed(step.batches)
     stage.records += step.batches * story.size
     tasks, options, struck = list(step.tasks), _fault(story, step.fault), time.monotonic()
     for what, point in step.blows:
         failed = _blow(stage, story, point, BLOWS[what], **stage.life(tasks.pop(0), options))
         stage.heal()
-        if not failed: break
+        if not failed:
+            break
         options = None
     while True:  # lives without a blow; a life may still end by what an earlier one left
         try:
             story.run(**stage.life(tasks[0], options))
             break
         except Failed:
-            if len(tasks) == 1: raise
+            if len(tasks) == 1:
+                raise
             tasks.pop(0)
-    if step.blows: stage.restores_s.append(time.monotonic() - struck)
+    if step.blows:
+        stage.restores_s.append(time.monotonic() - struck)
     if race:
         stage.records += story.size
         after_a_race(stage, story)
@@ -354,58 +529,95 @@ def take(stage: Stage, step: Step):
 
 
 def after_a_race(stage: Stage, story: Story):
-    """One more batch, on one host. A copy that lost may begin even after its batch has ended; then its transaction stays open, with nothing to be
-    seen of it, until the next batch sweeps it."""
+    """One more batch, on one host. A copy that lost may begin even after its batch has ended; then
+    its transaction stays open, with nothing to be seen of it, until the next batch sweeps it.
+    """
     stage.job(**ONE_HOST)
     story.feed()
     story.run()
 
 
-def _blow(stage: Stage, story: Story, point: CrashPoint, strike: Callable, **run) -> Exception | None:
-    "A life with a blow. A point that is not reached any more is no fault."
+def _blow(
+    stage: Stage, story: Story, point: CrashPoint, strike: Callable, **run
+) -> Exception | None:
+    """A life with a blow. A point that is not reached any more is no fault."""
+
     def now(event: Event) -> bool:
         stage.crashes += 1
         return strike(stage, story, event)
-    try: return story.interrupt(Stop(point=point, strike=now), **run)
-    except Failed as e: return e.__cause__  # never reached
+
+    try:
+        return story.interrupt(Stop(point=point, strike=now), **run)
+    # never reached
+    except Failed as e:
+        return e.__cause__
 
 
 def _fault(story: Story, fault: str) -> dict | None:
     sign = str(story.folder / f"sign {uuid.uuid4().hex[:8]}")
-    if fault == "a task fails once": return {"faults": json.dumps(dict(fail=dict(partition=0, sign=sign)))}
-    if "slow" in fault: return {"faults": json.dumps(dict(stall=dict(partition=0, sign=sign, seconds=2)))}
+    if fault == "a task fails once":
+        return {"faults": json.dumps(dict(fail=dict(partition=0, sign=sign)))}
+    if "slow" in fault:
+        return {"faults": json.dumps(dict(stall=dict(partition=0, sign=sign, seconds=2)))}
 
 
 def _lose_commit_entry(story: Story):
-    entries = sorted((p for p in story.checkpoint.glob("commits/*") if p.name.isdigit()), key=lambda p: int(p.name))
+    entries = sorted(
+        (p for p in story.checkpoint.glob("commits/*") if p.name.isdigit()),
+        key=lambda p: int(p.name),
+    )
     for last in entries[-1:]:
         last.unlink()
         (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
 
 
 def walk_drills(seed: int, end: float) -> Iterator[Drill]:
-    "Steps of the walk until the clock (time.monotonic) says `end`."
+    """Steps of the walk until the clock (time.monotonic) says `end`."""
     for n, step in enumerate(steps(seed)):
-        if time.monotonic() > end: return
-        yield Drill(kind="walk", title=f"Seed {seed}, step {n}", given=f"three nodes; {step}", crash_at="as the dice fell",
-                    restore="the same query", nodes=3, expect=EXACTLY_ONCE, play=partial(take, step=step))
+        if time.monotonic() > end:
+            return
+        yield Drill(
+            kind="walk",
+            title=f"Seed {seed}, step {n}",
+            given=f"three nodes; {step}",
+            crash_at="as the dice fell",
+            restore="the same query",
+            nodes=3,
+            expect=EXACTLY_ONCE,
+            play=partial(take, step=step),
+        )
 
 # %% ../../nbs/proof/07_drills.ipynb #c026
-def play_all(drills: Iterable[Drill], output: Path, tell: Callable[[Played], None] = lambda played: None) -> list[Played]:
-    "Play drills, those on one node first. `tell` hears of each one. Raises what LocalKafka raises."
+def play_all(
+    drills: Iterable[Drill], output: Path, tell: Callable[[Played], None] = lambda played: None
+) -> list[Played]:
+    """Play drills, those on one node first. `tell` hears of each one. Raises what LocalKafka
+    raises.
+    """
     told, drills = [], sorted(drills, key=lambda d: d.nodes)
     for nodes in sorted({d.nodes for d in drills}):
-        with tempfile.TemporaryDirectory(prefix="kafka2pc-drill-", ignore_cleanup_errors=True) as folder, Stage(Path(folder), nodes) as stage:
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="kafka2pc-drill-", ignore_cleanup_errors=True
+            ) as folder,
+            Stage(Path(folder), nodes) as stage,
+        ):
             for d in drills:
-                if d.nodes != nodes: continue
+                if d.nodes != nodes:
+                    continue
                 told.append(play(d, stage, output))
                 tell(told[-1])
     return told
 
 
-def walk(seed: int, minutes: float, output: Path, tell: Callable[[Played], None] = lambda played: None) -> list[Played]:
-    "Walk for so many minutes. Raises what LocalKafka raises."
-    with tempfile.TemporaryDirectory(prefix="kafka2pc-drill-", ignore_cleanup_errors=True) as folder, Stage(Path(folder), 3) as stage:
+def walk(
+    seed: int, minutes: float, output: Path, tell: Callable[[Played], None] = lambda played: None
+) -> list[Played]:
+    """Walk for so many minutes. Raises what LocalKafka raises."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka2pc-drill-", ignore_cleanup_errors=True) as folder,
+        Stage(Path(folder), 3) as stage,
+    ):
         told = []
         for d in walk_drills(seed, time.monotonic() + 60 * minutes):
             told.append(play(d, stage, output))
@@ -414,13 +626,35 @@ def walk(seed: int, minutes: float, output: Path, tell: Callable[[Played], None]
 
 
 def summary(played: Iterable[Played]) -> Table:
-    "What was played, in one row for each kind."
-    table = Table("drills", "played", "crashes", "records", "lost", "duplicate", "torn", "red", "longest restore", box=SIMPLE_HEAD)
+    """What was played, in one row for each kind."""
+    table = Table(
+        "drills",
+        "played",
+        "crashes",
+        "records",
+        "lost",
+        "duplicate",
+        "torn",
+        "red",
+        "longest restore",
+        box=SIMPLE_HEAD,
+    )
     for kind in ("point", "case", "dual", "pipeline", "walk"):
         those = [p for p in played if p.drill.kind == kind]
-        if not those: continue
-        named = (str(sum(p.counts.get(name, 0) for p in those)) for name in ("lost", "duplicate", "torn batch"))
+        if not those:
+            continue
+        named = (
+            str(sum(p.counts.get(name, 0) for p in those))
+            for name in ("lost", "duplicate", "torn batch")
+        )
         title = "dual writes" if kind == "dual" else f"{kind}s"
-        table.add_row(title, str(len(those)), str(sum(p.crashes for p in those)), f"{sum(p.records for p in those):,}", *named,
-                      str(sum(bool(p.found) for p in those)), f"{max(p.restore_s for p in those):.1f} s")
+        table.add_row(
+            title,
+            str(len(those)),
+            str(sum(p.crashes for p in those)),
+            f"{sum(p.records for p in those):,}",
+            *named,
+            str(sum(bool(p.found) for p in those)),
+            f"{max(p.restore_s for p in those):.1f} s",
+        )
     return table

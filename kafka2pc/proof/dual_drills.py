@@ -17,36 +17,71 @@ from pyspark.sql import SparkSession
 
 # %% ../../nbs/proof/09_dual_drills.ipynb #c004
 from ..local.databases import LocalPostgres
-from ..protocol.decisions import FileLog
-from .drills import ONE_HOST, Drill, Place, Stage, kill_driver, kill_driver_python, kill_executor_python, survive
-from ..spark.foreach_batch import Shaped, TwoPhase
-from ..protocol.history import CrashPoint, Seen, anomalies
-from ..stores.postgres import PostgresParticipant
-from ..spark.sink import open_participant, parse_options
+from kafka2pc.proof.drills import (
+    ONE_HOST,
+    Drill,
+    Place,
+    Stage,
+    kill_driver,
+    kill_driver_python,
+    kill_executor_python,
+    survive,
+)
 from .story import COLUMNS, Job, NotExactlyOnce, Story
+from ..protocol.decisions import FileLog
+from ..protocol.history import CrashPoint, Seen, anomalies
+from ..spark.foreach_batch import Shaped, TwoPhase
+from ..spark.sink import open_participant, parse_options
+from ..stores.postgres import PostgresParticipant
 
 # %% ../../nbs/proof/09_dual_drills.ipynb #c007
 def as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
-    "What Kafka gets of a row: its number as text, and its key."
-    return pa.record_batch({"value": batch.column("row").cast(pa.string()), "key": batch.column("key")})
+    """What Kafka gets of a row: its number as text, and its key."""
+    return pa.record_batch(
+        {"value": batch.column("row").cast(pa.string()), "key": batch.column("key")}
+    )
 
 
-def dual(spark: SparkSession, source: str, options: Mapping[str, str], partitions: int = 2, seconds: float = 240) -> dict:
-    "Run the query over all files that it has not done yet. `options`: those of the sink, and `url` of the database; topic and table have one name."
+def dual(
+    spark: SparkSession,
+    source: str,
+    options: Mapping[str, str],
+    partitions: int = 2,
+    seconds: float = 240,
+) -> dict:
+    """Run the query over all files that it has not done yet. `options`: those of the sink, and
+    `url` of the database; topic and table have one name.
+    """
     options = dict(options)
     url, name, checkpoint = options.pop("url"), options["topic"], options["checkpointLocation"]
-    stores = [Shaped(open_participant(parse_options(options)), as_records), PostgresParticipant(url, name)]
-    files = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).csv(source).repartition(partitions)
+    stores = [
+        Shaped(open_participant(parse_options(options)), as_records),
+        PostgresParticipant(url, name),
+    ]
+    files = (
+        spark.readStream.schema(COLUMNS)
+        .option("maxFilesPerTrigger", 1)
+        .csv(source)
+        .repartition(partitions)
+    )
     both = TwoPhase(name, stores, FileLog(f"{checkpoint}/kafka2pc"))
-    query = files.writeStream.foreachBatch(both).option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    query = (
+        files.writeStream.foreachBatch(both)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
     try:
-        if not query.awaitTermination(seconds): raise TimeoutError(f"the query was not done after {seconds} s")
-    finally: query.stop()
+        if not query.awaitTermination(seconds):
+            raise TimeoutError(f"the query was not done after {seconds} s")
+    finally:
+        query.stop()
     return {}
 
 # %% ../../nbs/proof/09_dual_drills.ipynb #c009
 class DualStory(Story):
-    "A story whose rows are to be in a topic and in a table."
+    """A story whose rows are to be in a topic and in a table."""
+
     does = "kafka2pc.proof.dual_drills.dual"
 
     def __init__(self, job: Job, kafka, folder: Path, postgres: LocalPostgres, **more):
@@ -54,29 +89,49 @@ class DualStory(Story):
         self.postgres, self.query_id = postgres, TwoPhase(self.name, [], None).query_id
         postgres.execute(f'create table "{self.name}" ("row" bigint, key text)')
 
-    def options(self, **more) -> dict: return super().options(url=self.postgres.url, **more)
+    def options(self, **more) -> dict:
+        return super().options(url=self.postgres.url, **more)
 
     def in_table(self) -> list[Seen]:
-        "What anybody finds in the table."
-        return [Seen(row=row, topic=self.name) for row, in self.postgres.execute(f'select "row" from "{self.name}"')]
+        """What anybody finds in the table."""
+        return [
+            Seen(row=row, topic=self.name)
+            for (row,) in self.postgres.execute(f'select "row" from "{self.name}"')
+        ]
 
     def in_doubt(self) -> list[str]:
-        "What the database holds open of this query: promises, and lines of our record."
-        found = self.postgres.execute("""select gid from pg_prepared_xacts where strpos(gid, %s) > 0 union all
-            select transactional_id from kafka2pc_transactions where query_id = %s and outcome = 'open'""", self.query_id, self.query_id)
-        return [name for name, in found]
+        """What the database holds open of this query: promises, and lines of our record."""
+        found = self.postgres.execute(
+            """select gid from pg_prepared_xacts where strpos(gid, %s) > 0 union all
+            select transactional_id from kafka2pc_transactions where query_id = %s and outcome = 'open'""",
+            self.query_id,
+            self.query_id,
+        )
+        return [name for (name,) in found]
 
     def check(self):
-        "No anomaly in the topic, none in the table, nothing of ours open in either. Raises `NotExactlyOnce`."
+        """No anomaly in the topic, none in the table, nothing of ours open in either. Raises
+        `NotExactlyOnce`.
+        """
         super().check()
-        if left := self.in_doubt(): raise NotExactlyOnce(f"open in the database at the end: {left}\n{self.told()}")
-        found = anomalies({row: row // self.size for row in range(self.files * self.size)}, self.in_table())
-        if not found: return
-        said = "".join(f"in the table {name}, {len(what)} times: {str(what)[:300]}\n" for name, what in found.items())
-        raise NotExactlyOnce(said + self.told(), counts={name: len(what) for name, what in found.items()})
+        if left := self.in_doubt():
+            raise NotExactlyOnce(f"open in the database at the end: {left}\n{self.told()}")
+        found = anomalies(
+            {row: row // self.size for row in range(self.files * self.size)}, self.in_table()
+        )
+        if not found:
+            return
+        said = "".join(
+            f"in the table {name}, {len(what)} times: {str(what)[:300]}\n"
+            for name, what in found.items()
+        )
+        raise NotExactlyOnce(
+            said + self.told(), counts={name: len(what) for name, what in found.items()}
+        )
 
 
-def a_dual_story(stage: Stage, job: Job) -> DualStory: return DualStory(job, stage.kafka, stage.folder, stage.opened(LocalPostgres))
+def a_dual_story(stage: Stage, job: Job) -> DualStory:
+    return DualStory(job, stage.kafka, stage.folder, stage.opened(LocalPostgres))
 
 # %% ../../nbs/proof/09_dual_drills.ipynb #c011
 KAFKA, POSTGRES = "kafka", "postgres"
@@ -84,32 +139,77 @@ KAFKA, POSTGRES = "kafka", "postgres"
 # %% ../../nbs/proof/09_dual_drills.ipynb #c012
 _P = CrashPoint
 WHILE_WRITING: dict[str, list[Place]] = {
-    "before its transaction in Kafka begins": [(_P.BEFORE_BEGIN, KAFKA)], "while it writes": [(_P.IN_WRITE, None)],
-    "before Kafka's pre-commit": [(_P.AFTER_FLUSH, KAFKA)], "after Kafka's pre-commit": [(_P.AFTER_PRECOMMIT, KAFKA)],
-    "before PostgreSQL's pre-commit": [(_P.AFTER_FLUSH, POSTGRES)], "after PostgreSQL's pre-commit": [(_P.AFTER_PRECOMMIT, POSTGRES)]}
+    "before its transaction in Kafka begins": [(_P.BEFORE_BEGIN, KAFKA)],
+    "while it writes": [(_P.IN_WRITE, None)],
+    "before Kafka's pre-commit": [(_P.AFTER_FLUSH, KAFKA)],
+    "after Kafka's pre-commit": [(_P.AFTER_PRECOMMIT, KAFKA)],
+    "before PostgreSQL's pre-commit": [(_P.AFTER_FLUSH, POSTGRES)],
+    "after PostgreSQL's pre-commit": [(_P.AFTER_PRECOMMIT, POSTGRES)],
+}
 WHILE_ENDING: dict[str, list[Place]] = {
-    "before the batch is planned": [(_P.AFTER_COMMIT_LOG, None)], "before the decision": [(_P.BEFORE_DECISION, None)],
-    "after the decision": [(_P.AFTER_DECISION, None)], "before Kafka's first commit": [(_P.BEFORE_FIRST_COMMIT, KAFKA)],
-    "after Kafka's first commit": [(_P.AFTER_FIRST_COMMIT, KAFKA)], "before PostgreSQL's first commit": [(_P.BEFORE_FIRST_COMMIT, POSTGRES)],
-    "after PostgreSQL's first commit": [(_P.AFTER_FIRST_COMMIT, POSTGRES)], "after the last commit": [(_P.AFTER_LAST_COMMIT, None)],
-    "before Spark notes the batch": [(_P.BEFORE_COMMIT_LOG, None)]}
+    "before the batch is planned": [(_P.AFTER_COMMIT_LOG, None)],
+    "before the decision": [(_P.BEFORE_DECISION, None)],
+    "after the decision": [(_P.AFTER_DECISION, None)],
+    "before Kafka's first commit": [(_P.BEFORE_FIRST_COMMIT, KAFKA)],
+    "after Kafka's first commit": [(_P.AFTER_FIRST_COMMIT, KAFKA)],
+    "before PostgreSQL's first commit": [(_P.BEFORE_FIRST_COMMIT, POSTGRES)],
+    "after PostgreSQL's first commit": [(_P.AFTER_FIRST_COMMIT, POSTGRES)],
+    "after the last commit": [(_P.AFTER_LAST_COMMIT, None)],
+    "before Spark notes the batch": [(_P.BEFORE_COMMIT_LOG, None)],
+}
 WHILE_RESTORING: dict[str, list[Place]] = {
     "before its restart aborts in Kafka": [(_P.AFTER_PRECOMMIT, POSTGRES), (_P.IN_SWEEP, KAFKA)],
-    "before its restart aborts in PostgreSQL": [(_P.AFTER_PRECOMMIT, POSTGRES), (_P.IN_SWEEP, POSTGRES)],
-    "after its restart commits in Kafka": [(_P.AFTER_DECISION, None), (_P.AFTER_FIRST_COMMIT, KAFKA)],
-    "after its restart commits in PostgreSQL": [(_P.AFTER_DECISION, None), (_P.AFTER_FIRST_COMMIT, POSTGRES)]}
-DRIVERS = {"the driver's JVM": (kill_driver, None), "the driver's Python": (kill_driver_python, None)}
-WORKERS = {"a worker": (kill_executor_python, None), "a worker whose task is tried again": (kill_executor_python, ONE_HOST)}
+    "before its restart aborts in PostgreSQL": [
+        (_P.AFTER_PRECOMMIT, POSTGRES),
+        (_P.IN_SWEEP, POSTGRES),
+    ],
+    "after its restart commits in Kafka": [
+        (_P.AFTER_DECISION, None),
+        (_P.AFTER_FIRST_COMMIT, KAFKA),
+    ],
+    "after its restart commits in PostgreSQL": [
+        (_P.AFTER_DECISION, None),
+        (_P.AFTER_FIRST_COMMIT, POSTGRES),
+    ],
+}
+DRIVERS = {
+    "the driver's JVM": (kill_driver, None),
+    "the driver's Python": (kill_driver_python, None),
+}
+WORKERS = {
+    "a worker": (kill_executor_python, None),
+    "a worker whose task is tried again": (kill_executor_python, ONE_HOST),
+}
 
 
 def dual_drills() -> list[Drill]:
-    "Fifty: workers and drivers while tasks write, drivers while the batch is ended, and again while that is restored."
-    def drill(words: str, places: list[Place], victim: str, strike: Callable, session: Mapping | None) -> Drill:
-        at = ", then ".join(f"{point.name}{f' of {participant}' if participant else ''}" for point, participant in places)
-        return Drill(kind="dual", title=f"Both stores or none when {victim} dies {words}", given="two more batches of 40 rows",
-                     crash_at=f"{at}: SIGKILL to {victim}", restore="the same query, with another number of tasks",
-                     expect="every row once in the topic and in the table, nothing of ours open",
-                     play=partial(survive, places=places, strike=strike, make=a_dual_story, session=session))
+    """Fifty: workers and drivers while tasks write, drivers while the batch is ended, and again
+    while that is restored.
+    """
+
+    def drill(
+        words: str, places: list[Place], victim: str, strike: Callable, session: Mapping | None
+    ) -> Drill:
+        at = ", then ".join(
+            f"{point.name}{f' of {participant}' if participant else ''}"
+            for point, participant in places
+        )
+        return Drill(
+            kind="dual",
+            title=f"Both stores or none when {victim} dies {words}",
+            given="two more batches of 40 rows",
+            crash_at=f"{at}: SIGKILL to {victim}",
+            restore="the same query, with another number of tasks",
+            expect="every row once in the topic and in the table, nothing of ours open",
+            play=partial(survive, places=places, strike=strike, make=a_dual_story, session=session),
+        )
+
     whom = ((WHILE_WRITING, WORKERS | DRIVERS), (WHILE_ENDING, DRIVERS), (WHILE_RESTORING, DRIVERS))
-    made = [drill(words, places, victim, *how) for where, victims in whom for victim, how in victims.items() for words, places in where.items()]
-    return sorted(made, key=lambda d: d.play.keywords["session"] is None)  # a new session takes time
+    made = [
+        drill(words, places, victim, *how)
+        for where, victims in whom
+        for victim, how in victims.items()
+        for words, places in where.items()
+    ]
+    # a new session takes time
+    return sorted(made, key=lambda d: d.play.keywords["session"] is None)

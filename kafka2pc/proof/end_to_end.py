@@ -7,7 +7,11 @@ __all__ = ['ANYBODY', 'ON_ONE_NODE', 'DAYS', 'LIVES', 'FlightStory', 'Blow', 'bl
            'go_on', 'through_blows', 'pipeline_drills']
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c002
-import json, os, random, signal, time
+import json
+import os
+import random
+import signal
+import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,20 +22,25 @@ from typing import Iterator
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c003
 from .drills import ONE_HOST, POINTS, VICTIMS, Drill, Stage
+from .story import Failed, Job, NotExactlyOnce, Stop, Story
 from ..protocol.history import CrashPoint, Event
 from ..spark.pipeline import closing_event, differences, events, oracle, send
-from .story import Failed, Job, NotExactlyOnce, Stop, Story
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c006
 class FlightStory(Story):
-    "The pipeline, with a topic of events and one of closed windows. `first`: the day of the first flights. What it is fed with is counted in days."
+    """The pipeline, with a topic of events and one of closed windows. `first`: the day of the first
+    flights. What it is fed with is counted in days.
+    """
+
     def __init__(self, job: Job, kafka, folder: Path, *, first: date):
         super().__init__(job, kafka, folder)
         self.first, self.days, self.inlet = first, 0, f"{self.name}-events"
         kafka.create_topic(self.inlet, partitions=2)
 
     def feed(self, days: int = 1) -> int:
-        "The flights of the next days; 0: the event that closes all windows. Answers with the number of events."
+        """The flights of the next days; 0: the event that closes all windows. Answers with the
+        number of events.
+        """
         until_now = self.first + timedelta(self.days)
         fresh = events(until_now, days) if days else [closing_event(until_now)]
         send(self.kafka.client_conf, self.inlet, fresh)
@@ -39,28 +48,50 @@ class FlightStory(Story):
         return len(fresh)
 
     def run(self, *, options: dict | None = None) -> dict:
-        "Run the pipeline over all events that it has not done yet. Raises `Failed`."
+        """Run the pipeline over all events that it has not done yet. Raises `Failed`."""
         source = {f"kafka.{k}": v for k, v in self.kafka.client_conf.items()}
-        source |= {"subscribe": self.inlet, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "800", "kafka.group.id": self.name}
-        return self.job.ask("kafka2pc.spark.pipeline.run", source=source, sink=self.options(**(options or {})))
+        source |= {
+            "subscribe": self.inlet,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": "800",
+            "kafka.group.id": self.name,
+        }
+        return self.job.ask(
+            "kafka2pc.spark.pipeline.run", source=source, sink=self.options(**(options or {}))
+        )
 
     def check(self):
-        "The topic equals the oracle, and nothing of ours is open. All windows must be closed. Raises `NotExactlyOnce`."
-        if left := self.open(): raise NotExactlyOnce(f"open at the end: {left}\n{self.told()}")
-        found = differences([json.loads(r.value) for r in self.seen()], oracle(self.first, self.days))
-        if not found: return
+        """The topic equals the oracle, and nothing of ours is open. All windows must be closed.
+        Raises `NotExactlyOnce`.
+        """
+        if left := self.open():
+            raise NotExactlyOnce(f"open at the end: {left}\n{self.told()}")
+        found = differences(
+            [json.loads(r.value) for r in self.seen()], oracle(self.first, self.days)
+        )
+        if not found:
+            return
         said = "".join(f"{name}, {len(rows)} windows: {rows[:5]}\n" for name, rows in found.items())
-        raise NotExactlyOnce(said + self.told(), counts={name: len(rows) for name, rows in found.items()})
+        raise NotExactlyOnce(
+            said + self.told(), counts={name: len(rows) for name, rows in found.items()}
+        )
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c008
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blow:
-    "What is killed, and where: at `point`, or, if that is None, `seconds` after the query was started."
+    """What is killed, and where: at `point`, or, if that is None, `seconds` after the query was
+    started.
+    """
+
     victim: str
     point: CrashPoint | None = None
     seconds: float = 0
 
-    def __str__(self) -> str: return f"{self.victim} {'at ' + self.point.name if self.point else f'after {self.seconds:.1f} s'}"
+    def __str__(self) -> str:
+        return (
+            f"{self.victim}"
+            f" {'at ' + self.point.name if self.point else f'after {self.seconds:.1f} s'}"
+        )
 
 
 ANYBODY = "any process of the job"
@@ -68,30 +99,46 @@ ON_ONE_NODE = [name for name in VICTIMS if not name.startswith("the node")]
 
 
 def blows(dice: random.Random, count: int) -> tuple[Blow, ...]:
-    "Half of them at a named point, half of them at any moment."
+    """Half of them at a named point, half of them at any moment."""
     named = lambda: Blow(victim=dice.choice(ON_ONE_NODE), point=dice.choice(POINTS))
-    return tuple(dice.choice((named, lambda: Blow(victim=ANYBODY, seconds=dice.uniform(0.2, 5))))() for _ in range(count))
+    return tuple(
+        dice.choice((named, lambda: Blow(victim=ANYBODY, seconds=dice.uniform(0.2, 5))))()
+        for _ in range(count)
+    )
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c010
 def strike_at_point(stage: Stage, story: Story, blow: Blow, **run) -> Exception | None:
-    "Run until the point, and strike there. Returns the error of the run, if it failed. A point that is not reached is no fault."
+    """Run until the point, and strike there. Returns the error of the run, if it failed. A point
+    that is not reached is no fault.
+    """
+
     def now(event: Event) -> bool:
         stage.crashes += 1
         return VICTIMS[blow.victim](stage, story, event)
-    try: return story.interrupt(Stop(point=blow.point, strike=now), **run)
-    except Failed as e: return e.__cause__
-    finally: stage.heal()
+
+    try:
+        return story.interrupt(Stop(point=blow.point, strike=now), **run)
+    except Failed as e:
+        return e.__cause__
+    finally:
+        stage.heal()
 
 
-def strike_at_any_moment(stage: Stage, story: Story, blow: Blow, dice: random.Random, **run) -> Exception | None:
-    "Run, and kill one process after so many seconds, if the query is not over by then. Returns the error of the run, if it failed."
-    if not story.job.alive: story.job.start()
+def strike_at_any_moment(
+    stage: Stage, story: Story, blow: Blow, dice: random.Random, **run
+) -> Exception | None:
+    """Run, and kill one process after so many seconds, if the query is not over by then. Returns
+    the error of the run, if it failed.
+    """
+    if not story.job.alive:
+        story.job.start()
     with ThreadPoolExecutor(1) as beside:
         running = beside.submit(story.run, **run)
         wait([running], blow.seconds)
         if not running.done():
             stage.crashes += 1
-            with suppress(ProcessLookupError): os.kill(dice.choice(story.job.processes).pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(dice.choice(story.job.processes).pid, signal.SIGKILL)
         return running.exception()
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c012
@@ -100,21 +147,37 @@ LIVES = 4  # a process that was killed may be missed only by the next life
 
 
 def go_on(story: Story, lives: int, **run):
-    "Start the query until it is done. Raises the last `Failed`."
+    """Start the query until it is done. Raises the last `Failed`."""
     for left in reversed(range(lives)):
-        try: return story.run(**run)
+        try:
+            return story.run(**run)
         except Failed:
-            if not left: raise
+            if not left:
+                raise
 
 
-def through_blows(stage: Stage, first: date, struck: tuple[Blow, ...], seed: str = "", days: tuple[int, ...] = DAYS, options: dict | None = None):
-    "Feed, strike, go on, as often as there are blows; then close all windows, and compare. `options`: of the sink."
+def through_blows(
+    stage: Stage,
+    first: date,
+    struck: tuple[Blow, ...],
+    seed: str = "",
+    days: tuple[int, ...] = DAYS,
+    options: dict | None = None,
+):
+    """Feed, strike, go on, as often as there are blows; then close all windows, and compare.
+    `options`: of the sink.
+    """
     story, dice = stage.fresh(ONE_HOST, FlightStory, first=first), random.Random(seed)
     for more, blow in zip(days, struck, strict=True):
         stage.records += story.feed(more)
         start, run = time.monotonic(), dict(options=stage.life()["options"] | (options or {}))
-        failed = strike_at_point(stage, story, blow, **run) if blow.point else strike_at_any_moment(stage, story, blow, dice, **run)
-        if failed: go_on(story, LIVES, **run)
+        failed = (
+            strike_at_point(stage, story, blow, **run)
+            if blow.point
+            else strike_at_any_moment(stage, story, blow, dice, **run)
+        )
+        if failed:
+            go_on(story, LIVES, **run)
         stage.restores_s.append(time.monotonic() - start)
     story.feed(0)
     go_on(story, LIVES)
@@ -122,11 +185,16 @@ def through_blows(stage: Stage, first: date, struck: tuple[Blow, ...], seed: str
 
 
 def pipeline_drills(seed: int, count: int = 10) -> Iterator[Drill]:
-    "So many drills, each with other days and other blows."
+    """So many drills, each with other days and other blows."""
     for n in range(count):
         dice = random.Random(f"{seed} {n}")
         first, struck = date(2013, 1, 1) + timedelta(dice.randrange(360)), blows(dice, len(DAYS))
-        yield Drill(kind="pipeline", title=f"The pipeline equals its oracle, whatever dies on the way (seed {seed}, {n})",
-                    given=f"the flights of {sum(DAYS)} days from {first} on", crash_at="; ".join(map(str, struck)), restore="the same pipeline",
-                    expect="every window once, as pandas computes it; nothing of ours open",
-                    play=partial(through_blows, first=first, struck=struck, seed=f"{seed} {n}"))
+        yield Drill(
+            kind="pipeline",
+            title=f"The pipeline equals its oracle, whatever dies on the way (seed {seed}, {n})",
+            given=f"the flights of {sum(DAYS)} days from {first} on",
+            crash_at="; ".join(map(str, struck)),
+            restore="the same pipeline",
+            expect="every window once, as pandas computes it; nothing of ours open",
+            play=partial(through_blows, first=first, struck=struck, seed=f"{seed} {n}"),
+        )

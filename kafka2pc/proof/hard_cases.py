@@ -9,7 +9,14 @@ __all__ = ['INIT_PRODUCER_ID', 'END_TXN', 'PATIENCE', 'SHORT', 'SAME', 'NONE', '
            'Acts', 'purged', 'worn_out']
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c002
-import json, os, socket, struct, subprocess, threading, time, uuid
+import json
+import os
+import socket
+import struct
+import subprocess
+import threading
+import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -21,33 +28,46 @@ from typing import Callable
 import pyarrow as pa
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c004
-from ..local.broker import LocalKafka
-from ..protocol.commit import Driver, commit
 from ..kafka.control import Control
+from ..kafka.participant import KafkaParticipant, check, read_topic, retry_unknown
+from ..local.broker import LocalKafka
+from kafka2pc.proof.drills import (
+    EXACTLY_ONCE,
+    Drill,
+    Stage,
+    after_a_race,
+    kill_driver,
+    kill_driver_python,
+    pause_node,
+    survive,
+)
+from .story import Failed, Job, NotExactlyOnce, Stop, Story, running, until
+from ..protocol.commit import Driver, commit
 from ..protocol.decisions import Decision, FileLog
-from .drills import EXACTLY_ONCE, Drill, Stage, after_a_race, kill_driver, kill_driver_python, pause_node, survive
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import CrashPoint, Event, History
-from ..kafka.participant import KafkaParticipant, check, read_topic, retry_unknown
 from ..protocol.precommit import precommit
-from ..protocol.transactions import Token
 from ..protocol.restore import plan
-from .story import Failed, Job, NotExactlyOnce, Stop, Story, running, until
+from ..protocol.transactions import Token
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c007
 INIT_PRODUCER_ID, END_TXN = 22, 26  # API keys of Kafka's protocol
 
 
 class SlowNetwork:
-    """Passes everything between its own port of 127.0.0.1 and `target()`. `hold(api_key)` keeps the next request of that kind until `release()`;
-    it is delivered then even if its client has gone: what was sent may arrive."""
+    """Passes everything between its own port of 127.0.0.1 and `target()`. `hold(api_key)` keeps the
+    next request of that kind until `release()`; it is delivered then even if its client has gone:
+    what was sent may arrive.
+    """
+
     def __init__(self, target: Callable[[], int]):
         self.target, self.held, self._api_key, self._open = target, 0, None, threading.Event()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def __enter__(self) -> "SlowNetwork": return self
+    def __enter__(self) -> "SlowNetwork":
+        return self
 
     def __exit__(self, *_):
         self.release()
@@ -63,13 +83,19 @@ class SlowNetwork:
 
     def _serve(self):
         while True:
-            try: client, _ = self._server.accept()
-            except OSError: return
-            try: broker = socket.create_connection(("127.0.0.1", self.target()))
+            try:
+                client, _ = self._server.accept()
+            except OSError:
+                return
+            try:
+                broker = socket.create_connection(("127.0.0.1", self.target()))
             except OSError:
                 client.close()
                 continue
-            for pump, ends in ((self._requests, (client, broker)), (self._answers, (broker, client))):
+            for pump, ends in (
+                (self._requests, (client, broker)),
+                (self._answers, (broker, client)),
+            ):
                 threading.Thread(target=pump, args=ends, daemon=True).start()
 
     def _requests(self, client: socket.socket, broker: socket.socket):
@@ -82,34 +108,43 @@ class SlowNetwork:
                     self._open.wait()
                 broker.sendall(size + body)
             broker.shutdown(socket.SHUT_WR)
-        except OSError: broker.close()
+        except OSError:
+            broker.close()
 
     def _answers(self, broker: socket.socket, client: socket.socket):
         try:
-            while data := broker.recv(65536): client.sendall(data)
-        except OSError: broker.close()
+            while data := broker.recv(65536):
+                client.sendall(data)
+        except OSError:
+            broker.close()
         client.close()
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c009
-PATIENCE = {"kafka.socket.timeout.ms": "1000"}  # a request that is not answered in a second is unclear
+# a request that is not answered in a second is unclear
+PATIENCE = {"kafka.socket.timeout.ms": "1000"}
 
 
 def demand(true: bool, what: str):
-    "Raise `NotExactlyOnce` unless it is so."
-    if not true: raise NotExactlyOnce(what)
+    """Raise `NotExactlyOnce` unless it is so."""
+    if not true:
+        raise NotExactlyOnce(what)
 
 
 def end(stage: Stage, story: Story):
-    "Count the rows, and check."
+    """Count the rows, and check."""
     stage.records += story.files * story.size
     story.check()
 
 
 def _late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int):
-    "Batch 1 sends a request that is held at `held_at` and delivered just before batch `let_go_at` is decided."
+    """Batch 1 sends a request that is held at `held_at` and delivered just before batch `let_go_at`
+    is decided.
+    """
     with ExitStack() as place:
         network = place.enter_context(SlowNetwork(lambda: kafka.ports[0][0]))
-        kafka = LocalKafka(progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"})
+        kafka = LocalKafka(
+            progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"}
+        )
         story = place.enter_context(Story(stage.job(), place.enter_context(kafka), stage.folder))
 
         def hold(event: Event) -> bool:
@@ -124,23 +159,36 @@ def _late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int):
 
         story.feed(4)
         stage.records += 4 * story.size
-        stops = Stop(point=held_at, batch_id=1, strike=hold), Stop(point=CrashPoint.BEFORE_DECISION, batch_id=let_go_at, strike=deliver)
+        stops = (
+            Stop(point=held_at, batch_id=1, strike=hold),
+            Stop(point=CrashPoint.BEFORE_DECISION, batch_id=let_go_at, strike=deliver),
+        )
         failed = story.interrupt(*stops, partitions=1, options=PATIENCE)
-        if failed: raise failed
+        if failed:
+            raise failed
         story.check()
 
 
-def late_end_txn(stage: Stage): _late(stage, END_TXN, CrashPoint.BEFORE_FIRST_COMMIT, 3)
-def late_init(stage: Stage): _late(stage, INIT_PRODUCER_ID, CrashPoint.BEFORE_BEGIN, 1)
+def late_end_txn(stage: Stage):
+    _late(stage, END_TXN, CrashPoint.BEFORE_FIRST_COMMIT, 3)
+
+
+def late_init(stage: Stage):
+    _late(stage, INIT_PRODUCER_ID, CrashPoint.BEFORE_BEGIN, 1)
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c011
 def zombie(stage: Stage, batches: int, rows: int = 1):
-    "A task stalls, its attempt is given up, the query goes on for `batches` more; then the task wakes and writes on."
+    """A task stalls, its attempt is given up, the query goes on for `batches` more; then the task
+    wakes and writes on.
+    """
     story = stage.fresh()
     stalled, failed, wake = (str(story.folder / name) for name in ("stalled", "failed", "wake"))
     stage.crashes += 1
     story.feed(2)
-    faults = dict(stall=dict(partition=1, sign=stalled, until=wake, rows=rows), fail=dict(partition=0, sign=failed, after=stalled))
+    faults = dict(
+        stall=dict(partition=1, sign=stalled, until=wake, rows=rows),
+        fail=dict(partition=0, sign=failed, after=stalled),
+    )
     story.fails(options={"faults": json.dumps(faults)})
     for _ in range(batches):
         story.run(partitions=3)
@@ -150,20 +198,28 @@ def zombie(stage: Stage, batches: int, rows: int = 1):
     before = len(story.events())
     Path(wake).touch()
     own = lambda: [e for e in story.events()[before:] if e.process == pid]
-    until(lambda: any((e.kind != "invoke" and e.op == "flush") or "error" in e.ids for e in own()), "the zombie writes on, and is answered")
+    until(
+        lambda: any((e.kind != "invoke" and e.op == "flush") or "error" in e.ids for e in own()),
+        "the zombie writes on, and is answered",
+    )
     story.run()
     end(stage, story)
 
 
 def two_copies(stage: Stage):
-    "On two hosts. The first task of batch 1 stalls after a row; Spark starts it again on the other host, and commits what that one wrote."
+    """On two hosts. The first task of batch 1 stalls after a row; Spark starts it again on the
+    other host, and commits what that one wrote.
+    """
     story = stage.fresh(stage.two_hosts)
     story.feed()
     story.run(partitions=4)
     story.feed()
     stalled, wake = str(story.folder / "stalled"), str(story.folder / "wake")
     stage.crashes += 1
-    story.run(partitions=4, options={"faults": json.dumps(dict(stall=dict(partition=0, sign=stalled, until=wake)))})
+    story.run(
+        partitions=4,
+        options={"faults": json.dumps(dict(stall=dict(partition=0, sign=stalled, until=wake)))},
+    )
     begun = [e for e in story.events("begin") if (e.kind, e.ids["batch_id"]) == ("ok", 1)]
     demand(len(begun) > 4, f"four tasks began {len(begun)} transactions: Spark started no copy")
     Path(wake).touch()
@@ -172,11 +228,21 @@ def two_copies(stage: Stage):
 
 
 def overtaken(stage: Stage, point: CrashPoint, leave_open: bool = False):
-    "A driver stops at `point`. Another one runs the query to its end meanwhile. Then the first one goes on."
+    """A driver stops at `point`. Another one runs the query to its end meanwhile. Then the first
+    one goes on.
+    """
     story = stage.fresh()
     story.feed(2)
     stage.crashes += 1 + leave_open
-    if leave_open: story.interrupt(Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, strike=partial(kill_driver, stage, story)), partitions=4)
+    if leave_open:
+        story.interrupt(
+            Stop(
+                point=CrashPoint.BEFORE_DECISION,
+                batch_id=1,
+                strike=partial(kill_driver, stage, story),
+            ),
+            partitions=4,
+        )
 
     def meanwhile(event: Event) -> bool:
         story.run(by=stage.job("second"), partitions=3)
@@ -190,16 +256,19 @@ def overtaken(stage: Stage, point: CrashPoint, leave_open: bool = False):
 
 
 def two_drivers(stage: Stage):
-    "Two drivers run the same checkpoint at the same time, each one started again when it fails."
+    """Two drivers run the same checkpoint at the same time, each one started again when it fails."""
     story = stage.fresh()
     story.feed(6)
 
     def often(job: Job):
         for _ in range(5):
-            try: return story.run(by=job, partitions=2)
-            except Failed: pass
+            try:
+                return story.run(by=job, partitions=2)
+            except Failed:
+                pass
 
-    with ThreadPoolExecutor(2) as both: list(both.map(often, (stage.job(), stage.job("second"))))
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(often, (stage.job(), stage.job("second"))))
     story.run()
     end(stage, story)
 
@@ -208,17 +277,25 @@ SHORT = {"kafka.transaction.timeout.ms": "12000"}
 
 
 def _wait_for_timeout(story: Story) -> bool:
-    until(lambda: not story.open(("Ongoing", "PrepareAbort")), "the broker gives the transactions up", 60)
+    until(
+        lambda: not story.open(("Ongoing", "PrepareAbort")),
+        "the broker gives the transactions up",
+        60,
+    )
     return True
 
 
 def timed_out_before(stage: Stage):
-    "The only task of batch 1 waits after its pre-commit until the broker has aborted its transaction."
+    """The only task of batch 1 waits after its pre-commit until the broker has aborted its
+    transaction.
+    """
     story = stage.fresh()
     story.feed()
     story.run()
     story.feed()
-    stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, batch_id=1, strike=lambda event: _wait_for_timeout(story))
+    stop = Stop(
+        point=CrashPoint.AFTER_PRECOMMIT, batch_id=1, strike=lambda event: _wait_for_timeout(story)
+    )
     failed = story.interrupt(stop, partitions=1, options=SHORT)
     demand(bool(failed), "a batch was decided whose transactions were gone")
     stage.crashes += 1
@@ -227,82 +304,141 @@ def timed_out_before(stage: Stage):
 
 
 def timed_out_after(stage: Stage, expired: bool = False, asleep: bool = False):
-    """The one loss that a sink without KIP-939 cannot prevent. It is told in full, the query does not go on, and nothing else is lost.
-    `asleep`: the driver does not die after its decision, it sleeps between its last look and its decision."""
-    config = {"transactional.id.expiration.ms": 2000, "transaction.remove.expired.transaction.cleanup.interval.ms": 500} if expired else {}
-    with LocalKafka(progress=None, config=config) as kafka, Story(stage.job(), kafka, stage.folder) as story:
+    """The one loss that a sink without KIP-939 cannot prevent. It is told in full, the query does
+    not go on, and nothing else is lost. `asleep`: the driver does not die after its decision, it
+    sleeps between its last look and its decision.
+    """
+    config = (
+        {
+            "transactional.id.expiration.ms": 2000,
+            "transaction.remove.expired.transaction.cleanup.interval.ms": 500,
+        }
+        if expired
+        else {}
+    )
+    with (
+        LocalKafka(progress=None, config=config) as kafka,
+        Story(stage.job(), kafka, stage.folder) as story,
+    ):
         story.feed()
         story.run()
         story.feed()
         stage.crashes += 1
-        stop = Stop(point=CrashPoint.BEFORE_DECISION if asleep else CrashPoint.AFTER_DECISION, batch_id=1,
-                    strike=lambda event: _wait_for_timeout(story) if asleep else kill_driver(stage, story, event))
+        stop = Stop(
+            point=CrashPoint.BEFORE_DECISION if asleep else CrashPoint.AFTER_DECISION,
+            batch_id=1,
+            strike=lambda event: (
+                _wait_for_timeout(story) if asleep else kill_driver(stage, story, event)
+            ),
+        )
         story.interrupt(stop, partitions=3, options=SHORT)
         _wait_for_timeout(story)
-        if expired: until(lambda: not _known(story), "the broker forgets the ids", 60)
+        if expired:
+            until(lambda: not _known(story), "the broker forgets the ids", 60)
         _told_in_full(story, str(story.fails(options=SHORT)))
         story.fails(options=SHORT)
         story.run(options=SHORT | {"lostTransactions": "skip"})
         stage.records += story.files * story.size
-        demand(sorted(s.row for s in story.rows()) == list(range(story.size)), "something else was lost or written than the batch that was told")
+        demand(
+            sorted(s.row for s in story.rows()) == list(range(story.size)),
+            "something else was lost or written than the batch that was told",
+        )
 
 
 def _known(story: Story) -> bool:
-    names = [e.ids["transactional_id"] for e in story.events("precommit") if e.ids.get("transactional_id")]
-    with Control(story.kafka.client_conf) as control: return bool(control.describe_transactions(names))
+    names = [
+        e.ids["transactional_id"]
+        for e in story.events("precommit")
+        if e.ids.get("transactional_id")
+    ]
+    with Control(story.kafka.client_conf) as control:
+        return bool(control.describe_transactions(names))
 
 
 def _told_in_full(story: Story, said: str):
-    "Rule 7: ids, partitions, counts, the batch, what to do."
-    for c in (e.ids for e in story.events("precommit") if e.kind == "ok" and e.ids["batch_id"] == 1):
-        demand(c["transactional_id"] in said, f"{c['transactional_id']} is not in the message: {said}")
-    for word in ("LostTransaction", "producer id", "epoch", story.name, "records", "batch 1", "what to do"):
+    """Rule 7: ids, partitions, counts, the batch, what to do."""
+    for c in (
+        e.ids for e in story.events("precommit") if e.kind == "ok" and e.ids["batch_id"] == 1
+    ):
+        demand(
+            c["transactional_id"] in said, f"{c['transactional_id']} is not in the message: {said}"
+        )
+    for word in (
+        "LostTransaction",
+        "producer id",
+        "epoch",
+        story.name,
+        "records",
+        "batch 1",
+        "what to do",
+    ):
         demand(word in said, f"{word!r} is not in the message: {said}")
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c015
-def _slots(story: Story, batch_id: int) -> list[Path]: return sorted((story.checkpoint / "kafka2pc").glob(f"{batch_id}.*.json"))
+def _slots(story: Story, batch_id: int) -> list[Path]:
+    return sorted((story.checkpoint / "kafka2pc").glob(f"{batch_id}.*.json"))
 
 
 def truncated(stage: Stage):
-    "The decision's file is cut short while the query is down."
+    """The decision's file is cut short while the query is down."""
     story = stage.fresh()
     story.feed(2)
     stage.crashes += 1
-    story.interrupt(Stop(point=CrashPoint.AFTER_DECISION, batch_id=1, strike=partial(kill_driver, stage, story)), partitions=3)
+    story.interrupt(
+        Stop(
+            point=CrashPoint.AFTER_DECISION, batch_id=1, strike=partial(kill_driver, stage, story)
+        ),
+        partitions=3,
+    )
     slot = _slots(story, 1)[-1]
     whole = slot.read_bytes()
-    slot.write_bytes(whole[:len(whole) // 2])
-    demand("CorruptDecision" in str(story.fails()), "a decision that is cut short was taken for whole")
+    slot.write_bytes(whole[: len(whole) // 2])
+    demand(
+        "CorruptDecision" in str(story.fails()), "a decision that is cut short was taken for whole"
+    )
     slot.write_bytes(whole)
     story.run()
     end(stage, story)
 
 
 def unwritable(stage: Stage, spoil: Callable[[Path], Callable]):
-    "From just before the decision of batch 1 until the next life nothing can be written beside the decisions."
+    """From just before the decision of batch 1 until the next life nothing can be written beside
+    the decisions.
+    """
     story = stage.fresh()
     place = story.checkpoint / "kafka2pc"
     with ExitStack() as disk, ExitStack() as spoiled:
         disk.callback(_own_disk(place))
         story.feed(2)
-        stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, strike=lambda event: bool(spoiled.callback(spoil(place))))
+        stop = Stop(
+            point=CrashPoint.BEFORE_DECISION,
+            batch_id=1,
+            strike=lambda event: bool(spoiled.callback(spoil(place))),
+        )
         failed = story.interrupt(stop, partitions=3)
-        demand("LogUnwritable" in str(failed), f"the driver did not say that it could not decide: {failed}")
+        demand(
+            "LogUnwritable" in str(failed),
+            f"the driver did not say that it could not decide: {failed}",
+        )
         spoiled.close()
         stage.crashes += 1
         story.run()
         end(stage, story)
 
 
-def _mount(*arguments: str): subprocess.run(["mount", *arguments], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+def _mount(*arguments: str):
+    subprocess.run(["mount", *arguments], check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
 
 def _own_disk(folder: Path) -> Callable:
-    "Give the folder a small disk of its own, if we may (root, Linux); returns what undoes it."
+    """Give the folder a small disk of its own, if we may (root, Linux); returns what undoes it."""
     folder.mkdir(parents=True)
-    if os.geteuid(): return lambda: None
+    if os.geteuid():
+        return lambda: None
     _mount("-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder))
-    return lambda: subprocess.run(["umount", "-l", str(folder)], check=True, stdin=subprocess.DEVNULL)
+    return lambda: subprocess.run(
+        ["umount", "-l", str(folder)], check=True, stdin=subprocess.DEVNULL
+    )
 
 
 def _no_rights(folder: Path) -> Callable:
@@ -311,21 +447,25 @@ def _no_rights(folder: Path) -> Callable:
 
 
 def full_disk(folder: Path) -> Callable:
-    if os.geteuid(): return _no_rights(folder)  # without a disk of its own
+    # without a disk of its own
+    if os.geteuid():
+        return _no_rights(folder)
     ballast = folder / "ballast"
     with suppress(OSError), open(ballast, "wb", buffering=0) as f:
-        while True: f.write(bytes(4096))
+        while True:
+            f.write(bytes(4096))
     return ballast.unlink
 
 
 def read_only(folder: Path) -> Callable:
-    if os.geteuid(): return _no_rights(folder)
+    if os.geteuid():
+        return _no_rights(folder)
     _mount("-o", "remount,ro", str(folder))
     return lambda: _mount("-o", "remount,rw", str(folder))
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c017
 def broker_away(stage: Stage):
-    "The broker dies right after the decision and stays away until every retry is used up."
+    """The broker dies right after the decision and stays away until every retry is used up."""
     story = stage.fresh()
     story.feed(2)
     stage.crashes += 1
@@ -343,18 +483,26 @@ def broker_away(stage: Stage):
 
 
 def plain(stage: Stage, size: int, tasks: int):
-    "Nothing but a batch of an unusual form, killed between its decision and its first commit."
+    """Nothing but a batch of an unusual form, killed between its decision and its first commit."""
     story = stage.fresh(size=size)
     story.feed(2)
     stage.crashes += 1
-    story.interrupt(Stop(point=CrashPoint.BEFORE_FIRST_COMMIT, batch_id=1, strike=partial(kill_driver_python, stage, story)), partitions=tasks)
+    story.interrupt(
+        Stop(
+            point=CrashPoint.BEFORE_FIRST_COMMIT,
+            batch_id=1,
+            strike=partial(kill_driver_python, stage, story),
+        ),
+        partitions=tasks,
+    )
     story.feed()
     story.run(partitions=tasks)
     end(stage, story)
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c019
 class SleepyLog(FileLog):
-    "A log whose next COMMIT comes late: `before_commit()` happens first, once."
+    """A log whose next COMMIT comes late: `before_commit()` happens first, once."""
+
     before_commit: Callable | None = None
 
     def create(self, decision: Decision) -> Decision | None:
@@ -365,23 +513,49 @@ class SleepyLog(FileLog):
 
 
 class Acts:
-    "A query without Spark: a driver and two tasks. `rows`: of a batch."
+    """A query without Spark: a driver and two tasks. `rows`: of a batch."""
+
     def __init__(self, stage: Stage, rows: int = 10):
-        self.name, self.query_id, self.rows, self.stage = f"acts-{uuid.uuid4().hex[:8]}", str(uuid.uuid4()), rows, stage
+        self.name, self.query_id, self.rows, self.stage = (
+            f"acts-{uuid.uuid4().hex[:8]}",
+            str(uuid.uuid4()),
+            rows,
+            stage,
+        )
         conf = stage.kafka.client_conf
         stage.kafka.create_topic(self.name, partitions=2)
         facts = asdict(check(conf, prefix=self.name, topics=[self.name]))
-        self.participant = KafkaParticipant(conf | {"log_level": 0}, prefix=self.name, topic=self.name, **facts)
+        self.participant = KafkaParticipant(
+            conf | {"log_level": 0}, prefix=self.name, topic=self.name, **facts
+        )
         self.log, self.history = SleepyLog(stage.folder / self.name), History()
 
     def batch(self, batch_id: int, mine: Token | None = None, **driver) -> Token:
-        "Plan, write, commit. Returns the token of the run. Raises what the acts raise."
+        """Plan, write, commit. Returns the token of the run. Raises what the acts raise."""
         p = self.participant
-        driver = Driver(**dict(query_id=self.query_id, log=self.log, participants={p.name: p}, history=self.history, retry=retry_unknown) | driver)
+        driver = Driver(
+            **dict(
+                query_id=self.query_id,
+                log=self.log,
+                participants={p.name: p},
+                history=self.history,
+                retry=retry_unknown,
+            )
+            | driver
+        )
         made = plan(driver, batch_id, mine=mine)
         first = batch_id * self.rows
-        chunks = [pa.record_batch({"value": [str(row) for row in range(first + task, first + self.rows, 2)]}) for task in (0, 1)]
-        commit(driver, [precommit([p], made, iter([chunk]), self.history) for chunk in chunks], batch_id)
+        chunks = [
+            pa.record_batch(
+                {"value": [str(row) for row in range(first + task, first + self.rows, 2)]}
+            )
+            for task in (0, 1)
+        ]
+        commit(
+            driver,
+            [precommit([p], made, iter([chunk]), self.history) for chunk in chunks],
+            batch_id,
+        )
         self.stage.records += self.rows
         return made.token
 
@@ -393,79 +567,233 @@ class Acts:
 
 
 def purged(stage: Stage):
-    "A driver sleeps before its decision while another one ends three batches and purges all decisions but the last."
+    """A driver sleeps before its decision while another one ends three batches and purges all
+    decisions but the last.
+    """
     acts = Acts(stage)
     acts.log.before_commit = lambda: [acts.batch(n, keep_batches=1) for n in range(3)]
     stage.crashes += 1
-    try: acts.batch(0, keep_batches=1)
-    except TwoPhaseError: pass
-    else: demand(False, "the sleeper did not stop")
+    try:
+        acts.batch(0, keep_batches=1)
+    except TwoPhaseError:
+        pass
+    else:
+        demand(False, "the sleeper did not stop")
     acts.check(3)
 
 
 def worn_out(stage: Stage, epoch: int):
-    "The first transactional id of batch 0 has a high epoch when batch 2 would use it again."
+    """The first transactional id of batch 0 has a high epoch when batch 2 would use it again."""
     acts = Acts(stage)
     token = acts.batch(1, mine=acts.batch(0))
-    names = lambda batch_id: [e.ids["transactional_id"] for e in acts.history.events
-                              if (e.kind, e.op, e.ids["batch_id"]) == ("ok", "precommit", batch_id)]
+    names = lambda batch_id: [
+        e.ids["transactional_id"]
+        for e in acts.history.events
+        if (e.kind, e.op, e.ids["batch_id"]) == ("ok", "precommit", batch_id)
+    ]
     worn = names(0)[0]
     with Control(stage.kafka.client_conf) as control:
-        while control.init_producer_id(worn, timeout_ms=60_000).epoch < epoch: pass
+        while control.init_producer_id(worn, timeout_ms=60_000).epoch < epoch:
+            pass
     acts.batch(2, mine=token)
-    demand((worn in names(2)) == (epoch >= 32_766), f"after epoch {epoch} of {worn}, batch 2 used {names(2)}")
+    demand(
+        (worn in names(2)) == (epoch >= 32_766),
+        f"after epoch {epoch} of {worn}, batch 2 used {names(2)}",
+    )
     acts.check(3)
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c020
-def _case(title: str, given: str, crash_at: str, restore: str, play: Callable,
-          expect: str = EXACTLY_ONCE, **more) -> Drill:
-    return Drill(kind="case", title=title, given=given, crash_at=crash_at, restore=restore, expect=expect, play=play, **more)
+def _case(
+    title: str,
+    given: str,
+    crash_at: str,
+    restore: str,
+    play: Callable,
+    expect: str = EXACTLY_ONCE,
+    **more,
+) -> Drill:
+    return Drill(
+        kind="case",
+        title=title,
+        given=given,
+        crash_at=crash_at,
+        restore=restore,
+        expect=expect,
+        play=play,
+        **more,
+    )
 
 
 SAME, NONE = "the same query", "none: the query goes on"
-LOUD = "LostTransaction with ids, partitions and counts; the query does not go on; nothing else is lost"
+LOUD = (
+    "LostTransaction with ids, partitions and counts; the query does not go on; nothing else is"
+    " lost"
+)
 CASES = (
-    _case("An EndTxn that arrives two batches late changes nothing (KAFKA-17754)", "one task, its transactional id used again by batch 3",
-          "a proxy holds the commit of batch 1, past its timeout, until batch 3 is to be decided", NONE, late_end_txn),
-    _case("An InitProducerId that arrives late costs a name and no rows", "one task", "a proxy holds it until all is pre-committed", NONE, late_init),
-    _case("A zombie writer that finishes after abort and restart is not heard", "a task stalls after its first row, its job fails",
-          "the task", SAME, partial(zombie, batches=1)),
-    _case("A zombie writer that wakes up two batches later is not heard", "a task stalls before its first row, its job fails",
-          "the task", SAME, partial(zombie, batches=3, rows=0)),
-    _case("Of two copies of one task on two hosts one is heard", "speculation; a task stalls after its first row",
-          "Spark kills the copy that lost", NONE, two_copies),
-    _case("A driver stopped between list and abort of its sweep harms nobody", "open transactions of a dead run",
-          "before the first abort of the sweep, while another driver runs the query", SAME,
-          partial(overtaken, point=CrashPoint.IN_SWEEP, leave_open=True)),
-    _case("A decision that reaches the register late is refused", "another driver has decided meanwhile",
-          "BEFORE_DECISION", SAME, partial(overtaken, point=CrashPoint.BEFORE_DECISION)),
-    _case("A sleeper cannot decide in a slot that was purged", "a purge horizon of one batch",
-          "before its decision, for three batches", NONE, purged, expect="the sleeper stops, every row once"),
-    _case("Two drivers on one checkpoint write nothing twice", "six batches", "whoever loses a slot", "each driver, five times", two_drivers),
-    _case("An id whose epoch wears out is given up", "epoch 30,500 of 32,767", "none", NONE, partial(worn_out, epoch=30_500),
-          expect="another id, every row once"),
-    _case("An epoch that has rolled over is a new beginning", "epoch 32,766: Kafka gives the id a new producer id and epoch 0", "none", NONE,
-          partial(worn_out, epoch=32_766), expect="the same id, every row once"),
-    _case("A transaction that timed out before the decision is not decided", "a timeout of 12 s",
-          "AFTER_PRECOMMIT, until the broker aborted", SAME, timed_out_before),
-    _case("A driver that oversleeps between its last look and its decision loses nothing silently", "a timeout of 12 s",
-          "BEFORE_DECISION, until the broker aborted", SAME, partial(timed_out_after, asleep=True), expect=LOUD),
-    _case("A decided transaction that the broker gave up is told in full", "a timeout of 12 s",
-          "AFTER_DECISION, until the broker aborted", SAME, timed_out_after, expect=LOUD),
-    _case("A decided transaction whose id the broker forgot is told in full", "a timeout of 12 s, ids forgotten after 2 s",
-          "AFTER_DECISION, until then", SAME, partial(timed_out_after, expired=True), expect=LOUD),
-    _case("A decision cut short is not taken for whole", "the decision of batch 1",
-          "AFTER_DECISION, then half of the file is gone", "with the whole file", truncated, expect="CorruptDecision, then every row once"),
-    _case("A full disk decides nothing", "a disk of 256 kB for the decisions",
-          "BEFORE_DECISION the disk is full", "with room", partial(unwritable, spoil=full_disk), expect="LogUnwritable, then every row once"),
-    _case("A read-only checkpoint decides nothing", "a disk of its own for the decisions",
-          "BEFORE_DECISION it becomes read-only", "writable again", partial(unwritable, spoil=read_only),
-          expect="LogUnwritable, then every row once"),
-    _case("A broker that is away for longer than every retry loses nothing", "two retries of one second",
-          "AFTER_DECISION the broker dies", "with the broker", broker_away),
-    _case("Empty partitions begin no transaction", "three rows, 40 tasks", "BEFORE_FIRST_COMMIT", SAME, partial(plain, size=3, tasks=40)),
-    _case("Two hundred partitions are one decision", "200 tasks", "BEFORE_FIRST_COMMIT", SAME, partial(plain, size=400, tasks=200)),
-    _case("A leader that falls silent while a task writes costs time only", "three nodes",
-          "IN_WRITE: SIGSTOP to a leader for four seconds", SAME,
-          partial(survive, places=[(CrashPoint.IN_WRITE, None)], strike=partial(pause_node, seconds=4)), nodes=3),
+    _case(
+        "An EndTxn that arrives two batches late changes nothing (KAFKA-17754)",
+        "one task, its transactional id used again by batch 3",
+        "a proxy holds the commit of batch 1, past its timeout, until batch 3 is to be decided",
+        NONE,
+        late_end_txn,
+    ),
+    _case(
+        "An InitProducerId that arrives late costs a name and no rows",
+        "one task",
+        "a proxy holds it until all is pre-committed",
+        NONE,
+        late_init,
+    ),
+    _case(
+        "A zombie writer that finishes after abort and restart is not heard",
+        "a task stalls after its first row, its job fails",
+        "the task",
+        SAME,
+        partial(zombie, batches=1),
+    ),
+    _case(
+        "A zombie writer that wakes up two batches later is not heard",
+        "a task stalls before its first row, its job fails",
+        "the task",
+        SAME,
+        partial(zombie, batches=3, rows=0),
+    ),
+    _case(
+        "Of two copies of one task on two hosts one is heard",
+        "speculation; a task stalls after its first row",
+        "Spark kills the copy that lost",
+        NONE,
+        two_copies,
+    ),
+    _case(
+        "A driver stopped between list and abort of its sweep harms nobody",
+        "open transactions of a dead run",
+        "before the first abort of the sweep, while another driver runs the query",
+        SAME,
+        partial(overtaken, point=CrashPoint.IN_SWEEP, leave_open=True),
+    ),
+    _case(
+        "A decision that reaches the register late is refused",
+        "another driver has decided meanwhile",
+        "BEFORE_DECISION",
+        SAME,
+        partial(overtaken, point=CrashPoint.BEFORE_DECISION),
+    ),
+    _case(
+        "A sleeper cannot decide in a slot that was purged",
+        "a purge horizon of one batch",
+        "before its decision, for three batches",
+        NONE,
+        purged,
+        expect="the sleeper stops, every row once",
+    ),
+    _case(
+        "Two drivers on one checkpoint write nothing twice",
+        "six batches",
+        "whoever loses a slot",
+        "each driver, five times",
+        two_drivers,
+    ),
+    _case(
+        "An id whose epoch wears out is given up",
+        "epoch 30,500 of 32,767",
+        "none",
+        NONE,
+        partial(worn_out, epoch=30_500),
+        expect="another id, every row once",
+    ),
+    _case(
+        "An epoch that has rolled over is a new beginning",
+        "epoch 32,766: Kafka gives the id a new producer id and epoch 0",
+        "none",
+        NONE,
+        partial(worn_out, epoch=32_766),
+        expect="the same id, every row once",
+    ),
+    _case(
+        "A transaction that timed out before the decision is not decided",
+        "a timeout of 12 s",
+        "AFTER_PRECOMMIT, until the broker aborted",
+        SAME,
+        timed_out_before,
+    ),
+    _case(
+        "A driver that oversleeps between its last look and its decision loses nothing silently",
+        "a timeout of 12 s",
+        "BEFORE_DECISION, until the broker aborted",
+        SAME,
+        partial(timed_out_after, asleep=True),
+        expect=LOUD,
+    ),
+    _case(
+        "A decided transaction that the broker gave up is told in full",
+        "a timeout of 12 s",
+        "AFTER_DECISION, until the broker aborted",
+        SAME,
+        timed_out_after,
+        expect=LOUD,
+    ),
+    _case(
+        "A decided transaction whose id the broker forgot is told in full",
+        "a timeout of 12 s, ids forgotten after 2 s",
+        "AFTER_DECISION, until then",
+        SAME,
+        partial(timed_out_after, expired=True),
+        expect=LOUD,
+    ),
+    _case(
+        "A decision cut short is not taken for whole",
+        "the decision of batch 1",
+        "AFTER_DECISION, then half of the file is gone",
+        "with the whole file",
+        truncated,
+        expect="CorruptDecision, then every row once",
+    ),
+    _case(
+        "A full disk decides nothing",
+        "a disk of 256 kB for the decisions",
+        "BEFORE_DECISION the disk is full",
+        "with room",
+        partial(unwritable, spoil=full_disk),
+        expect="LogUnwritable, then every row once",
+    ),
+    _case(
+        "A read-only checkpoint decides nothing",
+        "a disk of its own for the decisions",
+        "BEFORE_DECISION it becomes read-only",
+        "writable again",
+        partial(unwritable, spoil=read_only),
+        expect="LogUnwritable, then every row once",
+    ),
+    _case(
+        "A broker that is away for longer than every retry loses nothing",
+        "two retries of one second",
+        "AFTER_DECISION the broker dies",
+        "with the broker",
+        broker_away,
+    ),
+    _case(
+        "Empty partitions begin no transaction",
+        "three rows, 40 tasks",
+        "BEFORE_FIRST_COMMIT",
+        SAME,
+        partial(plain, size=3, tasks=40),
+    ),
+    _case(
+        "Two hundred partitions are one decision",
+        "200 tasks",
+        "BEFORE_FIRST_COMMIT",
+        SAME,
+        partial(plain, size=400, tasks=200),
+    ),
+    _case(
+        "A leader that falls silent while a task writes costs time only",
+        "three nodes",
+        "IN_WRITE: SIGSTOP to a leader for four seconds",
+        SAME,
+        partial(
+            survive, places=[(CrashPoint.IN_WRITE, None)], strike=partial(pause_node, seconds=4)
+        ),
+        nodes=3,
+    ),
 )

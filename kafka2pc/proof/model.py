@@ -13,36 +13,79 @@ __all__ = ['OTHER_TOPIC', 'ACTS', 'AFTER', 'SAY', 'SMALL', 'LARGE', 'token_of', 
            'left_alone', 'trace', 'main']
 
 # %% ../../nbs/proof/02_model.ipynb #c002
-import gc, re
+import gc
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 # %% ../../nbs/proof/02_model.ipynb #c003
-from ..protocol import commit as act_two, precommit as act_one, restore as act_three
+from kafka2pc.proof.world import (
+    ANOMALIES,
+    FAULTS,
+    QUERY,
+    SAY_ASKED,
+    Answer,
+    Config,
+    Scene,
+    StepLog,
+    StepStore,
+    Stop,
+    Table,
+    Tape,
+    Trouble,
+    Worker,
+    World,
+    answers,
+    claimed,
+    events,
+    hears,
+    short,
+    spend,
+    swapped,
+    works_from_the_copy,
+)
+from ..protocol import commit as act_two
+from ..protocol import precommit as act_one
+from ..protocol import restore as act_three
 from ..protocol.commit import Driver
 from ..protocol.decisions import Identity
-from ..protocol.errors import BrokerUnreachable, LogUnwritable, LostTransaction, TwoPhaseError
+from kafka2pc.protocol.errors import (
+    BrokerUnreachable,
+    LogUnwritable,
+    LostTransaction,
+    TwoPhaseError,
+)
 from ..protocol.transactions import CommitMessage, Mode, Plan, Token
-from .world import (ANOMALIES, FAULTS, QUERY, SAY_ASKED, Answer, Config, Scene, StepLog, StepStore, Stop, Table, Tape, Trouble, Worker, World,
-                            answers, claimed, events, hears, short, spend, swapped, works_from_the_copy)
 
 # %% ../../nbs/proof/02_model.ipynb #c006
-def token_of(number: int) -> Callable[[int, int], Token]: return lambda batch, attempt: Token(batch, attempt, f"{number:08x}")
+def token_of(number: int) -> Callable[[int, int], Token]:
+    return lambda batch, attempt: Token(batch, attempt, f"{number:08x}")
 
 
 def make_driver(m: "Model", tape: Tape, number: int) -> Driver:
-    "The driver of run `number`; its tokens carry that number instead of a random part."
+    """The driver of run `number`; its tokens carry that number instead of a random part."""
     store = StepStore(m, tape)
     place, checkpoint = places_of(m, number)
-    return Driver(query_id=QUERY, log=StepLog(tape, m.decisions, place), participants={store.name: store}, about=Identity(checkpoint=checkpoint),
-                  retry=lambda: store.retry, margin_ms=m.config.margin_ms, spark_committed=lambda batch: tape.ask("spark", batch),
-                  keep_batches=m.config.keep_batches, keep_claims=m.config.keep_claims, new_token=token_of(number), now=lambda: None)
+    return Driver(
+        query_id=QUERY,
+        log=StepLog(tape, m.decisions, place),
+        participants={store.name: store},
+        about=Identity(checkpoint=checkpoint),
+        retry=lambda: store.retry,
+        margin_ms=m.config.margin_ms,
+        spark_committed=lambda batch: tape.ask("spark", batch),
+        keep_batches=m.config.keep_batches,
+        keep_claims=m.config.keep_claims,
+        new_token=token_of(number),
+        now=lambda: None,
+    )
 
 
 def places_of(m: "Model", number: int) -> tuple[str, str]:
-    "Where run `number` has its decision log and its checkpoint."
-    if not works_from_the_copy(m, number) or m.config.copied == "same path": return "log", "checkpoint"
+    """Where run `number` has its decision log and its checkpoint."""
+    if not works_from_the_copy(m, number) or m.config.copied == "same path":
+        return "log", "checkpoint"
     return "log" if m.config.copied == "same log" else "copied log", "copied checkpoint"
 
 
@@ -50,20 +93,29 @@ OTHER_TOPIC = 100  # added to the version of rows that go to another topic
 
 
 def offsets_hash(version: int) -> str:
-    "The same rows of the source have the same offsets, wherever they go."
+    """The same rows of the source have the same offsets, wherever they go."""
     return f"rows {version % OTHER_TOPIC}"
 
 
-def play_plan(m: "Model", tape: Tape, number: int, batch: int, version: int, mine: Token | None) -> Plan:
-    return act_three.plan(make_driver(m, tape, number), batch, offsets_hash=offsets_hash(version), mine=mine)
+def play_plan(
+    m: "Model", tape: Tape, number: int, batch: int, version: int, mine: Token | None
+) -> Plan:
+    return act_three.plan(
+        make_driver(m, tape, number), batch, offsets_hash=offsets_hash(version), mine=mine
+    )
 
 
-def play_write(m: "Model", tape: Tape, worker: Worker, attempt: int, plan: Plan, rows: tuple, retired: tuple) -> CommitMessage:
+def play_write(
+    m: "Model", tape: Tape, worker: Worker, attempt: int, plan: Plan, rows: tuple, retired: tuple
+) -> CommitMessage:
     return act_one.precommit([StepStore(m, tape, worker, attempt, retired)], plan, [rows])
 
 
 def play_commit(m: "Model", tape: Tape, number: int, nodes: tuple, batch: int, version: int):
-    said = [x and replace(x, plan=replace(x.plan, offsets_hash=offsets_hash(version))) for x in messages_of(m, nodes)]
+    said = [
+        x and replace(x, plan=replace(x.plan, offsets_hash=offsets_hash(version)))
+        for x in messages_of(m, nodes)
+    ]
     return act_two.commit(make_driver(m, tape, number), said, batch)
 
 
@@ -71,14 +123,18 @@ def play_abort(m: "Model", tape: Tape, number: int, nodes: tuple, batch: int) ->
     return act_two.abort(make_driver(m, tape, number), messages_of(m, nodes), batch)
 
 
-def messages_of(m: "Model", nodes: tuple) -> list[CommitMessage | None]: return [n if n is None else m.acts[n].end[1] for n in nodes]
+def messages_of(m: "Model", nodes: tuple) -> list[CommitMessage | None]:
+    return [n if n is None else m.acts[n].end[1] for n in nodes]
 
 
 ACTS = {"plan": play_plan, "write": play_write, "commit": play_commit, "abort": play_abort}
 
 # %% ../../nbs/proof/02_model.ipynb #c008
 class Node(NamedTuple):
-    "An act with the answers it has heard, and how it goes on: ('ask', request), ('return', value) or ('raise', error)."
+    """An act with the answers it has heard, and how it goes on: ('ask', request), ('return', value)
+    or ('raise', error).
+    """
+
     act: str
     args: tuple
     answers: tuple
@@ -86,37 +142,52 @@ class Node(NamedTuple):
 
 # %% ../../nbs/proof/02_model.ipynb #c009
 class Acts:
-    "All tapes that were played, by number."
-    def __init__(self, m: "Model"): self.m, self.nodes, self._known = m, [], {}
-    def __getitem__(self, number: int) -> Node: return self.nodes[number]
-    def start(self, act: str, *args) -> int: return self._node((act, args, ()))
+    """All tapes that were played, by number."""
+
+    def __init__(self, m: "Model"):
+        self.m, self.nodes, self._known = m, [], {}
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[number]
+
+    def start(self, act: str, *args) -> int:
+        return self._node((act, args, ()))
 
     def heard(self, number: int, answer) -> int:
-        "The node after one more answer."
+        """The node after one more answer."""
         key = number, answer
         if key not in self._known:
             node = self.nodes[number]
-            self._known[key] = self._node((node.act, node.args, node.answers + (answer,)), node.end[1])
+            self._known[key] = self._node(
+                (node.act, node.args, node.answers + (answer,)), node.end[1]
+            )
         return self._known[key]
 
     def _node(self, key: tuple, expected: tuple | None = None) -> int:
         if key not in self._known:
             end, asked = self._play(*key)
-            if expected and asked[len(key[2]) - 1] != expected: raise RuntimeError(f"{key[0]} is not deterministic: {asked} after {expected}")
+            if expected and asked[len(key[2]) - 1] != expected:
+                raise RuntimeError(f"{key[0]} is not deterministic: {asked} after {expected}")
             self._known[key] = len(self.nodes)
             self.nodes.append(Node(*key, end))
         return self._known[key]
 
     def _play(self, act: str, args: tuple, answers: tuple) -> tuple:
         tape = Tape(answers)
-        try: end = "return", ACTS[act](self.m, tape, *args)
-        except Stop: end = "ask", tape.asked[len(answers)]
-        except TwoPhaseError as e: end = "raise", e
+        try:
+            end = "return", ACTS[act](self.m, tape, *args)
+        except Stop:
+            end = "ask", tape.asked[len(answers)]
+        except TwoPhaseError as e:
+            end = "raise", e
         return end, tape.asked
 
 # %% ../../nbs/proof/02_model.ipynb #c011
 class Run(NamedTuple):
-    "One run of the query. `phase`: off, plan, wait, commit, abort, spark, done or dead. `token` and `planned` are the planner's memory."
+    """One run of the query. `phase`: off, plan, wait, commit, abort, spark, done or dead. `token`
+    and `planned` are the planner's memory.
+    """
+
     number: int
     phase: str = "off"
     batch: int = -1
@@ -131,146 +202,232 @@ class Run(NamedTuple):
 
 
 class Task(NamedTuple):
-    "One try of a task."
+    """One try of a task."""
+
     worker: Worker
     batch: int
     node: int
 
 
 class Move(NamedTuple):
-    "What one process can do: the process after it, what it asked, and the world's answer."
+    """What one process can do: the process after it, what it asked, and the world's answer."""
+
     proc: Run | Task
     what: tuple
     answer: Answer
 
 # %% ../../nbs/proof/02_model.ipynb #c012
 class Model(Scene):
-    "One exploration. Runs are counted from `first`."
+    """One exploration. Runs are counted from `first`."""
+
     def __init__(self, config: Config, decisions: Table | None = None, first: int = 1):
         super().__init__(config, decisions)
         self.first, self.worlds, self.procs, self.acts = first, Table(), Table(), Acts(self)
         self._moves, self._events = {}, {}
 
     def start(self) -> tuple:
-        "The state in which no run has started."
-        return (self.worlds.number(self.opening()), *(self.procs.number(Run(self.first + i)) for i in range(self.config.drivers)))
+        """The state in which no run has started."""
+        return (
+            self.worlds.number(self.opening()),
+            *(self.procs.number(Run(self.first + i)) for i in range(self.config.drivers)),
+        )
 
-    def runs(self, state: tuple) -> list[Run]: return [self.procs[p] for p in state[1:1 + self.config.drivers]]
-    def tasks(self, state: tuple) -> list[Task]: return [self.procs[p] for p in state[1 + self.config.drivers:]]
-    def slots(self, number: int) -> int: return self.config.slots[min(number, len(self.config.slots)) - 1]
+    def runs(self, state: tuple) -> list[Run]:
+        return [self.procs[p] for p in state[1 : 1 + self.config.drivers]]
+
+    def tasks(self, state: tuple) -> list[Task]:
+        return [self.procs[p] for p in state[1 + self.config.drivers :]]
+
+    def slots(self, number: int) -> int:
+        return self.config.slots[min(number, len(self.config.slots)) - 1]
 
     def moves(self, w: int, p: int) -> list[Move]:
-        "All steps of process `p` in world `w`."
-        if (w, p) not in self._moves: self._moves[w, p] = list(moves_of(self, self.worlds[w], self.procs[p]))
+        """All steps of process `p` in world `w`."""
+        if (w, p) not in self._moves:
+            self._moves[w, p] = list(moves_of(self, self.worlds[w], self.procs[p]))
         return self._moves[w, p]
 
     def events(self, w: int, creating: tuple) -> list[tuple]:
-        "All that happens by itself in world `w`."
-        if (w, creating) not in self._events: self._events[w, creating] = list(events(self, self.worlds[w], creating))
+        """All that happens by itself in world `w`."""
+        if (w, creating) not in self._events:
+            self._events[w, creating] = list(events(self, self.worlds[w], creating))
         return self._events[w, creating]
 
 # %% ../../nbs/proof/02_model.ipynb #c014
 def moves_of(m: Model, world: World, proc: Run | Task) -> Iterator[Move]:
-    "What a process can do; one that works from a copied checkpoint sees the files of the copy."
-    if not works_from_the_copy(m, proc.number if isinstance(proc, Run) else proc.worker.driver): return (yield from moves_at_home(m, world, proc))
-    if not world.away: return (yield from copy_checkpoint(m, world, proc))
+    """What a process can do; one that works from a copied checkpoint sees the files of the copy."""
+    if not works_from_the_copy(m, proc.number if isinstance(proc, Run) else proc.worker.driver):
+        return (yield from moves_at_home(m, world, proc))
+    if not world.away:
+        return (yield from copy_checkpoint(m, world, proc))
     for move in moves_at_home(m, swapped(world), proc):
         yield move._replace(answer=move.answer._replace(world=swapped(move.answer.world)))
 
 
 def copy_checkpoint(m: Model, world: World, run: Run) -> Iterator[Move]:
-    "Somebody copies the checkpoint, as soon as Spark has begun a batch."
+    """Somebody copies the checkpoint, as soon as Spark has begun a batch."""
     early = m.config.copied == "before the first claim"
-    if world.offsets < 0 or early == bool(world.log): return
+    if world.offsets < 0 or early == bool(world.log):
+        return
     shared = m.config.copied == "same log"
-    away = None if shared else world.log, world.offsets, world.version + OTHER_TOPIC * shared, world.commits
+    away = (
+        None if shared else world.log,
+        world.offsets,
+        world.version + OTHER_TOPIC * shared,
+        world.commits,
+    )
     yield Move(run, ("copied",), Answer(world._replace(away=away), note="a checkpoint was copied"))
 
 
 def moves_at_home(m: Model, world: World, proc: Run | Task) -> Iterator[Move]:
-    "A run that is not started, a run before Spark's commit log, or a process with a question."
-    if isinstance(proc, Run) and proc.phase == "off": yield start_query(m, world, proc)
-    elif isinstance(proc, Run) and proc.phase == "spark": yield from write_commits(m, world, proc)
-    elif proc.node is not None and (end := m.acts[proc.node].end)[0] == "ask": yield from hear_answers(m, world, proc, end[1])
+    """A run that is not started, a run before Spark's commit log, or a process with a question."""
+    if isinstance(proc, Run) and proc.phase == "off":
+        yield start_query(m, world, proc)
+    elif isinstance(proc, Run) and proc.phase == "spark":
+        yield from write_commits(m, world, proc)
+    elif proc.node is not None and (end := m.acts[proc.node].end)[0] == "ask":
+        yield from hear_answers(m, world, proc, end[1])
 
 
 def hear_answers(m: Model, world: World, proc: Run | Task, request: tuple) -> Iterator[Move]:
-    said = list(answers(m, world, proc.number if isinstance(proc, Run) else proc.worker.driver, *request))
+    said = list(
+        answers(m, world, proc.number if isinstance(proc, Run) else proc.worker.driver, *request)
+    )
     if isinstance(proc, Run) and proc.phase == "commit" and (broken := spend(world, "broken")):
-        said.append(Answer(broken, Trouble(LogUnwritable if request[0] == "create" else BrokerUnreachable), note="commit() was broken off"))
-    for a in said: yield Move(proc._replace(node=m.acts.heard(proc.node, a.said)), request, a)
+        said.append(
+            Answer(
+                broken,
+                Trouble(LogUnwritable if request[0] == "create" else BrokerUnreachable),
+                note="commit() was broken off",
+            )
+        )
+    for a in said:
+        yield Move(proc._replace(node=m.acts.heard(proc.node, a.said)), request, a)
 
 # %% ../../nbs/proof/02_model.ipynb #c015
 def start_query(m: Model, world: World, run: Run) -> Move:
-    "Spark runs the newest entry of offsets again, unless it is in commits too."
+    """Spark runs the newest entry of offsets again, unless it is in commits too."""
     done = world.offsets < 0 or world.offsets in world.commits
     batch = world.offsets + 1 if done else world.offsets
     return begin_batch(m, world, run, batch, ("starts", batch))
 
 
-def begin_batch(m: Model, world: World, run: Run, batch: int, what: tuple, wrong: tuple = ()) -> Move:
-    "The planner is asked, unless the batch is under way already."
-    if batch >= m.config.batches: return Move(Run(run.number, "done"), what, Answer(world, None, wrong))
+def begin_batch(
+    m: Model, world: World, run: Run, batch: int, what: tuple, wrong: tuple = ()
+) -> Move:
+    """The planner is asked, unless the batch is under way already."""
+    if batch >= m.config.batches:
+        return Move(Run(run.number, "done"), what, Answer(world, None, wrong))
     world = world._replace(offsets=max(world.offsets, batch))
-    if run.ahead: return Move(gather(m, world, run.ahead), what, Answer(world, None, wrong))
-    node = m.acts.start("plan", run.number, batch, world.version, run.token if run.planned < batch else None)
-    return Move(Run(run.number, "plan", batch, world.version, run.token, run.planned, node=node), what, Answer(world, None, wrong))
+    if run.ahead:
+        return Move(gather(m, world, run.ahead), what, Answer(world, None, wrong))
+    node = m.acts.start(
+        "plan", run.number, batch, world.version, run.token if run.planned < batch else None
+    )
+    return Move(
+        Run(run.number, "plan", batch, world.version, run.token, run.planned, node=node),
+        what,
+        Answer(world, None, wrong),
+    )
 
 
 def write_commits(m: Model, world: World, run: Run) -> Iterator[Move]:
-    "Spark writes commits/N and goes on."
+    """Spark writes commits/N and goes on."""
     what = "commits", run.batch
-    if run.batch in world.commits and m.config.exclusive: return (yield Move(Run(run.number, "dead"), what, Answer(world, "exists")))
-    wrong = ("LOST-SILENTLY",) if set(m.config.rows(run.batch, run.version)) - set(world.seen) else ()
+    if run.batch in world.commits and m.config.exclusive:
+        return (yield Move(Run(run.number, "dead"), what, Answer(world, "exists")))
+    wrong = (
+        ("LOST-SILENTLY",) if set(m.config.rows(run.batch, run.version)) - set(world.seen) else ()
+    )
     world = world._replace(commits=tuple(sorted({*world.commits, run.batch})))
     yield begin_batch(m, world, run, run.batch + 1, what, wrong)
     if run.batch + 1 < m.config.batches and (gone := spend(world, "forget")):
-        move = begin_batch(m, gone, run._replace(token=None, planned=-1, ahead=None), run.batch + 1, ("forgets", run.batch), wrong)
+        move = begin_batch(
+            m,
+            gone,
+            run._replace(token=None, planned=-1, ahead=None),
+            run.batch + 1,
+            ("forgets", run.batch),
+            wrong,
+        )
         yield move._replace(answer=move.answer._replace(note="the planner was replaced"))
 
 # %% ../../nbs/proof/02_model.ipynb #c018
-def after_plan(m: Model, world: World, run: Run, kind: str, plan: Plan, tasks: list[Task]) -> tuple[Run, list[Task]]:
-    if kind == "raise": return dead(m, run), []
+def after_plan(
+    m: Model, world: World, run: Run, kind: str, plan: Plan, tasks: list[Task]
+) -> tuple[Run, list[Task]]:
+    if kind == "raise":
+        return dead(m, run), []
     messages, started = start_tasks(m, world, run, plan, tasks)
-    run = run._replace(planned=run.batch, token=remembered(run, plan), plan=plan, messages=messages, node=None)
+    run = run._replace(
+        planned=run.batch, token=remembered(run, plan), plan=plan, messages=messages, node=None
+    )
     return gather(m, world, run), started
 
 
 def remembered(run: Run, plan: Plan) -> Token | None:
-    "The token that the planner keeps: none after a drained replay, because that was decided by somebody else, perhaps by a run that still works."
+    """The token that the planner keeps: none after a drained replay, because that was decided by
+    somebody else, perhaps by a run that still works.
+    """
     return plan.token if plan.mode is Mode.WRITE else None
 
 
-def start_tasks(m: Model, world: World, run: Run, plan: Plan, tasks: list[Task]) -> tuple[tuple, list[Task]]:
-    "The messages that are there at once, and the tasks that have something to ask."
+def start_tasks(
+    m: Model, world: World, run: Run, plan: Plan, tasks: list[Task]
+) -> tuple[tuple, list[Task]]:
+    """The messages that are there at once, and the tasks that have something to ask."""
     slots = 0 if plan.batch_id in m.config.no_tasks else m.slots(run.number)
     new = [new_task(m, world, run, plan, slot, slots, tasks) for slot in range(slots)]
     asks = [m.acts[task.node].end[0] == "ask" for task in new]
-    return tuple(None if a else t.node for t, a in zip(new, asks, strict=True)), [t for t, a in zip(new, asks, strict=True) if a]
+    return tuple(None if a else t.node for t, a in zip(new, asks, strict=True)), [
+        t for t, a in zip(new, asks, strict=True) if a
+    ]
 
 
-def new_task(m: Model, world: World, run: Run, plan: Plan, slot: int, slots: int, tasks: list[Task], attempt: int = 0) -> Task:
+def new_task(
+    m: Model,
+    world: World,
+    run: Run,
+    plan: Plan,
+    slot: int,
+    slots: int,
+    tasks: list[Task],
+    attempt: int = 0,
+) -> Task:
     busy = {t.worker for t in tasks}
     worker = next(w for life in range(99) if (w := Worker(run.number, slot, life)) not in busy)
     rows = tuple(r for r in m.config.rows(plan.batch_id, run.version) if r[1] % slots == slot)
-    return Task(worker, plan.batch_id, m.acts.start("write", worker, attempt, plan, rows, retired_names(world, worker)))
+    return Task(
+        worker,
+        plan.batch_id,
+        m.acts.start("write", worker, attempt, plan, rows, retired_names(world, worker)),
+    )
 
 
 def retired_names(world: World, worker: Worker) -> tuple[str, ...]:
-    "What this worker process remembers."
-    return tuple(name for name in world.retired if f"-{worker.driver:02x}{worker.slot:02x}{worker.life:04x}-" in name)
+    """What this worker process remembers."""
+    return tuple(
+        name
+        for name in world.retired
+        if f"-{worker.driver:02x}{worker.slot:02x}{worker.life:04x}-" in name
+    )
 
 # %% ../../nbs/proof/02_model.ipynb #c020
 def gather(m: Model, world: World, run: Run) -> Run:
-    "Wait for messages; with the last one, `commit` begins."
+    """Wait for messages; with the last one, `commit` begins."""
     votes = all_votes(run.messages)
-    if votes is None: return run._replace(phase="wait")
+    if votes is None:
+        return run._replace(phase="wait")
     version = world.version if m.config.reread else run.version
-    return run._replace(phase="commit", messages=votes, node=m.acts.start("commit", run.number, votes, run.batch, version))
+    return run._replace(
+        phase="commit",
+        messages=votes,
+        node=m.acts.start("commit", run.number, votes, run.batch, version),
+    )
 
 
 def all_votes(messages: tuple) -> tuple | None:
-    "What is handed to `commit`; None as long as it must wait."
+    """What is handed to `commit`; None as long as it must wait."""
     return None if None in messages else messages
 
 
@@ -278,44 +435,79 @@ def start_ahead(m: Model, world: World, run: Run, tasks: list[Task]) -> tuple[Ru
     batch = run.batch + 1
     plan = replace(run.plan, batch_id=batch, attempt=0)
     messages, started = start_tasks(m, world, run, plan, tasks)
-    return run._replace(ahead=Run(run.number, "wait", batch, world.version, run.token, batch, plan, messages)), started
+    return (
+        run._replace(
+            ahead=Run(run.number, "wait", batch, world.version, run.token, batch, plan, messages)
+        ),
+        started,
+    )
 
 
-def after_commit(m: Model, world: World, run: Run, kind: str, value, tasks: list[Task]) -> tuple[Run, list[Task]]:
-    if kind == "raise": return to_abort(m, run), []
-    if run.stopped: return dead(m, run), []
-    return Run(run.number, "spark", run.batch, run.version, run.token, run.planned, ahead=run.ahead), []
+def after_commit(
+    m: Model, world: World, run: Run, kind: str, value, tasks: list[Task]
+) -> tuple[Run, list[Task]]:
+    if kind == "raise":
+        return to_abort(m, run), []
+    if run.stopped:
+        return dead(m, run), []
+    return (
+        Run(run.number, "spark", run.batch, run.version, run.token, run.planned, ahead=run.ahead),
+        [],
+    )
 
 
-def to_abort(m: Model, run: Run) -> Run: return run._replace(phase="abort", node=m.acts.start("abort", run.number, run.messages, run.batch))
-def after_abort(m: Model, world: World, run: Run, kind: str, value, tasks: list[Task]) -> tuple[Run, list[Task]]: return dead(m, run), []
+def to_abort(m: Model, run: Run) -> Run:
+    return run._replace(
+        phase="abort", node=m.acts.start("abort", run.number, run.messages, run.batch)
+    )
+
+
+def after_abort(
+    m: Model, world: World, run: Run, kind: str, value, tasks: list[Task]
+) -> tuple[Run, list[Task]]:
+    return dead(m, run), []
 
 
 def dead(m: Model, run: Run) -> Run:
-    return Run(run.number, "dead", token=run.token, planned=run.planned) if m.config.inherit else Run(run.number, "dead")
+    return (
+        Run(run.number, "dead", token=run.token, planned=run.planned)
+        if m.config.inherit
+        else Run(run.number, "dead")
+    )
 
 
 AFTER = {"plan": after_plan, "commit": after_commit, "abort": after_abort}
 
 # %% ../../nbs/proof/02_model.ipynb #c021
-def advance(m: Model, world: World, run: Run, tasks: list[Task]) -> tuple[Run, list[Task], tuple, str]:
-    "Let a run go on to its next question: (the run, tasks that it started, anomalies, note)."
+def advance(
+    m: Model, world: World, run: Run, tasks: list[Task]
+) -> tuple[Run, list[Task], tuple, str]:
+    """Let a run go on to its next question: (the run, tasks that it started, anomalies, note)."""
     started, wrong, note = [], (), ""
     while run.node is not None and (end := m.acts[run.node].end)[0] != "ask":
         kind, value = end
         note = note_of(run.phase, kind, value) or note
-        if kind == "raise": wrong += false_alarms(world, value)
+        if kind == "raise":
+            wrong += false_alarms(world, value)
         run, more = AFTER[run.phase](m, world, run, kind, value, tasks + started)
         started += more
-    if m.config.overlap and run.phase == "commit" and not run.ahead and run.plan.mode is Mode.WRITE and run.batch + 1 < m.config.batches:
+    if (
+        m.config.overlap
+        and run.phase == "commit"
+        and not run.ahead
+        and run.plan.mode is Mode.WRITE
+        and run.batch + 1 < m.config.batches
+    ):
         run, more = start_ahead(m, world, run, tasks + started)
         started += more
     return run, started, wrong, note
 
 
 def note_of(phase: str, kind: str, value) -> str:
-    if kind == "raise": return f"{phase}: {type(value).__name__}"
-    if phase == "plan" and value.mode is Mode.DRAIN: return "a decided batch is drained"
+    if kind == "raise":
+        return f"{phase}: {type(value).__name__}"
+    if phase == "plan" and value.mode is Mode.DRAIN:
+        return "a decided batch is drained"
     return "abort() settled its slot" if phase == "abort" and value else ""
 
 
@@ -323,14 +515,24 @@ _REPORTED = re.compile(r"(\S+) \(producer id \d+, epoch (\d+)\): (\d+) records")
 
 
 def false_alarms(world: World, error: TwoPhaseError) -> tuple:
-    "Of every transaction that is reported lost: did a timeout strike it? If not, did we lose it ourselves, or is it there?"
-    if not isinstance(error, LostTransaction): return ()
-    said = [((name, int(epoch)), int(records)) for name, epoch, records in _REPORTED.findall(error.what)]
-    return tuple("LOST-WITHOUT-TIMEOUT" if key in world.owed and records else "FALSE-LOST" for key, records in said if key not in world.lost)
+    """Of every transaction that is reported lost: did a timeout strike it? If not, did we lose it
+    ourselves, or is it there?
+    """
+    if not isinstance(error, LostTransaction):
+        return ()
+    said = [
+        ((name, int(epoch)), int(records)) for name, epoch, records in _REPORTED.findall(error.what)
+    ]
+    return tuple(
+        "LOST-WITHOUT-TIMEOUT" if key in world.owed and records else "FALSE-LOST"
+        for key, records in said
+        if key not in world.lost
+    )
 
 # %% ../../nbs/proof/02_model.ipynb #c024
 class Step(NamedTuple):
-    "From one state to the next: who did what and heard what."
+    """From one state to the next: who did what and heard what."""
+
     state: tuple
     who: str
     what: tuple
@@ -338,84 +540,130 @@ class Step(NamedTuple):
 
 
 def successors(m: Model, state: tuple) -> Iterator[Step]:
-    "All that can happen next."
+    """All that can happen next."""
     runs = m.runs(state)
     for i, p in enumerate(state[1:]):
         proc = m.procs[p]
-        if 0 < i < len(runs) and proc.phase == "off" and runs[i - 1].phase == "off": continue
-        for move in m.moves(state[0], p): yield settle(m, state, i, move)
-        if isinstance(proc, Run): yield from accidents(m, state, i, proc)
-        elif m.acts[proc.node].end[0] == "return": yield report_to_run(m, state, i)
+        if 0 < i < len(runs) and proc.phase == "off" and runs[i - 1].phase == "off":
+            continue
+        for move in m.moves(state[0], p):
+            yield settle(m, state, i, move)
+        if isinstance(proc, Run):
+            yield from accidents(m, state, i, proc)
+        elif m.acts[proc.node].end[0] == "return":
+            yield report_to_run(m, state, i)
     asked = [m.acts[run.node].end[1] for run in runs if run.node is not None]
-    for who, what, a in m.events(state[0], tuple(request[1] for request in asked if request[0] == "create")):
+    for who, what, a in m.events(
+        state[0], tuple(request[1] for request in asked if request[0] == "create")
+    ):
         yield Step((m.worlds.number(a.world), *state[1:]), who, what, a)
 
 # %% ../../nbs/proof/02_model.ipynb #c025
 def settle(m: Model, state: tuple, i: int, move: Move) -> Step:
-    "Process `i` has moved: a run goes on to its next question; tasks that nobody waits for are forgotten."
-    runs, tasks = list(state[1:1 + m.config.drivers]), list(state[1 + m.config.drivers:])
+    """Process `i` has moved: a run goes on to its next question; tasks that nobody waits for are
+    forgotten.
+    """
+    runs, tasks = list(state[1 : 1 + m.config.drivers]), list(state[1 + m.config.drivers :])
     new, a, old = move.proc, move.answer, m.procs[state[i + 1]]
     if isinstance(new, Run):
         new, started, wrong, note = advance(m, a.world, new, [m.procs[t] for t in tasks])
         runs[i], a = m.procs.number(new), a._replace(wrong=a.wrong + wrong, note=note or a.note)
         tasks += map(m.procs.number, started)
-    else: tasks[i - len(runs)] = m.procs.number(new)
+    else:
+        tasks[i - len(runs)] = m.procs.number(new)
     tasks = sorted(t for t in tasks if matters(m, runs, m.procs[t]))
     return Step((m.worlds.number(a.world), *runs, *tasks), called(old), move.what, a)
 
 
-def called(proc: Run | Task) -> str: return f"D{proc.number}" if isinstance(proc, Run) else f"task {proc.worker}"
+def called(proc: Run | Task) -> str:
+    return f"D{proc.number}" if isinstance(proc, Run) else f"task {proc.worker}"
 
 
 def matters(m: Model, runs: list[int], task: Task) -> bool:
-    "A task has something to ask, or its run waits for its message."
+    """A task has something to ask, or its run waits for its message."""
     kind, run = m.acts[task.node].end[0], m.procs[runs[task.worker.driver - m.first]]
-    return kind == "ask" or (kind == "return" and (waits_for(run, task) or (run.ahead is not None and waits_for(run.ahead, task))))
+    return kind == "ask" or (
+        kind == "return"
+        and (waits_for(run, task) or (run.ahead is not None and waits_for(run.ahead, task)))
+    )
 
 
-def waits_for(run: Run, task: Task) -> bool: return run.phase == "wait" and run.batch == task.batch and run.messages[task.worker.slot] is None
+def waits_for(run: Run, task: Task) -> bool:
+    return (
+        run.phase == "wait" and run.batch == task.batch and run.messages[task.worker.slot] is None
+    )
 
 # %% ../../nbs/proof/02_model.ipynb #c026
 def report_to_run(m: Model, state: tuple, i: int) -> Step:
-    "Task `i` hands its message over, and its worker is free."
-    task, others = m.procs[state[i + 1]], state[:i + 1] + state[i + 2:]
+    """Task `i` hands its message over, and its worker is free."""
+    task, others = m.procs[state[i + 1]], state[: i + 1] + state[i + 2 :]
     r, slot, world = task.worker.driver - m.first, task.worker.slot, m.worlds[state[0]]
-    put = lambda run: run._replace(messages=run.messages[:slot] + (task.node,) + run.messages[slot + 1:])
+    put = lambda run: run._replace(
+        messages=run.messages[:slot] + (task.node,) + run.messages[slot + 1 :]
+    )
     run = m.procs[state[r + 1]]
     run = gather(m, world, put(run)) if waits_for(run, task) else run._replace(ahead=put(run.ahead))
     return settle(m, others, r, Move(run, ("reports",), Answer(world)))._replace(who=called(task))
 
 # %% ../../nbs/proof/02_model.ipynb #c027
 def accidents(m: Model, state: tuple, i: int, run: Run) -> Iterator[Step]:
-    "What can happen to a run."
+    """What can happen to a run."""
     world = m.worlds[state[0]]
-    do = lambda world, new, what, note="": settle(m, state, i, Move(new, (what,), Answer(world, note=note)))
-    if run.phase not in ("off", "done", "dead") and (x := spend(world, "crash")): yield do(x, dead(m, run), "dies")
-    if run.phase == "off" and i and (x := spend(world, "inherit")) and (before := m.runs(state)[i - 1]).token:
+    do = lambda world, new, what, note="": settle(
+        m, state, i, Move(new, (what,), Answer(world, note=note))
+    )
+    if run.phase not in ("off", "done", "dead") and (x := spend(world, "crash")):
+        yield do(x, dead(m, run), "dies")
+    if (
+        run.phase == "off"
+        and i
+        and (x := spend(world, "inherit"))
+        and (before := m.runs(state)[i - 1]).token
+    ):
         yield from inherit(m, state, i, run, x, before)
-    if run.phase == "wait": yield from while_it_waits(m, state, i, run, world, do)
+    if run.phase == "wait":
+        yield from while_it_waits(m, state, i, run, world, do)
 
 
 def inherit(m: Model, state: tuple, i: int, run: Run, world: World, before: Run) -> Iterator[Step]:
-    "The query is stopped and started again in the same application: the planner's process lives on, and so may the old committer."
-    if before.phase not in ("commit", "abort", "spark", "dead"): return
+    """The query is stopped and started again in the same application: the planner's process lives
+    on, and so may the old committer.
+    """
+    if before.phase not in ("commit", "abort", "spark", "dead"):
+        return
     old = before._replace(stopped=True) if before.phase in ("commit", "abort") else dead(m, before)
     run = run._replace(token=before.token, planned=before.planned)
     start = start_query(m, claimed(world, run.number, before.token), run)
-    what, answer = ("inherits", start.proc.batch), start.answer._replace(note="a planner was inherited")
-    yield settle(m, (*state[:i], m.procs.number(old), *state[i + 1:]), i, Move(start.proc, what, answer))
+    what, answer = (
+        ("inherits", start.proc.batch),
+        start.answer._replace(note="a planner was inherited"),
+    )
+    yield settle(
+        m, (*state[:i], m.procs.number(old), *state[i + 1 :]), i, Move(start.proc, what, answer)
+    )
 
 # %% ../../nbs/proof/02_model.ipynb #c028
-def while_it_waits(m: Model, state: tuple, i: int, run: Run, world: World, do: Callable) -> Iterator[Step]:
-    "A second try, or the end of the job: no try is left (they were fenced), or something else breaks it."
+def while_it_waits(
+    m: Model, state: tuple, i: int, run: Run, world: World, do: Callable
+) -> Iterator[Step]:
+    """A second try, or the end of the job: no try is left (they were fenced), or something else
+    breaks it.
+    """
     tasks = m.tasks(state)
     alive = {t.worker.slot for t in tasks if t.worker.driver == run.number and t.batch == run.batch}
     for slot in [s for s, message in enumerate(run.messages) if message is None]:
-        if slot not in alive: yield do(world, to_abort(m, run), "fails, no task is left", "a job failed")
+        if slot not in alive:
+            yield do(world, to_abort(m, run), "fails, no task is left", "a job failed")
         if x := spend(world, "retry"):
             task = new_task(m, x, run, run.plan, slot, len(run.messages), tasks, attempt=1)
-            yield settle(m, (*state, m.procs.number(task)), len(state) - 1, Move(task, ("tries again", slot), Answer(x)))
-    if x := spend(world, "broken"): yield do(x, to_abort(m, run), "fails", "a job failed")
+            yield settle(
+                m,
+                (*state, m.procs.number(task)),
+                len(state) - 1,
+                Move(task, ("tries again", slot), Answer(x)),
+            )
+    if x := spend(world, "broken"):
+        yield do(x, to_abort(m, run), "fails", "a job failed")
 
 # %% ../../nbs/proof/02_model.ipynb #c031
 SAY = SAY_ASKED | {
@@ -436,7 +684,8 @@ SAY = SAY_ASKED | {
 
 # %% ../../nbs/proof/02_model.ipynb #c032
 class Line(NamedTuple):
-    "One step of a story. `reads`: it only looked into the log."
+    """One step of a story. `reads`: it only looked into the log."""
+
     who: str
     what: str
     said: str
@@ -444,17 +693,33 @@ class Line(NamedTuple):
 
 
 def tell_story(m: Scene, path: Iterable[Step]) -> tuple[Line, ...]:
-    "The lines of a story; the last one names the anomaly, and an act that ended with an error says so."
+    """The lines of a story; the last one names the anomaly, and an act that ended with an error
+    says so.
+    """
+
     def line(s: Step) -> Line:
         a = s.answer
-        said = [hears(m, s.what, a.said), a.note if ": " in a.note else "", " ".join(f"**{name}**" for name in a.wrong)]
-        return Line(s.who, SAY[s.what[0]](m, *s.what[1:]), "; ".join(t for t in said if t), s.what[0] == "listing" and not a.wrong)
+        said = [
+            hears(m, s.what, a.said),
+            a.note if ": " in a.note else "",
+            " ".join(f"**{name}**" for name in a.wrong),
+        ]
+        return Line(
+            s.who,
+            SAY[s.what[0]](m, *s.what[1:]),
+            "; ".join(t for t in said if t),
+            s.what[0] == "listing" and not a.wrong,
+        )
+
     return tuple(map(line, path))
 
 # %% ../../nbs/proof/02_model.ipynb #c033
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    "What an exploration found. `complete`: there is no further state. `reached`: how many steps did something worth counting."
+    """What an exploration found. `complete`: there is no further state. `reached`: how many steps
+    did something worth counting.
+    """
+
     states: int
     steps: int
     depth: int
@@ -465,67 +730,111 @@ class Found:
 
     def __str__(self) -> str:
         found = f"{self.anomaly} after {len(self.story)} steps" if self.anomaly else "no anomaly"
-        return f"{found}; {self.states:,} states, {self.steps:,} steps explored, {'all there are' if self.complete else 'then stopped'}"
+        return (
+            f"{found}; {self.states:,} states, {self.steps:,} steps explored,"
+            f" {'all there are' if self.complete else 'then stopped'}"
+        )
 
     def _repr_markdown_(self) -> str:
-        lines = [f"| {i} | {s.who} | {s.what} | {s.said} |" for i, s in enumerate(self.story, 1) if not s.reads]
+        lines = [
+            f"| {i} | {s.who} | {s.what} | {s.said} |"
+            for i, s in enumerate(self.story, 1)
+            if not s.reads
+        ]
         head = ["", "| step | who | does what | hears |", "|---|---|---|---|"] if lines else []
         foot = ["", "Steps that only look into the log are left out."] if lines else []
         return "\n".join([f"**{self}**", *head, *lines, *foot])
 
 # %% ../../nbs/proof/02_model.ipynb #c037
 class Alone:
-    "Everything dies but one run, which has no accidents. It starts with nothing, or it goes on with what the planner of a run knows."
+    """Everything dies but one run, which has no accidents. It starts with nothing, or it goes on
+    with what the planner of a run knows.
+    """
+
     def __init__(self, m: Model):
         self.config, self._known, self._numbers = m.config, {}, {}
         calm = replace(m.config, drivers=1, **{fault: 0 for fault in FAULTS})
-        self.starts, self.goes_on = (Model(replace(calm, batches=m.config.batches + more), m.decisions, first=9) for more in (1, 2))
+        self.starts, self.goes_on = (
+            Model(replace(calm, batches=m.config.batches + more), m.decisions, first=9)
+            for more in (1, 2)
+        )
 
     def wrong(self, number: int, world: World, run: Run) -> tuple:
-        "What is wrong when run 9 is through: (anomaly, …). `number` is the world's, `run` has the planner's memory."
+        """What is wrong when run 9 is through: (anomaly, …). `number` is the world's, `run` has the
+        planner's memory.
+        """
         key = number, run.token, run.planned
         if key not in self._numbers:
             left = world._replace(mail=(), left=(), retired=()), run.token, run.planned
-            if left not in self._known: self._known[left] = self.judge(world, run)
+            if left not in self._known:
+                self._known[left] = self.judge(world, run)
             self._numbers[key] = self._known[left]
         return self._numbers[key]
 
     def play(self, world: World, run: Run) -> tuple[list[Step], World, Run]:
-        "All steps of run 9, the world after them, and what has become of the run."
+        """All steps of run 9, the world after them, and what has become of the run."""
         m = self.goes_on if run.token else self.starts
         world = world._replace(mail=(), left=(), retired=())
-        if run.token: world = claimed(world, 9, run.token)
+        if run.token:
+            world = claimed(world, 9, run.token)
         start = m.worlds.number(world), m.procs.number(Run(9, token=run.token, planned=run.planned))
-        steps = [Step(start, "all others", ("die, D9 goes on",) if run.token else ("die",), Answer(world))]
-        while s := next(successors(m, steps[-1].state), None): steps.append(s)
+        steps = [
+            Step(
+                start, "all others", ("die, D9 goes on",) if run.token else ("die",), Answer(world)
+            )
+        ]
+        while s := next(successors(m, steps[-1].state), None):
+            steps.append(s)
         return steps, m.worlds[steps[-1].state[0]], m.runs(steps[-1].state)[0]
 
     def judge(self, world: World, run: Run) -> tuple:
         steps, after, end = self.play(world, run)
-        wrong, said = sum((s.answer.wrong for s in steps), ()), " ".join(s.answer.note for s in steps)
-        if end.phase == "done": return wrong + ("HANGING",) * bool(left_open(after))
+        wrong, said = (
+            sum((s.answer.wrong for s in steps), ()),
+            " ".join(s.answer.note for s in steps),
+        )
+        if end.phase == "done":
+            return wrong + ("HANGING",) * bool(left_open(after))
         turned_back = self.config.no_commits or self.config.new_rows or self.config.lost_entry
-        loud = ("LostTransaction" in said and world.lost) or ("StaleCheckpoint" in said and turned_back) or ("Superseded" in said and run.token)
+        loud = (
+            ("LostTransaction" in said and world.lost)
+            or ("StaleCheckpoint" in said and turned_back)
+            or ("Superseded" in said and run.token)
+        )
         return wrong if loud else wrong + ("STUCK",)
 
     def story(self, world: World, run: Run, anomaly: str) -> list[Step]:
-        "The same steps, and what is left at the end."
+        """The same steps, and what is left at the end."""
         steps, after, _ = self.play(world, run)
-        return [*steps, Step((), "Kafka", ("keeps", left_open(after)), Answer(after, None, (anomaly,)))]
+        return [
+            *steps,
+            Step((), "Kafka", ("keeps", left_open(after)), Answer(after, None, (anomaly,))),
+        ]
 
 
-def left_open(world: World) -> tuple: return tuple(sorted({(t.id, t.epoch) for t in world.txns if t.ongoing} | set(world.owed)))
+def left_open(world: World) -> tuple:
+    return tuple(sorted({(t.id, t.epoch) for t in world.txns if t.ongoing} | set(world.owed)))
 
 # %% ../../nbs/proof/02_model.ipynb #c040
-def explore(config: Config, *, hunt: Iterable[str] = tuple(ANOMALIES), alone: bool = True, limit: int = 2_000_000,
-            only: Callable[[Model, Step], bool] | None = None) -> Found:
-    """Every state that `config` can reach, until one of the anomalies in `hunt` is met, or `limit` states are known. `alone`: in every world, let
-    everything die too, and one new run restore. `only`: leave out other steps, to find a long story sooner."""
+def explore(
+    config: Config,
+    *,
+    hunt: Iterable[str] = tuple(ANOMALIES),
+    alone: bool = True,
+    limit: int = 2_000_000,
+    only: Callable[[Model, Step], bool] | None = None,
+) -> Found:
+    """Every state that `config` can reach, until one of the anomalies in `hunt` is met, or `limit`
+    states are known. `alone`: in every world, let everything die too, and one new run restore.
+    `only`: leave out other steps, to find a long story sooner.
+    """
     collects = gc.isenabled()
     gc.disable()  # it would look through millions of small tuples again and again
-    try: return _explore(Model(config), set(hunt), alone, limit, only)
+    try:
+        return _explore(Model(config), set(hunt), alone, limit, only)
     finally:
-        if collects: gc.enable()
+        if collects:
+            gc.enable()
 
 # %% ../../nbs/proof/02_model.ipynb #c041
 def _explore(m: Model, hunt: set, alone: bool, limit: int, only: Callable | None) -> Found:
@@ -535,29 +844,52 @@ def _explore(m: Model, hunt: set, alone: bool, limit: int, only: Callable | None
         reachable, depth = [], depth + 1
         for state in frontier:
             for s in successors(m, state):
-                if only and not only(m, s): continue
+                if only and not only(m, s):
+                    continue
                 steps, new = steps + 1, s.state not in before
-                if s.answer.note: reached[s.answer.note] += 1
-                if new: before[s.state] = state; reachable.append(s.state)
-                found = [(a, []) for a in s.answer.wrong] + (left_alone(m, lone, state, s, new) if alone else [])
+                if s.answer.note:
+                    reached[s.answer.note] += 1
+                if new:
+                    before[s.state] = state
+                    reachable.append(s.state)
+                found = [(a, []) for a in s.answer.wrong] + (
+                    left_alone(m, lone, state, s, new) if alone else []
+                )
                 for anomaly, more in found:
-                    if anomaly not in hunt: continue
-                    return Found(states=len(before), steps=steps, depth=depth, complete=False, anomaly=anomaly, reached=reached,
-                                 story=tell_story(m, trace(m, before, state) + [s] + more))
+                    if anomaly not in hunt:
+                        continue
+                    return Found(
+                        states=len(before),
+                        steps=steps,
+                        depth=depth,
+                        complete=False,
+                        anomaly=anomaly,
+                        reached=reached,
+                        story=tell_story(m, trace(m, before, state) + [s] + more),
+                    )
         frontier = reachable
-    return Found(states=len(before), steps=steps, depth=depth, complete=not frontier, reached=reached)
+    return Found(
+        states=len(before), steps=steps, depth=depth, complete=not frontier, reached=reached
+    )
 
 # %% ../../nbs/proof/02_model.ipynb #c042
-def left_alone(m: Model, lone: Alone, state: tuple, s: Step, new: bool) -> list[tuple[str, list[Step]]]:
-    "What goes wrong if all die here and a new run starts; or, after a batch, if only the run that finished it goes on: (anomaly, story)."
+def left_alone(
+    m: Model, lone: Alone, state: tuple, s: Step, new: bool
+) -> list[tuple[str, list[Step]]]:
+    """What goes wrong if all die here and a new run starts; or, after a batch, if only the run that
+    finished it goes on: (anomaly, story).
+    """
     number, world = s.state[0], s.answer.world
     survivors = [Run(9)] if new else []
-    if s.what[0] == "commits" and s.answer.said is None: survivors.append(m.runs(state)[int(s.who[1:]) - m.first])
-    return [(a, lone.story(world, run, a)) for run in survivors for a in lone.wrong(number, world, run)]
+    if s.what[0] == "commits" and s.answer.said is None:
+        survivors.append(m.runs(state)[int(s.who[1:]) - m.first])
+    return [
+        (a, lone.story(world, run, a)) for run in survivors for a in lone.wrong(number, world, run)
+    ]
 
 
 def trace(m: Model, before: dict, state: tuple) -> list[Step]:
-    "The steps from the start to a state."
+    """The steps from the start to a state."""
     path = []
     while (earlier := before[state]) is not None:
         path.append(next(s for s in successors(m, earlier) if s.state == state))
@@ -605,17 +937,37 @@ LARGE = {
     "two late InitProducerId, timeout": Config(late_init=2, timeout=1),
     "PrepareCommit, second try, late EndTxn": Config(markers=True, retry=1, late_end=1),
     "inherited planner, second try, death": Config(batches=3, inherit=1, crash=1, retry=1),
-    "batches overlap, second try, late EndTxn": Config(batches=3, overlap=True, retry=1, late_end=1),
-    "everything once": Config(batches=3, keep_batches=0, crash=1, timeout=1, retry=1, broken=1, late_end=1, late_init=1, late_create=1,
-                              forget=1, no_commits=1),
+    "batches overlap, second try, late EndTxn": Config(
+        batches=3, overlap=True, retry=1, late_end=1
+    ),
+    "everything once": Config(
+        batches=3,
+        keep_batches=0,
+        crash=1,
+        timeout=1,
+        retry=1,
+        broken=1,
+        late_end=1,
+        late_init=1,
+        late_create=1,
+        forget=1,
+        no_commits=1,
+    ),
 }
 
 
 def main(names: Sequence[str] = (), limit: int = 2_000_000) -> int:
-    "Explore the large worlds (or those named, small ones too) and print what was found. Exit status 1 if there is an anomaly."
+    """Explore the large worlds (or those named, small ones too) and print what was found. Exit
+    status 1 if there is an anomaly.
+    """
     anomalies = 0
     for name in names or LARGE:
         found = explore((SMALL | LARGE)[name], limit=limit)
-        print(f"{name}: {found}", *(" | ".join(line[:3]) for line in found.story), sep="\n", flush=True)
+        print(
+            f"{name}: {found}",
+            *(" | ".join(line[:3]) for line in found.story),
+            sep="\n",
+            flush=True,
+        )
         anomalies += bool(found.anomaly)
     return int(anomalies > 0)

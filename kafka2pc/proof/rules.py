@@ -24,16 +24,28 @@ from functools import cache
 from typing import Callable
 
 # %% ../../nbs/proof/03_rules.ipynb #c003
-from ..protocol import commit as act_two, precommit as act_one, restore as act_three
 from . import model, world
+from .model import Found, Model, Run, Step, explore
+from kafka2pc.proof.world import (
+    ANOMALIES,
+    QUERY,
+    UNKNOWN,
+    Config,
+    StepTxn,
+    Worker,
+    World,
+    name_of,
+    spell,
+)
+from ..protocol import commit as act_two
+from ..protocol import precommit as act_one
+from ..protocol import restore as act_three
 from ..protocol.commit import abort, decide, finish, sweep, tell
 from ..protocol.decisions import Chains, Decision, Listing, commit_of, newest_commit, win
 from ..protocol.errors import OutcomeUnknown
-from .model import Found, Model, Run, Step, explore
 from ..protocol.precommit import precommit
-from ..protocol.transactions import CommitMessage, Committable, Mode, Outcome, Plan, Token
 from ..protocol.restore import plan
-from .world import ANOMALIES, QUERY, UNKNOWN, Config, StepTxn, Worker, World, name_of, spell
+from ..protocol.transactions import CommitMessage, Committable, Mode, Outcome, Plan, Token
 
 # %% ../../nbs/proof/03_rules.ipynb #c005
 RULES = {}
@@ -41,8 +53,11 @@ RULES = {}
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule to leave out. `off`: what happens instead; `anomaly`: what it leads to ('': nothing); `change`: (room.function, replacement), …;
-    `of`: the protocol's rule that it belongs to; `hole`: the number it had when the protocol was reviewed; `only`: which steps to try."""
+    """A rule to leave out. `off`: what happens instead; `anomaly`: what it leads to ('': nothing);
+    `change`: (room.function, replacement), …; `of`: the protocol's rule that it belongs to; `hole`:
+    the number it had when the protocol was reviewed; `only`: which steps to try.
+    """
+
     off: str
     anomaly: str
     config: Config
@@ -57,12 +72,18 @@ _TWO = Config(batches=1)
 _LOST, _SILENT = "LOST-WITHOUT-TIMEOUT", "LOST-SILENTLY"
 
 # %% ../../nbs/proof/03_rules.ipynb #c006
-ROOMS = {"precommit": act_one, "commit": act_two, "restore": act_three, "world": world, "model": model}
+ROOMS = {
+    "precommit": act_one,
+    "commit": act_two,
+    "restore": act_three,
+    "world": world,
+    "model": model,
+}
 
 
 @contextmanager
 def switched_off(rule: Rule):
-    "Inside, the rule does not hold."
+    """Inside, the rule does not hold."""
     kept = []
     try:
         for path, replacement in rule.change:
@@ -72,17 +93,27 @@ def switched_off(rule: Rule):
             setattr(place, name, replacement)
         yield
     finally:
-        for place, name, original in reversed(kept): setattr(place, name, original)
+        for place, name, original in reversed(kept):
+            setattr(place, name, original)
 
 
 @cache
 def without(rule: Rule) -> Found:
-    "The shortest story without this rule. A world is let die at every step only if the story is about what is left over."
+    """The shortest story without this rule. A world is let die at every step only if the story is
+    about what is left over.
+    """
     restart = rule.anomaly in ("HANGING", "STUCK", "")
-    with switched_off(rule): return explore(rule.config, hunt=[rule.anomaly] if rule.anomaly else ANOMALIES, alone=restart, only=rule.only)
+    with switched_off(rule):
+        return explore(
+            rule.config,
+            hunt=[rule.anomaly] if rule.anomaly else ANOMALIES,
+            alone=restart,
+            only=rule.only,
+        )
 
 
-def _both(function: str, replacement) -> tuple: return ("commit." + function, replacement), ("restore." + function, replacement)
+def _both(function: str, replacement) -> tuple:
+    return ("commit." + function, replacement), ("restore." + function, replacement)
 
 # %% ../../nbs/proof/03_rules.ipynb #c009
 def write_in_background(txn, rows):
@@ -90,155 +121,323 @@ def write_in_background(txn, rows):
     txn.produce(txn.rows[:1])
 
 
-def promise_unflushed(txn, history, **ids): return txn.precommit()
+def promise_unflushed(txn, history, **ids):
+    return txn.precommit()
 
 
 def begin_always(participants, plan, chunks, history=None) -> CommitMessage:
-    if plan.mode is Mode.DRAIN: return CommitMessage(plan=plan)
+    if plan.mode is Mode.DRAIN:
+        return CommitMessage(plan=plan)
     txns = [p.begin(plan) for p in participants]
     for txn in txns:
         for chunk in chunks:
-            if chunk: txn.write(chunk); txn.flush()
+            if chunk:
+                txn.write(chunk)
+                txn.flush()
     return CommitMessage(plan=plan, committables=tuple(txn.precommit() for txn in txns))
 
 
-def look_away(driver, cs, planned): "No check before the decision."
+def look_away(driver, cs, planned):
+    """No check before the decision."""
 
 
 _UNFLUSHED, _UNCHECKED = ("precommit.promise", promise_unflushed), ("commit.check_votes", look_away)
 RULES |= {
-    "flush": Rule("a task promises what happens to be sent", _SILENT,
-        replace(_ONE, rows_per_task=2), (_UNFLUSHED, ("world.StepTxn.write", write_in_background)), of="1"),
-    "flush, check": Rule("a task promises before anything is sent, and nobody looks", _LOST, _ONE, (_UNFLUSHED, _UNCHECKED), of="1"),
-    "no empty transaction": Rule("a task without rows begins a transaction too", "STUCK",
-        replace(_ONE, empty=((0, 0),)), (("precommit.precommit", begin_always),), of="1"),
-    "no empty transaction, check": Rule("the same, and nobody looks", "FALSE-LOST",
-        replace(_ONE, empty=((0, 0),)), (("precommit.precommit", begin_always), _UNCHECKED), of="1"),
+    "flush": Rule(
+        "a task promises what happens to be sent",
+        _SILENT,
+        replace(_ONE, rows_per_task=2),
+        (_UNFLUSHED, ("world.StepTxn.write", write_in_background)),
+        of="1",
+    ),
+    "flush, check": Rule(
+        "a task promises before anything is sent, and nobody looks",
+        _LOST,
+        _ONE,
+        (_UNFLUSHED, _UNCHECKED),
+        of="1",
+    ),
+    "no empty transaction": Rule(
+        "a task without rows begins a transaction too",
+        "STUCK",
+        replace(_ONE, empty=((0, 0),)),
+        (("precommit.precommit", begin_always),),
+        of="1",
+    ),
+    "no empty transaction, check": Rule(
+        "the same, and nobody looks",
+        "FALSE-LOST",
+        replace(_ONE, empty=((0, 0),)),
+        (("precommit.precommit", begin_always), _UNCHECKED),
+        of="1",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c012
-def some_votes(messages: tuple) -> tuple | None: return tuple(m for m in messages if m is not None) or None
+def some_votes(messages: tuple) -> tuple | None:
+    return tuple(m for m in messages if m is not None) or None
 
 
-def committables_of(messages) -> list[Committable]: return [c for m in messages if m is not None for c in m.committables]
+def committables_of(messages) -> list[Committable]:
+    return [c for m in messages if m is not None for c in m.committables]
 
 
 def tell_first(driver, plan, messages) -> Decision:
-    for c in committables_of(messages): tell(driver, "commit", c, plan.batch_id)
+    for c in committables_of(messages):
+        tell(driver, "commit", c, plan.batch_id)
     return decide(driver, plan, messages)
 
 
 RULES |= {
-    "wait for all": Rule("the driver decides when the first task has answered", _SILENT,
-        replace(_ONE, slots=(2,)), (("model.all_votes", some_votes),), of="2"),
-    "decide first": Rule("the stores are told before the decision is written", "VISIBLE-WITHOUT-DECISION",
-        _ONE, (("commit.decide", tell_first),), of="2"),
+    "wait for all": Rule(
+        "the driver decides when the first task has answered",
+        _SILENT,
+        replace(_ONE, slots=(2,)),
+        (("model.all_votes", some_votes),),
+        of="2",
+    ),
+    "decide first": Rule(
+        "the stores are told before the decision is written",
+        "VISIBLE-WITHOUT-DECISION",
+        _ONE,
+        (("commit.decide", tell_first),),
+        of="2",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c015
 def abort_at_once(driver, messages, batch_id):
-    for c in committables_of(messages): tell(driver, "abort", c, batch_id)
+    for c in committables_of(messages):
+        tell(driver, "abort", c, batch_id)
 
 
 def abort_after_reading(driver, messages, batch_id):
-    if not commit_of(driver.log, batch_id): abort_at_once(driver, messages, batch_id)
+    if not commit_of(driver.log, batch_id):
+        abort_at_once(driver, messages, batch_id)
 
 
 def abort_in_first_free_slot(driver, messages, batch_id):
     chain, messages = driver.log.chain(batch_id), [m for m in messages if m is not None]
-    if any(d.commit for d in chain): return
-    abort(driver, [replace(m, plan=replace(m.plan, attempt=len(chain))) for m in messages], batch_id)
+    if any(d.commit for d in chain):
+        return
+    abort(
+        driver, [replace(m, plan=replace(m.plan, attempt=len(chain))) for m in messages], batch_id
+    )
 
 
 def decide_or_abort(driver, plan, messages) -> Decision:
-    try: return decide(driver, plan, messages)
+    try:
+        return decide(driver, plan, messages)
     except OutcomeUnknown:
         abort_at_once(driver, messages, plan.batch_id)
         raise
 
 
 RULES |= {
-    "settle before abort": Rule("abort() aborts without asking the log", _LOST,
-        replace(_ONE, broken=1), (("commit.abort", abort_at_once),), "3", "H13"),
-    "abort() creates": Rule("abort() reads its chain and believes it", _LOST,
-        replace(_ONE, late_create=1), (("commit.abort", abort_after_reading),), "3", "H13"),
-    "abort() in its own slot": Rule("abort() settles the first free slot", "DISTURBED-BY-OLDER",
-        replace(_TWO, broken=1), (("commit.abort", abort_in_first_free_slot),), "3", "H13"),
-    "an unclear create is not a failure": Rule("no answer from the log counts as no decision", _LOST,
-        replace(_ONE, late_create=1), (("commit.decide", decide_or_abort),), "3", "H13"),
+    "settle before abort": Rule(
+        "abort() aborts without asking the log",
+        _LOST,
+        replace(_ONE, broken=1),
+        (("commit.abort", abort_at_once),),
+        "3",
+        "H13",
+    ),
+    "abort() creates": Rule(
+        "abort() reads its chain and believes it",
+        _LOST,
+        replace(_ONE, late_create=1),
+        (("commit.abort", abort_after_reading),),
+        "3",
+        "H13",
+    ),
+    "abort() in its own slot": Rule(
+        "abort() settles the first free slot",
+        "DISTURBED-BY-OLDER",
+        replace(_TWO, broken=1),
+        (("commit.abort", abort_in_first_free_slot),),
+        "3",
+        "H13",
+    ),
+    "an unclear create is not a failure": Rule(
+        "no answer from the log counts as no decision",
+        _LOST,
+        replace(_ONE, late_create=1),
+        (("commit.decide", decide_or_abort),),
+        "3",
+        "H13",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c018
 RULES |= {
-    "check": Rule("nobody looks before the decision", "DECIDED-A-DEAD-TXN", replace(_ONE, timeout=1), (_UNCHECKED,), "4", "H15"),
-    "margin": Rule("the look does not ask how much time is left", "DECIDED-A-DEAD-TXN", replace(_ONE, timeout=1, margin_ms=0), of="4", hole="H15"),
+    "check": Rule(
+        "nobody looks before the decision",
+        "DECIDED-A-DEAD-TXN",
+        replace(_ONE, timeout=1),
+        (_UNCHECKED,),
+        "4",
+        "H15",
+    ),
+    "margin": Rule(
+        "the look does not ask how much time is left",
+        "DECIDED-A-DEAD-TXN",
+        replace(_ONE, timeout=1, margin_ms=0),
+        of="4",
+        hole="H15",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c021
-def commit_unseen(log, batch_id) -> None: "No COMMIT is looked for."
+def commit_unseen(log, batch_id) -> None:
+    """No COMMIT is looked for."""
 
 
 def abort_record(driver, batch_id: int, attempt: int) -> Decision:
-    return driver.decision(Plan(query_id=QUERY, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt + 1)), commit=False)
+    return driver.decision(
+        Plan(
+            query_id=QUERY,
+            batch_id=batch_id,
+            attempt=attempt,
+            token=driver.new_token(batch_id, attempt + 1),
+        ),
+        commit=False,
+    )
 
 
 def claim_past_commit(driver, batch_id, seen=None) -> Decision:
     for attempt in range(99):
-        if win(driver.log, wanted := abort_record(driver, batch_id, attempt)) == wanted: return wanted
+        if win(driver.log, wanted := abort_record(driver, batch_id, attempt)) == wanted:
+            return wanted
 
 
 def plan_and_sweep_when_drained(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     found = plan(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
-    if found.mode is Mode.DRAIN: sweep(driver, driver.new_token(batch_id + 1, 0))
+    if found.mode is Mode.DRAIN:
+        sweep(driver, driver.new_token(batch_id + 1, 0))
     return found
 
 
-def plan_any_rows(driver, batch_id, *, offsets_hash="", mine=None) -> Plan: return plan(driver, batch_id, mine=mine)
-def decide_any_rows(driver, plan, messages) -> Decision: return decide(driver, replace(plan, offsets_hash=""), messages)
-def remember_always(run: Run, plan: Plan) -> Token | None: return plan.token if plan.mode is Mode.WRITE else run.token
+def plan_any_rows(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
+    return plan(driver, batch_id, mine=mine)
+
+
+def decide_any_rows(driver, plan, messages) -> Decision:
+    return decide(driver, replace(plan, offsets_hash=""), messages)
+
+
+def remember_always(run: Run, plan: Plan) -> Token | None:
+    return plan.token if plan.mode is Mode.WRITE else run.token
 
 # %% ../../nbs/proof/03_rules.ipynb #c022
 RULES |= {
-    "drain what is decided": Rule("a decided batch is written again", "DUPLICATE",
-        _TWO, (("restore.commit_of", commit_unseen), ("restore.claim", claim_past_commit)), "5"),
-    "no sweep on a drained replay": Rule("a drained replay sweeps", _LOST, Config(), (("restore.plan", plan_and_sweep_when_drained),), "5", "H3"),
-    "same rows": Rule("a decision does not say for which rows it is", _SILENT,
-        replace(_TWO, new_rows=1), (("restore.plan", plan_any_rows), ("commit.decide", decide_any_rows)), "5"),
-    "the rows that were planned": Rule("commit() looks up which rows it commits", _SILENT,
-        replace(_TWO, new_rows=1, reread=True), of="5", hole="new"),
-    "forget the token when draining": Rule("a planner that drained a batch goes on under its old token", _LOST,
-        Config(batches=3, inherit=1), (("model.remembered", remember_always),), "5", "new"),
+    "drain what is decided": Rule(
+        "a decided batch is written again",
+        "DUPLICATE",
+        _TWO,
+        (("restore.commit_of", commit_unseen), ("restore.claim", claim_past_commit)),
+        "5",
+    ),
+    "no sweep on a drained replay": Rule(
+        "a drained replay sweeps",
+        _LOST,
+        Config(),
+        (("restore.plan", plan_and_sweep_when_drained),),
+        "5",
+        "H3",
+    ),
+    "same rows": Rule(
+        "a decision does not say for which rows it is",
+        _SILENT,
+        replace(_TWO, new_rows=1),
+        (("restore.plan", plan_any_rows), ("commit.decide", decide_any_rows)),
+        "5",
+    ),
+    "the rows that were planned": Rule(
+        "commit() looks up which rows it commits",
+        _SILENT,
+        replace(_TWO, new_rows=1, reread=True),
+        of="5",
+        hole="new",
+    ),
+    "forget the token when draining": Rule(
+        "a planner that drained a batch goes on under its old token",
+        _LOST,
+        Config(batches=3, inherit=1),
+        (("model.remembered", remember_always),),
+        "5",
+        "new",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c025
 def plan_nothing(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     attempt = len(driver.log.chain(batch_id))
-    return Plan(query_id=QUERY, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt), offsets_hash=offsets_hash)
+    return Plan(
+        query_id=QUERY,
+        batch_id=batch_id,
+        attempt=attempt,
+        token=driver.new_token(batch_id, attempt),
+        offsets_hash=offsets_hash,
+    )
 
 
 def plan_sweep_first(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     chain = driver.log.chain(batch_id)
-    if not any(d.commit for d in chain): sweep(driver, driver.new_token(batch_id, len(chain) + 1))
+    if not any(d.commit for d in chain):
+        sweep(driver, driver.new_token(batch_id, len(chain) + 1))
     return plan(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
 
 
 def plan_without_claim(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     before = commit_of(driver.log, batch_id - 1)
-    if before and not driver.log.chain(batch_id) and not driver.participants["kafka"].in_doubt(QUERY):
-        return Plan(query_id=QUERY, batch_id=batch_id, attempt=0, token=before.token, offsets_hash=offsets_hash)
+    if (
+        before
+        and not driver.log.chain(batch_id)
+        and not driver.participants["kafka"].in_doubt(QUERY)
+    ):
+        return Plan(
+            query_id=QUERY,
+            batch_id=batch_id,
+            attempt=0,
+            token=before.token,
+            offsets_hash=offsets_hash,
+        )
     return plan(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
 
 
 RULES |= {
-    "restore": Rule("a run starts writing at once, in the next free slot", "DUPLICATE", _TWO, (("restore.plan", plan_nothing),), "6"),
-    "settle before the sweep": Rule("first the sweep, then the claim", _LOST, _TWO, (("restore.plan", plan_sweep_first),), "6", "H7"),
-    "claim when nothing is open": Rule("where nothing is open, a run goes on without a claim", _LOST,
-        Config(batches=3), (("restore.plan", plan_without_claim),), "6", "H4"),
+    "restore": Rule(
+        "a run starts writing at once, in the next free slot",
+        "DUPLICATE",
+        _TWO,
+        (("restore.plan", plan_nothing),),
+        "6",
+    ),
+    "settle before the sweep": Rule(
+        "first the sweep, then the claim",
+        _LOST,
+        _TWO,
+        (("restore.plan", plan_sweep_first),),
+        "6",
+        "H7",
+    ),
+    "claim when nothing is open": Rule(
+        "where nothing is open, a run goes on without a claim",
+        _LOST,
+        Config(batches=3),
+        (("restore.plan", plan_without_claim),),
+        "6",
+        "H4",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c026
-def sweep_nothing(driver, token, own_parity=None, seen=None): "No sweep."
-def sweep_no_losers(driver, token, own_parity=None, seen=None): return sweep(driver, token, seen=seen)
+def sweep_nothing(driver, token, own_parity=None, seen=None):
+    """No sweep."""
+
+
+def sweep_no_losers(driver, token, own_parity=None, seen=None):
+    return sweep(driver, token, seen=seen)
 
 
 def sweep_all_but_mine(driver, token, own_parity=None, seen=None):
@@ -246,35 +445,66 @@ def sweep_all_but_mine(driver, token, own_parity=None, seen=None):
     spared = {c.transactional_id for c in newest.committables} if newest else set()
     for c in store.in_doubt(QUERY):
         name = name_of(c.transactional_id)
-        if c.transactional_id not in spared and (name.token != token or name.parity == own_parity): tell(driver, "abort", c, 0)
+        if c.transactional_id not in spared and (name.token != token or name.parity == own_parity):
+            tell(driver, "abort", c, 0)
 
 
 def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None):
     for c in driver.participants["kafka"].in_doubt(QUERY):
-        if re.search("-..00....-", c.transactional_id) and name_of(c.transactional_id).token < token: tell(driver, "abort", c, 0)
+        if (
+            re.search("-..00....-", c.transactional_id)
+            and name_of(c.transactional_id).token < token
+        ):
+            tell(driver, "abort", c, 0)
 
 
 def sweep_by_init(prepared_too: bool) -> Callable:
     def sweep(driver, token, own_parity=None, seen=None):
         store = driver.participants["kafka"]
         for name in store.tape.ask("list", prepared_too):
-            if name_of(name).token < token or prepared_too: store.init(name)
+            if name_of(name).token < token or prepared_too:
+                store.init(name)
+
     return sweep
 
 # %% ../../nbs/proof/03_rules.ipynb #c027
 RULES |= {
     "sweep": Rule("no sweep", "HANGING", _ONE, _both("sweep", sweep_nothing), "6"),
-    "sweep the losers": Rule("after a batch, only older runs are swept", "HANGING",
-        replace(_ONE, retry=1), (("commit.sweep", sweep_no_losers),), "6"),
-    "sweep by prefix": Rule("a sweep looks for as many tasks as the run has", "HANGING",
-        replace(_ONE, slots=(2, 1)), _both("sweep", sweep_as_many_slots_as_mine), "6"),
-    "sweep below the claim": Rule("a sweep takes all that is not its own", _LOST, _TWO, _both("sweep", sweep_all_but_mine), "6", "H2"),
-    "only Ongoing": Rule("a sweep fences by InitProducerId, PrepareCommit too", "FALSE-LOST",
-        replace(_TWO, markers=True), _both("sweep", sweep_by_init(True)), "6", "H16"),
+    "sweep the losers": Rule(
+        "after a batch, only older runs are swept",
+        "HANGING",
+        replace(_ONE, retry=1),
+        (("commit.sweep", sweep_no_losers),),
+        "6",
+    ),
+    "sweep by prefix": Rule(
+        "a sweep looks for as many tasks as the run has",
+        "HANGING",
+        replace(_ONE, slots=(2, 1)),
+        _both("sweep", sweep_as_many_slots_as_mine),
+        "6",
+    ),
+    "sweep below the claim": Rule(
+        "a sweep takes all that is not its own",
+        _LOST,
+        _TWO,
+        _both("sweep", sweep_all_but_mine),
+        "6",
+        "H2",
+    ),
+    "only Ongoing": Rule(
+        "a sweep fences by InitProducerId, PrepareCommit too",
+        "FALSE-LOST",
+        replace(_TWO, markers=True),
+        _both("sweep", sweep_by_init(True)),
+        "6",
+        "H16",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c032
-def report_nothing(driver, decision, lost): "Data loss as a log line."
+def report_nothing(driver, decision, lost):
+    """Data loss as a log line."""
 
 
 def tell_and_believe(driver, verb, c, batch_id, retry=None) -> Outcome:
@@ -283,25 +513,49 @@ def tell_and_believe(driver, verb, c, batch_id, retry=None) -> Outcome:
 
 
 class Blind(Chains):
-    "A log that shows nothing but what the caller knows."
-    def __init__(self, log): self.log = log
-    def listing(self, *known) -> Listing: return Listing(self.log, tuple(d.slot for d in known), {d.slot: d for d in known})
+    """A log that shows nothing but what the caller knows."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def listing(self, *known) -> Listing:
+        return Listing(self.log, tuple(d.slot for d in known), {d.slot: d for d in known})
 
 
 def finish_unasked(driver, decision, seen=None) -> bool:
-    return finish(replace(driver, log=Blind(driver.log), spark_committed=lambda batch: False), decision)
+    return finish(
+        replace(driver, log=Blind(driver.log), spark_committed=lambda batch: False), decision
+    )
 
 
 RULES |= {
-    "loud loss": Rule("a lost transaction is only logged", _SILENT, replace(_ONE, timeout=1), (("commit._report_loss", report_nothing),), "7"),
-    "an unclear EndTxn is not done": Rule("no answer from the store counts as done", _SILENT,
-        replace(_ONE, late_end=1), (("commit.tell", tell_and_believe),), "7"),
-    "ask before lost": Rule("a refused commit is reported lost without asking who is further", "FALSE-LOST",
-        Config(batches=3), _both("finish", finish_unasked), "7", "H9"),
+    "loud loss": Rule(
+        "a lost transaction is only logged",
+        _SILENT,
+        replace(_ONE, timeout=1),
+        (("commit._report_loss", report_nothing),),
+        "7",
+    ),
+    "an unclear EndTxn is not done": Rule(
+        "no answer from the store counts as done",
+        _SILENT,
+        replace(_ONE, late_end=1),
+        (("commit.tell", tell_and_believe),),
+        "7",
+    ),
+    "ask before lost": Rule(
+        "a refused commit is reported lost without asking who is further",
+        "FALSE-LOST",
+        Config(batches=3),
+        _both("finish", finish_unasked),
+        "7",
+        "H9",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c035
-def claim_what_stands(driver, batch_id, seen=None) -> Decision: return win(driver.log, abort_record(driver, batch_id, 0))
+def claim_what_stands(driver, batch_id, seen=None) -> Decision:
+    return win(driver.log, abort_record(driver, batch_id, 0))
 
 
 def claim_beside(driver, batch_id, seen=None) -> Decision:
@@ -311,8 +565,13 @@ def claim_beside(driver, batch_id, seen=None) -> Decision:
 
 def claim_by_reading(driver, batch_id, seen=None) -> Decision:
     chain, own = driver.log.chain(batch_id), driver.new_token(batch_id, 0)
-    if chain and chain[-1].commit: return chain[-1]
-    return replace(abort_record(driver, batch_id, len(chain) - 1), token=replace(own, attempt=int(own.random, 16)))  # runs are numbered
+    if chain and chain[-1].commit:
+        return chain[-1]
+    # runs are numbered
+    return replace(
+        abort_record(driver, batch_id, len(chain) - 1),
+        token=replace(own, attempt=int(own.random, 16)),
+    )
 
 
 def decide_in_first_free_slot(driver, plan, messages) -> Decision:
@@ -321,67 +580,158 @@ def decide_in_first_free_slot(driver, plan, messages) -> Decision:
 
 
 RULES |= {
-    "win the claim": Rule("a slot that somebody else has closed counts as one's own claim", "DISTURBED-BY-OLDER",
-        _TWO, (("restore.claim", claim_what_stands),), "8", "H1"),
-    "win the claim, sweep below": Rule("the same, and a sweep takes all that is not its own", _LOST,
-        _TWO, (("restore.claim", claim_beside), *_both("sweep", sweep_all_but_mine)), "8", "H1"),
-    "settle by create": Rule("a run reads that nothing is decided, and believes it", _LOST, _TWO, (("restore.claim", claim_by_reading),), "8", "H6"),
-    "the slot after the claim": Rule("the attempt is chosen when the decision is written", _LOST,
-        _TWO, (("commit.decide", decide_in_first_free_slot),), "8", "H5"),
+    "win the claim": Rule(
+        "a slot that somebody else has closed counts as one's own claim",
+        "DISTURBED-BY-OLDER",
+        _TWO,
+        (("restore.claim", claim_what_stands),),
+        "8",
+        "H1",
+    ),
+    "win the claim, sweep below": Rule(
+        "the same, and a sweep takes all that is not its own",
+        _LOST,
+        _TWO,
+        (("restore.claim", claim_beside), *_both("sweep", sweep_all_but_mine)),
+        "8",
+        "H1",
+    ),
+    "settle by create": Rule(
+        "a run reads that nothing is decided, and believes it",
+        _LOST,
+        _TWO,
+        (("restore.claim", claim_by_reading),),
+        "8",
+        "H6",
+    ),
+    "the slot after the claim": Rule(
+        "the attempt is chosen when the decision is written",
+        _LOST,
+        _TWO,
+        (("commit.decide", decide_in_first_free_slot),),
+        "8",
+        "H5",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c039
-def never_later(log, batch_id) -> bool: return False
-def no_commit(log) -> None: "A replay asks for no later COMMIT."
+def never_later(log, batch_id) -> bool:
+    return False
+
+
+def no_commit(log) -> None:
+    """A replay asks for no later COMMIT."""
 
 
 class BlindOnce(Blind):
-    "A log that shows no later batch at the first look."
-    def __init__(self, log): self.log, self.looks = log, iter([super().listing, log.listing])
-    def listing(self, *known) -> Listing: return next(self.looks)(*known)
+    """A log that shows no later batch at the first look."""
+
+    def __init__(self, log):
+        self.log, self.looks = log, iter([super().listing, log.listing])
+
+    def listing(self, *known) -> Listing:
+        return next(self.looks)(*known)
 
 
-def finish_what_stands(driver, decision, seen=None) -> bool: return finish(replace(driver, log=BlindOnce(driver.log)), decision)
+def finish_what_stands(driver, decision, seen=None) -> bool:
+    return finish(replace(driver, log=BlindOnce(driver.log)), decision)
 
 
 def third_run_sleeps(m: Model, s: Step) -> bool:
-    "Run 3 looks which batch is next, and then sleeps until batch 1 is decided and batch 0 is decided again."
+    """Run 3 looks which batch is next, and then sleeps until batch 1 is decided and batch 0 is
+    decided again.
+    """
     decided = {d.slot.batch_id for *_, n in s.answer.world.log if (d := m.decisions[n]).commit}
     return not s.who.endswith(("D3", "D3.0")) or s.what == ("starts", 0) or decided == {0, 1}
 
 
 _CLAIMS = Config(drivers=3, batches=1, keep_claims=0)
-def never_again(log, decision) -> bool: return False
-def any_commit(log, batch_id) -> Decision | None: return next((d for d in log.chain(batch_id) if d.commit), None)
+
+
+def never_again(log, decision) -> bool:
+    return False
+
+
+def any_commit(log, batch_id) -> Decision | None:
+    return next((d for d in log.chain(batch_id) if d.commit), None)
 
 
 def first_run_sleeps(m: Model, s: Step) -> bool:
-    "Run 1 claims slot 0, and sleeps until run 3 has claimed slot 2 and removed the older ones. Run 1 then goes on, before the others write."
+    """Run 1 claims slot 0, and sleeps until run 3 has claimed slot 2 and removed the older ones.
+    Run 1 then goes on, before the others write.
+    """
     taken = {entry[:2] for entry in s.answer.world.log}
     woken = (0, 2) in taken and (0, 0) not in taken
-    if "D1" in s.who: return woken or s.what[0] in ("starts", "listing", "known", "list") or (s.what[0] == "create" and taken == {(0, 0)})
+    if "D1" in s.who:
+        return (
+            woken
+            or s.what[0] in ("starts", "listing", "known", "list")
+            or (s.what[0] == "create" and taken == {(0, 0)})
+        )
     return not s.who.startswith("task") or (woken and (0, 1) in taken)
 
 
 def all_commits(log) -> Decision | None:
     found = [d for batch in log.batches() for d in log.chain(batch) if d.commit]
-    return replace(found[-1], committables=tuple(c for d in found for c in d.committables)) if found else None
+    return (
+        replace(found[-1], committables=tuple(c for d in found for c in d.committables))
+        if found
+        else None
+    )
 
 
 RULES |= {
-    "floor at the decision": Rule("after winning COMMIT nobody looks for a later batch", "DUPLICATE",
-        Config(keep_batches=0), (("commit.holds_later", never_later),), "8", "H11"),
-    "floor at the claim": Rule("after winning a claim nobody looks for a later batch", _LOST,
-        Config(batches=3, keep_batches=0), (("restore.holds_later", never_later),), "8", "H11"),
-    "floor at the finish": Rule("a COMMIT that is met is finished, whatever stands after it", "DUPLICATE",
-        Config(drivers=3, keep_batches=0), (("restore.finish", finish_what_stands), ("restore.newest_commit", no_commit)), "8", "new",
-        third_run_sleeps),
-    "no claim behind a COMMIT": Rule("after winning COMMIT nobody looks for a later claim of the batch", "DUPLICATE",
-        _CLAIMS, (("commit.claimed_again", never_again),), "8", "new", first_run_sleeps),
-    "the last record counts": Rule("a COMMIT counts that a later claim follows", "STUCK",
-        _CLAIMS, (("restore.commit_of", any_commit),), "8", "new", first_run_sleeps),
-    "newest COMMIT only": Rule("every COMMIT that stands protects its transactions", "HANGING",
-        Config(keep_batches=0), (("commit.newest_commit", all_commits),), "8", "H12"),
+    "floor at the decision": Rule(
+        "after winning COMMIT nobody looks for a later batch",
+        "DUPLICATE",
+        Config(keep_batches=0),
+        (("commit.holds_later", never_later),),
+        "8",
+        "H11",
+    ),
+    "floor at the claim": Rule(
+        "after winning a claim nobody looks for a later batch",
+        _LOST,
+        Config(batches=3, keep_batches=0),
+        (("restore.holds_later", never_later),),
+        "8",
+        "H11",
+    ),
+    "floor at the finish": Rule(
+        "a COMMIT that is met is finished, whatever stands after it",
+        "DUPLICATE",
+        Config(drivers=3, keep_batches=0),
+        (("restore.finish", finish_what_stands), ("restore.newest_commit", no_commit)),
+        "8",
+        "new",
+        third_run_sleeps,
+    ),
+    "no claim behind a COMMIT": Rule(
+        "after winning COMMIT nobody looks for a later claim of the batch",
+        "DUPLICATE",
+        _CLAIMS,
+        (("commit.claimed_again", never_again),),
+        "8",
+        "new",
+        first_run_sleeps,
+    ),
+    "the last record counts": Rule(
+        "a COMMIT counts that a later claim follows",
+        "STUCK",
+        _CLAIMS,
+        (("restore.commit_of", any_commit),),
+        "8",
+        "new",
+        first_run_sleeps,
+    ),
+    "newest COMMIT only": Rule(
+        "every COMMIT that stands protects its transactions",
+        "HANGING",
+        Config(keep_batches=0),
+        (("commit.newest_commit", all_commits),),
+        "8",
+        "H12",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c042
@@ -389,9 +739,16 @@ def name_without_token(plan: Plan, w: Worker, attempt: int, counter: int) -> str
     return spell("0.0.00000000", 0, w.slot, 0, counter, plan.batch_id % 2)
 
 
-def name_by_slot(plan: Plan, w: Worker, attempt: int, counter: int) -> str: return spell(plan.token, *w[:2], 0, counter, plan.batch_id % 2)
-def name_by_try(plan: Plan, w: Worker, attempt: int, counter: int) -> str: return spell(plan.token, *w[:2], attempt, counter, plan.batch_id % 2)
-def name_without_parity(plan: Plan, w: Worker, attempt: int, counter: int) -> str: return spell(plan.token, *w, counter, 0)
+def name_by_slot(plan: Plan, w: Worker, attempt: int, counter: int) -> str:
+    return spell(plan.token, *w[:2], 0, counter, plan.batch_id % 2)
+
+
+def name_by_try(plan: Plan, w: Worker, attempt: int, counter: int) -> str:
+    return spell(plan.token, *w[:2], attempt, counter, plan.batch_id % 2)
+
+
+def name_without_parity(plan: Plan, w: Worker, attempt: int, counter: int) -> str:
+    return spell(plan.token, *w, counter, 0)
 
 
 def begin_resending(store, plan: Plan) -> StepTxn:
@@ -406,58 +763,134 @@ def begin_without_init(store, plan: Plan) -> StepTxn:
     return StepTxn(store, name, store.init(name) if epoch is None else epoch)
 
 
-def forget_retired(world: World, worker: Worker) -> tuple: return ()
+def forget_retired(world: World, worker: Worker) -> tuple:
+    return ()
 
 # %% ../../nbs/proof/03_rules.ipynb #c043
 RULES |= {
-    "names of one run": Rule("names without the token: all runs share them", _LOST,
-        _TWO, (("world.worker_name", name_without_token),), "names", "H8"),
-    "names of one try": Rule("a second try takes the name of the first", _LOST,
-        replace(_ONE, retry=1), (("world.worker_name", name_by_slot),), "names", "H8"),
-    "names of one life": Rule("a name for each try, the same in every second batch", _LOST,
-        Config(drivers=1, batches=3, retry=1), (("world.worker_name", name_by_try),), "names", "H8"),
-    "one InitProducerId": Rule("an unclear InitProducerId is sent again under the same name", _LOST,
-        replace(_ONE, late_init=1), (("world.StepStore.begin", begin_resending),), "names", "H10"),
-    "retired for ever": Rule("a later batch takes a retired name again", _LOST,
-        Config(drivers=1, batches=3, late_init=1), (("model.retired_names", forget_retired),), "names", "H10"),
-    "one transaction per epoch": Rule("EndTxn v4, and a producer goes on in the same epoch", "DUPLICATE",
-        Config(end_txn=4, late_end=1), (("world.worker_name", name_without_parity), ("world.StepStore.begin", begin_without_init)), "names"),
+    "names of one run": Rule(
+        "names without the token: all runs share them",
+        _LOST,
+        _TWO,
+        (("world.worker_name", name_without_token),),
+        "names",
+        "H8",
+    ),
+    "names of one try": Rule(
+        "a second try takes the name of the first",
+        _LOST,
+        replace(_ONE, retry=1),
+        (("world.worker_name", name_by_slot),),
+        "names",
+        "H8",
+    ),
+    "names of one life": Rule(
+        "a name for each try, the same in every second batch",
+        _LOST,
+        Config(drivers=1, batches=3, retry=1),
+        (("world.worker_name", name_by_try),),
+        "names",
+        "H8",
+    ),
+    "one InitProducerId": Rule(
+        "an unclear InitProducerId is sent again under the same name",
+        _LOST,
+        replace(_ONE, late_init=1),
+        (("world.StepStore.begin", begin_resending),),
+        "names",
+        "H10",
+    ),
+    "retired for ever": Rule(
+        "a later batch takes a retired name again",
+        _LOST,
+        Config(drivers=1, batches=3, late_init=1),
+        (("model.retired_names", forget_retired),),
+        "names",
+        "H10",
+    ),
+    "one transaction per epoch": Rule(
+        "EndTxn v4, and a producer goes on in the same epoch",
+        "DUPLICATE",
+        Config(end_txn=4, late_end=1),
+        (("world.worker_name", name_without_parity), ("world.StepStore.begin", begin_without_init)),
+        "names",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c048
 def sweep_both_parities(driver, token, own_parity=None, seen=None):
-    for parity in (0, 1): sweep(driver, token, parity, seen)
+    for parity in (0, 1):
+        sweep(driver, token, parity, seen)
 
 
 _AHEAD = Config(drivers=1, overlap=True)
 RULES |= {
-    "sweep this batch's losers": Rule("the losers of the next batch are swept too, and nobody looks", _LOST,
-        _AHEAD, (("commit.sweep", sweep_both_parities), _UNCHECKED), "overlap", "H17"),
-    "names of one batch": Rule("the next batch takes the same name", _LOST, _AHEAD, (("world.worker_name", name_without_parity),), "overlap", "H17"),
+    "sweep this batch's losers": Rule(
+        "the losers of the next batch are swept too, and nobody looks",
+        _LOST,
+        _AHEAD,
+        (("commit.sweep", sweep_both_parities), _UNCHECKED),
+        "overlap",
+        "H17",
+    ),
+    "names of one batch": Rule(
+        "the next batch takes the same name",
+        _LOST,
+        _AHEAD,
+        (("world.worker_name", name_without_parity),),
+        "overlap",
+        "H17",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c051
 RULES |= {
-    "a log that remembers": Rule("the log loses a record", _LOST, replace(_TWO, lost_entry=1), of="log", hole="H14"),
-    "a log that remembers, rows twice": Rule("the same: it was a COMMIT", "DUPLICATE", replace(_TWO, lost_entry=1), of="log", hole="H14"),
+    "a log that remembers": Rule(
+        "the log loses a record", _LOST, replace(_TWO, lost_entry=1), of="log", hole="H14"
+    ),
+    "a log that remembers, rows twice": Rule(
+        "the same: it was a COMMIT", "DUPLICATE", replace(_TWO, lost_entry=1), of="log", hole="H14"
+    ),
 }
 
 
-def believe_the_place(driver, recorded): "A run believes whatever log it finds."
+def believe_the_place(driver, recorded):
+    """A run believes whatever log it finds."""
 
 
 _ANY_PLACE = (("restore.check_place", believe_the_place),)
 RULES |= {
-    "whose log": Rule("a run works from a copied checkpoint with a copied log", _LOST, replace(_TWO, copied="own log"), _ANY_PLACE, of="log"),
-    "whose checkpoint": Rule("a copied checkpoint shares the log of the original and writes to another topic", _SILENT,
-        replace(_TWO, copied="same log"), _ANY_PLACE, of="log"),
+    "whose log": Rule(
+        "a run works from a copied checkpoint with a copied log",
+        _LOST,
+        replace(_TWO, copied="own log"),
+        _ANY_PLACE,
+        of="log",
+    ),
+    "whose checkpoint": Rule(
+        "a copied checkpoint shares the log of the original and writes to another topic",
+        _SILENT,
+        replace(_TWO, copied="same log"),
+        _ANY_PLACE,
+        of="log",
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c056
-def abort_nothing(driver, messages, batch_id) -> bool: return False
-def finish_later(driver, decision, seen=None) -> bool: return True
-def spare_nothing(log) -> None: "No COMMIT protects its transactions from a sweep."
-def token_without_random(number: int) -> Callable: return lambda batch, attempt: Token(batch, attempt, "00000000")
+def abort_nothing(driver, messages, batch_id) -> bool:
+    return False
+
+
+def finish_later(driver, decision, seen=None) -> bool:
+    return True
+
+
+def spare_nothing(log) -> None:
+    """No COMMIT protects its transactions from a sweep."""
+
+
+def token_without_random(number: int) -> Callable:
+    return lambda batch, attempt: Token(batch, attempt, "00000000")
 
 
 def precommit_always(participants, plan, chunks, history=None) -> CommitMessage:
@@ -465,24 +898,74 @@ def precommit_always(participants, plan, chunks, history=None) -> CommitMessage:
 
 
 HARMLESS = {
-    "Spark's exclusive commits/N": Rule("two runs may write commits/N", "", Config(exclusive=False)),
-    "abort() at all": Rule("abort() does nothing", "", Config(broken=1), (("commit.abort", abort_nothing),)),
-    "mod 2 in the names, one batch at a time": Rule("a name comes again in the next batch", "",
-        Config(), (("world.worker_name", name_without_parity),)),
-    "the random part of a token": Rule("two runs may make the same token", "",
-        Config(batches=3, keep_batches=0), (("model.token_of", token_without_random),)),
-    "exact tuple": Rule("a sweep fences what is Ongoing by InitProducerId", "", replace(_TWO, markers=True), _both("sweep", sweep_by_init(False))),
-    "the sweep before the first task": Rule("only what commit() sweeps is swept", "", Config(crash=1), (("restore.sweep", sweep_nothing),)),
-    "FINISH in the plan": Rule("a decided batch is finished after its drain only", "", Config(late_end=1), (("restore.finish", finish_later),)),
-    "sparing the newest COMMIT": Rule("a sweep spares nothing", "", Config(late_end=1), (("commit.newest_commit", spare_nothing),)),
-    "a drained task writes nothing": Rule("it writes, and nobody commits it", "", Config(), (("precommit.precommit", precommit_always),)),
+    "Spark's exclusive commits/N": Rule(
+        "two runs may write commits/N", "", Config(exclusive=False)
+    ),
+    "abort() at all": Rule(
+        "abort() does nothing", "", Config(broken=1), (("commit.abort", abort_nothing),)
+    ),
+    "mod 2 in the names, one batch at a time": Rule(
+        "a name comes again in the next batch",
+        "",
+        Config(),
+        (("world.worker_name", name_without_parity),),
+    ),
+    "the random part of a token": Rule(
+        "two runs may make the same token",
+        "",
+        Config(batches=3, keep_batches=0),
+        (("model.token_of", token_without_random),),
+    ),
+    "exact tuple": Rule(
+        "a sweep fences what is Ongoing by InitProducerId",
+        "",
+        replace(_TWO, markers=True),
+        _both("sweep", sweep_by_init(False)),
+    ),
+    "the sweep before the first task": Rule(
+        "only what commit() sweeps is swept",
+        "",
+        Config(crash=1),
+        (("restore.sweep", sweep_nothing),),
+    ),
+    "FINISH in the plan": Rule(
+        "a decided batch is finished after its drain only",
+        "",
+        Config(late_end=1),
+        (("restore.finish", finish_later),),
+    ),
+    "sparing the newest COMMIT": Rule(
+        "a sweep spares nothing", "", Config(late_end=1), (("commit.newest_commit", spare_nothing),)
+    ),
+    "a drained task writes nothing": Rule(
+        "it writes, and nobody commits it",
+        "",
+        Config(),
+        (("precommit.precommit", precommit_always),),
+    ),
 }
 
 # %% ../../nbs/proof/03_rules.ipynb #c059
 LIMITS = {
-    "a driver that oversleeps": Rule("between the check and the decision more than the margin passes", "DECIDED-A-DEAD-TXN",
-        replace(_ONE, timeout=1, stall=True), hole="H15"),
-    "a copy at the same path": Rule("a checkpoint is copied to the same path on another machine", _LOST, replace(_TWO, copied="same path")),
-    "an early copy": Rule("a checkpoint is copied before its first claim", "DUPLICATE", replace(_TWO, copied="before the first claim")),
-    "an id that Kafka has forgotten": Rule("a committed id expires before Spark's commit log says so", "FALSE-LOST", replace(_TWO, expire=1)),
+    "a driver that oversleeps": Rule(
+        "between the check and the decision more than the margin passes",
+        "DECIDED-A-DEAD-TXN",
+        replace(_ONE, timeout=1, stall=True),
+        hole="H15",
+    ),
+    "a copy at the same path": Rule(
+        "a checkpoint is copied to the same path on another machine",
+        _LOST,
+        replace(_TWO, copied="same path"),
+    ),
+    "an early copy": Rule(
+        "a checkpoint is copied before its first claim",
+        "DUPLICATE",
+        replace(_TWO, copied="before the first claim"),
+    ),
+    "an id that Kafka has forgotten": Rule(
+        "a committed id expires before Spark's commit log says so",
+        "FALSE-LOST",
+        replace(_TWO, expire=1),
+    ),
 }

@@ -7,7 +7,16 @@ __all__ = ['COLUMNS', 'SELECT', 'START_SECONDS', 'session', 'shaped', 'stall', '
            'write', 'serve', 'Failed', 'Job', 'running', 'until', 'Watcher', 'NotExactlyOnce', 'Stop', 'Story']
 
 # %% ../../nbs/proof/04_story.ipynb #c002
-import importlib, json, os, queue, shutil, subprocess, sys, threading, time, uuid
+import importlib
+import json
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,34 +27,63 @@ from typing import Callable, Iterable, Iterator
 import psutil
 from confluent_kafka import Consumer
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
 # %% ../../nbs/proof/04_story.ipynb #c004
 from ..kafka.control import Control
-from ..protocol.errors import TwoPhaseError
-from ..protocol.history import Crash, CrashPoint, Event, History, Seen, anomalies, arm, read_history
 from ..kafka.participant import Record, read_both, read_topic
+from ..protocol.errors import TwoPhaseError
+from kafka2pc.protocol.history import (
+    Crash,
+    CrashPoint,
+    Event,
+    History,
+    Seen,
+    anomalies,
+    arm,
+    read_history,
+)
 from ..spark.sink import Kafka2pc
 from ..spark.source import register
 
 # %% ../../nbs/proof/04_story.ipynb #c007
 COLUMNS, SELECT = "row long, key string", ("cast(row as string) value", "key")
 # Many short lives: a JVM that starts fast is better here than one that gets fast.
-_FAST_START = ("-XX:+IgnoreUnrecognizedVMOptions -XX:+UseSerialGC -XX:TieredStopAtLevel=1 "
-               "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote")
+_FAST_START = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UseSerialGC -XX:TieredStopAtLevel=1 "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 
-def session(master: str = "local[2]", remote: str | None = None, conf: dict | None = None) -> SparkSession:
-    "A new session; the old one, if any, ends. The JVM stays the same. `remote`: a Spark Connect address instead of a master."
+def session(
+    master: str = "local[2]", remote: str | None = None, conf: dict | None = None
+) -> SparkSession:
+    """A new session; the old one, if any, ends. The JVM stays the same. `remote`: a Spark Connect
+    address instead of a master.
+    """
     old = None if remote else SparkSession.getActiveSession()
-    if old: old.stop()
+    if old:
+        old.stop()
     builder = SparkSession.builder.remote(remote) if remote else SparkSession.builder.master(master)
-    ours = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.sql.session.timeZone": "UTC",
-            "spark.sql.streaming.stopTimeout": "20s", "spark.driver.memory": "2g", "spark.driver.extraJavaOptions": _FAST_START,
-            "spark.python.task.killTimeout": "60s"}  # Spark gives up a worker of a failed job after 2 s: here zombies live on
-    executors = {f"spark.executorEnv.{name}": os.environ[name] for name in ("KAFKA2PC_HISTORY", "KAFKA2PC_CRASH") if name in os.environ}
-    for name, value in (ours | executors | (conf or {})).items(): builder = builder.config(name, value)
+    # Spark gives up a worker of a failed job after 2 s: here zombies live on
+    ours = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stopTimeout": "20s",
+        "spark.driver.memory": "2g",
+        "spark.driver.extraJavaOptions": _FAST_START,
+        "spark.python.task.killTimeout": "60s",
+    }
+    executors = {
+        f"spark.executorEnv.{name}": os.environ[name]
+        for name in ("KAFKA2PC_HISTORY", "KAFKA2PC_CRASH")
+        if name in os.environ
+    }
+    for name, value in (ours | executors | (conf or {})).items():
+        builder = builder.config(name, value)
     spark = builder.getOrCreate()
     register(spark)
     spark.dataSource.register(Faulty)
@@ -53,43 +91,77 @@ def session(master: str = "local[2]", remote: str | None = None, conf: dict | No
 
 
 def shaped(df: DataFrame, shape: str) -> DataFrame:
-    "What happens to the rows between source and sink: plain, rows (without empty ones), dedup, count, window."
+    """What happens to the rows between source and sink: plain, rows (without empty ones), dedup,
+    count, window.
+    """
     at = F.timestamp_seconds("row")
-    return {"plain": lambda: df, "rows": lambda: df.where("row is not null"), "dedup": lambda: df.dropDuplicates(["key"]),
-            "count": lambda: df.groupBy("key").count(),
-            "window": lambda: df.withColumn("at", at).withWatermark("at", "0 seconds").groupBy(F.window("at", "10 seconds")).count()}[shape]()
+    return {
+        "plain": lambda: df,
+        "rows": lambda: df.where("row is not null"),
+        "dedup": lambda: df.dropDuplicates(["key"]),
+        "count": lambda: df.groupBy("key").count(),
+        "window": (
+            lambda: (
+                df.withColumn("at", at)
+                .withWatermark("at", "0 seconds")
+                .groupBy(F.window("at", "10 seconds"))
+                .count()
+            )
+        ),
+    }[shape]()
 
 
-def _rows(df: DataFrame, before: Iterable[str] = ("*",), shape: str = "plain", partitions: int | None = None,
-          select: Iterable[str] = SELECT) -> DataFrame:
+def _rows(
+    df: DataFrame,
+    before: Iterable[str] = ("*",),
+    shape: str = "plain",
+    partitions: int | None = None,
+    select: Iterable[str] = SELECT,
+) -> DataFrame:
     df = shaped(df.selectExpr(*before), shape)
     return (df.repartition(partitions) if partitions else df).selectExpr(*select)
 
 # %% ../../nbs/proof/04_story.ipynb #c009
 def _once(path: str) -> bool:
-    "True for the first who asks, in whatever process. The file holds its pid."
+    """True for the first who asks, in whatever process. The file holds its pid."""
     try:
-        with open(path, "x") as sign: sign.write(f"{os.getpid()}\n")
-    except FileExistsError: return False
+        with open(path, "x") as sign:
+            sign.write(f"{os.getpid()}\n")
+    except FileExistsError:
+        return False
     return True
 
 
-def stall(batches: Iterable, partition: int, sign: str, until: str = "", rows: int = 1, seconds: float = 600) -> Iterator:
-    "The task of `partition` stops after its first `rows` rows, shows `sign`, and goes on when the file `until` appears, or after `seconds`. Once."
+def stall(
+    batches: Iterable,
+    partition: int,
+    sign: str,
+    until: str = "",
+    rows: int = 1,
+    seconds: float = 600,
+) -> Iterator:
+    """The task of `partition` stops after its first `rows` rows, shows `sign`, and goes on when the
+    file `until` appears, or after `seconds`. Once.
+    """
     for n, batch in enumerate(batches):
         if n == 0 and TaskContext.get().partitionId() == partition and _once(sign):
-            if rows: yield batch.slice(0, rows)
+            if rows:
+                yield batch.slice(0, rows)
             end = time.monotonic() + seconds
-            while time.monotonic() < end and not os.path.exists(until): time.sleep(0.05)
+            while time.monotonic() < end and not os.path.exists(until):
+                time.sleep(0.05)
             batch = batch.slice(rows)
         yield batch
 
 
 def fail(batches: Iterable, partition: int, sign: str, after: str | None = None) -> Iterator:
-    "The task of `partition` raises after its last row: once, and not before the file `after` exists."
+    """The task of `partition` raises after its last row: once, and not before the file `after`
+    exists.
+    """
     yield from batches
     if TaskContext.get().partitionId() == partition and _once(sign):
-        while after and not os.path.exists(after): time.sleep(0.05)
+        while after and not os.path.exists(after):
+            time.sleep(0.05)
         raise RuntimeError("a fault on purpose")
 
 
@@ -97,87 +169,132 @@ _FAULTS = {"stall": stall, "fail": fail}
 
 
 class Faulty(Kafka2pc):
-    '`format("faulty")`: kafka2pc with one more option, `faults`, as JSON.'
+    """`format("faulty")`: kafka2pc with one more option, `faults`, as JSON."""
+
     @classmethod
-    def name(cls): return "faulty"
+    def name(cls):
+        return "faulty"
 
     def __init__(self, options):
         options = {k: v for k, v in options.items()}
         self.faults = json.loads(options.pop("faults"))
         super().__init__(options)
 
-    def streamWriter(self, schema, overwrite): return FaultyWriter(super().streamWriter(schema, overwrite), self.faults)
+    def streamWriter(self, schema, overwrite):
+        return FaultyWriter(super().streamWriter(schema, overwrite), self.faults)
 
 
 class FaultyWriter(DataSourceStreamArrowWriter):
-    "The sink's writer behind its faults."
-    def __init__(self, writer, faults: dict): self.writer, self.faults = writer, faults
-    def commit(self, messages, batch_id): self.writer.commit(messages, batch_id)
-    def abort(self, messages, batch_id): self.writer.abort(messages, batch_id)
+    """The sink's writer behind its faults."""
+
+    def __init__(self, writer, faults: dict):
+        self.writer, self.faults = writer, faults
+
+    def commit(self, messages, batch_id):
+        self.writer.commit(messages, batch_id)
+
+    def abort(self, messages, batch_id):
+        self.writer.abort(messages, batch_id)
 
     def write(self, iterator):
-        if "return early" in self.faults: return self._return_early(iterator)
-        for name, arguments in self.faults.items(): iterator = _FAULTS[name](iterator, **arguments)
+        if "return early" in self.faults:
+            return self._return_early(iterator)
+        for name, arguments in self.faults.items():
+            iterator = _FAULTS[name](iterator, **arguments)
         return self.writer.write(iterator)
 
     def _return_early(self, iterator):
-        "Rule 5 switched off: a batch that is to be drained is not read. The wait is as long as a look into a log could take."
-        if self.writer.plan.mode.value == "write": return self.writer.write(iterator)
+        """Rule 5 switched off: a batch that is to be drained is not read. The wait is as long as a
+        look into a log could take.
+        """
+        if self.writer.plan.mode.value == "write":
+            return self.writer.write(iterator)
         time.sleep(self.faults["return early"])
         return self.writer.write(iter(()))
 
 # %% ../../nbs/proof/04_story.ipynb #c011
-def stream(spark: SparkSession, source: str, options: dict, seconds: float = 240, mode: str = "append", conf: dict | None = None,
-           stop_at: str | None = None, **what) -> dict:
-    "Run a query over a folder of files, one file a batch, until all are done or the file `stop_at` appears. Answers with the batches that ended."
-    for name, value in (conf or {}).items(): spark.conf.set(name, value)
+def stream(
+    spark: SparkSession,
+    source: str,
+    options: dict,
+    seconds: float = 240,
+    mode: str = "append",
+    conf: dict | None = None,
+    stop_at: str | None = None,
+    **what,
+) -> dict:
+    """Run a query over a folder of files, one file a batch, until all are done or the file
+    `stop_at` appears. Answers with the batches that ended.
+    """
+    for name, value in (conf or {}).items():
+        spark.conf.set(name, value)
     try:
         files = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).csv(source)
-        writer = _rows(files, **what).writeStream.format("faulty" if "faults" in options else "kafka2pc").outputMode(mode).options(**options)
+        writer = (
+            _rows(files, **what)
+            .writeStream.format("faulty" if "faults" in options else "kafka2pc")
+            .outputMode(mode)
+            .options(**options)
+        )
         query = writer.trigger(availableNow=True).start()
-        try: _wait(query, stop_at, seconds)
-        finally: query.stop()
+        try:
+            _wait(query, stop_at, seconds)
+        finally:
+            query.stop()
     finally:
-        for name in conf or {}: spark.conf.unset(name)
+        for name in conf or {}:
+            spark.conf.unset(name)
     return {"batches": [p["batchId"] for p in query.recentProgress]}
 
 
 def _wait(query, stop_at: str | None, seconds: float):
     if stop_at is None:
-        if not query.awaitTermination(seconds): raise TimeoutError(f"the query was not done after {seconds} s")
+        if not query.awaitTermination(seconds):
+            raise TimeoutError(f"the query was not done after {seconds} s")
         return
     end = time.monotonic() + seconds
     while not Path(stop_at).exists():
-        if time.monotonic() > end or not query.isActive: raise TimeoutError(f"{stop_at} did not appear while the query ran: {query.exception()}")
+        if time.monotonic() > end or not query.isActive:
+            raise TimeoutError(f"{stop_at} did not appear while the query ran: {query.exception()}")
         time.sleep(0.05)
 
 
 def write(spark: SparkSession, source: str, options: dict, mode: str = "append", **what) -> dict:
-    "One batch write of all files of a folder."
-    _rows(spark.read.schema(COLUMNS).csv(source), **what).write.format("kafka2pc").mode(mode).options(**options).save()
+    """One batch write of all files of a folder."""
+    _rows(spark.read.schema(COLUMNS).csv(source), **what).write.format("kafka2pc").mode(
+        mode
+    ).options(**options).save()
     return {}
 
 
 def _answer(spark: SparkSession | None, command: dict) -> tuple[SparkSession, dict]:
-    "`do`: a function of this room, or the full name of one elsewhere."
+    """`do`: a function of this room, or the full name of one elsewhere."""
     module, _, name = command.pop("do").rpartition(".")
-    if name == "session": return (spark := session(**command)), {"jvm": _jvm(spark)}
+    if name == "session":
+        return (spark := session(**command)), {"jvm": _jvm(spark)}
     return spark, getattr(importlib.import_module(module or __name__), name)(spark, **command)
 
 
 def _jvm(spark: SparkSession) -> int:
-    "The pid of the JVM; 0 over Spark Connect, whose client sees none."
+    """The pid of the JVM; 0 over Spark Connect, whose client sees none."""
     connect = spark.__module__.startswith("pyspark.sql.connect")
-    return 0 if connect else int(spark.sql("select java_method('java.lang.ProcessHandle', 'current')").first()[0])
+    return (
+        0
+        if connect
+        else int(spark.sql("select java_method('java.lang.ProcessHandle', 'current')").first()[0])
+    )
 
 
 def serve():
-    "What a job process does: answer the commands on stdin until it ends."
+    """What a job process does: answer the commands on stdin until it ends."""
     answers, spark = os.fdopen(os.dup(1), "w"), None
     os.dup2(2, 1)  # what others print must not look like an answer
     for line in sys.stdin:
-        try: spark, said = _answer(spark, json.loads(line))
-        except Exception as e: said = {"error": f"{type(e).__name__}: {e}"}  # whatever it is: who asked reads it
+        try:
+            spark, said = _answer(spark, json.loads(line))
+        # whatever it is: who asked reads it
+        except Exception as e:
+            said = {"error": f"{type(e).__name__}: {e}"}
         print(json.dumps(said), file=answers, flush=True)
 
 # %% ../../nbs/proof/04_story.ipynb #c013
@@ -185,53 +302,93 @@ START_SECONDS = 120
 
 
 class Failed(TwoPhaseError):
-    why, risk = "The query failed, or a process of it died.", "No. What was decided is finished, what was not is aborted, at the next start."
+    why, risk = (
+        "The query failed, or a process of it died.",
+        "No. What was decided is finished, what was not is aborted, at the next start.",
+    )
     action = "Run it again."
 
 
 class Job:
-    """A job process. History and order to crash are the same files for all its lives. `history`: another place for it; `session` are the arguments of
-    the function of that name."""
+    """A job process. History and order to crash are the same files for all its lives. `history`:
+    another place for it; `session` are the arguments of the function of that name.
+    """
+
     def __init__(self, folder: Path, *, history: Path | None = None, **session):
         self.folder, self.session, self.process, self.jvm = Path(folder), session, None, 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.history, self.crash, self.log = history or self.folder / "history", self.folder / "crash", self.folder / "log"
-        if not history: self.forget()
+        self.history, self.crash, self.log = (
+            history or self.folder / "history",
+            self.folder / "crash",
+            self.folder / "log",
+        )
+        if not history:
+            self.forget()
 
-    def __enter__(self) -> "Job": return self
-    def __exit__(self, *_): self.stop()
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
 
     def forget(self):
-        "A new history. (What is read has a beginning: no earlier story is in it.)"
-        for file in (self.history, self.crash, self.done): file.unlink(missing_ok=True)
+        """A new history. (What is read has a beginning: no earlier story is in it.)"""
+        for file in (self.history, self.crash, self.done):
+            file.unlink(missing_ok=True)
         self.history.touch()
 
     @property
-    def done(self) -> Path: return Path(f"{self.crash}.done")
+    def done(self) -> Path:
+        return Path(f"{self.crash}.done")
+
     @property
-    def alive(self) -> bool: return self.process is not None and self.process.poll() is None and (not self.jvm or running(self.jvm))
+    def alive(self) -> bool:
+        return (
+            self.process is not None
+            and self.process.poll() is None
+            and (not self.jvm or running(self.jvm))
+        )
 
     def start(self):
-        "End what is left of the last life, and begin a new one. Raises `Failed`."
+        """End what is left of the last life, and begin a new one. Raises `Failed`."""
         self.stop()
-        env = os.environ | {"KAFKA2PC_HISTORY": str(self.history), "KAFKA2PC_CRASH": str(self.crash), "PYSPARK_PYTHON": sys.executable,
-                            "PYSPARK_DRIVER_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        env = os.environ | {
+            "KAFKA2PC_HISTORY": str(self.history),
+            "KAFKA2PC_CRASH": str(self.crash),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen([sys.executable, "-c", "from kafka2pc.proof.story import serve; serve()"], stdin=subprocess.PIPE,
-                                            stdout=subprocess.PIPE, stderr=log, env=env, cwd=self.folder, text=True, start_new_session=True)
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", "from kafka2pc.proof.story import serve; serve()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=env,
+                cwd=self.folder,
+                text=True,
+                start_new_session=True,
+            )
         self._answers = queue.SimpleQueue()
-        threading.Thread(target=self._listen, args=(self.process.stdout, self._answers), daemon=True).start()
+        threading.Thread(
+            target=self._listen, args=(self.process.stdout, self._answers), daemon=True
+        ).start()
         self.jvm = 0
         self.jvm = self._ask(START_SECONDS, do="session", **self.session)["jvm"]
 
     @staticmethod
     def _listen(stdout, answers):
-        for line in stdout: answers.put(json.loads(line))
+        for line in stdout:
+            answers.put(json.loads(line))
         answers.put(None)
 
     def ask(self, do: str, *, within: float = 300, **what) -> dict:
-        "The answer to a command. Raises `Failed` with the error's text, or with the end of the log if the job died; `within` is in seconds."
-        if not self.alive: self.start()
+        """The answer to a command. Raises `Failed` with the error's text, or with the end of the
+        log if the job died; `within` is in seconds.
+        """
+        if not self.alive:
+            self.start()
         return self._ask(within, do=do, **what)
 
     def _ask(self, within: float, **command) -> dict:
@@ -239,71 +396,103 @@ class Job:
             self.process.stdin.write(json.dumps(command) + "\n")
             self.process.stdin.flush()
             said = self._answers.get(timeout=within)
-        except queue.Empty: said = {"error": f"no answer in {within} s"}
-        except BrokenPipeError: said = None
-        if said is None or "error" in said: raise Failed(said["error"] if said else f"the job died; the end of its log:\n{self.said()}")
+        except queue.Empty:
+            said = {"error": f"no answer in {within} s"}
+        except BrokenPipeError:
+            said = None
+        if said is None or "error" in said:
+            raise Failed(
+                said["error"] if said else f"the job died; the end of its log:\n{self.said()}"
+            )
         return said
 
     def new_session(self, **session) -> "Job":
-        "The same JVM with another master."
-        if self.alive: self.jvm = self._ask(START_SECONDS, do="session", **session)["jvm"]
+        """The same JVM with another master."""
+        if self.alive:
+            self.jvm = self._ask(START_SECONDS, do="session", **session)["jvm"]
         self.session = session
         return self
 
     def said(self, most: int = 4000) -> str:
-        "The end of the log."
+        """The end of the log."""
         return self.log.read_text(errors="replace")[-most:] if self.log.exists() else ""
 
     @property
     def processes(self) -> list[psutil.Process]:
-        "All that this job started: the processes of its session, whatever their process group."
-        return [p for p in psutil.process_iter() if self.process and _session_of(p.pid) == self.process.pid]
+        """All that this job started: the processes of its session, whatever their process group."""
+        return [
+            p
+            for p in psutil.process_iter()
+            if self.process and _session_of(p.pid) == self.process.pid
+        ]
 
     def stop(self):
-        "End everything that this job started."
-        if self.process is None: return
+        """End everything that this job started."""
+        if self.process is None:
+            return
         for process in self.processes:
-            with suppress(psutil.NoSuchProcess): process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.wait(30)
         self.process.stdin.close()
         self.process = None
 
 
 def _session_of(pid: int) -> int | None:
-    try: return os.getsid(pid)
-    except ProcessLookupError: return None
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def running(pid: int) -> bool:
-    "Is there such a process? (One that was killed, and that nobody has asked for yet, is a zombie.)"
-    try: return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess: return False
+    """Is there such a process? (One that was killed, and that nobody has asked for yet, is a
+    zombie.)
+    """
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def until(true: Callable, what: str, seconds: float = 30):
-    "Wait until `true()`, and return what it said. Raises `Failed`."
+    """Wait until `true()`, and return what it said. Raises `Failed`."""
     end = time.monotonic() + seconds
     while not (found := true()):
-        if time.monotonic() > end: raise Failed(f"not within {seconds:g} s: {what}")
+        if time.monotonic() > end:
+            raise Failed(f"not within {seconds:g} s: {what}")
         time.sleep(0.05)
     return found
 
 # %% ../../nbs/proof/04_story.ipynb #c015
 class Watcher:
-    "A read_committed reader that writes into the history which batches it sees, as it sees them."
+    """A read_committed reader that writes into the history which batches it sees, as it sees them."""
+
     def __init__(self, conf: dict, topic: str, history: Path, batch_of: Callable):
-        self.conf, self.topic, self.history, self.batch_of, self.over = conf, topic, History(str(history)), batch_of, threading.Event()
+        self.conf, self.topic, self.history, self.batch_of, self.over = (
+            conf,
+            topic,
+            History(str(history)),
+            batch_of,
+            threading.Event(),
+        )
         self.thread = threading.Thread(target=self._watch, daemon=True)
         self.thread.start()
 
     def _watch(self):
-        conf = {"group.id": f"watcher-{uuid.uuid4()}", "isolation.level": "read_committed", "auto.offset.reset": "earliest",
-                "enable.auto.commit": False, "log_level": 0}
+        conf = {
+            "group.id": f"watcher-{uuid.uuid4()}",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "log_level": 0,
+        }
         reader = Consumer(self.conf | conf)
         reader.subscribe([self.topic])
         while not self.over.is_set():
             found = {self.batch_of(m) for m in reader.consume(1000, 0.1) if m.error() is None}
-            if found: self.history.append("ok", "read", batch_ids=sorted(found))
+            if found:
+                self.history.append("ok", "read", batch_ids=sorted(found))
         reader.close()
 
     def stop(self):
@@ -312,18 +501,26 @@ class Watcher:
 
 # %% ../../nbs/proof/04_story.ipynb #c017
 class NotExactlyOnce(TwoPhaseError):
-    "`counts`: how often each anomaly was found, by its name."
-    why, risk = "A reader found something else than every row once.", "Yes, in this story; its history is shown."
+    """`counts`: how often each anomaly was found, by its name."""
+
+    why, risk = (
+        "A reader found something else than every row once.",
+        "Yes, in this story; its history is shown.",
+    )
     action = "Keep the history: it is the proof. Look for the first event that should not be there."
 
     @property
-    def counts(self) -> dict[str, int]: return self.parts.get("counts", {})
+    def counts(self) -> dict[str, int]:
+        return self.parts.get("counts", {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Who reaches `point` of the batch and the participant (None: any) waits there while `strike(event)` does what it does, here, outside.
-    It says whether who waits may go on; otherwise it never does."""
+    """Who reaches `point` of the batch and the participant (None: any) waits there while
+    `strike(event)` does what it does, here, outside. It says whether who waits may go on; otherwise
+    it never does.
+    """
+
     point: CrashPoint
     strike: Callable[[Event], bool]
     batch_id: int | None = None
@@ -331,10 +528,22 @@ class Stop:
 
 
 class Story:
-    "A query with its files, topic, checkpoint and history, over several crashes and restarts. `size`: rows of a batch."
+    """A query with its files, topic, checkpoint and history, over several crashes and restarts.
+    `size`: rows of a batch.
+    """
+
     does = "stream"  # what the job is asked to do
 
-    def __init__(self, job: Job, kafka, folder: Path, *, partitions: int = 3, size: int = 40, topic_config: dict | None = None):
+    def __init__(
+        self,
+        job: Job,
+        kafka,
+        folder: Path,
+        *,
+        partitions: int = 3,
+        size: int = 40,
+        topic_config: dict | None = None,
+    ):
         self.job, self.kafka, self.size, self.files, self.watcher = job, kafka, size, 0, None
         self.name = f"story-{uuid.uuid4().hex[:8]}"
         self.folder = Path(folder) / self.name
@@ -343,20 +552,29 @@ class Story:
         kafka.create_topic(self.name, partitions=partitions, config=topic_config)
         job.forget()
 
-    def __enter__(self) -> "Story": return self
-    def __exit__(self, *_): self.close()
+    def __enter__(self) -> "Story":
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
     def watch(self) -> "Story":
-        "From now on a reader looks for early reads. Only where the value is the row's number."
-        self.watcher = Watcher(self.kafka.client_conf, self.name, self.job.history, lambda m: int(m.value()) // self.size)
+        """From now on a reader looks for early reads. Only where the value is the row's number."""
+        self.watcher = Watcher(
+            self.kafka.client_conf,
+            self.name,
+            self.job.history,
+            lambda m: int(m.value()) // self.size,
+        )
         return self
 
     def close(self):
-        if self.watcher: self.watcher.stop()
+        if self.watcher:
+            self.watcher.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def feed(self, files: int = 1, rows: Iterable | None = None, keys: int = 7):
-        "Add files. `rows`: the rows of one file, as (row, key), instead of the next numbers."
+        """Add files. `rows`: the rows of one file, as (row, key), instead of the next numbers."""
         for _ in range(files):
             first = self.files * self.size
             content = rows or [(row, f"k{row % keys}") for row in range(first, first + self.size)]
@@ -368,75 +586,144 @@ class Story:
 
     def options(self, **more) -> dict:
         security = {f"kafka.{k}": v for k, v in self.kafka.client_conf.items()}
-        ours = {"topic": self.name, "checkpointLocation": str(self.checkpoint), "transactionalIdPrefix": self.name}
+        ours = {
+            "topic": self.name,
+            "checkpointLocation": str(self.checkpoint),
+            "transactionalIdPrefix": self.name,
+        }
         return {k: v for k, v in (security | ours | more).items() if v is not None}
 
-    def run(self, *, partitions: int | None = 2, options: dict | None = None, by: Job | None = None, **what) -> dict:
-        "Run the query over all files that it has not done yet. Raises `Failed`. An option of None is left out. `by`: another job."
-        return (by or self.job).ask(self.does, source=str(self.source), options=self.options(**(options or {})), partitions=partitions, **what)
+    def run(
+        self,
+        *,
+        partitions: int | None = 2,
+        options: dict | None = None,
+        by: Job | None = None,
+        **what,
+    ) -> dict:
+        """Run the query over all files that it has not done yet. Raises `Failed`. An option of None
+        is left out. `by`: another job.
+        """
+        return (by or self.job).ask(
+            self.does,
+            source=str(self.source),
+            options=self.options(**(options or {})),
+            partitions=partitions,
+            **what,
+        )
 
     def fails(self, **run) -> Failed:
-        "The error of a run that must fail."
-        try: self.run(**run)
-        except Failed as e: return e
+        """The error of a run that must fail."""
+        try:
+            self.run(**run)
+        except Failed as e:
+            return e
         raise NotExactlyOnce("the query went on", why="It was to stop here.")
 
     def arm(self, point: CrashPoint, **order):
-        "Leave an order to crash; `order` are the other fields of `Crash`."
+        """Leave an order to crash; `order` are the other fields of `Crash`."""
         arm(self.job.crash, Crash(point=point, **order))
 
     def interrupt(self, *stops: Stop, **run) -> Exception | None:
-        "Run, with stops in their order. Returns the error of the run, if it failed. Raises `Failed` if a stop was not reached."
+        """Run, with stops in their order. Returns the error of the run, if it failed. Raises
+        `Failed` if a stop was not reached.
+        """
         marks = [self.folder / f"go on {uuid.uuid4().hex[:8]}" for _ in stops]
-        order = lambda s, go: Crash(point=s.point, batch_id=s.batch_id, participant=s.participant, pid=None, until=str(go))
+        order = lambda s, go: Crash(
+            point=s.point, batch_id=s.batch_id, participant=s.participant, pid=None, until=str(go)
+        )
         orders = [order(s, go) for s, go in zip(stops, marks, strict=True)]
         arm(self.job.crash, orders[0])
         with ThreadPoolExecutor(1) as beside:
             run = beside.submit(self.run, **run)
             for n, stop in enumerate(stops):
                 goes_on = stop.strike(self._reached(run, stop))
-                if n + 1 < len(stops): arm(self.job.crash, orders[n + 1])
-                if goes_on: marks[n].touch()
+                if n + 1 < len(stops):
+                    arm(self.job.crash, orders[n + 1])
+                if goes_on:
+                    marks[n].touch()
             return run.exception()
 
     def _reached(self, run: Future, stop: Stop) -> Event:
-        "The event at which somebody waits now."
-        until(lambda: self.job.done.exists() or run.done(), f"batch {stop.batch_id} comes to {stop.point.name}", 300)
-        if not self.job.done.exists(): raise Failed(f"{stop.point.name} was never reached:\n{self.told()}") from run.exception()
+        """The event at which somebody waits now."""
+        until(
+            lambda: self.job.done.exists() or run.done(),
+            f"batch {stop.batch_id} comes to {stop.point.name}",
+            300,
+        )
+        if not self.job.done.exists():
+            raise Failed(
+                f"{stop.point.name} was never reached:\n{self.told()}"
+            ) from run.exception()
         return Event(**json.loads(self.job.done.read_text()))
 
     def events(self, *ops: str) -> list[Event]:
-        "What happened so far, without what readers saw."
-        return [e for e in read_history(self.job.history) if e.op != "read" and (not ops or e.op in ops)]
+        """What happened so far, without what readers saw."""
+        return [
+            e for e in read_history(self.job.history) if e.op != "read" and (not ops or e.op in ops)
+        ]
 
     def told(self, most: int = 25) -> str:
-        "The last events, for a message."
-        return "\n".join(f"  {e.process} {e.kind:6} {e.op:9} {e.ids}" for e in self.events()[-most:])
+        """The last events, for a message."""
+        return "\n".join(
+            f"  {e.process} {e.kind:6} {e.op:9} {e.ids}" for e in self.events()[-most:]
+        )
 
     def open(self, states: tuple = ("Ongoing",)) -> list[str]:
-        "Our transactions in these states, as the coordinator knows them."
-        with Control(self.kafka.client_conf) as control: return [t.transactional_id for t in control.list_transactions(self.name, states)]
+        """Our transactions in these states, as the coordinator knows them."""
+        with Control(self.kafka.client_conf) as control:
+            return [t.transactional_id for t in control.list_transactions(self.name, states)]
 
     def seen(self, isolation: str = "read_committed", topic: str | None = None) -> list[Record]:
-        "All records that a stranger finds, once what was ended is completed."
-        until(lambda: not self.open(("PrepareCommit", "PrepareAbort")), "what was ended is completed")
+        """All records that a stranger finds, once what was ended is completed."""
+        until(
+            lambda: not self.open(("PrepareCommit", "PrepareAbort")), "what was ended is completed"
+        )
         return read_topic(self.kafka.client_conf, topic or self.name, isolation=isolation)
 
     def rows(self, isolation: str = "read_committed") -> list[Seen]:
-        "The same as rows. Only where the value is the row's number."
-        return [Seen(row=int(r.value), topic=r.topic, partition=r.partition, offset=r.offset, key=r.key) for r in self.seen(isolation)]
+        """The same as rows. Only where the value is the row's number."""
+        return [
+            Seen(row=int(r.value), topic=r.topic, partition=r.partition, offset=r.offset, key=r.key)
+            for r in self.seen(isolation)
+        ]
 
     def check(self):
-        "No anomaly has a name for what two readers found, and nothing of ours is open. Raises `NotExactlyOnce`."
-        if left := self.open(): raise NotExactlyOnce(f"open at the end: {left}\n{self.told()}")
-        if self.watcher: until(lambda: self.read() == set(range(self.files)), "the reader that watches has seen every batch")
-        committed, uncommitted = read_both(self.kafka.client_conf, self.name, lambda r: int(r.value))
-        committed = [replace(s, key=None) for s in committed]  # the rows of a key come from several tasks, in any order
-        found = anomalies({row: row // self.size for row in range(self.files * self.size)}, committed, uncommitted, read_history(self.job.history))
-        if not found: return
-        said = "".join(f"{name}, {len(what)} times: {str(what)[:300]}\n" for name, what in found.items())
-        raise NotExactlyOnce(said + self.told(), counts={name: len(what) for name, what in found.items()})
+        """No anomaly has a name for what two readers found, and nothing of ours is open. Raises
+        `NotExactlyOnce`.
+        """
+        if left := self.open():
+            raise NotExactlyOnce(f"open at the end: {left}\n{self.told()}")
+        if self.watcher:
+            until(
+                lambda: self.read() == set(range(self.files)),
+                "the reader that watches has seen every batch",
+            )
+        committed, uncommitted = read_both(
+            self.kafka.client_conf, self.name, lambda r: int(r.value)
+        )
+        # the rows of a key come from several tasks, in any order
+        committed = [replace(s, key=None) for s in committed]
+        found = anomalies(
+            {row: row // self.size for row in range(self.files * self.size)},
+            committed,
+            uncommitted,
+            read_history(self.job.history),
+        )
+        if not found:
+            return
+        said = "".join(
+            f"{name}, {len(what)} times: {str(what)[:300]}\n" for name, what in found.items()
+        )
+        raise NotExactlyOnce(
+            said + self.told(), counts={name: len(what) for name, what in found.items()}
+        )
 
     def read(self) -> set[int]:
-        "The batches that the reader saw that watches all the time."
-        return {batch_id for e in read_history(self.job.history) if e.op == "read" for batch_id in e.ids["batch_ids"]}
+        """The batches that the reader saw that watches all the time."""
+        return {
+            batch_id
+            for e in read_history(self.job.history)
+            if e.op == "read"
+            for batch_id in e.ids["batch_ids"]
+        }

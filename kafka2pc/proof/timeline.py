@@ -8,7 +8,14 @@ __all__ = ['LOOKS', 'MARKS', 'WIDTH', 'LEFT', 'LANE', 'TOP', 'MOST', 'POINTS', '
            'RunFailed', 'Run', 'Query', 'Timeline', 'buttons', 'play']
 
 # %% ../../nbs/proof/05_timeline.ipynb #c002
-import json, os, signal, subprocess, sys, tempfile, time, uuid
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -21,18 +28,30 @@ from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../nbs/proof/05_timeline.ipynb #c004
-from ..protocol import commit as act_two, precommit as act_one, restore as act_three
-from ..protocol.decisions import FileLog
-from ..protocol.errors import BadOption, TwoPhaseError
-from ..protocol.history import Crash, CrashPoint, Event, History, Seen, anomalies, arm, read_history
 from ..kafka.participant import NEVER_MS, KafkaParticipant, check, read_topic, retry_unknown
-from ..protocol.transactions import TRANSITIONS, Mode, Token, TxnState, step
 from .rules import RULES, switched_off
 from .world import QUERY
+from ..protocol import commit as act_two
+from ..protocol import precommit as act_one
+from ..protocol import restore as act_three
+from ..protocol.decisions import FileLog
+from ..protocol.errors import BadOption, TwoPhaseError
+from kafka2pc.protocol.history import (
+    Crash,
+    CrashPoint,
+    Event,
+    History,
+    Seen,
+    anomalies,
+    arm,
+    read_history,
+)
+from ..protocol.transactions import TRANSITIONS, Mode, Token, TxnState, step
 
 # %% ../../nbs/proof/05_timeline.ipynb #c009
 class Look(NamedTuple):
-    "How a state is shown. `orphan`: the word for it once its process is dead."
+    """How a state is shown. `orphan`: the word for it once its process is dead."""
+
     letter: str
     word: str
     colour: str
@@ -45,15 +64,27 @@ LOOKS = {
     TxnState.COMMITTED: Look("C", "committed", "#00a67c"),
     TxnState.ABORTED: Look("A", "aborted", "#cc79a7"),
 }
-MARKS = {"start": "a run starts", "plan": "plan", "decide": "decision", "tell": "told by the driver", "refused": "refused",
-         "drain": "reads, writes nothing", "crash": "SIGKILL", "stopped": "stopped by an error", "timeout": "timeout", "done": "batch done"}
+MARKS = {
+    "start": "a run starts",
+    "plan": "plan",
+    "decide": "decision",
+    "tell": "told by the driver",
+    "refused": "refused",
+    "drain": "reads, writes nothing",
+    "crash": "SIGKILL",
+    "stopped": "stopped by an error",
+    "timeout": "timeout",
+    "done": "batch done",
+}
 
 # %% ../../nbs/proof/05_timeline.ipynb #c012
-def _final(state: TxnState) -> bool: return (state, "timeout") not in TRANSITIONS
+def _final(state: TxnState) -> bool:
+    return (state, "timeout") not in TRANSITIONS
 
 
 class Mark(NamedTuple):
-    "Something that happened in one column: at the driver, or (`lane`) at one transaction."
+    """Something that happened in one column: at the driver, or (`lane`) at one transaction."""
+
     kind: str
     column: int
     lane: tuple | None = None
@@ -62,7 +93,10 @@ class Mark(NamedTuple):
 
 @dataclass
 class Bar:
-    "One transaction. `states`: (state, first column), …; `orphan`: the column of its process's death; `end`: where it is no longer shown."
+    """One transaction. `states`: (state, first column), …; `orphan`: the column of its process's
+    death; `end`: where it is no longer shown.
+    """
+
     lane: tuple
     batch_id: int
     attempt: int
@@ -73,33 +107,52 @@ class Bar:
     end: int | None = None
 
     @property
-    def state(self) -> TxnState: return self.states[-1][0]
+    def state(self) -> TxnState:
+        return self.states[-1][0]
+
     @property
-    def ended(self) -> bool: return _final(self.state)
+    def ended(self) -> bool:
+        return _final(self.state)
 
     def take(self, verb: str, column: int):
-        "The next state by the protocol's table, if it has one."
-        if (self.state, verb) in TRANSITIONS and step(self.state, verb) is not self.state: self.states.append((step(self.state, verb), column))
+        """The next state by the protocol's table, if it has one."""
+        if (self.state, verb) in TRANSITIONS and step(self.state, verb) is not self.state:
+            self.states.append((step(self.state, verb), column))
 
 
 class Scene:
-    """What a history looks like: transactions (`bars`), `marks`, `presses` as (column, words), `lives` of the run as [first, last column].
+    """What a history looks like: transactions (`bars`), `marks`, `presses` as (column, words),
+    `lives` of the run as [first, last column].
 
-    A lane is (participant, slot, age): age 0 is the newest transaction of the slot, higher ones were left open by earlier attempts."""
+    A lane is (participant, slot, age): age 0 is the newest transaction of the slot, higher ones
+    were left open by earlier attempts.
+    """
+
     def __init__(self, events: Iterable[Event]):
-        self.bars, self.marks, self.presses, self.lives, self.columns, self.read, self._drained = [], [], [], [], 0, None, 0
+        self.bars, self.marks, self.presses, self.lives, self.columns, self.read, self._drained = (
+            [],
+            [],
+            [],
+            [],
+            0,
+            None,
+            0,
+        )
         for e in events:
             take = _STEPS.get(e.op)
-            if take: take(self, e)
+            if take:
+                take(self, e)
 
     @property
     def lanes(self) -> list[tuple]:
         order = list(dict.fromkeys(b.lane[0] for b in self.bars))
-        return sorted({b.lane for b in self.bars}, key=lambda lane: (order.index(lane[0]), *lane[1:]))
+        return sorted(
+            {b.lane for b in self.bars}, key=lambda lane: (order.index(lane[0]), *lane[1:])
+        )
 
     @property
     def right(self) -> int:
-        "The last column, with some room to see what is open now."
+        """The last column, with some room to see what is open now."""
         return self.columns + 3 * any(b.end is None and not b.ended for b in self.bars)
 
     def mark(self, kind: str, lane: tuple | None = None, text: str = ""):
@@ -107,86 +160,131 @@ class Scene:
         self.columns += 1
 
     def begin(self, e: Event):
-        if e.kind != "ok": return
+        if e.kind != "ok":
+            return
         attempt = e.ids["batch_id"], e.ids["attempt"], e.ids["participant"]
         slot = sum((b.batch_id, b.attempt, b.lane[0]) == attempt for b in self.bars)
         for b in self.bars:
             if b.lane[:2] == (attempt[2], slot) and b.end is None:
-                if b.ended: b.end = self.columns
-                else: b.lane = (*b.lane[:2], b.lane[2] + 1)
-        self.bars.append(Bar((attempt[2], slot, 0), *attempt[:2], e.process, [(TxnState.OPEN, self.columns)]))
+                if b.ended:
+                    b.end = self.columns
+                else:
+                    b.lane = (*b.lane[:2], b.lane[2] + 1)
+        self.bars.append(
+            Bar((attempt[2], slot, 0), *attempt[:2], e.process, [(TxnState.OPEN, self.columns)])
+        )
         self.columns += 1
 
     def write(self, e: Event):
-        if e.kind == "ok": self.columns += 1
+        if e.kind == "ok":
+            self.columns += 1
 
     def precommit(self, e: Event):
-        if e.kind != "ok": return
+        if e.kind != "ok":
+            return
         asked = e.process, e.ids["batch_id"], e.ids["attempt"], ""
         bar = next(b for b in self.bars if (b.process, b.batch_id, b.attempt, b.name) == asked)
-        if "transactional_id" not in e.ids: return self.bars.remove(bar)  # it has written nothing: there is no transaction
+        # it has written nothing: there is no transaction
+        if "transactional_id" not in e.ids:
+            return self.bars.remove(bar)
         bar.name = e.ids["transactional_id"]
         bar.take("precommit", self.columns)
         self.columns += 1
 
     def end(self, e: Event):
-        "A commit or an abort that was answered; an unclear answer is asked again, so the last one counts."
-        if e.kind not in ("ok", "fail"): return
+        """A commit or an abort that was answered; an unclear answer is asked again, so the last one
+        counts.
+        """
+        if e.kind not in ("ok", "fail"):
+            return
         named = [b for b in reversed(self.bars) if b.name == e.ids["transactional_id"]]
-        nameless = [b for b in self.bars if not b.name and b.orphan is not None and not b.ended]  # who died before its receipt
+        # who died before its receipt
+        nameless = [b for b in self.bars if not b.name and b.orphan is not None and not b.ended]
         bar = next(iter(named + nameless), None)
-        if bar is None: return
+        if bar is None:
+            return
         bar.name = e.ids["transactional_id"]
-        if e.kind == "ok": bar.take(e.op, self.columns)
+        if e.kind == "ok":
+            bar.take(e.op, self.columns)
         self.mark("tell" if e.kind == "ok" else "refused", bar.lane)
 
     def timeout(self, e: Event):
         for b in self.bars:
-            if not b.ended and b.name in e.ids["names"]: b.take("timeout", self.columns)
+            if not b.ended and b.name in e.ids["names"]:
+                b.take("timeout", self.columns)
         self.mark("timeout")
 
     def decide(self, e: Event):
-        if e.kind != "invoke": self.mark("decide" if e.kind == "ok" else "refused", text="COMMIT" if e.kind == "ok" else "")
+        if e.kind != "invoke":
+            self.mark(
+                "decide" if e.kind == "ok" else "refused", text="COMMIT" if e.kind == "ok" else ""
+            )
 
     def plan(self, e: Event):
-        if e.kind == "invoke": self._drained = 0
-        if e.kind == "ok": self.mark("plan")
+        if e.kind == "invoke":
+            self._drained = 0
+        if e.kind == "ok":
+            self.mark("plan")
 
     def drain(self, e: Event):
-        if e.kind != "ok": return
+        if e.kind != "ok":
+            return
         lane = next((lane for lane in self.lanes if lane[1] == self._drained), None)
         self._drained += 1
-        if lane: self.mark("drain", lane)
+        if lane:
+            self.mark("drain", lane)
 
     def start(self, e: Event):
         self.lives.append([self.columns, None])
         self.mark("start")
 
     def die(self, e: Event):
-        "A crash, or an error that stopped the run: whoever is open is an orphan now."
+        """A crash, or an error that stopped the run: whoever is open is an orphan now."""
         for b in self.bars:
-            if b.process == e.ids.get("pid", e.process) and b.orphan is None and not b.ended: b.orphan = self.columns
-        if self.lives: self.lives[-1][1] = self.columns
+            if b.process == e.ids.get("pid", e.process) and b.orphan is None and not b.ended:
+                b.orphan = self.columns
+        if self.lives:
+            self.lives[-1][1] = self.columns
         self.mark(e.op, text="SIGKILL" if e.op == "crash" else e.ids["error"])
 
     def done(self, e: Event):
         for b in self.bars:
-            if b.batch_id == e.ids["batch_id"] and b.ended and b.end is None: b.end = self.columns + 1
+            if b.batch_id == e.ids["batch_id"] and b.ended and b.end is None:
+                b.end = self.columns + 1
         self.mark("done", text=str(e.ids["batch_id"]))
 
-    def press(self, e: Event): self.presses.append((self.columns, e.ids["text"]))
-    def reads(self, e: Event): self.read = e
+    def press(self, e: Event):
+        self.presses.append((self.columns, e.ids["text"]))
+
+    def reads(self, e: Event):
+        self.read = e
 
 
-_STEPS = {"begin": Scene.begin, "write": Scene.write, "precommit": Scene.precommit, "commit": Scene.end, "abort": Scene.end, "timeout": Scene.timeout,
-          "decide": Scene.decide, "plan": Scene.plan, "drain": Scene.drain, "start": Scene.start, "crash": Scene.die, "stopped": Scene.die,
-          "commit log": Scene.done, "press": Scene.press, "read": Scene.reads}
+_STEPS = {
+    "begin": Scene.begin,
+    "write": Scene.write,
+    "precommit": Scene.precommit,
+    "commit": Scene.end,
+    "abort": Scene.end,
+    "timeout": Scene.timeout,
+    "decide": Scene.decide,
+    "plan": Scene.plan,
+    "drain": Scene.drain,
+    "start": Scene.start,
+    "crash": Scene.die,
+    "stopped": Scene.die,
+    "commit log": Scene.done,
+    "press": Scene.press,
+    "read": Scene.reads,
+}
 
 # %% ../../nbs/proof/05_timeline.ipynb #c016
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the checker says of the last read. `anomalies`: name -> how many; `hidden`: rows that are due, behind an open transaction;
-    `waiting`: rows not yet due."""
+    """What the checker says of the last read. `anomalies`: name -> how many; `hidden`: rows that
+    are due, behind an open transaction; `waiting`: rows not yet due.
+    """
+
     visible: int = 0
     hidden: int = 0
     waiting: int = 0
@@ -194,10 +292,26 @@ class Verdict:
     anomalies: dict = field(default_factory=dict)
 
     def __str__(self) -> str:
-        more = {f"hidden {self.hidden}": self.hidden, f"not yet due {self.waiting}": self.waiting, f"open transactions {self.open}": self.open}
-        others = [f"{name} {n}" for name, n in self.anomalies.items() if name not in ("lost", "duplicate")]
-        counts = [f"lost {self.anomalies.get('lost', 0)}", f"duplicate {self.anomalies.get('duplicate', 0)}"]
-        return ", ".join([f"{self.visible} rows visible", *counts, *others, *(words for words, there in more.items() if there)])
+        more = {
+            f"hidden {self.hidden}": self.hidden,
+            f"not yet due {self.waiting}": self.waiting,
+            f"open transactions {self.open}": self.open,
+        }
+        others = [
+            f"{name} {n}" for name, n in self.anomalies.items() if name not in ("lost", "duplicate")
+        ]
+        counts = [
+            f"lost {self.anomalies.get('lost', 0)}",
+            f"duplicate {self.anomalies.get('duplicate', 0)}",
+        ]
+        return ", ".join(
+            [
+                f"{self.visible} rows visible",
+                *counts,
+                *others,
+                *(words for words, there in more.items() if there),
+            ]
+        )
 
 
 def _seen(e: Event, isolation: str) -> list[Seen]:
@@ -205,90 +319,153 @@ def _seen(e: Event, isolation: str) -> list[Seen]:
 
 
 def verdict(events: Sequence[Event]) -> Verdict:
-    "Judge the last read of a history."
+    """Judge the last read of a history."""
     reads = [e for e in events if e.op == "read"]
-    if not reads: return Verdict()
+    if not reads:
+        return Verdict()
     last, ids = reads[-1], reads[-1].ids
     seen = _seen(last, "committed")
-    found = {name: len(what) for name, what in anomalies(range(ids["due"]), seen, _seen(last, "uncommitted"), events).items()}
+    found = {
+        name: len(what)
+        for name, what in anomalies(
+            range(ids["due"]), seen, _seen(last, "uncommitted"), events
+        ).items()
+    }
     hidden = found.pop("lost", 0) if ids["open"] else 0
-    return Verdict(visible=len({s.row for s in seen}), hidden=hidden, waiting=ids["sent"] - ids["due"], open=ids["open"], anomalies=found)
+    return Verdict(
+        visible=len({s.row for s in seen}),
+        hidden=hidden,
+        waiting=ids["sent"] - ids["due"],
+        open=ids["open"],
+        anomalies=found,
+    )
 
 # %% ../../nbs/proof/05_timeline.ipynb #c020
-WIDTH, LEFT, LANE, TOP, MOST = 900, 118, 34, 44, 64  # pixels: width, left margin, height of a lane, of the head; columns: how many are shown at most
-_INK = {"ink": ("#24292f", "#e6edf3"), "quiet": ("#57606a", "#9aa4af"), "page": ("#ffffff", "#161b22"), "line": ("#8c959f", "#6e7681"),
-        "decision": ("#0072b2", "#56b4e9"), "crash": ("#c04000", "#ff8c42")}  # (on light, on dark)
+# pixels: width, left margin, height of a lane, of the head; columns: how many are shown at most
+WIDTH, LEFT, LANE, TOP, MOST = 900, 118, 34, 44, 64
+_INK = {
+    "ink": ("#24292f", "#e6edf3"),
+    "quiet": ("#57606a", "#9aa4af"),
+    "page": ("#ffffff", "#161b22"),
+    "line": ("#8c959f", "#6e7681"),
+    "decision": ("#0072b2", "#56b4e9"),
+    "crash": ("#c04000", "#ff8c42"),
+}  # (on light, on dark)
 
 
 def _style() -> str:
     bold = "font-weight:600"
-    rules = {"text": "fill:ink;font:12px system-ui,sans-serif", ".b": bold, ".q": "fill:quiet", ".in": "fill:#111", ".bg": "fill:page",
-             ".n": f"fill:page;{bold}", ".says": f"fill:decision;{bold}", ".dead": f"fill:crash;{bold}", ".badge": "fill:ink", ".u": "fill:#b4bcc6",
-             ".life": "stroke:ink;stroke-width:2", ".press": "stroke:line;stroke-dasharray:2 4", ".tell": "stroke:ink;stroke-width:1.3;fill:none",
-             ".step": "fill:quiet", ".decide": "fill:decision", ".crash": "stroke:crash;stroke-width:3;fill:none",
-             ".stripe": "stroke:#111;stroke-width:1.6;opacity:.55", ".none": "fill:none;stroke:line;stroke-dasharray:3 2",
-             ".twice": "fill:none;stroke:crash;stroke-width:2.5"}
+    rules = {
+        "text": "fill:ink;font:12px system-ui,sans-serif",
+        ".b": bold,
+        ".q": "fill:quiet",
+        ".in": "fill:#111",
+        ".bg": "fill:page",
+        ".n": f"fill:page;{bold}",
+        ".says": f"fill:decision;{bold}",
+        ".dead": f"fill:crash;{bold}",
+        ".badge": "fill:ink",
+        ".u": "fill:#b4bcc6",
+        ".life": "stroke:ink;stroke-width:2",
+        ".press": "stroke:line;stroke-dasharray:2 4",
+        ".tell": "stroke:ink;stroke-width:1.3;fill:none",
+        ".step": "fill:quiet",
+        ".decide": "fill:decision",
+        ".crash": "stroke:crash;stroke-width:3;fill:none",
+        ".stripe": "stroke:#111;stroke-width:1.6;opacity:.55",
+        ".none": "fill:none;stroke:line;stroke-dasharray:3 2",
+        ".twice": "fill:none;stroke:crash;stroke-width:2.5",
+    }
     rules |= {f".{look.letter}": f"fill:{look.colour}" for look in LOOKS.values()}
+
     def sheet(dark: bool) -> str:
         lines = []
         for at, rule in rules.items():
             inked = rule
-            for name, shades in _INK.items(): inked = inked.replace(f":{name}", f":{shades[dark]}")
-            if not dark or inked != rule: lines.append(f".k2tl {at}{{{inked}}}")
+            for name, shades in _INK.items():
+                inked = inked.replace(f":{name}", f":{shades[dark]}")
+            if not dark or inked != rule:
+                lines.append(f".k2tl {at}{{{inked}}}")
         return "".join(lines)
+
     return f"{sheet(False)}@media(prefers-color-scheme:dark){{{sheet(True)}}}"
 
 
 def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(str(words))}</text>'
+    return (
+        f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}"'
+        f' text-anchor="{anchor}">{escape(str(words))}</text>'
+    )
 
 
 def _box(kind: str, x: float, y: float, w: float, h: float, r: float = 3) -> str:
-    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{r}"/>'
+    return (
+        f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}" rx="{r}"/>'
+    )
 
 
 def _sign(kind: str, x: float, y: float) -> str:
-    "The shape of a mark, around (x, y)."
-    shape = {"start": f'<path class="step" d="M{x - 5:.1f} {y - 7:.1f}l11 7l-11 7z"/>',
-             "plan": f'<circle class="step" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>',
-             "decide": f'<path class="decide" d="M{x:.1f} {y - 10:.1f}l10 10l-10 10l-10 -10z"/>',
-             "done": f'<path class="tell" style="stroke-width:2.5" d="M{x - 5:.1f} {y:.1f}l4 5l7 -10"/>',
-             "timeout": f'<path class="tell" d="M{x - 5:.1f} {y - 7:.1f}h10l-10 14h10z"/>',
-             "tell": f'<path class="step" d="M{x - 4:.1f} {y - 4:.1f}h8l-4 8z"/>',
-             "drain": f'<path class="tell" d="M{x - 5:.1f} {y - 4:.1f}v6h10v-6"/>',
-             "refused": f'<path class="crash" d="M{x - 5:.1f} {y:.1f}h10"/>'}
+    """The shape of a mark, around (x, y)."""
+    shape = {
+        "start": f'<path class="step" d="M{x - 5:.1f} {y - 7:.1f}l11 7l-11 7z"/>',
+        "plan": f'<circle class="step" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>',
+        "decide": f'<path class="decide" d="M{x:.1f} {y - 10:.1f}l10 10l-10 10l-10 -10z"/>',
+        "done": f'<path class="tell" style="stroke-width:2.5" d="M{x - 5:.1f} {y:.1f}l4 5l7 -10"/>',
+        "timeout": f'<path class="tell" d="M{x - 5:.1f} {y - 7:.1f}h10l-10 14h10z"/>',
+        "tell": f'<path class="step" d="M{x - 4:.1f} {y - 4:.1f}h8l-4 8z"/>',
+        "drain": f'<path class="tell" d="M{x - 5:.1f} {y - 4:.1f}v6h10v-6"/>',
+        "refused": f'<path class="crash" d="M{x - 5:.1f} {y:.1f}h10"/>',
+    }
     return shape.get(kind, f'<path class="crash" d="M{x - 6:.1f} {y - 6:.1f}l12 12m0 -12l-12 12"/>')
 
 # %% ../../nbs/proof/05_timeline.ipynb #c022
 class _Frame(NamedTuple):
-    "Where columns and lanes are, in pixels. `first`: the first column that is shown."
+    """Where columns and lanes are, in pixels. `first`: the first column that is shown."""
+
     lanes: list
     first: int
     width: float
-    def x(self, column: float) -> float: return LEFT + max(0, column - self.first) * self.width
-    def y(self, lane: tuple | None) -> float: return TOP + (0 if lane is None else (1 + self.lanes.index(lane)) * LANE)
+
+    def x(self, column: float) -> float:
+        return LEFT + max(0, column - self.first) * self.width
+
+    def y(self, lane: tuple | None) -> float:
+        return TOP + (0 if lane is None else (1 + self.lanes.index(lane)) * LANE)
 
 
 def _frame(scene: Scene) -> _Frame:
     starts = [column for column, _ in scene.presses if scene.columns - column <= MOST]
     first = starts[0] if scene.columns > MOST and starts else max(0, scene.columns - MOST)
-    lanes = [lane for lane in scene.lanes if any(b.lane == lane and (b.end is None or b.end > first) for b in scene.bars)]
+    lanes = [
+        lane
+        for lane in scene.lanes
+        if any(b.lane == lane and (b.end is None or b.end > first) for b in scene.bars)
+    ]
     return _Frame(lanes, first, min(40, (WIDTH - LEFT - 12) / max(1, scene.right - first)))
 
 
 def _bar(b: Bar, at: _Frame, end: int) -> Iterator[str]:
     changes = [*b.states, (None, end if b.end is None else b.end)]
     for (state, start), (_, stop) in pairwise(changes):
-        dies = [b.orphan] if b.orphan is not None and start < b.orphan < stop and not _final(state) else []
-        for left, right in pairwise([start, *dies, stop]): yield from _piece(b, state, at.x(left), at.x(right), at.y(b.lane) + 4, left)
+        dies = (
+            [b.orphan]
+            if b.orphan is not None and start < b.orphan < stop and not _final(state)
+            else []
+        )
+        for left, right in pairwise([start, *dies, stop]):
+            yield from _piece(b, state, at.x(left), at.x(right), at.y(b.lane) + 4, left)
 
 
 def _piece(b: Bar, state: TxnState, x: float, right: float, y: float, start: int) -> Iterator[str]:
-    if right - x < 1: return
+    if right - x < 1:
+        return
     look, orphan = LOOKS[state], b.orphan is not None and start >= b.orphan and not _final(state)
     yield _box(look.letter, x + 0.5, y, right - x - 1, LANE - 10)
     for n in range(3, int(right - x) - 6, 9) if orphan else ():
-        yield f'<path class="stripe" d="M{x + n:.1f} {y + LANE - 10:.1f}l5 -5M{x + n:.1f} {y + 5:.1f}l5 -5"/>'
+        yield (
+            f'<path class="stripe" d="M{x + n:.1f} {y + LANE - 10:.1f}l5 -5M{x + n:.1f}'
+            f' {y + 5:.1f}l5 -5"/>'
+        )
     word = look.orphan if orphan else look.word
     fits = next((w for w in (word, look.letter) if 7 * len(w) < right - x - 4), "")
     yield _text((x + right) / 2, y + LANE / 2 - 1, fits, "in", "middle")
@@ -298,146 +475,235 @@ def _mark(m: Mark, at: _Frame) -> Iterator[str]:
     x, y = at.x(m.column + 0.5), at.y(m.lane) + LANE / 2
     driver = at.y(None) + LANE / 2
     if m.kind in ("tell", "refused") and m.lane:
-        yield f'<path class="tell" d="M{x:.1f} {driver:.1f}V{y - 14:.1f}"/>' + _sign(m.kind, x, y - 14)
-    else: yield _sign(m.kind, x, y + 8 * (m.kind == "drain"))
-    if m.kind == "decide": yield _text(x, driver - 13, m.text, "says", "middle")
-    if m.kind in ("crash", "stopped"): yield _text(min(x, WIDTH - 6 - 3.6 * len(m.text)), driver - 26, m.text, "dead", "middle")
+        yield f'<path class="tell" d="M{x:.1f} {driver:.1f}V{y - 14:.1f}"/>' + _sign(
+            m.kind, x, y - 14
+        )
+    else:
+        yield _sign(m.kind, x, y + 8 * (m.kind == "drain"))
+    if m.kind == "decide":
+        yield _text(x, driver - 13, m.text, "says", "middle")
+    if m.kind in ("crash", "stopped"):
+        yield _text(min(x, WIDTH - 6 - 3.6 * len(m.text)), driver - 26, m.text, "dead", "middle")
 
 
 def _lanes(scene: Scene, at: _Frame) -> Iterator[str]:
     bottom, end = at.y(None) + (1 + len(at.lanes)) * LANE, scene.right
     yield _text(8, at.y(None) + 21, "driver", "b")
-    for lane in at.lanes: yield _text(8, at.y(lane) + 21, f"{lane[0]} {lane[1]}" + (", before" if lane[2] else ""), "b")
+    for lane in at.lanes:
+        yield _text(
+            8, at.y(lane) + 21, f"{lane[0]} {lane[1]}" + (", before" if lane[2] else ""), "b"
+        )
     for n, (column, _) in enumerate(scene.presses):
         x = at.x(column)
-        if column < at.first: continue
-        yield f'<path class="press" d="M{x:.1f} 24V{bottom:.1f}"/>' + _box("badge", x, 6, 18, 17, 8) + _text(x + 9, 18.5, n + 1, "n", "middle")
+        if column < at.first:
+            continue
+        yield (
+            f'<path class="press" d="M{x:.1f} 24V{bottom:.1f}"/>'
+            + _box("badge", x, 6, 18, 17, 8)
+            + _text(x + 9, 18.5, n + 1, "n", "middle")
+        )
     middle = at.y(None) + LANE / 2
     for born, died in scene.lives or [[0, None]]:
         last = scene.columns if died is None else died + 0.5
-        if last > at.first: yield f'<path class="life" d="M{at.x(born):.1f} {middle}H{at.x(last):.1f}"/>'
+        if last > at.first:
+            yield f'<path class="life" d="M{at.x(born):.1f} {middle}H{at.x(last):.1f}"/>'
     for b in scene.bars:
-        if b.end is None or b.end > at.first: yield from _bar(b, at, end)
+        if b.end is None or b.end > at.first:
+            yield from _bar(b, at, end)
     for m in scene.marks:
-        if m.column >= at.first and (m.lane is None or m.lane in at.lanes): yield from _mark(m, at)
+        if m.column >= at.first and (m.lane is None or m.lane in at.lanes):
+            yield from _mark(m, at)
 
 
 def _flow(pieces: Iterable[tuple[str, Callable | None]], y: float) -> tuple[list[str], float]:
-    "Words, each behind an optional sign, one after the other, in as many lines as they need. Returns the SVG and the new y."
+    """Words, each behind an optional sign, one after the other, in as many lines as they need.
+    Returns the SVG and the new y.
+    """
     x, drawn = 8.0, []
     for words, sign in pieces:
         wide = (22 if sign else 0) + 6.6 * len(words) + 16
-        if x + wide > WIDTH and x > 8: x, y = 8.0, y + 18
+        if x + wide > WIDTH and x > 8:
+            x, y = 8.0, y + 18
         drawn.append((sign(x, y) if sign else "") + _text(x + (22 if sign else 0), y, words, "q"))
         x += wide
     return drawn, y
 
 # %% ../../nbs/proof/05_timeline.ipynb #c024
 _READERS = {"committed": "read_committed", "uncommitted": "read_uncommitted"}
-_CELL, _PER_LINE, _SHOWN = 22, 18, 72  # pixels; rows in a line; at most so many of the newest rows are shown
+# pixels; rows in a line; at most so many of the newest rows are shown
+_CELL, _PER_LINE, _SHOWN = 22, 18, 72
 
 
 def _panel(isolation: str, e: Event, lost: bool, x: float, y: float) -> list[str]:
-    "What one reader finds. `lost`: what is due and not there is lost, not hidden. Green: a `read_committed` reader finds it too."
+    """What one reader finds. `lost`: what is due and not there is lost, not hidden. Green: a
+    `read_committed` reader finds it too.
+    """
     rows, safe = ([row for row, _ in e.ids[name]] for name in (isolation, "committed"))
     first = max(0, -(-(e.ids["sent"] - _SHOWN) // e.ids["size"])) * e.ids["size"]
-    drawn = [_text(x, y, f"{_READERS[isolation]}: {len(rows)} records, {len(set(rows))} of {e.ids['sent']} rows", "b")]
+    drawn = [
+        _text(
+            x,
+            y,
+            f"{_READERS[isolation]}: {len(rows)} records, {len(set(rows))} of {e.ids['sent']} rows",
+            "b",
+        )
+    ]
     for n, row in enumerate(range(first, e.ids["sent"])):
         times, gone = rows.count(row), lost and row < e.ids["due"]
         left, top = x + n % _PER_LINE * _CELL, y + 8 + n // _PER_LINE * 21
-        drawn.append(_box("C" if row in safe else "u" if times else "twice" if gone else "none", left, top, _CELL - 2, 18))
-        if times > 1 and isolation == "committed": drawn.append(_box("twice", left, top, _CELL - 2, 18))
+        drawn.append(
+            _box(
+                "C" if row in safe else "u" if times else "twice" if gone else "none",
+                left,
+                top,
+                _CELL - 2,
+                18,
+            )
+        )
+        if times > 1 and isolation == "committed":
+            drawn.append(_box("twice", left, top, _CELL - 2, 18))
         words = str(row) if times == 1 else f"{times}×" if times else "✕" if gone else ""
-        drawn.append(_text(left + _CELL / 2 - 1, top + 13, words, "in" if times else "dead", "middle"))
+        drawn.append(
+            _text(left + _CELL / 2 - 1, top + 13, words, "in" if times else "dead", "middle")
+        )
     return drawn
 
 
 def _readers(events: Sequence[Event], e: Event, y: float) -> tuple[list[str], float]:
     said, lines = verdict(events), -(-min(e.ids["sent"], _SHOWN) // _PER_LINE)
-    drawn = _panel("committed", e, not said.open, 8, y) + _panel("uncommitted", e, False, WIDTH / 2 + 8, y)
+    drawn = _panel("committed", e, not said.open, 8, y) + _panel(
+        "uncommitted", e, False, WIDTH / 2 + 8, y
+    )
     y += 8 + lines * 21 + 18
     return [*drawn, _text(8, y, str(said), "b")], y
 
 
 def draw(events: Sequence[Event]) -> str:
-    "The SVG of a history."
+    """The SVG of a history."""
     scene = Scene(events)
     at = _frame(scene)
     drawn, y = list(_lanes(scene, at)), TOP + (1 + len(at.lanes)) * LANE + 20
-    shown = [(f"{n + 1} {words}", None) for n, (column, words) in enumerate(scene.presses) if column >= at.first]
+    shown = [
+        (f"{n + 1} {words}", None)
+        for n, (column, words) in enumerate(scene.presses)
+        if column >= at.first
+    ]
     lines, y = _flow(shown, y)
     drawn += lines
     if scene.read:
         lines, y = _readers(events, scene.read, y + (26 if shown else 4))
         drawn += lines
     used = {m.kind for m in scene.marks}
-    legend = [(f"{look.letter} {look.word}", lambda x, y, look=look: _box(look.letter, x, y - 11, 16, 13)) for look in LOOKS.values()]
-    legend += [(words, lambda x, y, kind=kind: _sign(kind, x + 9, y - 4)) for kind, words in MARKS.items() if kind in used]
+    legend = [
+        (f"{look.letter} {look.word}", lambda x, y, look=look: _box(look.letter, x, y - 11, 16, 13))
+        for look in LOOKS.values()
+    ]
+    legend += [
+        (words, lambda x, y, kind=kind: _sign(kind, x + 9, y - 4))
+        for kind, words in MARKS.items()
+        if kind in used
+    ]
     lines, y = _flow(legend, y + 26)
     title = f"{len(scene.bars)} transactions in {len(scene.lanes)} lanes; {explain(events)}"
     size = f'viewBox="0 0 {WIDTH} {y + 10:.0f}" width="{WIDTH}" style="max-width:100%;height:auto"'
-    return (f'<svg class="k2tl" xmlns="http://www.w3.org/2000/svg" {size} role="img"><title>{escape(title)}</title>'
-            f'<style>{_style()}</style>{_box("bg", 0, 0, WIDTH, y + 10, 0)}{"".join(drawn + lines)}</svg>\n')
+    return (
+        f'<svg class="k2tl" xmlns="http://www.w3.org/2000/svg" {size}'
+        f' role="img"><title>{escape(title)}</title>'
+        f"<style>{_style()}</style>{_box('bg', 0, 0, WIDTH, y + 10, 0)}{''.join(drawn + lines)}</svg>\n"
+    )
 
 # %% ../../nbs/proof/05_timeline.ipynb #c026
 POINTS = {
-    CrashPoint.AFTER_FLUSH: "before the first promise", CrashPoint.AFTER_PRECOMMIT: "after the first promise",
-    CrashPoint.BEFORE_DECISION: "before the decision", CrashPoint.AFTER_DECISION: "after the decision",
-    CrashPoint.AFTER_FIRST_COMMIT: "between two commits", CrashPoint.AFTER_LAST_COMMIT: "after the last commit",
+    CrashPoint.AFTER_FLUSH: "before the first promise",
+    CrashPoint.AFTER_PRECOMMIT: "after the first promise",
+    CrashPoint.BEFORE_DECISION: "before the decision",
+    CrashPoint.AFTER_DECISION: "after the decision",
+    CrashPoint.AFTER_FIRST_COMMIT: "between two commits",
+    CrashPoint.AFTER_LAST_COMMIT: "after the last commit",
 }
 
 
-def _count(n: int) -> str: return f"{n} transaction{'s' * (n != 1)}"
+def _count(n: int) -> str:
+    return f"{n} transaction{'s' * (n != 1)}"
 
 
 def _killed(e: Event, before: Sequence[Event]) -> str:
     batch_id = e.ids.get("batch_id")
-    if batch_id is None: return "Killed between two batches."
+    if batch_id is None:
+        return "Killed between two batches."
     happened = [(b.kind, b.op) for b in before if b.ids.get("batch_id") == batch_id]
-    if ("ok", "decide") in happened: why = "The decision is durable, so a restart finishes the batch."
-    elif told := happened.count(("ok", "commit")): why = f"No decision was written, and yet {_count(told)} was committed."
-    else: why = "No decision was written, so nothing of this attempt will ever be committed."
+    if ("ok", "decide") in happened:
+        why = "The decision is durable, so a restart finishes the batch."
+    elif told := happened.count(("ok", "commit")):
+        why = f"No decision was written, and yet {_count(told)} was committed."
+    else:
+        why = "No decision was written, so nothing of this attempt will ever be committed."
     return f"Killed by SIGKILL {e.ids['text']}. {why}"
 
 
 def _sentence(e: Event, before: Sequence[Event]) -> str:
-    "What this event means to somebody who has seen those before it; nothing for most."
-    planned = max((n for n, b in enumerate(before) if (b.kind, b.op) == ("invoke", "plan")), default=0)
+    """What this event means to somebody who has seen those before it; nothing for most."""
+    planned = max(
+        (n for n, b in enumerate(before) if (b.kind, b.op) == ("invoke", "plan")), default=0
+    )
     since = [(b.kind, b.op) for b in before[planned:]]
-    if e.op == "note": return e.ids["text"]
+    if e.op == "note":
+        return e.ids["text"]
     if (e.kind, e.op) == ("ok", "drain"):
-        return "A COMMIT stands for the batch, so its transactions were told to commit once more, and the tasks read their rows without writing them."
+        return (
+            "A COMMIT stands for the batch, so its transactions were told to commit once more, and"
+            " the tasks read their rows without writing them."
+        )
     if (e.kind, e.op) == ("ok", "plan") and (swept := since.count(("ok", "abort"))):
-        return f"No decision stands, so nobody may ever commit what was left open: the run aborted {_count(swept)}, and writes the rows again."
+        return (
+            "No decision stands, so nobody may ever commit what was left open: the run aborted"
+            f" {_count(swept)}, and writes the rows again."
+        )
     if e.op == "commit log" and ("ok", "decide") in since:
-        return "Every task promised, the driver wrote one decision, and every transaction was told to commit."
-    if e.op == "crash": return _killed(e, before)
-    if e.op == "stopped": return f"The run stopped with {e.ids['error']}: {e.ids['why']}"
-    if e.op == "missed": return "The run never came to that point, so nothing was killed."
-    if e.op == "timeout": return f"The broker has aborted {_count(len(e.ids['names']))} whose time was up; nobody asked it to."
+        return (
+            "Every task promised, the driver wrote one decision, and every transaction was told to"
+            " commit."
+        )
+    if e.op == "crash":
+        return _killed(e, before)
+    if e.op == "stopped":
+        return f"The run stopped with {e.ids['error']}: {e.ids['why']}"
+    if e.op == "missed":
+        return "The run never came to that point, so nothing was killed."
+    if e.op == "timeout":
+        return (
+            f"The broker has aborted {_count(len(e.ids['names']))} whose time was up; nobody asked"
+            " it to."
+        )
     return ""
 
 
 def explain(events: Sequence[Event]) -> str:
-    "What the last press did, and why."
+    """What the last press did, and why."""
     at = max((n for n, e in enumerate(events) if e.op == "press"), default=0)
-    said = [_sentence(e, events[:at + n]) for n, e in enumerate(events[at:])]
+    said = [_sentence(e, events[: at + n]) for n, e in enumerate(events[at:])]
     return " ".join(dict.fromkeys(sentence for sentence in said if sentence))
 
 # %% ../../nbs/proof/05_timeline.ipynb #c027
 @dataclass(frozen=True)
 class Drawn:
-    "A history that shows itself: as SVG where pictures can be seen, else as one sentence and a count."
+    """A history that shows itself: as SVG where pictures can be seen, else as one sentence and a
+    count.
+    """
+
     events: Sequence[Event]
+
     def __str__(self) -> str:
         judged = [str(verdict(self.events))] if any(e.op == "read" for e in self.events) else []
         return "\n".join([explain(self.events), *judged])
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict: return {"image/svg+xml": draw(self.events), "text/plain": str(self)}
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+        return {"image/svg+xml": draw(self.events), "text/plain": str(self)}
 
 # %% ../../nbs/proof/05_timeline.ipynb #c031
 class Paced(History):
-    "A history that takes a breath after every event, so that people can follow."
+    """A history that takes a breath after every event, so that people can follow."""
+
     def __init__(self, path: str, crash: str, pace_ms: int):
         super().__init__(path, crash)
         self.pace_ms = pace_ms
@@ -449,28 +715,52 @@ class Paced(History):
 
 
 def obey(order: dict, mine: Token | None) -> Token | None:
-    "The three acts for one batch, as `order` says. Returns the token under which this run may go on. Raises what the acts raise."
+    """The three acts for one batch, as `order` says. Returns the token under which this run may go
+    on. Raises what the acts raise.
+    """
     import pyarrow as pa  # only where rows are written
+
     history, batch_id = Paced(order["history"], order["crash"], order["pace_ms"]), order["batch_id"]
-    store = KafkaParticipant(order["conf"], prefix=order["topic"], topic=order["topic"], **order["facts"])
-    driver = act_two.Driver(query_id=QUERY, log=FileLog(order["log"]), participants={store.name: store}, history=history,
-                            retry=retry_unknown, skip_lost=order["skip_lost"])
+    store = KafkaParticipant(
+        order["conf"], prefix=order["topic"], topic=order["topic"], **order["facts"]
+    )
+    driver = act_two.Driver(
+        query_id=QUERY,
+        log=FileLog(order["log"]),
+        participants={store.name: store},
+        history=history,
+        retry=retry_unknown,
+        skip_lost=order["skip_lost"],
+    )
     with switched_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
         made = act_three.plan(driver, batch_id, mine=mine)
         rows = range(batch_id * order["size"], (batch_id + 1) * order["size"])
-        chunks = [pa.record_batch({"value": [str(row) for row in rows[task::order["tasks"]]]}) for task in range(order["tasks"])]
-        act_two.commit(driver, [act_one.precommit([store], made, [chunk], history) for chunk in chunks], batch_id)
+        chunks = [
+            pa.record_batch({"value": [str(row) for row in rows[task :: order["tasks"]]]})
+            for task in range(order["tasks"])
+        ]
+        act_two.commit(
+            driver,
+            [act_one.precommit([store], made, [chunk], history) for chunk in chunks],
+            batch_id,
+        )
     history.append("ok", "commit log", batch_id=batch_id)
     return made.token if made.mode is Mode.WRITE else None
 
 
 def serve():
-    "What the process of a run does: one batch for each line of its input, until an error stops it."
+    """What the process of a run does: one batch for each line of its input, until an error stops
+    it.
+    """
     mine = None
     for line in sys.stdin:
         order = json.loads(line)
-        try: mine = obey(order, mine)
-        except TwoPhaseError as e: return History(order["history"]).append("fail", "stopped", error=type(e).__name__, why=e.why)
+        try:
+            mine = obey(order, mine)
+        except TwoPhaseError as e:
+            return History(order["history"]).append(
+                "fail", "stopped", error=type(e).__name__, why=e.why
+            )
 
 # %% ../../nbs/proof/05_timeline.ipynb #c033
 class RunFailed(TwoPhaseError):
@@ -480,65 +770,115 @@ class RunFailed(TwoPhaseError):
 
 
 class Run:
-    "The process of a run, and the files that it shares with us: history, order to crash, decision log, output."
+    """The process of a run, and the files that it shares with us: history, order to crash, decision
+    log, output.
+    """
+
     def __init__(self, folder: Path):
         self.folder, self.process = Path(folder), None
         self.history, self.crash = self.folder / "history", self.folder / "crash"
         self.history.touch()
 
     @property
-    def alive(self) -> bool: return self.process is not None and self.process.poll() is None
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
-    def append(self, kind: str, op: str, **ids): History(str(self.history)).append(kind, op, **ids)
-    def events(self) -> list[Event]: return read_history(self.history)
-    def said(self) -> str: return (self.folder / "output").read_text(errors="replace")[-2000:]
+    def append(self, kind: str, op: str, **ids):
+        History(str(self.history)).append(kind, op, **ids)
+
+    def events(self) -> list[Event]:
+        return read_history(self.history)
+
+    def said(self) -> str:
+        return (self.folder / "output").read_text(errors="replace")[-2000:]
 
     def order(self, **order):
-        "Begin a batch; a dead run is started first."
+        """Begin a batch; a dead run is started first."""
         if not self.alive:
             self.stop()
             with open(self.folder / "output", "ab") as output:
-                self.process = subprocess.Popen([sys.executable, "-c", "from kafka2pc.proof.timeline import serve; serve()"], stdin=subprocess.PIPE,
-                                                stdout=output, stderr=output, text=True)
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", "from kafka2pc.proof.timeline import serve; serve()"],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    text=True,
+                )
             self.append("ok", "start", pid=self.process.pid)
-        files = dict(history=str(self.history), crash=str(self.crash), log=str(self.folder / "decisions"))
+        files = dict(
+            history=str(self.history), crash=str(self.crash), log=str(self.folder / "decisions")
+        )
         self.process.stdin.write(json.dumps(order | files) + "\n")
         self.process.stdin.flush()
 
     def stop(self):
-        "End it, if it lives. Nothing is asked, nothing is tidied up."
-        if self.process is None: return
+        """End it, if it lives. Nothing is asked, nothing is tidied up."""
+        if self.process is None:
+            return
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
         self.process = None
 
 # %% ../../nbs/proof/05_timeline.ipynb #c035
-OFF = ("decide first", "drain what is decided", "check", "sweep", "loud loss")  # those of `proof/03_rules` that one driver can show here
-PATIENCE_MS, RUN_SECONDS = 20_000, 120  # a timeout that is further away is not waited for; a batch that takes longer is given up
+# those of `proof/03_rules` that one driver can show here
+OFF = ("decide first", "drain what is decided", "check", "sweep", "loud loss")
+# a timeout that is further away is not waited for; a batch that takes longer is given up
+PATIENCE_MS, RUN_SECONDS = 20_000, 120
 _NEVER = "These transactions have no timeout (KIP-939): the broker waits until somebody ends them."
 _LONG = "Their timeout is {} seconds: too long to wait here. Choose a short one for the next batch."
 
 
 class Query:
-    """Plays Spark for a query of ours on the broker of `conf` (names as in librdkafka), and looks at the topic as a stranger.
+    """Plays Spark for a query of ours on the broker of `conf` (names as in librdkafka), and looks
+    at the topic as a stranger.
 
-    `size`: rows of a batch; `name`: how topics and transactional ids begin. What counts from the next batch on: `tasks`; `timeout_ms`, None: never
-    (KIP-939); `rule`: one of `OFF` that does not hold, or ''; `pace_ms`: a breath after each event. Raises what `check` raises, and `RunFailed`."""
-    def __init__(self, conf: dict, *, size: int = 6, tasks: int = 2, timeout_ms: int | None = 900_000, pace_ms: int = 0, name: str = "timeline"):
-        self.conf, self.size, self.tasks, self.timeout_ms, self.rule, self.pace_ms = dict(conf), size, tasks, timeout_ms, "", pace_ms
-        self.name, self.changed, self._topics, self._folder = name, (lambda: None), [], tempfile.TemporaryDirectory()
+    `size`: rows of a batch; `name`: how topics and transactional ids begin. What counts from the
+    next batch on: `tasks`; `timeout_ms`, None: never (KIP-939); `rule`: one of `OFF` that does not
+    hold, or ''; `pace_ms`: a breath after each event. Raises what `check` raises, and `RunFailed`.
+    """
+
+    def __init__(
+        self,
+        conf: dict,
+        *,
+        size: int = 6,
+        tasks: int = 2,
+        timeout_ms: int | None = 900_000,
+        pace_ms: int = 0,
+        name: str = "timeline",
+    ):
+        self.conf, self.size, self.tasks, self.timeout_ms, self.rule, self.pace_ms = (
+            dict(conf),
+            size,
+            tasks,
+            timeout_ms,
+            "",
+            pace_ms,
+        )
+        self.name, self.changed, self._topics, self._folder = (
+            name,
+            (lambda: None),
+            [],
+            tempfile.TemporaryDirectory(),
+        )
         self._admin = AdminClient(self.conf | {"log_level": 0})
         self.anew()
 
     def anew(self) -> "Timeline":
-        "A new topic, a new decision log, an empty history."
-        if self._topics: self._leave()
-        self.topic, self.sent, self.done = f"{self.name}-{uuid.uuid4().hex[:8]}", 0, 0  # batches that were given, and that were reported done
+        """A new topic, a new decision log, an empty history."""
+        if self._topics:
+            self._leave()
+        # batches that were given, and that were reported done
+        self.topic, self.sent, self.done = f"{self.name}-{uuid.uuid4().hex[:8]}", 0, 0
         self._topics.append(self.topic)
         self.store, end = KafkaParticipant(self.conf, prefix=self.topic), time.monotonic() + 30
         self._admin.create_topics([NewTopic(self.topic, 1)])[self.topic].result(30)
-        while min(self.store.control.leaders([self.topic]).values(), default=-1) < 0 and time.monotonic() < end: time.sleep(0.02)
+        while (
+            min(self.store.control.leaders([self.topic]).values(), default=-1) < 0
+            and time.monotonic() < end
+        ):
+            time.sleep(0.02)
         self._facts = check(self.conf, prefix=self.topic, topics=[self.topic], two_phase="auto")
         folder = Path(self._folder.name) / self.topic
         folder.mkdir()
@@ -547,105 +887,167 @@ class Query:
         return self
 
     def _leave(self):
-        "End the run, and what it has left open."
+        """End the run, and what it has left open."""
         self.run.stop()
-        for c in self.store.in_doubt(QUERY): retry_unknown()(partial(self.store.abort, c))
+        for c in self.store.in_doubt(QUERY):
+            retry_unknown()(partial(self.store.abort, c))
 
     def close(self):
-        "End the run, abort what is open, and delete the topics that this timeline has made."
+        """End the run, abort what is open, and delete the topics that this timeline has made."""
         self._leave()
-        for topic in self._admin.delete_topics(self._topics).values(): topic.result(30)
+        for topic in self._admin.delete_topics(self._topics).values():
+            topic.result(30)
         self.store.close()
         self._folder.cleanup()
 
     @property
-    def events(self) -> list[Event]: return self.run.events()
+    def events(self) -> list[Event]:
+        return self.run.events()
+
     @property
-    def unfinished(self) -> bool: return self.done < self.sent
+    def unfinished(self) -> bool:
+        return self.done < self.sent
+
     @property
-    def verdict(self) -> Verdict: return verdict(self.events)
+    def verdict(self) -> Verdict:
+        return verdict(self.events)
 
     def give(self, *how) -> bool:
-        "One more batch, carried out like `drive`."
+        """One more batch, carried out like `drive`."""
         self.sent += 1
         return self.drive(*how)
 
     def drive(self, point: str = "", meanwhile: Callable = lambda: None) -> bool:
-        "Order the first batch that is not done, and follow it to its end. True: reported done. `point`: where the run is to be killed, in words."
-        for text in self._notes(): self.run.append("info", "note", text=text)
+        """Order the first batch that is not done, and follow it to its end. True: reported done.
+        `point`: where the run is to be killed, in words.
+        """
+        for text in self._notes():
+            self.run.append("info", "note", text=text)
         known = len(self.events)
-        self.run.order(conf=self.conf, topic=self.topic, facts=self._terms(), batch_id=self.done, size=self.size, tasks=self.tasks, rule=self.rule,
-                       pace_ms=self.pace_ms, skip_lost=self._reported)
+        self.run.order(
+            conf=self.conf,
+            topic=self.topic,
+            facts=self._terms(),
+            batch_id=self.done,
+            size=self.size,
+            tasks=self.tasks,
+            rule=self.rule,
+            pace_ms=self.pace_ms,
+            skip_lost=self._reported,
+        )
         end = time.monotonic() + RUN_SECONDS
-        while not (over := [e for e in self.events[known:] if e.op in ("commit log", "stopped")]) and self.run.alive:
-            if time.monotonic() > end: raise RunFailed(f"batch {self.done} was not done in {RUN_SECONDS} s", action=f"Its output:\n{self.run.said()}")
+        while (
+            not (over := [e for e in self.events[known:] if e.op in ("commit log", "stopped")])
+            and self.run.alive
+        ):
+            if time.monotonic() > end:
+                raise RunFailed(
+                    f"batch {self.done} was not done in {RUN_SECONDS} s",
+                    action=f"Its output:\n{self.run.said()}",
+                )
             meanwhile()
             self._watch()
-        if not over: self._died(point)
+        if not over:
+            self._died(point)
         self.done += bool(over and over[0].op == "commit log")
         return bool(over and over[0].op == "commit log")
 
     def _died(self, point: str):
         ended = self.run.process.wait()
-        if ended != -signal.SIGKILL: raise RunFailed(f"the run ended with {ended} in batch {self.done}", action=f"Its output:\n{self.run.said()}")
+        if ended != -signal.SIGKILL:
+            raise RunFailed(
+                f"the run ended with {ended} in batch {self.done}",
+                action=f"Its output:\n{self.run.said()}",
+            )
         self.run.append("info", "crash", pid=self.run.process.pid, batch_id=self.done, text=point)
 
     def _terms(self) -> dict:
         never, most = self.timeout_ms is None, self._facts.timeout_ms
-        if never and not self._facts.two_phase: raise BadOption("transactions without a timeout: this broker does not offer them (KIP-939)")
-        return asdict(self._facts) | {"two_phase": never, "timeout_ms": min(most, self.timeout_ms or most)}
+        if never and not self._facts.two_phase:
+            raise BadOption(
+                "transactions without a timeout: this broker does not offer them (KIP-939)"
+            )
+        return asdict(self._facts) | {
+            "two_phase": never,
+            "timeout_ms": min(most, self.timeout_ms or most),
+        }
 
     @property
     def _reported(self) -> bool:
-        "Did the last run stop with a loss? Then who starts another one has read it."
+        """Did the last run stop with a loss? Then who starts another one has read it."""
         ends = [e for e in self.events if e.op in ("commit log", "stopped")]
         return bool(ends) and ends[-1].ids.get("error") == "LostTransaction"
 
     def _notes(self) -> Iterator[str]:
-        if self.rule: yield f"Switched off: {self.rule} ({RULES[self.rule].off})."
-        if self._reported: yield "The last run has reported a loss; this one is told to go on without those rows."
+        if self.rule:
+            yield f"Switched off: {self.rule} ({RULES[self.rule].off})."
+        if self._reported:
+            yield "The last run has reported a loss; this one is told to go on without those rows."
 
     def _watch(self):
-        "While a run is followed: readers look only if it is slow enough to be looked at."
+        """While a run is followed: readers look only if it is slow enough to be looked at."""
         time.sleep(0.05)
-        if self.pace_ms: self.look()
+        if self.pace_ms:
+            self.look()
 
     def look(self) -> "Timeline":
-        "What two strangers find now."
+        """What two strangers find now."""
         end = time.monotonic() + 10
-        while self.store.control.list_transactions(self.topic, ("PrepareCommit", "PrepareAbort")) and time.monotonic() < end: time.sleep(0.02)
-        found = {name: [[int(r.value), r.offset] for r in read_topic(self.conf, self.topic, isolation)] for name, isolation in _READERS.items()}
-        lost = any(e.op == "lost" and e.ids["batch_id"] == self.done for e in self.events)  # it was due, and it is known not to come
-        self.run.append("ok", "read", topic=self.topic, open=len(self.store.in_doubt(QUERY)), size=self.size, sent=self.sent * self.size,
-                        due=(self.done + lost) * self.size, batch_ids=sorted({row // self.size for row, _ in found["committed"]}), **found)
+        while (
+            self.store.control.list_transactions(self.topic, ("PrepareCommit", "PrepareAbort"))
+            and time.monotonic() < end
+        ):
+            time.sleep(0.02)
+        found = {
+            name: [[int(r.value), r.offset] for r in read_topic(self.conf, self.topic, isolation)]
+            for name, isolation in _READERS.items()
+        }
+        # it was due, and it is known not to come
+        lost = any(e.op == "lost" and e.ids["batch_id"] == self.done for e in self.events)
+        self.run.append(
+            "ok",
+            "read",
+            topic=self.topic,
+            open=len(self.store.in_doubt(QUERY)),
+            size=self.size,
+            sent=self.sent * self.size,
+            due=(self.done + lost) * self.size,
+            batch_ids=sorted({row // self.size for row, _ in found["committed"]}),
+            **found,
+        )
         self.changed()
         return self
 
 # %% ../../nbs/proof/05_timeline.ipynb #c037
 class Timeline(Query):
-    "A query to press at: every press returns the timeline, which shows itself."
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict: return Drawn(self.events)._repr_mimebundle_()
+    """A query to press at: every press returns the timeline, which shows itself."""
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+        return Drawn(self.events)._repr_mimebundle_()
 
     def _press(self, words: str) -> bool:
-        "Note the press. True: before it, the broker had given up what a dead run had left open."
+        """Note the press. True: before it, the broker had given up what a dead run had left open."""
         self.run.append("invoke", "press", text=words)
         return self._given_up()
 
     def _given_up(self) -> bool:
         left = {c.transactional_id for c in self.store.in_doubt(QUERY)}
         orphans = [b.name for b in Scene(self.events).bars if b.orphan is not None and not b.ended]
-        gone = [name for name in orphans if (name not in left if name else not left)]  # no name: it died before its receipt
-        if gone: self.run.append("ok", "timeout", names=gone)
+        # no name: it died before its receipt
+        gone = [name for name in orphans if (name not in left if name else not left)]
+        if gone:
+            self.run.append("ok", "timeout", names=gone)
         return bool(gone)
 
     def write(self) -> "Timeline":
-        "A new batch; one that is unfinished comes first."
+        """A new batch; one that is unfinished comes first."""
         self._press("write a batch")
-        if not self.unfinished or self.drive(): self.give()
+        if not self.unfinished or self.drive():
+            self.give()
         return self.look()
 
     def crash(self, point: CrashPoint) -> "Timeline":
-        "The unfinished batch, or a new one; the run is killed at `point`."
+        """The unfinished batch, or a new one; the run is killed at `point`."""
         self._press(f"crash {POINTS[point]}")
         arm(self.run.crash, Crash(point=point))
         self.drive(POINTS[point]) if self.unfinished else self.give(POINTS[point])
@@ -653,102 +1055,170 @@ class Timeline(Query):
         return self.look()
 
     def restart(self) -> "Timeline":
-        "End the run, if it lives; start another one, which gets the unfinished batch."
+        """End the run, if it lives; start another one, which gets the unfinished batch."""
         self._press("restart")
-        if self.run.alive: self.run.append("info", "crash", pid=self.run.process.pid)
+        if self.run.alive:
+            self.run.append("info", "crash", pid=self.run.process.pid)
         self.run.stop()
-        if self.unfinished: self.drive()
-        else: self.run.append("info", "note", text="Nothing was unfinished; the next batch starts a run.")
+        if self.unfinished:
+            self.drive()
+        else:
+            self.run.append(
+                "info", "note", text="Nothing was unfinished; the next batch starts a run."
+            )
         return self.look()
 
     def time_out(self) -> "Timeline":
-        "Wait until the broker aborts what is open. If nothing is open: a new batch, whose run oversleeps the timeout after its first promise."
-        if self._press("let it time out"): return self.look()
+        """Wait until the broker aborts what is open. If nothing is open: a new batch, whose run
+        oversleeps the timeout after its first promise.
+        """
+        if self._press("let it time out"):
+            return self.look()
         left_open = self.store.in_doubt(QUERY)
-        limit = max((NEVER_MS if c.timeout_ms is None else c.timeout_ms for c in left_open), default=self.timeout_ms or NEVER_MS)
-        if limit == NEVER_MS: self.run.append("info", "note", text=_NEVER)
-        elif limit > PATIENCE_MS: self.run.append("info", "note", text=_LONG.format(limit // 1000))
-        elif left_open: self._wait(left_open) or self._given_up()
-        else: self._oversleep()
+        limit = max(
+            (NEVER_MS if c.timeout_ms is None else c.timeout_ms for c in left_open),
+            default=self.timeout_ms or NEVER_MS,
+        )
+        if limit == NEVER_MS:
+            self.run.append("info", "note", text=_NEVER)
+        elif limit > PATIENCE_MS:
+            self.run.append("info", "note", text=_LONG.format(limit // 1000))
+        elif left_open:
+            self._wait(left_open) or self._given_up()
+        else:
+            self._oversleep()
         return self.look()
 
     def scale(self, tasks: int) -> "Timeline":
-        "From the next batch on, so many tasks."
+        """From the next batch on, so many tasks."""
         self.tasks = tasks
         return self
 
     def switch_off(self, rule: str = "") -> "Timeline":
-        "From the next batch on this rule does not hold ('': all do)."
+        """From the next batch on this rule does not hold ('': all do)."""
         self.rule = rule
         return self
 
     def _wait(self, left_open: list):
-        "Until the broker has given up these transactions."
+        """Until the broker has given up these transactions."""
         end = time.monotonic() + 2 * PATIENCE_MS / 1000
-        while any(s.state is TxnState.PRECOMMITTED for s in self.store.describe(left_open)) and time.monotonic() < end: time.sleep(0.1)
+        while (
+            any(s.state is TxnState.PRECOMMITTED for s in self.store.describe(left_open))
+            and time.monotonic() < end
+        ):
+            time.sleep(0.1)
 
     def _oversleep(self):
-        "The run waits after its first promise, until the broker has given up."
+        """The run waits after its first promise, until the broker has given up."""
         wakes = self.run.folder / f"wakes-{self.sent}"
         arm(self.run.crash, Crash(point=CrashPoint.AFTER_PRECOMMIT, pid=None, until=str(wakes)))
+
         def meanwhile():
             if Path(f"{self.run.crash}.done").exists() and not wakes.exists():
                 self._wait(promised := self.store.in_doubt(QUERY))
                 self.run.append("ok", "timeout", names=[c.transactional_id for c in promised])
                 wakes.touch()
+
         (self.drive if self.unfinished else self.give)("", meanwhile)
         self._disarm()
 
     def _disarm(self):
-        "An order that nobody came to obey must not wait for the next batch."
-        if not self.run.crash.exists(): return
+        """An order that nobody came to obey must not wait for the next batch."""
+        if not self.run.crash.exists():
+            return
         self.run.crash.unlink()
         self.run.append("info", "missed")
 
 # %% ../../nbs/proof/05_timeline.ipynb #c074
 _MENUS = {  # attribute of the timeline -> label, choices, tooltip
     "tasks": ("tasks", [1, 2, 3, 4], "How many tasks write the next batch"),
-    "timeout_ms": ("timeout", [("3 seconds", 3_000), ("15 minutes", 900_000), ("never (KIP-939)", None)], "How long a transaction may be open"),
-    "rule": ("rule off", [("none", ""), *((f"{rule}: {RULES[rule].off}", rule) for rule in OFF)], "A rule that does not hold for the next batch"),
-    "pace_ms": ("pace", [("as it is", 0), ("slow motion", 300)], "How fast a run goes through a batch"),
+    "timeout_ms": (
+        "timeout",
+        [("3 seconds", 3_000), ("15 minutes", 900_000), ("never (KIP-939)", None)],
+        "How long a transaction may be open",
+    ),
+    "rule": (
+        "rule off",
+        [("none", ""), *((f"{rule}: {RULES[rule].off}", rule) for rule in OFF)],
+        "A rule that does not hold for the next batch",
+    ),
+    "pace_ms": (
+        "pace",
+        [("as it is", 0), ("slow motion", 300)],
+        "How fast a run goes through a batch",
+    ),
 }
 
 
 def _menus(t: Timeline, w) -> list:
-    "What counts from the next batch on. `w`: ipywidgets."
+    """What counts from the next batch on. `w`: ipywidgets."""
     made = []
     for name, (label, choices, why) in _MENUS.items():
-        made.append(w.Dropdown(description=label, options=choices, value=getattr(t, name), tooltip=why, layout=w.Layout(width="max-content")))
+        made.append(
+            w.Dropdown(
+                description=label,
+                options=choices,
+                value=getattr(t, name),
+                tooltip=why,
+                layout=w.Layout(width="max-content"),
+            )
+        )
         made[-1].observe(lambda change, name=name: setattr(t, name, change["new"]), "value")
     return made
 
 
 def buttons(t: Timeline):
-    "The timeline with its buttons, as one ipywidget."
+    """The timeline with its buttons, as one ipywidget."""
     import ipywidgets as w  # nobody but who presses buttons needs it
+
     picture, words, menus = w.HTML(), w.HTML(), _menus(t, w)
     where = [(at, p) for p, at in POINTS.items()]
-    point = w.Dropdown(description="crash at", options=where, tooltip="Where the next crash kills the run", layout=w.Layout(width="max-content"))
-    presses = {"Write a batch": (t.write, "A run writes one more batch"),
-               "Crash": (lambda: t.crash(point.value), "Kill the run by SIGKILL at the point in the menu"),
-               "Let it time out": (t.time_out, "Wait until the broker gives up what is open, or oversleep a new batch"),
-               "Restart": (t.restart, "Start another run; it gets the unfinished batch"),
-               "Start anew": (t.anew, "A new topic, an empty history")}
-    made = [w.Button(description=name, tooltip=why, button_style="danger" if name == "Crash" else "") for name, (_, why) in presses.items()]
+    point = w.Dropdown(
+        description="crash at",
+        options=where,
+        tooltip="Where the next crash kills the run",
+        layout=w.Layout(width="max-content"),
+    )
+    presses = {
+        "Write a batch": (t.write, "A run writes one more batch"),
+        "Crash": (lambda: t.crash(point.value), "Kill the run by SIGKILL at the point in the menu"),
+        "Let it time out": (
+            t.time_out,
+            "Wait until the broker gives up what is open, or oversleep a new batch",
+        ),
+        "Restart": (t.restart, "Start another run; it gets the unfinished batch"),
+        "Start anew": (t.anew, "A new topic, an empty history"),
+    }
+    made = [
+        w.Button(description=name, tooltip=why, button_style="danger" if name == "Crash" else "")
+        for name, (_, why) in presses.items()
+    ]
 
     def show(said: str = ""):
-        picture.value, heard = draw(t.events), said or explain(t.events) or ("The run is at work." if t.events else "Press a button.")
-        words.value = f'<p role="status" style="line-height:1.5">{escape(heard)}<br><b>{escape(str(t.verdict))}</b></p>'
+        picture.value, heard = (
+            draw(t.events),
+            said or explain(t.events) or ("The run is at work." if t.events else "Press a button."),
+        )
+        words.value = (
+            '<p role="status"'
+            f' style="line-height:1.5">{escape(heard)}<br><b>{escape(str(t.verdict))}</b></p>'
+        )
 
     def press(button):
-        for control in (*made, *menus, point): control.disabled = True
+        for control in (*made, *menus, point):
+            control.disabled = True
         said = ""
-        try: presses[button.description][0]()
-        except Exception as e: said = f"{type(e).__name__}: {e}"  # whatever it is: who pressed reads it
+        try:
+            presses[button.description][0]()
+        # whatever it is: who pressed reads it
+        except Exception as e:
+            said = f"{type(e).__name__}: {e}"
         show(said)
-        for control in (*made, *menus, point): control.disabled = False
+        for control in (*made, *menus, point):
+            control.disabled = False
 
-    for button in made: button.on_click(press)
+    for button in made:
+        button.on_click(press)
     t.changed = show
     show()
     wrap = w.Layout(flex_flow="row wrap")
@@ -756,5 +1226,7 @@ def buttons(t: Timeline):
 
 
 def play(t: Timeline):
-    "The buttons where a notebook server is there to press them (JupyterLab and Notebook say so), else the timeline, which shows its picture."
+    """The buttons where a notebook server is there to press them (JupyterLab and Notebook say so),
+    else the timeline, which shows its picture.
+    """
     return buttons(t) if "JPY_SESSION_NAME" in os.environ else t

@@ -19,12 +19,27 @@ from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 # %% ../../nbs/proof/01_world.ipynb #c003
 from ..protocol.decisions import Decision, DecisionLog, Slot
 from ..protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
-from ..protocol.transactions import (TRANSITIONS, Committable, Name, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, Token, TxnState, parse_name,
-                               step)
+from kafka2pc.protocol.transactions import (
+    TRANSITIONS,
+    Committable,
+    Name,
+    Outcome,
+    PartitionRange,
+    Plan,
+    PreparedTxnState,
+    Standing,
+    Token,
+    TxnState,
+    parse_name,
+    step,
+)
 
 # %% ../../nbs/proof/01_world.ipynb #c006
 class Txn(NamedTuple):
-    "A transactional id at its coordinator. `kept`: the epoch of what ended last, `struck`: by a timeout. `marking`: PrepareCommit or PrepareAbort."
+    """A transactional id at its coordinator. `kept`: the epoch of what ended last, `struck`: by a
+    timeout. `marking`: PrepareCommit or PrepareAbort.
+    """
+
     id: str
     epoch: int
     state: TxnState
@@ -35,11 +50,15 @@ class Txn(NamedTuple):
     struck: bool = False
 
     @property
-    def ongoing(self) -> bool: return bool(self.rows) and self.state in (TxnState.OPEN, TxnState.PRECOMMITTED)
+    def ongoing(self) -> bool:
+        return bool(self.rows) and self.state in (TxnState.OPEN, TxnState.PRECOMMITTED)
 
 # %% ../../nbs/proof/01_world.ipynb #c007
 class World(NamedTuple):
-    "Everything but the processes. `log` has (batch, attempt, number of the decision); `version` says which rows the newest offsets entry names."
+    """Everything but the processes. `log` has (batch, attempt, number of the decision); `version`
+    says which rows the newest offsets entry names.
+    """
+
     txns: tuple[Txn, ...] = ()
     log: tuple = ()
     offsets: int = -1
@@ -52,56 +71,79 @@ class World(NamedTuple):
     owed: tuple = ()
     lost: tuple = ()
     claims: tuple = ()
-    away: tuple = ()  # log, offsets, version and commits of a copied checkpoint; a log of None: the copy uses the log of the original
+    # log, offsets, version and commits of a copied checkpoint; a log of None: the copy uses the log
+    # of the original
+    away: tuple = ()
 
 # %% ../../nbs/proof/01_world.ipynb #c010
 QUERY = "11111111-2222-3333-4444-555555555555"
 
 
 class Worker(NamedTuple):
-    "A Python worker process. It runs one task at a time."
+    """A Python worker process. It runs one task at a time."""
+
     driver: int
     slot: int
     life: int
 
-    def __str__(self) -> str: return f"D{self.driver}.{self.slot}" + "'" * self.life
+    def __str__(self) -> str:
+        return f"D{self.driver}.{self.slot}" + "'" * self.life
 
 
 def spell(token, driver: int, slot: int, life: int, counter: int, parity: int) -> str:
-    "A transactional_id."
+    """A transactional_id."""
     return f"kafka2pc-{QUERY}-{token}-{driver:02x}{slot:02x}{life:04x}-{counter}-{parity}"
 
 
 def worker_name(plan: Plan, worker: Worker, attempt: int, counter: int) -> str:
-    "The name for one transaction: one id, one life. `attempt` (which try of the task) is not in it."
+    """The name for one transaction: one id, one life. `attempt` (which try of the task) is not in
+    it.
+    """
     return spell(plan.token, *worker, counter, plan.batch_id % 2)
 
 
 @cache
-def name_of(transactional_id: str) -> Name: return parse_name(transactional_id)
+def name_of(transactional_id: str) -> Name:
+    return parse_name(transactional_id)
 
 
 def short(name: str, epoch: int | None = None) -> str:
-    "A transactional_id for readers: its worker, `even` or `odd` for the batch, and the epoch."
+    """A transactional_id for readers: its worker, `even` or `odd` for the batch, and the epoch."""
     process, counter, parity = name.rsplit("-", 3)[1:]
     worker = Worker(int(process[:2], 16), int(process[2:4], 16), int(process[4:], 16))
-    return f"{worker}" + f"#{counter}" * (counter != "0") + (" odd" if parity == "1" else " even") + ("" if epoch is None else f" @{epoch}")
+    return (
+        f"{worker}"
+        + f"#{counter}" * (counter != "0")
+        + (" odd" if parity == "1" else " even")
+        + ("" if epoch is None else f" @{epoch}")
+    )
 
 # %% ../../nbs/proof/01_world.ipynb #c013
 FAULTS = {
     "crash": "a run of the query dies; its tasks live on",
     "timeout": "a transaction's time runs out",
     "retry": "Spark starts a second try of a task while the first is still alive",
-    "broken": "commit() raises at one of its calls, or the job fails while its tasks run; Spark then calls abort()",
+    "broken": (
+        "commit() raises at one of its calls, or the job fails while its tasks run; Spark then"
+        " calls abort()"
+    ),
     "late_end": "an EndTxn gets no answer; it arrives later, or never",
     "late_init": "an InitProducerId gets no answer; it arrives later, or never",
     "late_create": "the log gives no answer to a create; the record appears later, or never",
     "forget": "the planner's process is replaced, with its memory",
-    "inherit": "the query is stopped and started again in one application: the planner's memory lives on, and the old committer may too",
+    "inherit": (
+        "the query is stopped and started again in one application: the planner's memory lives on,"
+        " and the old committer may too"
+    ),
     "no_commits": "somebody deletes the newest entry of Spark's commits",
-    "new_rows": "Spark's newest offsets entry is written anew, with other rows, and its commits entry is gone",
+    "new_rows": (
+        "Spark's newest offsets entry is written anew, with other rows, and its commits entry is"
+        " gone"
+    ),
     "expire": "Kafka forgets a transactional id that was not used for a week",
-    "lost_entry": "the decision log forgets its newest record (which no log may: it is here to show why)",
+    "lost_entry": (
+        "the decision log forgets its newest record (which no log may: it is here to show why)"
+    ),
 }
 
 COPIES = {
@@ -114,7 +156,10 @@ COPIES = {
 # %% ../../nbs/proof/01_world.ipynb #c014
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    "How large the world is and what may happen in it. `slots`: tasks of a batch in run 1, 2, …; the last counts for all that follow."
+    """How large the world is and what may happen in it. `slots`: tasks of a batch in run 1, 2, …;
+    the last counts for all that follow.
+    """
+
     drivers: int = 2
     batches: int = 2
     slots: tuple[int, ...] = (1,)
@@ -137,35 +182,59 @@ class Config:
     end_txn: int = 5  # version of EndTxn: from 5 on it raises the epoch
     markers: bool = False  # show PrepareCommit, between the answer to EndTxn and its completion
     exclusive: bool = True  # Spark notices that somebody else has written commits/N
-    overlap: bool = False  # the tasks of batch N+1 start while batch N is being committed (Spark waits; a faster engine might not)
+    # the tasks of batch N+1 start while batch N is being committed (Spark waits; a faster engine
+    # might not)
+    overlap: bool = False
     keep_batches: int = 100
     keep_claims: int = 100
     margin_ms: int = 1
-    stall: bool = False  # a driver may sleep longer than the margin between its check and its decision
+    # a driver may sleep longer than the margin between its check and its decision
+    stall: bool = False
     copied: str = ""  # run 2 starts from a copy of the checkpoint, see COPIES
-    reread: bool = False  # commit() looks the offsets up again, instead of using those that the batch was planned for
+    # commit() looks the offsets up again, instead of using those that the batch was planned for
+    reread: bool = False
 
     def rows(self, batch: int, version: int = 0) -> tuple:
-        "The rows of a batch. Row r goes to task r mod the number of tasks."
-        if batch in self.no_tasks: return ()
-        return tuple((batch, row, version) for row in range(max(self.slots) * self.rows_per_task) if (batch, row) not in self.empty)
+        """The rows of a batch. Row r goes to task r mod the number of tasks."""
+        if batch in self.no_tasks:
+            return ()
+        return tuple(
+            (batch, row, version)
+            for row in range(max(self.slots) * self.rows_per_task)
+            if (batch, row) not in self.empty
+        )
 
 # %% ../../nbs/proof/01_world.ipynb #c017
 ANOMALIES = {
     "DUPLICATE": "A row becomes visible once.",
-    "LOST-SILENTLY": "When Spark writes a batch into its commit log, all rows of the batch are visible.",
+    "LOST-SILENTLY": (
+        "When Spark writes a batch into its commit log, all rows of the batch are visible."
+    ),
     "LOST-WITHOUT-TIMEOUT": "A decided transaction is committed, unless its timeout strikes first.",
     "FALSE-LOST": "A transaction that is reported lost had rows, and they are not visible.",
-    "VISIBLE-WITHOUT-DECISION": "A row becomes visible only after a COMMIT that holds its transaction.",
+    "VISIBLE-WITHOUT-DECISION": (
+        "A row becomes visible only after a COMMIT that holds its transaction."
+    ),
     "DECIDED-A-DEAD-TXN": "When a COMMIT is written, all its transactions are open.",
-    "DISTURBED-BY-OLDER": "A run that aborts another run's transaction, or closes its slot, has the newer claim.",
-    "HANGING": "If all others die, a run that starts, or goes on, leaves nothing open and nothing decided but unfinished.",
-    "STUCK": "If all others die, a run that starts, or goes on, comes to its end, or says what is lost or who is further.",
+    "DISTURBED-BY-OLDER": (
+        "A run that aborts another run's transaction, or closes its slot, has the newer claim."
+    ),
+    "HANGING": (
+        "If all others die, a run that starts, or goes on, leaves nothing open and nothing decided"
+        " but unfinished."
+    ),
+    "STUCK": (
+        "If all others die, a run that starts, or goes on, comes to its end, or says what is lost"
+        " or who is further."
+    ),
 }
 
 # %% ../../nbs/proof/01_world.ipynb #c019
 class Answer(NamedTuple):
-    "One way in which the world can answer: the world after it, the answer, anomalies, and a note for the count of what was reached."
+    """One way in which the world can answer: the world after it, the answer, anomalies, and a note
+    for the count of what was reached.
+    """
+
     world: World
     said: object = None
     wrong: tuple[str, ...] = ()
@@ -173,132 +242,202 @@ class Answer(NamedTuple):
 
 
 class Table:
-    "Values by number; equal values have one number."
-    def __init__(self): self.values, self._numbers = [], {}
+    """Values by number; equal values have one number."""
+
+    def __init__(self):
+        self.values, self._numbers = [], {}
 
     def number(self, value) -> int:
-        "The number of this value, a new one if it was never seen."
+        """The number of this value, a new one if it was never seen."""
         n = self._numbers.setdefault(value, len(self.values))
-        if n == len(self.values): self.values.append(value)
+        if n == len(self.values):
+            self.values.append(value)
         return n
 
-    def __getitem__(self, number: int): return self.values[number]
+    def __getitem__(self, number: int):
+        return self.values[number]
 
 
 class Scene:
-    "What does not change: how large the world is, and the decisions that somebody wanted, by number."
-    def __init__(self, config: Config, decisions: Table | None = None): self.config, self.decisions = config, decisions or Table()
+    """What does not change: how large the world is, and the decisions that somebody wanted, by
+    number.
+    """
+
+    def __init__(self, config: Config, decisions: Table | None = None):
+        self.config, self.decisions = config, decisions or Table()
 
     def opening(self) -> World:
-        "The world before the first step."
+        """The world before the first step."""
         return World(left=tuple(getattr(self.config, fault) for fault in FAULTS))
 
 # %% ../../nbs/proof/01_world.ipynb #c020
-def plus(items: tuple, *more) -> tuple: return tuple(sorted(items + more))
+def plus(items: tuple, *more) -> tuple:
+    return tuple(sorted(items + more))
 
 
 def minus(items: tuple, item) -> tuple:
     i = items.index(item)
-    return items[:i] + items[i + 1:]
+    return items[:i] + items[i + 1 :]
 
 
-def find(world: World, name: str) -> Txn | None: return next((t for t in world.txns if t.id == name), None)
+def find(world: World, name: str) -> Txn | None:
+    return next((t for t in world.txns if t.id == name), None)
 
 
 def put(world: World, txn: Txn) -> World:
-    return world._replace(txns=tuple(sorted((*(t for t in world.txns if t.id != txn.id), txn), key=lambda t: t.id)))
+    return world._replace(
+        txns=tuple(sorted((*(t for t in world.txns if t.id != txn.id), txn), key=lambda t: t.id))
+    )
 
 
 def spend(world: World, fault: str) -> World | None:
-    "The world with one accident of this kind less to come, None if there was none left."
+    """The world with one accident of this kind less to come, None if there was none left."""
     i = list(FAULTS).index(fault)
-    return world._replace(left=world.left[:i] + (world.left[i] - 1,) + world.left[i + 1:]) if world.left and world.left[i] else None
+    return (
+        world._replace(left=world.left[:i] + (world.left[i] - 1,) + world.left[i + 1 :])
+        if world.left and world.left[i]
+        else None
+    )
 
 # %% ../../nbs/proof/01_world.ipynb #c023
 def become_visible(world: World, txn: Txn) -> tuple[World, tuple]:
-    "The rows of a committed transaction can be read from now on."
+    """The rows of a committed transaction can be read from now on."""
     key, wrong = (txn.id, txn.epoch), ()
-    if set(txn.rows) & set(world.seen): wrong += ("DUPLICATE",)
-    if key not in world.owed: wrong += ("VISIBLE-WITHOUT-DECISION",)
-    else: world = world._replace(owed=minus(world.owed, key))
+    if set(txn.rows) & set(world.seen):
+        wrong += ("DUPLICATE",)
+    if key not in world.owed:
+        wrong += ("VISIBLE-WITHOUT-DECISION",)
+    else:
+        world = world._replace(owed=minus(world.owed, key))
     return world._replace(seen=plus(world.seen, *txn.rows)), wrong
 
 
 def vanish(world: World, txn: Txn, timeout: bool = False) -> tuple[World, tuple]:
-    "The rows of an aborted transaction can never be read."
+    """The rows of an aborted transaction can never be read."""
     key = txn.id, txn.epoch
-    if key not in world.owed: return world, ()
-    return world._replace(owed=minus(world.owed, key), lost=plus(world.lost, key)), () if timeout else ("LOST-WITHOUT-TIMEOUT",)
+    if key not in world.owed:
+        return world, ()
+    return world._replace(owed=minus(world.owed, key), lost=plus(world.lost, key)), (
+        () if timeout else ("LOST-WITHOUT-TIMEOUT",)
+    )
 
 
 def swapped(world: World) -> World:
-    "The world as a run sees it that works from the copied checkpoint; and back again."
+    """The world as a run sees it that works from the copied checkpoint; and back again."""
     log, *files = world.away
     mine, other = (world.log, None) if log is None else (log, world.log)
     offsets, version, commits = files
-    return world._replace(log=mine, offsets=offsets, version=version, commits=commits,
-                          away=(other, world.offsets, world.version, world.commits))
+    return world._replace(
+        log=mine,
+        offsets=offsets,
+        version=version,
+        commits=commits,
+        away=(other, world.offsets, world.version, world.commits),
+    )
 
 
 def end_ongoing(m: Scene, world: World, txn: Txn, event: str) -> tuple[World, tuple]:
-    "An ongoing transaction ends. EndTxn raises the epoch from version 5 on, a timeout always does."
-    state = step(txn.state, "precommit") if txn.state is TxnState.OPEN else txn.state  # Kafka has no word for it: what holds rows can be committed
+    """An ongoing transaction ends. EndTxn raises the epoch from version 5 on, a timeout always
+    does.
+    """
+    # Kafka has no word for it: what holds rows can be committed
+    state = step(txn.state, "precommit") if txn.state is TxnState.OPEN else txn.state
     timeout = event == "timeout"
     world, wrong = become_visible(world, txn) if event == "commit" else vanish(world, txn, timeout)
-    after = Txn(txn.id, txn.epoch + (timeout or m.config.end_txn >= 5), step(state, event), marking=m.config.markers, kept=txn.epoch, struck=timeout)
+    after = Txn(
+        txn.id,
+        txn.epoch + (timeout or m.config.end_txn >= 5),
+        step(state, event),
+        marking=m.config.markers,
+        kept=txn.epoch,
+        struck=timeout,
+    )
     return put(world, after), wrong
 
 # %% ../../nbs/proof/01_world.ipynb #c026
 def on_init(m: Scene, world: World, who: int, name: str) -> Answer | None:
-    "InitProducerId: what is open under this name is aborted, the epoch rises."
+    """InitProducerId: what is open under this name is aborted, the epoch rises."""
     txn, wrong = find(world, name), ()
-    if txn and txn.marking: return None
-    if txn and txn.ongoing: world, wrong = vanish(world, txn)
+    if txn and txn.marking:
+        return None
+    if txn and txn.ongoing:
+        world, wrong = vanish(world, txn)
     epoch = txn.epoch + 1 if txn else 0
-    return Answer(put(world, Txn(name, epoch, TxnState.OPEN)), epoch, wrong, "InitProducerId arrived")
+    return Answer(
+        put(world, Txn(name, epoch, TxnState.OPEN)), epoch, wrong, "InitProducerId arrived"
+    )
 
 
-def on_produce(m: Scene, world: World, who: int, name: str, epoch: int, rows: tuple) -> Answer | None:
+def on_produce(
+    m: Scene, world: World, who: int, name: str, epoch: int, rows: tuple
+) -> Answer | None:
     txn = find(world, name)
-    if txn.marking: return None
-    if m.config.end_txn < 5 and txn.kept == txn.epoch: txn = txn._replace(state=TxnState.OPEN, kept=None)  # a second transaction in the same epoch
-    if epoch != txn.epoch or (txn.state, "write") not in TRANSITIONS: return Answer(world, False, note="a write was fenced")
-    return Answer(put(world, txn._replace(state=step(txn.state, "write"), rows=txn.rows + rows)), True)
+    if txn.marking:
+        return None
+    # a second transaction in the same epoch
+    if m.config.end_txn < 5 and txn.kept == txn.epoch:
+        txn = txn._replace(state=TxnState.OPEN, kept=None)
+    if epoch != txn.epoch or (txn.state, "write") not in TRANSITIONS:
+        return Answer(world, False, note="a write was fenced")
+    return Answer(
+        put(world, txn._replace(state=step(txn.state, "write"), rows=txn.rows + rows)), True
+    )
 
 
 def on_epoch(m: Scene, world: World, who: int, name: str) -> Answer:
-    "What a producer knows that was not closed after its last transaction (no rule allows to use it)."
+    """What a producer knows that was not closed after its last transaction (no rule allows to use
+    it).
+    """
     txn = find(world, name)
     return Answer(world, txn.epoch if txn and not txn.ongoing else None)
 
 # %% ../../nbs/proof/01_world.ipynb #c028
 def on_end(m: Scene, world: World, who: int, name: str, epoch: int, commit: bool) -> Answer | None:
-    "EndTxn by exact tuple."
+    """EndTxn by exact tuple."""
     event, txn = "commit" if commit else "abort", find(world, name)
-    if txn and txn.marking: return None
+    if txn and txn.marking:
+        return None
     if txn and txn.ongoing and txn.epoch == epoch:
         disturbed = not commit and not has_newer_claim(world, who, txn)
         world, wrong = end_ongoing(m, world, txn, event)
-        return Answer(world, "done", wrong + ("DISTURBED-BY-OLDER",) * disturbed, "EndTxn took effect")
+        return Answer(
+            world, "done", wrong + ("DISTURBED-BY-OLDER",) * disturbed, "EndTxn took effect"
+        )
     if txn and not txn.ongoing and epoch == txn.kept:
-        return Answer(world, "done" if (txn.state, event) in TRANSITIONS else "refused", note="EndTxn said the same again")
+        return Answer(
+            world,
+            "done" if (txn.state, event) in TRANSITIONS else "refused",
+            note="EndTxn said the same again",
+        )
     if txn and not txn.ongoing and epoch == txn.epoch and not commit:
-        return Answer(put(world, txn._replace(epoch=epoch + (m.config.end_txn >= 5), state=TxnState.ABORTED, kept=epoch)), "done",
-                      note="EndTxn took the next epoch")
+        return Answer(
+            put(
+                world,
+                txn._replace(
+                    epoch=epoch + (m.config.end_txn >= 5), state=TxnState.ABORTED, kept=epoch
+                ),
+            ),
+            "done",
+            note="EndTxn took the next epoch",
+        )
     return Answer(world, "refused", note="EndTxn was refused")
 
 
 def has_newer_claim(world: World, who: int, txn: Txn) -> bool:
-    "May run `who` abort this one? It was written under the newest claim of that run, or under an older one."
+    """May run `who` abort this one? It was written under the newest claim of that run, or under an
+    older one.
+    """
     token = name_of(txn.id).token
     return any(token == claim or token < claim for run, claim in world.claims if run == who)
 
 # %% ../../nbs/proof/01_world.ipynb #c031
 def standing(txn: Txn | None, epoch: int, end_txn: int) -> TxnState | None:
-    "What DescribeTransactions says of the transaction with exactly this epoch; None: nothing."
-    if txn is None: return None
+    """What DescribeTransactions says of the transaction with exactly this epoch; None: nothing."""
+    if txn is None:
+        return None
     ahead = txn.epoch - epoch
-    if txn.ongoing: return TxnState.PRECOMMITTED if ahead == 0 else None
+    if txn.ongoing:
+        return TxnState.PRECOMMITTED if ahead == 0 else None
     ended = txn.state if txn.state in (TxnState.COMMITTED, TxnState.ABORTED) else None
     ours = ahead == 0 or (ahead == 1 and (end_txn >= 5 or ended is TxnState.ABORTED))
     return ended if ours else None
@@ -306,14 +445,20 @@ def standing(txn: Txn | None, epoch: int, end_txn: int) -> TxnState | None:
 
 def on_describe(m: Scene, world: World, who: int, tuples: tuple) -> Answer:
     found = [(find(world, name), epoch) for name, epoch in tuples]
-    return Answer(world, tuple((standing(t, epoch, m.config.end_txn), bool(t and t.late)) for t, epoch in found))
+    return Answer(
+        world,
+        tuple((standing(t, epoch, m.config.end_txn), bool(t and t.late)) for t, epoch in found),
+    )
 
 
 def on_list(m: Scene, world: World, who: int, prepared_too: bool) -> Answer:
-    return Answer(world, tuple(t.id for t in world.txns if t.ongoing or (prepared_too and t.marking)))
+    return Answer(
+        world, tuple(t.id for t in world.txns if t.ongoing or (prepared_too and t.marking))
+    )
 
 
-def on_known(m: Scene, world: World, who: int) -> Answer: return Answer(world, tuple(t.id for t in world.txns))
+def on_known(m: Scene, world: World, who: int) -> Answer:
+    return Answer(world, tuple(t.id for t in world.txns))
 
 
 def on_open(m: Scene, world: World, who: int, ids: tuple) -> Answer:
@@ -321,43 +466,69 @@ def on_open(m: Scene, world: World, who: int, ids: tuple) -> Answer:
 
 # %% ../../nbs/proof/01_world.ipynb #c034
 def on_create(m: Scene, world: World, who: int, number: int) -> Answer:
-    "Write-once: the slot is won, or what stands in it is the answer."
+    """Write-once: the slot is won, or what stands in it is the answer."""
     d = m.decisions[number]
     stands = next((n for *slot, n in world.log if tuple(slot) == d.slot), None)
-    if stands not in (None, number): return Answer(world, stands, note=f"{d.kind} refused")
-    if not d.commit and d.token.attempt == d.slot.attempt + 1: world = claimed(world, who, d.token)
-    if stands == number: return Answer(world, stands, note=f"{d.kind} stands already")
+    if stands not in (None, number):
+        return Answer(world, stands, note=f"{d.kind} refused")
+    if not d.commit and d.token.attempt == d.slot.attempt + 1:
+        world = claimed(world, who, d.token)
+    if stands == number:
+        return Answer(world, stands, note=f"{d.kind} stands already")
     after, wrong = world._replace(log=plus(world.log, (*d.slot, number))), ()
-    if d.commit and not any((batch, attempt) > d.slot for batch, attempt, _ in world.log): after, wrong = owe(after, d)
+    if d.commit and not any((batch, attempt) > d.slot for batch, attempt, _ in world.log):
+        after, wrong = owe(after, d)
     owner = None if d.commit else owner_of(m, world, d.slot)
-    if owner and d.token < owner: wrong += ("DISTURBED-BY-OLDER",)
+    if owner and d.token < owner:
+        wrong += ("DISTURBED-BY-OLDER",)
     return Answer(after, number, wrong, f"{d.kind} won")
 
 
 def claimed(world: World, who: int, token: Token) -> World:
     own = next((claim for run, claim in world.claims if run == who), token)
-    return world._replace(claims=plus(tuple(c for c in world.claims if c[0] != who), (who, token if own < token else own)))
+    return world._replace(
+        claims=plus(
+            tuple(c for c in world.claims if c[0] != who), (who, token if own < token else own)
+        )
+    )
 
 # %% ../../nbs/proof/01_world.ipynb #c035
 def owe(world: World, d: Decision) -> tuple[World, tuple]:
-    "From now on these transactions must become visible. What a timeout has struck before is lost already."
+    """From now on these transactions must become visible. What a timeout has struck before is lost
+    already.
+    """
     keys = [(c.transactional_id, c.state.epoch) for c in d.committables]
     txns = {k: find(world, k[0]) for k in keys}
     dead = [k for k, t in txns.items() if not (t and t.ongoing and t.epoch == k[1])]
     struck = [k for k in dead if (t := txns[k]) and t.struck and t.kept == k[1]]
-    world = world._replace(owed=plus(world.owed, *(k for k in keys if k not in struck)), lost=plus(world.lost, *struck))
+    world = world._replace(
+        owed=plus(world.owed, *(k for k in keys if k not in struck)), lost=plus(world.lost, *struck)
+    )
     return world, ("DECIDED-A-DEAD-TXN",) if dead else ()
 
 
 def owner_of(m: Scene, world: World, slot: Slot) -> Token | None:
-    "Whose slot is it? It belongs to the run that won the slot before, or that decided the batch before."
+    """Whose slot is it? It belongs to the run that won the slot before, or that decided the batch
+    before.
+    """
     before = {(b, k): m.decisions[n] for b, k, n in world.log}
-    if slot.attempt: return before[slot.batch_id, slot.attempt - 1].token if (slot.batch_id, slot.attempt - 1) in before else None
-    return next((d.token for (b, _), d in before.items() if b == slot.batch_id - 1 and d.commit), None)
+    if slot.attempt:
+        return (
+            before[slot.batch_id, slot.attempt - 1].token
+            if (slot.batch_id, slot.attempt - 1) in before
+            else None
+        )
+    return next(
+        (d.token for (b, _), d in before.items() if b == slot.batch_id - 1 and d.commit), None
+    )
 
 # %% ../../nbs/proof/01_world.ipynb #c038
-def on_listing(m: Scene, world: World, who: int) -> Answer: return Answer(world, world.log)
-def on_spark(m: Scene, world: World, who: int, batch: int) -> Answer: return Answer(world, batch in world.commits)
+def on_listing(m: Scene, world: World, who: int) -> Answer:
+    return Answer(world, world.log)
+
+
+def on_spark(m: Scene, world: World, who: int, batch: int) -> Answer:
+    return Answer(world, batch in world.commits)
 
 
 def on_remove(m: Scene, world: World, who: int, slots: tuple) -> Answer:
@@ -366,95 +537,155 @@ def on_remove(m: Scene, world: World, who: int, slots: tuple) -> Answer:
 
 
 UNKNOWN, SILENT = "unknown", "silent"
-REQUESTS = {"init": on_init, "epoch": on_epoch, "produce": on_produce, "end": on_end, "describe": on_describe, "list": on_list, "known": on_known,
-            "open": on_open, "create": on_create, "listing": on_listing, "remove": on_remove, "spark": on_spark}
+REQUESTS = {
+    "init": on_init,
+    "epoch": on_epoch,
+    "produce": on_produce,
+    "end": on_end,
+    "describe": on_describe,
+    "list": on_list,
+    "known": on_known,
+    "open": on_open,
+    "create": on_create,
+    "listing": on_listing,
+    "remove": on_remove,
+    "spark": on_spark,
+}
 UNCLEAR = {"init": (UNKNOWN,), "end": (UNKNOWN, SILENT), "create": (UNKNOWN, SILENT)}
 
 
 def answers(m: Scene, world: World, who: int, kind: str, *what) -> Iterator[Answer]:
-    "All answers that run `who`, or a task of it, can get. None at all: it has to wait."
-    if answer := REQUESTS[kind](m, world, who, *what): yield answer
+    """All answers that run `who`, or a task of it, can get. None at all: it has to wait."""
+    if answer := REQUESTS[kind](m, world, who, *what):
+        yield answer
     if kind in UNCLEAR and (later := spend(world, f"late_{kind}")):
-        later = later._replace(mail=plus(later.mail, (kind, who, *what)), retired=plus(later.retired, *what) if kind == "init" else later.retired)
-        for said in UNCLEAR[kind]: yield Answer(later, said, note=f"{kind} unclear")
+        later = later._replace(
+            mail=plus(later.mail, (kind, who, *what)),
+            retired=plus(later.retired, *what) if kind == "init" else later.retired,
+        )
+        for said in UNCLEAR[kind]:
+            yield Answer(later, said, note=f"{kind} unclear")
 
 # %% ../../nbs/proof/01_world.ipynb #c041
-def works_from_the_copy(m: Scene, who: int) -> bool: return bool(m.config.copied) and who == 2
+def works_from_the_copy(m: Scene, who: int) -> bool:
+    return bool(m.config.copied) and who == 2
 
 
 def late_answer(m: Scene, world: World, who: int, kind: str, *what) -> Answer | None:
-    "A message that was under way arrives."
-    if not works_from_the_copy(m, who): return REQUESTS[kind](m, world, who, *what)
+    """A message that was under way arrives."""
+    if not works_from_the_copy(m, who):
+        return REQUESTS[kind](m, world, who, *what)
     answer = REQUESTS[kind](m, swapped(world), who, *what)
     return answer and answer._replace(world=swapped(answer.world))
 
 
-def events(m: Scene, world: World, creating: Iterable[int] = ()) -> Iterator[tuple[str, tuple, Answer]]:
-    "All that happens outside of the processes: (who, what, answer). `creating`: the decisions that living runs are about to write."
+def events(
+    m: Scene, world: World, creating: Iterable[int] = ()
+) -> Iterator[tuple[str, tuple, Answer]]:
+    """All that happens outside of the processes: (who, what, answer). `creating`: the decisions
+    that living runs are about to write.
+    """
     for kind, who, *what in sorted(set(world.mail)):
-        if answer := late_answer(m, world._replace(mail=minus(world.mail, (kind, who, *what))), who, kind, *what):
+        if answer := late_answer(
+            m, world._replace(mail=minus(world.mail, (kind, who, *what))), who, kind, *what
+        ):
             yield "network", ("late", kind, who, *what), answer._replace(note=f"late {answer.note}")
     creating = {*creating, *(item[2] for item in world.mail if item[0] == "create")}
-    checked = {(c.transactional_id, c.state.epoch) for n in creating for c in m.decisions[n].committables}
+    checked = {
+        (c.transactional_id, c.state.epoch) for n in creating for c in m.decisions[n].committables
+    }
     for t in world.txns:
-        if t.marking: yield "Kafka", ("marks", t.id), Answer(put(world, t._replace(marking=False)))
-        if t.ongoing: yield from time_passes(m, world, t, (t.id, t.epoch) in checked)
-        if t.kept is not None and not t.marking and (x := spend(world, "expire")):  # the next producer id has nothing to do with this one
-            yield "Kafka", ("expires", t.id), Answer(put(x, Txn(t.id, t.epoch + 100, TxnState.OPEN)))
+        if t.marking:
+            yield "Kafka", ("marks", t.id), Answer(put(world, t._replace(marking=False)))
+        if t.ongoing:
+            yield from time_passes(m, world, t, (t.id, t.epoch) in checked)
+        # the next producer id has nothing to do with this one
+        if t.kept is not None and not t.marking and (x := spend(world, "expire")):
+            yield (
+                "Kafka",
+                ("expires", t.id),
+                Answer(put(x, Txn(t.id, t.epoch + 100, TxnState.OPEN))),
+            )
     yield from files_change(world)
 
 
-def time_passes(m: Scene, world: World, t: Txn, checked: bool) -> Iterator[tuple[str, tuple, Answer]]:
+def time_passes(
+    m: Scene, world: World, t: Txn, checked: bool
+) -> Iterator[tuple[str, tuple, Answer]]:
     in_time = checked and m.config.margin_ms and not m.config.stall
-    if not t.late and not in_time and (x := spend(world, "timeout")): yield "clock", ("late soon", t.id), Answer(put(x, t._replace(late=True)))
+    if not t.late and not in_time and (x := spend(world, "timeout")):
+        yield "clock", ("late soon", t.id), Answer(put(x, t._replace(late=True)))
     if t.late:
         after, wrong = end_ongoing(m, world, t, "timeout")
         yield "Kafka", ("timeout", t.id, t.epoch), Answer(after, None, wrong, "a timeout struck")
 
 # %% ../../nbs/proof/01_world.ipynb #c042
 def files_change(world: World) -> Iterator[tuple[str, tuple, Answer]]:
-    "Somebody deletes or rewrites what Spark and the log have written."
+    """Somebody deletes or rewrites what Spark and the log have written."""
     if world.commits and (x := spend(world, "no_commits")):
-        yield "somebody", ("deletes commits", world.commits[-1]), Answer(x._replace(commits=world.commits[:-1]))
+        yield (
+            "somebody",
+            ("deletes commits", world.commits[-1]),
+            Answer(x._replace(commits=world.commits[:-1])),
+        )
     if world.offsets >= 0 and (x := spend(world, "new_rows")):
         left = tuple(b for b in world.commits if b != world.offsets)
-        yield "somebody", ("changes offsets", world.offsets), Answer(x._replace(commits=left, version=world.version + 1))
-    if world.log and (x := spend(world, "lost_entry")): yield "log", ("loses", world.log[-1][2]), Answer(x._replace(log=world.log[:-1]))
+        yield (
+            "somebody",
+            ("changes offsets", world.offsets),
+            Answer(x._replace(commits=left, version=world.version + 1)),
+        )
+    if world.log and (x := spend(world, "lost_entry")):
+        yield "log", ("loses", world.log[-1][2]), Answer(x._replace(log=world.log[:-1]))
 
 # %% ../../nbs/proof/01_world.ipynb #c045
 class Stop(BaseException):
-    "The act asks something that is not on its tape yet."
+    """The act asks something that is not on its tape yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    "An answer that is an error."
+    """An answer that is an error."""
+
     error: type[TwoPhaseError]
 
 
 class Tape:
-    "The answers that a process has heard, in order."
-    def __init__(self, answers: tuple = ()): self.answers, self.asked = answers, []
+    """The answers that a process has heard, in order."""
+
+    def __init__(self, answers: tuple = ()):
+        self.answers, self.asked = answers, []
 
     def ask(self, *request):
-        "The answer to the next question. Raises `Stop` if it is not on the tape."
+        """The answer to the next question. Raises `Stop` if it is not on the tape."""
         self.asked.append(request)
-        if len(self.asked) > len(self.answers): raise Stop
+        if len(self.asked) > len(self.answers):
+            raise Stop
         answer = self.answers[len(self.asked) - 1]
-        if isinstance(answer, Trouble): raise answer.error(f"{request}")
+        if isinstance(answer, Trouble):
+            raise answer.error(f"{request}")
         return answer
 
 # %% ../../nbs/proof/01_world.ipynb #c047
 class StepLog(DecisionLog):
-    "The decision log, one question at a time."
+    """The decision log, one question at a time."""
+
     def __init__(self, tape: Tape, decisions: Table, place: str = "log"):
-        self.tape, self.decisions, self.place, self.silent, self.known = tape, decisions, place, set(), {}
+        self.tape, self.decisions, self.place, self.silent, self.known = (
+            tape,
+            decisions,
+            place,
+            set(),
+            {},
+        )
 
     def create(self, decision: Decision) -> Decision | None:
         n = self.decisions.number(decision)
-        if n in self.silent: return None
+        if n in self.silent:
+            return None
         answer = self.tape.ask("create", n)
-        if answer == SILENT: self.silent.add(n)
+        if answer == SILENT:
+            self.silent.add(n)
         return None if answer in (UNKNOWN, SILENT) else self.decisions[answer]
 
     def slots(self) -> list[Slot]:
@@ -462,27 +693,53 @@ class StepLog(DecisionLog):
         self.known |= found
         return sorted(found)
 
-    def load(self, slot: Slot) -> Decision: return self.decisions[self.known[slot]]
-    def remove(self, slots: Sequence[Slot]): self.tape.ask("remove", tuple(slots))
+    def load(self, slot: Slot) -> Decision:
+        return self.decisions[self.known[slot]]
+
+    def remove(self, slots: Sequence[Slot]):
+        self.tape.ask("remove", tuple(slots))
 
 # %% ../../nbs/proof/01_world.ipynb #c049
 class StepStore:
-    "Kafka, one question at a time, by the verbs of `Participant`."
-    name = "kafka"
-    def __init__(self, m: Scene, tape: Tape, worker: Worker | None = None, attempt: int = 0, retired: tuple = ()):
-        self.m, self.tape, self.worker, self.attempt, self.retired, self.silent = m, tape, worker, attempt, retired, False
+    """Kafka, one question at a time, by the verbs of `Participant`."""
 
-    def store_id(self) -> str: return "cluster"
-    def commit(self, c: Committable) -> Outcome: return self._end(c, True)
-    def abort(self, c: Committable) -> Outcome: return self._end(c, False)
+    name = "kafka"
+
+    def __init__(
+        self,
+        m: Scene,
+        tape: Tape,
+        worker: Worker | None = None,
+        attempt: int = 0,
+        retired: tuple = (),
+    ):
+        self.m, self.tape, self.worker, self.attempt, self.retired, self.silent = (
+            m,
+            tape,
+            worker,
+            attempt,
+            retired,
+            False,
+        )
+
+    def store_id(self) -> str:
+        return "cluster"
+
+    def commit(self, c: Committable) -> Outcome:
+        return self._end(c, True)
+
+    def abort(self, c: Committable) -> Outcome:
+        return self._end(c, False)
 
     def begin(self, plan: Plan, tries: int = 5) -> "StepTxn":
         for counter in range(tries):
             name = worker_name(plan, self.worker, self.attempt, counter)
-            if name not in self.retired and (epoch := self.init(name)) != UNKNOWN: return StepTxn(self, name, epoch)
+            if name not in self.retired and (epoch := self.init(name)) != UNKNOWN:
+                return StepTxn(self, name, epoch)
         raise UnclearAnswer(name)
 
-    def init(self, name: str): return self.tape.ask("init", name)
+    def init(self, name: str):
+        return self.tape.ask("init", name)
 
     def _end(self, c: Committable, commit: bool) -> Outcome:
         answer = self.tape.ask("end", c.transactional_id, c.state.epoch, commit)
@@ -490,38 +747,61 @@ class StepStore:
         return Outcome.UNKNOWN if answer in (UNKNOWN, SILENT) else Outcome(answer)
 
     def retry(self, ask: Callable[[], Outcome]) -> Outcome:
-        "The policy for unclear answers: ask once more, unless nobody answers at all."
+        """The policy for unclear answers: ask once more, unless nobody answers at all."""
         outcome = ask()
         return ask() if outcome is Outcome.UNKNOWN and not self.silent else outcome
 
-    def describe(self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None) -> list[Standing]:
+    def describe(
+        self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
+    ) -> list[Standing]:
         tuples = tuple((c.transactional_id, c.state.epoch) for c in cs)
-        return [Standing(state, not (late and margin_ms)) for state, late in self.tape.ask("describe", tuples)]
+        return [
+            Standing(state, not (late and margin_ms))
+            for state, late in self.tape.ask("describe", tuples)
+        ]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         ids = self.tape.ask("list", False)
         return [self.receipt(*txn) for txn in (self.tape.ask("open", ids) if ids else ())]
 
-    def traces(self, query_id: str) -> list[str]: return list(self.tape.ask("known"))
+    def traces(self, query_id: str) -> list[str]:
+        return list(self.tape.ask("known"))
 
     def receipt(self, name: str, epoch: int, rows: tuple = ()) -> Committable:
-        return Committable(transactional_id=name, state=PreparedTxnState(0, epoch), end_txn_version=self.m.config.end_txn,
-                           partitions=(PartitionRange(topic="t", partition=0, records=len(rows)),))
+        return Committable(
+            transactional_id=name,
+            state=PreparedTxnState(0, epoch),
+            end_txn_version=self.m.config.end_txn,
+            partitions=(PartitionRange(topic="t", partition=0, records=len(rows)),),
+        )
 
 # %% ../../nbs/proof/01_world.ipynb #c050
 class StepTxn:
-    "One transaction, as its task sees it. What an exception leaves open is left to the next sweep."
-    def __init__(self, store: StepStore, name: str, epoch: int): self.store, self.name, self.epoch, self.rows = store, name, epoch, ()
+    """One transaction, as its task sees it. What an exception leaves open is left to the next
+    sweep.
+    """
 
-    def __enter__(self): return self
-    def __exit__(self, *exc): pass
-    def write(self, rows): self.rows += tuple(rows)
-    def flush(self): self.produce(self.rows)
+    def __init__(self, store: StepStore, name: str, epoch: int):
+        self.store, self.name, self.epoch, self.rows = store, name, epoch, ()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        pass
+
+    def write(self, rows):
+        self.rows += tuple(rows)
+
+    def flush(self):
+        self.produce(self.rows)
 
     def produce(self, rows: tuple):
-        if not self.store.tape.ask("produce", self.name, self.epoch, rows): raise PrecommitFailed(self.name)
+        if not self.store.tape.ask("produce", self.name, self.epoch, rows):
+            raise PrecommitFailed(self.name)
 
-    def precommit(self) -> Committable: return self.store.receipt(self.name, self.epoch, self.rows)
+    def precommit(self) -> Committable:
+        return self.store.receipt(self.name, self.epoch, self.rows)
 
 # %% ../../nbs/proof/01_world.ipynb #c052
 def short_decision(m: Scene, number: int) -> str:
@@ -534,7 +814,9 @@ SAY_ASKED = {
     "init": lambda m, name: f"InitProducerId {short(name)}",
     "epoch": lambda m, name: f"goes on with its producer {short(name)}",
     "produce": lambda m, name, epoch, rows: f"writes {len(rows)} row to {short(name, epoch)}",
-    "end": lambda m, name, epoch, commit: f"EndTxn({'commit' if commit else 'abort'}) {short(name, epoch)}",
+    "end": lambda m, name, epoch, commit: (
+        f"EndTxn({'commit' if commit else 'abort'}) {short(name, epoch)}"
+    ),
     "describe": lambda m, tuples: f"describes {', '.join(short(*t) for t in tuples)}",
     "list": lambda m, prepared: "lists what is open",
     "known": lambda m: "lists what is known, in any state",
@@ -543,7 +825,9 @@ SAY_ASKED = {
     "listing": lambda m: "lists the slots of the log",
     "remove": lambda m, slots: f"removes the records {', '.join(f'{b}.{k}' for b, k in slots)}",
     "spark": lambda m, batch: f"looks for commits/{batch}",
-    "late": lambda m, kind, who, *what: f"late, of {'a task of ' * (kind == 'init')}D{who}: {SAY_ASKED[kind](m, *what)}",
+    "late": lambda m, kind, who, *what: (
+        f"late, of {'a task of ' * (kind == 'init')}D{who}: {SAY_ASKED[kind](m, *what)}"
+    ),
     "marks": lambda m, name: f"completes {short(name)}",
     "late soon": lambda m, name: f"{short(name)} has little time left",
     "timeout": lambda m, name, epoch: f"the timeout strikes {short(name, epoch)}",
@@ -555,15 +839,27 @@ SAY_ASKED = {
 
 # %% ../../nbs/proof/01_world.ipynb #c053
 def hears(m: Scene, what: tuple, said) -> str:
-    "An answer in words."
-    if isinstance(said, Trouble): return said.error.__name__
-    if said in (UNKNOWN, SILENT): return "no answer"
+    """An answer in words."""
+    if isinstance(said, Trouble):
+        return said.error.__name__
+    if said in (UNKNOWN, SILENT):
+        return "no answer"
     kind = what[1] if what[0] == "late" else what[0]
-    if kind == "create": return "won" if said == what[-1] else f"{short_decision(m, said)} stands"
-    if kind == "listing": return ", ".join(short_decision(m, n) for *_, n in said) or "nothing"
-    if kind in ("list", "known"): return ", ".join(map(short, said)) or "nothing"
-    if kind == "open": return ", ".join(short(*t) for t in said) or "nothing any more"
-    if kind == "describe": return ", ".join((state.value if state else "unknown") + ", little time left" * late for state, late in said)
-    if kind in ("init", "epoch"): return "nothing" if said is None else f"epoch {said}"
-    if kind == "produce": return "acknowledged" if said else "fenced"
+    if kind == "create":
+        return "won" if said == what[-1] else f"{short_decision(m, said)} stands"
+    if kind == "listing":
+        return ", ".join(short_decision(m, n) for *_, n in said) or "nothing"
+    if kind in ("list", "known"):
+        return ", ".join(map(short, said)) or "nothing"
+    if kind == "open":
+        return ", ".join(short(*t) for t in said) or "nothing any more"
+    if kind == "describe":
+        return ", ".join(
+            (state.value if state else "unknown") + ", little time left" * late
+            for state, late in said
+        )
+    if kind in ("init", "epoch"):
+        return "nothing" if said is None else f"epoch {said}"
+    if kind == "produce":
+        return "acknowledged" if said else "fenced"
     return "" if said is None else f"{said}"

@@ -13,31 +13,75 @@ from dataclasses import dataclass, replace
 from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/protocol/06_commit.ipynb #c003
-from .decisions import (Chains, Decision, DecisionLog, Identity, Listing, Slot, claimed_again, commit_of, holds_later,
-                        newest_commit, win)
+from kafka2pc.protocol.decisions import (
+    Chains,
+    Decision,
+    DecisionLog,
+    Identity,
+    Listing,
+    Slot,
+    claimed_again,
+    commit_of,
+    holds_later,
+    newest_commit,
+    win,
+)
+from kafka2pc.protocol.errors import (
+    DECIDED,
+    NOTHING_WRITTEN,
+    REPLAYED,
+    UNTOUCHED,
+    CorruptDecision,
+    LogUnwritable,
+    LostTransaction,
+    OutcomeUnknown,
+    Refused,
+    ReplayDiffers,
+    StaleCheckpoint,
+    Superseded,
+    TwoPhaseError,
+)
 from .history import History, Silence
-from .errors import (DECIDED, NOTHING_WRITTEN, REPLAYED, UNTOUCHED, CorruptDecision, LogUnwritable, LostTransaction, OutcomeUnknown, Refused,
-                     ReplayDiffers, StaleCheckpoint, Superseded, TwoPhaseError)
-from .transactions import (CommitMessage, Committable, Mode, Moment, Outcome, Participant, PartitionRange, Plan, Standing, Token, TxnState, age_ms,
-                       new_token, parse_name, this_moment)
+from kafka2pc.protocol.transactions import (
+    CommitMessage,
+    Committable,
+    Mode,
+    Moment,
+    Outcome,
+    Participant,
+    PartitionRange,
+    Plan,
+    Standing,
+    Token,
+    TxnState,
+    age_ms,
+    new_token,
+    parse_name,
+    this_moment,
+)
 
 # %% ../../nbs/protocol/06_commit.ipynb #c006
 _LOG = logging.getLogger(__name__)
 
 
 def one_by_one(fn: Callable, items: Iterable) -> list:
-    "The simplest mapper: serial. A sink passes a parallel one."
+    """The simplest mapper: serial. A sink passes a parallel one."""
     return [fn(i) for i in items]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """All that the commit and restore phases need. `each(fn, items)` maps in order, `retry()` gives a policy that repeats an unclear answer within
-    limits, `margin_ms` must be left before a decision, `spark_committed(batch_id)` looks into Spark's own commit log, the log keeps `keep_batches`
-    old batches, and the last `keep_claims` of a batch. `about`: what the decisions are about, beside the place of the log. `fresh`: the query id was
-    never used, so no store need be asked for its traces. `former(prefix)`: the participants with a former prefix of their ids. `in_order`: end the
-    transactions of one participant after those of another, in the order of `participants`. `replay_check`: fail or warn. `wait_to_claim(attempt)` is
-    called before that slot is claimed; True: it has waited."""
+    """All that the commit and restore phases need. `each(fn, items)` maps in order, `retry()` gives
+    a policy that repeats an unclear answer within limits, `margin_ms` must be left before a
+    decision, `spark_committed(batch_id)` looks into Spark's own commit log, the log keeps
+    `keep_batches` old batches, and the last `keep_claims` of a batch. `about`: what the decisions
+    are about, beside the place of the log. `fresh`: the query id was never used, so no store need
+    be asked for its traces. `former(prefix)`: the participants with a former prefix of their ids.
+    `in_order`: end the transactions of one participant after those of another, in the order of
+    `participants`. `replay_check`: fail or warn. `wait_to_claim(attempt)` is called before that
+    slot is claimed; True: it has waited.
+    """
+
     query_id: str
     log: DecisionLog
     participants: Mapping[str, Participant]
@@ -59,42 +103,70 @@ class Driver:
     now: Callable[[], Moment | None] = this_moment
 
     def decision(self, plan: Plan, *, commit: bool, **more) -> Decision:
-        "A record for the slot of `plan`."
-        return Decision(query_id=self.query_id, slot=Slot(plan.batch_id, plan.attempt), commit=commit, token=plan.token, stores=self.stores(),
-                        identity=self.identity(), **more)
+        """A record for the slot of `plan`."""
+        return Decision(
+            query_id=self.query_id,
+            slot=Slot(plan.batch_id, plan.attempt),
+            commit=commit,
+            token=plan.token,
+            stores=self.stores(),
+            identity=self.identity(),
+            **more,
+        )
 
     def identity(self) -> Identity:
-        "What the decisions of this run are about."
+        """What the decisions of this run are about."""
         return replace(self.about, log=self.log.place, fence=getattr(self.log, "prefix", ""))
 
     def stores(self) -> tuple[tuple[str, str], ...]:
-        "The identity of each participant's store, as kept in every decision."
+        """The identity of each participant's store, as kept in every decision."""
         return tuple((name, p.store_id()) for name, p in self.participants.items())
 
 # %% ../../nbs/protocol/06_commit.ipynb #c008
-def tell(driver: Driver, verb: str, c: Committable, batch_id: int, retry: Callable | None = None) -> Outcome:
-    "Send `commit` or `abort` to the participant that holds `c`; unclear answers are repeated within the limits of `retry` (None: of its own)."
+def tell(
+    driver: Driver, verb: str, c: Committable, batch_id: int, retry: Callable | None = None
+) -> Outcome:
+    """Send `commit` or `abort` to the participant that holds `c`; unclear answers are repeated
+    within the limits of `retry` (None: of its own).
+    """
+
     def ask() -> Outcome:
-        with driver.history.of(verb, batch_id=batch_id, participant=c.participant, transactional_id=c.transactional_id) as noted:
+        with driver.history.of(
+            verb, batch_id=batch_id, participant=c.participant, transactional_id=c.transactional_id
+        ) as noted:
             noted["outcome"] = outcome = getattr(driver.participants[c.participant], verb)(c)
         return outcome
+
     return (retry or driver.retry())(ask)
 
 
 def tell_all(driver: Driver, verb: str, cs: Sequence[Committable], batch_id: int) -> list[Outcome]:
-    """`tell` for each of `cs`, within one limit for all; the outcomes, in order. With `driver.in_order` one participant follows another, in the order
-    of `driver.participants`; after an unclear answer the participants that follow are not asked: their outcome is UNKNOWN, too."""
+    """`tell` for each of `cs`, within one limit for all; the outcomes, in order. With
+    `driver.in_order` one participant follows another, in the order of `driver.participants`; after
+    an unclear answer the participants that follow are not asked: their outcome is UNKNOWN, too.
+    """
     retry, outcomes = driver.retry(), {}
-    if not driver.in_order: return driver.each(lambda c: tell(driver, verb, c, batch_id, retry), cs)
+    if not driver.in_order:
+        return driver.each(lambda c: tell(driver, verb, c, batch_id, retry), cs)
     for name in driver.participants:
         own = [c for c in cs if c.participant == name]
-        if Outcome.UNKNOWN in outcomes.values(): outcomes |= dict.fromkeys(own, Outcome.UNKNOWN)
-        else: outcomes |= dict(zip(own, driver.each(lambda c: tell(driver, verb, c, batch_id, retry), own), strict=True))
+        if Outcome.UNKNOWN in outcomes.values():
+            outcomes |= dict.fromkeys(own, Outcome.UNKNOWN)
+        else:
+            outcomes |= dict(
+                zip(
+                    own,
+                    driver.each(lambda c: tell(driver, verb, c, batch_id, retry), own),
+                    strict=True,
+                )
+            )
     return [outcomes[c] for c in cs]
 
 
 def standings(driver: Driver, cs: Sequence[Committable], **limits) -> list[Standing]:
-    "What the stores say of each Committable, in order. `limits`: `margin_ms` and `age_ms`, as in `Participant.describe`."
+    """What the stores say of each Committable, in order. `limits`: `margin_ms` and `age_ms`, as in
+    `Participant.describe`.
+    """
     found = {}
     for name, p in driver.participants.items():
         own = [c for c in cs if c.participant == name]
@@ -103,147 +175,238 @@ def standings(driver: Driver, cs: Sequence[Committable], **limits) -> list[Stand
 
 # %% ../../nbs/protocol/06_commit.ipynb #c010
 def check_own(driver: Driver, decision: Decision):
-    "Raises `CorruptDecision` for the record of another query, or one about its transactions."
-    if {decision.query_id, *((n := parse_name(c.transactional_id)) and n.query_id for c in decision.committables)} != {driver.query_id}:
-        raise CorruptDecision(f"batch {decision.slot.batch_id} of {driver.query_id}: the record is about another query", why="Copied, or forged.")
+    """Raises `CorruptDecision` for the record of another query, or one about its transactions."""
+    if {
+        decision.query_id,
+        *((n := parse_name(c.transactional_id)) and n.query_id for c in decision.committables),
+    } != {driver.query_id}:
+        raise CorruptDecision(
+            f"batch {decision.slot.batch_id} of {driver.query_id}: the record is about another"
+            " query",
+            why="Copied, or forged.",
+        )
 
 # %% ../../nbs/protocol/06_commit.ipynb #c011
 @contextmanager
 def after_the_decision() -> Iterator[None]:
-    "An error inside says that its batch is decided: none of them may claim that nothing was written."
-    try: yield
+    """An error inside says that its batch is decided: none of them may claim that nothing was
+    written.
+    """
+    try:
+        yield
     except TwoPhaseError as e:
-        if e.risk not in (NOTHING_WRITTEN, REPLAYED, UNTOUCHED): raise
+        if e.risk not in (NOTHING_WRITTEN, REPLAYED, UNTOUCHED):
+            raise
         raise type(e)(e.what, why=e.why, risk=DECIDED, action=e.action) from e
 
 
 def overtaken(log: Chains, decision: Decision) -> bool:
-    "Has another run gone on after this record? (A suspended driver can win a slot that was purged: a later batch, or a later claim, shows that.)"
+    """Has another run gone on after this record? (A suspended driver can win a slot that was
+    purged: a later batch, or a later claim, shows that.)
+    """
     return holds_later(log, decision.slot.batch_id) or claimed_again(log, decision)
 
 
 def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
-    """Commit every transaction of a COMMIT. False: the log shows that another run has gone on, or Spark has committed this batch: another run has
-    finished it, and nothing older counts any more. `seen`: a listing that was made after the COMMIT was written. Raises `CorruptDecision`,
-    `LostTransaction` (after all others were committed), `OutcomeUnknown` when a store gave no clear answer in time, or what a participant raises;
-    every error says that the batch is decided."""
+    """Commit every transaction of a COMMIT. False: the log shows that another run has gone on, or
+    Spark has committed this batch: another run has finished it, and nothing older counts any more.
+    `seen`: a listing that was made after the COMMIT was written. Raises `CorruptDecision`,
+    `LostTransaction` (after all others were committed), `OutcomeUnknown` when a store gave no clear
+    answer in time, or what a participant raises; every error says that the batch is decided.
+    """
     cs, batch_id = decision.committables, decision.slot.batch_id
     check_own(driver, decision)
     with after_the_decision():
-        if overtaken(seen or driver.log.listing(decision), decision): return False
+        if overtaken(seen or driver.log.listing(decision), decision):
+            return False
     with driver.history.of("finish", batch_id=batch_id), after_the_decision():
         outcomes = tell_all(driver, "commit", cs, batch_id)
-        refused, unclear = ([c for c, o in zip(cs, outcomes, strict=True) if o is wanted] for wanted in (Outcome.REFUSED, Outcome.UNKNOWN))
-        if refused and (overtaken(driver.log.listing(decision), decision) or driver.spark_committed(batch_id)): return False
-        lost = [c for c, s in zip(refused, standings(driver, refused), strict=True) if s.state is not TxnState.COMMITTED]
-        if lost: _report_loss(driver, decision, lost)
+        refused, unclear = (
+            [c for c, o in zip(cs, outcomes, strict=True) if o is wanted]
+            for wanted in (Outcome.REFUSED, Outcome.UNKNOWN)
+        )
+        if refused and (
+            overtaken(driver.log.listing(decision), decision) or driver.spark_committed(batch_id)
+        ):
+            return False
+        lost = [
+            c
+            for c, s in zip(refused, standings(driver, refused), strict=True)
+            if s.state is not TxnState.COMMITTED
+        ]
+        if lost:
+            _report_loss(driver, decision, lost)
         unclear = _not_committed(driver, unclear)
-        if unclear: raise OutcomeUnknown(f"batch {batch_id} of query {driver.query_id}: no clear answer for {[c.transactional_id for c in unclear]}")
+        if unclear:
+            raise OutcomeUnknown(
+                f"batch {batch_id} of query {driver.query_id}: no clear answer for"
+                f" {[c.transactional_id for c in unclear]}"
+            )
         return True
 
 
 def _not_committed(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:
-    "Those that their store does not call committed: all, if it cannot be asked. (What has begun to commit is never taken back.)"
+    """Those that their store does not call committed: all, if it cannot be asked. (What has begun
+    to commit is never taken back.)
+    """
     with suppress(TwoPhaseError):
-        return [c for c, s in zip(cs, standings(driver, cs), strict=True) if s.state is not TxnState.COMMITTED]
+        return [
+            c
+            for c, s in zip(cs, standings(driver, cs), strict=True)
+            if s.state is not TxnState.COMMITTED
+        ]
     return list(cs)
 
 
-def _offsets(p: PartitionRange) -> str: return f"[{p.first_offset}..{p.last_offset}]" if p.first_offset >= 0 else "[offsets unknown]"
+def _offsets(p: PartitionRange) -> str:
+    return f"[{p.first_offset}..{p.last_offset}]" if p.first_offset >= 0 else "[offsets unknown]"
 
 
 def _report_loss(driver: Driver, decision: Decision, lost: Sequence[Committable]):
-    where = [f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch}): {c.records} records in "
-             + ", ".join(f"{p.topic}-{p.partition} {_offsets(p)} x {p.records}" for p in c.partitions) for c in lost]
-    what = f"batch {decision.slot.batch_id} of query {driver.query_id}, Spark offsets sha256 {decision.offsets_hash[:16]}: " + "; ".join(where)
+    where = [
+        f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch}):"
+        f" {c.records} records in "
+        + ", ".join(f"{p.topic}-{p.partition} {_offsets(p)} x {p.records}" for p in c.partitions)
+        for c in lost
+    ]
+    what = (
+        f"batch {decision.slot.batch_id} of query {driver.query_id}, Spark offsets sha256"
+        f" {decision.offsets_hash[:16]}: " + "; ".join(where)
+    )
     driver.history.append("fail", "lost", batch_id=decision.slot.batch_id, what=what)
-    if not driver.skip_lost: raise LostTransaction(what)
+    if not driver.skip_lost:
+        raise LostTransaction(what)
 
 # %% ../../nbs/protocol/06_commit.ipynb #c013
-def sweep(driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None) -> list[str]:
-    """Abort what is open below `token`, and of `token` itself what belongs to batches with `own_parity`. `seen`: a listing that was made after the
-    claim, or the COMMIT, of that token. Returns the ids it aborted. A refusal is fine: the next sweep looks again."""
+def sweep(
+    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+) -> list[str]:
+    """Abort what is open below `token`, and of `token` itself what belongs to batches with
+    `own_parity`. `seen`: a listing that was made after the claim, or the COMMIT, of that token.
+    Returns the ids it aborted. A refusal is fine: the next sweep looks again.
+    """
     newest = newest_commit(seen or driver.log)
     spared = {(c.transactional_id, c.state) for c in newest.committables} if newest else set()
+
     def ours(c: Committable) -> bool:
         name = parse_name(c.transactional_id)
         mine = name.token < token or (name.token == token and name.parity == own_parity)
         return mine and (c.transactional_id, c.state) not in spared
-    leftovers = [c for p in driver.participants.values() for c in p.in_doubt(driver.query_id) if ours(c)]
+
+    leftovers = [
+        c for p in driver.participants.values() for c in p.in_doubt(driver.query_id) if ours(c)
+    ]
     retry = driver.retry()
-    driver.each(lambda c: tell(driver, "abort", c, parse_name(c.transactional_id).token.batch_id, retry), leftovers)
+    driver.each(
+        lambda c: tell(driver, "abort", c, parse_name(c.transactional_id).token.batch_id, retry),
+        leftovers,
+    )
     return [c.transactional_id for c in leftovers]
 
 # %% ../../nbs/protocol/06_commit.ipynb #c015
 def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int) -> bool:
-    """Give an attempt up. True: it is settled, and its transactions are aborted. False: nothing was done, because no attempt is
-    known, or it only drained, or a COMMIT stands in its slot, or the log gave no clear answer."""
+    """Give an attempt up. True: it is settled, and its transactions are aborted. False: nothing was
+    done, because no attempt is known, or it only drained, or a COMMIT stands in its slot, or the
+    log gave no clear answer.
+    """
     plans = [m.plan for m in messages if m is not None]
-    if not plans or plans[0].mode is Mode.DRAIN: return False
-    try: stands = win(driver.log, driver.decision(plans[0], commit=False))
-    except LogUnwritable: return False
-    if stands is None or stands.commit: return False
+    if not plans or plans[0].mode is Mode.DRAIN:
+        return False
+    try:
+        stands = win(driver.log, driver.decision(plans[0], commit=False))
+    except LogUnwritable:
+        return False
+    if stands is None or stands.commit:
+        return False
     cs = [c for m in messages if m is not None for c in m.committables]
     tell_all(driver, "abort", cs, batch_id)
     return True
 
 # %% ../../nbs/protocol/06_commit.ipynb #c017
 def check_votes(driver: Driver, cs: Sequence[Committable], planned: Moment | None = None):
-    """Rule 4: every transaction is open under the same state, with `margin_ms` left when the last store has answered. `planned`: before they began.
-    Raises `Refused` otherwise."""
+    """Rule 4: every transaction is open under the same state, with `margin_ms` left when the last
+    store has answered. `planned`: before they began. Raises `Refused` otherwise.
+    """
     for c, s in zip(cs, _standings_now(driver, cs, planned), strict=True):
         what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
         if s.state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
-            raise Refused(f"{what} is {s.state.value if s.state else 'unknown to its store'} before the decision")
+            raise Refused(
+                f"{what} is {s.state.value if s.state else 'unknown to its store'} before the"
+                " decision"
+            )
         if not s.in_time:
-            raise Refused(f"{what}: {driver.margin_ms} ms must be left of its timeout of {c.timeout_ms} ms, and its store does not confirm that")
+            raise Refused(
+                f"{what}: {driver.margin_ms} ms must be left of its timeout of {c.timeout_ms} ms,"
+                " and its store does not confirm that"
+            )
 
 
-def _standings_now(driver: Driver, cs: Sequence[Committable], planned: Moment | None) -> list[Standing]:
-    "What the stores say. The time that they take to answer is asked for beside the margin; if it was more than that, they are asked again."
+def _standings_now(
+    driver: Driver, cs: Sequence[Committable], planned: Moment | None
+) -> list[Standing]:
+    """What the stores say. The time that they take to answer is asked for beside the margin; if it
+    was more than that, they are asked again.
+    """
     spare_ms = driver.margin_ms // 10
     for _ in range(3):
         began = driver.now()
         found = standings(driver, cs, margin_ms=driver.margin_ms + spare_ms, age_ms=age_ms(planned))
         took_ms = (began and age_ms(began)) or 0
-        if took_ms <= spare_ms or not driver.margin_ms: return found
+        if took_ms <= spare_ms or not driver.margin_ms:
+            return found
         spare_ms = 2 * took_ms
-    raise Refused(f"the stores took {took_ms} ms to describe the transactions of the batch", action="If it comes again: look why they are slow.")
+    raise Refused(
+        f"the stores took {took_ms} ms to describe the transactions of the batch",
+        action="If it comes again: look why they are slow.",
+    )
 
 
 def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
-    "All messages of a batch follow one plan; raises `Superseded` if they do not."
+    """All messages of a batch follow one plan; raises `Superseded` if they do not."""
     plans = {m.plan for m in messages}
     if len(plans) != 1 or messages[0].plan.batch_id != batch_id:
-        raise Superseded(f"batch {batch_id}: its tasks followed the plans {sorted(f'{p.batch_id}/{p.attempt} of {p.token}' for p in plans)}")
+        raise Superseded(
+            f"batch {batch_id}: its tasks followed the plans"
+            f" {sorted(f'{p.batch_id}/{p.attempt} of {p.token}' for p in plans)}"
+        )
     return messages[0].plan
 
 # %% ../../nbs/protocol/06_commit.ipynb #c018
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
-    """The commit phase, on the driver (steps COMMIT 1-8). Raises `Refused`, `Superseded`, `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or
-    what a participant raises.
+    """The commit phase, on the driver (steps COMMIT 1-8). Raises `Refused`, `Superseded`,
+    `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a participant raises.
 
-    1. No message: no plan is known; a COMMIT of the batch is compared with a replay of nothing. Mode drain: finish the COMMIT of the
+    1. No message: no plan is known; a COMMIT of the batch is compared with a replay of nothing.
+      Mode drain: finish the COMMIT of the
        batch, then compare what was decided with what was replayed.
     2. All messages carry one plan.
     3. Every transaction is open and has time left; else abort and raise.
     4. Win the slot with COMMIT. Lost: abort and raise. Unknown: raise and touch nothing.
-    5. The log holds a later batch, or a later claim: a newer run has gone on; raise and touch nothing. This listing is made after step 4, and
+    5. The log holds a later batch, or a later claim: a newer run has gone on; raise and touch
+      nothing. This listing is made after step 4, and
        step 8 needs no other.
     6. Finish.
     7. Sweep below my token, and the losers of this batch.
-    8. Purge old batches, never the newest. What fails in 7 and 8 is logged: the batch is complete, and the next sweep and purge look again.
+    8. Purge old batches, never the newest. What fails in 7 and 8 is logged: the batch is complete,
+      and the next sweep and purge look again.
     """
-    if not messages: return _check_nothing(driver, batch_id)
+    if not messages:
+        return _check_nothing(driver, batch_id)
     plan = one_plan(messages, batch_id)
-    if plan.mode is Mode.DRAIN: return _finish_again(driver, messages, batch_id)
-    try: check_votes(driver, [c for m in messages for c in m.committables], plan.planned)
+    if plan.mode is Mode.DRAIN:
+        return _finish_again(driver, messages, batch_id)
+    try:
+        check_votes(driver, [c for m in messages for c in m.committables], plan.planned)
     except Refused:
         abort(driver, messages, batch_id)
         raise
     decision = decide(driver, plan, messages)
-    with after_the_decision(): seen = driver.log.listing(decision)
-    if not finish(driver, decision, seen): raise Superseded(f"batch {batch_id} of query {driver.query_id}: the log holds a later batch, or claim")
+    with after_the_decision():
+        seen = driver.log.listing(decision)
+    if not finish(driver, decision, seen):
+        raise Superseded(
+            f"batch {batch_id} of query {driver.query_id}: the log holds a later batch, or claim"
+        )
     _tidy_up(driver, plan, seen)
 
 
@@ -252,52 +415,93 @@ def _tidy_up(driver: Driver, plan: Plan, seen: Listing):
         sweep(driver, plan.token, plan.batch_id % 2, seen)
         driver.log.purge(plan.batch_id - driver.keep_batches, seen)
     except Exception as e:  # a store may raise what it likes: the batch is complete
-        _LOG.warning("query %s batch %s is complete; tidying up failed and is tried again: %s", driver.query_id, plan.batch_id, said(e))
+        _LOG.warning(
+            "query %s batch %s is complete; tidying up failed and is tried again: %s",
+            driver.query_id,
+            plan.batch_id,
+            said(e),
+        )
 
 
 def said(e: Exception) -> str:
-    "An error in one line, without the parts that speak of a batch that failed."
+    """An error in one line, without the parts that speak of a batch that failed."""
     return f"{type(e).__name__}: {getattr(e, 'what', e)}"
 
 
 def decide(driver: Driver, plan: Plan, messages: Sequence[CommitMessage]) -> Decision:
-    "Win the slot of `plan` with COMMIT (step 4). Raises `Superseded` after an abort if another record stands, `OutcomeUnknown` if nobody knows."
+    """Win the slot of `plan` with COMMIT (step 4). Raises `Superseded` after an abort if another
+    record stands, `OutcomeUnknown` if nobody knows.
+    """
     cs = tuple(c for m in messages for c in m.committables)
     rows, size = counts(messages)
-    wanted = driver.decision(plan, commit=True, committables=cs, offsets_hash=plan.offsets_hash, rows=rows, bytes=size)
-    ranges = [(p.topic, p.partition, p.first_offset, p.last_offset) for c in cs for p in c.partitions if p.records]
-    with driver.history.of("decide", batch_id=plan.batch_id, attempt=plan.attempt, ranges=ranges) as noted:
+    wanted = driver.decision(
+        plan, commit=True, committables=cs, offsets_hash=plan.offsets_hash, rows=rows, bytes=size
+    )
+    ranges = [
+        (p.topic, p.partition, p.first_offset, p.last_offset)
+        for c in cs
+        for p in c.partitions
+        if p.records
+    ]
+    with driver.history.of(
+        "decide", batch_id=plan.batch_id, attempt=plan.attempt, ranges=ranges
+    ) as noted:
         stands = win(driver.log, wanted)
-        noted["outcome"] = Outcome.UNKNOWN if stands is None else Outcome.DONE if stands == wanted else Outcome.REFUSED
-    if stands is None: raise OutcomeUnknown(f"decision {plan.batch_id}.{plan.attempt} of query {driver.query_id}: the log gave no clear answer")
+        noted["outcome"] = (
+            Outcome.UNKNOWN
+            if stands is None
+            else Outcome.DONE
+            if stands == wanted
+            else Outcome.REFUSED
+        )
+    if stands is None:
+        raise OutcomeUnknown(
+            f"decision {plan.batch_id}.{plan.attempt} of query {driver.query_id}: the log gave no"
+            " clear answer"
+        )
     if stands != wanted:
         abort(driver, messages, plan.batch_id)
-        raise Superseded(f"batch {plan.batch_id}, attempt {plan.attempt}: {stands.kind} of {stands.token} stands in its slot")
+        raise Superseded(
+            f"batch {plan.batch_id}, attempt {plan.attempt}: {stands.kind} of {stands.token} stands"
+            " in its slot"
+        )
     return stands
 
 
 def counts(messages: Sequence[CommitMessage]) -> tuple[int, int]:
-    "How many rows the tasks have read, and how many bytes of keys and values."
+    """How many rows the tasks have read, and how many bytes of keys and values."""
     return sum(m.rows for m in messages), sum(m.bytes for m in messages)
 
 
 def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     decided = commit_of(driver.log, batch_id)
-    if decided is None: raise StaleCheckpoint(f"batch {batch_id} of query {driver.query_id} was drained, but its COMMIT is gone from the log")
+    if decided is None:
+        raise StaleCheckpoint(
+            f"batch {batch_id} of query {driver.query_id} was drained, but its COMMIT is gone from"
+            " the log"
+        )
     finish(driver, decided)
     check_replay(driver, decided, messages)
 
 
 def _check_nothing(driver: Driver, batch_id: int):
     decided = commit_of(driver.log, batch_id)
-    if decided: check_replay(driver, decided, ())
+    if decided:
+        check_replay(driver, decided, ())
 
 
 def check_replay(driver: Driver, decided: Decision, messages: Sequence[CommitMessage]):
-    "Has the replay read as many rows and bytes as were decided? Raises `ReplayDiffers`, or warns. A record of an older version has no counts."
+    """Has the replay read as many rows and bytes as were decided? Raises `ReplayDiffers`, or warns.
+    A record of an older version has no counts.
+    """
     replayed = counts(messages)
-    if decided.rows is None or replayed == (decided.rows, decided.bytes): return
-    differs = ReplayDiffers(f"batch {decided.slot.batch_id} of query {driver.query_id}: {decided.rows} rows with {decided.bytes} bytes of keys and "
-                            f"values were decided and are committed; the replay has {replayed[0]} rows with {replayed[1]} bytes")
-    if driver.replay_check == "fail": raise differs
+    if decided.rows is None or replayed == (decided.rows, decided.bytes):
+        return
+    differs = ReplayDiffers(
+        f"batch {decided.slot.batch_id} of query {driver.query_id}: {decided.rows} rows with"
+        f" {decided.bytes} bytes of keys and values were decided and are committed; the replay has"
+        f" {replayed[0]} rows with {replayed[1]} bytes"
+    )
+    if driver.replay_check == "fail":
+        raise differs
     _LOG.warning("%s", differs)

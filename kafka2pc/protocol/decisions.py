@@ -8,7 +8,13 @@ __all__ = ['Slot', 'Identity', 'Decision', 'dump_decision', 'load_decision', 'Ch
            'FileLog', 'ObjectLog', 'open_log']
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c002
-import copy, errno, hashlib, json, os, re, uuid
+import copy
+import errno
+import hashlib
+import json
+import os
+import re
+import uuid
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -16,23 +22,35 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Sequence
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c003
-from .errors import UNTOUCHED, BrokerUnreachable, CorruptDecision, LogUnwritable, StoreUnreachable, Superseded, UnknownFormat
 from ..backends.places import check_place, normal_place
-from .transactions import Committable, Token, committable_from_dict, parse_token
 from ..backends.storage import Storage, check_driver
+from kafka2pc.protocol.errors import (
+    UNTOUCHED,
+    BrokerUnreachable,
+    CorruptDecision,
+    LogUnwritable,
+    StoreUnreachable,
+    Superseded,
+    UnknownFormat,
+)
+from .transactions import Committable, Token, committable_from_dict, parse_token
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c006
 class Slot(NamedTuple):
-    "One place in the log: the `attempt`-th slot in the chain of a batch."
+    """One place in the log: the `attempt`-th slot in the chain of a batch."""
+
     batch_id: int
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What the decisions of a query are about: where they are kept (`log`), the `checkpoint` that they belong to, the option `topic` (`topics`, empty
-    if a column names it) and the `prefix` of its transactional ids. Places are in normal form (`normal_place`); an empty string means unknown.
-    `fence`: the prefix of the log's own transactional id, if it has one."""
+    """What the decisions of a query are about: where they are kept (`log`), the `checkpoint` that
+    they belong to, the option `topic` (`topics`, empty if a column names it) and the `prefix` of
+    its transactional ids. Places are in normal form (`normal_place`); an empty string means
+    unknown. `fence`: the prefix of the log's own transactional id, if it has one.
+    """
+
     log: str = ""
     checkpoint: str = ""
     topics: tuple[str, ...] = ()
@@ -42,10 +60,14 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The record in a slot. `commit` False is ABORT, or ADOPT if `adopts`: an operator says that the log was moved to the place in `identity`.
-    `token` is the claim of the run that wrote it, `stores` the identity of each participant, by its name. `rows` and `bytes` (of keys and values,
-    before any encoding) are what the tasks of a COMMIT have read. After `expires_ms` (since 1970) the log of an idempotence key may be deleted.
-    Fields that a record of an older version does not have are None."""
+    """The record in a slot. `commit` False is ABORT, or ADOPT if `adopts`: an operator says that
+    the log was moved to the place in `identity`. `token` is the claim of the run that wrote it,
+    `stores` the identity of each participant, by its name. `rows` and `bytes` (of keys and values,
+    before any encoding) are what the tasks of a COMMIT have read. After `expires_ms` (since 1970)
+    the log of an idempotence key may be deleted. Fields that a record of an older version does not
+    have are None.
+    """
+
     query_id: str
     slot: Slot
     commit: bool
@@ -61,77 +83,122 @@ class Decision:
 
     @property
     def kind(self) -> str:
-        if self.commit: return "COMMIT"
+        if self.commit:
+            return "COMMIT"
         return "ADOPT" if self.adopts else "ABORT"
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c008
 def _checksum(d: dict) -> str:
-    return hashlib.sha256(json.dumps({k: v for k, v in d.items() if k != "checksum"}, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps({k: v for k, v in d.items() if k != "checksum"}, sort_keys=True).encode()
+    ).hexdigest()
 
 
 _NEW_IN_2 = ("rows", "bytes", "expires_ms")
 
 
 def dump_decision(d: Decision) -> bytes:
-    "The file content of a decision: JSON with a checksum. Format 2, or format 1 for a record that was read from one (it has no identity)."
-    out = dict(format=2 if d.identity else 1, kind=d.kind, query_id=d.query_id, batch_id=d.slot.batch_id, attempt=d.slot.attempt,
-               token=str(d.token), stores=dict(d.stores), offsets_hash=d.offsets_hash, committables=[asdict(c) for c in d.committables])
+    """The file content of a decision: JSON with a checksum. Format 2, or format 1 for a record that
+    was read from one (it has no identity).
+    """
+    out = dict(
+        format=2 if d.identity else 1,
+        kind=d.kind,
+        query_id=d.query_id,
+        batch_id=d.slot.batch_id,
+        attempt=d.slot.attempt,
+        token=str(d.token),
+        stores=dict(d.stores),
+        offsets_hash=d.offsets_hash,
+        committables=[asdict(c) for c in d.committables],
+    )
     if d.identity:
         out |= {"identity": asdict(d.identity)} | {name: getattr(d, name) for name in _NEW_IN_2}
     return json.dumps(out | {"checksum": _checksum(out)}, indent=1).encode()
 
 
 def load_decision(content: bytes, where: str, slot: Slot | None = None) -> Decision:
-    "The decision in a file. Raises `CorruptDecision` for a damaged one or one about another `slot`, `UnknownFormat` for one of a newer version."
+    """The decision in a file. Raises `CorruptDecision` for a damaged one or one about another
+    `slot`, `UnknownFormat` for one of a newer version.
+    """
     try:
         d = json.loads(content)
-        if d["format"] not in (1, 2): raise UnknownFormat(f"{where}: format {d['format']}, known up to 2")
-        if d["checksum"] != _checksum(d): raise CorruptDecision(f"{where}: the checksum does not fit the content")
-        if slot not in (None, (d["batch_id"], d["attempt"])): raise CorruptDecision(f"{where}: it is about slot {d['batch_id']}.{d['attempt']}")
-        return Decision(query_id=d["query_id"], slot=Slot(d["batch_id"], d["attempt"]), commit=d["kind"] == "COMMIT", token=parse_token(d["token"]),
-                        stores=tuple(d["stores"].items()), offsets_hash=d["offsets_hash"],
-                        committables=tuple(committable_from_dict(c) for c in d["committables"]), **_since_2(d))
-    except (ValueError, TypeError, KeyError, AttributeError): raise CorruptDecision(f"{where}: {len(content)} bytes that are no decision") from None
+        if d["format"] not in (1, 2):
+            raise UnknownFormat(f"{where}: format {d['format']}, known up to 2")
+        if d["checksum"] != _checksum(d):
+            raise CorruptDecision(f"{where}: the checksum does not fit the content")
+        if slot not in (None, (d["batch_id"], d["attempt"])):
+            raise CorruptDecision(f"{where}: it is about slot {d['batch_id']}.{d['attempt']}")
+        return Decision(
+            query_id=d["query_id"],
+            slot=Slot(d["batch_id"], d["attempt"]),
+            commit=d["kind"] == "COMMIT",
+            token=parse_token(d["token"]),
+            stores=tuple(d["stores"].items()),
+            offsets_hash=d["offsets_hash"],
+            committables=tuple(committable_from_dict(c) for c in d["committables"]),
+            **_since_2(d),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise CorruptDecision(f"{where}: {len(content)} bytes that are no decision") from None
 
 
 def _since_2(d: dict) -> dict:
-    "The fields that format 1 does not have."
-    if d["format"] == 1: return {}
+    """The fields that format 1 does not have."""
+    if d["format"] == 1:
+        return {}
     found = d["identity"]
     identity = Identity(**found | {"topics": tuple(found["topics"])})
-    return {"identity": identity, "adopts": d["kind"] == "ADOPT"} | {name: d[name] for name in _NEW_IN_2}
+    return {"identity": identity, "adopts": d["kind"] == "ADOPT"} | {
+        name: d[name] for name in _NEW_IN_2
+    }
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c012
 class Chains(ABC):
-    "Records by batch, in the order of their attempts: of a log as it is now, or of a `Listing`."
+    """Records by batch, in the order of their attempts: of a log as it is now, or of a `Listing`."""
+
     @abstractmethod
     def listing(self) -> "Listing": ...
-    def batches(self) -> list[int]: return sorted({s.batch_id for s in self.listing().slots})
-    def chain(self, batch_id: int) -> list[Decision]: return [d for d in self.listing().newest_first(batch_id) if d][::-1]
+    def batches(self) -> list[int]:
+        return sorted({s.batch_id for s in self.listing().slots})
+
+    def chain(self, batch_id: int) -> list[Decision]:
+        return [d for d in self.listing().newest_first(batch_id) if d][::-1]
 
 
 @dataclass(frozen=True)
 class Listing(Chains):
-    """The slots that were taken at one moment. A record is loaded once, when it is asked for first. `loaded`: those that are known already (None: it
-    was removed since)."""
+    """The slots that were taken at one moment. A record is loaded once, when it is asked for first.
+    `loaded`: those that are known already (None: it was removed since).
+    """
+
     log: "DecisionLog"
     slots: tuple[Slot, ...]
     loaded: dict[Slot, Decision | None] = field(default_factory=dict, repr=False, compare=False)
 
-    def listing(self) -> "Listing": return self
+    def listing(self) -> "Listing":
+        return self
 
     def newest_first(self, batch_id: int) -> Iterator[Decision | None]:
-        "The records of a batch, the last one first, each loaded when it is needed. None: it was removed since."
+        """The records of a batch, the last one first, each loaded when it is needed. None: it was
+        removed since.
+        """
         for slot in reversed(self.slots):
-            if slot.batch_id != batch_id: continue
-            if slot not in self.loaded: self.loaded[slot] = self.log.load(slot)
+            if slot.batch_id != batch_id:
+                continue
+            if slot not in self.loaded:
+                self.loaded[slot] = self.log.load(slot)
             yield self.loaded[slot]
 
 
 class DecisionLog(Chains):
-    """Write-once slots. `place`: where they are, in normal form. `create` returns what is in the slot (equal to what was asked: won), or None if that
-    is unknown. `slots`: those that are taken now, in order. `load`: the record in one of them; None if it was removed meanwhile."""
+    """Write-once slots. `place`: where they are, in normal form. `create` returns what is in the
+    slot (equal to what was asked: won), or None if that is unknown. `slots`: those that are taken
+    now, in order. `load`: the record in one of them; None if it was removed meanwhile.
+    """
+
     place: str
+
     @abstractmethod
     def create(self, decision: Decision) -> Decision | None: ...
     @abstractmethod
@@ -142,17 +209,23 @@ class DecisionLog(Chains):
     def remove(self, slots: Sequence[Slot]): ...
 
     def listing(self, *known: Decision) -> Listing:
-        "One request for all slots. Each record that is asked for later is one more, unless the caller knows it."
+        """One request for all slots. Each record that is asked for later is one more, unless the
+        caller knows it.
+        """
         return Listing(self, tuple(self.slots()), {d.slot: d for d in known})
 
     def purge(self, batch_id: int, seen: Listing | None = None):
-        "Remove the batches before this one. `seen`: a listing that the caller has."
+        """Remove the batches before this one. `seen`: a listing that the caller has."""
         old = [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]
-        if old: self.remove(old)
+        if old:
+            self.remove(old)
 
 
 class NamedLog(DecisionLog):
-    "A log at a place that many names share. `sibling`: the log of another name there. `siblings`: all names."
+    """A log at a place that many names share. `sibling`: the log of another name there. `siblings`:
+    all names.
+    """
+
     @abstractmethod
     def sibling(self, name: str) -> "NamedLog": ...
     @abstractmethod
@@ -160,17 +233,24 @@ class NamedLog(DecisionLog):
 
 
 def win(log: DecisionLog, decision: Decision, tries: int = 3) -> Decision | None:
-    "Create the slot; an unknown answer is asked again with the same record, which is harmless: it can only be won once. None: still unknown."
+    """Create the slot; an unknown answer is asked again with the same record, which is harmless: it
+    can only be won once. None: still unknown.
+    """
     for attempt in range(tries):
-        try: found = log.create(decision)
+        try:
+            found = log.create(decision)
         except LogUnwritable:
-            if attempt == 0: raise
+            if attempt == 0:
+                raise
             return None  # nothing was written this time; an earlier try may have been
-        if found is not None: return found
+        if found is not None:
+            return found
 
 
 def newest_record(log: Chains) -> Decision | None:
-    "The last record of the highest batch, None if the log is empty. Raises `Superseded`, as `last_of` does."
+    """The last record of the highest batch, None if the log is empty. Raises `Superseded`, as
+    `last_of` does.
+    """
     seen = log.listing()
     return next(_there(seen, seen.slots[-1].batch_id), None) if seen.slots else None
 
@@ -178,90 +258,127 @@ def newest_record(log: Chains) -> Decision | None:
 def _there(seen: Listing, batch_id: int) -> Iterator[Decision]:
     for decision in seen.newest_first(batch_id):
         if decision is None:
-            raise Superseded(f"decision log {seen.log.place}: a record of batch {batch_id} was removed while it was read", risk=UNTOUCHED)
+            raise Superseded(
+                f"decision log {seen.log.place}: a record of batch {batch_id} was removed while it"
+                " was read",
+                risk=UNTOUCHED,
+            )
         yield decision
 
 
 def last_of(log: Chains, batch_id: int) -> Decision | None:
-    """The last record of a batch that is no ADOPT. However long the chain is, one record is loaded, and one for each ADOPT behind it. Raises
-    `Superseded` if it was removed since the listing was made: other runs have gone on."""
+    """The last record of a batch that is no ADOPT. However long the chain is, one record is loaded,
+    and one for each ADOPT behind it. Raises `Superseded` if it was removed since the listing was
+    made: other runs have gone on.
+    """
     return next((d for d in _there(log.listing(), batch_id) if not d.adopts), None)
 
 
 def commit_of(log: Chains, batch_id: int) -> Decision | None:
-    "The COMMIT of a batch, if one stands. It is the last record: nobody claims behind a COMMIT."
+    """The COMMIT of a batch, if one stands. It is the last record: nobody claims behind a COMMIT."""
     last = last_of(log, batch_id)
     return last if last and last.commit else None
 
 
 def newest_commit(log: Chains) -> Decision | None:
-    "The COMMIT of the highest batch: the only one that still counts, because batch N is finished before N+1 is decided."
+    """The COMMIT of the highest batch: the only one that still counts, because batch N is finished
+    before N+1 is decided.
+    """
     seen = log.listing()
     return next((d for b in reversed(seen.batches()) if (d := commit_of(seen, b))), None)
 
 
 def holds_later(log: Chains, batch_id: int) -> bool:
-    "Does anything stand in a batch after this one? Then somebody has gone on, and this batch is no longer ours to touch."
+    """Does anything stand in a batch after this one? Then somebody has gone on, and this batch is
+    no longer ours to touch.
+    """
     return any(s.batch_id > batch_id for s in log.listing().slots)
 
 
 def claimed_again(log: Chains, decision: Decision) -> bool:
-    """Does a claim stand behind this COMMIT in its batch? A claim never passes a COMMIT: so the slot was won by a run that slept while others claimed
-    the batch many times, and while the oldest of these claims were removed. Such a COMMIT does not count."""
+    """Does a claim stand behind this COMMIT in its batch? A claim never passes a COMMIT: so the
+    slot was won by a run that slept while others claimed the batch many times, and while the oldest
+    of these claims were removed. Such a COMMIT does not count.
+    """
     last = last_of(log, decision.slot.batch_id)
     return last is not None and last.slot > decision.slot
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c013
 class MemoryLog(DecisionLog):
-    "Write-once slots in a dict: for lessons and for the model."
-    def __init__(self, place: str = "memory"): self.place, self.records = place, {}
+    """Write-once slots in a dict: for lessons and for the model."""
 
-    def create(self, decision: Decision) -> Decision | None: return self.records.setdefault(decision.slot, decision)
-    def slots(self) -> list[Slot]: return sorted(self.records)
-    def load(self, slot: Slot) -> Decision | None: return self.records.get(slot)
+    def __init__(self, place: str = "memory"):
+        self.place, self.records = place, {}
+
+    def create(self, decision: Decision) -> Decision | None:
+        return self.records.setdefault(decision.slot, decision)
+
+    def slots(self) -> list[Slot]:
+        return sorted(self.records)
+
+    def load(self, slot: Slot) -> Decision | None:
+        return self.records.get(slot)
 
     def remove(self, slots: Sequence[Slot]):
-        for slot in slots: self.records.pop(slot, None)
+        for slot in slots:
+            self.records.pop(slot, None)
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c018
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # answers of a file system that has none
 
 
 class FileLog(NamedLog):
-    """Decisions as files `BATCH.ATTEMPT.json` in a folder of a local disk. (On NFS the mount must not cache what is in a folder: lookupcache=none,
-    actimeo=0.) Raises `LogUnwritable` when the disk refuses before anything stands."""
-    def __init__(self, folder: str): self.folder = str(folder)
+    """Decisions as files `BATCH.ATTEMPT.json` in a folder of a local disk. (On NFS the mount must
+    not cache what is in a folder: lookupcache=none, actimeo=0.) Raises `LogUnwritable` when the
+    disk refuses before anything stands.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = str(folder)
 
     @property
-    def place(self) -> str: return normal_place(os.path.abspath(self.folder))
+    def place(self) -> str:
+        return normal_place(os.path.abspath(self.folder))
 
     def sibling(self, name: str) -> "FileLog":
         twin = copy.copy(self)
         twin.folder = f"{self.folder.rpartition('/')[0]}/{name}"
         return twin
 
-    def siblings(self) -> list[str]: return self._list(self.folder.rpartition("/")[0])
+    def siblings(self) -> list[str]:
+        return self._list(self.folder.rpartition("/")[0])
 
     def create(self, decision: Decision) -> Decision | None:
-        try: self._put(decision.slot, dump_decision(decision))
-        except FileExistsError: pass
-        except OSError: return None
+        try:
+            self._put(decision.slot, dump_decision(decision))
+        except FileExistsError:
+            pass
+        except OSError:
+            return None
         return self.load(decision.slot)
 
     def slots(self) -> list[Slot]:
-        return sorted(Slot(*map(int, name.split(".")[:2])) for name in self._names() if re.fullmatch(r"\d+\.\d+\.json", name))
+        return sorted(
+            Slot(*map(int, name.split(".")[:2]))
+            for name in self._names()
+            if re.fullmatch(r"\d+\.\d+\.json", name)
+        )
 
     def load(self, slot: Slot) -> Decision | None:
         path = self._path(slot)
-        try: return load_decision(self._get(path), path, slot)
-        except FileNotFoundError: return None
+        try:
+            return load_decision(self._get(path), path, slot)
+        except FileNotFoundError:
+            return None
 
     def remove(self, slots: Sequence[Slot]):
         for slot in slots:
-            with suppress(FileNotFoundError): self._remove(self._path(slot))
+            with suppress(FileNotFoundError):
+                self._remove(self._path(slot))
         self._remove_folder()
 
-    def _path(self, slot: Slot) -> str: return f"{self.folder}/{slot.batch_id}.{slot.attempt}.json"
+    def _path(self, slot: Slot) -> str:
+        return f"{self.folder}/{slot.batch_id}.{slot.attempt}.json"
 
     def _put(self, slot: Slot, content: bytes):
         path, fresh = self._path(slot), f"{self.folder}/.{uuid.uuid4().hex}"
@@ -270,42 +387,68 @@ class FileLog(NamedLog):
             Path(fresh).write_bytes(content)
             _sync(fresh)  # 1 a whole file, on the disk, under a name that nobody looks for
         except OSError as e:
-            with suppress(OSError): os.unlink(fresh)
+            with suppress(OSError):
+                os.unlink(fresh)
             raise LogUnwritable(f"{path}: {e.strerror}") from e
-        try: os.link(fresh, path)  # 2 give it the name, unless the name is taken
+        # 2 give it the name, unless the name is taken
+        try:
+            os.link(fresh, path)
         except OSError as e:
-            if e.errno not in _NO_LINKS: raise
-            raise LogUnwritable(f"{path}: no hard links here ({e.strerror})", action="Set decisionLog to a place that has them.") from e
+            if e.errno not in _NO_LINKS:
+                raise
+            raise LogUnwritable(
+                f"{path}: no hard links here ({e.strerror})",
+                action="Set decisionLog to a place that has them.",
+            ) from e
         finally:
             os.unlink(fresh)
             _sync(self.folder)  # 3 the name itself is on the disk
 
-    def _get(self, path: str) -> bytes: return Path(path).read_bytes()
-    def _remove(self, path: str): os.unlink(path)
+    def _get(self, path: str) -> bytes:
+        return Path(path).read_bytes()
+
+    def _remove(self, path: str):
+        os.unlink(path)
 
     def _remove_folder(self):
-        with suppress(OSError): os.rmdir(self.folder)  # if it is empty now
+        # if it is empty now
+        with suppress(OSError):
+            os.rmdir(self.folder)
 
-    def _names(self) -> list[str]: return self._list(self.folder)
+    def _names(self) -> list[str]:
+        return self._list(self.folder)
 
     def _list(self, folder: str) -> list[str]:
-        try: return os.listdir(folder)
-        except (FileNotFoundError, NotADirectoryError): return []
+        try:
+            return os.listdir(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
         except OSError as e:  # a stale mount, say: this is no empty log
-            raise StoreUnreachable(f"decision log {folder}: it cannot be listed", why=f"{type(e).__name__}: {e.strerror}",
-                                   risk=BrokerUnreachable.risk,
-                                   action="Look at the disk or its mount, and at the rights of this user; then restart the query.") from e
+            raise StoreUnreachable(
+                f"decision log {folder}: it cannot be listed",
+                why=f"{type(e).__name__}: {e.strerror}",
+                risk=BrokerUnreachable.risk,
+                action=(
+                    "Look at the disk or its mount, and at the rights of this user; then restart"
+                    " the query."
+                ),
+            ) from e
 
 
 def _sync(path: str):
     fd = os.open(path, os.O_RDONLY)
-    try: os.fsync(fd)
-    finally: os.close(fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c023
 class ObjectLog(FileLog):
-    """The same in an object store that an fsspec driver reaches. Raises `BadOption` at once if it has no exclusive create, `StoreUnreachable` if it
-    refuses or gives no clear answer; `create` raises `LogUnwritable` if it refuses."""
+    """The same in an object store that an fsspec driver reaches. Raises `BadOption` at once if it
+    has no exclusive create, `StoreUnreachable` if it refuses or gives no clear answer; `create`
+    raises `LogUnwritable` if it refuses.
+    """
+
     def __init__(self, url: str):
         check_driver(url, "decision log")
         self.url, self.storage = url, Storage(url, "decision log")
@@ -313,7 +456,8 @@ class ObjectLog(FileLog):
         self.storage.check_create(self.folder)
 
     @property
-    def place(self) -> str: return normal_place(self.url)
+    def place(self) -> str:
+        return normal_place(self.url)
 
     def sibling(self, name: str) -> "ObjectLog":
         twin = super().sibling(name)
@@ -321,21 +465,37 @@ class ObjectLog(FileLog):
         return twin
 
     def create(self, decision: Decision) -> Decision | None:
-        "One request; two if the slot is taken, perhaps by a request of our own whose answer was lost."
-        try: won = self.storage.create(self._path(decision.slot), dump_decision(decision))
-        except StoreUnreachable as e: raise LogUnwritable(e.what, why=e.why, action=e.action) from e
-        if won is None: return None
-        try: return decision if won else self.load(decision.slot)
-        except StoreUnreachable: return None
+        """One request; two if the slot is taken, perhaps by a request of our own whose answer was
+        lost.
+        """
+        try:
+            won = self.storage.create(self._path(decision.slot), dump_decision(decision))
+        except StoreUnreachable as e:
+            raise LogUnwritable(e.what, why=e.why, action=e.action) from e
+        if won is None:
+            return None
+        try:
+            return decision if won else self.load(decision.slot)
+        except StoreUnreachable:
+            return None
 
-    def _get(self, path: str) -> bytes: return self.storage.read(path)
-    def _remove(self, path: str): self.storage.remove(path)
-    def _remove_folder(self): "An object store has no folders."
-    def _list(self, folder: str) -> list[str]: return self.storage.names(folder)
+    def _get(self, path: str) -> bytes:
+        return self.storage.read(path)
+
+    def _remove(self, path: str):
+        self.storage.remove(path)
+
+    def _remove_folder(self):
+        """An object store has no folders."""
+
+    def _list(self, folder: str) -> list[str]:
+        return self.storage.names(folder)
 
 # %% ../../nbs/protocol/04_decisions.ipynb #c024
 def open_log(url: str) -> DecisionLog:
-    "The decision log at a local path (`/x`, `file:/x`) or at an fsspec URL (`s3://…`, `memory://…`). Raises `BadOption` for any other place."
+    """The decision log at a local path (`/x`, `file:/x`) or at an fsspec URL (`s3://…`,
+    `memory://…`). Raises `BadOption` for any other place.
+    """
     check_place("decision log", url, folder=True)
     local = url.removeprefix("file://").removeprefix("file:")
     return ObjectLog(url) if "://" in local else FileLog(local)

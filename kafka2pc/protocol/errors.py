@@ -14,22 +14,32 @@ from functools import partial
 
 # %% ../../nbs/protocol/01_errors.ipynb #c005
 class TwoPhaseError(Exception):
-    "Base of all errors here. `what` names the ids; the class says `why`, the `risk` to data and the `action`, unless the caller knows better."
+    """Base of all errors here. `what` names the ids; the class says `why`, the `risk` to data and
+    the `action`, unless the caller knows better.
+    """
+
     why = risk = action = ""
 
     def __init__(self, what: str, **parts):
         self.what, self.parts = what, parts
-        for k in ("why", "risk", "action"): setattr(self, k, parts.get(k) or getattr(type(self), k))
-        super().__init__(f"{what}\n  why: {self.why}\n  is data at risk: {self.risk}\n  what to do: {self.action}")
+        for k in ("why", "risk", "action"):
+            setattr(self, k, parts.get(k) or getattr(type(self), k))
+        super().__init__(
+            f"{what}\n  why: {self.why}\n  is data at risk: {self.risk}\n  what to do:"
+            f" {self.action}"
+        )
 
-    def __reduce__(self): return partial(type(self), **self.parts), (self.what,)
+    def __reduce__(self):
+        return partial(type(self), **self.parts), (self.what,)
 
 # %% ../../nbs/protocol/01_errors.ipynb #c006
 NOTHING_WRITTEN = "No. Nothing was written."
 REPLAYED = "No. Nothing of this attempt becomes visible; Spark replays the batch."
 UNTOUCHED = "No. Nothing was touched."
-DECIDED = ("Not yet. The batch is decided, and a restart commits it; its rows are lost only if the transaction timeout ends first (with KIP-939: "
-           "never).")
+DECIDED = (
+    "Not yet. The batch is decided, and a restart commits it; its rows are lost only if the"
+    " transaction timeout ends first (with KIP-939: never)."
+)
 
 # %% ../../nbs/protocol/01_errors.ipynb #c008
 class BadOption(TwoPhaseError):
@@ -39,19 +49,31 @@ class BadOption(TwoPhaseError):
 
 class BadRow(TwoPhaseError):
     why = "Kafka cannot hold this row."
-    risk, action = REPLAYED, "Correct the row, or filter it out before the sink, and restart the query."
+    risk, action = (
+        REPLAYED,
+        "Correct the row, or filter it out before the sink, and restart the query.",
+    )
 
 
 class BrokerUnreachable(TwoPhaseError):
     why = "No broker answered in time."
-    risk = "Not yet. What was decided waits, at most for its transaction timeout (with KIP-939: for ever); the rest is replayed."
-    action = "Check bootstrap.servers, the listener's security settings and the network; then restart the query."
+    risk = (
+        "Not yet. What was decided waits, at most for its transaction timeout (with KIP-939: for"
+        " ever); the rest is replayed."
+    )
+    action = (
+        "Check bootstrap.servers, the listener's security settings and the network; then restart"
+        " the query."
+    )
 
 
 class StoreUnreachable(BrokerUnreachable):
     why = "The database did not answer in time, or the connection broke."
-    risk = ("Not yet. The database keeps what was pre-committed or decided, without a timeout; the rest is replayed. If the batch also went to "
-            "Kafka: its rows there wait at most for their transaction timeout (with KIP-939: for ever).")
+    risk = (
+        "Not yet. The database keeps what was pre-committed or decided, without a timeout; the rest"
+        " is replayed. If the batch also went to Kafka: its rows there wait at most for their"
+        " transaction timeout (with KIP-939: for ever)."
+    )
     action = "Check that the database runs, its URL and the network; then restart the query."
 
 
@@ -62,7 +84,10 @@ class NotAuthorized(TwoPhaseError):
 # %% ../../nbs/protocol/01_errors.ipynb #c011
 class WrongCluster(TwoPhaseError):
     why = "This checkpoint belongs to another cluster; its decisions mean nothing here."
-    risk, action = UNTOUCHED, "Point the query at the old cluster, or start it with a new checkpointLocation."
+    risk, action = (
+        UNTOUCHED,
+        "Point the query at the old cluster, or start it with a new checkpointLocation.",
+    )
 
 
 class UnknownFormat(TwoPhaseError):
@@ -73,38 +98,65 @@ class UnknownFormat(TwoPhaseError):
 class CorruptDecision(TwoPhaseError):
     why = "The file is damaged: it is no complete decision, or its checksum does not fit."
     risk = "Perhaps: this file may hold a commit that is not finished. Nothing was touched."
-    action = "Restore the file from a backup of the checkpoint. Do not delete it: a missing decision means abort."
+    action = (
+        "Restore the file from a backup of the checkpoint. Do not delete it: a missing decision"
+        " means abort."
+    )
 
 
 class LogUnwritable(TwoPhaseError):
     why = "The storage of the decision log refused to write."
-    risk, action = REPLAYED, "Make the place writable (disk full? read-only?) and restart the query."
+    risk, action = (
+        REPLAYED,
+        "Make the place writable (disk full? read-only?) and restart the query.",
+    )
 
 
 class MovedLog(TwoPhaseError):
     why = "The checkpoint or the decision log was copied, or moved."
-    risk = "Yes, if it goes on: a query and its copy abort each other's decided rows, or leave a batch out. Nothing was touched."
-    action = ("If it is a copy and the other query may still run: start this one with a new checkpointLocation. If it was moved and nothing else "
-              "uses the old place: `kafka2pc adopt` writes the new place into the log.")
+    risk = (
+        "Yes, if it goes on: a query and its copy abort each other's decided rows, or leave a batch"
+        " out. Nothing was touched."
+    )
+    action = (
+        "If it is a copy and the other query may still run: start this one with a new"
+        " checkpointLocation. If it was moved and nothing else uses the old place: `kafka2pc adopt`"
+        " writes the new place into the log."
+    )
 
 
 class UnfinishedBatch(TwoPhaseError):
     why = "The last batch was begun with other options, and it is not finished."
     risk = UNTOUCHED
-    action = ("Start the query with the old options until that batch is in Spark's commits; then change them. If the old options cannot work any "
-              "more: `kafka2pc restore`, then `kafka2pc adopt` with the new ones (TwoPhase: its method adopt).")
+    action = (
+        "Start the query with the old options until that batch is in Spark's commits; then change"
+        " them. If the old options cannot work any more: `kafka2pc restore`, then `kafka2pc adopt`"
+        " with the new ones (TwoPhase: its method adopt)."
+    )
 
 
 class ReplayDiffers(TwoPhaseError):
-    why = "Spark replayed a batch that was decided before, and read other rows: the source, or the query, is not deterministic."
-    risk = "Yes: the batch is in Kafka as it was decided; rows that only the replay has are not written, and the query's state may differ."
+    why = (
+        "Spark replayed a batch that was decided before, and read other rows: the source, or the"
+        " query, is not deterministic."
+    )
+    risk = (
+        "Yes: the batch is in Kafka as it was decided; rows that only the replay has are not"
+        " written, and the query's state may differ."
+    )
     action = "Compare the two; then go on with replayCheck=warn (TwoPhase: replay_check='warn')."
 
 
 class StaleCheckpoint(TwoPhaseError):
-    why = "Spark's checkpoint and the decision log disagree: the checkpoint was turned back, or two runs share it."
+    why = (
+        "Spark's checkpoint and the decision log disagree: the checkpoint was turned back, or two"
+        " runs share it."
+    )
     risk = "Yes, if it goes on: rows would be written twice or left out. Nothing was touched."
-    action = "Put the checkpoint folder back as it was (all of it together), or start with a new checkpointLocation."
+    action = (
+        "Put the checkpoint folder back as it was (all of it together), or start with a new"
+        " checkpointLocation."
+    )
 
 # %% ../../nbs/protocol/01_errors.ipynb #c013
 class UnclearAnswer(TwoPhaseError):
@@ -114,13 +166,19 @@ class UnclearAnswer(TwoPhaseError):
 
 class PrecommitFailed(TwoPhaseError):
     why = "Not every record was acknowledged, so this attempt cannot promise to commit."
-    risk, action = REPLAYED, "If it comes again: look at the broker's log for the topic partitions named here."
+    risk, action = (
+        REPLAYED,
+        "If it comes again: look at the broker's log for the topic partitions named here.",
+    )
 
 
 class Refused(TwoPhaseError):
     why = "Before the decision every transaction must be open, unchanged, and have time left."
     risk = REPLAYED
-    action = "If it comes again: make batches shorter, or raise transaction.timeout.ms (and the broker's transaction.max.timeout.ms)."
+    action = (
+        "If it comes again: make batches shorter, or raise transaction.timeout.ms (and the broker's"
+        " transaction.max.timeout.ms)."
+    )
 
 
 class Superseded(TwoPhaseError):
@@ -131,14 +189,23 @@ class Superseded(TwoPhaseError):
 
 class OutcomeUnknown(TwoPhaseError):
     why = "No clear answer came, so what was asked may or may not have happened."
-    risk = "Not yet. A decision that stands stays and is asked again; its rows are lost if the transaction timeout ends first (with KIP-939: never)."
+    risk = (
+        "Not yet. A decision that stands stays and is asked again; its rows are lost if the"
+        " transaction timeout ends first (with KIP-939: never)."
+    )
     action = "Restart the query when the store answers again, before the transaction timeout."
 
 
 class LostTransaction(TwoPhaseError):
-    why = "The store aborted it after it was decided, usually because its timeout ran out. (A store that has forgotten it looks the same.)"
+    why = (
+        "The store aborted it after it was decided, usually because its timeout ran out. (A store"
+        " that has forgotten it looks the same.)"
+    )
     risk = "YES: the records named here are lost."
-    action = "Read the places named here; write again what is not there; then restart with lostTransactions=skip (TwoPhase: skip_lost=True)."
+    action = (
+        "Read the places named here; write again what is not there; then restart with"
+        " lostTransactions=skip (TwoPhase: skip_lost=True)."
+    )
 
 # %% ../../nbs/protocol/01_errors.ipynb #c015
 _GONE = "YES: the records named here were never read by this query."
@@ -146,7 +213,10 @@ _GO_ON = "Read them from a copy if there is one. failOnDataLoss=false goes on wi
 
 
 class RecordsGone(TwoPhaseError):
-    why = "Kafka deleted them before they were read: retention was shorter than the query was late, or somebody deleted records."
+    why = (
+        "Kafka deleted them before they were read: retention was shorter than the query was late,"
+        " or somebody deleted records."
+    )
     risk, action = _GONE, f"Make retention longer. {_GO_ON}"
 
 
@@ -156,7 +226,10 @@ class TopicGone(TwoPhaseError):
 
 
 class TopicRecreated(TwoPhaseError):
-    why = "It is not the log that the checkpoint speaks of: deleted and created again, or cut off after an unclean leader election."
+    why = (
+        "It is not the log that the checkpoint speaks of: deleted and created again, or cut off"
+        " after an unclean leader election."
+    )
     risk = "YES: whatever was in the old one and not yet read."
     action = f"{_GO_ON} A topic that was created again is then read from its first record."
 
@@ -164,4 +237,7 @@ class TopicRecreated(TwoPhaseError):
 class RecordsBroken(TwoPhaseError):
     why = "The bytes are not those that a producer sent: damaged on a broker's disk, or on the way."
     risk = "Not by this query: nothing wrong was handed on, and the offsets in the checkpoint stay."
-    action = "Restart the query. If it comes again, look at the log with kafka-dump-log.sh --deep-iteration, and let another replica lead."
+    action = (
+        "Restart the query. If it comes again, look at the log with kafka-dump-log.sh"
+        " --deep-iteration, and let another replica lead."
+    )

@@ -8,7 +8,11 @@ __all__ = ['ANOMALIES', 'TOLERATED', 'Event', 'CrashPoint', 'Crash', 'arm', 'His
            'inconsistent_offsets', 'reordered', 'anomalies', 'Told', 'told']
 
 # %% ../../nbs/protocol/03_history.ipynb #c002
-import json, os, signal, threading, time
+import json
+import os
+import signal
+import threading
+import time
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -22,7 +26,10 @@ from .transactions import Outcome
 # %% ../../nbs/protocol/03_history.ipynb #c006
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    "One fact. `op` is a verb of the protocol, `ids` says of what; `at_ms` is the writer's clock in milliseconds, `process` its pid."
+    """One fact. `op` is a verb of the protocol, `ids` says of what; `at_ms` is the writer's clock
+    in milliseconds, `process` its pid.
+    """
+
     kind: str
     op: str
     at_ms: int
@@ -34,7 +41,8 @@ _KIND = {Outcome.DONE: "ok", Outcome.REFUSED: "fail", Outcome.UNKNOWN: "info"}
 
 # %% ../../nbs/protocol/03_history.ipynb #c008
 class CrashPoint(Enum):
-    "Named moments of a batch: the kind and the operation of the event at which the process dies."
+    """Named moments of a batch: the kind and the operation of the event at which the process dies."""
+
     BEFORE_BEGIN = "invoke", "begin"
     AFTER_BEGIN = "ok", "begin"
     IN_WRITE = "ok", "write"
@@ -53,8 +61,11 @@ class CrashPoint(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """An order to die: SIGKILL to `pid` (0: whoever gets there; None: nobody, it is left to who looks for PATH.done) when `point` of `batch_id`
-    and `participant` (None: any) is reached. `wait`: who gets there goes no further, until the file `until` appears, two minutes at most."""
+    """An order to die: SIGKILL to `pid` (0: whoever gets there; None: nobody, it is left to who
+    looks for PATH.done) when `point` of `batch_id` and `participant` (None: any) is reached.
+    `wait`: who gets there goes no further, until the file `until` appears, two minutes at most.
+    """
+
     point: CrashPoint
     batch_id: int | None = None
     participant: str | None = None
@@ -64,7 +75,9 @@ class Crash:
 
 
 def arm(path: str | Path, crash: Crash):
-    "Put the order where every process of the run looks (the environment variable `KAFKA2PC_CRASH` names the file)."
+    """Put the order where every process of the run looks (the environment variable `KAFKA2PC_CRASH`
+    names the file).
+    """
     Path(f"{path}.done").unlink(missing_ok=True)
     fresh = Path(f"{path}.{os.getpid()}")
     fresh.write_text(json.dumps(asdict(crash) | {"point": crash.point.name}))
@@ -72,80 +85,117 @@ def arm(path: str | Path, crash: Crash):
 
 
 def _order(path: str) -> dict | None:
-    try: return json.loads(Path(path).read_text())
-    except FileNotFoundError: return None
+    try:
+        return json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        return None
 
 
 def _obey(path: str, event: Event):
     order = _order(path)
-    if order is None: return
-    if (event.kind, event.op) != CrashPoint[order["point"]].value: return
-    if any(order[name] not in (None, event.ids.get(name)) for name in ("batch_id", "participant")): return
+    if order is None:
+        return
+    if (event.kind, event.op) != CrashPoint[order["point"]].value:
+        return
+    if any(order[name] not in (None, event.ids.get(name)) for name in ("batch_id", "participant")):
+        return
     mine = f"{path}.{os.getpid()}.{threading.get_ident()}"
-    try: os.rename(path, mine)  # one process wins, so an order is obeyed once
-    except FileNotFoundError: return
+    # one process wins, so an order is obeyed once
+    try:
+        os.rename(path, mine)
+    except FileNotFoundError:
+        return
     said = Path(f"{mine}.said")  # not into the order itself: somebody may have it open
     said.write_text(json.dumps(asdict(event), default=str))
     said.rename(f"{path}.done")  # it says who obeys
     os.unlink(mine)
-    if order["pid"] is not None: os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
+    if order["pid"] is not None:
+        os.kill(order["pid"] or os.getpid(), signal.SIGKILL)
     end = time.monotonic() + (120 if order["wait"] else 0)
-    while time.monotonic() < end and not os.path.exists(order["until"]): time.sleep(0.02)
+    while time.monotonic() < end and not os.path.exists(order["until"]):
+        time.sleep(0.02)
 
 # %% ../../nbs/protocol/03_history.ipynb #c010
 class History:
-    "What happened, in order. With `path`, every event is one line of that file; with `crash`, the file of an order to crash is looked at each time."
+    """What happened, in order. With `path`, every event is one line of that file; with `crash`, the
+    file of an order to crash is looked at each time.
+    """
+
     def __init__(self, path: str | None = None, crash: str | None = None):
-        self.events, self._path, self._crash, self._lock, self._turn = [], path, crash, threading.Lock(), threading.Lock()
+        self.events, self._path, self._crash, self._lock, self._turn = (
+            [],
+            path,
+            crash,
+            threading.Lock(),
+            threading.Lock(),
+        )
 
     def append(self, kind: str, op: str, **ids) -> Event:
-        "Write one fact down."
-        event = Event(kind=kind, op=op, at_ms=time.time_ns() // 1_000_000, process=os.getpid(), ids=ids)
+        """Write one fact down."""
+        event = Event(
+            kind=kind, op=op, at_ms=time.time_ns() // 1_000_000, process=os.getpid(), ids=ids
+        )
         with self._lock:
             if self._path:
-                with open(self._path, "ab", buffering=0) as f: f.write((json.dumps(asdict(event), default=str) + "\n").encode())
-            else: self.events.append(event)
-            if self._crash: _obey(self._crash, event)  # while it waits for its death, no other thread gets past an event
+                with open(self._path, "ab", buffering=0) as f:
+                    f.write((json.dumps(asdict(event), default=str) + "\n").encode())
+            else:
+                self.events.append(event)
+            # while it waits for its death, no other thread gets past an event
+            if self._crash:
+                _obey(self._crash, event)
         return event
 
     @contextmanager
     def of(self, op: str, **ids):
-        "`invoke` now; `ok` at the end, `info` if the block raises. The block may note an `Outcome`, or more ids, in the dict that it gets."
+        """`invoke` now; `ok` at the end, `info` if the block raises. The block may note an
+        `Outcome`, or more ids, in the dict that it gets.
+        """
         with self._turn if self._to_crash_at(op) else nullcontext():
             self.append("invoke", op, **ids)
             more = {}
-            try: yield more
+            try:
+                yield more
             except BaseException as e:
                 self.append("info", op, **ids, error=type(e).__name__)
                 raise
             self.append(_KIND[more.pop("outcome", Outcome.DONE)], op, **ids, **more)
 
     def _to_crash_at(self, op: str) -> bool:
-        "Does an order to crash at this operation stand? Then threads take turns: `AFTER_FIRST_COMMIT` is before the second EndTxn is sent."
+        """Does an order to crash at this operation stand? Then threads take turns:
+        `AFTER_FIRST_COMMIT` is before the second EndTxn is sent.
+        """
         order = _order(self._crash) if self._crash else None
         return order is not None and CrashPoint[order["point"]].value[1] == op
 
 
 class Silence(History):
-    "A history that keeps nothing: what a sink uses unless somebody asks."
-    def append(self, kind: str, op: str, **ids): pass
+    """A history that keeps nothing: what a sink uses unless somebody asks."""
+
+    def append(self, kind: str, op: str, **ids):
+        pass
 
 
 def from_environment() -> History:
-    "The history that this process was told to write (`KAFKA2PC_HISTORY`, `KAFKA2PC_CRASH`), else silence."
+    """The history that this process was told to write (`KAFKA2PC_HISTORY`, `KAFKA2PC_CRASH`), else
+    silence.
+    """
     path, crash = os.environ.get("KAFKA2PC_HISTORY"), os.environ.get("KAFKA2PC_CRASH")
     return History(path, crash) if path else Silence()
 
 
 def read_history(path: str | Path) -> list[Event]:
-    "The events of a history file; a last line that a crash cut short is left out."
+    """The events of a history file; a last line that a crash cut short is left out."""
     lines = Path(path).read_text().split("\n")[:-1]
     return [Event(**json.loads(line)) for line in lines]
 
 # %% ../../nbs/protocol/03_history.ipynb #c019
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    "One record that a reader found. `row` is the number that the test gave to the row, `batch_id` the batch that wrote it (None: unknown)."
+    """One record that a reader found. `row` is the number that the test gave to the row, `batch_id`
+    the batch that wrote it (None: unknown).
+    """
+
     row: int
     topic: str = ""
     partition: int = 0
@@ -155,114 +205,182 @@ class Seen:
 
 # %% ../../nbs/protocol/03_history.ipynb #c023
 def lost(expected: Iterable[int], seen: Iterable[Seen]) -> list[int]:
-    "For every row that was sent, a `read_committed` reader finds it; otherwise it was lost."
+    """For every row that was sent, a `read_committed` reader finds it; otherwise it was lost."""
     found = {s.row for s in seen}
     return sorted(r for r in set(expected) if r not in found)
 
 
 def duplicate(seen: Iterable[Seen]) -> dict[int, int]:
-    "For every row that was found, it was found once; otherwise it was duplicated. Row -> how often."
+    """For every row that was found, it was found once; otherwise it was duplicated. Row -> how
+    often.
+    """
     return {row: n for row, n in Counter(s.row for s in seen).items() if n > 1}
 
 # %% ../../nbs/protocol/03_history.ipynb #c026
 def torn(batch_of: Mapping[int, int], seen: Iterable[Seen]) -> dict[int, list[int]]:
-    "For every batch, a `read_committed` reader finds all its rows at the end, or none; otherwise it was torn. Batch -> missing rows."
+    """For every batch, a `read_committed` reader finds all its rows at the end, or none; otherwise
+    it was torn. Batch -> missing rows.
+    """
     found, missing = {s.row for s in seen}, defaultdict(list)
     for row, batch_id in batch_of.items():
-        if row not in found: missing[batch_id].append(row)
+        if row not in found:
+            missing[batch_id].append(row)
     begun = {batch_id for row, batch_id in batch_of.items() if row in found}
     return {batch_id: rows for batch_id, rows in missing.items() if batch_id in begun}
 
 # %% ../../nbs/protocol/03_history.ipynb #c029
 def decided(events: Iterable[Event]) -> list[Event]:
-    "The last event of every `decide` that stands, or may stand: the process died, or heard no answer, and no other attempt of the batch won."
-    last = {(e.ids["batch_id"], e.ids["attempt"], str(e.ids["ranges"])): e for e in events if e.op == "decide"}.values()
+    """The last event of every `decide` that stands, or may stand: the process died, or heard no
+    answer, and no other attempt of the batch won.
+    """
+    last = {
+        (e.ids["batch_id"], e.ids["attempt"], str(e.ids["ranges"])): e
+        for e in events
+        if e.op == "decide"
+    }.values()
     won = {e.ids["batch_id"] for e in last if e.kind == "ok"}
-    return [e for e in last if e.kind == "ok" or (e.kind != "fail" and e.ids["batch_id"] not in won)]
+    return [
+        e for e in last if e.kind == "ok" or (e.kind != "fail" and e.ids["batch_id"] not in won)
+    ]
 
 
 def aborted_read(seen: Iterable[Seen], events: Iterable[Event]) -> list[Seen]:
-    """For every record that a `read_committed` reader found, it lies in a range of its batch's decision; otherwise it was aborted, and read.
-    An offset of -1 is unknown: such a record is not judged, and such a range is the whole partition."""
+    """For every record that a `read_committed` reader found, it lies in a range of its batch's
+    decision; otherwise it was aborted, and read. An offset of -1 is unknown: such a record is not
+    judged, and such a range is the whole partition.
+    """
     ranges = defaultdict(list)
     for e in decided(events):
-        for topic, partition, first, last in e.ids["ranges"]: ranges[topic, partition].append((e.ids["batch_id"], first, last))
+        for topic, partition, first, last in e.ids["ranges"]:
+            ranges[topic, partition].append((e.ids["batch_id"], first, last))
+
     def may_be_seen(s: Seen) -> bool:
-        return any(s.batch_id in (None, batch_id) and (first < 0 or first <= s.offset <= last)
-                   for batch_id, first, last in ranges[s.topic, s.partition])
+        return any(
+            s.batch_id in (None, batch_id) and (first < 0 or first <= s.offset <= last)
+            for batch_id, first, last in ranges[s.topic, s.partition]
+        )
+
     return [s for s in seen if s.offset >= 0 and not may_be_seen(s)]
 
 # %% ../../nbs/protocol/03_history.ipynb #c032
 def early_read(events: Iterable[Event]) -> list[Event]:
-    "For every batch that a `read_committed` reader saw, its decision had been asked for before; otherwise it was read early."
+    """For every batch that a `read_committed` reader saw, its decision had been asked for before;
+    otherwise it was read early.
+    """
     asked, early = set(), []
     for e in events:
-        if (e.kind, e.op) == ("invoke", "decide"): asked.add(e.ids["batch_id"])  # from here on the decision may stand
-        if (e.kind, e.op) == ("ok", "read") and set(e.ids["batch_ids"]) - asked: early.append(e)
+        # from here on the decision may stand
+        if (e.kind, e.op) == ("invoke", "decide"):
+            asked.add(e.ids["batch_id"])
+        if (e.kind, e.op) == ("ok", "read") and set(e.ids["batch_ids"]) - asked:
+            early.append(e)
     return early
 
 # %% ../../nbs/protocol/03_history.ipynb #c035
 def inconsistent_offsets(*reads: Iterable[Seen]) -> list[Seen]:
-    """For every record of a read, its offset is greater than the one before in its partition, and every later read shows the same row
-    there; otherwise offsets were inconsistent. `reads` are in the order in which they were made, `read_committed` before `read_uncommitted`."""
+    """For every record of a read, its offset is greater than the one before in its partition, and
+    every later read shows the same row there; otherwise offsets were inconsistent. `reads` are in
+    the order in which they were made, `read_committed` before `read_uncommitted`.
+    """
     wrong, before = [], {}
     for read in reads:
         now, last = {}, {}
         for s in (s for s in read if s.offset >= 0):
-            if s.offset <= last.get((s.topic, s.partition), -1): wrong.append(s)
+            if s.offset <= last.get((s.topic, s.partition), -1):
+                wrong.append(s)
             last[s.topic, s.partition] = s.offset
             now[s.topic, s.partition, s.offset] = s
         for place, s in before.items():
-            if place not in now or now[place].row != s.row: wrong += [s, now[place]] if place in now else [s]
+            if place not in now or now[place].row != s.row:
+                wrong += [s, now[place]] if place in now else [s]
         before = now
     return wrong
 
 # %% ../../nbs/protocol/03_history.ipynb #c038
 def reordered(seen: Iterable[Seen]) -> list[Seen]:
-    "For every key, rows come in the order in which they were sent, by offset within a partition; otherwise they were reordered."
+    """For every key, rows come in the order in which they were sent, by offset within a partition;
+    otherwise they were reordered.
+    """
     last, wrong = {}, []
-    for s in sorted((s for s in seen if s.key is not None), key=lambda s: (s.topic, s.partition, s.offset)):
+    for s in sorted(
+        (s for s in seen if s.key is not None), key=lambda s: (s.topic, s.partition, s.offset)
+    ):
         lane = s.topic, s.partition, s.key
-        if s.row < last.get(lane, s.row): wrong.append(s)
+        if s.row < last.get(lane, s.row):
+            wrong.append(s)
         last[lane] = max(s.row, last.get(lane, s.row))
     return wrong
 
 # %% ../../nbs/protocol/03_history.ipynb #c041
-ANOMALIES = {"lost": lost, "duplicate": duplicate, "torn batch": torn, "aborted read": aborted_read, "early read": early_read,
-             "inconsistent offsets": inconsistent_offsets, "reordered": reordered}
+ANOMALIES = {
+    "lost": lost,
+    "duplicate": duplicate,
+    "torn batch": torn,
+    "aborted read": aborted_read,
+    "early read": early_read,
+    "inconsistent offsets": inconsistent_offsets,
+    "reordered": reordered,
+}
 
 
-def anomalies(expected: Iterable[int] | Mapping[int, int], seen: Iterable[Seen], uncommitted: Iterable[Seen] | None = None,
-              events: Iterable[Event] | None = None) -> dict[str, list | dict]:
+def anomalies(
+    expected: Iterable[int] | Mapping[int, int],
+    seen: Iterable[Seen],
+    uncommitted: Iterable[Seen] | None = None,
+    events: Iterable[Event] | None = None,
+) -> dict[str, list | dict]:
     """What went wrong, name -> evidence. Empty: exactly once.
 
-    `expected`: the rows that were sent, or row -> batch. `seen`: what a `read_committed` reader found at the end, `uncommitted`: what a
-    `read_uncommitted` reader found after it, `events`: the history. Keys in `seen` mean that the rows of a key were sent by one task at a time.
+    `expected`: the rows that were sent, or row -> batch. `seen`: what a `read_committed` reader
+    found at the end, `uncommitted`: what a `read_uncommitted` reader found after it, `events`: the
+    history. Keys in `seen` mean that the rows of a key were sent by one task at a time.
     """
     expected, seen = expected if isinstance(expected, Mapping) else list(expected), list(seen)
     found = {"lost": lost(expected, seen), "duplicate": duplicate(seen)}
-    if isinstance(expected, Mapping): found["torn batch"] = torn(expected, seen)
+    if isinstance(expected, Mapping):
+        found["torn batch"] = torn(expected, seen)
     if events is not None:
         events = list(events)
         found |= {"aborted read": aborted_read(seen, events), "early read": early_read(events)}
-    found["inconsistent offsets"] = inconsistent_offsets(seen, *([] if uncommitted is None else [uncommitted]))
+    found["inconsistent offsets"] = inconsistent_offsets(
+        seen, *([] if uncommitted is None else [uncommitted])
+    )
     found["reordered"] = reordered(seen)
     return {name: evidence for name, evidence in found.items() if evidence}
 
 # %% ../../nbs/protocol/03_history.ipynb #c048
 TOLERATED = {
-    "a batch in parts": "A batch becomes visible transaction by transaction (rule 9). Between two commits a reader sees a part; the end is judged.",
-    "gaps in offsets": "The marker that ends a transaction takes an offset, and so do the rows of aborted attempts.",
-    "aborted rows in a read_uncommitted read": "A replay writes its rows again, under a new attempt. Who reads uncommitted asks for both.",
-    "order between keys or partitions": "Kafka promises an order within a partition, and nothing else; rows without a key promise none.",
-    "an open transaction while its query is down": "Readers wait before it. The next start, or its timeout, ends it; the rows are judged then.",
-    "a decision without an answer": "Its process died, or the log did not answer. It may stand, so its rows may be seen, unless another attempt won.",
+    "a batch in parts": (
+        "A batch becomes visible transaction by transaction (rule 9). Between two commits a reader"
+        " sees a part; the end is judged."
+    ),
+    "gaps in offsets": (
+        "The marker that ends a transaction takes an offset, and so do the rows of aborted"
+        " attempts."
+    ),
+    "aborted rows in a read_uncommitted read": (
+        "A replay writes its rows again, under a new attempt. Who reads uncommitted asks for both."
+    ),
+    "order between keys or partitions": (
+        "Kafka promises an order within a partition, and nothing else; rows without a key promise"
+        " none."
+    ),
+    "an open transaction while its query is down": (
+        "Readers wait before it. The next start, or its timeout, ends it; the rows are judged then."
+    ),
+    "a decision without an answer": (
+        "Its process died, or the log did not answer. It may stand, so its rows may be seen, unless"
+        " another attempt won."
+    ),
 }
 
 # %% ../../nbs/protocol/03_history.ipynb #c052
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    "What one transaction was told (`commit` or `abort`), how often (`asked`), and the kind of the last answer: ok, fail (refused) or info (unclear)."
+    """What one transaction was told (`commit` or `abort`), how often (`asked`), and the kind of the
+    last answer: ok, fail (refused) or info (unclear).
+    """
+
     batch_id: int
     transactional_id: str
     verb: str
@@ -272,11 +390,17 @@ class Told:
 
 
 def told(events: Iterable[Event]) -> list[Told]:
-    "One report for all transactions, in the order in which they were told. `restored`: by act three, so of an earlier run."
+    """One report for all transactions, in the order in which they were told. `restored`: by act
+    three, so of an earlier run.
+    """
     planning, found = set(), {}
     for e in events:
-        if e.op == "plan": (planning.add if e.kind == "invoke" else planning.discard)(e.process)
+        if e.op == "plan":
+            (planning.add if e.kind == "invoke" else planning.discard)(e.process)
         if e.op in ("commit", "abort") and e.kind != "invoke":
             key = e.ids["batch_id"], e.ids["transactional_id"], e.op, e.process in planning
             found[key] = e.kind, found.get(key, ("", 0))[1] + 1
-    return [Told(batch_id=b, transactional_id=t, verb=v, restored=r, answer=kind, asked=n) for (b, t, v, r), (kind, n) in found.items()]
+    return [
+        Told(batch_id=b, transactional_id=t, verb=v, restored=r, answer=kind, asked=n)
+        for (b, t, v, r), (kind, n) in found.items()
+    ]

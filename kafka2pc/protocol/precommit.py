@@ -12,40 +12,64 @@ from typing import Callable, Iterable, Iterator, Sequence
 
 # %% ../../nbs/protocol/05_precommit.ipynb #c003
 from .history import History, Silence
-from .transactions import CommitMessage, Committable, Mode, Participant, Plan, Transaction
+from kafka2pc.protocol.transactions import (
+    CommitMessage,
+    Committable,
+    Mode,
+    Participant,
+    Plan,
+    Transaction,
+)
 
 # %% ../../nbs/protocol/05_precommit.ipynb #c008
 def promise(txn: Transaction, history: History, **ids) -> Committable | None:
-    "Rule 1: flush, check every delivery (`flush` raises if one failed), then pre-commit. None: it has written nothing."
-    with history.of("flush", **ids): txn.flush()
+    """Rule 1: flush, check every delivery (`flush` raises if one failed), then pre-commit. None: it
+    has written nothing.
+    """
+    with history.of("flush", **ids):
+        txn.flush()
     with history.of("precommit", **ids) as noted:
         if c := txn.precommit():
-            noted.update(transactional_id=c.transactional_id, producer_id=c.state.producer_id, epoch=c.state.epoch, records=c.records)
+            noted.update(
+                transactional_id=c.transactional_id,
+                producer_id=c.state.producer_id,
+                epoch=c.state.epoch,
+                records=c.records,
+            )
     return c
 
 # %% ../../nbs/protocol/05_precommit.ipynb #c010
 class _Counted:
-    "The chunks that have rows, one after the other. `rows` and `bytes` count what has gone through."
+    """The chunks that have rows, one after the other. `rows` and `bytes` count what has gone
+    through.
+    """
+
     def __init__(self, chunks: Iterable, measure: Callable):
         self.chunks, self.measure, self.rows, self.bytes = chunks, measure, 0, 0
 
     def __iter__(self) -> Iterator:
         for chunk in self.chunks:
-            if not len(chunk): continue
+            if not len(chunk):
+                continue
             self.rows += len(chunk)
             self.bytes += self.measure(chunk)
             yield chunk
 
 
 def no_measure(chunk) -> int:
-    "For rows whose size in bytes does not matter."
+    """For rows whose size in bytes does not matter."""
     return 0
 
 
-def precommit(participants: Sequence[Participant], plan: Plan, chunks: Iterable, history: History = Silence(),
-              measure: Callable[[object], int] = no_measure) -> CommitMessage:
-    """The pre-commit phase in one task (steps WRITE 2-5). `chunks` are sized collections of rows, `measure` gives the bytes of one. Raises what a
-    participant raises; its transactions abort then.
+def precommit(
+    participants: Sequence[Participant],
+    plan: Plan,
+    chunks: Iterable,
+    history: History = Silence(),
+    measure: Callable[[object], int] = no_measure,
+) -> CommitMessage:
+    """The pre-commit phase in one task (steps WRITE 2-5). `chunks` are sized collections of rows,
+    `measure` gives the bytes of one. Raises what a participant raises; its transactions abort then.
 
     2. Mode drain: read the input to its end, count it, and write nothing.
     3. No row: no transaction.
@@ -55,24 +79,38 @@ def precommit(participants: Sequence[Participant], plan: Plan, chunks: Iterable,
     ids = dict(batch_id=plan.batch_id, attempt=plan.attempt)
     counted = _Counted(chunks, measure)
     if plan.mode is Mode.DRAIN:
-        with history.of("drain", **ids): _read_to_the_end(counted)
+        with history.of("drain", **ids):
+            _read_to_the_end(counted)
         return CommitMessage(plan=plan, rows=counted.rows, bytes=counted.bytes)
     chunks = iter(counted)
     first = next(chunks, None)
-    if first is None: return CommitMessage(plan=plan)
+    if first is None:
+        return CommitMessage(plan=plan)
     with ExitStack() as stack:
         txns = []
         for p in participants:
-            with history.of("begin", participant=p.name, **ids): txns.append(stack.enter_context(p.begin(plan)))
+            with history.of("begin", participant=p.name, **ids):
+                txns.append(stack.enter_context(p.begin(plan)))
         for chunk in chain([first], chunks):
-            with history.of("write", rows=len(chunk), **ids): _write(txns, chunk)
-        promised = (promise(txn, history, participant=p.name, **ids) for p, txn in zip(participants, txns, strict=True))
-        return CommitMessage(plan=plan, committables=tuple(c for c in promised if c), rows=counted.rows, bytes=counted.bytes)
+            with history.of("write", rows=len(chunk), **ids):
+                _write(txns, chunk)
+        promised = (
+            promise(txn, history, participant=p.name, **ids)
+            for p, txn in zip(participants, txns, strict=True)
+        )
+        return CommitMessage(
+            plan=plan,
+            committables=tuple(c for c in promised if c),
+            rows=counted.rows,
+            bytes=counted.bytes,
+        )
 
 
 def _read_to_the_end(chunks: Iterable):
-    for _ in chunks: pass
+    for _ in chunks:
+        pass
 
 
 def _write(txns: Sequence[Transaction], chunk):
-    for txn in txns: txn.write(chunk)
+    for txn in txns:
+        txn.write(chunk)

@@ -7,15 +7,36 @@ __all__ = ['claim', 'next_attempt', 'back_off', 'check_identity', 'check_place',
            'plan', 'rested', 'sweep_former', 'shorten', 'adopt']
 
 # %% ../../nbs/protocol/07_restore.ipynb #c002
-import logging, random, time
+import logging
+import random
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Callable, Sequence
 
 # %% ../../nbs/protocol/07_restore.ipynb #c003
 from .commit import Driver, finish, said, sweep
-from .decisions import Decision, Identity, Listing, Slot, claimed_again, commit_of, holds_later, newest_commit, newest_record, win
-from .errors import DECIDED, MovedLog, OutcomeUnknown, StaleCheckpoint, Superseded, UnfinishedBatch, WrongCluster
+from kafka2pc.protocol.decisions import (
+    Decision,
+    Identity,
+    Listing,
+    Slot,
+    claimed_again,
+    commit_of,
+    holds_later,
+    newest_commit,
+    newest_record,
+    win,
+)
+from kafka2pc.protocol.errors import (
+    DECIDED,
+    MovedLog,
+    OutcomeUnknown,
+    StaleCheckpoint,
+    Superseded,
+    UnfinishedBatch,
+    WrongCluster,
+)
 from .transactions import Mode, Plan, Token
 
 # %% ../../nbs/protocol/07_restore.ipynb #c006
@@ -23,120 +44,206 @@ _LOG = logging.getLogger(__name__)
 
 
 def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) -> Decision:
-    """Win ABORT in the first free slot of a batch, and with it the slot after. Returns our ABORT, or the COMMIT that was met. `seen`: a listing that
-    shows no COMMIT of the batch (it may be old: a slot that was taken since is met, not skipped). `more` goes into the record. Raises
-    `OutcomeUnknown`."""
+    """Win ABORT in the first free slot of a batch, and with it the slot after. Returns our ABORT,
+    or the COMMIT that was met. `seen`: a listing that shows no COMMIT of the batch (it may be old:
+    a slot that was taken since is met, not skipped). `more` goes into the record. Raises
+    `OutcomeUnknown`.
+    """
     seen = seen or driver.log.listing()
-    if stands := commit_of(seen, batch_id): return stands
+    if stands := commit_of(seen, batch_id):
+        return stands
     attempt = next_attempt(seen, batch_id)
     while True:
-        plan = Plan(query_id=driver.query_id, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt + 1))
+        plan = Plan(
+            query_id=driver.query_id,
+            batch_id=batch_id,
+            attempt=attempt,
+            token=driver.new_token(batch_id, attempt + 1),
+        )
         wanted = driver.decision(plan, commit=False, **more)
         stands = win(driver.log, wanted)
-        if stands is None: raise OutcomeUnknown(f"claim {batch_id}.{attempt} of query {driver.query_id}: its log gave no clear answer")
-        if stands == wanted or stands.commit: return stands
+        if stands is None:
+            raise OutcomeUnknown(
+                f"claim {batch_id}.{attempt} of query {driver.query_id}: its log gave no clear"
+                " answer"
+            )
+        if stands == wanted or stands.commit:
+            return stands
         attempt += 1
 
 
 def next_attempt(seen: Listing, batch_id: int) -> int:
-    "The slot behind the last one of a batch."
+    """The slot behind the last one of a batch."""
     return max((s.attempt + 1 for s in seen.slots if s.batch_id == batch_id), default=0)
 
 
-def back_off(attempt: int, free: int = 4, longest_s: float = 120, sleep: Callable[[float], None] = time.sleep) -> bool:
-    """The first claims of a batch (`free`) are made at once. Before each one more, wait a random time that doubles with their number: where two
-    supervisors restart the same query, each run takes the batch from the other, until one of them waits for longer than the batch takes. True: it
-    has waited."""
-    if attempt < free: return False
+def back_off(
+    attempt: int, free: int = 4, longest_s: float = 120, sleep: Callable[[float], None] = time.sleep
+) -> bool:
+    """The first claims of a batch (`free`) are made at once. Before each one more, wait a random
+    time that doubles with their number: where two supervisors restart the same query, each run
+    takes the batch from the other, until one of them waits for longer than the batch takes. True:
+    it has waited.
+    """
+    if attempt < free:
+        return False
     seconds = random.uniform(0, min(longest_s, 2.0 ** (attempt - free)))
-    _LOG.warning("this batch was claimed %s times and is not decided: waiting %.1f s. Does another run of this query restart again and again?",
-                 attempt, seconds)
+    _LOG.warning(
+        "this batch was claimed %s times and is not decided: waiting %.1f s. Does another run of"
+        " this query restart again and again?",
+        attempt,
+        seconds,
+    )
     sleep(seconds)
     return True
 
 # %% ../../nbs/protocol/07_restore.ipynb #c046
 def check_identity(driver: Driver, batch_id: int, seen: Listing | None = None):
-    """Is this the log of this query, and is the query what it was? Looks at the newest record, before `batch_id` is claimed. `seen`: a listing of
-    this plan. Raises `StaleCheckpoint` (another query's log, or an empty one), `WrongCluster`, `MovedLog`, `UnfinishedBatch`."""
+    """Is this the log of this query, and is the query what it was? Looks at the newest record,
+    before `batch_id` is claimed. `seen`: a listing of this plan. Raises `StaleCheckpoint` (another
+    query's log, or an empty one), `WrongCluster`, `MovedLog`, `UnfinishedBatch`.
+    """
     newest = newest_record(seen or driver.log) or check_empty(driver)
-    if newest is None: return
+    if newest is None:
+        return
     if newest.query_id != driver.query_id:
-        raise StaleCheckpoint(f"query {driver.query_id}: its log holds decisions of query {newest.query_id}; each needs a log of its own")
+        raise StaleCheckpoint(
+            f"query {driver.query_id}: its log holds decisions of query {newest.query_id}; each"
+            " needs a log of its own"
+        )
     kept = dict(newest.stores)
     for name, p in driver.participants.items():
         if kept.get(name, p.store_id()) != p.store_id():
-            raise WrongCluster(f"query {driver.query_id}: its decisions are about {name} {kept[name]}, the sink is connected to {p.store_id()}")
+            raise WrongCluster(
+                f"query {driver.query_id}: its decisions are about {name} {kept[name]}, the sink is"
+                f" connected to {p.store_id()}"
+            )
     check_place(driver, newest.identity or Identity())  # an older version kept none
-    if newest.slot.batch_id == batch_id: check_unchanged(driver, newest)
+    if newest.slot.batch_id == batch_id:
+        check_unchanged(driver, newest)
 
 
 def check_place(driver: Driver, recorded: Identity):
-    "Raises `MovedLog` if the log or the checkpoint of this run is in another place than the newest record says."
+    """Raises `MovedLog` if the log or the checkpoint of this run is in another place than the
+    newest record says.
+    """
     now = driver.identity()
-    places = [("decision log", recorded.log, now.log), ("checkpoint", recorded.checkpoint, now.checkpoint)]
-    moved = [f"its {what} is {old}, and this run uses {new}" for what, old, new in places if old and new and old != new]
-    if moved: raise MovedLog(f"query {driver.query_id}: the newest decision says that {'; '.join(moved)}")
+    places = [
+        ("decision log", recorded.log, now.log),
+        ("checkpoint", recorded.checkpoint, now.checkpoint),
+    ]
+    moved = [
+        f"its {what} is {old}, and this run uses {new}"
+        for what, old, new in places
+        if old and new and old != new
+    ]
+    if moved:
+        raise MovedLog(f"query {driver.query_id}: the newest decision says that {'; '.join(moved)}")
 
 
 def check_unchanged(driver: Driver, newest: Decision):
-    "A batch that is not finished keeps its topic, prefix and participants. Raises `UnfinishedBatch`."
+    """A batch that is not finished keeps its topic, prefix and participants. Raises
+    `UnfinishedBatch`.
+    """
     old, now = newest.identity or Identity(), driver.identity()
-    values = [("participants", tuple(sorted(dict(newest.stores))), tuple(sorted(driver.participants)))]
-    if old.prefix: values += [("topic", old.topics, now.topics), ("transactionalIdPrefix", old.prefix, now.prefix)]
-    changed = [f"{what} was {_spell(before)} and is {_spell(after)}" for what, before, after in values if before != after]
-    if not changed: return
+    values = [
+        ("participants", tuple(sorted(dict(newest.stores))), tuple(sorted(driver.participants)))
+    ]
+    if old.prefix:
+        values += [
+            ("topic", old.topics, now.topics),
+            ("transactionalIdPrefix", old.prefix, now.prefix),
+        ]
+    changed = [
+        f"{what} was {_spell(before)} and is {_spell(after)}"
+        for what, before, after in values
+        if before != after
+    ]
+    if not changed:
+        return
     risk = DECIDED if commit_of(driver.log, newest.slot.batch_id) else None
-    raise UnfinishedBatch(f"query {driver.query_id}, batch {newest.slot.batch_id}: {'; '.join(changed)}", risk=risk)
+    raise UnfinishedBatch(
+        f"query {driver.query_id}, batch {newest.slot.batch_id}: {'; '.join(changed)}", risk=risk
+    )
 
 
-def _spell(value: str | tuple[str, ...]) -> str: return value if isinstance(value, str) else ", ".join(value) or "a column"
+def _spell(value: str | tuple[str, ...]) -> str:
+    return value if isinstance(value, str) else ", ".join(value) or "a column"
 
 
 def check_empty(driver: Driver) -> Decision | None:
-    """A run claims in its log before it writes, so with an empty log there are no transactions, in no state. The log is read after the stores: the
-    record of another run's first claim, if one came in between. Raises `StaleCheckpoint`."""
-    if driver.fresh: return None
+    """A run claims in its log before it writes, so with an empty log there are no transactions, in
+    no state. The log is read after the stores: the record of another run's first claim, if one came
+    in between. Raises `StaleCheckpoint`.
+    """
+    if driver.fresh:
+        return None
     traces = [t for p in driver.participants.values() for t in p.traces(driver.query_id)]
     newest = newest_record(driver.log)
-    if traces and newest is None: raise not_its_log(driver.query_id, traces)
+    if traces and newest is None:
+        raise not_its_log(driver.query_id, traces)
     return newest
 
 
 def not_its_log(query_id: str, traces: Sequence[str]) -> StaleCheckpoint:
-    "The error for an empty log of a query that has written before: `traces` are its transactional ids."
+    """The error for an empty log of a query that has written before: `traces` are its transactional
+    ids.
+    """
     some = ", ".join(traces[:3])
-    return StaleCheckpoint(f"query {query_id}: the store knows {len(traces)} of its transactions ({some}), but this decision log is empty",
-                           why="A run claims in its log before it writes: they belong to another log, or its records are gone.",
-                           risk="Yes, if it goes on: decided rows would be thrown away, or written twice. Nothing was touched.",
-                           action="Name the log of the query (decisionLog), or put its records back. If they are gone for good, look at each "
-                                  "transaction (`transactions describe ID` in the shell), and begin with a new checkpointLocation.")
+    return StaleCheckpoint(
+        f"query {query_id}: the store knows {len(traces)} of its transactions ({some}), but this"
+        " decision log is empty",
+        why=(
+            "A run claims in its log before it writes: they belong to another log, or its records"
+            " are gone."
+        ),
+        risk=(
+            "Yes, if it goes on: decided rows would be thrown away, or written twice. Nothing was"
+            " touched."
+        ),
+        action=(
+            "Name the log of the query (decisionLog), or put its records back. If they are gone for"
+            " good, look at each transaction (`transactions describe ID` in the shell), and begin"
+            " with a new checkpointLocation."
+        ),
+    )
 
 # %% ../../nbs/protocol/07_restore.ipynb #c009
-def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
-    """The restore phase, on the driver, before the first task (steps PLAN 1-6). `mine`: the token of this run, None if it has none or has planned
-    this batch. One listing serves steps 1 to 3: what is written after it is met by the claim, or at the decision. Step 4 needs a listing that was
-    made after the claim, and it serves step 5, too. Raises what `check_identity` raises, `Superseded`, `LostTransaction`, `OutcomeUnknown`, or what a
-    participant raises.
+def plan(
+    driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
+) -> Plan:
+    """The restore phase, on the driver, before the first task (steps PLAN 1-6). `mine`: the token
+    of this run, None if it has none or has planned this batch. One listing serves steps 1 to 3:
+    what is written after it is met by the claim, or at the decision. Step 4 needs a listing that
+    was made after the claim, and it serves step 5, too. Raises what `check_identity` raises,
+    `Superseded`, `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
 
-    1. The log is that of this query. The batch has a COMMIT, and no later one has: its offsets must be Spark's; finish it; drain.
+    1. The log is that of this query. The batch has a COMMIT, and no later one has: its offsets must
+      be Spark's; finish it; drain.
     2. The batch before carries my token: attempt 0.
     3. Else claim the next attempt.
     4. The log holds a later batch: stop, touch nothing.
-    5. Sweep below my token, and what an earlier prefix of the query left open. Remove old claims of the batch.
+    5. Sweep below my token, and what an earlier prefix of the query left open. Remove old claims of
+      the batch.
     6. Mode write.
     """
     with driver.history.of("plan", batch_id=batch_id):
         seen = driver.log.listing()
         check_identity(driver, batch_id, seen)
-        if decided := commit_of(seen, batch_id): return _drain(driver, decided, offsets_hash)
+        if decided := commit_of(seen, batch_id):
+            return _drain(driver, decided, offsets_hash)
         before = mine and commit_of(seen, batch_id - 1)
         made = partial(Plan, query_id=driver.query_id, batch_id=batch_id, offsets_hash=offsets_hash)
-        if before and before.token == mine: return made(attempt=0, token=mine, planned=driver.now())
-        if driver.wait_to_claim(next_attempt(seen, batch_id)): return plan(rested(driver), batch_id, offsets_hash=offsets_hash, mine=mine)
+        if before and before.token == mine:
+            return made(attempt=0, token=mine, planned=driver.now())
+        if driver.wait_to_claim(next_attempt(seen, batch_id)):
+            return plan(rested(driver), batch_id, offsets_hash=offsets_hash, mine=mine)
         claimed = claim(driver, batch_id, seen)
-        if claimed.commit: return _drain(driver, claimed, offsets_hash)
+        if claimed.commit:
+            return _drain(driver, claimed, offsets_hash)
         seen = driver.log.listing(claimed)
-        if holds_later(seen, batch_id): raise _turned_back(driver, batch_id, "write")
+        if holds_later(seen, batch_id):
+            raise _turned_back(driver, batch_id, "write")
         sweep(driver, claimed.token, seen=seen)
         sweep_former(driver, claimed, seen)
         shorten(driver, claimed, seen)
@@ -144,68 +251,135 @@ def plan(driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token |
 
 
 def rested(driver: Driver) -> Driver:
-    "It has waited, and looks at everything again: what it saw before is old."
+    """It has waited, and looks at everything again: what it saw before is old."""
     return replace(driver, wait_to_claim=lambda attempt: False)
 
 
 def _turned_back(driver: Driver, batch_id: int, verb: str) -> StaleCheckpoint:
-    return StaleCheckpoint(f"query {driver.query_id} is about to {verb} batch {batch_id}, but its log holds batch {driver.log.batches()[-1]}")
+    return StaleCheckpoint(
+        f"query {driver.query_id} is about to {verb} batch {batch_id}, but its log holds batch"
+        f" {driver.log.batches()[-1]}"
+    )
 
 
 def sweep_former(driver: Driver, claimed: Decision, seen: Listing):
-    "Sweep below a claim under every other prefix that the records of its batch, and of the one before, name."
+    """Sweep below a claim under every other prefix that the records of its batch, and of the one
+    before, name.
+    """
     batch_id = claimed.slot.batch_id
-    kept = [d.identity.prefix for b in (batch_id - 1, batch_id) for d in seen.chain(b) if d.identity]
+    kept = [
+        d.identity.prefix for b in (batch_id - 1, batch_id) for d in seen.chain(b) if d.identity
+    ]
     for prefix in sorted(set(kept) - {"", driver.about.prefix}):
-        for participants in driver.former(prefix): sweep(replace(driver, participants=participants), claimed.token, seen=seen)
+        for participants in driver.former(prefix):
+            sweep(replace(driver, participants=participants), claimed.token, seen=seen)
 
 
 def shorten(driver: Driver, claimed: Decision, seen: Listing, most: int = 32):
-    """Remove the oldest claims of a batch that was claimed again and again, so that the next start has less to read: at most `most` at once, never
-    the last `keep_claims`, and not the last one under each other prefix (`sweep_former` needs it). What fails is logged."""
+    """Remove the oldest claims of a batch that was claimed again and again, so that the next start
+    has less to read: at most `most` at once, never the last `keep_claims`, and not the last one
+    under each other prefix (`sweep_former` needs it). What fails is logged.
+    """
     batch_id, attempt = claimed.slot
     try:
-        old = [d for d in seen.chain(batch_id) if d.slot.attempt < attempt - driver.keep_claims][:most]
+        old = [d for d in seen.chain(batch_id) if d.slot.attempt < attempt - driver.keep_claims][
+            :most
+        ]
         prefixes = {d.slot: d.identity.prefix if d.identity else "" for d in old}
         last = {prefix: slot for slot, prefix in prefixes.items()}
-        gone = [slot for slot, prefix in prefixes.items() if prefix in ("", driver.about.prefix) or slot != last[prefix]]
-        if gone: driver.log.remove(gone)
+        gone = [
+            slot
+            for slot, prefix in prefixes.items()
+            if prefix in ("", driver.about.prefix) or slot != last[prefix]
+        ]
+        if gone:
+            driver.log.remove(gone)
     except Exception as e:  # a store may raise what it likes: the claim stands
-        _LOG.warning("query %s: old claims of batch %s could not be removed; the next claim tries again: %s", driver.query_id, batch_id, said(e))
+        _LOG.warning(
+            "query %s: old claims of batch %s could not be removed; the next claim tries again: %s",
+            driver.query_id,
+            batch_id,
+            said(e),
+        )
 
 
 def _drain(driver: Driver, stands: Decision, offsets_hash: str) -> Plan:
     seen = driver.log.listing(stands)
-    if claimed_again(seen, stands):  # met in a slot that was removed: this run slept between its listing and its claim
-        raise Superseded(f"batch {stands.slot.batch_id} of query {driver.query_id}: a later claim stands behind the COMMIT that was met")
-    newest = newest_commit(seen)  # a claim of the next batch may be there: `restore` in the shell makes one
-    if newest and newest.slot.batch_id > stands.slot.batch_id: raise _turned_back(driver, stands.slot.batch_id, "replay")
+    # met in a slot that was removed: this run slept between its listing and its claim
+    if claimed_again(seen, stands):
+        raise Superseded(
+            f"batch {stands.slot.batch_id} of query {driver.query_id}: a later claim stands behind"
+            " the COMMIT that was met"
+        )
+    # a claim of the next batch may be there: `restore` in the shell makes one
+    newest = newest_commit(seen)
+    if newest and newest.slot.batch_id > stands.slot.batch_id:
+        raise _turned_back(driver, stands.slot.batch_id, "replay")
     if stands.offsets_hash != offsets_hash:
-        raise StaleCheckpoint(f"batch {stands.slot.batch_id} of query {driver.query_id} was decided for Spark's offsets {stands.offsets_hash[:16]}, "
-                              f"but the checkpoint now says {offsets_hash[:16]}")
+        raise StaleCheckpoint(
+            f"batch {stands.slot.batch_id} of query {driver.query_id} was decided for Spark's"
+            f" offsets {stands.offsets_hash[:16]}, but the checkpoint now says {offsets_hash[:16]}"
+        )
     finish(driver, stands)
-    return Plan(query_id=driver.query_id, batch_id=stands.slot.batch_id, attempt=stands.slot.attempt, token=stands.token, mode=Mode.DRAIN,
-                offsets_hash=offsets_hash, planned=driver.now())
+    return Plan(
+        query_id=driver.query_id,
+        batch_id=stands.slot.batch_id,
+        attempt=stands.slot.attempt,
+        token=stands.token,
+        mode=Mode.DRAIN,
+        offsets_hash=offsets_hash,
+        planned=driver.now(),
+    )
 
 # %% ../../nbs/protocol/07_restore.ipynb #c050
 def adopt(driver: Driver) -> Decision | None:
-    """Write down that the log and the checkpoint of a query are where this run finds them, and that its options and participants (none: as they
-    were) are those of this run: an ADOPT record in the first free slot of the newest batch. It fences a run that has not decided this batch, and
-    no other: stop the query first, and every copy of it. None: there was nothing to write down. Raises `StaleCheckpoint`, `OutcomeUnknown`, and
-    `UnfinishedBatch` if a participant is missing for which that batch has decided."""
+    """Write down that the log and the checkpoint of a query are where this run finds them, and that
+    its options and participants (none: as they were) are those of this run: an ADOPT record in the
+    first free slot of the newest batch. It fences a run that has not decided this batch, and no
+    other: stop the query first, and every copy of it. None: there was nothing to write down. Raises
+    `StaleCheckpoint`, `OutcomeUnknown`, and `UnfinishedBatch` if a participant is missing for which
+    that batch has decided.
+    """
     newest = newest_record(driver.log)
-    if newest is None: raise StaleCheckpoint(f"query {driver.query_id}: its decision log {driver.log.place} is empty, so there is nothing to adopt")
+    if newest is None:
+        raise StaleCheckpoint(
+            f"query {driver.query_id}: its decision log {driver.log.place} is empty, so there is"
+            " nothing to adopt"
+        )
     if newest.query_id != driver.query_id:
-        raise StaleCheckpoint(f"the log {driver.log.place} holds decisions of query {newest.query_id}, not of {driver.query_id}")
+        raise StaleCheckpoint(
+            f"the log {driver.log.place} holds decisions of query {newest.query_id}, not of"
+            f" {driver.query_id}"
+        )
     stores = driver.stores() or newest.stores
-    if (newest.identity, newest.stores) == (driver.identity(), stores): return None
+    if (newest.identity, newest.stores) == (driver.identity(), stores):
+        return None
     decided = commit_of(driver.log, newest.slot.batch_id)
-    missing = sorted({c.participant for c in decided.committables} - set(dict(stores))) if decided else []
-    if missing: raise UnfinishedBatch(f"query {driver.query_id}, batch {newest.slot.batch_id}: it is decided for {', '.join(missing)}", risk=DECIDED)
+    missing = (
+        sorted({c.participant for c in decided.committables} - set(dict(stores))) if decided else []
+    )
+    if missing:
+        raise UnfinishedBatch(
+            f"query {driver.query_id}, batch {newest.slot.batch_id}: it is decided for"
+            f" {', '.join(missing)}",
+            risk=DECIDED,
+        )
     while True:
         slot = Slot(newest.slot.batch_id, newest.slot.attempt + 1)
-        wanted = Decision(query_id=driver.query_id, slot=slot, commit=False, adopts=True, token=driver.new_token(slot.batch_id, slot.attempt + 1),
-                          stores=stores, identity=driver.identity())
+        wanted = Decision(
+            query_id=driver.query_id,
+            slot=slot,
+            commit=False,
+            adopts=True,
+            token=driver.new_token(slot.batch_id, slot.attempt + 1),
+            stores=stores,
+            identity=driver.identity(),
+        )
         newest = win(driver.log, wanted)
-        if newest is None: raise OutcomeUnknown(f"adopting {slot.batch_id}.{slot.attempt} of query {driver.query_id}: its log gave no clear answer")
-        if newest == wanted: return wanted
+        if newest is None:
+            raise OutcomeUnknown(
+                f"adopting {slot.batch_id}.{slot.attempt} of query {driver.query_id}: its log gave"
+                " no clear answer"
+            )
+        if newest == wanted:
+            return wanted

@@ -9,7 +9,10 @@ __all__ = ['TRANSITIONS', 'TxnState', 'IllegalStep', 'step', 'Token', 'new_token
            'CommitMessage', 'MemoryParticipant', 'MemoryTransaction']
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c002
-import os, re, time, uuid
+import os
+import re
+import time
+import uuid
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -20,7 +23,8 @@ from .errors import UnknownFormat
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c006
 class TxnState(Enum):
-    "Where one transaction of a participant stands."
+    """Where one transaction of a participant stands."""
+
     OPEN = "open"
     PRECOMMITTED = "precommitted"
     COMMITTED = "committed"
@@ -30,18 +34,26 @@ class TxnState(Enum):
 _OPEN, _PRE, _DONE, _GONE = TxnState
 
 TRANSITIONS = {
-    (_OPEN, "write"): _OPEN, (_OPEN, "precommit"): _PRE, (_OPEN, "abort"): _GONE, (_OPEN, "timeout"): _GONE,
-    (_PRE, "commit"): _DONE, (_PRE, "abort"): _GONE, (_PRE, "timeout"): _GONE,
-    (_DONE, "commit"): _DONE, (_GONE, "abort"): _GONE,  # asked again after a crash: the same answer
+    (_OPEN, "write"): _OPEN,
+    (_OPEN, "precommit"): _PRE,
+    (_OPEN, "abort"): _GONE,
+    (_OPEN, "timeout"): _GONE,
+    (_PRE, "commit"): _DONE,
+    (_PRE, "abort"): _GONE,
+    (_PRE, "timeout"): _GONE,
+    (_DONE, "commit"): _DONE,
+    (_GONE, "abort"): _GONE,  # asked again after a crash: the same answer
 }
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c008
 class IllegalStep(Exception):
-    "This event is not in `TRANSITIONS` for this state."
+    """This event is not in `TRANSITIONS` for this state."""
 
 
 def step(state: TxnState, event: str, transactional_id: str = "") -> TxnState:
-    "The state after `event`; raises `IllegalStep` for everything that `TRANSITIONS` does not list."
+    """The state after `event`; raises `IllegalStep` for everything that `TRANSITIONS` does not
+    list.
+    """
     if (state, event) not in TRANSITIONS:
         who = f"{transactional_id}: " if transactional_id else ""
         raise IllegalStep(f"{who}{event} is not possible on a transaction that is {state.value}")
@@ -50,33 +62,43 @@ def step(state: TxnState, event: str, transactional_id: str = "") -> TxnState:
 # %% ../../nbs/protocol/02_transactions.ipynb #c014
 @dataclass(frozen=True, slots=True)
 class Token:
-    "The claim that a run won: it may write `batch_id` and what follows, as attempt `attempt`."
+    """The claim that a run won: it may write `batch_id` and what follows, as attempt `attempt`."""
+
     batch_id: int
     attempt: int
     random: str
 
-    def __lt__(self, other: "Token") -> bool: return (self.batch_id, self.attempt) < (other.batch_id, other.attempt)
-    def __str__(self) -> str: return f"{self.batch_id}.{self.attempt}.{self.random}"
+    def __lt__(self, other: "Token") -> bool:
+        return (self.batch_id, self.attempt) < (other.batch_id, other.attempt)
+
+    def __str__(self) -> str:
+        return f"{self.batch_id}.{self.attempt}.{self.random}"
 
 
 def new_token(batch_id: int, attempt: int) -> Token:
-    "A token for a claim that is about to be made."
+    """A token for a claim that is about to be made."""
     return Token(batch_id, attempt, uuid.uuid4().hex[:8])
 
 
 def parse_token(text: str) -> Token:
-    "The token that `str(token)` wrote."
+    """The token that `str(token)` wrote."""
     batch_id, attempt, random = text.split(".")
     return Token(int(batch_id), int(attempt), random)
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c016
-_NAME = re.compile(r"(?P<prefix>(?s:.*))-(?P<query>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-(?P<token>\d+\.\d+\.[0-9a-f]{8})"
-                   r"-[0-9a-f]{8}-\d+-(?P<parity>[01])")  # prefix-query-token-process-counter-parity
+# prefix-query-token-process-counter-parity
+_NAME = re.compile(
+    r"(?P<prefix>(?s:.*))-(?P<query>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-(?P<token>\d+\.\d+\.[0-9a-f]{8})"
+    r"-[0-9a-f]{8}-\d+-(?P<parity>[01])"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
-    "What a transactional_id says: which query wrote it under which claim, and for which of two alternating batches."
+    """What a transactional_id says: which query wrote it under which claim, and for which of two
+    alternating batches.
+    """
+
     prefix: str
     query_id: str
     token: Token
@@ -84,42 +106,64 @@ class Name:
 
 
 def parse_name(transactional_id: str) -> Name | None:
-    "The parts of a transactional_id that `Names` made, or None for a foreign one."
+    """The parts of a transactional_id that `Names` made, or None for a foreign one."""
     m = _NAME.fullmatch(transactional_id)
-    return m and Name(prefix=m["prefix"], query_id=m["query"], token=parse_token(m["token"]), parity=int(m["parity"]))
+    return m and Name(
+        prefix=m["prefix"],
+        query_id=m["query"],
+        token=parse_token(m["token"]),
+        parity=int(m["parity"]),
+    )
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c018
 class Mode(Enum):
-    "What the tasks of a batch do with their rows."
+    """What the tasks of a batch do with their rows."""
+
     WRITE = "write"
     DRAIN = "drain"
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    "A point in time of one machine: `ms` since its boot `boot`, also counted while it was suspended (but not while a hypervisor paused it)."
+    """A point in time of one machine: `ms` since its boot `boot`, also counted while it was
+    suspended (but not while a hypervisor paused it).
+    """
+
     boot: str
     ms: int
 
 
 def this_moment() -> Moment:
-    "The present moment of this machine."
-    try: boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError: boot = f"{uuid.getnode():x}"  # without a boot id: of this machine, or of this process where no network card tells
-    seconds = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    """The present moment of this machine."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    # without a boot id: of this machine, or of this process where no network card tells
+    except OSError:
+        boot = f"{uuid.getnode():x}"
+    seconds = (
+        time.clock_gettime(time.CLOCK_BOOTTIME)
+        if hasattr(time, "CLOCK_BOOTTIME")
+        else time.monotonic()
+    )
     return Moment(boot, int(seconds * 1000))
 
 
 def age_ms(moment: Moment | None) -> float | None:
-    "How many ms ago that was. None if this cannot be known: another machine, another boot, no boot id, or a moment that is still to come."
+    """How many ms ago that was. None if this cannot be known: another machine, another boot, no
+    boot id, or a moment that is still to come.
+    """
     now = this_moment()
-    if moment is None or not moment.boot or moment.boot != now.boot or moment.ms > now.ms: return None
+    if moment is None or not moment.boot or moment.boot != now.boot or moment.ms > now.ms:
+        return None
     return now.ms - moment.ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    "Shipped from the driver to every task of a batch. `attempt` is the slot of the decision log where this run may write COMMIT."
+    """Shipped from the driver to every task of a batch. `attempt` is the slot of the decision log
+    where this run may write COMMIT.
+    """
+
     query_id: str
     batch_id: int
     attempt: int
@@ -130,35 +174,53 @@ class Plan:
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c020
 class Names:
-    "The transactional ids of this worker process. Never hands out one twice within a batch, nor one that was retired."
-    def __init__(self): self._pid = None
+    """The transactional ids of this worker process. Never hands out one twice within a batch, nor
+    one that was retired.
+    """
+
+    def __init__(self):
+        self._pid = None
 
     def next(self, prefix: str, plan: Plan) -> str:
-        "A name for one more transaction of `plan`."
+        """A name for one more transaction of `plan`."""
         if self._pid != os.getpid():  # first use, or first use after a fork
-            self._pid, self._process, self._used, self._retired = os.getpid(), uuid.uuid4().hex[:8], (None, 0), set()
+            self._pid, self._process, self._used, self._retired = (
+                os.getpid(),
+                uuid.uuid4().hex[:8],
+                (None, 0),
+                set(),
+            )
         batch = plan.query_id, plan.token, plan.batch_id
         counter = self._used[1] if self._used[0] == batch else 0
-        make = lambda: f"{prefix}-{plan.query_id}-{plan.token}-{self._process}-{counter}-{plan.batch_id % 2}"
-        while make() in self._retired: counter += 1
+        make = lambda: (
+            f"{prefix}-{plan.query_id}-{plan.token}-{self._process}-{counter}-{plan.batch_id % 2}"
+        )
+        while make() in self._retired:
+            counter += 1
         self._used = batch, counter + 1
         return make()
 
     def retire(self, transactional_id: str):
-        "Never use this name again: an answer about it was unclear, or its epoch is close to the end."
+        """Never use this name again: an answer about it was unclear, or its epoch is close to the
+        end.
+        """
         self._retired.add(transactional_id)
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c025
 @dataclass(frozen=True, slots=True)
 class PreparedTxnState:
-    "The broker's numbers for one transaction (KIP-939): (producer_id, epoch) names it for ever, if every transaction gets its own epoch."
+    """The broker's numbers for one transaction (KIP-939): (producer_id, epoch) names it for ever,
+    if every transaction gets its own epoch.
+    """
+
     producer_id: int
     epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionRange:
-    "How many records went where. Offsets are -1 where the participant has none."
+    """How many records went where. Offsets are -1 where the participant has none."""
+
     topic: str
     partition: int
     records: int
@@ -168,11 +230,15 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable:
-    "All that a stranger needs to finish one pre-committed transaction. Times are milliseconds since 1970; `timeout_ms` None: waits for ever."
+    """All that a stranger needs to finish one pre-committed transaction. Times are milliseconds
+    since 1970; `timeout_ms` None: waits for ever.
+    """
+
     transactional_id: str
     state: PreparedTxnState
     participant: str = "kafka"
-    end_txn_version: int | None = None  # the EndTxn version to use; None: the highest that the broker accepts
+    # the EndTxn version to use; None: the highest that the broker accepts
+    end_txn_version: int | None = None
     cluster_id: str = ""
     partitions: tuple[PartitionRange, ...] = ()
     started_ms: int = 0
@@ -180,23 +246,35 @@ class Committable:
     version: int = 1
 
     @property
-    def records(self) -> int: return sum(p.records for p in self.partitions)
+    def records(self) -> int:
+        return sum(p.records for p in self.partitions)
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c027
 def _from_v0(d: dict) -> dict:
-    return dict(transactional_id=d["transactional_id"], state=dict(producer_id=d["producer_id"], epoch=d["epoch"]))
+    return dict(
+        transactional_id=d["transactional_id"],
+        state=dict(producer_id=d["producer_id"], epoch=d["epoch"]),
+    )
 
 
 def committable_from_dict(d: dict) -> Committable:
-    "The Committable that `d` describes; version 0 (FLIP-319's legacy form) is migrated. Raises `UnknownFormat` for a newer version."
-    if d.get("version", 0) > 1: raise UnknownFormat(f"Committable {d.get('transactional_id')}: format {d['version']}, known up to 1")
+    """The Committable that `d` describes; version 0 (FLIP-319's legacy form) is migrated. Raises
+    `UnknownFormat` for a newer version.
+    """
+    if d.get("version", 0) > 1:
+        raise UnknownFormat(
+            f"Committable {d.get('transactional_id')}: format {d['version']}, known up to 1"
+        )
     d = dict(d) if d.get("version", 0) == 1 else _from_v0(d)
     d["partitions"] = tuple(PartitionRange(**p) for p in d.get("partitions", ()))
     return Committable(**(d | dict(state=PreparedTxnState(**d["state"]))))
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c031
 class Outcome(Enum):
-    "What a store answered to commit or abort. UNKNOWN: ask again with the same Committable, nothing else is safe."
+    """What a store answered to commit or abort. UNKNOWN: ask again with the same Committable,
+    nothing else is safe.
+    """
+
     DONE = "done"
     REFUSED = "refused"
     UNKNOWN = "unknown"
@@ -204,57 +282,82 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    "What a store says of a transaction: its state (None: it no longer knows it), and whether the wanted margin is left before its timeout."
+    """What a store says of a transaction: its state (None: it no longer knows it), and whether the
+    wanted margin is left before its timeout.
+    """
+
     state: TxnState | None
     in_time: bool = True
 
 
 class Transaction(Protocol):
-    """One transaction, in the task that writes it. An exception in the `with` block before `precommit` aborts it. After `precommit` it accepts no
-    rows (`IllegalStep`), and an exception leaves it pre-committed. Leaving the block normally changes nothing."""
+    """One transaction, in the task that writes it. An exception in the `with` block before
+    `precommit` aborts it. After `precommit` it accepts no rows (`IllegalStep`), and an exception
+    leaves it pre-committed. Leaving the block normally changes nothing.
+    """
+
     def __enter__(self) -> "Transaction": ...
     def __exit__(self, *exc): ...
     def write(self, rows): ...
     def flush(self): ...
-    def precommit(self) -> Committable | None: ...  # None: nothing was written, and nothing is open
+
+    # None: nothing was written, and nothing is open
+    def precommit(self) -> Committable | None: ...
 
 
 class TransactionBase:
-    """Base class of a store's `Transaction`: its state in this task. `write` begins with `self.step("write")`, `precommit` ends with
-    `self.step("precommit")`. Subclasses set `who` (the transactional id) and, for `__exit__`, `store` and `c` (the Committable to abort)."""
+    """Base class of a store's `Transaction`: its state in this task. `write` begins with
+    `self.step("write")`, `precommit` ends with `self.step("precommit")`. Subclasses set `who` (the
+    transactional id) and, for `__exit__`, `store` and `c` (the Committable to abort).
+    """
+
     txn_state = TxnState.OPEN
 
-    def __enter__(self): return self
+    def __enter__(self):
+        return self
 
     def __exit__(self, kind, *_):
-        if kind and self.txn_state is TxnState.OPEN: self.store.abort(self.c)
+        if kind and self.txn_state is TxnState.OPEN:
+            self.store.abort(self.c)
 
     def step(self, event: str):
-        "Take a step of `TRANSITIONS`, or raise `IllegalStep`."
+        """Take a step of `TRANSITIONS`, or raise `IllegalStep`."""
         self.txn_state = step(self.txn_state, event, self.who)
 
 
 class Participant(Protocol):
     """A store that can vote. Every verb may be called again after a crash.
 
-    `describe` answers in the order of `cs`. `in_time`: at least `margin_ms` are left before the timeout, by the store's own clock. `age_ms`: these
-    transactions began at most so long ago, by the driver's clock (None: unknown). A store without timeouts ignores both."""
+    `describe` answers in the order of `cs`. `in_time`: at least `margin_ms` are left before the
+    timeout, by the store's own clock. `age_ms`: these transactions began at most so long ago, by
+    the driver's clock (None: unknown). A store without timeouts ignores both.
+    """
+
     name: str
+
     def store_id(self) -> str: ...
     def traces(self, query_id: str) -> list[str]:
-        """The transactional ids of this query that the store still knows, each once, in any state: open, committed or aborted. One that knows
-        nothing of ended transactions returns the open ones. If there are any, the query has written here before."""
+        """The transactional ids of this query that the store still knows, each once, in any state:
+        open, committed or aborted. One that knows nothing of ended transactions returns the open
+        ones. If there are any, the query has written here before.
+        """
+
     def begin(self, plan: Plan) -> Transaction: ...
     def commit(self, c: Committable) -> Outcome: ...
     def abort(self, c: Committable) -> Outcome: ...
-    def describe(self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None) -> list[Standing]: ...
+    def describe(
+        self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
+    ) -> list[Standing]: ...
     def in_doubt(self, query_id: str) -> list[Committable]: ...
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c032
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitMessage:
-    """What a task sends to the driver: the plan it followed, and its Committables (none if it saw no row, or drained). `rows` and `bytes` count
-    what the task has read, before any encoding: the same for a batch that is written and for its replay that is drained."""
+    """What a task sends to the driver: the plan it followed, and its Committables (none if it saw
+    no row, or drained). `rows` and `bytes` count what the task has read, before any encoding: the
+    same for a batch that is written and for its replay that is drained.
+    """
+
     plan: Plan
     committables: tuple[Committable, ...] = ()
     rows: int = 0
@@ -268,81 +371,132 @@ class _Txn:
 
 
 class MemoryParticipant:
-    "A store in a list: `records` of (transaction, row), and `txns` by (transactional_id, epoch). `clock` gives milliseconds."
-    def __init__(self, name: str = "memory", timeout_ms: int = 60_000, clock=lambda: time.time() * 1000):
+    """A store in a list: `records` of (transaction, row), and `txns` by (transactional_id, epoch).
+    `clock` gives milliseconds.
+    """
+
+    def __init__(
+        self, name: str = "memory", timeout_ms: int = 60_000, clock=lambda: time.time() * 1000
+    ):
         self.name, self.timeout_ms, self.clock = name, timeout_ms, clock
         self.records, self.txns, self.epochs, self._names = [], {}, {}, Names()
 
-    def store_id(self) -> str: return f"{self.name}-store"
+    def store_id(self) -> str:
+        return f"{self.name}-store"
 
     def begin(self, plan: Plan) -> "MemoryTransaction":
         tid = self._names.next("kafka2pc", plan)
         old = self._newest(tid)
-        if old and (old.state, "timeout") in TRANSITIONS: old.state = step(old.state, "abort")  # a new life ends the old one
+        # a new life ends the old one
+        if old and (old.state, "timeout") in TRANSITIONS:
+            old.state = step(old.state, "abort")
         self.epochs[tid] = epoch = self.epochs.get(tid, -1) + 1
         self.txns[tid, epoch] = _Txn(TxnState.OPEN, self.clock())
         return MemoryTransaction(self, (tid, epoch))
 
-    def _newest(self, tid: str) -> _Txn | None: return self.txns.get((tid, self.epochs.get(tid)))
+    def _newest(self, tid: str) -> _Txn | None:
+        return self.txns.get((tid, self.epochs.get(tid)))
 
     def _current(self, c: Committable) -> _Txn | None:
-        return self._newest(c.transactional_id) if self.epochs.get(c.transactional_id) == c.state.epoch else None
+        return (
+            self._newest(c.transactional_id)
+            if self.epochs.get(c.transactional_id) == c.state.epoch
+            else None
+        )
 
     def _end(self, c: Committable, event: str) -> Outcome:
         txn = self._current(c)
-        if txn is None or (txn.state, event) not in TRANSITIONS: return Outcome.REFUSED
+        if txn is None or (txn.state, event) not in TRANSITIONS:
+            return Outcome.REFUSED
         txn.state = step(txn.state, event)
         return Outcome.DONE
 
-    def commit(self, c: Committable) -> Outcome: return self._end(c, "commit")
-    def abort(self, c: Committable) -> Outcome: return self._end(c, "abort")
+    def commit(self, c: Committable) -> Outcome:
+        return self._end(c, "commit")
 
-    def describe(self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None) -> list[Standing]:
+    def abort(self, c: Committable) -> Outcome:
+        return self._end(c, "abort")
+
+    def describe(
+        self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
+    ) -> list[Standing]:
         latest = self.clock() + margin_ms - self.timeout_ms  # what began before is not in time
-        return [Standing(t.state, t.began_ms >= latest) if (t := self._current(c)) else Standing(None) for c in cs]
+        return [
+            Standing(t.state, t.began_ms >= latest) if (t := self._current(c)) else Standing(None)
+            for c in cs
+        ]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        return [self.receipt(*name) for name, t in self.txns.items()
-                if (t.state, "timeout") in TRANSITIONS and parse_name(name[0]).query_id == query_id]
+        return [
+            self.receipt(*name)
+            for name, t in self.txns.items()
+            if (t.state, "timeout") in TRANSITIONS and parse_name(name[0]).query_id == query_id
+        ]
 
     def traces(self, query_id: str) -> list[str]:
-        "All ids of this query: this store forgets none."
+        """All ids of this query: this store forgets none."""
         return sorted({tid for tid, _ in self.txns if parse_name(tid).query_id == query_id})
 
     def receipt(self, tid: str, epoch: int) -> Committable:
-        "What a stranger needs to finish this transaction."
+        """What a stranger needs to finish this transaction."""
         at = [offset for offset, (name, _) in enumerate(self.records) if name == (tid, epoch)]
-        here = PartitionRange(topic=self.name, partition=0, records=len(at), first_offset=min(at, default=-1), last_offset=max(at, default=-1))
-        return Committable(transactional_id=tid, state=PreparedTxnState(0, epoch), participant=self.name, cluster_id=self.store_id(),
-                           partitions=(here,), started_ms=int(self.txns[tid, epoch].began_ms), timeout_ms=self.timeout_ms)
+        here = PartitionRange(
+            topic=self.name,
+            partition=0,
+            records=len(at),
+            first_offset=min(at, default=-1),
+            last_offset=max(at, default=-1),
+        )
+        return Committable(
+            transactional_id=tid,
+            state=PreparedTxnState(0, epoch),
+            participant=self.name,
+            cluster_id=self.store_id(),
+            partitions=(here,),
+            started_ms=int(self.txns[tid, epoch].began_ms),
+            timeout_ms=self.timeout_ms,
+        )
 
     def expire(self):
-        "Strike every open or pre-committed transaction with a timeout, as a broker would."
+        """Strike every open or pre-committed transaction with a timeout, as a broker would."""
         for t in self.txns.values():
-            if (t.state, "timeout") in TRANSITIONS: t.state = step(t.state, "timeout")
+            if (t.state, "timeout") in TRANSITIONS:
+                t.state = step(t.state, "timeout")
 
     def read(self, isolation: str = "read_committed") -> list:
-        "The rows that a reader sees, in the order in which they were written."
-        return [row for name, row in self.records if isolation == "read_uncommitted" or self.txns[name].state is TxnState.COMMITTED]
+        """The rows that a reader sees, in the order in which they were written."""
+        return [
+            row
+            for name, row in self.records
+            if isolation == "read_uncommitted" or self.txns[name].state is TxnState.COMMITTED
+        ]
 
 
 class MemoryTransaction:
-    "One open transaction of a `MemoryParticipant`. Rows wait in a buffer until `flush`, as they do in a real client."
+    """One open transaction of a `MemoryParticipant`. Rows wait in a buffer until `flush`, as they
+    do in a real client.
+    """
+
     def __init__(self, store: MemoryParticipant, name: tuple[str, int]):
         self.store, self.name, self._txn, self._rows = store, name, store.txns[name], []
 
-    def __enter__(self): return self
-    def __exit__(self, kind, *_):
-        if kind and self._txn.state is TxnState.OPEN: self._step("abort")
+    def __enter__(self):
+        return self
 
-    def _step(self, event: str): self._txn.state = step(self._txn.state, event, self.name[0])
+    def __exit__(self, kind, *_):
+        if kind and self._txn.state is TxnState.OPEN:
+            self._step("abort")
+
+    def _step(self, event: str):
+        self._txn.state = step(self._txn.state, event, self.name[0])
 
     def write(self, rows):
         self._step("write")
         self._rows += rows
 
     def flush(self):
-        if self._rows: self._step("write")
+        if self._rows:
+            self._step("write")
         self.store.records += [(self.name, row) for row in self._rows]
         self._rows = []
 

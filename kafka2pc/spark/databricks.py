@@ -6,54 +6,84 @@
 __all__ = ['on_databricks', 'parameter', 'Secret', 'secret', 'gives_a_name_once']
 
 # %% ../../nbs/spark/06_databricks.ipynb #c005
+import os
 from pathlib import Path
 from uuid import uuid4
-import os
 
 # %% ../../nbs/spark/06_databricks.ipynb #c006
 from ..protocol.errors import BadOption
 
 # %% ../../nbs/spark/06_databricks.ipynb #c009
 def on_databricks() -> bool:
-    "Does this Python run on Databricks?"
+    """Does this Python run on Databricks?"""
     return "DATABRICKS_RUNTIME_VERSION" in os.environ
 
 # %% ../../nbs/spark/06_databricks.ipynb #c014
-_READ = {str: str, int: int, float: float, bool: lambda text: {"true": True, "false": False}[text.lower()]}
+_READ = {
+    str: str,
+    int: int,
+    float: float,
+    bool: lambda text: {"true": True, "false": False}[text.lower()],
+}
 
 
 def parameter(name: str, default, dbutils=None):
-    "The value of the widget `name`, made here if there is none yet, as the type of `default`; without `dbutils` the default. Raises `BadOption`."
-    if dbutils is None: return default
+    """The value of the widget `name`, made here if there is none yet, as the type of `default`;
+    without `dbutils` the default. Raises `BadOption`.
+    """
+    if dbutils is None:
+        return default
     dbutils.widgets.text(name, str(default))
     text = dbutils.widgets.get(name)
-    try: return _READ[type(default)](text)
-    except (KeyError, ValueError): raise BadOption(f"{name}={text}: {type(default).__name__} is needed", action="Correct the widget.") from None
+    try:
+        return _READ[type(default)](text)
+    except (KeyError, ValueError):
+        raise BadOption(
+            f"{name}={text}: {type(default).__name__} is needed", action="Correct the widget."
+        ) from None
 
 # %% ../../nbs/spark/06_databricks.ipynb #c023
 class Secret:
-    "A text that shows itself nowhere and cannot be pickled. `reveal()` gives it."
-    def __init__(self, text: str): self.reveal = lambda: text
-    def __repr__(self): return "Secret(***)"
-    def __reduce__(self): raise TypeError("a Secret stays in its process")
+    """A text that shows itself nowhere and cannot be pickled. `reveal()` gives it."""
+
+    def __init__(self, text: str):
+        self.reveal = lambda: text
+
+    def __repr__(self):
+        return "Secret(***)"
+
+    def __reduce__(self):
+        raise TypeError("a Secret stays in its process")
 
 
 def secret(name: str, dbutils=None, scope: str = "") -> Secret:
-    """The secret `name`: from this scope of `dbutils.secrets`, else from the file that KAFKA2PC_NAME_FILE names, else from KAFKA2PC_NAME, both in the
-    environment. Raises `BadOption`."""
-    if dbutils is not None and scope: return Secret(dbutils.secrets.get(scope, name))
+    """The secret `name`: from this scope of `dbutils.secrets`, else from the file that
+    KAFKA2PC_NAME_FILE names, else from KAFKA2PC_NAME, both in the environment. Raises `BadOption`.
+    """
+    if dbutils is not None and scope:
+        return Secret(dbutils.secrets.get(scope, name))
     variable = f"KAFKA2PC_{name.upper()}"
     file, text = os.environ.get(f"{variable}_FILE"), os.environ.get(variable)
     try:
-        if file: return Secret(Path(file).read_text(encoding="utf-8").rstrip("\n"))
-    except OSError as e: raise BadOption(f"{variable}_FILE={file}: {e.strerror}", action="Name a file that this user can read.") from e
-    if text: return Secret(text)
-    raise BadOption(f"secret {name} was not found", why="No secret scope was named, and the environment says nothing.",
-                    action=f"On Databricks name the scope; elsewhere set {variable}_FILE or {variable}.")
+        if file:
+            return Secret(Path(file).read_text(encoding="utf-8").rstrip("\n"))
+    except OSError as e:
+        raise BadOption(
+            f"{variable}_FILE={file}: {e.strerror}", action="Name a file that this user can read."
+        ) from e
+    if text:
+        return Secret(text)
+    raise BadOption(
+        f"secret {name} was not found",
+        why="No secret scope was named, and the environment says nothing.",
+        action=f"On Databricks name the scope; elsewhere set {variable}_FILE or {variable}.",
+    )
 
 # %% ../../nbs/spark/06_databricks.ipynb #c032
 def gives_a_name_once(folder: str | Path) -> bool:
-    "Can decisions be files in this folder: can a name be given to a whole file, and is it refused to a second one?"
+    """Can decisions be files in this folder: can a name be given to a whole file, and is it refused
+    to a second one?
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     file, name = folder / f".probe-{uuid4().hex}", folder / f".probe-{uuid4().hex}"
@@ -61,8 +91,11 @@ def gives_a_name_once(folder: str | Path) -> bool:
     try:
         os.link(file, name)
         os.link(file, name)
-    except FileExistsError: return True
-    except OSError: return False
+    except FileExistsError:
+        return True
+    except OSError:
+        return False
     finally:
-        for path in (file, name): path.unlink(missing_ok=True)
+        for path in (file, name):
+            path.unlink(missing_ok=True)
     return False

@@ -6,7 +6,8 @@
 __all__ = ['ShapedTransaction', 'Shaped', 'Task', 'query_of', 'about', 'TwoPhase']
 
 # %% ../../nbs/spark/04_foreach_batch.ipynb #c002
-import pickle, uuid
+import pickle
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,80 +18,121 @@ from pyarrow import RecordBatch, record_batch
 from pyspark.sql import DataFrame
 
 # %% ../../nbs/spark/04_foreach_batch.ipynb #c004
+from ..backends.places import check_place
 from ..kafka.encoder import payload_bytes
+from ..kafka.participant import parallel, retry_unknown, with_prefix
 from ..protocol.commit import Driver, abort, commit, sweep
 from ..protocol.decisions import Decision, DecisionLog, Identity, holds_later
 from ..protocol.errors import BadOption, TwoPhaseError
 from ..protocol.history import from_environment
-from ..kafka.participant import parallel, retry_unknown, with_prefix
-from ..backends.places import check_place
 from ..protocol.precommit import precommit
-from ..protocol.transactions import Committable, CommitMessage, Mode, Outcome, Participant, Plan, Standing, Transaction, TransactionBase
 from ..protocol.restore import adopt, back_off, claim
+from kafka2pc.protocol.transactions import (
+    CommitMessage,
+    Committable,
+    Mode,
+    Outcome,
+    Participant,
+    Plan,
+    Standing,
+    Transaction,
+    TransactionBase,
+)
 from .sink import log_at, plan_batch
 
 # %% ../../nbs/spark/04_foreach_batch.ipynb #c010
 class ShapedTransaction(TransactionBase):
-    "A transaction that gets other columns. It begins with the first row that the shape leaves; without one there is none."
+    """A transaction that gets other columns. It begins with the first row that the shape leaves;
+    without one there is none.
+    """
+
     who = "a transaction without rows"
 
-    def __init__(self, begin: Callable[[], Transaction], shape: Callable[[RecordBatch], RecordBatch]):
+    def __init__(
+        self, begin: Callable[[], Transaction], shape: Callable[[RecordBatch], RecordBatch]
+    ):
         self.begin, self.shape, self.txn = begin, shape, None
 
-    def __exit__(self, *exc): return self.txn and self.txn.__exit__(*exc)
+    def __exit__(self, *exc):
+        return self.txn and self.txn.__exit__(*exc)
 
     def write(self, rows):
         shaped = self.shape(rows)
-        if not len(shaped): return
+        if not len(shaped):
+            return
         if self.txn is None:
             self.step("write")
             self.txn = self.begin().__enter__()
         self.txn.write(shaped)
 
     def flush(self):
-        if self.txn: self.txn.flush()
+        if self.txn:
+            self.txn.flush()
 
     def precommit(self) -> Committable | None:
-        if self.txn: return self.txn.precommit()
+        if self.txn:
+            return self.txn.precommit()
         self.step("precommit")
 
 
 class Shaped:
-    "`participant` with other columns: `shape` makes its batch from the query's, in every task, and may leave rows out."
+    """`participant` with other columns: `shape` makes its batch from the query's, in every task,
+    and may leave rows out.
+    """
+
     def __init__(self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]):
         self.participant, self.shape, self.name = participant, shape, participant.name
 
-    def begin(self, plan: Plan) -> ShapedTransaction: return ShapedTransaction(partial(self.participant.begin, plan), self.shape)
-    def store_id(self) -> str: return self.participant.store_id()
-    def commit(self, c: Committable) -> Outcome: return self.participant.commit(c)
-    def abort(self, c: Committable) -> Outcome: return self.participant.abort(c)
-    def describe(self, cs: Iterable[Committable], **limits) -> list[Standing]: return self.participant.describe(cs, **limits)
-    def in_doubt(self, query_id: str) -> list[Committable]: return self.participant.in_doubt(query_id)
+    def begin(self, plan: Plan) -> ShapedTransaction:
+        return ShapedTransaction(partial(self.participant.begin, plan), self.shape)
+
+    def store_id(self) -> str:
+        return self.participant.store_id()
+
+    def commit(self, c: Committable) -> Outcome:
+        return self.participant.commit(c)
+
+    def abort(self, c: Committable) -> Outcome:
+        return self.participant.abort(c)
+
+    def describe(self, cs: Iterable[Committable], **limits) -> list[Standing]:
+        return self.participant.describe(cs, **limits)
+
+    def in_doubt(self, query_id: str) -> list[Committable]:
+        return self.participant.in_doubt(query_id)
 
     def traces(self, query_id: str) -> list[str]:
-        "What `participant` remembers."
+        """What `participant` remembers."""
         return self.participant.traces(query_id)
 
 # %% ../../nbs/spark/04_foreach_batch.ipynb #c012
 @dataclass(frozen=True)
 class Task:
-    "The pre-commit phase, as a function for `mapInArrow`: one row with the pickled CommitMessage for each partition."
+    """The pre-commit phase, as a function for `mapInArrow`: one row with the pickled CommitMessage
+    for each partition.
+    """
+
     participants: tuple[Participant, ...]
     plan: Plan
 
     def __call__(self, chunks: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-        message = precommit(self.participants, self.plan, chunks, from_environment(), measure=payload_bytes)
+        message = precommit(
+            self.participants, self.plan, chunks, from_environment(), measure=payload_bytes
+        )
         yield record_batch({"message": [pickle.dumps(message)]})
 
 
 def query_of(df: DataFrame) -> str:
-    "Spark's id of the query that calls `foreachBatch`, from its checkpoint. Empty over Spark Connect, which does not tell it."
-    if df.sparkSession.__module__.startswith("pyspark.sql.connect"): return ""
+    """Spark's id of the query that calls `foreachBatch`, from its checkpoint. Empty over Spark
+    Connect, which does not tell it.
+    """
+    if df.sparkSession.__module__.startswith("pyspark.sql.connect"):
+        return ""
     return df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or ""
 
 
 def about(participants: Iterable[Participant]) -> Identity:
-    "What the decisions are about: the topics and the prefix of the participants that have one."
+    """What the decisions are about: the topics and the prefix of the participants that have one."""
     inner = [getattr(p, "participant", p) for p in participants]
     topics = {p.topic for p in inner if getattr(p, "topic", None)}
     prefixes = {p.prefix for p in inner if getattr(p, "prefix", None)}
@@ -100,66 +142,123 @@ def about(participants: Iterable[Participant]) -> Identity:
 def _log_of(name: str, query_id: str, place: str) -> DecisionLog:
     check_place("log", place)
     if place.startswith("kafka:"):
-        raise BadOption(f"log={place}: TwoPhase has no client settings for this topic",
-                        action=f'Pass a log instead: TopicLog(conf, "{place.removeprefix("kafka:")}", "{name}") of kafka2pc.decision_logs.topic.')
+        raise BadOption(
+            f"log={place}: TwoPhase has no client settings for this topic",
+            action=(
+                f'Pass a log instead: TopicLog(conf, "{place.removeprefix("kafka:")}", "{name}") of'
+                " kafka2pc.decision_logs.topic."
+            ),
+        )
     return log_at(place, query_id)
 
 
 class TwoPhase:
-    """Every batch is in all participants, or in none, and once. Streams: `query.writeStream.foreachBatch(TwoPhase("orders", [kafka, postgres],
-    "/decisions"))`. Jobs: `TwoPhase("orders of 2026-11-21", [kafka, postgres], "/decisions").write(df)`.
+    """Every batch is in all participants, or in none, and once. Streams:
+    `query.writeStream.foreachBatch(TwoPhase("orders", [kafka, postgres], "/decisions"))`. Jobs:
+    `TwoPhase("orders of 2026-11-21", [kafka, postgres], "/decisions").write(df)`.
 
-    `name`: whose decisions these are, for ever; a new checkpoint needs a new name. `log`: a decision log of this name alone, or a folder or fsspec
-    URL where every name gets one. `margin_ms`: what a transaction with a timeout must have left before the decision. `max_commit_retries`: how often
-    an unclear answer is asked again. `skip_lost`: go on after `LostTransaction`. `in_order`: commit in one participant after the other, in the order
-    of the list, and stop at the first that gives no clear answer (default: all at the same time). `replay_check`: fail or warn, when Spark replays
-    a decided batch with other rows. Raises `BadOption` if two participants have one name or `log` cannot be used, and what the phases raise;
-    then nothing of the batch is decided, or the next start finishes it."""
-    def __init__(self, name: str, participants: Sequence[Participant], log: DecisionLog | str, *, margin_ms: int = 10_000,
-                 max_commit_retries: int = 20, skip_lost: bool = False, in_order: bool = False, replay_check: str = "fail"):
+    `name`: whose decisions these are, for ever; a new checkpoint needs a new name. `log`: a
+    decision log of this name alone, or a folder or fsspec URL where every name gets one.
+    `margin_ms`: what a transaction with a timeout must have left before the decision.
+    `max_commit_retries`: how often an unclear answer is asked again. `skip_lost`: go on after
+    `LostTransaction`. `in_order`: commit in one participant after the other, in the order of the
+    list, and stop at the first that gives no clear answer (default: all at the same time).
+    `replay_check`: fail or warn, when Spark replays a decided batch with other rows. Raises
+    `BadOption` if two participants have one name or `log` cannot be used, and what the phases
+    raise; then nothing of the batch is decided, or the next start finishes it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        participants: Sequence[Participant],
+        log: DecisionLog | str,
+        *,
+        margin_ms: int = 10_000,
+        max_commit_retries: int = 20,
+        skip_lost: bool = False,
+        in_order: bool = False,
+        replay_check: str = "fail",
+    ):
         names = [p.name for p in participants]
         twice = next((n for n in names if names.count(n) > 1), None)
-        if twice is not None: raise BadOption(f"two participants have the name {twice}", action="Give each its own `name=`.")
+        if twice is not None:
+            raise BadOption(
+                f"two participants have the name {twice}", action="Give each its own `name=`."
+            )
         self.query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
         self.log = _log_of(name, self.query_id, log) if isinstance(log, str) else log
         self.participants, self.margin_ms = tuple(participants), margin_ms
-        self.max_commit_retries, self.skip_lost, self.in_order, self.replay_check = max_commit_retries, skip_lost, in_order, replay_check
+        self.max_commit_retries, self.skip_lost, self.in_order, self.replay_check = (
+            max_commit_retries,
+            skip_lost,
+            in_order,
+            replay_check,
+        )
 
     def driver(self) -> Driver:
-        return Driver(query_id=self.query_id, log=self.log, participants={p.name: p for p in self.participants}, about=about(self.participants),
-                      former=self._under, history=from_environment(), in_order=self.in_order, replay_check=self.replay_check, each=parallel(),
-                      retry=partial(retry_unknown, self.max_commit_retries), margin_ms=self.margin_ms, skip_lost=self.skip_lost,
-                      wait_to_claim=back_off)
+        return Driver(
+            query_id=self.query_id,
+            log=self.log,
+            participants={p.name: p for p in self.participants},
+            about=about(self.participants),
+            former=self._under,
+            history=from_environment(),
+            in_order=self.in_order,
+            replay_check=self.replay_check,
+            each=parallel(),
+            retry=partial(retry_unknown, self.max_commit_retries),
+            margin_ms=self.margin_ms,
+            skip_lost=self.skip_lost,
+            wait_to_claim=back_off,
+        )
 
     def _under(self, prefixes: str) -> list[dict[str, Participant]]:
-        "The participants with other prefixes of their ids, as `about` wrote them down."
+        """The participants with other prefixes of their ids, as `about` wrote them down."""
         inner = [getattr(p, "participant", p) for p in self.participants]
-        return [{p.name: with_prefix(p, prefix) for p in inner if hasattr(p, "prefix")} for prefix in prefixes.split(",")]
+        return [
+            {p.name: with_prefix(p, prefix) for p in inner if hasattr(p, "prefix")}
+            for prefix in prefixes.split(",")
+        ]
 
     def adopt(self) -> Decision | None:
-        "Write down that this object's log and participants are those of the query from now on. See `kafka2pc.protocol.restore.adopt`."
+        """Write down that this object's log and participants are those of the query from now on.
+        See `kafka2pc.protocol.restore.adopt`.
+        """
         return adopt(self.driver())
 
     def __call__(self, df: DataFrame, batch_id: int):
-        "For `foreachBatch`: `batch_id` is the idempotence key."
+        """For `foreachBatch`: `batch_id` is the idempotence key."""
         driver = self.driver()
         self._write(driver, df, plan_batch(driver, batch_id, query_of(df)))
 
     def write(self, df: DataFrame) -> bool:
-        "A batch job, whose `name` is the idempotence key. False: an earlier run has written it; then `df` is not looked at."
+        """A batch job, whose `name` is the idempotence key. False: an earlier run has written it;
+        then `df` is not looked at.
+        """
         driver = self.driver()
         plan = plan_batch(driver, 0, "")
-        if plan.mode is Mode.WRITE: self._write(driver, df, plan)
-        if not holds_later(self.log, 0): claim(driver, 1)  # finished: no later run asks the stores again, whatever they have forgotten by then
+        if plan.mode is Mode.WRITE:
+            self._write(driver, df, plan)
+        # finished: no later run asks the stores again, whatever they have forgotten by then
+        if not holds_later(self.log, 0):
+            claim(driver, 1)
         return plan.mode is Mode.WRITE
 
     def _write(self, driver: Driver, df: DataFrame, plan: Plan):
-        "Acts one and two."
+        """Acts one and two."""
         nothing = CommitMessage(plan=plan)  # what a DataFrame without partitions says
         try:
-            found = [pickle.loads(row.message) for row in df.mapInArrow(Task(self.participants, plan), "message binary").collect()]
-            with driver.history.of("act two", batch_id=plan.batch_id): commit(driver, found or [nothing], plan.batch_id)
+            found = [
+                pickle.loads(row.message)
+                for row in df.mapInArrow(Task(self.participants, plan), "message binary").collect()
+            ]
+            with driver.history.of("act two", batch_id=plan.batch_id):
+                commit(driver, found or [nothing], plan.batch_id)
         except Exception:
-            with suppress(TwoPhaseError):  # what cannot be undone now is undone by the next start; `abort` does nothing if the COMMIT stands
-                if abort(driver, [nothing], plan.batch_id): sweep(driver, plan.token, own_parity=plan.batch_id % 2)
+            # what cannot be undone now is undone by the next start; `abort` does nothing if the
+            # COMMIT stands
+            with suppress(TwoPhaseError):
+                if abort(driver, [nothing], plan.batch_id):
+                    sweep(driver, plan.token, own_parity=plan.batch_id % 2)
             raise

@@ -6,7 +6,9 @@
 __all__ = ['WATERMARK', 'events', 'oracle', 'differences', 'departures', 'run', 'send', 'closing_event']
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c002
-import csv, io, json
+import csv
+import io
+import json
 from collections import Counter
 from datetime import date, datetime, timedelta
 from typing import Iterable, Sequence
@@ -14,7 +16,8 @@ from typing import Iterable, Sequence
 # %% ../../nbs/spark/05_pipeline.ipynb #c003
 import pandas as pd
 from confluent_kafka import Producer
-from pyspark.sql import DataFrame, SparkSession, functions as F
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c004
 from ..proof.demo import flights
@@ -22,39 +25,66 @@ from ..protocol.errors import BrokerUnreachable
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c007
 def _lines(first: date, days: int) -> list[str]:
-    "The header of the flights, and those of these days, as CSV."
+    """The header of the flights, and those of these days, as CSV."""
     header, *lines = flights()
-    wanted = {(str(d.year), str(d.month), str(d.day)) for d in (first + timedelta(n) for n in range(days))}
+    wanted = {
+        (str(d.year), str(d.month), str(d.day)) for d in (first + timedelta(n) for n in range(days))
+    }
     return [header, *(line for line in lines if tuple(line.split(",", 4)[1:4]) in wanted)]
 
 
 def _event(f: dict) -> tuple[datetime, dict]:
-    "When it happened, and the event."
-    at = datetime.fromisoformat(f["time_hour"].replace("Z", "+00:00")) + timedelta(minutes=int(f["minute"]))
+    """When it happened, and the event."""
+    at = datetime.fromisoformat(f["time_hour"].replace("Z", "+00:00")) + timedelta(
+        minutes=int(f["minute"])
+    )
     delay = None if f["dep_delay"] == "NA" else int(f["dep_delay"])
-    event = {"at": f"{at:%Y-%m-%dT%H:%M:%SZ}", "carrier": f["carrier"], "origin": f["origin"], "delay": delay}
+    event = {
+        "at": f"{at:%Y-%m-%dT%H:%M:%SZ}",
+        "carrier": f["carrier"],
+        "origin": f["origin"],
+        "delay": delay,
+    }
     return at + timedelta(minutes=delay or 0), event
 
 
 def events(first: date, days: int) -> list[dict]:
-    "The flights of these days, in the order in which they happened. `at` is UTC, `delay` in minutes, None: cancelled. Raises `DemoFailed`."
-    return [event for _, event in sorted(map(_event, csv.DictReader(_lines(first, days))), key=lambda e: e[0])]
+    """The flights of these days, in the order in which they happened. `at` is UTC, `delay` in
+    minutes, None: cancelled. Raises `DemoFailed`.
+    """
+    return [
+        event
+        for _, event in sorted(map(_event, csv.DictReader(_lines(first, days))), key=lambda e: e[0])
+    ]
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c010
 def oracle(first: date, days: int) -> list[dict]:
-    "The rows that the final topic must hold once each, for the flights of these days."
+    """The rows that the final topic must hold once each, for the flights of these days."""
     table = pd.read_csv(io.StringIO("\n".join(_lines(first, days)))).dropna(subset="dep_delay")
     found = table.groupby(["origin", "time_hour"]).dep_delay.agg(["count", "sum"]).reset_index()
-    return [{"origin": origin, "hour": hour, "departures": int(n), "delay_minutes": int(minutes), "mean_delay": minutes / n}
-            for _, origin, hour, n, minutes in found.itertuples()]
+    return [
+        {
+            "origin": origin,
+            "hour": hour,
+            "departures": int(n),
+            "delay_minutes": int(minutes),
+            "mean_delay": minutes / n,
+        }
+        for _, origin, hour, n, minutes in found.itertuples()
+    ]
 
 
 def differences(found: Iterable[dict], expected: Iterable[dict]) -> dict[str, list]:
-    "What differs, as (origin, hour): rows that are lost, duplicate, or wrong (other content, or no such row). Empty: equal, row for row, once each."
+    """What differs, as (origin, hour): rows that are lost, duplicate, or wrong (other content, or
+    no such row). Empty: equal, row for row, once each.
+    """
     which, found = lambda row: (row["origin"], row["hour"]), list(found)
     there, right = Counter(map(which, found)), {which(row): row for row in expected}
-    differ = {"lost": sorted(right.keys() - there.keys()), "duplicate": sorted(w for w, n in there.items() if n > 1),
-              "wrong": sorted({which(row) for row in found if row != right.get(which(row))})}
+    differ = {
+        "lost": sorted(right.keys() - there.keys()),
+        "duplicate": sorted(w for w, n in there.items() if n > 1),
+        "wrong": sorted({which(row) for row in found if row != right.get(which(row))}),
+    }
     return {name: rows for name, rows in differ.items() if rows}
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c014
@@ -63,36 +93,77 @@ _EVENT = "at timestamp, carrier string, origin string, delay int"
 
 
 def departures(rows: DataFrame, watermark: str = WATERMARK) -> DataFrame:
-    "Key and value of each closed window: departures and their delay, per origin and hour. The time zone of the session must be UTC."
-    found = rows.select(F.from_json(F.col("value").cast("string"), _EVENT).alias("event")).select("event.*").where("delay is not null")
+    """Key and value of each closed window: departures and their delay, per origin and hour. The
+    time zone of the session must be UTC.
+    """
+    found = (
+        rows.select(F.from_json(F.col("value").cast("string"), _EVENT).alias("event"))
+        .select("event.*")
+        .where("delay is not null")
+    )
     windows = found.withWatermark("at", watermark).groupBy("origin", F.window("at", "1 hour"))
     groups = windows.agg(F.count("*").alias("n"), F.sum("delay").alias("minutes"))
     hour = F.date_format("window.start", "yyyy-MM-dd'T'HH:mm:ss'Z'").alias("hour")
     mean = (F.col("minutes").cast("double") / F.col("n")).alias("mean_delay")
-    table = groups.select("origin", hour, F.col("n").alias("departures"), F.col("minutes").alias("delay_minutes"), mean)
-    return table.select(F.concat_ws(" ", "origin", "hour").alias("key"), F.to_json(F.struct("*")).alias("value"))
+    table = groups.select(
+        "origin",
+        hour,
+        F.col("n").alias("departures"),
+        F.col("minutes").alias("delay_minutes"),
+        mean,
+    )
+    return table.select(
+        F.concat_ws(" ", "origin", "hour").alias("key"), F.to_json(F.struct("*")).alias("value")
+    )
 
 
-def run(spark: SparkSession, source: dict, sink: dict, watermark: str = WATERMARK, seconds: float = 240) -> dict:
-    "Run to the end of what is there now. `source` and `sink`: options of kafka2pc. Answers with the batches, and how many events came too late."
+def run(
+    spark: SparkSession, source: dict, sink: dict, watermark: str = WATERMARK, seconds: float = 240
+) -> dict:
+    """Run to the end of what is there now. `source` and `sink`: options of kafka2pc. Answers with
+    the batches, and how many events came too late.
+    """
     rows = spark.readStream.format("kafka2pc").options(**source).load()
-    query = departures(rows, watermark).writeStream.format("kafka2pc").outputMode("append").options(**sink).trigger(availableNow=True).start()
+    query = (
+        departures(rows, watermark)
+        .writeStream.format("kafka2pc")
+        .outputMode("append")
+        .options(**sink)
+        .trigger(availableNow=True)
+        .start()
+    )
     try:
-        if not query.awaitTermination(seconds): raise TimeoutError(f"the query was not done after {seconds} s")
-    finally: query.stop()
+        if not query.awaitTermination(seconds):
+            raise TimeoutError(f"the query was not done after {seconds} s")
+    finally:
+        query.stop()
     told = query.recentProgress
-    return {"batches": [p["batchId"] for p in told], "too late": sum(s["numRowsDroppedByWatermark"] for p in told for s in p["stateOperators"])}
+    return {
+        "batches": [p["batchId"] for p in told],
+        "too late": sum(s["numRowsDroppedByWatermark"] for p in told for s in p["stateOperators"]),
+    }
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c015
 def send(conf: dict, topic: str, events: Sequence[dict]):
-    "Write the events, keyed by carrier. Raises `BrokerUnreachable`."
+    """Write the events, keyed by carrier. Raises `BrokerUnreachable`."""
     producer, failed = Producer(conf | {"enable.idempotence": True, "log_level": 0}), []
     heard = lambda error, message: failed.append(error) if error else None
-    for event in events: producer.produce(topic, json.dumps(event).encode(), key=event["carrier"].encode(), on_delivery=heard)
+    for event in events:
+        producer.produce(
+            topic, json.dumps(event).encode(), key=event["carrier"].encode(), on_delivery=heard
+        )
     left = producer.flush(30) + len(failed)
-    if left: raise BrokerUnreachable(f"{topic}: {left} of {len(events)} events were not taken: {failed[:1]}")
+    if left:
+        raise BrokerUnreachable(
+            f"{topic}: {left} of {len(events)} events were not taken: {failed[:1]}"
+        )
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c024
 def closing_event(after: date) -> dict:
-    "An event that closes all windows of the days before `after`, and whose own window stays open."
-    return {"at": f"{after + timedelta(days=3):%Y-%m-%d}T00:00:00Z", "carrier": "none", "origin": "none", "delay": 0}
+    """An event that closes all windows of the days before `after`, and whose own window stays open."""
+    return {
+        "at": f"{after + timedelta(days=3):%Y-%m-%d}T00:00:00Z",
+        "carrier": "none",
+        "origin": "none",
+        "delay": 0,
+    }

@@ -9,7 +9,16 @@ __all__ = ['OPTIONS', 'SinkOptions', 'parse_options', 'check_schema', 'Checkpoin
            'BatchWriter', 'batch_log', 'close_key', 'purge_keys', 'plan_write', 'Kafka2pc', 'register']
 
 # %% ../../nbs/spark/01_sink.ipynb #c002
-import hashlib, json, logging, os, re, shutil, sys, tempfile, time, uuid
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+import uuid
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Iterable, Iterator, Mapping, Sequence
@@ -17,53 +26,110 @@ from typing import Iterable, Iterator, Mapping, Sequence
 # %% ../../nbs/spark/01_sink.ipynb #c003
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 # %% ../../nbs/spark/01_sink.ipynb #c004
-from ..protocol import commit as act_two
-from ..kafka.encoder import payload_bytes
-from ..protocol.commit import Driver, finish, said, sweep
-from ..kafka.control import client_conf
-from ..decision_logs.topic import TopicLog
-from ..protocol.decisions import Decision, DecisionLog, FileLog, Identity, NamedLog, commit_of, holds_later, newest_record, open_log
-from ..protocol.history import Event, History, from_environment, told
-from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
 from ..backends.places import absolute_place, check_place, masked, normal_place
-from ..protocol.precommit import precommit
+from ..backends.storage import Storage
+from ..decision_logs.topic import TopicLog
 from ..kafka.column_producer import without_use
-from ..protocol.errors import BadOption, OutcomeUnknown, ReplayDiffers, StaleCheckpoint, TwoPhaseError
-from ..protocol.transactions import CommitMessage, Mode, Plan
+from ..kafka.control import client_conf
+from ..kafka.encoder import payload_bytes
+from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
+from ..kafka.row_producer import RowWriter
+from ..protocol import commit as act_two
+from ..protocol.commit import Driver, finish, said, sweep
+from kafka2pc.protocol.decisions import (
+    Decision,
+    DecisionLog,
+    FileLog,
+    Identity,
+    NamedLog,
+    commit_of,
+    holds_later,
+    newest_record,
+    open_log,
+)
+from kafka2pc.protocol.errors import (
+    BadOption,
+    OutcomeUnknown,
+    ReplayDiffers,
+    StaleCheckpoint,
+    TwoPhaseError,
+)
+from ..protocol.history import Event, History, from_environment, told
+from ..protocol.precommit import precommit
 from ..protocol.restore import back_off, claim
 from ..protocol.restore import plan as act_three
-from ..backends.storage import Storage
-from ..kafka.row_producer import RowWriter
+from ..protocol.transactions import CommitMessage, Mode, Plan
 
 # %% ../../nbs/spark/01_sink.ipynb #c007
 OPTIONS = {
-    "kafka.*": "passed to the client; bootstrap.servers is required, transaction.timeout.ms defaults to the largest that the broker allows",
+    "kafka.*": (
+        "passed to the client; bootstrap.servers is required, transaction.timeout.ms defaults to"
+        " the largest that the broker allows"
+    ),
     "topic": "where rows go; wins over a column of that name, as in Spark's own sink",
-    "checkpointLocation": "streaming: required, as an option of the query itself; decisions are kept inside it",
-    "transactionalIdPrefix": "start of all transactional ids; ACLs are given for it (default kafka2pc)",
-    "includeTimestamp": "true: the column timestamp becomes the record's time; false (default, as in Spark's own sink): the time of writing",
+    "checkpointLocation": (
+        "streaming: required, as an option of the query itself; decisions are kept inside it"
+    ),
+    "transactionalIdPrefix": (
+        "start of all transactional ids; ACLs are given for it (default kafka2pc)"
+    ),
+    "includeTimestamp": (
+        "true: the column timestamp becomes the record's time; false (default, as in Spark's own"
+        " sink): the time of writing"
+    ),
     "deliveryGuarantee": "exactly_once (default) or at_least_once",
-    "twoPhaseCommit": "auto (default: transactions never time out where the brokers offer KIP-939 and no timeout is set), required or off",
-    "engine": "auto (default), columnar (whole columns to record batches) or confluent (row by row, through librdkafka)",
-    "maxCommitRetries": "how often a commit is asked when its answer is unclear, before the query stops (default 20: two minutes at most)",
-    "lostTransactions": "fail (default) or skip: go on after the broker lost decided records, and only log them",
-    "replayCheck": "fail (default) or warn: what happens after Spark has replayed a decided batch and read other rows or bytes than were decided",
-    "decisionLog": "where decisions are, instead of the checkpoint: a folder, an fsspec URL, kafka:TOPIC (compacted, same cluster) or "
-                   "postgresql://...; a batch write without it keeps its decision on the driver's disk",
-    "idempotenceKey": "batch writes: a job that is run again under the same key writes nothing twice; needs decisionLog",
-    "idempotenceKeyDays": "how many days, by the drivers' clocks, a finished key is remembered (default 30, at least 8: Kafka must have "
-                          "forgotten its transactional ids); then its log is deleted, and the key is new again",
+    "twoPhaseCommit": (
+        "auto (default: transactions never time out where the brokers offer KIP-939 and no timeout"
+        " is set), required or off"
+    ),
+    "engine": (
+        "auto (default), columnar (whole columns to record batches) or confluent (row by row,"
+        " through librdkafka)"
+    ),
+    "maxCommitRetries": (
+        "how often a commit is asked when its answer is unclear, before the query stops (default"
+        " 20: two minutes at most)"
+    ),
+    "lostTransactions": (
+        "fail (default) or skip: go on after the broker lost decided records, and only log them"
+    ),
+    "replayCheck": (
+        "fail (default) or warn: what happens after Spark has replayed a decided batch and read"
+        " other rows or bytes than were decided"
+    ),
+    "decisionLog": (
+        "where decisions are, instead of the checkpoint: a folder, an fsspec URL, kafka:TOPIC"
+        " (compacted, same cluster) or postgresql://...; a batch write without it keeps its"
+        " decision on the driver's disk"
+    ),
+    "idempotenceKey": (
+        "batch writes: a job that is run again under the same key writes nothing twice; needs"
+        " decisionLog"
+    ),
+    "idempotenceKeyDays": (
+        "how many days, by the drivers' clocks, a finished key is remembered (default 30, at least"
+        " 8: Kafka must have forgotten its transactional ids); then its log is deleted, and the key"
+        " is new again"
+    ),
 }
 _KNOWN = {name.lower(): name for name in OPTIONS} | {"queryname": "queryName"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    "The options of one sink, checked. `conf` is in librdkafka's names; `timeout_ms` None: the largest that the broker allows."
+    """The options of one sink, checked. `conf` is in librdkafka's names; `timeout_ms` None: the
+    largest that the broker allows.
+    """
+
     conf: tuple[tuple[str, str], ...] = field(repr=False)  # it may hold a password
     topic: str | None
     checkpoint: str | None
@@ -83,13 +149,15 @@ class SinkOptions:
 # %% ../../nbs/spark/01_sink.ipynb #c008
 def _choice(given: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
     value = given.get(name.lower(), choices[0])
-    if value not in choices: raise BadOption(f"{name}={value}: choose one of {', '.join(choices)}")
+    if value not in choices:
+        raise BadOption(f"{name}={value}: choose one of {', '.join(choices)}")
     return value
 
 
 def _positive(given: Mapping[str, str], name: str, default: int | None) -> int | None:
     value = given.get(name.lower(), default)
-    if value is None: return None
+    if value is None:
+        return None
     if not re.fullmatch("[0-9]{1,10}", str(value)) or not 0 < int(value) < 2**31:
         raise BadOption(f"{name}={value}: a whole number above 0 is needed, and below {2**31}")
     return int(value)
@@ -98,8 +166,13 @@ def _positive(given: Mapping[str, str], name: str, default: int | None) -> int |
 def _key_days(given: Mapping[str, str]) -> int:
     days = _positive(given, "idempotenceKeyDays", 30)
     if days < 8:
-        raise BadOption(f"idempotenceKeyDays={days}: at least 8 are needed", why="Brokers remember transactional ids for seven days. A key that is "
-                        "forgotten before would be taken for one whose decision log is lost.")
+        raise BadOption(
+            f"idempotenceKeyDays={days}: at least 8 are needed",
+            why=(
+                "Brokers remember transactional ids for seven days. A key that is "
+                "forgotten before would be taken for one whose decision log is lost."
+            ),
+        )
     return days
 
 
@@ -107,170 +180,309 @@ _TWO_PHASE = "kafka.transaction.two.phase.commit.enable"  # KIP-939's own name
 
 
 def _two_phase(given: Mapping[str, str], timeout_ms: int | None) -> str:
-    "auto, required or off. A timeout and transactions without one do not go together."
+    """auto, required or off. A timeout and transactions without one do not go together."""
     asked = given.get(_TWO_PHASE, "").lower()
-    if asked not in ("", "true", "false"): raise BadOption(f"{_TWO_PHASE}={asked}: true or false")
+    if asked not in ("", "true", "false"):
+        raise BadOption(f"{_TWO_PHASE}={asked}: true or false")
     wanted = _choice(given, "twoPhaseCommit", ("auto", "required", "off"))
     meant = {"true": "required", "false": "off"}.get(asked, wanted)
-    if "twophasecommit" in given and meant != wanted: raise BadOption(f"twoPhaseCommit={wanted} and {_TWO_PHASE}={asked} contradict each other")
+    if "twophasecommit" in given and meant != wanted:
+        raise BadOption(f"twoPhaseCommit={wanted} and {_TWO_PHASE}={asked} contradict each other")
     if meant == "required" and timeout_ms is not None:
-        raise BadOption(f"twoPhaseCommit=required and kafka.transaction.timeout.ms={timeout_ms} contradict each other",
-                        why="With KIP-939 a transaction has no timeout.", action="Leave one of them out.")
+        raise BadOption(
+            f"twoPhaseCommit=required and kafka.transaction.timeout.ms={timeout_ms} contradict each"
+            " other",
+            why="With KIP-939 a transaction has no timeout.",
+            action="Leave one of them out.",
+        )
     return meant
 
 
 def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -> str:
-    "columnar or rows. Only librdkafka has other partitioners than Java's default; only the columnar engine speaks KIP-939."
-    wanted, partitioner = _choice(given, "engine", ("auto", "columnar", "confluent")), conf.get("partitioner", "murmur2_random")
+    """columnar or rows. Only librdkafka has other partitioners than Java's default; only the
+    columnar engine speaks KIP-939.
+    """
+    wanted, partitioner = (
+        _choice(given, "engine", ("auto", "columnar", "confluent")),
+        conf.get("partitioner", "murmur2_random"),
+    )
     if wanted == "columnar" and partitioner not in ("murmur2", "murmur2_random"):
-        raise BadOption(f"engine=columnar and kafka.partitioner={partitioner} contradict each other",
-                        action="Use engine=confluent, or leave one of them out.")
+        raise BadOption(
+            f"engine=columnar and kafka.partitioner={partitioner} contradict each other",
+            action="Use engine=confluent, or leave one of them out.",
+        )
     rows = wanted == "confluent" or partitioner not in ("murmur2", "murmur2_random")
     if rows and two_phase == "required":
-        raise BadOption("twoPhaseCommit=required needs the columnar engine", why="librdkafka does not speak KIP-939.",
-                        action="Leave out engine=confluent and kafka.partitioner.")
+        raise BadOption(
+            "twoPhaseCommit=required needs the columnar engine",
+            why="librdkafka does not speak KIP-939.",
+            action="Leave out engine=confluent and kafka.partitioner.",
+        )
     return "rows" if rows else "columnar"
 
 
 def _check_log(place: str | None, topic: str | None):
-    "What can be known about a decision log without opening it."
-    if place is None: return
+    """What can be known about a decision log without opening it."""
+    if place is None:
+        return
     check_place("decisionLog", place)
     if place == f"kafka:{topic}":
-        raise BadOption(f"decisionLog={place}: rows are written to this topic", action="Give the decisions a topic of their own.")
+        raise BadOption(
+            f"decisionLog={place}: rows are written to this topic",
+            action="Give the decisions a topic of their own.",
+        )
 
 
 def parse_options(options: Mapping[str, str]) -> SinkOptions:
-    "The checked options. Raises `BadOption` for what is unknown, missing, or has no such value."
+    """The checked options. Raises `BadOption` for what is unknown, missing, or has no such value."""
     given = {k.lower(): v for k, v in options.items()}
     unknown = sorted(k for k in given if k not in _KNOWN and not k.startswith("kafka."))
-    if unknown: raise BadOption(f"unknown option {', '.join(unknown)}", action=f"Known are: {', '.join(OPTIONS)}.")
+    if unknown:
+        raise BadOption(
+            f"unknown option {', '.join(unknown)}", action=f"Known are: {', '.join(OPTIONS)}."
+        )
     empty = [name for k, name in _KNOWN.items() if given.get(k) == "" and k != "queryname"]
-    if empty: raise BadOption(f"{', '.join(empty)} is empty", action="Give it a value, or leave it out.")
+    if empty:
+        raise BadOption(f"{', '.join(empty)} is empty", action="Give it a value, or leave it out.")
     if not given.get("kafka.bootstrap.servers"):
-        raise BadOption("kafka.bootstrap.servers is missing", action='.option("kafka.bootstrap.servers", "host:port")')
+        raise BadOption(
+            "kafka.bootstrap.servers is missing",
+            action='.option("kafka.bootstrap.servers", "host:port")',
+        )
     timeout_ms = _positive(given, "kafka.transaction.timeout.ms", None)
     two_phase = _two_phase(given, timeout_ms)
-    kafka = {k: v for k, v in given.items() if k.startswith("kafka.") and k not in ("kafka.transaction.timeout.ms", _TWO_PHASE)}
-    exactly_once = _choice(given, "deliveryGuarantee", ("exactly_once", "at_least_once")) == "exactly_once"
-    if not exactly_once and given.get("idempotencekey"): raise BadOption("idempotenceKey needs deliveryGuarantee=exactly_once")
+    kafka = {
+        k: v
+        for k, v in given.items()
+        if k.startswith("kafka.") and k not in ("kafka.transaction.timeout.ms", _TWO_PHASE)
+    }
+    exactly_once = (
+        _choice(given, "deliveryGuarantee", ("exactly_once", "at_least_once")) == "exactly_once"
+    )
+    if not exactly_once and given.get("idempotencekey"):
+        raise BadOption("idempotenceKey needs deliveryGuarantee=exactly_once")
     conf = client_conf(kafka)
     _check_log(given.get("decisionlog"), given.get("topic"))
-    return SinkOptions(conf=tuple(sorted(conf.items())), two_phase=two_phase, engine=_engine(given, conf, two_phase),
-                       topic=given.get("topic"), checkpoint=given.get("checkpointlocation"),
-                       prefix=given.get("transactionalidprefix", "kafka2pc"), exactly_once=exactly_once,
-                       max_commit_retries=_positive(given, "maxCommitRetries", 20), timeout_ms=timeout_ms,
-                       skip_lost=_choice(given, "lostTransactions", ("fail", "skip")) == "skip",
-                       decision_log=given.get("decisionlog"), key=given.get("idempotencekey"),
-                       key_days=_key_days(given), replay_check=_choice(given, "replayCheck", ("fail", "warn")),
-                       timestamps=_choice(given, "includeTimestamp", ("false", "true")) == "true")
+    return SinkOptions(
+        conf=tuple(sorted(conf.items())),
+        two_phase=two_phase,
+        engine=_engine(given, conf, two_phase),
+        topic=given.get("topic"),
+        checkpoint=given.get("checkpointlocation"),
+        prefix=given.get("transactionalidprefix", "kafka2pc"),
+        exactly_once=exactly_once,
+        max_commit_retries=_positive(given, "maxCommitRetries", 20),
+        timeout_ms=timeout_ms,
+        skip_lost=_choice(given, "lostTransactions", ("fail", "skip")) == "skip",
+        decision_log=given.get("decisionlog"),
+        key=given.get("idempotencekey"),
+        key_days=_key_days(given),
+        replay_check=_choice(given, "replayCheck", ("fail", "warn")),
+        timestamps=_choice(given, "includeTimestamp", ("false", "true")) == "true",
+    )
 
 # %% ../../nbs/spark/01_sink.ipynb #c010
-_TYPES = {"value": ("binary", "string"), "key": ("binary", "string"), "topic": ("string",), "partition": ("int",),
-          "headers": ("array<struct<key:string,value:binary>>",)}
+_TYPES = {
+    "value": ("binary", "string"),
+    "key": ("binary", "string"),
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": ("array<struct<key:string,value:binary>>",),
+}
 
 
 def check_schema(schema: StructType, topic: str | None, timestamps: bool = False):
-    """Raises `BadOption` unless the columns are those of Spark's own Kafka sink: value, and if wanted key, headers, topic, partition; with
-    `timestamps` also timestamp."""
+    """Raises `BadOption` unless the columns are those of Spark's own Kafka sink: value, and if
+    wanted key, headers, topic, partition; with `timestamps` also timestamp.
+    """
     wanted = _TYPES | ({"timestamp": ("timestamp",)} if timestamps else {})
     names = [f.name.lower() for f in schema.fields]
     twice = [n for n in wanted if names.count(n) > 1]
-    if twice: raise BadOption(f"column {twice[0]} is there twice", why="Spark's names have no case.", action="Select one of the two.")
+    if twice:
+        raise BadOption(
+            f"column {twice[0]} is there twice",
+            why="Spark's names have no case.",
+            action="Select one of the two.",
+        )
     types = {f.name.lower(): f.dataType.simpleString() for f in schema.fields}
     if "value" not in types:
-        raise BadOption(f"column value is missing among {list(types)}", action="Select the row's content as a column named value.")
+        raise BadOption(
+            f"column value is missing among {list(types)}",
+            action="Select the row's content as a column named value.",
+        )
     if timestamps and "timestamp" not in types:
-        raise BadOption("includeTimestamp=true and no column timestamp", action="Add a column timestamp of type timestamp, or leave the option out.")
+        raise BadOption(
+            "includeTimestamp=true and no column timestamp",
+            action="Add a column timestamp of type timestamp, or leave the option out.",
+        )
     for name, allowed in wanted.items():
         if name in types and types[name] not in allowed:
-            raise BadOption(f"column {name} is {types[name]}: it must be {' or '.join(allowed)}", action=f"Cast the column {name}.")
+            raise BadOption(
+                f"column {name} is {types[name]}: it must be {' or '.join(allowed)}",
+                action=f"Cast the column {name}.",
+            )
     if topic is None and "topic" not in types:
-        raise BadOption("no option topic and no column topic: nowhere to write", action='.option("topic", "name"), or add a column topic.')
+        raise BadOption(
+            "no option topic and no column topic: nowhere to write",
+            action='.option("topic", "name"), or add a column topic.',
+        )
 
 # %% ../../nbs/spark/01_sink.ipynb #c012
 class Checkpoint:
-    "Spark's checkpoint folder as far as a sink needs it. `location` is a path or an fsspec URL. Raises `BadOption` if there is none."
+    """Spark's checkpoint folder as far as a sink needs it. `location` is a path or an fsspec URL.
+    Raises `BadOption` if there is none.
+    """
+
     def __init__(self, location: str | None):
         if not location:
-            raise BadOption("checkpointLocation is missing", why="The decisions live in it. A location in Spark's conf never reaches a Python sink.",
-                            action='.option("checkpointLocation", "/path") on the query itself.')
+            raise BadOption(
+                "checkpointLocation is missing",
+                why=(
+                    "The decisions live in it. A location in Spark's conf never reaches a Python"
+                    " sink."
+                ),
+                action='.option("checkpointLocation", "/path") on the query itself.',
+            )
         self.location = absolute_place(location).rstrip("/")
         check_place("checkpointLocation", self.location, folder=True)
         self._storage = Storage(re.sub("^file:/+", "/", self.location), "checkpointLocation")
         self._root = self._storage.root
 
     def query_id(self) -> str:
-        "The id of the query: the same after every restart from this checkpoint. Raises `BadOption` if Spark has written none here."
-        try: return json.loads(self._storage.read(f"{self._root}/metadata"))["id"]
-        except FileNotFoundError: raise self._not_here() from None
+        """The id of the query: the same after every restart from this checkpoint. Raises
+        `BadOption` if Spark has written none here.
+        """
+        try:
+            return json.loads(self._storage.read(f"{self._root}/metadata"))["id"]
+        except FileNotFoundError:
+            raise self._not_here() from None
         except (OSError, ValueError, KeyError) as e:
-            raise StaleCheckpoint(f"{self.location}/metadata holds no query id ({type(e).__name__})") from e
+            raise StaleCheckpoint(
+                f"{self.location}/metadata holds no query id ({type(e).__name__})"
+            ) from e
 
     def _not_here(self) -> BadOption:
-        if ":" in self.location: why = "Spark has written nothing there. Perhaps it was deleted while the query ran."
-        else: why = "Python looks on this machine's disk. For Spark, a path without a scheme is on its default file system (fs.defaultFS): HDFS?"
-        return BadOption(f"checkpointLocation={masked(self.location)}: Python finds no checkpoint of Spark's there", why=why,
-                         action="Write the scheme: file:///path (the disk of the driver), hdfs://host/path, s3a://bucket/path, ...")
+        if ":" in self.location:
+            why = "Spark has written nothing there. Perhaps it was deleted while the query ran."
+        else:
+            why = (
+                "Python looks on this machine's disk. For Spark, a path without a scheme is on its"
+                " default file system (fs.defaultFS): HDFS?"
+            )
+        return BadOption(
+            f"checkpointLocation={masked(self.location)}: Python finds no checkpoint of Spark's"
+            " there",
+            why=why,
+            action=(
+                "Write the scheme: file:///path (the disk of the driver), hdfs://host/path,"
+                " s3a://bucket/path, ..."
+            ),
+        )
 
     def newest_batch(self) -> int:
-        "The batch that Spark is about to run."
+        """The batch that Spark is about to run."""
         found = self._storage.numbers(f"{self._root}/offsets")
-        if not found: raise self._not_here()
+        if not found:
+            raise self._not_here()
         return max(found)
 
     def offsets_hash(self, batch_id: int) -> str:
-        "sha256 of Spark's offsets entry: it says which rows the batch is made of."
+        """sha256 of Spark's offsets entry: it says which rows the batch is made of."""
         return hashlib.sha256(self._storage.read(f"{self._root}/offsets/{batch_id}")).hexdigest()
 
     def committed(self, batch_id: int) -> bool:
-        "Has Spark written the batch into its own commit log?"
+        """Has Spark written the batch into its own commit log?"""
         return self._storage.exists(f"{self._root}/commits/{batch_id}")
 
 # %% ../../nbs/spark/01_sink.ipynb #c014
 _LOG = logging.getLogger("kafka2pc")
-_OPEN: dict = {}  # participants that this process has opened: options that matter to Kafka -> KafkaParticipant
-_LOGS: dict = {}  # decision logs that this process has opened, one for each query; one in all for the keys at a place
+# participants that this process has opened: options that matter to Kafka -> KafkaParticipant
+_OPEN: dict = {}
+# decision logs that this process has opened, one for each query; one in all for the keys at a place
+_LOGS: dict = {}
 _RUNS: dict = {}  # what this process has planned: query id -> (its token, its last batch)
 
 
 def open_participant(options: SinkOptions) -> KafkaParticipant:
-    "The Kafka of these options, checked once in each process before anything is written: reachable, topic there, prefix and timeout allowed."
-    wanted = replace(options, checkpoint=None, decision_log=None, key=None)  # a key for each micro-batch is no reason to open another one
+    """The Kafka of these options, checked once in each process before anything is written:
+    reachable, topic there, prefix and timeout allowed.
+    """
+    # a key for each micro-batch is no reason to open another one
+    wanted = replace(options, checkpoint=None, decision_log=None, key=None)
     if wanted not in _OPEN:
         conf, topics = dict(options.conf), [options.topic] if options.topic else []
-        facts = check(conf, prefix=options.prefix if options.exactly_once else None, topics=topics, timeout_ms=options.timeout_ms,
-                      two_phase=options.two_phase if options.engine == "columnar" else "off")
+        facts = check(
+            conf,
+            prefix=options.prefix if options.exactly_once else None,
+            topics=topics,
+            timeout_ms=options.timeout_ms,
+            two_phase=options.two_phase if options.engine == "columnar" else "off",
+        )
         if options.engine == "columnar" and (idle := without_use(conf)):
-            _LOG.warning("the columnar engine has no use for %s; engine=confluent has", ", ".join(f"kafka.{name}" for name in idle))
-        _OPEN[wanted] = KafkaParticipant(conf, prefix=options.prefix, topic=options.topic, engine=options.engine, **asdict(facts))
+            _LOG.warning(
+                "the columnar engine has no use for %s; engine=confluent has",
+                ", ".join(f"kafka.{name}" for name in idle),
+            )
+        _OPEN[wanted] = KafkaParticipant(
+            conf, prefix=options.prefix, topic=options.topic, engine=options.engine, **asdict(facts)
+        )
     return _OPEN[wanted]
 
 
 def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
-    """The decision log of a query at the place that `decisionLog` names, opened once in each process; all batch writes to a place share what one has
-    opened. Raises what `log_at` raises."""
-    opened = os.getpid(), options.decision_log, options.conf, options.prefix, query_id if options.checkpoint else None
-    if opened not in _LOGS: _LOGS[opened] = log_at(options.decision_log, query_id, options.conf, options.prefix)
+    """The decision log of a query at the place that `decisionLog` names, opened once in each
+    process; all batch writes to a place share what one has opened. Raises what `log_at` raises.
+    """
+    opened = (
+        os.getpid(),
+        options.decision_log,
+        options.conf,
+        options.prefix,
+        query_id if options.checkpoint else None,
+    )
+    if opened not in _LOGS:
+        _LOGS[opened] = log_at(options.decision_log, query_id, options.conf, options.prefix)
     return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
 
-def log_at(place: str, query_id: str, conf: Iterable[tuple[str, str]] = (), prefix: str = "kafka2pc", *, make: bool = True) -> DecisionLog:
-    """The decisions of one query at `place`, as `decisionLog` names it; `conf` reaches its Kafka. `make`: a topic that is not there. Raises
-    `BadOption`, and what the log raises."""
-    if place.startswith("kafka:"): return TopicLog(dict(conf), place.removeprefix("kafka:"), query_id, prefix=prefix, make=make)
+def log_at(
+    place: str,
+    query_id: str,
+    conf: Iterable[tuple[str, str]] = (),
+    prefix: str = "kafka2pc",
+    *,
+    make: bool = True,
+) -> DecisionLog:
+    """The decisions of one query at `place`, as `decisionLog` names it; `conf` reaches its Kafka.
+    `make`: a topic that is not there. Raises `BadOption`, and what the log raises.
+    """
+    if place.startswith("kafka:"):
+        return TopicLog(
+            dict(conf), place.removeprefix("kafka:"), query_id, prefix=prefix, make=make
+        )
     try:
         if not place.startswith(("postgresql:", "postgres:")):
-            return open_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{query_id}")  # in an object store log//x is not log/x
+            # in an object store log//x is not log/x
+            return open_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{query_id}")
         from kafka2pc.decision_logs.table import TableLog  # with psycopg, which nobody else needs
+
         return TableLog(place, query_id)
     except (ValueError, ImportError) as e:
-        raise BadOption(f"decisionLog={place.partition(':')[0]}:...: {e}", why="No such kind of place, or its Python package is not installed.",
-                        action="A folder, an fsspec URL, kafka:TOPIC or postgresql://user@host/database (pip install kafka2pc[postgres]).") from None
+        raise BadOption(
+            f"decisionLog={place.partition(':')[0]}:...: {e}",
+            why="No such kind of place, or its Python package is not installed.",
+            action=(
+                "A folder, an fsspec URL, kafka:TOPIC or postgresql://user@host/database (pip"
+                " install kafka2pc[postgres])."
+            ),
+        ) from None
 
 
 class Noted(History):
-    "The events of one act, kept for the log line of its batch; written down as well if this process was told to (as `from_environment` says)."
+    """The events of one act, kept for the log line of its batch; written down as well if this
+    process was told to (as `from_environment` says).
+    """
+
     def __init__(self):
         path = os.environ.get("KAFKA2PC_HISTORY")
         super().__init__(path, path and os.environ.get("KAFKA2PC_CRASH"))
@@ -279,87 +491,149 @@ class Noted(History):
     def append(self, kind: str, op: str, **ids) -> Event:
         event = super().append(kind, op, **ids)
         self.kept.append(event)
-        if op == "lost": _LOG.error("lost: %s", ids["what"])  # also where lostTransactions=skip goes on
+        # also where lostTransactions=skip goes on
+        if op == "lost":
+            _LOG.error("lost: %s", ids["what"])
         return event
 
 
-def make_driver(options: SinkOptions, query_id: str, log, participant: KafkaParticipant, checkpoint: Checkpoint | None = None) -> Driver:
-    "What the commit and restore phases need, for one query."
-    about = Identity(checkpoint=normal_place(checkpoint.location) if checkpoint else "", prefix=options.prefix,
-                     topics=(options.topic,) if options.topic else ())
-    return Driver(query_id=query_id, log=log, participants={participant.name: participant}, about=about, history=Noted(), each=parallel(),
-                  former=lambda prefix: [{participant.name: participant.under(prefix)}], replay_check=options.replay_check,
-                  retry=partial(retry_unknown, options.max_commit_retries), margin_ms=min(10_000, participant.timeout_ms // 5),
-                  skip_lost=options.skip_lost, wait_to_claim=back_off,
-                  spark_committed=checkpoint.committed if checkpoint else lambda batch_id: False)
+def make_driver(
+    options: SinkOptions,
+    query_id: str,
+    log,
+    participant: KafkaParticipant,
+    checkpoint: Checkpoint | None = None,
+) -> Driver:
+    """What the commit and restore phases need, for one query."""
+    about = Identity(
+        checkpoint=normal_place(checkpoint.location) if checkpoint else "",
+        prefix=options.prefix,
+        topics=(options.topic,) if options.topic else (),
+    )
+    return Driver(
+        query_id=query_id,
+        log=log,
+        participants={participant.name: participant},
+        about=about,
+        history=Noted(),
+        each=parallel(),
+        former=lambda prefix: [{participant.name: participant.under(prefix)}],
+        replay_check=options.replay_check,
+        retry=partial(retry_unknown, options.max_commit_retries),
+        margin_ms=min(10_000, participant.timeout_ms // 5),
+        skip_lost=options.skip_lost,
+        wait_to_claim=back_off,
+        spark_committed=checkpoint.committed if checkpoint else lambda batch_id: False,
+    )
 
 
 def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
-    "Act three, with this process's memory: its token, unless it has planned this batch before."
+    """Act three, with this process's memory: its token, unless it has planned this batch before."""
     token, planned = _RUNS.get(driver.query_id, (None, -1))
-    plan = act_three(driver, batch_id, offsets_hash=offsets_hash, mine=token if planned < batch_id else None)
-    _RUNS[driver.query_id] = plan.token if plan.mode is Mode.WRITE else None, batch_id  # a drained batch is no run of mine
-    _LOG.info("query %s batch %s: %s as attempt %s of %s", driver.query_id, batch_id, plan.mode.value, plan.attempt, plan.token)
+    plan = act_three(
+        driver, batch_id, offsets_hash=offsets_hash, mine=token if planned < batch_id else None
+    )
+    # a drained batch is no run of mine
+    _RUNS[driver.query_id] = plan.token if plan.mode is Mode.WRITE else None, batch_id
+    _LOG.info(
+        "query %s batch %s: %s as attempt %s of %s",
+        driver.query_id,
+        batch_id,
+        plan.mode.value,
+        plan.attempt,
+        plan.token,
+    )
     return plan
 
 # %% ../../nbs/spark/01_sink.ipynb #c016
 @dataclass
 class SparkMessage(WriterCommitMessage):
-    "Spark's envelope for the message of a task to the driver. `swept`: how many leftovers the planner aborted before the batch."
+    """Spark's envelope for the message of a task to the driver. `swept`: how many leftovers the
+    planner aborted before the batch.
+    """
+
     content: CommitMessage | None
     swept: int = 0
 
 
 def check_task(plan: Plan):
-    "Raises `StaleCheckpoint` if Spark runs this task for another batch or query than the plan says (step WRITE 1)."
+    """Raises `StaleCheckpoint` if Spark runs this task for another batch or query than the plan
+    says (step WRITE 1).
+    """
     task = TaskContext.get()
-    batch_id, query_id = (task.getLocalProperty(f"{name}") for name in ("streaming.sql.batchId", "sql.streaming.queryId"))
+    batch_id, query_id = (
+        task.getLocalProperty(f"{name}")
+        for name in ("streaming.sql.batchId", "sql.streaming.queryId")
+    )
     if batch_id is not None and (int(batch_id), query_id) != (plan.batch_id, plan.query_id):
-        raise StaleCheckpoint(f"a task of batch {batch_id} of query {query_id} got the plan of batch {plan.batch_id} of query {plan.query_id}")
+        raise StaleCheckpoint(
+            f"a task of batch {batch_id} of query {query_id} got the plan of batch {plan.batch_id}"
+            f" of query {plan.query_id}"
+        )
 
 
 class _Writer:
-    "What both of Spark's writers share. `plan` None: at least once, no transaction."
-    def __init__(self, options: SinkOptions, participant: KafkaParticipant | None, plan: Plan | None, swept: int = 0):
+    """What both of Spark's writers share. `plan` None: at least once, no transaction."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        participant: KafkaParticipant | None,
+        plan: Plan | None,
+        swept: int = 0,
+    ):
         self.options, self.participant, self.plan, self.swept = options, participant, plan, swept
 
     def write(self, iterator: Iterator) -> SparkMessage:
-        "The pre-commit phase: write and pre-commit the rows of one partition."
+        """The pre-commit phase: write and pre-commit the rows of one partition."""
         rows = (_named(b, self.options.timestamps) for b in iterator)
         if self.plan is None:
             write_at_least_once(self.participant, rows)
             return SparkMessage(None)
-        message = precommit([self.participant], self.plan, rows, from_environment(), measure=_key_and_value_bytes)
+        message = precommit(
+            [self.participant], self.plan, rows, from_environment(), measure=_key_and_value_bytes
+        )
         return SparkMessage(message, swept=self.swept)
 
 
 def _named(batch: pa.RecordBatch, timestamps: bool) -> pa.RecordBatch:
-    "The columns by Spark's names, which have no case. A timestamp counts only if it is asked for."
+    """The columns by Spark's names, which have no case. A timestamp counts only if it is asked for."""
     batch = batch.rename_columns([name.lower() for name in batch.schema.names])
-    return batch if timestamps or "timestamp" not in batch.schema.names else batch.drop_columns(["timestamp"])
+    return (
+        batch
+        if timestamps or "timestamp" not in batch.schema.names
+        else batch.drop_columns(["timestamp"])
+    )
 
 
 _key_and_value_bytes = partial(payload_bytes, columns=("key", "value"))
 
 
 def write_at_least_once(participant: KafkaParticipant, batches: Iterable):
-    "No transaction and no decision: what is acknowledged stays, also if the task is run again."
-    with RowWriter(participant.conf, topic=participant.topic, batch_bytes=participant.batch_bytes).begin() as writer:
-        for batch in batches: writer.write(batch)
+    """No transaction and no decision: what is acknowledged stays, also if the task is run again."""
+    with RowWriter(
+        participant.conf, topic=participant.topic, batch_bytes=participant.batch_bytes
+    ).begin() as writer:
+        for batch in batches:
+            writer.write(batch)
         writer.flush()
 
 
 def contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage | None]:
-    "What is in the envelopes; None stands for a task that failed."
+    """What is in the envelopes; None stands for a task that failed."""
     return [m and m.content for m in messages]
 
 # %% ../../nbs/spark/01_sink.ipynb #c018
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLine:
-    """What the log says of one batch. `bytes`: of keys and values, before any encoding. `swept`: leftovers that were aborted, before and after.
-    `retries`: how often an unclear answer was asked again. Milliseconds: `precommit_ms` from the first begin to act two, `decision_ms` to win a slot,
-    `commit_ms` to end all transactions, `left_ms` until the first of them would have timed out (None: none can). `precommit_ms` and `left_ms`
-    compare the clocks of a task and of the driver, and are for people only."""
+    """What the log says of one batch. `bytes`: of keys and values, before any encoding. `swept`:
+    leftovers that were aborted, before and after. `retries`: how often an unclear answer was asked
+    again. Milliseconds: `precommit_ms` from the first begin to act two, `decision_ms` to win a
+    slot, `commit_ms` to end all transactions, `left_ms` until the first of them would have timed
+    out (None: none can). `precommit_ms` and `left_ms` compare the clocks of a task and of the
+    driver, and are for people only.
+    """
+
     query: str
     batch: int
     mode: str
@@ -374,99 +648,168 @@ class BatchLine:
     retries: int
     swept: int
 
-    def __str__(self): return " ".join(f"{name}={'-' if value is None else value}" for name, value in asdict(self).items())
+    def __str__(self):
+        return " ".join(
+            f"{name}={'-' if value is None else value}" for name, value in asdict(self).items()
+        )
 
 
-def batch_line(messages: Sequence[SparkMessage], events: Sequence[Event], now_ms: float) -> BatchLine | None:
-    "The line of the batch that act two has just ended, from its messages and its events. None: there was no message."
-    if not messages: return None
+def batch_line(
+    messages: Sequence[SparkMessage], events: Sequence[Event], now_ms: float
+) -> BatchLine | None:
+    """The line of the batch that act two has just ended, from its messages and its events. None:
+    there was no message.
+    """
+    if not messages:
+        return None
     plan, cs = messages[0].content.plan, [c for m in messages for c in m.content.committables]
     at = {op: [e.at_ms for e in events if e.op == op] for op in ("decide", "finish")}
     took = {op: times[-1] - times[0] if times else 0 for op, times in at.items()}
-    began, act_two_began = min((c.started_ms for c in cs), default=0), events[0].at_ms if events else int(now_ms)
+    began, act_two_began = (
+        min((c.started_ms for c in cs), default=0),
+        (events[0].at_ms if events else int(now_ms)),
+    )
     return BatchLine(
-        query=plan.query_id, batch=plan.batch_id, mode=plan.mode.value, attempt=plan.attempt, rows=sum(c.records for c in cs),
-        bytes=sum(m.content.bytes for m in messages) if cs else 0, transactions=len(cs), precommit_ms=max(0, act_two_began - began) if cs else 0,
-        decision_ms=took["decide"], commit_ms=took["finish"], retries=sum(t.asked - 1 for t in told(events)),
-        left_ms=min((int(c.started_ms + c.timeout_ms - now_ms) for c in cs if c.timeout_ms), default=None),
-        swept=max(m.swept for m in messages) + swept(events))
+        query=plan.query_id,
+        batch=plan.batch_id,
+        mode=plan.mode.value,
+        attempt=plan.attempt,
+        rows=sum(c.records for c in cs),
+        bytes=sum(m.content.bytes for m in messages) if cs else 0,
+        transactions=len(cs),
+        precommit_ms=max(0, act_two_began - began) if cs else 0,
+        decision_ms=took["decide"],
+        commit_ms=took["finish"],
+        retries=sum(t.asked - 1 for t in told(events)),
+        left_ms=min(
+            (int(c.started_ms + c.timeout_ms - now_ms) for c in cs if c.timeout_ms), default=None
+        ),
+        swept=max(m.swept for m in messages) + swept(events),
+    )
 
 
 def swept(events: Iterable[Event]) -> int:
-    "How many transactions were aborted in these events."
+    """How many transactions were aborted in these events."""
     return sum(t.verb == "abort" and t.answer == "ok" for t in told(events))
 
 # %% ../../nbs/spark/01_sink.ipynb #c020
 _WARNED: set = set()  # the queries that this process has warned about
 
 
-def warn_if_late(messages: Sequence[CommitMessage | None], now_ms: float, share: float = 0.5) -> str | None:
-    """A warning if a batch has used more than this share of its transaction timeout; it is logged once in each process for each query. It compares
-    the clocks of the tasks and of the driver: nothing is decided by it."""
-    used = [(now_ms - c.started_ms, c, m.plan) for m in messages if m for c in m.committables if c.timeout_ms]
+def warn_if_late(
+    messages: Sequence[CommitMessage | None], now_ms: float, share: float = 0.5
+) -> str | None:
+    """A warning if a batch has used more than this share of its transaction timeout; it is logged
+    once in each process for each query. It compares the clocks of the tasks and of the driver:
+    nothing is decided by it.
+    """
+    used = [
+        (now_ms - c.started_ms, c, m.plan)
+        for m in messages
+        if m
+        for c in m.committables
+        if c.timeout_ms
+    ]
     took_ms, c, plan = max(used, key=lambda u: u[0] / u[1].timeout_ms, default=(0, None, None))
-    if not c or took_ms <= share * c.timeout_ms: return None
-    warning = str(TwoPhaseError(
-        f"batch {plan.batch_id} of query {plan.query_id} has used {took_ms:.0f} of the {c.timeout_ms} ms of its transaction timeout",
-        why=f"More than {share:.0%} is gone before the last transaction has ended; a longer batch is refused, and replayed again and again.",
-        risk="Not yet. If the driver dies right after a decision, only the rest is left to restart it: then decided rows are lost.",
-        action="Make batches smaller, raise kafka.transaction.timeout.ms (and the brokers' transaction.max.timeout.ms), or use twoPhaseCommit."))
-    if plan.query_id not in _WARNED: _LOG.warning(warning)
+    if not c or took_ms <= share * c.timeout_ms:
+        return None
+    warning = str(
+        TwoPhaseError(
+            f"batch {plan.batch_id} of query {plan.query_id} has used {took_ms:.0f} of the"
+            f" {c.timeout_ms} ms of its transaction timeout",
+            why=(
+                f"More than {share:.0%} is gone before the last transaction has ended; a longer"
+                " batch is refused, and replayed again and again."
+            ),
+            risk=(
+                "Not yet. If the driver dies right after a decision, only the rest is left to"
+                " restart it: then decided rows are lost."
+            ),
+            action=(
+                "Make batches smaller, raise kafka.transaction.timeout.ms (and the brokers'"
+                " transaction.max.timeout.ms), or use twoPhaseCommit."
+            ),
+        )
+    )
+    if plan.query_id not in _WARNED:
+        _LOG.warning(warning)
     _WARNED.add(plan.query_id)
     return warning
 
 # %% ../../nbs/spark/01_sink.ipynb #c023
 def _log_batch(messages: list[SparkMessage], events: Sequence[Event]):
-    "Write the batch's line, and the warning if it is due."
-    if _LOG.level == logging.NOTSET: _LOG.setLevel(logging.INFO)
-    if os.environ.get("KAFKA2PC_LOG") and not _LOG.handlers: _LOG.addHandler(logging.StreamHandler(sys.__stderr__))
+    """Write the batch's line, and the warning if it is due."""
+    if _LOG.level == logging.NOTSET:
+        _LOG.setLevel(logging.INFO)
+    if os.environ.get("KAFKA2PC_LOG") and not _LOG.handlers:
+        _LOG.addHandler(logging.StreamHandler(sys.__stderr__))
     now_ms = time.time() * 1000
     _LOG.info("%s", batch_line(messages, events, now_ms))
     warn_if_late(contents(messages), now_ms)
 
 # %% ../../nbs/spark/01_sink.ipynb #c026
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
-    "One micro-batch of a streaming query."
+    """One micro-batch of a streaming query."""
+
     def write(self, iterator: Iterator) -> SparkMessage:
-        if self.plan: check_task(self.plan)  # not in a batch write: inside foreachBatch its tasks carry the numbers of a query that is not its own
+        # not in a batch write: inside foreachBatch its tasks carry the numbers of a query that is
+        # not its own
+        if self.plan:
+            check_task(self.plan)
         return super().write(iterator)
 
     def commit(self, messages: list, batchId: int):
-        "Act two, in the committer."
-        if not self.options.exactly_once: return
-        query_id = messages[0].content.plan.query_id if messages else None  # the planner has read it from the checkpoint
+        """Act two, in the committer."""
+        if not self.options.exactly_once:
+            return
+        # the planner has read it from the checkpoint
+        query_id = messages[0].content.plan.query_id if messages else None
         driver = stream_driver(self.options, Checkpoint(self.options.checkpoint), query_id)
         with driver.history.of("act two", batch_id=batchId):
             act_two.commit(driver, contents(messages), batchId)
         _log_batch(messages, driver.history.kept)
 
     def abort(self, messages: list, batchId: int):
-        "A task or `commit` failed: settle the own slot, then abort, unless the batch is decided."
-        if self.options.exactly_once: act_two.abort(stream_driver(self.options, Checkpoint(self.options.checkpoint)), contents(messages), batchId)
+        """A task or `commit` failed: settle the own slot, then abort, unless the batch is decided."""
+        if self.options.exactly_once:
+            act_two.abort(
+                stream_driver(self.options, Checkpoint(self.options.checkpoint)),
+                contents(messages),
+                batchId,
+            )
 
 
-def stream_driver(options: SinkOptions, checkpoint: Checkpoint, query_id: str | None = None) -> Driver:
-    """The driver's side of a streaming query. `query_id`: None if it must be read from the checkpoint. Its decision log is inside its checkpoint,
-    unless `decisionLog` says otherwise.
+def stream_driver(
+    options: SinkOptions, checkpoint: Checkpoint, query_id: str | None = None
+) -> Driver:
+    """The driver's side of a streaming query. `query_id`: None if it must be read from the
+    checkpoint. Its decision log is inside its checkpoint, unless `decisionLog` says otherwise.
 
-    One micro-batch asks the place of checkpoint and log eight times, one after the other. The planner: the query id, the list of Spark's offsets, the
-    newest entry, the list of the log, the COMMIT of the batch before. The committer: create the COMMIT, the list of the log, remove the oldest
-    COMMIT. Both lists of the log must be fresh: the first one finds what other runs have decided, the second one that a newer run has gone on."""
+    One micro-batch asks the place of checkpoint and log eight times, one after the other. The
+    planner: the query id, the list of Spark's offsets, the newest entry, the list of the log, the
+    COMMIT of the batch before. The committer: create the COMMIT, the list of the log, remove the
+    oldest COMMIT. Both lists of the log must be fresh: the first one finds what other runs have
+    decided, the second one that a newer run has gone on.
+    """
     query_id = query_id or checkpoint.query_id()
     log = open_place(options, query_id) if options.decision_log else log_in(checkpoint)
     return make_driver(options, query_id, log, open_participant(options), checkpoint)
 
 
 def log_in(checkpoint: Checkpoint) -> DecisionLog:
-    "The decision log inside a checkpoint, opened once in each process."
+    """The decision log inside a checkpoint, opened once in each process."""
     opened = os.getpid(), checkpoint.location
-    if opened not in _LOGS: _LOGS[opened] = open_log(f"{checkpoint.location}/kafka2pc")
+    if opened not in _LOGS:
+        _LOGS[opened] = open_log(f"{checkpoint.location}/kafka2pc")
     return _LOGS[opened]
 
 
 def plan_stream(options: SinkOptions) -> StreamWriter:
-    "Act three, in the planner: the writer that is shipped to the tasks of the batch that Spark is about to run."
-    if not options.exactly_once: return StreamWriter(options, open_participant(options), None)
+    """Act three, in the planner: the writer that is shipped to the tasks of the batch that Spark is
+    about to run.
+    """
+    if not options.exactly_once:
+        return StreamWriter(options, open_participant(options), None)
     checkpoint = Checkpoint(options.checkpoint)
     driver, batch_id = stream_driver(options, checkpoint), checkpoint.newest_batch()
     plan = plan_batch(driver, batch_id, checkpoint.offsets_hash(batch_id))
@@ -474,18 +817,33 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
 
 # %% ../../nbs/spark/01_sink.ipynb #c028
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """One `df.write`. Spark ships this object to the tasks and to the committer. `folder`: where its decision is kept if it has no decisionLog, on
-    the disk of Spark's driver, which runs both the planner and the committer."""
-    def __init__(self, options: SinkOptions, participant: KafkaParticipant, plan: Plan | None, folder: str = "", swept: int = 0):
+    """One `df.write`. Spark ships this object to the tasks and to the committer. `folder`: where
+    its decision is kept if it has no decisionLog, on the disk of Spark's driver, which runs both
+    the planner and the committer.
+    """
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        participant: KafkaParticipant,
+        plan: Plan | None,
+        folder: str = "",
+        swept: int = 0,
+    ):
         super().__init__(options, participant, plan, swept)
         self.folder = folder
 
     def commit(self, messages: list):
-        "The commit phase. A claim of batch 1 closes a key: later runs under it ask Kafka nothing about it, whatever Kafka forgets."
-        if not self.plan: return
+        """The commit phase. A claim of batch 1 closes a key: later runs under it ask Kafka nothing
+        about it, whatever Kafka forgets.
+        """
+        if not self.plan:
+            return
         driver = self._driver()
-        try: act_two.commit(driver, contents(messages), 0)
-        except OutcomeUnknown as e: raise self._explained(e) from e
+        try:
+            act_two.commit(driver, contents(messages), 0)
+        except OutcomeUnknown as e:
+            raise self._explained(e) from e
         except ReplayDiffers:
             self._complete(driver)
             raise
@@ -493,136 +851,231 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self._complete(driver)
 
     def _complete(self, driver: Driver):
-        if self.options.key: close_key(driver, self.options.key_days)
-        else: self._forget(driver)
+        if self.options.key:
+            close_key(driver, self.options.key_days)
+        else:
+            self._forget(driver)
 
     def abort(self, messages: list):
-        """A task or `commit` failed. A write that is decided is finished, because no other run follows that would. Otherwise its transactions are
-        aborted, those of killed tasks too."""
-        if not self.plan or self.plan.mode is Mode.DRAIN: return
-        driver, known = self._driver(), [*contents(messages), CommitMessage(plan=self.plan)]  # at least the plan: perhaps no task has answered
-        if act_two.abort(driver, known, 0): sweep(driver, self.plan.token, own_parity=0)
-        elif decided := commit_of(driver.log, 0): self._finish(driver, decided)
-        else: return
-        if not self.options.key: self._forget(driver)
+        """A task or `commit` failed. A write that is decided is finished, because no other run
+        follows that would. Otherwise its transactions are aborted, those of killed tasks too.
+        """
+        if not self.plan or self.plan.mode is Mode.DRAIN:
+            return
+        # at least the plan: perhaps no task has answered
+        driver, known = self._driver(), [*contents(messages), CommitMessage(plan=self.plan)]
+        if act_two.abort(driver, known, 0):
+            sweep(driver, self.plan.token, own_parity=0)
+        elif decided := commit_of(driver.log, 0):
+            self._finish(driver, decided)
+        else:
+            return
+        if not self.options.key:
+            self._forget(driver)
 
     def _finish(self, driver: Driver, decided: Decision):
-        try: finished = finish(driver, decided)
-        except OutcomeUnknown as e: raise self._explained(e) from e
-        if not finished: return  # another run has gone on
-        _LOG.warning("the write of %s rows was decided before Spark reported a failure; all its rows are in Kafka: do not repeat it", decided.rows)
+        try:
+            finished = finish(driver, decided)
+        except OutcomeUnknown as e:
+            raise self._explained(e) from e
+        # another run has gone on
+        if not finished:
+            return
+        _LOG.warning(
+            "the write of %s rows was decided before Spark reported a failure; all its rows are in"
+            " Kafka: do not repeat it",
+            decided.rows,
+        )
 
     def _explained(self, e: OutcomeUnknown) -> OutcomeUnknown:
-        "The same error; a write without a key is not repeated by a restart."
-        if self.options.key: return e
-        return OutcomeUnknown(e.what, why=e.why, risk=e.risk, action=f"Finish it before the transaction timeout: kafka2pc restore {self._place()}. "
-                              "Then do not run the job again: all its rows are in Kafka.")
+        """The same error; a write without a key is not repeated by a restart."""
+        if self.options.key:
+            return e
+        return OutcomeUnknown(
+            e.what,
+            why=e.why,
+            risk=e.risk,
+            action=(
+                f"Finish it before the transaction timeout: kafka2pc restore {self._place()}. "
+                "Then do not run the job again: all its rows are in Kafka."
+            ),
+        )
 
-    def _place(self) -> str: return masked(f"{self.options.decision_log or os.path.dirname(self.folder)}/{self.plan.query_id}")
+    def _place(self) -> str:
+        return masked(
+            f"{self.options.decision_log or os.path.dirname(self.folder)}/{self.plan.query_id}"
+        )
 
     def _forget(self, driver: Driver):
-        "No other run asks for the decision of a write without a key."
-        if self.folder: return shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
-        try: driver.log.purge(1)
-        except Exception as e: _LOG.warning("the write has ended; its decision stays in the log: %s", said(e))
+        """No other run asks for the decision of a write without a key."""
+        if self.folder:
+            return shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
+        try:
+            driver.log.purge(1)
+        except Exception as e:
+            _LOG.warning("the write has ended; its decision stays in the log: %s", said(e))
 
     def _driver(self) -> Driver:
-        return make_driver(self.options, self.plan.query_id, batch_log(self.options, self.plan.query_id, self.folder), self.participant)
+        return make_driver(
+            self.options,
+            self.plan.query_id,
+            batch_log(self.options, self.plan.query_id, self.folder),
+            self.participant,
+        )
 
 
 def batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
-    "The decision log of a batch write: at decisionLog, or else in `folder`."
+    """The decision log of a batch write: at decisionLog, or else in `folder`."""
     return open_place(options, query_id) if options.decision_log else FileLog(folder)
 
 
-_PURGED: dict = {}  # when this process has last looked for keys whose time is over: place -> seconds
+# when this process has last looked for keys whose time is over: place -> seconds
+_PURGED: dict = {}
 _PURGE_S = 3600
 
 
 def close_key(driver: Driver, days: int):
-    """Write down that the write under a key is finished, and until when the key is remembered; now and then delete the logs of keys whose time is
-    over. What fails here is logged: the write is complete."""
+    """Write down that the write under a key is finished, and until when the key is remembered; now
+    and then delete the logs of keys whose time is over. What fails here is logged: the write is
+    complete.
+    """
     day_ms = 24 * 3600 * 1000
     try:
-        if not holds_later(driver.log, 0): claim(driver, 1, expires_ms=int(time.time() * 1000) + days * day_ms)
+        if not holds_later(driver.log, 0):
+            claim(driver, 1, expires_ms=int(time.time() * 1000) + days * day_ms)
         place = driver.log.place.rpartition("/")[0] or driver.log.place
-        if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S: return
+        if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S:
+            return
         _PURGED[place] = time.monotonic()
         purge_keys(driver.log, time.time() * 1000)
     except Exception as e:  # a store may raise what it likes: the write is complete
-        _LOG.warning("the write under this idempotenceKey is complete; tidying up failed and is tried again: %s", said(e))
+        _LOG.warning(
+            "the write under this idempotenceKey is complete; tidying up failed and is tried"
+            " again: %s",
+            said(e),
+        )
 
 
 def purge_keys(log: NamedLog, now_ms: float) -> list[str]:
-    "Delete the logs beside `log` that belong to keys whose time is over. Returns their names. A write that is not finished is kept."
+    """Delete the logs beside `log` that belong to keys whose time is over. Returns their names. A
+    write that is not finished is kept.
+    """
     gone = []
     for name in log.siblings():
         other = log.sibling(name)
         newest = newest_record(other)
-        if newest is None or newest.expires_ms is None or newest.expires_ms > now_ms: continue
-        for batch_id in (1, newest.slot.batch_id + 1): other.purge(batch_id)  # what says "finished" goes last
+        if newest is None or newest.expires_ms is None or newest.expires_ms > now_ms:
+            continue
+        # what says "finished" goes last
+        for batch_id in (1, newest.slot.batch_id + 1):
+            other.purge(batch_id)
         gone.append(name)
     return gone
 
 
 def plan_write(options: SinkOptions) -> BatchWriter:
-    """The restore phase of a batch write. Raises `BadOption` if an idempotence key has no log to be remembered in, or if a write without a key wants
-    transactions that never time out: nothing would end them if the driver dies."""
+    """The restore phase of a batch write. Raises `BadOption` if an idempotence key has no log to be
+    remembered in, or if a write without a key wants transactions that never time out: nothing would
+    end them if the driver dies.
+    """
     if options.key and not options.decision_log:
-        raise BadOption("idempotenceKey without decisionLog", action='.option("decisionLog", "/path") names the folder where the key is remembered.')
-    if not options.key: options = _with_timeout(options)
+        raise BadOption(
+            "idempotenceKey without decisionLog",
+            action='.option("decisionLog", "/path") names the folder where the key is remembered.',
+        )
+    if not options.key:
+        options = _with_timeout(options)
     participant = open_participant(options)
-    if not options.exactly_once: return BatchWriter(options, participant, None)
+    if not options.exactly_once:
+        return BatchWriter(options, participant, None)
     query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, options.key) if options.key else uuid.uuid4())
-    folder = "" if options.decision_log else os.path.join(tempfile.gettempdir(), f"kafka2pc-batch-{query_id}", query_id)
+    folder = (
+        ""
+        if options.decision_log
+        else os.path.join(tempfile.gettempdir(), f"kafka2pc-batch-{query_id}", query_id)
+    )
     log = batch_log(options, query_id, folder)
     driver = replace(make_driver(options, query_id, log, participant), fresh=not options.key)
-    try: plan = act_three(driver, 0)
+    try:
+        plan = act_three(driver, 0)
     except BaseException:
-        if folder: shutil.rmtree(os.path.dirname(folder), ignore_errors=True)  # no task has begun
+        # no task has begun
+        if folder:
+            shutil.rmtree(os.path.dirname(folder), ignore_errors=True)
         raise
-    if plan.mode is Mode.DRAIN: _check_key(options, commit_of(log, 0))
+    if plan.mode is Mode.DRAIN:
+        _check_key(options, commit_of(log, 0))
     return BatchWriter(options, participant, plan, folder, swept(driver.history.kept))
 
 
 def _with_timeout(options: SinkOptions) -> SinkOptions:
     if options.two_phase == "required":
-        raise BadOption("twoPhaseCommit=required without idempotenceKey",
-                        why="If the driver of such a write dies, no later run ends its transactions, and without a timeout readers wait for ever.",
-                        action="Give the write an idempotenceKey and a decisionLog, or leave twoPhaseCommit out.")
+        raise BadOption(
+            "twoPhaseCommit=required without idempotenceKey",
+            why=(
+                "If the driver of such a write dies, no later run ends its transactions, and"
+                " without a timeout readers wait for ever."
+            ),
+            action=(
+                "Give the write an idempotenceKey and a decisionLog, or leave twoPhaseCommit out."
+            ),
+        )
     return replace(options, two_phase="off")
 
 
 def _check_key(options: SinkOptions, stands: Decision):
-    "A key that was used for another topic would silently write nothing. Raises `BadOption`."
-    _LOG.warning("idempotenceKey=%s: an earlier write under this key stands; this one writes nothing", options.key)
-    others = {p.topic for c in stands.committables for p in c.partitions if p.records} - {options.topic}
+    """A key that was used for another topic would silently write nothing. Raises `BadOption`."""
+    _LOG.warning(
+        "idempotenceKey=%s: an earlier write under this key stands; this one writes nothing",
+        options.key,
+    )
+    others = {p.topic for c in stands.committables for p in c.partitions if p.records} - {
+        options.topic
+    }
     if options.topic and others:
-        raise BadOption(f"idempotenceKey={options.key}: an earlier write under it went to {', '.join(sorted(others))}, not to {options.topic}",
-                        why="A key names one write as long as it is remembered, and a write under a key that was used writes nothing.",
-                        action="Put the topic (and whatever else tells two writes apart) into the key.")
+        raise BadOption(
+            f"idempotenceKey={options.key}: an earlier write under it went to"
+            f" {', '.join(sorted(others))}, not to {options.topic}",
+            why=(
+                "A key names one write as long as it is remembered, and a write under a key that"
+                " was used writes nothing."
+            ),
+            action="Put the topic (and whatever else tells two writes apart) into the key.",
+        )
 
 # %% ../../nbs/spark/01_sink.ipynb #c030
 class Kafka2pc(DataSource):
-    "`format('kafka2pc')`: exactly-once writes into Kafka. The options are listed in `OPTIONS`."
+    """`format('kafka2pc')`: exactly-once writes into Kafka. The options are listed in `OPTIONS`."""
+
     @classmethod
-    def name(cls) -> str: return "kafka2pc"
+    def name(cls) -> str:
+        return "kafka2pc"
 
     def __init__(self, options: Mapping[str, str]):
         super().__init__(options)
         self.planning = True
 
-    def __getstate__(self): return self.__dict__ | {"planning": False}  # what arrives by pickle is in the committer
+    # what arrives by pickle is in the committer
+    def __getstate__(self):
+        return self.__dict__ | {"planning": False}
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        "Planner: act three, and the writer for the tasks. Committer: a writer that commits."
+        """Planner: act three, and the writer for the tasks. Committer: a writer that commits."""
         options = self._checked(schema)
-        if options.key: raise BadOption("idempotenceKey is for batch writes", why="A streaming query has its checkpoint.", action="Leave it out.")
+        if options.key:
+            raise BadOption(
+                "idempotenceKey is for batch writes",
+                why="A streaming query has its checkpoint.",
+                action="Leave it out.",
+            )
         return plan_stream(options) if self.planning else StreamWriter(options, None, None)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
-        "Act three of a batch write, and the writer for tasks and committer."
-        if overwrite: raise BadOption("mode overwrite: a topic cannot be overwritten", action='.mode("append")')
+        """Act three of a batch write, and the writer for tasks and committer."""
+        if overwrite:
+            raise BadOption(
+                "mode overwrite: a topic cannot be overwritten", action='.mode("append")'
+            )
         return plan_write(self._checked(schema))
 
     def _checked(self, schema: StructType) -> SinkOptions:
@@ -632,5 +1085,5 @@ class Kafka2pc(DataSource):
 
 
 def register(spark):
-    "Make `format('kafka2pc')` known to a Spark session (classic or Connect)."
+    """Make `format('kafka2pc')` known to a Spark session (classic or Connect)."""
     spark.dataSource.register(Kafka2pc)

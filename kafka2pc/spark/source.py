@@ -9,49 +9,121 @@ __all__ = ['OPTIONS', 'TopicPart', 'Where', 'SourceOptions', 'parse_options', 'O
            'BatchReader', 'Lag', 'last_offsets', 'lag', 'Kafka2pc', 'register']
 
 # %% ../../nbs/spark/02_source.ipynb #c002
-import itertools, json, logging, re, time
+import itertools
+import json
+import logging
+import re
+import time
 from dataclasses import dataclass, field
 from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/spark/02_source.ipynb #c003
 import pyarrow as pa
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+    Uuid,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import (ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType)
-from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 # %% ../../nbs/spark/02_source.ipynb #c004
-try: from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError: ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = None  # PySpark 4.1
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+# PySpark 4.1
+except ImportError:
+    ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = None
 
 # %% ../../nbs/spark/02_source.ipynb #c005
-from . import sink
+from ..backends.storage import Storage
 from ..kafka.control import TOKEN_PROVIDER, Control, client_conf, for_librdkafka
 from ..kafka.decoder import HEADERS, Columns
-from ..protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, RecordsGone, StaleCheckpoint, TopicGone, TopicRecreated, UnknownFormat
 from ..kafka.fetcher import NotFetched, fetch, manner
 from ..kafka.participant import KafkaParticipant
-from ..backends.storage import Storage
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BrokerUnreachable,
+    NotAuthorized,
+    RecordsGone,
+    StaleCheckpoint,
+    TopicGone,
+    TopicRecreated,
+    UnknownFormat,
+)
+from . import sink
 
 # %% ../../nbs/spark/02_source.ipynb #c008
 OPTIONS = {
-    "kafka.*": "passed to the client; bootstrap.servers is required, isolation.level is read_committed if not given",
-    "subscribe": "topics, separated by commas; this, subscribePattern or assign must be given, and only one of them",
-    "subscribePattern": "a regular expression for whole names of topics; topics that come later are found",
+    "kafka.*": (
+        "passed to the client; bootstrap.servers is required, isolation.level is read_committed if"
+        " not given"
+    ),
+    "subscribe": (
+        "topics, separated by commas; this, subscribePattern or assign must be given, and only one"
+        " of them"
+    ),
+    "subscribePattern": (
+        "a regular expression for whole names of topics; topics that come later are found"
+    ),
     "assign": 'partitions as JSON: {"topic": [0, 1]}',
-    "startingOffsets": 'where a new query begins: latest (default of streams), earliest (of batches), group, or JSON {"topic": {"0": 5, "1": -2}}; '
-                       "-2 earliest, -1 latest",
-    "startingTimestamp": "begin with the first record of each partition that is not older: ms since 1970",
-    "startingOffsetsByTimestampStrategy": "where a partition has no such record: error (default) or latest",
-    "kafka.group.id": "the group whose offsets are meant by startingOffsets=group; a stream tells it how far it is, for monitoring",
-    "kafka.auto.offset.reset": "for startingOffsets=group, where the group has no offset: none (default: an error), earliest or latest",
+    "startingOffsets": (
+        "where a new query begins: latest (default of streams), earliest (of batches), group, or"
+        ' JSON {"topic": {"0": 5, "1": -2}}; -2 earliest, -1 latest'
+    ),
+    "startingTimestamp": (
+        "begin with the first record of each partition that is not older: ms since 1970"
+    ),
+    "startingOffsetsByTimestampStrategy": (
+        "where a partition has no such record: error (default) or latest"
+    ),
+    "kafka.group.id": (
+        "the group whose offsets are meant by startingOffsets=group; a stream tells it how far it"
+        " is, for monitoring"
+    ),
+    "kafka.auto.offset.reset": (
+        "for startingOffsets=group, where the group has no offset: none (default: an error),"
+        " earliest or latest"
+    ),
     "endingOffsets": "batch: latest (default) or JSON as above, -1 latest",
-    "maxOffsetsPerTrigger": "stream: about so many offsets in one micro-batch, shared out in proportion to what is waiting",
+    "maxOffsetsPerTrigger": (
+        "stream: about so many offsets in one micro-batch, shared out in proportion to what is"
+        " waiting"
+    ),
     "minPartitions": "about so many tasks at least: large ranges are cut",
-    "failOnDataLoss": "true (default): stop if records were deleted before they were read; false: warn, and go on with what is there",
+    "failOnDataLoss": (
+        "true (default): stop if records were deleted before they were read; false: warn, and go on"
+        " with what is there"
+    ),
     "includeHeaders": "true: a column headers (default false)",
-    "kafkaConsumer.pollTimeoutMs": "how long a task waits for the next record before it fails (default 120000)",
+    "kafkaConsumer.pollTimeoutMs": (
+        "how long a task waits for the next record before it fails (default 120000)"
+    ),
 }
 _KNOWN = {name.lower(): name for name in OPTIONS}
 
@@ -60,7 +132,10 @@ TopicPart = tuple[str, int]  # topic and partition
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    "Where to begin or to end: earliest, latest, group, offsets (with -2 earliest, -1 latest) or time (ms since 1970)."
+    """Where to begin or to end: earliest, latest, group, offsets (with -2 earliest, -1 latest) or
+    time (ms since 1970).
+    """
+
     kind: str
     offsets: tuple[tuple[TopicPart, int], ...] = ()
     time_ms: int | None = None
@@ -68,7 +143,10 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    "The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is given; `start` and `end` None: not given."
+    """The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is
+    given; `start` and `end` None: not given.
+    """
+
     conf: tuple[tuple[str, str], ...] = field(repr=False)  # it may hold a password
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -85,115 +163,192 @@ class SourceOptions:
     wait_ms: int = 120_000
 
     @property
-    def committed_only(self) -> bool: return dict(self.conf).get("isolation.level") != "read_uncommitted"
+    def committed_only(self) -> bool:
+        return dict(self.conf).get("isolation.level") != "read_uncommitted"
 
     def wants(self, topic: str, partition: int) -> bool:
-        "Is this partition asked for?"
-        if self.pattern is not None: return bool(re.fullmatch(self.pattern, topic))
+        """Is this partition asked for?"""
+        if self.pattern is not None:
+            return bool(re.fullmatch(self.pattern, topic))
         return topic in self.topics or (topic, partition) in self.assigned
 
 # %% ../../nbs/spark/02_source.ipynb #c010
 def _number(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
     value = given.get(name.lower())
-    if value is None: return None
-    if not re.fullmatch("[0-9]{1,18}", value) or int(value) < least: raise BadOption(f"{name}={value}: a whole number from {least} on is needed")
+    if value is None:
+        return None
+    if not re.fullmatch("[0-9]{1,18}", value) or int(value) < least:
+        raise BadOption(f"{name}={value}: a whole number from {least} on is needed")
     return int(value)
 
 
 def _choice(given: Mapping[str, str], name: str, *choices: str) -> str:
     value = given.get(name.lower(), choices[0]).lower()
-    if value not in choices: raise BadOption(f"{name}={value}: choose one of {', '.join(choices)}")
+    if value not in choices:
+        raise BadOption(f"{name}={value}: choose one of {', '.join(choices)}")
     return value
 
 
 def _json(name: str, text: str, form: str, right: Callable) -> dict:
-    "A JSON object whose values are all `right`. Raises `BadOption`."
-    try: found = json.loads(text)
-    except ValueError: found = None
+    """A JSON object whose values are all `right`. Raises `BadOption`."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
     if not isinstance(found, dict) or not found or not all(right(v) for v in found.values()):
         raise BadOption(f"{name}={text}: not understood", action=f"Write it as {form}.")
     return found
 
 
-def _whole(n, least: int = 0) -> bool: return isinstance(n, int) and not isinstance(n, bool) and n >= least
+def _whole(n, least: int = 0) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n >= least
 
 
 def _where(given: Mapping[str, str], name: str, words: Sequence[str], least: int) -> Where | None:
-    "What `name` says, None if it is not given. `least`: the smallest number in its JSON that means something."
+    """What `name` says, None if it is not given. `least`: the smallest number in its JSON that
+    means something.
+    """
     text = given.get(name.lower(), "").strip()
-    if not text: return None
-    if text.lower() in words: return Where(text.lower())
-    if not text.startswith("{"): raise BadOption(f"{name}={text}: choose one of {', '.join(words)}, or JSON")
-    right = lambda v: isinstance(v, dict) and v and all(re.fullmatch("[0-9]{1,9}", p) and _whole(o, least) for p, o in v.items())
-    found = _json(name, text, f'{{"topic": {{"0": 23, "1": {least}}}}}, numbers from {least} on', right)
-    return Where("offsets", tuple(sorted(((t, int(p)), o) for t, ps in found.items() for p, o in ps.items())))
+    if not text:
+        return None
+    if text.lower() in words:
+        return Where(text.lower())
+    if not text.startswith("{"):
+        raise BadOption(f"{name}={text}: choose one of {', '.join(words)}, or JSON")
+    right = lambda v: (
+        isinstance(v, dict)
+        and v
+        and all(re.fullmatch("[0-9]{1,9}", p) and _whole(o, least) for p, o in v.items())
+    )
+    found = _json(
+        name, text, f'{{"topic": {{"0": 23, "1": {least}}}}}, numbers from {least} on', right
+    )
+    return Where(
+        "offsets", tuple(sorted(((t, int(p)), o) for t, ps in found.items() for p, o in ps.items()))
+    )
 
 # %% ../../nbs/spark/02_source.ipynb #c011
 def _start(given: Mapping[str, str]) -> Where | None:
-    where, time_ms = _where(given, "startingOffsets", ("earliest", "latest", "group"), -2), _number(given, "startingTimestamp", 0)
-    if where and time_ms is not None: raise BadOption("startingOffsets and startingTimestamp contradict each other", action="Leave one of them out.")
+    where, time_ms = (
+        _where(given, "startingOffsets", ("earliest", "latest", "group"), -2),
+        _number(given, "startingTimestamp", 0),
+    )
+    if where and time_ms is not None:
+        raise BadOption(
+            "startingOffsets and startingTimestamp contradict each other",
+            action="Leave one of them out.",
+        )
     if where and where.kind == "group" and not given.get("kafka.group.id"):
-        raise BadOption("startingOffsets=group without kafka.group.id", action='.option("kafka.group.id", "name of the group")')
+        raise BadOption(
+            "startingOffsets=group without kafka.group.id",
+            action='.option("kafka.group.id", "name of the group")',
+        )
     if "kafka.auto.offset.reset" in given and (where is None or where.kind != "group"):
-        raise BadOption("kafka.auto.offset.reset is for startingOffsets=group", action="Use startingOffsets to say where a new query begins.")
+        raise BadOption(
+            "kafka.auto.offset.reset is for startingOffsets=group",
+            action="Use startingOffsets to say where a new query begins.",
+        )
     return Where("time", time_ms=time_ms) if time_ms is not None else where
 
 
 def _subscription(given: Mapping[str, str]) -> dict:
-    "Which topics are asked for, as fields of `SourceOptions`."
-    ways = [n for n in ("subscribe", "subscribePattern", "assign") if given.get(n.lower(), "").strip()]
-    if len(ways) != 1: raise BadOption(f"{' and '.join(ways) or 'no topic'}: exactly one of subscribe, subscribePattern and assign is needed")
+    """Which topics are asked for, as fields of `SourceOptions`."""
+    ways = [
+        n for n in ("subscribe", "subscribePattern", "assign") if given.get(n.lower(), "").strip()
+    ]
+    if len(ways) != 1:
+        raise BadOption(
+            f"{' and '.join(ways) or 'no topic'}: exactly one of subscribe, subscribePattern and"
+            " assign is needed"
+        )
     name, text = ways[0], given[ways[0].lower()].strip()
     if name == "subscribe":
         topics = tuple(sorted({t.strip() for t in text.split(",")} - {""}))
         wrong = [t for t in topics if not re.fullmatch(r"[\w.-]{1,249}", t, re.ASCII)]
-        if wrong or not topics: raise BadOption(f"subscribe={text}: {wrong[0] if wrong else 'nothing there'} is no name of a topic")
+        if wrong or not topics:
+            raise BadOption(
+                f"subscribe={text}: {wrong[0] if wrong else 'nothing there'} is no name of a topic"
+            )
         return {"topics": topics}
     if name == "assign":
-        found = _json(name, text, '{"topic": [0, 1]}', lambda v: isinstance(v, list) and v and all(map(_whole, v)))
+        found = _json(
+            name,
+            text,
+            '{"topic": [0, 1]}',
+            lambda v: isinstance(v, list) and v and all(map(_whole, v)),
+        )
         return {"assigned": tuple(sorted({(t, p) for t, ps in found.items() for p in ps}))}
-    try: re.compile(text)
-    except re.error as e: raise BadOption(f"subscribePattern={text}: {e}") from None
+    try:
+        re.compile(text)
+    except re.error as e:
+        raise BadOption(f"subscribePattern={text}: {e}") from None
     return {"pattern": text}
 
 # %% ../../nbs/spark/02_source.ipynb #c012
-_REFUSED = {"key.deserializer": "cast the column key", "value.deserializer": "cast the column value", "max.poll.records": "use maxOffsetsPerTrigger",
-            "enable.auto.commit": "leave it out: offsets live in Spark's checkpoint, and a group is told of them",
-            "enable.auto.offset.store": "leave it out", "enable.partition.eof": "leave it out"}
+_REFUSED = {
+    "key.deserializer": "cast the column key",
+    "value.deserializer": "cast the column value",
+    "max.poll.records": "use maxOffsetsPerTrigger",
+    "enable.auto.commit": (
+        "leave it out: offsets live in Spark's checkpoint, and a group is told of them"
+    ),
+    "enable.auto.offset.store": "leave it out",
+    "enable.partition.eof": "leave it out",
+}
 _RENAMED = {"fetch.max.wait.ms": "fetch.wait.max.ms"}  # Java's name
 
 
 def _consumer_conf(given: Mapping[str, str]) -> dict[str, str]:
-    "librdkafka's settings. Raises `BadOption`."
-    kafka = {k: v for k, v in given.items() if k.startswith("kafka.") and k != "kafka.auto.offset.reset"}
+    """librdkafka's settings. Raises `BadOption`."""
+    kafka = {
+        k: v for k, v in given.items() if k.startswith("kafka.") and k != "kafka.auto.offset.reset"
+    }
     for name, instead in _REFUSED.items():
-        if f"kafka.{name}" in kafka: raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {instead}.")
+        if f"kafka.{name}" in kafka:
+            raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {instead}.")
     conf = {_RENAMED.get(k, k): v for k, v in client_conf(kafka).items()}
-    return conf | {"isolation.level": _choice(given, "kafka.isolation.level", "read_committed", "read_uncommitted")}
+    return conf | {
+        "isolation.level": _choice(
+            given, "kafka.isolation.level", "read_committed", "read_uncommitted"
+        )
+    }
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
-    "The checked options. Raises `BadOption` for what is unknown, missing, or has no such value."
+    """The checked options. Raises `BadOption` for what is unknown, missing, or has no such value."""
     given = {k.lower(): str(v) for k, v in options.items()}
     unknown = sorted(k for k in given if k not in _KNOWN and not k.startswith("kafka."))
-    if unknown: raise BadOption(f"unknown option {', '.join(unknown)}", action=f"Known are: {', '.join(OPTIONS)}.")
+    if unknown:
+        raise BadOption(
+            f"unknown option {', '.join(unknown)}", action=f"Known are: {', '.join(OPTIONS)}."
+        )
     return SourceOptions(
-        conf=tuple(sorted(_consumer_conf(given).items())), **_subscription(given), start=_start(given),
-        end=_where(given, "endingOffsets", ("latest",), -1), group=given.get("kafka.group.id"),
-        late_is_error=_choice(given, "startingOffsetsByTimestampStrategy", "error", "latest") == "error",
+        conf=tuple(sorted(_consumer_conf(given).items())),
+        **_subscription(given),
+        start=_start(given),
+        end=_where(given, "endingOffsets", ("latest",), -1),
+        group=given.get("kafka.group.id"),
+        late_is_error=_choice(given, "startingOffsetsByTimestampStrategy", "error", "latest")
+        == "error",
         reset=_choice(given, "kafka.auto.offset.reset", "none", "earliest", "latest"),
-        max_offsets=_number(given, "maxOffsetsPerTrigger"), min_partitions=_number(given, "minPartitions"),
+        max_offsets=_number(given, "maxOffsetsPerTrigger"),
+        min_partitions=_number(given, "minPartitions"),
         fail_on_loss=_choice(given, "failOnDataLoss", "true", "false") == "true",
         headers=_choice(given, "includeHeaders", "false", "true") == "true",
-        wait_ms=_number(given, "kafkaConsumer.pollTimeoutMs") or 120_000)
+        wait_ms=_number(given, "kafkaConsumer.pollTimeoutMs") or 120_000,
+    )
 
 # %% ../../nbs/spark/02_source.ipynb #c017
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
-    """One entry of Spark's checkpoint. `at`: the next offset to read, for each partition; `ids`: Kafka's topic ids ('' if it told none).
+    """One entry of Spark's checkpoint. `at`: the next offset to read, for each partition; `ids`:
+    Kafka's topic ids ('' if it told none).
 
-    `since`: where the batch that ends here began, for partitions that do not go on where the batch before ended. `initial`: Spark may ask again
-    and get another one, so `since` must hold everything."""
+    `since`: where the batch that ends here began, for partitions that do not go on where the batch
+    before ended. `initial`: Spark may ask again and get another one, so `since` must hold
+    everything.
+    """
+
     at: Mapping[TopicPart, int]
     ids: Mapping[str, str] = field(default_factory=dict)
     since: Mapping[TopicPart, int] = field(default_factory=dict)
@@ -204,111 +359,180 @@ _VERSION = 1
 
 
 def _nested(offsets: Mapping[TopicPart, int]) -> dict[str, dict[str, int]]:
-    "The form that Spark's own source uses: topic, partition, offset."
-    return {t: {str(p): o for (_, p), o in group} for t, group in itertools.groupby(sorted(offsets.items()), key=lambda i: i[0][0])}
+    """The form that Spark's own source uses: topic, partition, offset."""
+    return {
+        t: {str(p): o for (_, p), o in group}
+        for t, group in itertools.groupby(sorted(offsets.items()), key=lambda i: i[0][0])
+    }
 
 
-def _flat(nested: Mapping) -> dict[TopicPart, int]: return {(t, int(p)): o for t, ps in nested.items() for p, o in ps.items()}
+def _flat(nested: Mapping) -> dict[TopicPart, int]:
+    return {(t, int(p)): o for t, ps in nested.items() for p, o in ps.items()}
 
 
 def to_json(offsets: Offsets) -> dict:
-    "What Spark keeps. Equal offsets give equal text."
-    return {"version": _VERSION, "offsets": _nested(offsets.at), "ids": dict(sorted(offsets.ids.items())),
-            **({"since": _nested(offsets.since)} if offsets.since else {}), **({"initial": True} if offsets.initial else {})}
+    """What Spark keeps. Equal offsets give equal text."""
+    return {
+        "version": _VERSION,
+        "offsets": _nested(offsets.at),
+        "ids": dict(sorted(offsets.ids.items())),
+        **({"since": _nested(offsets.since)} if offsets.since else {}),
+        **({"initial": True} if offsets.initial else {}),
+    }
 
 
 def from_json(found: Mapping) -> Offsets:
-    "Raises `UnknownFormat` for an entry of a newer version, `StaleCheckpoint` for what is no entry of this source."
+    """Raises `UnknownFormat` for an entry of a newer version, `StaleCheckpoint` for what is no
+    entry of this source.
+    """
     if "version" not in found or "offsets" not in found:
-        raise StaleCheckpoint(f"offsets {json.dumps(found)[:200]}", why="Another source wrote them: this one cannot go on there.",
-                              action="Begin with a new checkpointLocation, and startingOffsets with these numbers.")
-    if found["version"] != _VERSION: raise UnknownFormat(f"offsets of version {found['version']}, this is version {_VERSION}")
-    return Offsets(at=_flat(found["offsets"]), ids=found.get("ids", {}), since=_flat(found.get("since", {})), initial=found.get("initial", False))
+        raise StaleCheckpoint(
+            f"offsets {json.dumps(found)[:200]}",
+            why="Another source wrote them: this one cannot go on there.",
+            action="Begin with a new checkpointLocation, and startingOffsets with these numbers.",
+        )
+    if found["version"] != _VERSION:
+        raise UnknownFormat(f"offsets of version {found['version']}, this is version {_VERSION}")
+    return Offsets(
+        at=_flat(found["offsets"]),
+        ids=found.get("ids", {}),
+        since=_flat(found.get("since", {})),
+        initial=found.get("initial", False),
+    )
 
 # %% ../../nbs/spark/02_source.ipynb #c020
 @dataclass(frozen=True, slots=True)
 class Log:
-    "What a partition holds: offsets from `begin` on, below `end`."
+    """What a partition holds: offsets from `begin` on, below `end`."""
+
     begin: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    "What Kafka has, of what is asked for. `ids`: its topic ids ('' if it tells none)."
+    """What Kafka has, of what is asked for. `ids`: its topic ids ('' if it tells none)."""
+
     parts: Mapping[TopicPart, Log]
     ids: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    "Records that were deleted before they were read: `what`, and the error that it is."
+    """Records that were deleted before they were read: `what`, and the error that it is."""
+
     error: type
     what: str
 
 
 def _recreated(before: Mapping[str, str], now: Mapping[str, str], topic: str) -> bool:
-    "Do the ids of then and of now name two topics? A broker without topic ids says nothing."
+    """Do the ids of then and of now name two topics? A broker without topic ids says nothing."""
     return bool(before.get(topic) and now.get(topic) and before[topic] != now[topic])
 
 
 def _begin(start: Offsets, logs: Logs, part: TopicPart) -> int:
-    "Where the next batch reads this partition from: where the last one ended, if that is still there."
+    """Where the next batch reads this partition from: where the last one ended, if that is still
+    there.
+    """
     log, at = logs.parts[part], start.at.get(part)
-    if at is None or at < log.begin or _recreated(start.ids, logs.ids, part[0]): return log.begin
-    if at <= log.end: return at
-    return log.end if logs.ids.get(part[0]) else log.begin  # the same topic got shorter; without ids it may be another one
+    if at is None or at < log.begin or _recreated(start.ids, logs.ids, part[0]):
+        return log.begin
+    if at <= log.end:
+        return at
+    # the same topic got shorter; without ids it may be another one
+    return log.end if logs.ids.get(part[0]) else log.begin
 
 
-def admit(begins: Mapping[TopicPart, int], ends: Mapping[TopicPart, int], max_offsets: int | None) -> dict[TopicPart, int]:
-    "The ends of a batch of about `max_offsets`: in proportion to what is waiting, at least one for each partition that has something."
+def admit(
+    begins: Mapping[TopicPart, int], ends: Mapping[TopicPart, int], max_offsets: int | None
+) -> dict[TopicPart, int]:
+    """The ends of a batch of about `max_offsets`: in proportion to what is waiting, at least one
+    for each partition that has something.
+    """
     waiting = {part: ends[part] - begin for part, begin in begins.items()}
     total = sum(waiting.values())
-    if max_offsets is None or total <= max_offsets: return dict(ends)
-    return {part: begins[part] + min(n, max(1, max_offsets * n // total)) for part, n in waiting.items()}
+    if max_offsets is None or total <= max_offsets:
+        return dict(ends)
+    return {
+        part: begins[part] + min(n, max(1, max_offsets * n // total)) for part, n in waiting.items()
+    }
 
 
 def plan_end(start: Offsets, logs: Logs, max_offsets: int | None = None) -> Offsets:
-    "The end of the batch that begins at `start`; `start` itself if there is nothing new. The first batch has an end of its own, even if it is empty."
+    """The end of the batch that begins at `start`; `start` itself if there is nothing new. The
+    first batch has an end of its own, even if it is empty.
+    """
     begins = {part: _begin(start, logs, part) for part in logs.parts}
     at = admit(begins, {part: log.end for part, log in logs.parts.items()}, max_offsets)
-    if not start.initial and at == start.at == begins and logs.ids == start.ids: return start
-    since = {part: begin for part, begin in begins.items() if start.initial or start.at.get(part) != begin}
+    if not start.initial and at == start.at == begins and logs.ids == start.ids:
+        return start
+    since = {
+        part: begin
+        for part, begin in begins.items()
+        if start.initial or start.at.get(part) != begin
+    }
     return Offsets(at=at, ids=logs.ids, since=since)
 
 # %% ../../nbs/spark/02_source.ipynb #c025
-def _topic_losses(topic: str, at: Mapping[int, int], now: Mapping[int, Log], recreated: bool) -> Iterator[Loss]:
-    "`at`: partition -> next offset to read; `now`: partition -> what it holds."
+def _topic_losses(
+    topic: str, at: Mapping[int, int], now: Mapping[int, Log], recreated: bool
+) -> Iterator[Loss]:
+    """`at`: partition -> next offset to read; `now`: partition -> what it holds."""
     read = ", ".join(f"{p} to offset {o}" for p, o in sorted(at.items()))
-    if not now: yield Loss(TopicGone, f"topic {topic} does not exist any more; read were partitions {read}")
+    if not now:
+        yield Loss(TopicGone, f"topic {topic} does not exist any more; read were partitions {read}")
     elif recreated:
-        yield Loss(TopicRecreated, f"topic {topic} was created again (partitions: {len(now)}, before: {len(at)}); read were partitions {read}")
+        yield Loss(
+            TopicRecreated,
+            f"topic {topic} was created again (partitions: {len(now)}, before: {len(at)}); read"
+            f" were partitions {read}",
+        )
     else:
         for p, o in sorted(at.items()):
-            if p not in now: yield Loss(TopicRecreated, f"topic {topic} has no partition {p} any more; it was read to offset {o}")
-            elif o < now[p].begin: yield Loss(RecordsGone, f"{topic}-{p}: offsets {o} to {now[p].begin - 1} are gone")
-            elif o > now[p].end: yield Loss(TopicRecreated, f"{topic}-{p} ends at offset {now[p].end}, but it was read to {o}")
+            if p not in now:
+                yield Loss(
+                    TopicRecreated,
+                    f"topic {topic} has no partition {p} any more; it was read to offset {o}",
+                )
+            elif o < now[p].begin:
+                yield Loss(RecordsGone, f"{topic}-{p}: offsets {o} to {now[p].begin - 1} are gone")
+            elif o > now[p].end:
+                yield Loss(
+                    TopicRecreated,
+                    f"{topic}-{p} ends at offset {now[p].end}, but it was read to {o}",
+                )
 
 
 def find_losses(start: Offsets, logs: Logs) -> list[Loss]:
-    "What was deleted before it was read. `start` holds only what is still asked for."
+    """What was deleted before it was read. `start` holds only what is still asked for."""
     topics = sorted({t for t, _ in start.at})
     of = lambda parts, topic: {p: x for (t, p), x in parts.items() if t == topic}
-    return [loss for t in topics for loss in _topic_losses(t, of(start.at, t), of(logs.parts, t), _recreated(start.ids, logs.ids, t))]
+    return [
+        loss
+        for t in topics
+        for loss in _topic_losses(
+            t, of(start.at, t), of(logs.parts, t), _recreated(start.ids, logs.ids, t)
+        )
+    ]
 
 
 _LOG = logging.getLogger("kafka2pc")
 
 
 def report(losses: Sequence[Loss], fail: bool):
-    "Raises the first of them, with what is known of the others; or, if not `fail`, warns once for each."
-    if losses and fail: raise losses[0].error("; ".join(loss.what for loss in losses))
-    for loss in losses: _LOG.warning("%s. failOnDataLoss=false: going on with what is there.", loss.what)
+    """Raises the first of them, with what is known of the others; or, if not `fail`, warns once for
+    each.
+    """
+    if losses and fail:
+        raise losses[0].error("; ".join(loss.what for loss in losses))
+    for loss in losses:
+        _LOG.warning("%s. failOnDataLoss=false: going on with what is there.", loss.what)
 
 # %% ../../nbs/spark/02_source.ipynb #c031
 @dataclass(frozen=True)
 class Range(InputPartition):
-    "What one task reads: the offsets of a partition from `begin` on, below `end`."
+    """What one task reads: the offsets of a partition from `begin` on, below `end`."""
+
     topic: str
     partition: int
     begin: int
@@ -316,17 +540,28 @@ class Range(InputPartition):
 
 
 def ranges(start: Offsets, end: Offsets) -> list[Range]:
-    "What lies between two entries of the checkpoint. Raises `StaleCheckpoint` if `end` does not follow `start`."
+    """What lies between two entries of the checkpoint. Raises `StaleCheckpoint` if `end` does not
+    follow `start`.
+    """
     begins = {part: end.since.get(part, start.at.get(part)) for part in end.at}
     lost = [f"{t}-{p}" for (t, p), begin in begins.items() if begin is None or begin > end.at[t, p]]
-    if lost: raise StaleCheckpoint(f"the batch that ends at {json.dumps(_nested(end.at))} does not say where it begins: {', '.join(lost)}")
-    return [Range(t, p, begins[t, p], e) for (t, p), e in sorted(end.at.items()) if begins[t, p] < e]
+    if lost:
+        raise StaleCheckpoint(
+            f"the batch that ends at {json.dumps(_nested(end.at))} does not say where it begins:"
+            f" {', '.join(lost)}"
+        )
+    return [
+        Range(t, p, begins[t, p], e) for (t, p), e in sorted(end.at.items()) if begins[t, p] < e
+    ]
 
 
 def cut(whole: Sequence[Range], least: int | None) -> list[Range]:
-    "The same offsets in about `least` ranges, or more: each in as many pieces as its share of all offsets asks for."
+    """The same offsets in about `least` ranges, or more: each in as many pieces as its share of all
+    offsets asks for.
+    """
     total = sum(r.end - r.begin for r in whole)
-    if not least or len(whole) >= least: return list(whole)
+    if not least or len(whole) >= least:
+        return list(whole)
     pieces = []
     for r in whole:
         count = min(r.end - r.begin, max(1, round(least * (r.end - r.begin) / total)))
@@ -335,23 +570,53 @@ def cut(whole: Sequence[Range], least: int | None) -> list[Range]:
     return pieces
 
 # %% ../../nbs/spark/02_source.ipynb #c036
-_FORBIDDEN = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-              KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION)
-_UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
-_PASSING = (KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._NOENT,  # _NOENT: no leader known
-            KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_COORDINATOR,
-            KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.REQUEST_TIMED_OUT,
-            KafkaError.REPLICA_NOT_AVAILABLE, KafkaError.NETWORK_EXCEPTION, KafkaError.KAFKA_STORAGE_ERROR, KafkaError.FENCED_LEADER_EPOCH,
-            KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.OFFSET_NOT_AVAILABLE, *_UNKNOWN)
+_FORBIDDEN = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+)
+_UNKNOWN = (
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+# _NOENT: no leader known
+_PASSING = (
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._NOENT,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.REPLICA_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.KAFKA_STORAGE_ERROR,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.OFFSET_NOT_AVAILABLE,
+    *_UNKNOWN,
+)
 _NOTHING_READ = "No. Nothing was read; the offsets in the checkpoint stay."
 _NO_ID = str(Uuid(0, 0))  # what brokers before topic ids say
-_INTERNAL = ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+_INTERNAL = (
+    "__consumer_offsets",
+    "__transaction_state",
+    "__share_group_state",
+    "__cluster_metadata",
+)
 
 
 def _translated(e: KafkaException, what: str) -> Exception:
-    "The error of ours that says the same."
+    """The error of ours that says the same."""
     error = e.args[0]
-    if error.code() in _FORBIDDEN: return NotAuthorized(f"{what}: {error.str()}")
+    if error.code() in _FORBIDDEN:
+        return NotAuthorized(f"{what}: {error.str()}")
     return BrokerUnreachable(f"{what}: {error.str()}", risk=_NOTHING_READ)
 
 
@@ -360,317 +625,583 @@ def _may_pass(e: BaseException) -> bool:
 
 
 class Questions:
-    "What a source asks a cluster. Raises `BadOption` (settings), `NotAuthorized`, and `BrokerUnreachable` after `within_ms`."
-    def __init__(self, conf: Mapping[str, str], committed_only: bool = True, within_ms: int = 20_000):
+    """What a source asks a cluster. Raises `BadOption` (settings), `NotAuthorized`, and
+    `BrokerUnreachable` after `within_ms`.
+    """
+
+    def __init__(
+        self, conf: Mapping[str, str], committed_only: bool = True, within_ms: int = 20_000
+    ):
         self.within_ms, self.servers = within_ms, conf["bootstrap.servers"]
-        self.isolation = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        self._conf, self._groups = for_librdkafka(conf) | {"session.timeout.ms": 6_000}, {}  # librdkafka's wait for a coordinator when it commits
+        self.isolation = (
+            IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
+        )
+        # librdkafka's wait for a coordinator when it commits
+        self._conf, self._groups = for_librdkafka(conf) | {"session.timeout.ms": 6_000}, {}
         if "SSL" in conf.get("security.protocol", "").upper() or TOKEN_PROVIDER in conf:
-            Control(conf, timeout_ms=within_ms).close()  # it says what is wrong with a certificate or a token; librdkafka keeps that to itself
-        try: self.admin = AdminClient({"log_level": 2} | for_librdkafka(conf))
-        except KafkaException as e: raise BadOption(f"kafka.* options: {e.args[0].str().strip()}") from None
+            # it says what is wrong with a certificate or a token; librdkafka keeps that to itself
+            Control(conf, timeout_ms=within_ms).close()
+        try:
+            self.admin = AdminClient({"log_level": 2} | for_librdkafka(conf))
+        except KafkaException as e:
+            raise BadOption(f"kafka.* options: {e.args[0].str().strip()}") from None
 
     def _ask(self, what: str, ask: Callable):
-        "`ask()`, and again while what is wrong may pass."
-        wait = Retrying(retry=retry_if_exception(_may_pass), stop=stop_after_delay(self.within_ms / 1000), wait=wait_random_exponential(0.05, 1))
-        try: return wait(ask)
-        except RetryError as e: raise _translated(e.last_attempt.exception(), f"{what} at {self.servers}") from None
-        except KafkaException as e: raise _translated(e, f"{what} at {self.servers}") from None
+        """`ask()`, and again while what is wrong may pass."""
+        wait = Retrying(
+            retry=retry_if_exception(_may_pass),
+            stop=stop_after_delay(self.within_ms / 1000),
+            wait=wait_random_exponential(0.05, 1),
+        )
+        try:
+            return wait(ask)
+        except RetryError as e:
+            raise _translated(e.last_attempt.exception(), f"{what} at {self.servers}") from None
+        except KafkaException as e:
+            raise _translated(e, f"{what} at {self.servers}") from None
 
     def names(self, pattern: str) -> list[str]:
-        "The topics whose whole name fits the pattern; Kafka's own are left out."
-        found = self._ask("list topics", lambda: self.admin.list_topics(timeout=self.within_ms / 3000)).topics
+        """The topics whose whole name fits the pattern; Kafka's own are left out."""
+        found = self._ask(
+            "list topics", lambda: self.admin.list_topics(timeout=self.within_ms / 3000)
+        ).topics
         return sorted(t for t in found if re.fullmatch(pattern, t) and t not in _INTERNAL)
 
     def topics(self, names: Iterable[str]) -> dict[str, tuple[str, list[int]]]:
-        "Topic id and partitions of each topic that exists."
+        """Topic id and partitions of each topic that exists."""
         names = list(names)
-        def one(future):
-            try: return future.result()
-            except KafkaException as e:
-                if e.args[0].code() not in _UNKNOWN: raise
-        def once():
-            asked = self.admin.describe_topics(TopicCollection(names), request_timeout=self.within_ms / 3000)
-            return [d for d in map(one, asked.values()) if d]
-        found = self._ask(f"describe topics {', '.join(names)}", once) if names else []
-        return {d.name: ("" if str(d.topic_id) == _NO_ID else str(d.topic_id), sorted(p.id for p in d.partitions)) for d in found}
 
-    def offsets(self, parts: Iterable[TopicPart], spec: OffsetSpec, isolation: IsolationLevel | None = None) -> dict[TopicPart, int]:
-        "One offset for each partition; -1 where no record is as young as `spec` asks."
+        def one(future):
+            try:
+                return future.result()
+            except KafkaException as e:
+                if e.args[0].code() not in _UNKNOWN:
+                    raise
+
+        def once():
+            asked = self.admin.describe_topics(
+                TopicCollection(names), request_timeout=self.within_ms / 3000
+            )
+            return [d for d in map(one, asked.values()) if d]
+
+        found = self._ask(f"describe topics {', '.join(names)}", once) if names else []
+        return {
+            d.name: (
+                "" if str(d.topic_id) == _NO_ID else str(d.topic_id),
+                sorted(p.id for p in d.partitions),
+            )
+            for d in found
+        }
+
+    def offsets(
+        self, parts: Iterable[TopicPart], spec: OffsetSpec, isolation: IsolationLevel | None = None
+    ) -> dict[TopicPart, int]:
+        """One offset for each partition; -1 where no record is as young as `spec` asks."""
         asked = {TopicPartition(t, p): spec for t, p in parts}
+
         def once():
             try:
-                found = self.admin.list_offsets(asked, isolation_level=isolation or self.isolation, request_timeout=self.within_ms / 3000)
-                return {(part.topic, part.partition): future.result().offset for part, future in found.items()}
+                found = self.admin.list_offsets(
+                    asked,
+                    isolation_level=isolation or self.isolation,
+                    request_timeout=self.within_ms / 3000,
+                )
+                return {
+                    (part.topic, part.partition): future.result().offset
+                    for part, future in found.items()
+                }
             except KafkaException:
-                self.admin.list_topics(timeout=self.within_ms / 3000)  # the client may remember leaders of before, and no new partitions
+                # the client may remember leaders of before, and no new partitions
+                self.admin.list_topics(timeout=self.within_ms / 3000)
                 raise
+
         return self._ask("list offsets", once) if asked else {}
 
     def logs(self, parts: Iterable[TopicPart]) -> dict[TopicPart, Log]:
-        "What each partition holds, as this reader sees it."
+        """What each partition holds, as this reader sees it."""
         parts = list(parts)
         begins = self.offsets(parts, OffsetSpec.earliest())
         ends = self.offsets(parts, OffsetSpec.latest())
         return {part: Log(begins[part], max(begins[part], ends[part])) for part in parts}
 
     def committed(self, group: str, parts: Iterable[TopicPart]) -> dict[TopicPart, int]:
-        "The offsets that a group has kept, of those that it has."
+        """The offsets that a group has kept, of those that it has."""
         wanted = [TopicPartition(t, p) for t, p in parts]
         once = lambda: self._group(group).committed(wanted, timeout=self.within_ms / 3000)
         found = self._ask(f"offsets of group {group}", once) if wanted else []
         for part in found:
-            if part.error: raise _translated(KafkaException(part.error), f"offsets of group {group} at {self.servers}")
+            if part.error:
+                raise _translated(
+                    KafkaException(part.error), f"offsets of group {group} at {self.servers}"
+                )
         return {(f.topic, f.partition): f.offset for f in found if f.offset >= 0}
 
     def tell(self, group: str, offsets: Mapping[TopicPart, int]):
-        "Make these the offsets of the group. Raises `KafkaException`, for instance if the group has members."
-        told = self._group(group).commit(offsets=[TopicPartition(t, p, o) for (t, p), o in offsets.items()], asynchronous=False)
+        """Make these the offsets of the group. Raises `KafkaException`, for instance if the group
+        has members.
+        """
+        told = self._group(group).commit(
+            offsets=[TopicPartition(t, p, o) for (t, p), o in offsets.items()], asynchronous=False
+        )
         for part in told:
-            if part.error: raise KafkaException(part.error)
+            if part.error:
+                raise KafkaException(part.error)
 
     def _group(self, group: str) -> Consumer:
-        "A consumer that never joins. (librdkafka's admin client ends the whole process if such a question is asked again after it timed out.)"
-        if group not in self._groups: self._groups[group] = Consumer(self._conf | {"group.id": group, "enable.auto.commit": False, "log_level": 2})
+        """A consumer that never joins. (librdkafka's admin client ends the whole process if such a
+        question is asked again after it timed out.)
+        """
+        if group not in self._groups:
+            self._groups[group] = Consumer(
+                self._conf | {"group.id": group, "enable.auto.commit": False, "log_level": 2}
+            )
         return self._groups[group]
 
 # %% ../../nbs/spark/02_source.ipynb #c043
 def records(options: SourceOptions, r: Range) -> Iterator[Columns]:
-    "The records of a range. Raises `NotFetched`, `NotAuthorized`, `RecordsBroken`, `UnknownFormat`, `BrokerUnreachable`."
+    """The records of a range. Raises `NotFetched`, `NotAuthorized`, `RecordsBroken`,
+    `UnknownFormat`, `BrokerUnreachable`.
+    """
     conf = dict(options.conf)
-    return fetch(KafkaParticipant(conf).control, r.topic, r.partition, r.begin, r.end, manner(conf, options.wait_ms), headers=options.headers)
+    return fetch(
+        KafkaParticipant(conf).control,
+        r.topic,
+        r.partition,
+        r.begin,
+        r.end,
+        manner(conf, options.wait_ms),
+        headers=options.headers,
+    )
 
 # %% ../../nbs/spark/02_source.ipynb #c048
-_FIELDS = [("key", BinaryType(), pa.binary()), ("value", BinaryType(), pa.binary()), ("topic", StringType(), pa.string()),
-           ("partition", IntegerType(), pa.int32()), ("offset", LongType(), pa.int64()), ("timestamp", TimestampType(), pa.timestamp("us", tz="UTC")),
-           ("timestampType", IntegerType(), pa.int32())]
-_HEADERS = ("headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])), HEADERS)
+_FIELDS = [
+    ("key", BinaryType(), pa.binary()),
+    ("value", BinaryType(), pa.binary()),
+    ("topic", StringType(), pa.string()),
+    ("partition", IntegerType(), pa.int32()),
+    ("offset", LongType(), pa.int64()),
+    ("timestamp", TimestampType(), pa.timestamp("us", tz="UTC")),
+    ("timestampType", IntegerType(), pa.int32()),
+]
+_HEADERS = (
+    "headers",
+    ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+    HEADERS,
+)
 
 
 def columns(headers: bool) -> StructType:
-    "Spark's schema of a source."
+    """Spark's schema of a source."""
     return StructType([StructField(name, kind) for name, kind, _ in _FIELDS + [_HEADERS] * headers])
 
 
 def to_arrow(rows: Columns, r: Range) -> pa.RecordBatch:
-    "The records of one partition as Spark's columns. `timestampType`: 0 when it was made, 1 when it was appended."
-    times = pa.array(rows.timestamps_ms).cast(pa.timestamp("ms", tz="UTC")).cast(pa.timestamp("us", tz="UTC"))
+    """The records of one partition as Spark's columns. `timestampType`: 0 when it was made, 1 when
+    it was appended.
+    """
+    times = (
+        pa.array(rows.timestamps_ms)
+        .cast(pa.timestamp("ms", tz="UTC"))
+        .cast(pa.timestamp("us", tz="UTC"))
+    )
     same = lambda value, kind: pa.repeat(pa.scalar(value, kind), len(rows))
-    arrays = [rows.keys, rows.values, same(r.topic, pa.string()), same(r.partition, pa.int32()), pa.array(rows.offsets), times, pa.array(rows.kinds)]
-    fields = [(name, kind) for name, _, kind in (_FIELDS if rows.headers is None else [*_FIELDS, _HEADERS])]
-    return pa.RecordBatch.from_arrays(arrays if rows.headers is None else [*arrays, rows.headers], schema=pa.schema(fields))
+    arrays = [
+        rows.keys,
+        rows.values,
+        same(r.topic, pa.string()),
+        same(r.partition, pa.int32()),
+        pa.array(rows.offsets),
+        times,
+        pa.array(rows.kinds),
+    ]
+    fields = [
+        (name, kind)
+        for name, _, kind in (_FIELDS if rows.headers is None else [*_FIELDS, _HEADERS])
+    ]
+    return pa.RecordBatch.from_arrays(
+        arrays if rows.headers is None else [*arrays, rows.headers], schema=pa.schema(fields)
+    )
 
 # %% ../../nbs/spark/02_source.ipynb #c051
 def _what_is_left(options: SourceOptions, r: Range, e: NotFetched) -> Range | None:
-    "What can be read of a range after this error; None: nothing. Raises the error that it means, unless a loss is to be passed over."
+    """What can be read of a range after this error; None: nothing. Raises the error that it means,
+    unless a loss is to be passed over.
+    """
     at, part = e.offset, (r.topic, r.partition)
-    where, ask = f"{r.topic}-{r.partition}, offsets {at} to {r.end - 1}", Questions(dict(options.conf), committed_only=False)
+    where, ask = (
+        f"{r.topic}-{r.partition}, offsets {at} to {r.end - 1}",
+        Questions(dict(options.conf), committed_only=False),
+    )
     there = r.partition in ask.topics([r.topic]).get(r.topic, ("", []))[1]
     log = ask.logs([part])[part] if there else None
-    if log is None: loss, left = Loss(TopicGone, f"{where}: the topic or partition does not exist any more"), None
+    if log is None:
+        loss, left = (
+            Loss(TopicGone, f"{where}: the topic or partition does not exist any more"),
+            None,
+        )
     elif at < log.begin:
         begin = min(log.begin, r.end)
-        loss, left = Loss(RecordsGone, f"{r.topic}-{r.partition}: offsets {at} to {begin - 1} are gone"), Range(*part, begin, r.end)
-    elif log.end < r.end: loss, left = Loss(TopicRecreated, f"{where}: the log ends at offset {log.end}"), None
-    else: raise BrokerUnreachable(f"{where}: {e}", risk=_NOTHING_READ) from None
+        loss, left = (
+            Loss(RecordsGone, f"{r.topic}-{r.partition}: offsets {at} to {begin - 1} are gone"),
+            Range(*part, begin, r.end),
+        )
+    elif log.end < r.end:
+        loss, left = Loss(TopicRecreated, f"{where}: the log ends at offset {log.end}"), None
+    else:
+        raise BrokerUnreachable(f"{where}: {e}", risk=_NOTHING_READ) from None
     report([loss], options.fail_on_loss)
     return left
 
 
 def read(options: SourceOptions, r: Range | None) -> Iterator[pa.RecordBatch]:
-    "The records of a range as Arrow batches. Raises what `records` raises, `RecordsGone`, `TopicGone`, `TopicRecreated`."
+    """The records of a range as Arrow batches. Raises what `records` raises, `RecordsGone`,
+    `TopicGone`, `TopicRecreated`.
+    """
     while r is not None and r.begin < r.end:
         try:
-            for rows in records(options, r): yield to_arrow(rows, r)
+            for rows in records(options, r):
+                yield to_arrow(rows, r)
             return
-        except NotFetched as e: r = _what_is_left(options, r, e)
+        except NotFetched as e:
+            r = _what_is_left(options, r, e)
 
 # %% ../../nbs/spark/02_source.ipynb #c056
 def find_logs(ask: Questions, options: SourceOptions) -> Logs:
-    "What Kafka has of what is asked for."
-    names = ask.names(options.pattern) if options.pattern is not None else sorted({*options.topics, *(t for t, _ in options.assigned)})
+    """What Kafka has of what is asked for."""
+    names = (
+        ask.names(options.pattern)
+        if options.pattern is not None
+        else sorted({*options.topics, *(t for t, _ in options.assigned)})
+    )
     found = ask.topics(names)
     parts = [(t, p) for t, (_, ps) in found.items() for p in ps if options.wants(t, p)]
     return Logs(ask.logs(parts), _of_topics({t: i for t, (i, _) in found.items()}, parts))
 
 
 def _of_topics(ids: Mapping[str, str], parts: Iterable[TopicPart]) -> dict[str, str]:
-    "The ids of the topics that these partitions belong to."
+    """The ids of the topics that these partitions belong to."""
     return {t: ids[t] for t in sorted({t for t, _ in parts}) if t in ids}
 
 
 def _check_there(options: SourceOptions, logs: Logs):
-    "What is asked for by name must be there when a query is new."
-    missing = [t for t in options.topics if t not in logs.ids] + [f"{t}-{p}" for t, p in options.assigned if (t, p) not in logs.parts]
-    if missing: raise BadOption(f"{', '.join(missing)}: no such topic or partition", action="Create it, or correct the option.")
+    """What is asked for by name must be there when a query is new."""
+    missing = [t for t in options.topics if t not in logs.ids] + [
+        f"{t}-{p}" for t, p in options.assigned if (t, p) not in logs.parts
+    ]
+    if missing:
+        raise BadOption(
+            f"{', '.join(missing)}: no such topic or partition",
+            action="Create it, or correct the option.",
+        )
 
 
-def _names(parts: Iterable[TopicPart]) -> str: return ", ".join(f"{t}-{p}" for t, p in sorted(parts))
+def _names(parts: Iterable[TopicPart]) -> str:
+    return ", ".join(f"{t}-{p}" for t, p in sorted(parts))
 
 
 def _given(where: Where, logs: Logs, name: str) -> dict[TopicPart, int]:
-    "The offsets of a JSON option: all partitions, and no others."
+    """The offsets of a JSON option: all partitions, and no others."""
     given = dict(where.offsets)
     if given.keys() != logs.parts.keys():
-        missing, strange = _names(logs.parts.keys() - given.keys()), _names(given.keys() - logs.parts.keys())
-        raise BadOption(f"{name}: missing {missing or 'nothing'}; not asked for, or not there: {strange or 'nothing'}",
-                        action="Name every partition once; -2 is its earliest offset, -1 its latest.")
-    return {part: {-2: log.begin, -1: log.end}.get(given[part], given[part]) for part, log in logs.parts.items()}
+        missing, strange = (
+            _names(logs.parts.keys() - given.keys()),
+            _names(given.keys() - logs.parts.keys()),
+        )
+        raise BadOption(
+            f"{name}: missing {missing or 'nothing'}; not asked for, or not there:"
+            f" {strange or 'nothing'}",
+            action="Name every partition once; -2 is its earliest offset, -1 its latest.",
+        )
+    return {
+        part: {-2: log.begin, -1: log.end}.get(given[part], given[part])
+        for part, log in logs.parts.items()
+    }
 
 
 def _of_time(ask: Questions, options: SourceOptions, logs: Logs) -> dict[TopicPart, int]:
     found = ask.offsets(logs.parts, OffsetSpec.for_timestamp(options.start.time_ms))
     late = [part for part, offset in found.items() if offset < 0]
     if late and options.late_is_error:
-        raise BadOption(f"startingTimestamp={options.start.time_ms}: {_names(late)} has no record that is so young",
-                        action="Choose an earlier time, or startingOffsetsByTimestampStrategy=latest.")
-    return {part: log.end if found[part] < 0 else min(found[part], log.end) for part, log in logs.parts.items()}
+        raise BadOption(
+            f"startingTimestamp={options.start.time_ms}: {_names(late)} has no record that is so"
+            " young",
+            action="Choose an earlier time, or startingOffsetsByTimestampStrategy=latest.",
+        )
+    return {
+        part: log.end if found[part] < 0 else min(found[part], log.end)
+        for part, log in logs.parts.items()
+    }
 
 
 def _of_group(ask: Questions, options: SourceOptions, logs: Logs) -> dict[TopicPart, int]:
     kept = ask.committed(options.group, logs.parts)
     without = logs.parts.keys() - kept.keys()
     if without and options.reset == "none":
-        raise BadOption(f"group {options.group} has no offset for {_names(without)}",
-                        why="The group never read there, its offsets have expired, or its name is misspelt.",
-                        action="Correct kafka.group.id, or say what is meant: kafka.auto.offset.reset=earliest or latest.")
-    return {part: kept.get(part, log.end if options.reset == "latest" else log.begin) for part, log in logs.parts.items()}
+        raise BadOption(
+            f"group {options.group} has no offset for {_names(without)}",
+            why="The group never read there, its offsets have expired, or its name is misspelt.",
+            action=(
+                "Correct kafka.group.id, or say what is meant: kafka.auto.offset.reset=earliest or"
+                " latest."
+            ),
+        )
+    return {
+        part: kept.get(part, log.end if options.reset == "latest" else log.begin)
+        for part, log in logs.parts.items()
+    }
 
 # %% ../../nbs/spark/02_source.ipynb #c057
-def begin_at(ask: Questions, options: SourceOptions, logs: Logs, otherwise: str) -> dict[TopicPart, int]:
-    "Where a new query begins: `options.start`, or `otherwise`. May lie before the log's begin (then that is a loss). Raises `BadOption`."
+def begin_at(
+    ask: Questions, options: SourceOptions, logs: Logs, otherwise: str
+) -> dict[TopicPart, int]:
+    """Where a new query begins: `options.start`, or `otherwise`. May lie before the log's begin
+    (then that is a loss). Raises `BadOption`.
+    """
     _check_there(options, logs)
     where = options.start or Where(otherwise)
-    if where.kind == "time": return _of_time(ask, options, logs)
-    if where.kind == "group": found = _of_group(ask, options, logs)
-    elif where.kind == "offsets": found = _given(where, logs, "startingOffsets")
-    else: return {part: log.begin if where.kind == "earliest" else log.end for part, log in logs.parts.items()}
+    if where.kind == "time":
+        return _of_time(ask, options, logs)
+    if where.kind == "group":
+        found = _of_group(ask, options, logs)
+    elif where.kind == "offsets":
+        found = _given(where, logs, "startingOffsets")
+    else:
+        return {
+            part: log.begin if where.kind == "earliest" else log.end
+            for part, log in logs.parts.items()
+        }
     _check_end("startingOffsets", found, logs)
     return found
 
 
 def _check_end(name: str, offsets: Mapping[TopicPart, int], logs: Logs):
-    beyond = [f"{t}-{p}: {o} (the end is {logs.parts[t, p].end})" for (t, p), o in sorted(offsets.items()) if o > logs.parts[t, p].end]
-    if beyond: raise BadOption(f"{name} lies behind the end of {', '.join(beyond)}", action="Use -1 for the end.")
+    beyond = [
+        f"{t}-{p}: {o} (the end is {logs.parts[t, p].end})"
+        for (t, p), o in sorted(offsets.items())
+        if o > logs.parts[t, p].end
+    ]
+    if beyond:
+        raise BadOption(
+            f"{name} lies behind the end of {', '.join(beyond)}", action="Use -1 for the end."
+        )
 
 # %% ../../nbs/spark/02_source.ipynb #c063
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object):
-    "The source of a streaming query. Spark makes one beside the driver, which plans, and ships another one to the tasks, which only reads."
+    """The source of a streaming query. Spark makes one beside the driver, which plans, and ships
+    another one to the tasks, which only reads.
+    """
+
     def __init__(self, options: SourceOptions):
-        self.options, self._questions, self._first, self._target, self._told, self._ends = options, None, None, None, None, None
+        self.options, self._questions, self._first, self._target, self._told, self._ends = (
+            options,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
         self._planned = None
 
-    def __getstate__(self): return {"options": self.options}
+    def __getstate__(self):
+        return {"options": self.options}
 
     @property
     def _ask(self) -> Questions:
-        if self._questions is None: self._questions = Questions(dict(self.options.conf), self.options.committed_only)
+        if self._questions is None:
+            self._questions = Questions(dict(self.options.conf), self.options.committed_only)
         return self._questions
 
     def initialOffset(self) -> dict:
-        "Where a new query begins. Spark asks again for each run of batch 0; in this process the answer stays."
+        """Where a new query begins. Spark asks again for each run of batch 0; in this process the
+        answer stays.
+        """
         if self._first is None:
             logs = find_logs(self._ask, self.options)
-            self._first = to_json(Offsets(at=begin_at(self._ask, self.options, logs, "latest"), ids=logs.ids, initial=True))
+            self._first = to_json(
+                Offsets(
+                    at=begin_at(self._ask, self.options, logs, "latest"), ids=logs.ids, initial=True
+                )
+            )
         return self._first
 
     def prepareForTriggerAvailableNow(self):
-        "What is there now is all that this run reads."
+        """What is there now is all that this run reads."""
         self._target = find_logs(self._ask, self.options)
 
     def getDefaultReadLimit(self):
-        return ReadMaxRows(self.options.max_offsets) if self.options.max_offsets else ReadAllAvailable()
+        return (
+            ReadMaxRows(self.options.max_offsets)
+            if self.options.max_offsets
+            else ReadAllAvailable()
+        )
 
     def latestOffset(self, start: dict, limit: "ReadLimit") -> dict:
-        "The end of the next batch; `start` if there is nothing new. Raises `RecordsGone`, `TopicGone`, `TopicRecreated`."
+        """The end of the next batch; `start` if there is nothing new. Raises `RecordsGone`,
+        `TopicGone`, `TopicRecreated`.
+        """
         stand = wanted(self.options, from_json(start))
         logs, losses = self._look(stand)
         self._tell(stand, logs)
         report(losses, self.options.fail_on_loss)
-        self._ends = to_json(Offsets(at={part: log.end for part, log in logs.parts.items()}, ids=logs.ids))
-        end = plan_end(stand, only(logs, self._target, stand) if self._target else logs, getattr(limit, "max_rows", None))
-        if end is stand: return start
+        self._ends = to_json(
+            Offsets(at={part: log.end for part, log in logs.parts.items()}, ids=logs.ids)
+        )
+        end = plan_end(
+            stand,
+            only(logs, self._target, stand) if self._target else logs,
+            getattr(limit, "max_rows", None),
+        )
+        if end is stand:
+            return start
         self._planned = to_json(end)
         return self._planned
 
     def _look(self, stand: Offsets) -> tuple[Logs, list[Loss]]:
         logs = find_logs(self._ask, self.options)
-        if not find_losses(stand, logs): return logs, []
+        if not find_losses(stand, logs):
+            return logs, []
         time.sleep(1)
         logs = find_logs(self._ask, self.options)
         return logs, find_losses(stand, logs)
 
-    def reportLatestOffset(self) -> dict | None: return self._ends
+    def reportLatestOffset(self) -> dict | None:
+        return self._ends
 
     def partitions(self, start: dict, end: dict) -> list[Range]:
-        "What the tasks of a batch read. Raises `TopicRecreated` if a batch that Spark repeats was read in a topic of the same name."
+        """What the tasks of a batch read. Raises `TopicRecreated` if a batch that Spark repeats was
+        read in a topic of the same name.
+        """
         whole = ranges(from_json(start), from_json(end))
-        return cut(whole if end == self._planned else self._still_there(whole, from_json(end).ids), self.options.min_partitions)
+        return cut(
+            whole if end == self._planned else self._still_there(whole, from_json(end).ids),
+            self.options.min_partitions,
+        )
 
     def _still_there(self, whole: list[Range], ids: Mapping[str, str]) -> list[Range]:
-        "Spark repeats the last batch of an earlier run without asking for its end: nobody has looked at the topics yet."
-        now = {t: topic_id for t, (topic_id, _) in self._ask.topics({r.topic for r in whole}).items()}
+        """Spark repeats the last batch of an earlier run without asking for its end: nobody has
+        looked at the topics yet.
+        """
+        now = {
+            t: topic_id for t, (topic_id, _) in self._ask.topics({r.topic for r in whole}).items()
+        }
         other = sorted(t for t in now if _recreated(ids, now, t))
-        report([Loss(TopicRecreated, f"topic {t} was created again; a batch that is repeated was read in the one before") for t in other],
-               self.options.fail_on_loss)
+        report(
+            [
+                Loss(
+                    TopicRecreated,
+                    f"topic {t} was created again; a batch that is repeated was read in the one"
+                    " before",
+                )
+                for t in other
+            ],
+            self.options.fail_on_loss,
+        )
         return [r for r in whole if r.topic not in other]
 
-    def read(self, partition: Range) -> Iterator[pa.RecordBatch]: return read(self.options, partition)
+    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
+        return read(self.options, partition)
 
     def _tell(self, stand: Offsets, logs: Logs):
-        "Tell the group how far the query is, in what is still there."
-        at = {part: o for part, o in stand.at.items() if part in logs.parts and not _recreated(stand.ids, logs.ids, part[0])}
-        if not self.options.group or stand.initial or not at or at == self._told: return
-        try: self._ask.tell(self.options.group, at)
-        except KafkaException as e: _LOG.warning("group %s was not told the offsets: %s", self.options.group, e.args[0].str())
+        """Tell the group how far the query is, in what is still there."""
+        at = {
+            part: o
+            for part, o in stand.at.items()
+            if part in logs.parts and not _recreated(stand.ids, logs.ids, part[0])
+        }
+        if not self.options.group or stand.initial or not at or at == self._told:
+            return
+        try:
+            self._ask.tell(self.options.group, at)
+        except KafkaException as e:
+            _LOG.warning(
+                "group %s was not told the offsets: %s", self.options.group, e.args[0].str()
+            )
         self._told = at
 
 # %% ../../nbs/spark/02_source.ipynb #c064
 def wanted(options: SourceOptions, start: Offsets) -> Offsets:
-    "What of the checkpoint is still asked for. The rest is left out with a warning, unless it was left out before."
+    """What of the checkpoint is still asked for. The rest is left out with a warning, unless it was
+    left out before.
+    """
     left = {part for part in start.at if not options.wants(*part)}
-    if not left: return start
-    _LOG.warning("no longer asked for, and left out from here on: %s", ", ".join(f"{t}-{p} at offset {start.at[t, p]}" for t, p in sorted(left)))
+    if not left:
+        return start
+    _LOG.warning(
+        "no longer asked for, and left out from here on: %s",
+        ", ".join(f"{t}-{p} at offset {start.at[t, p]}" for t, p in sorted(left)),
+    )
     keep = lambda parts: {part: o for part, o in parts.items() if part not in left}
     at = keep(start.at)
-    return Offsets(at=at, ids=_of_topics(start.ids, at), since=keep(start.since), initial=start.initial)
+    return Offsets(
+        at=at, ids=_of_topics(start.ids, at), since=keep(start.since), initial=start.initial
+    )
 
 
 def only(logs: Logs, target: Logs, start: Offsets) -> Logs:
-    "Of the `logs` of now what was there at the `target`, and never less than was read already (one look may miss a topic: it is not forgotten)."
-    least = lambda part: max(target.parts[part].end if part in target.parts else 0, start.at.get(part, 0), logs.parts[part].begin)
-    parts = {part: Log(log.begin, min(log.end, least(part))) for part, log in logs.parts.items() if part in target.parts or part in start.at}
+    """Of the `logs` of now what was there at the `target`, and never less than was read already
+    (one look may miss a topic: it is not forgotten).
+    """
+    least = lambda part: max(
+        target.parts[part].end if part in target.parts else 0,
+        start.at.get(part, 0),
+        logs.parts[part].begin,
+    )
+    parts = {
+        part: Log(log.begin, min(log.end, least(part)))
+        for part, log in logs.parts.items()
+        if part in target.parts or part in start.at
+    }
     return Logs(parts, _of_topics(logs.ids, parts))
 
 # %% ../../nbs/spark/02_source.ipynb #c073
 def plan_read(ask: Questions, options: SourceOptions) -> list[Range]:
-    "The ranges of one batch read. Raises `BadOption`, `RecordsGone`."
+    """The ranges of one batch read. Raises `BadOption`, `RecordsGone`."""
     logs = find_logs(ask, options)
     start = Offsets(at=begin_at(ask, options, logs, "earliest"), ids=logs.ids)
     latest = {part: log.end for part, log in logs.parts.items()}
-    ends = _given(options.end, logs, "endingOffsets") if options.end and options.end.offsets else latest
+    ends = (
+        _given(options.end, logs, "endingOffsets")
+        if options.end and options.end.offsets
+        else latest
+    )
     _check_end("endingOffsets", ends, logs)
     report(find_losses(start, logs), options.fail_on_loss)
     begins = {part: _begin(start, logs, part) for part in logs.parts}
     crossed = [part for part, end in ends.items() if end < start.at[part]]
-    if crossed: raise BadOption(f"endingOffsets lies before startingOffsets for {_names(crossed)}")
-    return cut([Range(t, p, begins[t, p], end) for (t, p), end in sorted(ends.items()) if begins[t, p] < end], options.min_partitions)
+    if crossed:
+        raise BadOption(f"endingOffsets lies before startingOffsets for {_names(crossed)}")
+    return cut(
+        [
+            Range(t, p, begins[t, p], end)
+            for (t, p), end in sorted(ends.items())
+            if begins[t, p] < end
+        ],
+        options.min_partitions,
+    )
 
 
 class BatchReader(DataSourceReader):
-    "The source of one `spark.read`."
-    def __init__(self, options: SourceOptions): self.options = options
+    """The source of one `spark.read`."""
+
+    def __init__(self, options: SourceOptions):
+        self.options = options
 
     def partitions(self) -> list[Range]:
-        return plan_read(Questions(dict(self.options.conf), self.options.committed_only), self.options)
+        return plan_read(
+            Questions(dict(self.options.conf), self.options.committed_only), self.options
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read(self.options, partition if isinstance(partition, Range) else None)  # Spark makes an empty one where there is none
+        # Spark makes an empty one where there is none
+        return read(self.options, partition if isinstance(partition, Range) else None)
 
 # %% ../../nbs/spark/02_source.ipynb #c076
 @dataclass(frozen=True, slots=True)
 class Lag:
-    "Offsets of a partition. `current`: the next one for the query, `committed`: the group's (None: not known), `behind`: what could be read now."
+    """Offsets of a partition. `current`: the next one for the query, `committed`: the group's
+    (None: not known), `behind`: what could be read now.
+    """
+
     topic: str
     partition: int
     current: int | None
@@ -679,53 +1210,81 @@ class Lag:
     end: int
 
     @property
-    def behind(self) -> int | None: return None if self.current is None else max(0, self.stable - self.current)
+    def behind(self) -> int | None:
+        return None if self.current is None else max(0, self.stable - self.current)
 
 
 def last_offsets(checkpoint: str, source: int = 0) -> Offsets | None:
-    "The end of the last batch that Spark calls done; None if there is none. `source`: which of the query's sources, from 0 on."
+    """The end of the last batch that Spark calls done; None if there is none. `source`: which of
+    the query's sources, from 0 on.
+    """
     storage = Storage(re.sub("^file:/+", "/", checkpoint.rstrip("/")), "checkpoint")
     done = storage.numbers(f"{storage.root}/commits")
-    if not done: return None
-    entries = storage.read(f"{storage.root}/offsets/{max(done)}").decode().splitlines()[2:]  # a version and a line of metadata come first
+    if not done:
+        return None
+    # a version and a line of metadata come first
+    entries = storage.read(f"{storage.root}/offsets/{max(done)}").decode().splitlines()[2:]
     return from_json(json.loads(entries[source]))
 
 
 def lag(options: Mapping[str, str], checkpoint: str | None = None, source: int = 0) -> list[Lag]:
-    "Each partition. `options`: those of the source; `checkpoint`: of the query. Raises `BadOption`, `NotAuthorized`, `BrokerUnreachable`."
+    """Each partition. `options`: those of the source; `checkpoint`: of the query. Raises
+    `BadOption`, `NotAuthorized`, `BrokerUnreachable`.
+    """
     options = parse_options(options)
     ask = Questions(dict(options.conf))
     logs = find_logs(ask, options)
     ends = ask.offsets(logs.parts, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
     current = (last_offsets(checkpoint, source) if checkpoint else None) or Offsets(at={})
     told = ask.committed(options.group, logs.parts) if options.group else {}
-    return [Lag(*part, current.at.get(part), told.get(part), log.end, ends[part]) for part, log in sorted(logs.parts.items())]
+    return [
+        Lag(*part, current.at.get(part), told.get(part), log.end, ends[part])
+        for part, log in sorted(logs.parts.items())
+    ]
 
 # %% ../../nbs/spark/02_source.ipynb #c079
 class Kafka2pc(sink.Kafka2pc):
-    "`format('kafka2pc')`: exactly-once writes into Kafka, and reads that can be repeated. The options are in `OPTIONS`, here and in `sink`."
-    def schema(self) -> StructType: return columns(parse_options(self.options).headers)
+    """`format('kafka2pc')`: exactly-once writes into Kafka, and reads that can be repeated. The
+    options are in `OPTIONS`, here and in `sink`.
+    """
+
+    def schema(self) -> StructType:
+        return columns(parse_options(self.options).headers)
 
     def reader(self, schema: StructType) -> BatchReader:
         options = self._source(schema)
-        if options.max_offsets: raise BadOption("maxOffsetsPerTrigger is for streams", action="Use endingOffsets.")
-        if options.start and options.start.kind == "latest": raise BadOption("startingOffsets=latest: a batch would read nothing")
+        if options.max_offsets:
+            raise BadOption("maxOffsetsPerTrigger is for streams", action="Use endingOffsets.")
+        if options.start and options.start.kind == "latest":
+            raise BadOption("startingOffsets=latest: a batch would read nothing")
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         options = self._source(schema)
         if SupportsTriggerAvailableNow is None:
-            raise BadOption("readStream needs PySpark 4.2", why="Earlier ones do not tell a source where a batch begins.", action="Update PySpark.")
-        if options.end: raise BadOption("endingOffsets is for batches", action="Use trigger(availableNow=True).")
+            raise BadOption(
+                "readStream needs PySpark 4.2",
+                why="Earlier ones do not tell a source where a batch begins.",
+                action="Update PySpark.",
+            )
+        if options.end:
+            raise BadOption(
+                "endingOffsets is for batches", action="Use trigger(availableNow=True)."
+            )
         return StreamReader(options)
 
     def _source(self, schema: StructType) -> SourceOptions:
         options = parse_options(self.options)
         if schema != columns(options.headers):
-            raise BadOption(f"schema {schema.simpleString()} cannot be chosen", action="Leave out .schema(...), and select from the columns.")
+            raise BadOption(
+                f"schema {schema.simpleString()} cannot be chosen",
+                action="Leave out .schema(...), and select from the columns.",
+            )
         return options
 
 
 def register(spark):
-    "Make `format('kafka2pc')` known to a Spark session (classic or Connect), for writing and reading."
+    """Make `format('kafka2pc')` known to a Spark session (classic or Connect), for writing and
+    reading.
+    """
     spark.dataSource.register(Kafka2pc)

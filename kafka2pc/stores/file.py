@@ -6,7 +6,11 @@
 __all__ = ['FileParticipant', 'FileTransaction', 'ObjectParticipant', 'ObjectTransaction']
 
 # %% ../../nbs/stores/01_file.ipynb #c002
-import base64, json, os, re, tempfile
+import base64
+import json
+import os
+import re
+import tempfile
 from contextlib import suppress
 from typing import Iterable, Iterator
 
@@ -15,105 +19,178 @@ import pyarrow.parquet as pq
 from pyarrow import RecordBatch
 
 # %% ../../nbs/stores/01_file.ipynb #c004
-from ..protocol.errors import BadOption, PrecommitFailed, StoreUnreachable
-from kafka2pc.protocol.transactions import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
-                       parse_name)
 from ..backends.storage import Storage, check_driver
+from ..protocol.errors import BadOption, PrecommitFailed, StoreUnreachable
+from kafka2pc.protocol.transactions import (
+    Committable,
+    Names,
+    Outcome,
+    PartitionRange,
+    Plan,
+    PreparedTxnState,
+    Standing,
+    TransactionBase,
+    TxnState,
+    parse_name,
+)
 
 # %% ../../nbs/stores/01_file.ipynb #c009
 class _Parquet:
-    def __init__(self, file): self.file, self.writer = file, None
+    def __init__(self, file):
+        self.file, self.writer = file, None
 
     def write(self, batch: RecordBatch):
-        if self.writer is None: self.writer = pq.ParquetWriter(self.file, batch.schema)
+        if self.writer is None:
+            self.writer = pq.ParquetWriter(self.file, batch.schema)
         self.writer.write_batch(batch)
 
     def close(self):
-        if self.writer: self.writer.close()
+        if self.writer:
+            self.writer.close()
 
     @staticmethod
     def read(file) -> Iterator[dict]:
-        for batch in pq.ParquetFile(file).iter_batches(): yield from batch.to_pylist()
+        for batch in pq.ParquetFile(file).iter_batches():
+            yield from batch.to_pylist()
 
 
-def _plain(value) -> str: return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+def _plain(value) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 class _JsonLines:
-    def __init__(self, file): self.file = file
-    def write(self, batch: RecordBatch): self.file.writelines(json.dumps(row, default=_plain).encode() + b"\n" for row in batch.to_pylist())
-    def close(self): pass
+    def __init__(self, file):
+        self.file = file
+
+    def write(self, batch: RecordBatch):
+        self.file.writelines(
+            json.dumps(row, default=_plain).encode() + b"\n" for row in batch.to_pylist()
+        )
+
+    def close(self):
+        pass
 
     @staticmethod
-    def read(file) -> Iterator[dict]: return map(json.loads, file)
+    def read(file) -> Iterator[dict]:
+        return map(json.loads, file)
 
 
 _FORMATS = {"parquet": _Parquet, "json": _JsonLines}
 
 # %% ../../nbs/stores/01_file.ipynb #c011
 _NAMES = Names()  # the transactional ids of this process
-_FILE = re.compile(r"(?P<tid>(?s:.+))\.(?P<epoch>\d+)\.(?P<format>parquet|json)(?:\.(?:open|ready))?")
+_FILE = re.compile(
+    r"(?P<tid>(?s:.+))\.(?P<epoch>\d+)\.(?P<format>parquet|json)(?:\.(?:open|ready))?"
+)
 _HIDDEN = ".kafka2pc"
 
 
 def _sync(path: str):
     fd = os.open(path, os.O_RDONLY)
-    try: os.fsync(fd)
-    finally: os.close(fd)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _listed(folder: str) -> list[str]:
-    with suppress(FileNotFoundError): return os.listdir(folder)
+    with suppress(FileNotFoundError):
+        return os.listdir(folder)
     return []
 
 
 def _move(old: str, new: str) -> bool:
-    "Rename, durably. False: there is nothing to rename."
-    try: os.rename(old, new)
-    except FileNotFoundError: return False
+    """Rename, durably. False: there is nothing to rename."""
+    try:
+        os.rename(old, new)
+    except FileNotFoundError:
+        return False
     _sync(os.path.dirname(new))
     return True
 
 # %% ../../nbs/stores/01_file.ipynb #c013
 class _Files:
-    "What a folder and an object store have in common: names, and how leftovers are found among them."
+    """What a folder and an object store have in common: names, and how leftovers are found among
+    them.
+    """
+
     def __init__(self, where: str, format: str, prefix: str, name: str):
-        if format not in _FORMATS: raise BadOption(f"format {format}: choose one of {', '.join(_FORMATS)}")
-        if "/" in prefix: raise BadOption(f"prefix {prefix}: it becomes part of a file's name", action="Choose one without a slash.")
-        if prefix.startswith(("_", ".")): raise BadOption(f"prefix {prefix}: readers skip such files as hidden", action="Begin it with a letter.")
+        if format not in _FORMATS:
+            raise BadOption(f"format {format}: choose one of {', '.join(_FORMATS)}")
+        if "/" in prefix:
+            raise BadOption(
+                f"prefix {prefix}: it becomes part of a file's name",
+                action="Choose one without a slash.",
+            )
+        if prefix.startswith(("_", ".")):
+            raise BadOption(
+                f"prefix {prefix}: readers skip such files as hidden",
+                action="Begin it with a letter.",
+            )
         self.where, self.format, self.prefix, self.name = where, format, prefix, name
 
-    def store_id(self) -> str: return self.where
+    def store_id(self) -> str:
+        return self.where
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        "Files of this query that nobody has published or removed. How many rows they hold is not known."
-        return [c for c in self._leftovers(f"{self.prefix}-{query_id}-") if parse_name(c.transactional_id)]
+        """Files of this query that nobody has published or removed. How many rows they hold is not
+        known.
+        """
+        return [
+            c
+            for c in self._leftovers(f"{self.prefix}-{query_id}-")
+            if parse_name(c.transactional_id)
+        ]
 
     def traces(self, query_id: str) -> list[str]:
-        "The ids of this query among the files that are there: open, pre-committed or committed; in an object store also those of aborted ones."
+        """The ids of this query among the files that are there: open, pre-committed or committed;
+        in an object store also those of aborted ones.
+        """
         start = f"{self.prefix}-{query_id}-"
-        return sorted({c.transactional_id for c in self._matching(self._open() + self._ended(), start) if parse_name(c.transactional_id)})
+        return sorted(
+            {
+                c.transactional_id
+                for c in self._matching(self._open() + self._ended(), start)
+                if parse_name(c.transactional_id)
+            }
+        )
 
-    def _leftovers(self, start: str) -> list[Committable]: return self._matching(self._open(), start)
+    def _leftovers(self, start: str) -> list[Committable]:
+        return self._matching(self._open(), start)
 
     def _matching(self, names: list[str], start: str) -> list[Committable]:
-        return [self.receipt(m["tid"], int(m["epoch"])) for n in sorted(names) if n.startswith(start) and (m := _FILE.fullmatch(n))]
+        return [
+            self.receipt(m["tid"], int(m["epoch"]))
+            for n in sorted(names)
+            if n.startswith(start) and (m := _FILE.fullmatch(n))
+        ]
 
     def _new(self, plan: Plan) -> Committable:
-        "A name of its own for one more file. What an earlier life of that name left is aborted."
+        """A name of its own for one more file. What an earlier life of that name left is aborted."""
         tid = _NAMES.next(self.prefix, plan)
-        for c in self._leftovers(f"{tid}."): self.abort(c)
+        for c in self._leftovers(f"{tid}."):
+            self.abort(c)
         return self.receipt(tid, plan.batch_id)
 
     def receipt(self, tid: str, epoch: int, rows: int = 0) -> Committable:
-        "What a stranger needs to finish this file."
-        return Committable(transactional_id=tid, state=PreparedTxnState(0, epoch), participant=self.name, cluster_id=self.store_id(),
-                           partitions=(PartitionRange(topic=self.where, partition=0, records=rows),))
+        """What a stranger needs to finish this file."""
+        return Committable(
+            transactional_id=tid,
+            state=PreparedTxnState(0, epoch),
+            participant=self.name,
+            cluster_id=self.store_id(),
+            partitions=(PartitionRange(topic=self.where, partition=0, records=rows),),
+        )
 
 # %% ../../nbs/stores/01_file.ipynb #c014
 class FileParticipant(_Files):
-    "Files `NAME.EPOCH.FORMAT` in a local folder. `format`: parquet or json (lines). A task that gets rows writes one file. Raises `BadOption`."
-    def __init__(self, folder: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "file"):
+    """Files `NAME.EPOCH.FORMAT` in a local folder. `format`: parquet or json (lines). A task that
+    gets rows writes one file. Raises `BadOption`.
+    """
+
+    def __init__(
+        self, folder: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "file"
+    ):
         super().__init__(os.path.abspath(folder), format, prefix, name)
 
     def begin(self, plan: Plan) -> "FileTransaction":
@@ -121,33 +198,48 @@ class FileParticipant(_Files):
         return FileTransaction(self, self._new(plan))
 
     def commit(self, c: Committable) -> Outcome:
-        try: _move(self.path(c, "ready"), self.path(c)) or _sync(self.where)
-        except OSError: return Outcome.UNKNOWN
+        try:
+            _move(self.path(c, "ready"), self.path(c)) or _sync(self.where)
+        except OSError:
+            return Outcome.UNKNOWN
         return Outcome.DONE if os.path.exists(self.path(c)) else Outcome.REFUSED
 
     def abort(self, c: Committable) -> Outcome:
         try:
-            for state in ("open", "ready"):  # in this order: a writer may be on its way from one to the other
-                with suppress(FileNotFoundError): os.unlink(self.path(c, state))
-        except OSError: return Outcome.UNKNOWN
+            # in this order: a writer may be on its way from one to the other
+            for state in ("open", "ready"):
+                with suppress(FileNotFoundError):
+                    os.unlink(self.path(c, state))
+        except OSError:
+            return Outcome.UNKNOWN
         return Outcome.REFUSED if os.path.exists(self.path(c)) else Outcome.DONE
 
     def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
-        "An aborted file is gone, so its state is None."
-        names = {"open": TxnState.OPEN, "ready": TxnState.PRECOMMITTED, "": TxnState.COMMITTED}  # a file moves from left to right
-        return [Standing(next((s for n, s in names.items() if os.path.exists(self.path(c, n))), None)) for c in cs]
+        """An aborted file is gone, so its state is None."""
+        # a file moves from left to right
+        names = {"open": TxnState.OPEN, "ready": TxnState.PRECOMMITTED, "": TxnState.COMMITTED}
+        return [
+            Standing(next((s for n, s in names.items() if os.path.exists(self.path(c, n))), None))
+            for c in cs
+        ]
 
-    def _open(self) -> list[str]: return _listed(f"{self.where}/{_HIDDEN}")
-    def _ended(self) -> list[str]: return _listed(self.where)
+    def _open(self) -> list[str]:
+        return _listed(f"{self.where}/{_HIDDEN}")
+
+    def _ended(self) -> list[str]:
+        return _listed(self.where)
 
     def path(self, c: Committable, state: str = "") -> str:
-        "Where the file of `c` is while it is `open`, `ready` or, without a state, published."
+        """Where the file of `c` is while it is `open`, `ready` or, without a state, published."""
         file = f"{c.transactional_id}.{c.state.epoch}.{self.format}"
         return f"{self.where}/{_HIDDEN}/{file}.{state}" if state else f"{self.where}/{file}"
 
 # %% ../../nbs/stores/01_file.ipynb #c015
 class _OpenFile(TransactionBase):
-    "What a transaction of a folder and one of an object store have in common: a local file that takes rows until the pre-commit."
+    """What a transaction of a folder and one of an object store have in common: a local file that
+    takes rows until the pre-commit.
+    """
+
     def __init__(self, store: _Files, c: Committable, file):
         self.store, self.c, self.who, self.rows, self.file = store, c, c.transactional_id, 0, file
         self.writer = _FORMATS[store.format](file)
@@ -159,15 +251,16 @@ class _OpenFile(TransactionBase):
         super().__exit__(kind)
 
     def write(self, batch: RecordBatch):
-        "Raises `IllegalStep` after `precommit`."
+        """Raises `IllegalStep` after `precommit`."""
         self.step("write")
         self.writer.write(batch)
         self.rows += len(batch)
 
-    def flush(self): self.file.flush()
+    def flush(self):
+        self.file.flush()
 
     def precommit(self) -> Committable:
-        "Raises `PrecommitFailed` if another process has aborted it meanwhile."
+        """Raises `PrecommitFailed` if another process has aborted it meanwhile."""
         self.writer.close()
         self.file.flush()
         self._vote()
@@ -176,23 +269,33 @@ class _OpenFile(TransactionBase):
 
 
 class FileTransaction(_OpenFile):
-    "One open file of a `FileParticipant`."
-    def __init__(self, store: FileParticipant, c: Committable): super().__init__(store, c, open(store.path(c, "open"), "xb"))
+    """One open file of a `FileParticipant`."""
+
+    def __init__(self, store: FileParticipant, c: Committable):
+        super().__init__(store, c, open(store.path(c, "open"), "xb"))
 
     def _vote(self):
         os.fsync(self.file.fileno())
         if not _move(self.store.path(self.c, "open"), self.store.path(self.c, "ready")):
-            raise PrecommitFailed(f"{self.who}: its file is gone", why="A sweep or a newer life of its name has aborted it.")
+            raise PrecommitFailed(
+                f"{self.who}: its file is gone",
+                why="A sweep or a newer life of its name has aborted it.",
+            )
 
 # %% ../../nbs/stores/01_file.ipynb #c026
 def _write_new(path: str, content: bytes):
-    "A new local file, whole and on the disk, or `FileExistsError`. It waits for its name two folders up, where nobody looks."
+    """A new local file, whole and on the disk, or `FileExistsError`. It waits for its name two
+    folders up, where nobody looks.
+    """
     folder = os.path.dirname(path)
     fresh = f"{os.path.dirname(folder)}/.{os.urandom(8).hex()}"
-    with open(fresh, "xb") as file: file.write(content)
+    with open(fresh, "xb") as file:
+        file.write(content)
     _sync(fresh)
-    try: os.link(fresh, path)
-    finally: os.unlink(fresh)
+    try:
+        os.link(fresh, path)
+    finally:
+        os.unlink(fresh)
     _sync(folder)
 
 
@@ -200,94 +303,143 @@ _NO_OTHER = "Choose another store or driver."  # than one without an exclusive c
 
 
 class ObjectParticipant(_Files):
-    """Files in an fsspec file system, and a manifest that says which of them are committed. `url`: `s3://…`, `memory://…`, `file://…`.
-    A password in it is used, and not shown. Raises `BadOption`, also at once if the store lets a second create through, and `StoreUnreachable`."""
-    def __init__(self, url: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "object"):
+    """Files in an fsspec file system, and a manifest that says which of them are committed. `url`:
+    `s3://…`, `memory://…`, `file://…`. A password in it is used, and not shown. Raises `BadOption`,
+    also at once if the store lets a second create through, and `StoreUnreachable`.
+    """
+
+    def __init__(
+        self, url: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "object"
+    ):
         from fsspec.implementations.local import LocalFileSystem
+
         where = re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url.rstrip("/"))
         super().__init__(where, format, prefix, name)
         local = url.startswith(("file:", "/"))
-        if not local: check_driver(url, "participant", _NO_OTHER)
+        if not local:
+            check_driver(url, "participant", _NO_OTHER)
         self.storage = Storage(url.rstrip("/"), "participant", _NO_OTHER)
         self.fs, self.root = self.storage.fs, self.storage.root
         self.local = type(self.fs) is LocalFileSystem
         if self.local:
-            for kind in ("open", "data", "manifest"): os.makedirs(f"{self.root}/{kind}", exist_ok=True)
-        if not self.local: self.storage.check_create(f"{self.root}/open")
+            for kind in ("open", "data", "manifest"):
+                os.makedirs(f"{self.root}/{kind}", exist_ok=True)
+        if not self.local:
+            self.storage.check_create(f"{self.root}/open")
 
     def begin(self, plan: Plan) -> "ObjectTransaction":
         c = self._new(plan)
         self.storage.write(self.path(c, "open"), b"")
         return ObjectTransaction(self, c)
 
-    def commit(self, c: Committable) -> Outcome: return self._end(c, "committed")
-    def abort(self, c: Committable) -> Outcome: return self._end(c, "aborted")
+    def commit(self, c: Committable) -> Outcome:
+        return self._end(c, "committed")
+
+    def abort(self, c: Committable) -> Outcome:
+        return self._end(c, "aborted")
 
     def _end(self, c: Committable, outcome: str) -> Outcome:
         try:
             stands = self.outcome(c)
-            if stands is None and outcome == "committed" and not self.storage.exists(self.path(c, "data")): return Outcome.REFUSED
-            if stands is None: stands = self._create(self.path(c, "manifest"), outcome)
-            if not stands: return Outcome.UNKNOWN  # it is being written at this moment, or the answer was lost
-            if stands == "aborted": self.storage.remove(self.path(c, "data"))
+            if (
+                stands is None
+                and outcome == "committed"
+                and not self.storage.exists(self.path(c, "data"))
+            ):
+                return Outcome.REFUSED
+            if stands is None:
+                stands = self._create(self.path(c, "manifest"), outcome)
+            # it is being written at this moment, or the answer was lost
+            if not stands:
+                return Outcome.UNKNOWN
+            if stands == "aborted":
+                self.storage.remove(self.path(c, "data"))
             self.storage.remove(self.path(c, "open"))
-        except (OSError, StoreUnreachable): return Outcome.UNKNOWN
+        except (OSError, StoreUnreachable):
+            return Outcome.UNKNOWN
         return Outcome.DONE if stands == outcome else Outcome.REFUSED
 
     def outcome(self, c: Committable) -> str | None:
-        "committed, aborted, or None: nobody has ended it."
-        with suppress(FileNotFoundError): return self.storage.read(self.path(c, "manifest")).decode()
+        """committed, aborted, or None: nobody has ended it."""
+        with suppress(FileNotFoundError):
+            return self.storage.read(self.path(c, "manifest")).decode()
 
     def _create(self, path: str, content: str) -> str:
-        "What stands under `path` now: `content`, or what somebody else has written there first. Empty: that is not clear."
+        """What stands under `path` now: `content`, or what somebody else has written there first.
+        Empty: that is not clear.
+        """
         if self.local:
-            with suppress(FileExistsError): _write_new(path, content.encode())
-        elif self.storage.create(path, content.encode()) is None: return ""
+            with suppress(FileExistsError):
+                _write_new(path, content.encode())
+        elif self.storage.create(path, content.encode()) is None:
+            return ""
         return self.storage.read(path).decode()
 
     def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
         ended = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
+
         def state(c: Committable) -> TxnState | None:
-            if stands := self.outcome(c): return ended[stands]
-            if self.storage.exists(self.path(c, "data")): return TxnState.PRECOMMITTED
+            if stands := self.outcome(c):
+                return ended[stands]
+            if self.storage.exists(self.path(c, "data")):
+                return TxnState.PRECOMMITTED
             return TxnState.OPEN if self.storage.exists(self.path(c, "open")) else None
+
         return [Standing(state(c)) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        return [c for c in super().in_doubt(query_id) if self.outcome(c) != "committed"]  # committed, and only not tidied up
+        # committed, and only not tidied up
+        return [c for c in super().in_doubt(query_id) if self.outcome(c) != "committed"]
 
     def committed_files(self) -> list[str]:
-        "For readers: the paths of the files that are committed, in order."
-        return sorted(f"{self.root}/data/{n}" for n in self._names("manifest") if self.storage.read(f"{self.root}/manifest/{n}") == b"committed")
+        """For readers: the paths of the files that are committed, in order."""
+        return sorted(
+            f"{self.root}/data/{n}"
+            for n in self._names("manifest")
+            if self.storage.read(f"{self.root}/manifest/{n}") == b"committed"
+        )
 
     def rows(self, c: Committable) -> Iterator[dict]:
-        "The rows of a transaction, one by one; none if its data was dropped. Raises `OSError`, or what the driver raises."
-        if not self.storage.exists(self.path(c, "data")): return
-        with self.fs.open(self.path(c, "data"), "rb") as file: yield from _FORMATS[self.format].read(file)
+        """The rows of a transaction, one by one; none if its data was dropped. Raises `OSError`, or
+        what the driver raises.
+        """
+        if not self.storage.exists(self.path(c, "data")):
+            return
+        with self.fs.open(self.path(c, "data"), "rb") as file:
+            yield from _FORMATS[self.format].read(file)
 
     def drop(self, c: Committable):
-        "Remove the data of a transaction. Its outcome stays known."
+        """Remove the data of a transaction. Its outcome stays known."""
         self.storage.remove(self.path(c, "data"))
 
-    def _open(self) -> list[str]: return self._names("open")
-    def _ended(self) -> list[str]: return self._names("manifest")
+    def _open(self) -> list[str]:
+        return self._names("open")
 
-    def _names(self, kind: str) -> list[str]: return self.storage.names(f"{self.root}/{kind}")
+    def _ended(self) -> list[str]:
+        return self._names("manifest")
+
+    def _names(self, kind: str) -> list[str]:
+        return self.storage.names(f"{self.root}/{kind}")
 
     def path(self, c: Committable, kind: str) -> str:
-        "The object of this kind (open, data, manifest) of a transaction."
+        """The object of this kind (open, data, manifest) of a transaction."""
         return f"{self.root}/{kind}/{c.transactional_id}.{c.state.epoch}.{self.format}"
 
 # %% ../../nbs/stores/01_file.ipynb #c028
 class ObjectTransaction(_OpenFile):
-    "One open file of an `ObjectParticipant`, on the local disk until it is pre-committed."
-    def __init__(self, store: ObjectParticipant, c: Committable): super().__init__(store, c, tempfile.NamedTemporaryFile())
+    """One open file of an `ObjectParticipant`, on the local disk until it is pre-committed."""
+
+    def __init__(self, store: ObjectParticipant, c: Committable):
+        super().__init__(store, c, tempfile.NamedTemporaryFile())
 
     def _vote(self):
         data = self.store.path(self.c, "data")
         self.store.storage.upload(self.file.name, data)
         if self.store.local:  # elsewhere the store answers when it has it
-            for path in (data, os.path.dirname(data)): _sync(path)
+            for path in (data, os.path.dirname(data)):
+                _sync(path)
         if self.store.outcome(self.c):
             self.store.abort(self.c)
-            raise PrecommitFailed(f"{self.who} was aborted", why="A sweep or a newer life of its name has aborted it.")
+            raise PrecommitFailed(
+                f"{self.who} was aborted", why="A sweep or a newer life of its name has aborted it."
+            )

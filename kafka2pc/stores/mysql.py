@@ -12,14 +12,31 @@ from typing import Iterable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 # %% ../../nbs/stores/03_mysql.ipynb #c003
-import pyarrow as pa, pymysql
+import pyarrow as pa
+import pymysql
 from pyarrow import RecordBatch
 
 # %% ../../nbs/stores/03_mysql.ipynb #c004
-from ..protocol.errors import BadOption, BadRow, NotAuthorized, PrecommitFailed, StoreUnreachable
 from ..backends.places import unreadable_url
-from kafka2pc.protocol.transactions import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
-                       parse_name)
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BadRow,
+    NotAuthorized,
+    PrecommitFailed,
+    StoreUnreachable,
+)
+from kafka2pc.protocol.transactions import (
+    Committable,
+    Names,
+    Outcome,
+    PartitionRange,
+    Plan,
+    PreparedTxnState,
+    Standing,
+    TransactionBase,
+    TxnState,
+    parse_name,
+)
 
 # %% ../../nbs/stores/03_mysql.ipynb #c013
 _RECORD = """create table if not exists {} (transactional_id varchar(200) character set ascii, epoch bigint, query_id varchar(36) not null,
@@ -38,8 +55,12 @@ _LONGEST_PREFIX = 64 - len("-") - 36
 
 
 def xid(c: Committable) -> tuple[str, str]:
-    "The two parts of the xid of a transaction."
-    cut = len(name.prefix) + 1 + len(name.query_id) if (name := parse_name(c.transactional_id)) else 64
+    """The two parts of the xid of a transaction."""
+    cut = (
+        len(name.prefix) + 1 + len(name.query_id)
+        if (name := parse_name(c.transactional_id))
+        else 64
+    )
     return c.transactional_id[:cut], f"{c.transactional_id[cut:]}.{c.state.epoch}"
 
 # %% ../../nbs/stores/03_mysql.ipynb #c018
@@ -47,180 +68,335 @@ _NO_RIGHT = "The database does not allow it to this user."
 
 
 def _settings(url: str) -> dict:
-    "PyMySQL's arguments. Raises `ValueError` where a part of the password would be taken for the port, the database or something else."
+    """PyMySQL's arguments. Raises `ValueError` where a part of the password would be taken for the
+    port, the database or something else.
+    """
     u = urlsplit(url)
-    if u.fragment or "@" in u.path: raise ValueError("a special character is not percent-encoded")
-    return dict(host=u.hostname or "localhost", port=u.port or 3306, user=unquote(u.username or ""), password=unquote(u.password or ""),
-                database=u.path.strip("/"), **dict(parse_qsl(u.query)))
+    if u.fragment or "@" in u.path:
+        raise ValueError("a special character is not percent-encoded")
+    return dict(
+        host=u.hostname or "localhost",
+        port=u.port or 3306,
+        user=unquote(u.username or ""),
+        password=unquote(u.password or ""),
+        database=u.path.strip("/"),
+        **dict(parse_qsl(u.query)),
+    )
 
 
 @contextmanager
 def _our_errors(what: str):
-    try: yield
+    try:
+        yield
     except pymysql.MySQLError as e:
         said, code = f"{what}: {e}", e.args[0] if e.args else None
-        if code in _DENIED: raise NotAuthorized(said, why=_NO_RIGHT) from e
+        if code in _DENIED:
+            raise NotAuthorized(said, why=_NO_RIGHT) from e
         if code in _LOCKED:
-            raise PrecommitFailed(said, why="A row is locked: by another task of this batch that writes the same key, or by a stranger.",
-                                  action="Repartition by the key before writing, or look into XA RECOVER.") from e
-        if code in _LOST: raise PrecommitFailed(said, why="The connection broke.") from e
+            raise PrecommitFailed(
+                said,
+                why=(
+                    "A row is locked: by another task of this batch that writes the same key, or by"
+                    " a stranger."
+                ),
+                action="Repartition by the key before writing, or look into XA RECOVER.",
+            ) from e
+        if code in _LOST:
+            raise PrecommitFailed(said, why="The connection broke.") from e
         raise BadRow(said, why="The database refuses the row, or the table does not fit.") from e
 
 # %% ../../nbs/stores/03_mysql.ipynb #c020
 class MysqlParticipant:
-    """A table in MariaDB (or MySQL), by the verbs of `Participant`. `url`: `mysql://user:password@host:port/database`, and `?unix_socket=…` or other
-    arguments of PyMySQL. `key`: columns of a unique key; then rows are upserted. `lock_s`: how long a statement waits for a row, seconds.
-    `record`: the table where it keeps its lines. Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that cannot be
-    read."""
-    def __init__(self, url: str, table: str, *, key: tuple[str, ...] = (), prefix: str = "kafka2pc", name: str = "mysql",
-                 record: str = "kafka2pc_transactions", lock_s: int = 10):
-        if len(prefix.encode()) > _LONGEST_PREFIX: raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes, an xid is short")
-        self.url, self.table, self.key, self.prefix, self.name, self.record, self.lock_s = url, table, tuple(key), prefix, name, record, lock_s
+    """A table in MariaDB (or MySQL), by the verbs of `Participant`. `url`:
+    `mysql://user:password@host:port/database`, and `?unix_socket=…` or other arguments of PyMySQL.
+    `key`: columns of a unique key; then rows are upserted. `lock_s`: how long a statement waits for
+    a row, seconds. `record`: the table where it keeps its lines. Verbs may raise
+    `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        *,
+        key: tuple[str, ...] = (),
+        prefix: str = "kafka2pc",
+        name: str = "mysql",
+        record: str = "kafka2pc_transactions",
+        lock_s: int = 10,
+    ):
+        if len(prefix.encode()) > _LONGEST_PREFIX:
+            raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes, an xid is short")
+        self.url, self.table, self.key, self.prefix, self.name, self.record, self.lock_s = (
+            url,
+            table,
+            tuple(key),
+            prefix,
+            name,
+            record,
+            lock_s,
+        )
 
     def connect(self) -> pymysql.Connection:
-        """A connection with limits, that refuses what it would otherwise cut to fit. Raises `StoreUnreachable`, `NotAuthorized`, `BadOption` (URL);
-        no error shows a password."""
+        """A connection with limits, that refuses what it would otherwise cut to fit. Raises
+        `StoreUnreachable`, `NotAuthorized`, `BadOption` (URL); no error shows a password.
+        """
         try:
-            db = pymysql.connect(**_settings(self.url), autocommit=True, connect_timeout=10, read_timeout=600, write_timeout=600)
+            db = pymysql.connect(
+                **_settings(self.url),
+                autocommit=True,
+                connect_timeout=10,
+                read_timeout=600,
+                write_timeout=600,
+            )
             with db.cursor() as cursor:
-                cursor.execute("set session transaction isolation level read committed")  # no locks on gaps between rows
-                settings = "innodb_lock_wait_timeout = %s, sql_mode = concat(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00'"
-                cursor.execute(f"set session {settings}", (self.lock_s,))  # an instant is sent as UTC, so a `timestamp` column must read it as UTC
+                # no locks on gaps between rows
+                cursor.execute("set session transaction isolation level read committed")
+                settings = (
+                    "innodb_lock_wait_timeout = %s, sql_mode = concat(@@sql_mode,"
+                    " ',STRICT_ALL_TABLES'), time_zone = '+00:00'"
+                )
+                # an instant is sent as UTC, so a `timestamp` column must read it as UTC
+                cursor.execute(f"set session {settings}", (self.lock_s,))
         except pymysql.MySQLError as e:
-            if e.args[0] in _DENIED: raise NotAuthorized(f"MariaDB: {e}", why="It does not know this user or password.") from e
+            if e.args[0] in _DENIED:
+                raise NotAuthorized(
+                    f"MariaDB: {e}", why="It does not know this user or password."
+                ) from e
             raise StoreUnreachable(f"MariaDB: {e}") from e
-        except (ValueError, TypeError): raise unreadable_url("MariaDB", "mysql") from None
+        except (ValueError, TypeError):
+            raise unreadable_url("MariaDB", "mysql") from None
         return db
 
     @contextmanager
     def _recorded(self):
-        "A function that runs a statement in a database with the table of records (`{}` in it), and returns the lines that it finds."
+        """A function that runs a statement in a database with the table of records (`{}` in it),
+        and returns the lines that it finds.
+        """
         with self.connect() as db, db.cursor() as cursor:
+
             def run(text: str, *args) -> list[tuple]:
                 cursor.execute(text.format(f"`{self.record}`"), args)
                 return list(cursor.fetchall())
+
             try:
-                if not run("select 1 from information_schema.tables where table_schema = database() and table_name = %s", self.record): run(_RECORD)
+                if not run(
+                    "select 1 from information_schema.tables where table_schema = database() and"
+                    " table_name = %s",
+                    self.record,
+                ):
+                    run(_RECORD)
                 yield run
             except pymysql.MySQLError as e:
-                if e.args[0] in _DENIED: raise NotAuthorized(f"MariaDB: {e}", why=_NO_RIGHT) from e
-                if e.args[0] in _LOST: raise StoreUnreachable(f"MariaDB: {e}") from e
+                if e.args[0] in _DENIED:
+                    raise NotAuthorized(f"MariaDB: {e}", why=_NO_RIGHT) from e
+                if e.args[0] in _LOST:
+                    raise StoreUnreachable(f"MariaDB: {e}") from e
                 raise
 
     def store_id(self) -> str:
-        "Kept in a line of the record, so that it moves with the data."
+        """Kept in a line of the record, so that it moves with the data."""
         with self._recorded() as run:
-            with suppress(pymysql.IntegrityError): run("insert into {} values ('store', 0, uuid(), 'store', now())")
+            with suppress(pymysql.IntegrityError):
+                run("insert into {} values ('store', 0, uuid(), 'store', now())")
             return run("select query_id from {} where transactional_id = 'store'")[0][0]
 
     def _check(self, run):
         [(version, comment)] = run("select version(), concat(version(), @@version_comment)")
         least = (10, 5) if "maria" in comment.lower() else (8, 0)
         if tuple(map(int, version.split("-")[0].split(".")[:2])) < least:
-            raise BadOption(f"version {version}: it cannot keep a vote when its connection ends", action="Use MariaDB 10.5, MySQL 8.0, or newer.")
-        engine = run("""select t.engine from information_schema.tables t join information_schema.engines e on e.engine = t.engine
-                        where e.xa <> 'YES' and t.table_schema = database() and t.table_name = %s""", self.table)
-        if engine: raise BadOption(f"table {self.table} has the engine {engine[0][0]}, which cannot vote", action="Use InnoDB.")
+            raise BadOption(
+                f"version {version}: it cannot keep a vote when its connection ends",
+                action="Use MariaDB 10.5, MySQL 8.0, or newer.",
+            )
+        engine = run(
+            """select t.engine from information_schema.tables t join information_schema.engines e on e.engine = t.engine
+                        where e.xa <> 'YES' and t.table_schema = database() and t.table_name = %s""",
+            self.table,
+        )
+        if engine:
+            raise BadOption(
+                f"table {self.table} has the engine {engine[0][0]}, which cannot vote",
+                action="Use InnoDB.",
+            )
 
     def begin(self, plan: Plan) -> "MysqlTransaction":
-        "An open transaction under a name of its own. Raises `BadOption` if the server or the table cannot vote."
+        """An open transaction under a name of its own. Raises `BadOption` if the server or the
+        table cannot vote.
+        """
         c = self.receipt(_NAMES.next(self.prefix, plan), plan.batch_id)
         with _our_errors(self.table), self._recorded() as run:
             self._check(run)
-            for old in run(_OLD, c.transactional_id, plan.query_id):  # line by line: who looks through a table waits for every lock in it
-                if old[0] == c.transactional_id: self.abort(self.receipt(*old))  # a new life of the name ends the old one
+            # line by line: who looks through a table waits for every lock in it
+            for old in run(_OLD, c.transactional_id, plan.query_id):
+                # a new life of the name ends the old one
+                if old[0] == c.transactional_id:
+                    self.abort(self.receipt(*old))
                 run(f"delete from {{}} {_HERE}", *old)
-            run("insert into {} (transactional_id, epoch, query_id) values (%s, %s, %s)", c.transactional_id, c.state.epoch, plan.query_id)
+            run(
+                "insert into {} (transactional_id, epoch, query_id) values (%s, %s, %s)",
+                c.transactional_id,
+                c.state.epoch,
+                plan.query_id,
+            )
         return MysqlTransaction(self, c)
 
-    def commit(self, c: Committable) -> Outcome: return self._end(c, "commit", "committed")
-    def abort(self, c: Committable) -> Outcome: return self._end(c, "rollback", "aborted")
+    def commit(self, c: Committable) -> Outcome:
+        return self._end(c, "commit", "committed")
+
+    def abort(self, c: Committable) -> Outcome:
+        return self._end(c, "rollback", "aborted")
 
     def _end(self, c: Committable, verb: str, outcome: str) -> Outcome:
         here = c.transactional_id, c.state.epoch
         try:
             with self._recorded() as run:
-                try: run(f"xa {verb} %s, %s", *xid(c))
+                try:
+                    run(f"xa {verb} %s, %s", *xid(c))
                 except pymysql.MySQLError as e:
-                    if e.args[0] not in _UNKNOWN_XID: raise
-                    if xid(c) in self._prepared(run): return Outcome.UNKNOWN  # its owner is still connected
-                if outcome == "aborted": run(f"update {{}} set outcome = 'aborted' {_HERE} and outcome = 'open'", *here)
+                    if e.args[0] not in _UNKNOWN_XID:
+                        raise
+                    # its owner is still connected
+                    if xid(c) in self._prepared(run):
+                        return Outcome.UNKNOWN
+                if outcome == "aborted":
+                    run(f"update {{}} set outcome = 'aborted' {_HERE} and outcome = 'open'", *here)
                 found = run(f"select outcome from {{}} {_HERE}", *here)
-        except (StoreUnreachable, pymysql.MySQLError): return Outcome.UNKNOWN
+        except (StoreUnreachable, pymysql.MySQLError):
+            return Outcome.UNKNOWN
         return Outcome.DONE if found == [(outcome,)] else Outcome.REFUSED
 
     def _prepared(self, run) -> set[tuple[str, str]]:
-        listed = [(cut, data.decode("latin-1") if isinstance(data, bytes) else data) for _, cut, _, data in run("xa recover")]
+        listed = [
+            (cut, data.decode("latin-1") if isinstance(data, bytes) else data)
+            for _, cut, _, data in run("xa recover")
+        ]
         return {(data[:cut], data[cut:]) for cut, data in listed}
 
     def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
-        "Of an open transaction that is not prepared the store holds nothing that could be committed: None."
+        """Of an open transaction that is not prepared the store holds nothing that could be
+        committed: None.
+        """
         with self._recorded() as run:
-            prepared, found = self._prepared(run), lambda c: run(f"select outcome from {{}} {_HERE}", c.transactional_id, c.state.epoch)
-            state = lambda c: next((_STATES[o] for o, in found(c) if o in _STATES), TxnState.PRECOMMITTED if xid(c) in prepared else None)
+            prepared, found = (
+                self._prepared(run),
+                lambda c: run(
+                    f"select outcome from {{}} {_HERE}", c.transactional_id, c.state.epoch
+                ),
+            )
+            state = lambda c: next(
+                (_STATES[o] for (o,) in found(c) if o in _STATES),
+                TxnState.PRECOMMITTED if xid(c) in prepared else None,
+            )
             return [Standing(state(c)) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        "What this query has begun and nobody has ended. How many rows it holds is not known."
+        """What this query has begun and nobody has ended. How many rows it holds is not known."""
         with self._recorded() as run:
-            found = run("select transactional_id, epoch from {} where query_id = %s and outcome = 'open'", query_id)
-        return [self.receipt(*f) for f in found if (name := parse_name(f[0])) and name.prefix == self.prefix]
+            found = run(
+                "select transactional_id, epoch from {} where query_id = %s and outcome = 'open'",
+                query_id,
+            )
+        return [
+            self.receipt(*f)
+            for f in found
+            if (name := parse_name(f[0])) and name.prefix == self.prefix
+        ]
 
     def traces(self, query_id: str) -> list[str]:
-        "The ids of this query that the table of records has. Lines of ended transactions stay for seven days, and until the query begins another."
+        """The ids of this query that the table of records has. Lines of ended transactions stay for
+        seven days, and until the query begins another.
+        """
         with self._recorded() as run:
-            found = run("select distinct transactional_id from {} where query_id = %s order by 1", query_id)
-        return [tid for tid, in found if (name := parse_name(tid)) and name.prefix == self.prefix]
+            found = run(
+                "select distinct transactional_id from {} where query_id = %s order by 1", query_id
+            )
+        return [tid for (tid,) in found if (name := parse_name(tid)) and name.prefix == self.prefix]
 
     def receipt(self, tid: str, epoch: int, rows: int = 0) -> Committable:
-        "What a stranger needs to finish this transaction."
-        return Committable(transactional_id=tid, state=PreparedTxnState(0, epoch), participant=self.name,
-                           partitions=(PartitionRange(topic=self.table, partition=0, records=rows),))
+        """What a stranger needs to finish this transaction."""
+        return Committable(
+            transactional_id=tid,
+            state=PreparedTxnState(0, epoch),
+            participant=self.name,
+            partitions=(PartitionRange(topic=self.table, partition=0, records=rows),),
+        )
 
 # %% ../../nbs/stores/03_mysql.ipynb #c022
 def _plain(column: pa.Array) -> list:
     t = column.type
-    if pa.types.is_timestamp(t): return column.cast(pa.timestamp("us")).to_pylist()  # UTC, as a column without a time zone holds it
-    if pa.types.is_nested(t): return [None if v is None else json.dumps(v, default=str) for v in column.to_pylist()]
+    # UTC, as a column without a time zone holds it
+    if pa.types.is_timestamp(t):
+        return column.cast(pa.timestamp("us")).to_pylist()
+    if pa.types.is_nested(t):
+        return [None if v is None else json.dumps(v, default=str) for v in column.to_pylist()]
     return column.to_pylist()
 
 
-def _quoted(name: str) -> str: return "`" + name.replace("`", "``").replace("%", "%%") + "`"
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``").replace("%", "%%") + "`"
 
 
 class MysqlTransaction(TransactionBase):
-    "One open transaction of a `MysqlParticipant`, with a connection of its own."
+    """One open transaction of a `MysqlParticipant`, with a connection of its own."""
+
     def __init__(self, store: MysqlParticipant, c: Committable):
-        self.store, self.c, self.who, self.rows, self.db = store, c, c.transactional_id, 0, store.connect()
-        with _our_errors(store.table): self._run("xa start %s, %s", *xid(c))
+        self.store, self.c, self.who, self.rows, self.db = (
+            store,
+            c,
+            c.transactional_id,
+            0,
+            store.connect(),
+        )
+        with _our_errors(store.table):
+            self._run("xa start %s, %s", *xid(c))
 
     def __exit__(self, kind, *_):
-        if self.db.open: self.db.close()  # what is not prepared by now is rolled back
+        # what is not prepared by now is rolled back
+        if self.db.open:
+            self.db.close()
         super().__exit__(kind)
 
     def _run(self, text: str, *args) -> int:
-        with self.db.cursor() as cursor: return cursor.execute(text, args)
+        with self.db.cursor() as cursor:
+            return cursor.execute(text, args)
 
     def write(self, batch: RecordBatch):
-        "Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."
+        """Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."""
         self.step("write")
         names = batch.schema.names
-        text = f"insert into {_quoted(self.store.table)} ({', '.join(map(_quoted, names))}) values ({', '.join(['%s'] * len(names))})"
+        text = (
+            f"insert into {_quoted(self.store.table)} ({', '.join(map(_quoted, names))}) values"
+            f" ({', '.join(['%s'] * len(names))})"
+        )
         if self.store.key:
             new = [n for n in names if n not in self.store.key] or names[:1]
-            text += " on duplicate key update " + ", ".join(f"{_quoted(n)} = values({_quoted(n)})" for n in new)
-        with _our_errors(self.store.table), self.db.cursor() as cursor: cursor.executemany(text, list(zip(*map(_plain, batch.columns), strict=True)))
+            text += " on duplicate key update " + ", ".join(
+                f"{_quoted(n)} = values({_quoted(n)})" for n in new
+            )
+        with _our_errors(self.store.table), self.db.cursor() as cursor:
+            cursor.executemany(text, list(zip(*map(_plain, batch.columns), strict=True)))
         self.rows += len(batch)
 
-    def flush(self): pass  # each INSERT is answered when its rows are in
+    # each INSERT is answered when its rows are in
+    def flush(self):
+        pass
 
     def precommit(self) -> Committable:
-        "The vote. Raises `PrecommitFailed` if another process has aborted it meanwhile."
+        """The vote. Raises `PrecommitFailed` if another process has aborted it meanwhile."""
         with _our_errors(self.store.table):
             here = self.who, self.c.state.epoch
-            if not self._run(f"update `{self.store.record}` set outcome = 'committed' {_HERE} and outcome = 'open'", *here):
-                raise PrecommitFailed(f"{self.who} was aborted", why="A sweep or a newer life of its name has aborted it.")
-            for verb in ("end", "prepare"): self._run(f"xa {verb} %s, %s", *xid(self.c))
+            if not self._run(
+                f"update `{self.store.record}` set outcome = 'committed' {_HERE} and outcome ="
+                " 'open'",
+                *here,
+            ):
+                raise PrecommitFailed(
+                    f"{self.who} was aborted",
+                    why="A sweep or a newer life of its name has aborted it.",
+                )
+            for verb in ("end", "prepare"):
+                self._run(f"xa {verb} %s, %s", *xid(self.c))
             self.db.close()  # while it is open, nobody else may commit
         self.step("precommit")
         return self.store.receipt(self.who, self.c.state.epoch, self.rows)

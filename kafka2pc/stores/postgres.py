@@ -11,199 +11,400 @@ from contextlib import contextmanager
 from typing import Iterable
 
 # %% ../../nbs/stores/02_postgres.ipynb #c003
-import psycopg, pyarrow as pa
+import psycopg
+import pyarrow as pa
 from psycopg import sql
-from psycopg.errors import (DeadlockDetected, InsufficientPrivilege, LockNotAvailable, ObjectNotInPrerequisiteState, OperationalError,
-                            UndefinedObject)
+from psycopg.errors import (
+    DeadlockDetected,
+    InsufficientPrivilege,
+    LockNotAvailable,
+    ObjectNotInPrerequisiteState,
+    OperationalError,
+    UndefinedObject,
+)
 from pyarrow import RecordBatch, csv
 
 # %% ../../nbs/stores/02_postgres.ipynb #c004
-from ..protocol.errors import BadOption, BadRow, NotAuthorized, PrecommitFailed, StoreUnreachable
 from ..backends.places import check_postgres_url, unreadable_url
-from kafka2pc.protocol.transactions import (Committable, Names, Outcome, PartitionRange, Plan, PreparedTxnState, Standing, TransactionBase, TxnState,
-                       parse_name)
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BadRow,
+    NotAuthorized,
+    PrecommitFailed,
+    StoreUnreachable,
+)
+from kafka2pc.protocol.transactions import (
+    Committable,
+    Names,
+    Outcome,
+    PartitionRange,
+    Plan,
+    PreparedTxnState,
+    Standing,
+    TransactionBase,
+    TxnState,
+    parse_name,
+)
 
 # %% ../../nbs/stores/02_postgres.ipynb #c015
 _RECORD = """create table if not exists {} (transactional_id text, epoch bigint, query_id text not null, outcome text not null default 'open',
              began timestamptz not null default now(), primary key (transactional_id, epoch))"""
-_FORGET = "delete from {} where transactional_id = %s or query_id = %s and outcome <> 'open' and began < now() - interval '7 days'"
+_FORGET = (
+    "delete from {} where transactional_id = %s or query_id = %s and outcome <> 'open' and began <"
+    " now() - interval '7 days'"
+)
 _STATES = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
-_VIGILANT = dict(tcp_user_timeout=30_000, keepalives_idle=10, keepalives_interval=5, keepalives_count=3)  # who vanishes is noticed in half a minute
+# who vanishes is noticed in half a minute
+_VIGILANT = dict(
+    tcp_user_timeout=30_000, keepalives_idle=10, keepalives_interval=5, keepalives_count=3
+)
+# `off`: a commit that was answered may be gone after a power cut
 _SETTINGS = """select set_config('lock_timeout', %s, false), set_config('synchronous_commit', case sync when 'off' then 'on' else sync end, false)
-               from current_setting('synchronous_commit') as sync"""  # `off`: a commit that was answered may be gone after a power cut
+               from current_setting('synchronous_commit') as sync"""
 _NAMES = Names()  # the transactional ids of this process
 _LONGEST_PREFIX = 80  # the name of a prepared transaction has at most 199 bytes
 
 
-def _gid(c: Committable) -> str: return f"{c.transactional_id}.{c.state.epoch}"
+def _gid(c: Committable) -> str:
+    return f"{c.transactional_id}.{c.state.epoch}"
 
 # %% ../../nbs/stores/02_postgres.ipynb #c017
-_DENIED = "The database does not allow it to this user. Only who prepared a transaction, or a superuser, may end it."
+_DENIED = (
+    "The database does not allow it to this user. Only who prepared a transaction, or a superuser,"
+    " may end it."
+)
 
 
 @contextmanager
 def our_errors(what: str):
-    try: yield
-    except InsufficientPrivilege as e: raise NotAuthorized(f"{what}: {e}", why=_DENIED) from e
+    try:
+        yield
+    except InsufficientPrivilege as e:
+        raise NotAuthorized(f"{what}: {e}", why=_DENIED) from e
     except (LockNotAvailable, DeadlockDetected) as e:
-        raise PrecommitFailed(f"{what}: {e}", why="A row is locked: by another task of this batch that writes the same key, or by a stranger.",
-                              action="Repartition by the key before writing, or look into pg_prepared_xacts and pg_locks.") from e
-    except (OperationalError, ObjectNotInPrerequisiteState) as e: raise PrecommitFailed(f"{what}: {e}", why="The server could not do it.") from e
-    except psycopg.Error as e: raise BadRow(f"{what}: {e}", why="PostgreSQL refuses the row, or the table does not fit.") from e
+        raise PrecommitFailed(
+            f"{what}: {e}",
+            why=(
+                "A row is locked: by another task of this batch that writes the same key, or by a"
+                " stranger."
+            ),
+            action=(
+                "Repartition by the key before writing, or look into pg_prepared_xacts and"
+                " pg_locks."
+            ),
+        ) from e
+    except (OperationalError, ObjectNotInPrerequisiteState) as e:
+        raise PrecommitFailed(f"{what}: {e}", why="The server could not do it.") from e
+    except psycopg.Error as e:
+        raise BadRow(
+            f"{what}: {e}", why="PostgreSQL refuses the row, or the table does not fit."
+        ) from e
 
 # %% ../../nbs/stores/02_postgres.ipynb #c019
 class PostgresParticipant:
-    """A table in PostgreSQL, by the verbs of `Participant`. `url`: as for libpq. `lock_ms`: how long a statement waits for a row.
-    `key`: columns of a unique constraint; then rows are upserted, and of two rows of one task with the same key the later one stays.
-    `record`: the table where it keeps its lines. Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that is not
-    readable."""
+    """A table in PostgreSQL, by the verbs of `Participant`. `url`: as for libpq. `lock_ms`: how
+    long a statement waits for a row. `key`: columns of a unique constraint; then rows are upserted,
+    and of two rows of one task with the same key the later one stays. `record`: the table where it
+    keeps its lines. Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL
+    that is not readable.
+    """
+
     unlogged = True  # the table where the rows of an upsert wait: it is gone before the vote
 
-    def __init__(self, url: str, table: str, *, key: tuple[str, ...] = (), prefix: str = "kafka2pc", name: str = "postgres",
-                 record: str = "kafka2pc_transactions", lock_ms: int = 10_000):
-        if len(prefix.encode()) > _LONGEST_PREFIX: raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes")
-        self.url, self.table, self.key, self.prefix, self.name, self.record, self.lock_ms = url, table, tuple(key), prefix, name, record, lock_ms
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        *,
+        key: tuple[str, ...] = (),
+        prefix: str = "kafka2pc",
+        name: str = "postgres",
+        record: str = "kafka2pc_transactions",
+        lock_ms: int = 10_000,
+    ):
+        if len(prefix.encode()) > _LONGEST_PREFIX:
+            raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes")
+        self.url, self.table, self.key, self.prefix, self.name, self.record, self.lock_ms = (
+            url,
+            table,
+            tuple(key),
+            prefix,
+            name,
+            record,
+            lock_ms,
+        )
 
     def connect(self, autocommit: bool = True) -> psycopg.Connection:
-        "A connection with limits, whose commits are on the disk. Raises `StoreUnreachable`, or `BadOption` (the URL); no error shows a password."
+        """A connection with limits, whose commits are on the disk. Raises `StoreUnreachable`, or
+        `BadOption` (the URL); no error shows a password.
+        """
         check_postgres_url("PostgreSQL", self.url)
         try:
             db = psycopg.connect(self.url, autocommit=True, connect_timeout=10, **_VIGILANT)
             db.execute(_SETTINGS, (f"{self.lock_ms}ms",))
-        except OperationalError as e: raise StoreUnreachable(f"PostgreSQL: {e}") from e
-        except (psycopg.ProgrammingError, ValueError): raise unreadable_url("PostgreSQL", "postgresql") from None
+        except OperationalError as e:
+            raise StoreUnreachable(f"PostgreSQL: {e}") from e
+        except (psycopg.ProgrammingError, ValueError):
+            raise unreadable_url("PostgreSQL", "postgresql") from None
         db.autocommit = autocommit
         return db
 
     @contextmanager
     def _recorded(self):
-        "A connection to a database that has the table of records."
+        """A connection to a database that has the table of records."""
         with self.connect() as db:
             try:
                 if db.execute("select to_regclass(%s)", (self.record,)).fetchone() == (None,):
                     with db.transaction():
-                        db.execute("select pg_advisory_xact_lock(2)")  # two that create it at once would collide
+                        # two that create it at once would collide
+                        db.execute("select pg_advisory_xact_lock(2)")
                         self.run(db, _RECORD)
                 yield db
-            except InsufficientPrivilege as e: raise NotAuthorized(f"PostgreSQL: {e}", why=_DENIED) from e
+            except InsufficientPrivilege as e:
+                raise NotAuthorized(f"PostgreSQL: {e}", why=_DENIED) from e
             except OperationalError as e:
-                if db.broken: raise StoreUnreachable(f"PostgreSQL: {e}") from e
+                if db.broken:
+                    raise StoreUnreachable(f"PostgreSQL: {e}") from e
                 raise
 
     def run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
-        "A statement about the table of records, which is `{}` in it."
+        """A statement about the table of records, which is `{}` in it."""
         return db.execute(sql.SQL(text).format(sql.Identifier(*self.record.split("."))), args)
 
     def store_id(self) -> str:
         with self.connect() as db:
-            return "{}/{}".format(*db.execute("select system_identifier, current_database() from pg_control_system()").fetchone())
+            return "{}/{}".format(
+                *db.execute(
+                    "select system_identifier, current_database() from pg_control_system()"
+                ).fetchone()
+            )
 
     def begin(self, plan: Plan) -> "PostgresTransaction":
-        "An open transaction under a name of its own. Raises `BadOption` if the server cannot vote."
+        """An open transaction under a name of its own. Raises `BadOption` if the server cannot
+        vote.
+        """
         c = self.receipt(_NAMES.next(self.prefix, plan), plan.batch_id)
         with our_errors(self.table), self._recorded() as db:
             self._check(db)
-            for epoch, in self.run(db, "select epoch from {} where transactional_id = %s and outcome = 'open'", c.transactional_id):
-                self.abort(self.receipt(c.transactional_id, epoch))  # a new life of the name ends the old one
+            for (epoch,) in self.run(
+                db,
+                "select epoch from {} where transactional_id = %s and outcome = 'open'",
+                c.transactional_id,
+            ):
+                # a new life of the name ends the old one
+                self.abort(self.receipt(c.transactional_id, epoch))
             self.run(db, _FORGET, c.transactional_id, plan.query_id)
-            self.run(db, "insert into {} values (%s, %s, %s)", c.transactional_id, c.state.epoch, plan.query_id)
+            self.run(
+                db,
+                "insert into {} values (%s, %s, %s)",
+                c.transactional_id,
+                c.state.epoch,
+                plan.query_id,
+            )
         return self._transaction(c)
 
     def _check(self, db: psycopg.Connection):
         if db.execute("show max_prepared_transactions").fetchone() == ("0",):
-            raise BadOption("max_prepared_transactions = 0: this PostgreSQL cannot pre-commit", why="It is off by default.",
-                            action="Set it to at least twice the number of tasks, and restart the server.")
+            raise BadOption(
+                "max_prepared_transactions = 0: this PostgreSQL cannot pre-commit",
+                why="It is off by default.",
+                action="Set it to at least twice the number of tasks, and restart the server.",
+            )
 
-    def _transaction(self, c: Committable) -> "PostgresTransaction": return PostgresTransaction(self, c)
+    def _transaction(self, c: Committable) -> "PostgresTransaction":
+        return PostgresTransaction(self, c)
 
-    def commit(self, c: Committable) -> Outcome: return self._end(c, "commit", "committed")
-    def abort(self, c: Committable) -> Outcome: return self._end(c, "rollback", "aborted")
+    def commit(self, c: Committable) -> Outcome:
+        return self._end(c, "commit", "committed")
+
+    def abort(self, c: Committable) -> Outcome:
+        return self._end(c, "rollback", "aborted")
 
     def _end(self, c: Committable, verb: str, outcome: str) -> Outcome:
         here = "transactional_id = %s and epoch = %s", c.transactional_id, c.state.epoch
         try:
             with self._recorded() as db:
-                try: db.execute(sql.SQL(f"{verb} prepared {{}}").format(_gid(c)))
-                except UndefinedObject: pass  # ended already, or never voted: the record knows
-                if outcome == "aborted": self.run(db, f"update {{}} set outcome = 'aborted' where outcome = 'open' and {here[0]}", *here[1:])
-                found = self.run(db, f"select outcome from {{}} where {here[0]}", *here[1:]).fetchone()
-        except (StoreUnreachable, OperationalError, ObjectNotInPrerequisiteState): return Outcome.UNKNOWN
+                try:
+                    db.execute(sql.SQL(f"{verb} prepared {{}}").format(_gid(c)))
+                # ended already, or never voted: the record knows
+                except UndefinedObject:
+                    pass
+                if outcome == "aborted":
+                    self.run(
+                        db,
+                        f"update {{}} set outcome = 'aborted' where outcome = 'open' and {here[0]}",
+                        *here[1:],
+                    )
+                found = self.run(
+                    db, f"select outcome from {{}} where {here[0]}", *here[1:]
+                ).fetchone()
+        except (StoreUnreachable, OperationalError, ObjectNotInPrerequisiteState):
+            return Outcome.UNKNOWN
         return Outcome.DONE if found == (outcome,) else Outcome.REFUSED
 
     def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
-        "Of an open transaction that is not prepared the store holds nothing that could be committed: None."
+        """Of an open transaction that is not prepared the store holds nothing that could be
+        committed: None.
+        """
         cs = list(cs)
         with self._recorded() as db:
-            prepared = {gid for gid, in db.execute("select gid from pg_prepared_xacts where gid = any(%s)", ([_gid(c) for c in cs],))}
-            kept = dict(self.run(db, "select transactional_id || '.' || epoch, outcome from {} where transactional_id = any(%s)",
-                                  [c.transactional_id for c in cs]).fetchall())
-        return [Standing(_STATES.get(kept.get(_gid(c)), TxnState.PRECOMMITTED if _gid(c) in prepared else None)) for c in cs]
+            prepared = {
+                gid
+                for (gid,) in db.execute(
+                    "select gid from pg_prepared_xacts where gid = any(%s)",
+                    ([_gid(c) for c in cs],),
+                )
+            }
+            kept = dict(
+                self.run(
+                    db,
+                    "select transactional_id || '.' || epoch, outcome from {} where"
+                    " transactional_id = any(%s)",
+                    [c.transactional_id for c in cs],
+                ).fetchall()
+            )
+        return [
+            Standing(
+                _STATES.get(
+                    kept.get(_gid(c)), TxnState.PRECOMMITTED if _gid(c) in prepared else None
+                )
+            )
+            for c in cs
+        ]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        "What this query has begun and nobody has ended. How many rows it holds is not known."
+        """What this query has begun and nobody has ended. How many rows it holds is not known."""
         with self._recorded() as db:
-            found = self.run(db, "select transactional_id, epoch from {} where query_id = %s and outcome = 'open'", query_id).fetchall()
-        return [self.receipt(*f) for f in found if (name := parse_name(f[0])) and name.prefix == self.prefix]
+            found = self.run(
+                db,
+                "select transactional_id, epoch from {} where query_id = %s and outcome = 'open'",
+                query_id,
+            ).fetchall()
+        return [
+            self.receipt(*f)
+            for f in found
+            if (name := parse_name(f[0])) and name.prefix == self.prefix
+        ]
 
     def traces(self, query_id: str) -> list[str]:
-        "The ids of this query that the table of records has. Lines of ended transactions stay for seven days, and until the query begins another."
+        """The ids of this query that the table of records has. Lines of ended transactions stay for
+        seven days, and until the query begins another.
+        """
         with self._recorded() as db:
-            found = self.run(db, "select distinct transactional_id from {} where query_id = %s order by 1", query_id).fetchall()
-        return [tid for tid, in found if (name := parse_name(tid)) and name.prefix == self.prefix]
+            found = self.run(
+                db,
+                "select distinct transactional_id from {} where query_id = %s order by 1",
+                query_id,
+            ).fetchall()
+        return [tid for (tid,) in found if (name := parse_name(tid)) and name.prefix == self.prefix]
 
     def receipt(self, tid: str, epoch: int, rows: int = 0) -> Committable:
-        "What a stranger needs to finish this transaction."
-        return Committable(transactional_id=tid, state=PreparedTxnState(0, epoch), participant=self.name,
-                           partitions=(PartitionRange(topic=self.table, partition=0, records=rows),))
+        """What a stranger needs to finish this transaction."""
+        return Committable(
+            transactional_id=tid,
+            state=PreparedTxnState(0, epoch),
+            participant=self.name,
+            partitions=(PartitionRange(topic=self.table, partition=0, records=rows),),
+        )
 
 # %% ../../nbs/stores/02_postgres.ipynb #c021
 def _text(column: pa.Array) -> pa.Array:
     t, write = column.type, None
-    if pa.types.is_dictionary(t): return _text(column.dictionary_decode())
-    if pa.types.is_decimal(t) or t == pa.string_view(): return column.cast(pa.string())
-    if pa.types.is_nested(t): write = lambda v: json.dumps(v, default=str)
-    elif "binary" in str(t): write = lambda v: f"\\x{v.hex()}"
-    return pa.array([None if v is None else write(v) for v in column.to_pylist()], pa.string()) if write else column
+    if pa.types.is_dictionary(t):
+        return _text(column.dictionary_decode())
+    if pa.types.is_decimal(t) or t == pa.string_view():
+        return column.cast(pa.string())
+    if pa.types.is_nested(t):
+        write = lambda v: json.dumps(v, default=str)
+    elif "binary" in str(t):
+        write = lambda v: f"\\x{v.hex()}"
+    return (
+        pa.array([None if v is None else write(v) for v in column.to_pylist()], pa.string())
+        if write
+        else column
+    )
 
 
 def copy_text(batch: RecordBatch) -> bytes:
-    "The rows as `COPY … (FORMAT csv)` wants them: null is nothing at all, an empty text is a pair of quotes."
+    """The rows as `COPY … (FORMAT csv)` wants them: null is nothing at all, an empty text is a pair
+    of quotes.
+    """
     out = pa.BufferOutputStream()
-    csv.write_csv(pa.record_batch([_text(c) for c in batch.columns], names=batch.schema.names), out, csv.WriteOptions(include_header=False))
+    csv.write_csv(
+        pa.record_batch([_text(c) for c in batch.columns], names=batch.schema.names),
+        out,
+        csv.WriteOptions(include_header=False),
+    )
     return out.getvalue().to_pybytes()
 
 # %% ../../nbs/stores/02_postgres.ipynb #c024
-def move_rows(db: psycopg.Connection, source: sql.Identifier, target: sql.Identifier, names: Iterable[str], key: Iterable[str]):
-    "Puts the rows of `source` (with its column kafka2pc_row, their order) into `target`, by `key` if there is one, and drops `source`."
+def move_rows(
+    db: psycopg.Connection,
+    source: sql.Identifier,
+    target: sql.Identifier,
+    names: Iterable[str],
+    key: Iterable[str],
+):
+    """Puts the rows of `source` (with its column kafka2pc_row, their order) into `target`, by `key`
+    if there is one, and drops `source`.
+    """
     columns, by = (sql.SQL(", ").join(map(sql.Identifier, some)) for some in (names, key))
     new = [n for n in names if n not in key]
     first, then = sql.SQL(""), sql.SQL("")
     if key:
-        update = sql.SQL(", ").join(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(n)) for n in new)
+        update = sql.SQL(", ").join(
+            sql.SQL("{0} = excluded.{0}").format(sql.Identifier(n)) for n in new
+        )
         first = sql.SQL("distinct on ({})").format(by)
-        then = sql.SQL("on conflict ({}) {}").format(by, sql.SQL("do update set {}").format(update) if new else sql.SQL("do nothing"))
+        then = sql.SQL("on conflict ({}) {}").format(
+            by, sql.SQL("do update set {}").format(update) if new else sql.SQL("do nothing")
+        )
     order = sql.SQL("{}, kafka2pc_row desc").format(by) if key else sql.SQL("kafka2pc_row")
-    db.execute(sql.SQL("insert into {} ({}) select {} {} from {} order by {} {}").format(target, columns, first, columns, source, order, then))
+    db.execute(
+        sql.SQL("insert into {} ({}) select {} {} from {} order by {} {}").format(
+            target, columns, first, columns, source, order, then
+        )
+    )
     db.execute(sql.SQL("drop table {}").format(source))
 
 # %% ../../nbs/stores/02_postgres.ipynb #c025
 class PostgresTransaction(TransactionBase):
-    "One open transaction of a `PostgresParticipant`, with a connection of its own."
+    """One open transaction of a `PostgresParticipant`, with a connection of its own."""
+
     def __init__(self, store: PostgresParticipant, c: Committable):
-        self.store, self.c, self.who, self.rows, self.columns = store, c, c.transactional_id, 0, None
-        self.db, self.table = store.connect(autocommit=False), sql.Identifier(*store.table.split("."))
-        self.into = sql.Identifier(*store.table.split(".")[:-1], f"kafka2pc_{self.db.info.backend_pid}") if store.key else self.table
+        self.store, self.c, self.who, self.rows, self.columns = (
+            store,
+            c,
+            c.transactional_id,
+            0,
+            None,
+        )
+        self.db, self.table = (
+            store.connect(autocommit=False),
+            sql.Identifier(*store.table.split(".")),
+        )
+        self.into = (
+            sql.Identifier(*store.table.split(".")[:-1], f"kafka2pc_{self.db.info.backend_pid}")
+            if store.key
+            else self.table
+        )
 
     def __exit__(self, kind, *_):
         self.db.close()  # what is not prepared by now is rolled back
         super().__exit__(kind)
 
     def write(self, batch: RecordBatch):
-        "Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."
+        """Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."""
         self.step("write")
         with our_errors(self.store.table):
-            if self.columns is None: self._open(batch.schema.names)
-            with self.db.cursor() as cursor, cursor.copy(sql.SQL("copy {} ({}) from stdin (format csv)").format(self.into, self.columns)) as copy:
+            if self.columns is None:
+                self._open(batch.schema.names)
+            with (
+                self.db.cursor() as cursor,
+                cursor.copy(
+                    sql.SQL("copy {} ({}) from stdin (format csv)").format(self.into, self.columns)
+                ) as copy,
+            ):
                 copy.write(copy_text(batch))
         self.rows += len(batch)
 
@@ -211,21 +412,40 @@ class PostgresTransaction(TransactionBase):
         self.names, self.columns = names, sql.SQL(", ").join(map(sql.Identifier, names))
         if self.into != self.table:
             create = sql.SQL("create unlogged table" if self.store.unlogged else "create table")
-            self.db.execute(sql.SQL("{} {} as select {} from {} with no data").format(create, self.into, self.columns, self.table))
+            self.db.execute(
+                sql.SQL("{} {} as select {} from {} with no data").format(
+                    create, self.into, self.columns, self.table
+                )
+            )
             self.db.execute(sql.SQL("alter table {} add kafka2pc_row bigserial").format(self.into))
 
-    def flush(self): pass  # COPY answers only when all rows are in
+    # COPY answers only when all rows are in
+    def flush(self):
+        pass
 
     def precommit(self) -> Committable:
-        "The vote. Raises `PrecommitFailed` if another process has aborted it meanwhile, `BadRow` for what is only checked at the end."
-        with our_errors(self.store.table): self._vote()
+        """The vote. Raises `PrecommitFailed` if another process has aborted it meanwhile, `BadRow`
+        for what is only checked at the end.
+        """
+        with our_errors(self.store.table):
+            self._vote()
         self.db.close()
         self.step("precommit")
         return self.store.receipt(self.who, self.c.state.epoch, self.rows)
 
     def _vote(self):
-        if self.store.key and self.columns: move_rows(self.db, self.into, self.table, self.names, self.store.key)
-        voted = self.store.run(self.db, "update {} set outcome = 'committed' where outcome = 'open' and transactional_id = %s and epoch = %s",
-                               self.who, self.c.state.epoch).rowcount
-        if not voted: raise PrecommitFailed(f"{_gid(self.c)} was aborted", why="A sweep or a newer life of its name has aborted it.")
+        if self.store.key and self.columns:
+            move_rows(self.db, self.into, self.table, self.names, self.store.key)
+        voted = self.store.run(
+            self.db,
+            "update {} set outcome = 'committed' where outcome = 'open' and transactional_id = %s"
+            " and epoch = %s",
+            self.who,
+            self.c.state.epoch,
+        ).rowcount
+        if not voted:
+            raise PrecommitFailed(
+                f"{_gid(self.c)} was aborted",
+                why="A sweep or a newer life of its name has aborted it.",
+            )
         self.db.execute(sql.SQL("prepare transaction {}").format(_gid(self.c)))

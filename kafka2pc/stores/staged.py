@@ -16,90 +16,148 @@ from psycopg.errors import OperationalError
 
 # %% ../../nbs/stores/05_staged.ipynb #c004
 from ..protocol.errors import PrecommitFailed, Refused, StoreUnreachable
-from .postgres import PostgresParticipant, PostgresTransaction, move_rows, our_errors
 from ..protocol.transactions import Committable, Outcome, Standing, TxnState
+from .postgres import PostgresParticipant, PostgresTransaction, move_rows, our_errors
 
 # %% ../../nbs/stores/05_staged.ipynb #c009
 class StagedParticipant(PostgresParticipant):
-    """A table in PostgreSQL, by the verbs of `Participant`, without PREPARE TRANSACTION. `apply` moves the rows of all tasks into the table in the
-    transaction that decides: `TableLog(url, name, also=store.apply)`. Without that `commit` moves them, and a row that the table refuses is found
-    too late. `unlogged`: waiting tables that a crash of the server empties; only where the decision carries the rows, `also=store.apply`. Other
-    parameters and errors are those of `PostgresParticipant`."""
-    def __init__(self, url: str, table: str, *, record: str = "kafka2pc_staged", unlogged: bool = False, **more):
+    """A table in PostgreSQL, by the verbs of `Participant`, without PREPARE TRANSACTION. `apply`
+    moves the rows of all tasks into the table in the transaction that decides: `TableLog(url, name,
+    also=store.apply)`. Without that `commit` moves them, and a row that the table refuses is found
+    too late. `unlogged`: waiting tables that a crash of the server empties; only where the decision
+    carries the rows, `also=store.apply`. Other parameters and errors are those of
+    `PostgresParticipant`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        *,
+        record: str = "kafka2pc_staged",
+        unlogged: bool = False,
+        **more,
+    ):
         super().__init__(url, table, record=record, **more)
         self.unlogged = unlogged
 
-    def _check(self, db: psycopg.Connection): pass  # nothing has to be switched on
-    def _transaction(self, c: Committable) -> "StagedTransaction": return StagedTransaction(self, c)
+    # nothing has to be switched on
+    def _check(self, db: psycopg.Connection):
+        pass
+
+    def _transaction(self, c: Committable) -> "StagedTransaction":
+        return StagedTransaction(self, c)
 
     def waiting(self, c: Committable) -> sql.Identifier:
-        "The table in which the rows of a transaction wait."
+        """The table in which the rows of a transaction wait."""
         name = hashlib.sha256(f"{c.transactional_id}.{c.state.epoch}".encode()).hexdigest()[:32]
         return sql.Identifier(*self.table.split(".")[:-1], f"kafka2pc_{name}")
 
     def apply(self, db: psycopg.Connection, decision):
-        "Moves the rows of a decision that `db` is writing, in its transaction. Raises `Refused` (rows are missing), `BadRow`, `PrecommitFailed`."
+        """Moves the rows of a decision that `db` is writing, in its transaction. Raises `Refused`
+        (rows are missing), `BadRow`, `PrecommitFailed`.
+        """
         for c in decision.committables:
-            if c.participant == self.name and not self._move(db, c): raise Refused(f"{c.transactional_id} is not open in PostgreSQL any more")
+            if c.participant == self.name and not self._move(db, c):
+                raise Refused(f"{c.transactional_id} is not open in PostgreSQL any more")
 
     def _move(self, db: psycopg.Connection, c: Committable) -> bool:
-        if not self.mark(db, c, "committed"): return False
+        if not self.mark(db, c, "committed"):
+            return False
         waiting = self.waiting(c)
         with our_errors(self.table):
-            there = db.execute(sql.SQL("select count(*) from {}").format(waiting)).fetchone()[0] if self._has_rows(db, c) else 0
+            there = (
+                db.execute(sql.SQL("select count(*) from {}").format(waiting)).fetchone()[0]
+                if self._has_rows(db, c)
+                else 0
+            )
             if there < c.records:
-                raise Refused(f"{c.transactional_id}: {there} of {c.records} rows are there", why="After a crash PostgreSQL empties unlogged tables.")
-            names = [d.name for d in db.execute(sql.SQL("select * from {} limit 0").format(waiting)).description if d.name != "kafka2pc_row"]
+                raise Refused(
+                    f"{c.transactional_id}: {there} of {c.records} rows are there",
+                    why="After a crash PostgreSQL empties unlogged tables.",
+                )
+            names = [
+                d.name
+                for d in db.execute(sql.SQL("select * from {} limit 0").format(waiting)).description
+                if d.name != "kafka2pc_row"
+            ]
             move_rows(db, waiting, sql.Identifier(*self.table.split(".")), names, self.key)
         return True
 
     def mark(self, db: psycopg.Connection, c: Committable, outcome: str) -> int:
-        "Write into the line of an open transaction how it ends; 0 if it is open no more."
-        return self.run(db, "update {} set outcome = %s where outcome = 'open' and transactional_id = %s and epoch = %s", outcome, c.transactional_id,
-                        c.state.epoch).rowcount
+        """Write into the line of an open transaction how it ends; 0 if it is open no more."""
+        return self.run(
+            db,
+            "update {} set outcome = %s where outcome = 'open' and transactional_id = %s and epoch"
+            " = %s",
+            outcome,
+            c.transactional_id,
+            c.state.epoch,
+        ).rowcount
 
-    def commit(self, c: Committable) -> Outcome: return self._end(c, self._move, "committed")
-    def abort(self, c: Committable) -> Outcome: return self._end(c, self._drop, "aborted")
+    def commit(self, c: Committable) -> Outcome:
+        return self._end(c, self._move, "committed")
+
+    def abort(self, c: Committable) -> Outcome:
+        return self._end(c, self._drop, "aborted")
 
     def _drop(self, db: psycopg.Connection, c: Committable):
-        if self.mark(db, c, "aborted"): db.execute(sql.SQL("drop table if exists {}").format(self.waiting(c)))
+        if self.mark(db, c, "aborted"):
+            db.execute(sql.SQL("drop table if exists {}").format(self.waiting(c)))
 
     def _end(self, c: Committable, verb, outcome: str) -> Outcome:
         try:
             with self._recorded() as db:
-                with db.transaction(): verb(db, c)
+                with db.transaction():
+                    verb(db, c)
                 found = self._outcomes(db, [c]).get((c.transactional_id, c.state.epoch))
-        except (StoreUnreachable, PrecommitFailed, OperationalError): return Outcome.UNKNOWN
-        except Refused: return Outcome.REFUSED
+        except (StoreUnreachable, PrecommitFailed, OperationalError):
+            return Outcome.UNKNOWN
+        except Refused:
+            return Outcome.REFUSED
         return Outcome.DONE if found == outcome else Outcome.REFUSED
 
     def _outcomes(self, db: psycopg.Connection, cs: Iterable[Committable]) -> dict:
-        found = self.run(db, "select transactional_id, epoch, outcome from {} where transactional_id = any(%s)", [c.transactional_id for c in cs])
+        found = self.run(
+            db,
+            "select transactional_id, epoch, outcome from {} where transactional_id = any(%s)",
+            [c.transactional_id for c in cs],
+        )
         return {(tid, epoch): outcome for tid, epoch, outcome in found}
 
     def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
         cs, known = list(cs), {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
         with self._recorded() as db:
             found = self._outcomes(db, cs)
+
             def state(c):
                 outcome = found.get((c.transactional_id, c.state.epoch))
-                return TxnState.PRECOMMITTED if outcome == "open" and self._has_rows(db, c) else known.get(outcome)
+                return (
+                    TxnState.PRECOMMITTED
+                    if outcome == "open" and self._has_rows(db, c)
+                    else known.get(outcome)
+                )
+
             return [Standing(state(c)) for c in cs]
 
     def _has_rows(self, db: psycopg.Connection, c: Committable) -> bool:
         waiting = self.waiting(c)
-        if db.execute("select to_regclass(%s)", (waiting.as_string(db),)).fetchone() == (None,): return False
+        if db.execute("select to_regclass(%s)", (waiting.as_string(db),)).fetchone() == (None,):
+            return False
         return db.execute(sql.SQL("select exists (select from {})").format(waiting)).fetchone()[0]
 
 # %% ../../nbs/stores/05_staged.ipynb #c010
 class StagedTransaction(PostgresTransaction):
-    "The rows of one task, on the way into their waiting table."
+    """The rows of one task, on the way into their waiting table."""
+
     def __init__(self, store: StagedParticipant, c: Committable):
         super().__init__(store, c)
         self.into = store.waiting(c)
 
     def _vote(self):
-        "The rows are committed, beside the table."
+        """The rows are committed, beside the table."""
         if not self.store.mark(self.db, self.c, "open"):
-            raise PrecommitFailed(f"{self.who} was aborted", why="A sweep or a newer life of its name has aborted it.")
+            raise PrecommitFailed(
+                f"{self.who} was aborted", why="A sweep or a newer life of its name has aborted it."
+            )
         self.db.commit()

@@ -11,40 +11,72 @@ from typing import Callable, Iterable, Iterator, Protocol
 
 # %% ../../nbs/stores/04_wal.ipynb #c003
 from ..protocol.errors import StoreUnreachable
-from ..protocol.transactions import Committable, Outcome, Participant, Plan, Standing, Transaction
+from kafka2pc.protocol.transactions import (
+    Committable,
+    Outcome,
+    Participant,
+    Plan,
+    Standing,
+    Transaction,
+)
 
 # %% ../../nbs/stores/04_wal.ipynb #c010
 class Log(Participant, Protocol):
-    "A participant that can give back the rows of a committed transaction, and drop them while its outcome stays known."
+    """A participant that can give back the rows of a committed transaction, and drop them while its
+    outcome stays known.
+    """
+
     def rows(self, c: Committable) -> Iterator[dict]: ...
     def drop(self, c: Committable): ...
 
 
 class WalParticipant:
-    """A target without transactions behind a log. `send(items)` gets up to `chunk` pairs (key, row) at once; the target must ignore keys that it
-    has seen. It may raise `OSError`, and is asked again then; what else it raises goes up. Receipts carry the log's name."""
-    def __init__(self, log: Log, send: Callable[[list[tuple[str, dict]]], None], *, chunk: int = 1000):
+    """A target without transactions behind a log. `send(items)` gets up to `chunk` pairs (key, row)
+    at once; the target must ignore keys that it has seen. It may raise `OSError`, and is asked
+    again then; what else it raises goes up. Receipts carry the log's name.
+    """
+
+    def __init__(
+        self, log: Log, send: Callable[[list[tuple[str, dict]]], None], *, chunk: int = 1000
+    ):
         self.log, self.send, self.chunk, self.name = log, send, chunk, log.name
 
-    def store_id(self) -> str: return self.log.store_id()
-    def begin(self, plan: Plan) -> Transaction: return self.log.begin(plan)
-    def abort(self, c: Committable) -> Outcome: return self.log.abort(c)
-    def describe(self, cs: Iterable[Committable], **limits) -> list[Standing]: return self.log.describe(cs, **limits)
-    def in_doubt(self, query_id: str) -> list[Committable]: return self.log.in_doubt(query_id)
+    def store_id(self) -> str:
+        return self.log.store_id()
+
+    def begin(self, plan: Plan) -> Transaction:
+        return self.log.begin(plan)
+
+    def abort(self, c: Committable) -> Outcome:
+        return self.log.abort(c)
+
+    def describe(self, cs: Iterable[Committable], **limits) -> list[Standing]:
+        return self.log.describe(cs, **limits)
+
+    def in_doubt(self, query_id: str) -> list[Committable]:
+        return self.log.in_doubt(query_id)
 
     def traces(self, query_id: str) -> list[str]:
-        "What the log remembers: it keeps outcomes, also when the rows are through."
+        """What the log remembers: it keeps outcomes, also when the rows are through."""
         return self.log.traces(query_id)
 
     def commit(self, c: Committable) -> Outcome:
-        "Commit the log, then replay it. UNKNOWN: not all rows are through; ask again."
+        """Commit the log, then replay it. UNKNOWN: not all rows are through; ask again."""
         outcome = self.log.commit(c)
-        if outcome is not Outcome.DONE: return outcome
-        try: self._replay(c)
-        except (OSError, StoreUnreachable): return Outcome.UNKNOWN  # of the target, or of the log
+        if outcome is not Outcome.DONE:
+            return outcome
+        try:
+            self._replay(c)
+        # of the target, or of the log
+        except (OSError, StoreUnreachable):
+            return Outcome.UNKNOWN
         return Outcome.DONE
 
     def _replay(self, c: Committable):
-        items = ((f"{c.transactional_id}.{c.state.epoch}/{n}", row) for n, row in enumerate(self.log.rows(c)))
-        while chunk := list(islice(items, self.chunk)): self.send(chunk)
+        items = (
+            (f"{c.transactional_id}.{c.state.epoch}/{n}", row)
+            for n, row in enumerate(self.log.rows(c))
+        )
+        while chunk := list(islice(items, self.chunk)):
+            self.send(chunk)
         self.log.drop(c)

@@ -1,32 +1,65 @@
-"""Places of checkpoints and decision logs: which names are one place, and which names are refused before anything is created."""
+"""Places of checkpoints and decision logs: which names are one place, and which names are refused
+before anything is created.
+"""
+
 import os
 
 import pytest
 
-from kafka2pc.protocol.decisions import FileLog, ObjectLog, open_log
-from kafka2pc.spark.foreach_batch import TwoPhase
-from kafka2pc.protocol.errors import BadOption
 from kafka2pc.backends.places import check_place, normal_place
+from kafka2pc.protocol.decisions import FileLog, ObjectLog, open_log
+from kafka2pc.protocol.errors import BadOption
+from kafka2pc.spark.foreach_batch import TwoPhase
 from kafka2pc.spark.sink import Checkpoint, log_at, parse_options
 
 # -- one place, many names --
 
 SAME = {
-    "file:///x": ["/x", "/x/", "//x", "///x//", "/a/../x", "/./x", "file:/x", "file:///x", "file:///x/", "FILE:/x"],
+    "file:///x": [
+        "/x",
+        "/x/",
+        "//x",
+        "///x//",
+        "/a/../x",
+        "/./x",
+        "file:/x",
+        "file:///x",
+        "file:///x/",
+        "FILE:/x",
+    ],
     "file:///a b%20c/d": ["/a b%20c/d", "file:/a b%20c//d"],
     "file:///": ["/", "//", "file:///"],
     "file:///dbfs/x": ["/dbfs/x"],
-    "s3://bucket/key": ["s3://bucket/key", "s3a://bucket/key/", "s3n://bucket/key", "S3://bucket/key", "s3n://ID:SECRET@bucket/key", "s3n://ID:SEC/RET@bucket/key"],
+    "s3://bucket/key": [
+        "s3://bucket/key",
+        "s3a://bucket/key/",
+        "s3n://bucket/key",
+        "S3://bucket/key",
+        "s3n://ID:SECRET@bucket/key",
+        "s3n://ID:SEC/RET@bucket/key",
+    ],
     "s3://bucket": ["s3://bucket", "s3a://bucket/"],
-    "s3://arn:aws:s3:eu-west-1:1:accesspoint/p/key": ["s3://arn:aws:s3:eu-west-1:1:accesspoint/p/key"],
+    "s3://arn:aws:s3:eu-west-1:1:accesspoint/p/key": [
+        "s3://arn:aws:s3:eu-west-1:1:accesspoint/p/key"
+    ],
     "gs://bucket/key": ["gs://bucket/key", "gcs://bucket/key/", "GS://bucket/key"],
     "abfs://c@a.dfs.core.windows.net/p": [
-        "abfs://c@a.dfs.core.windows.net/p", "abfss://c@a.dfs.core.windows.net/p/", "abfss://c@A.DFS.core.windows.net/p", "az://c@a.blob.core.windows.net/p",
-        "wasb://c@a.blob.core.windows.net/p", "wasbs://c@a.blob.core.windows.net/p",
+        "abfs://c@a.dfs.core.windows.net/p",
+        "abfss://c@a.dfs.core.windows.net/p/",
+        "abfss://c@A.DFS.core.windows.net/p",
+        "az://c@a.blob.core.windows.net/p",
+        "wasb://c@a.blob.core.windows.net/p",
+        "wasbs://c@a.blob.core.windows.net/p",
     ],
     "abfs://c@a.dfs.core.chinacloudapi.cn/p": ["wasbs://c@a.blob.core.chinacloudapi.cn/p"],
     "abfs://c/p": ["az://c/p", "abfs://c/p", "abfss://c/p/"],
-    "hdfs://nn:8020/x": ["hdfs://nn:8020/x", "hdfs://NN:8020/x/", "hdfs://nn:8020//x", "hdfs://nn:8020/a/../x", "hdfs://user@nn:8020/x"],
+    "hdfs://nn:8020/x": [
+        "hdfs://nn:8020/x",
+        "hdfs://NN:8020/x/",
+        "hdfs://nn:8020//x",
+        "hdfs://nn:8020/a/../x",
+        "hdfs://user@nn:8020/x",
+    ],
     "hdfs://nn/x": ["hdfs://nn/x"],
     "hdfs:///x": ["hdfs:///x", "hdfs:/x"],
     "dbfs:///x": ["dbfs:/x", "dbfs:///x", "dbfs:/x/"],
@@ -35,15 +68,32 @@ SAME = {
     "kafka:Decisions": ["kafka:Decisions"],
     "oss://Bucket/a//b": ["oss://Bucket/a//b/"],
     "postgresql://host:5432/db": [
-        "postgresql://host:5432/db", "postgres://host/db", "postgresql://user:password@HOST/db", "postgresql://user:pass%40word@host:/db",
-        "postgresql://user:p@ss:w?rd@host/db", "postgresql://host/db?sslmode=require&password=secret&sslpassword=secret&passfile=/secret&user=u",
-        "postgresql:///?host=host&dbname=db", "postgresql://other:1/else?host=host&port=5432&dbname=db", "postgresql:///db?hostaddr=host",
-        "postgresql://host/db?application_name=a+b&connect_timeout=3", "POSTGRESQL://host/%64b",
+        "postgresql://host:5432/db",
+        "postgres://host/db",
+        "postgresql://user:password@HOST/db",
+        "postgresql://user:pass%40word@host:/db",
+        "postgresql://user:p@ss:w?rd@host/db",
+        "postgresql://host/db?sslmode=require&password=secret&sslpassword=secret&passfile=/secret&user=u",
+        "postgresql:///?host=host&dbname=db",
+        "postgresql://other:1/else?host=host&port=5432&dbname=db",
+        "postgresql:///db?hostaddr=host",
+        "postgresql://host/db?application_name=a+b&connect_timeout=3",
+        "POSTGRESQL://host/%64b",
     ],
-    "postgresql://a:5432,b:5433/db": ["postgresql://a,b:5433/db", "postgresql://u:s@b:5433,a/db", "postgresql:///db?host=a,b&port=5432,5433"],
+    "postgresql://a:5432,b:5433/db": [
+        "postgresql://a,b:5433/db",
+        "postgresql://u:s@b:5433,a/db",
+        "postgresql:///db?host=a,b&port=5432,5433",
+    ],
     "postgresql://[::1]:5432/db": ["postgresql://[::1]/db", "postgresql:///db?host=::1"],
-    "postgresql://%2Ftmp%2FSock:5432/db": ["postgresql://postgres:@/db?host=/tmp/Sock", "postgresql://%2Ftmp%2FSock/db"],
-    "postgresql://host:5432/db?options=-csearch_path=mine": ["postgresql://host/db?options=-csearch_path%3Dmine", "postgresql://host/db?options=-c%20search_path=mine"],
+    "postgresql://%2Ftmp%2FSock:5432/db": [
+        "postgresql://postgres:@/db?host=/tmp/Sock",
+        "postgresql://%2Ftmp%2FSock/db",
+    ],
+    "postgresql://host:5432/db?options=-csearch_path=mine": [
+        "postgresql://host/db?options=-csearch_path%3Dmine",
+        "postgresql://host/db?options=-c%20search_path=mine",
+    ],
 }
 NAMES = [(place, normal) for normal, places in SAME.items() for place in places]
 
@@ -112,7 +162,10 @@ REFUSED = {
 
 
 def parts(error):
-    assert all((error.what, error.why, error.risk, error.action)) and error.risk == "No. Nothing was written."
+    assert (
+        all((error.what, error.why, error.risk, error.action))
+        and error.risk == "No. Nothing was written."
+    )
     assert "ecret" not in str(error) and "e c r" not in str(error)
     return str(error)
 
@@ -124,7 +177,16 @@ def test_a_place_that_cannot_be_used_is_refused(place):
     assert REFUSED[place] in parts(caught.value) and caught.value.what.startswith("decisionLog=")
 
 
-DRIVERS = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "abfs": "adlfs", "abfss": "adlfs", "az": "adlfs", "lakefs": "lakefs-spec"}
+DRIVERS = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "lakefs": "lakefs-spec",
+}
 
 
 @pytest.mark.parametrize("scheme", DRIVERS)
@@ -140,10 +202,25 @@ def test_a_missing_driver_names_its_package(scheme, monkeypatch):
     monkeypatch.setattr(fsspec, "get_filesystem_class", absent)
     with pytest.raises(BadOption) as caught:
         check_place("decisionLog", f"{scheme}://bucket/key")
-    assert f"the driver of {scheme}:// is not installed" in parts(caught.value) and DRIVERS[scheme] in caught.value.why + caught.value.action
+    assert (
+        f"the driver of {scheme}:// is not installed" in parts(caught.value)
+        and DRIVERS[scheme] in caught.value.why + caught.value.action
+    )
 
 
-GOOD = ["/x", "//x", "/a:b/c", "file:/x", "file:///x", "memory://x", "hdfs://nn/x", "hdfs:///x", "kafka:a.b_c-1", "postgresql://u:p@h/db", "postgres:///db?host=/tmp"]
+GOOD = [
+    "/x",
+    "//x",
+    "/a:b/c",
+    "file:/x",
+    "file:///x",
+    "memory://x",
+    "hdfs://nn/x",
+    "hdfs:///x",
+    "kafka:a.b_c-1",
+    "postgresql://u:p@h/db",
+    "postgres:///db?host=/tmp",
+]
 
 
 @pytest.mark.parametrize("place", GOOD)
@@ -170,7 +247,9 @@ def empty(tmp_path, monkeypatch):
 
 BAD = ["decisions", "./x", "dbfs:/x", "hdfs:/x", "file:x", "nosuch://x"]
 ASKED = {
-    "parse_options": lambda place: parse_options({"kafka.bootstrap.servers": "h:1", "topic": "t", "decisionLog": place}),
+    "parse_options": lambda place: parse_options(
+        {"kafka.bootstrap.servers": "h:1", "topic": "t", "decisionLog": place}
+    ),
     "log_at": lambda place: log_at(place, "query"),
     "open_log": open_log,
     "TwoPhase": lambda place: TwoPhase("orders", [], place),
@@ -217,19 +296,37 @@ def test_a_dual_write_opens_folders_urls_and_tables(tmp_path):
 # -- what a careless reading would take for one place, or show --
 
 
-@pytest.mark.parametrize(("one", "other"), [
-    ("s3://b//k", "s3://b/k"), ("s3a://K:S@bucket1/x@y/k", "s3a://K:S@bucket2/x@y/k"),
-    ("postgresql://h/d?options=-c SEARCH_PATH=prod", "postgresql://h/d?options=-c SEARCH_PATH=test"),
-    ("postgresql://h/d?options=--search-path=prod", "postgresql://h/d?options=--search-path=test"),
-])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("s3://b//k", "s3://b/k"),
+        ("s3a://K:S@bucket1/x@y/k", "s3a://K:S@bucket2/x@y/k"),
+        (
+            "postgresql://h/d?options=-c SEARCH_PATH=prod",
+            "postgresql://h/d?options=-c SEARCH_PATH=test",
+        ),
+        (
+            "postgresql://h/d?options=--search-path=prod",
+            "postgresql://h/d?options=--search-path=test",
+        ),
+    ],
+)
 def test_these_are_two_places(one, other):
     assert normal_place(one) != normal_place(other)
 
 
-@pytest.mark.parametrize("place", [
-    "kafka://user:hun@ter2@broker/t", "u:hun@ter2@h/db", "pgsql://u:hun@ter2@h/db", "POSTGRESQL://u:hun@ter2@h/db", "nosuch://u:hun@ter2@h/db",
-    "nosuch://h/x?pwd=hunter2", "nosuch://h/x?sig=hunter2",
-])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "kafka://user:hun@ter2@broker/t",
+        "u:hun@ter2@h/db",
+        "pgsql://u:hun@ter2@h/db",
+        "POSTGRESQL://u:hun@ter2@h/db",
+        "nosuch://u:hun@ter2@h/db",
+        "nosuch://h/x?pwd=hunter2",
+        "nosuch://h/x?sig=hunter2",
+    ],
+)
 def test_no_error_shows_a_secret_of_a_place(place):
     with pytest.raises(BadOption) as caught:
         check_place("decisionLog", place)

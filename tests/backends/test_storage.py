@@ -1,4 +1,7 @@
-"""Storage: drivers that fail in their own ways, stores that cannot hold decisions, and checkpoints that Python cannot see."""
+"""Storage: drivers that fail in their own ways, stores that cannot hold decisions, and checkpoints
+that Python cannot see.
+"""
+
 from unittest.mock import patch
 
 import fsspec
@@ -6,12 +9,12 @@ import pytest
 from failing_driver import FailingDriver
 from fsspec.implementations.memory import MemoryFileSystem
 
-from kafka2pc.spark import sink
 from kafka2pc.backends import storage
+from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol.decisions import open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
+from kafka2pc.spark import sink
 from kafka2pc.spark.sink import Checkpoint
-from kafka2pc.backends.storage import Storage
 
 
 class Moody(FailingDriver):
@@ -35,7 +38,11 @@ def moody():
 
 
 def test_an_error_that_is_no_oserror_is_asked_again(moody):
-    for call in (lambda: moody.write("/a/x", b"1"), lambda: moody.read("/a/x"), lambda: moody.names("/a")):
+    for call in (
+        lambda: moody.write("/a/x", b"1"),
+        lambda: moody.read("/a/x"),
+        lambda: moody.names("/a"),
+    ):
         Moody.left = 3
         call()
     assert (moody.read("/a/x"), moody.names("/a")) == (b"1", ["x"])
@@ -43,7 +50,10 @@ def test_an_error_that_is_no_oserror_is_asked_again(moody):
 
 def test_an_error_that_stays_is_told_with_its_cause_and_never_as_an_empty_folder(moody):
     Moody.left, Moody.calls = 99, 0
-    with pytest.raises(StoreUnreachable, match="no clear answer about /a(?s:.*)RuntimeError: the driver's own error"):
+    with pytest.raises(
+        StoreUnreachable,
+        match="no clear answer about /a(?s:.*)RuntimeError: the driver's own error",
+    ):
         moody.names("/a")
     assert Moody.calls == 5
     assert moody.create("/a/y", b"1") is None, "it may have been written"
@@ -64,12 +74,18 @@ def test_the_check_for_an_exclusive_create_is_made_once_in_a_process(moody):
 def test_a_store_without_an_exclusive_create_is_refused_before_it_is_asked(place):
     with pytest.raises(BadOption, match="no exclusive create") as e:
         open_log(place)
-    assert "decisionLog to kafka:TOPIC" in e.value.action and "the checkpoint can stay" in e.value.action
+    assert (
+        "decisionLog to kafka:TOPIC" in e.value.action
+        and "the checkpoint can stay" in e.value.action
+    )
 
 
 def test_a_checkpoint_that_only_spark_sees_is_named_with_the_cause(tmp_path):
     """Spark on a cluster reads a path without a scheme in HDFS."""
-    for ask in (Checkpoint(f"{tmp_path}/orders").query_id, Checkpoint(f"{tmp_path}/orders").newest_batch):
+    for ask in (
+        Checkpoint(f"{tmp_path}/orders").query_id,
+        Checkpoint(f"{tmp_path}/orders").newest_batch,
+    ):
         with pytest.raises(BadOption, match=r"fs\.defaultFS") as e:
             ask()
         assert f"{tmp_path}/orders" in e.value.what and "hdfs://host/path" in e.value.action
@@ -91,6 +107,9 @@ def test_a_driver_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
 
 
 def test_the_log_inside_a_checkpoint_is_opened_once_in_a_process(tmp_path):
-    with patch.object(sink, "_LOGS", {}), patch.object(sink, "open_log", side_effect=open_log) as opened:
+    with (
+        patch.object(sink, "_LOGS", {}),
+        patch.object(sink, "open_log", side_effect=open_log) as opened,
+    ):
         logs = [sink.log_in(Checkpoint(f"{tmp_path}/{name}")) for name in ("a", "a", "b")]
     assert logs[0] is logs[1] is not logs[2] and opened.call_count == 2

@@ -1,4 +1,5 @@
 """Storage: errors that speak of something else, older drivers."""
+
 import errno
 import os
 import traceback
@@ -9,12 +10,12 @@ import pytest
 from failing_driver import FailingDriver
 from store_proxy import Answer
 
+from kafka2pc.backends.places import masked
+from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol.decisions import FileLog, open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
-from kafka2pc.backends.places import masked
 from kafka2pc.protocol.transactions import Outcome
 from kafka2pc.spark.sink import Checkpoint, log_at
-from kafka2pc.backends.storage import Storage
 from kafka2pc.stores.wal import WalParticipant
 
 
@@ -46,7 +47,9 @@ def failing(monkeypatch):
     fsspec.register_implementation("failing", Failing, clobber=True)
     fsspec.register_implementation("olds3", OldS3, clobber=True)
     Failing.store.clear()
-    monkeypatch.setattr("kafka2pc.backends.storage.wait_random_exponential", lambda **_: lambda state: 0)
+    monkeypatch.setattr(
+        "kafka2pc.backends.storage.wait_random_exponential", lambda **_: lambda state: 0
+    )
     storage = Storage("failing://a")
     storage.write("/a/0.0.json", b"1")
     yield lambda error: monkeypatch.setattr(Failing, "error", error)
@@ -61,7 +64,9 @@ def s3fs():
 
 @pytest.mark.parametrize("status", [404, 412])
 def test_an_error_that_the_caller_is_handling_is_no_answer_of_the_store(failing, status):
-    """Python chains it to what the driver raises; a lost connection must not be taken for an empty folder."""
+    """Python chains it to what the driver raises; a lost connection must not be taken for an empty
+    folder.
+    """
     storage = Storage("failing://a")
     failing(RuntimeError("connection lost"))
     try:
@@ -78,7 +83,14 @@ def test_an_older_driver_of_s3_reads(failing):
     assert Storage("olds3://a").read("/a/0.0.json") == b"1"
 
 
-@pytest.mark.parametrize("error", [ValueError("Bad Request: b/x/o\ninvalid_grant"), TypeError("the driver's own"), NotImplementedError()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("Bad Request: b/x/o\ninvalid_grant"),
+        TypeError("the driver's own"),
+        NotImplementedError(),
+    ],
+)
 def test_an_error_while_reading_is_not_blamed_on_exclusive_creates(failing, error):
     storage = Storage("failing://a")
     failing(error)
@@ -124,7 +136,12 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path):
         if str(path) == log.folder:
             raise OSError(errno.ESTALE, "Stale file handle")
         return real(path, *args, **more)
-    with patch("os.stat", stale), patch("os.listdir", stale), pytest.raises(StoreUnreachable, match="Stale file handle"):
+
+    with (
+        patch("os.stat", stale),
+        patch("os.listdir", stale),
+        pytest.raises(StoreUnreachable, match="Stale file handle"),
+    ):
         log.slots()
     assert FileLog(f"{tmp_path}/none").slots() == []
 
@@ -147,11 +164,16 @@ def test_a_404_that_is_not_the_stores_is_no_empty_folder(request, name):
 
 
 def test_a_slash_at_the_end_of_a_place_makes_no_other_log():
-    """In an object store log//q and log/q are two folders; the command line looks into the second one."""
+    """In an object store log//q and log/q are two folders; the command line looks into the second
+    one.
+    """
     logs = [log_at(place, "q") for place in ("memory://slash/log/", "memory://slash/log")]
     assert logs[0].folder == logs[1].folder and logs[0].place == logs[1].place
 
 
 def test_a_log_of_rows_that_gives_no_clear_answer_is_asked_again():
-    log = Mock(commit=Mock(return_value=Outcome.DONE), rows=Mock(side_effect=StoreUnreachable("no clear answer")))
+    log = Mock(
+        commit=Mock(return_value=Outcome.DONE),
+        rows=Mock(side_effect=StoreUnreachable("no clear answer")),
+    )
     assert WalParticipant(log, lambda items: None).commit(Mock()) is Outcome.UNKNOWN

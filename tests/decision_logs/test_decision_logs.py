@@ -1,4 +1,7 @@
-"""The promises of every decision log: in memory, in files, in an object store, in a Kafka topic, in a PostgreSQL table; and what only one can break."""
+"""The promises of every decision log: in memory, in files, in an object store, in a Kafka topic, in
+a PostgreSQL table; and what only one can break.
+"""
+
 import errno
 import os
 import time
@@ -15,14 +18,14 @@ from confluent_kafka import Producer
 from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
 from fsspec.implementations.local import LocalFileSystem
 
-from kafka2pc.protocol import decisions
-from kafka2pc.kafka.control import Control
 from kafka2pc.decision_logs.table import TableLog
 from kafka2pc.decision_logs.topic import TopicLog
+from kafka2pc.kafka.control import Control
+from kafka2pc.protocol import decisions
 from kafka2pc.protocol.decisions import FileLog, MemoryLog, ObjectLog, open_log
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
-from kafka2pc.stores.file import ObjectParticipant
 from kafka2pc.protocol.transactions import Outcome
+from kafka2pc.stores.file import ObjectParticipant
 
 pytestmark = pytest.mark.timeout(180)
 DURABLE_LOGS = ["file", "object", pytest.param("topic", marks=pytest.mark.kafka), "table"]
@@ -43,6 +46,7 @@ def lose(target, name, when, error):
         if when == "after":
             real(*args, **more)
         raise error
+
     with patch.object(target, name, first_only(fails, real)):
         yield
 
@@ -62,12 +66,20 @@ def file(request):
     def spoil(name, slot, content):
         os.makedirs(f"{folder}/{name}")
         Path(f"{folder}/{name}/{slot.batch_id}.{slot.attempt}.json").write_bytes(content)
+
     losing = lambda when: lose(decisions.os, "link", when, OSError(5, "I/O error"))
-    return Place(lambda name="a": FileLog(f"{folder}/{name}"), steps=["create", "_put"], spoil=spoil, lost=both(losing))
+    return Place(
+        lambda name="a": FileLog(f"{folder}/{name}"),
+        steps=["create", "_put"],
+        spoil=spoil,
+        lost=both(losing),
+    )
 
 
 class ConditionalPut(LocalFileSystem):
-    """A store with a conditional put that other processes see, as S3 has it: the object appears whole, or the name is taken."""
+    """A store with a conditional put that other processes see, as S3 has it: the object appears
+    whole, or the name is taken.
+    """
 
     protocol = "put"
 
@@ -92,6 +104,7 @@ def an_object_store(request):
     def spoil(name, slot, content):
         log = open(name)
         log.storage.write(log._path(slot), content)
+
     losing = lambda when: lose(ConditionalPut, "pipe_file", when, OSError(5, "I/O error"))
     return Place(open, steps=["create", "_put", "pipe_file"], spoil=spoil, lost=both(losing))
 
@@ -113,9 +126,16 @@ def topic(request):
             if when == "after":
                 real(*args, **more)
             return Outcome.UNKNOWN
+
         with patch.object(Control, "end_txn", first_only(fails, real)):
             yield
-    return Place(lambda name="a": TopicLog(conf, "decisions", f"{start}-{name}"), steps=["create", "end_txn"], spoil=spoil, lost=both(losing))
+
+    return Place(
+        lambda name="a": TopicLog(conf, "decisions", f"{start}-{name}"),
+        steps=["create", "end_txn"],
+        spoil=spoil,
+        lost=both(losing),
+    )
 
 
 def table(request):
@@ -124,9 +144,20 @@ def table(request):
 
     def spoil(name, slot, content):
         TableLog(url, f"{start}-{name}")
-        postgres.execute("insert into kafka2pc_decisions values (%s, %s, %s, %s)", f"{start}-{name}", *slot, content.decode("latin-1"))
+        postgres.execute(
+            "insert into kafka2pc_decisions values (%s, %s, %s, %s)",
+            f"{start}-{name}",
+            *slot,
+            content.decode("latin-1"),
+        )
+
     losing = lambda when: lose(psycopg.Connection, "commit", when, psycopg.OperationalError("lost"))
-    return Place(lambda name="a": TableLog(url, f"{start}-{name}", lock_ms=300), steps=["create", "_insert"], spoil=spoil, lost=both(losing))
+    return Place(
+        lambda name="a": TableLog(url, f"{start}-{name}", lock_ms=300),
+        steps=["create", "_insert"],
+        spoil=spoil,
+        lost=both(losing),
+    )
 
 
 PLACES = {"memory": memory, "file": file, "object": an_object_store, "topic": topic, "table": table}
@@ -187,7 +218,16 @@ def test_a_decision_is_on_the_disk_whatever_the_user_has_set_and_takes_its_work_
 
     def also(db, decision):
         done.append((decision.slot.batch_id, *db.execute("show synchronous_commit").fetchone()))
-    log = TableLog(f"{postgres.url}&options=-csynchronous_commit%3Doff" if "?" in postgres.url else f"{postgres.url}?options=-csynchronous_commit%3Doff", name, also=also)
+
+    log = TableLog(
+        (
+            f"{postgres.url}&options=-csynchronous_commit%3Doff"
+            if "?" in postgres.url
+            else f"{postgres.url}?options=-csynchronous_commit%3Doff"
+        ),
+        name,
+        also=also,
+    )
     first = record()
     log.create(record(6, commit=False))
     assert log.create(first) == log.create(record()) == log.create(first) == first
@@ -200,7 +240,9 @@ def test_a_commit_behind_a_later_batch_is_refused_with_its_work(postgres):
     log.create(record(8, commit=False))
     with pytest.raises(Superseded, match="a later batch stands"):
         log.create(record(7))
-    assert (log.chain(7), done) == ([], []) and log.create(closed := record(7, commit=False)) == closed
+    assert (log.chain(7), done) == ([], []) and log.create(
+        closed := record(7, commit=False)
+    ) == closed
 
 
 def test_a_server_that_does_not_answer_is_reported_without_the_password():
@@ -218,9 +260,16 @@ class LooksFirst(LocalFileSystem):
 @pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
 def test_a_file_system_without_hard_links_is_named_and_nothing_stands(tmp_path, code):
     log, wanted = FileLog(tmp_path), record()
-    with patch.object(decisions.os, "link", side_effect=OSError(code, os.strerror(code))), pytest.raises(LogUnwritable, match="no hard links here") as caught:
+    with (
+        patch.object(decisions.os, "link", side_effect=OSError(code, os.strerror(code))),
+        pytest.raises(LogUnwritable, match="no hard links here") as caught,
+    ):
         log.create(wanted)
-    assert "decisionLog" in caught.value.action and log.batches() == [] and list(tmp_path.iterdir()) == []
+    assert (
+        "decisionLog" in caught.value.action
+        and log.batches() == []
+        and list(tmp_path.iterdir()) == []
+    )
     assert log.create(wanted) == wanted
 
 
@@ -250,5 +299,6 @@ def test_a_sibling_is_the_log_of_another_name_at_the_same_place(place):
     assert {name_of(a), name_of(b)} <= set(a.siblings())
     twin.purge(10)
     assert place("b").batches() == [] and place("a").chain(7) == [first]
-    if not isinstance(a, ObjectLog):  # in memory, fsspec keeps folders that an object store does not have
+    # in memory, fsspec keeps folders that an object store does not have
+    if not isinstance(a, ObjectLog):
         assert name_of(b) not in a.siblings()

@@ -1,4 +1,5 @@
 """A decision log in a Kafka topic: fences, long decisions in parts, and where a reader begins."""
+
 import random
 import time
 import uuid
@@ -8,18 +9,33 @@ from unittest.mock import patch
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import (AclBinding, AclOperation, AclPermissionType, AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource,
-                                   ResourcePatternType, ResourceType)
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
 from decision_log_suite import record
 from kafka_fixtures import records
 
 from kafka2pc.decision_logs import topic as decision_topic
-from kafka2pc.local.broker import LocalKafka
-from kafka2pc.kafka.control import Control
 from kafka2pc.decision_logs.topic import Bookmark, Tail, TopicLog
-from kafka2pc.protocol.decisions import Identity, Slot, dump_decision, load_decision
-from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, CorruptDecision, LogUnwritable, UnknownFormat
 from kafka2pc.kafka.column_producer import Sender
+from kafka2pc.kafka.control import Control
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.protocol.decisions import Identity, Slot, dump_decision, load_decision
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BrokerUnreachable,
+    CorruptDecision,
+    LogUnwritable,
+    UnknownFormat,
+)
 from kafka2pc.protocol.transactions import Committable, Outcome, PartitionRange, PreparedTxnState
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.kafka]
@@ -87,7 +103,10 @@ def test_who_loses_does_not_disturb_a_writer(kafka):
 
 def test_a_broker_that_goes_away_is_no_answer_only_if_the_question_was_asked(kafka):
     log, away = topic_log(kafka), BrokerUnreachable("nobody")
-    with patch.object(Control, "init_producer_id", side_effect=away), pytest.raises(LogUnwritable, match="nobody"):
+    with (
+        patch.object(Control, "init_producer_id", side_effect=away),
+        pytest.raises(LogUnwritable, match="nobody"),
+    ):
         log.create(record())
     real, asked = Control.init_producer_id, []
 
@@ -96,7 +115,11 @@ def test_a_broker_that_goes_away_is_no_answer_only_if_the_question_was_asked(kaf
             raise away
         asked.append(1)
         return real(*args, **more)
-    with patch.object(Control, "init_producer_id", once), patch.object(Control, "end_txn", return_value=Outcome.UNKNOWN):
+
+    with (
+        patch.object(Control, "init_producer_id", once),
+        patch.object(Control, "end_txn", return_value=Outcome.UNKNOWN),
+    ):
         assert log.create(record()) is None
 
 
@@ -124,9 +147,26 @@ def test_a_topic_that_would_forget_is_refused(kafka, policy):
 def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purged(kafka):
     admin, name = AdminClient(kafka.client_conf), uuid.uuid4().hex
     node = str(min(admin.list_topics(timeout=10).brokers))
-    quick = ConfigResource(ResourceType.BROKER, node, incremental_configs=[ConfigEntry("log.cleaner.backoff.ms", "100", incremental_operation=AlterConfigOpType.SET)])
+    quick = ConfigResource(
+        ResourceType.BROKER,
+        node,
+        incremental_configs=[
+            ConfigEntry(
+                "log.cleaner.backoff.ms", "100", incremental_operation=AlterConfigOpType.SET
+            )
+        ],
+    )
     admin.incremental_alter_configs([quick])[quick].result()
-    kafka.create_topic(name, config={"cleanup.policy": "compact", "segment.ms": 100, "min.cleanable.dirty.ratio": 0, "delete.retention.ms": 0, "max.message.bytes": 5000})
+    kafka.create_topic(
+        name,
+        config={
+            "cleanup.policy": "compact",
+            "segment.ms": 100,
+            "min.cleanable.dirty.ratio": 0,
+            "delete.retention.ms": 0,
+            "max.message.bytes": 5000,
+        },
+    )
     log = topic_log(kafka, name)
     kept = [log.create(record(b, a, commit=a == 1, n=300)) for b in range(6) for a in range(2)][-4:]
     log.purge(4)
@@ -154,15 +194,24 @@ def test_all_names_of_a_topic_share_one_reader(kafka):
 
 @pytest.mark.parametrize("n", [1, 6000])
 def test_a_run_with_another_prefix_fences_the_one_with_the_old(kafka, n):
-    """The old driver sleeps between its look into the topic and its line; meanwhile the prefix was changed, and the slot was won."""
+    """The old driver sleeps between its look into the topic and its line; meanwhile the prefix was
+    changed, and the slot was won.
+    """
     old = topic_log(kafka, prefix="old")
-    of = lambda prefix, **more: replace(record(**more), identity=Identity(log=old.place, prefix=prefix, fence=prefix))
+    of = lambda prefix, **more: replace(
+        record(**more), identity=Identity(log=old.place, prefix=prefix, fence=prefix)
+    )
     old.create(of("old", n=n))
     new = TopicLog(kafka.client_conf, old.topic, old.name, prefix="new")
     append_line, won = old._append, []
 
     def sleeps(state, lines):
-        with patch.object(decision_topic, "load_decision", side_effect=None if n == 1 else AssertionError("parsed"), wraps=load_decision):
+        with patch.object(
+            decision_topic,
+            "load_decision",
+            side_effect=None if n == 1 else AssertionError("parsed"),
+            wraps=load_decision,
+        ):
             won.append(new.create(of("new", batch_id=8)))
         old._append = append_line
         append_line(state, lines)
@@ -178,11 +227,28 @@ def test_a_run_with_another_prefix_fences_the_one_with_the_old(kafka, n):
 def long_record(batch_id=7, attempt=0, tasks=200, partitions=400):
     """A decision of a large batch, with numbers as they are in production: 12.8 MB of JSON."""
     rng = random.Random(batch_id)
-    ranges = lambda: tuple(PartitionRange(topic="shop.orders.enriched", partition=p, records=(n := rng.randrange(900, 1100)),
-                                          first_offset=(at := rng.randrange(10**9, 10**10)), last_offset=at + n - 1) for p in range(partitions))
-    cs = tuple(Committable(transactional_id=f"kafka2pc-{uuid.uuid4()}-{batch_id}-{t}-0-{rng.randrange(16**8):08x}", end_txn_version=5,
-                           state=PreparedTxnState(4000 + t, 3), cluster_id="MkU3OEVBNTcwNTJENDM2Qk", partitions=ranges(),
-                           started_ms=1_700_000_000_000 + t, timeout_ms=900_000) for t in range(tasks))
+    ranges = lambda: tuple(
+        PartitionRange(
+            topic="shop.orders.enriched",
+            partition=p,
+            records=(n := rng.randrange(900, 1100)),
+            first_offset=(at := rng.randrange(10**9, 10**10)),
+            last_offset=at + n - 1,
+        )
+        for p in range(partitions)
+    )
+    cs = tuple(
+        Committable(
+            transactional_id=f"kafka2pc-{uuid.uuid4()}-{batch_id}-{t}-0-{rng.randrange(16**8):08x}",
+            end_txn_version=5,
+            state=PreparedTxnState(4000 + t, 3),
+            cluster_id="MkU3OEVBNTcwNTJENDM2Qk",
+            partitions=ranges(),
+            started_ms=1_700_000_000_000 + t,
+            timeout_ms=900_000,
+        )
+        for t in range(tasks)
+    )
     return replace(record(batch_id, attempt), committables=cs)
 
 
@@ -190,18 +256,28 @@ def test_a_decision_of_200_tasks_and_400_partitions_fits_into_a_topic_with_defau
     log, wanted = topic_log(kafka), long_record()
     assert len(dump_decision(wanted)) > 12_000_000
     assert log.create(wanted) == wanted
-    assert again(log).create(record()) == wanted and again(log).chain(7) == [wanted] and log.batches() == [7]
-    assert log.name in log.siblings() and not [name for name in log.siblings() if name.startswith(f"{log.name}:")]
+    assert (
+        again(log).create(record()) == wanted
+        and again(log).chain(7) == [wanted]
+        and log.batches() == [7]
+    )
+    assert log.name in log.siblings() and not [
+        name for name in log.siblings() if name.startswith(f"{log.name}:")
+    ]
     log.sibling(log.name).purge(8)
     assert again(log).slots() == []
     written = keys_in(kafka, log)
-    assert len(written) == 6 and {key for key, gone in written if not gone} == {key for key, gone in written if gone}
+    assert len(written) == 6 and {key for key, gone in written if not gone} == {
+        key for key, gone in written if gone
+    }
 
 
 def test_a_short_decision_is_one_record_that_any_json_parser_reads(kafka):
     log, short = topic_log(kafka), record()
     log.create(short)
-    assert [m.value() for m in records(kafka, log.topic) if m.key().decode().startswith(log.name)] == [dump_decision(short)]
+    assert [
+        m.value() for m in records(kafka, log.topic) if m.key().decode().startswith(log.name)
+    ] == [dump_decision(short)]
 
 
 @pytest.fixture
@@ -214,7 +290,11 @@ def small(kafka):
 
 def test_a_part_that_is_missing_or_was_written_twice_or_is_another_one_is_found(kafka, small):
     wanted = record(n=2000)
-    for part, value, words in ((1, None, "is missing"), (1, b"x", "2 different lines"), (0, None, "is missing")):
+    for part, value, words in (
+        (1, None, "is missing"),
+        (1, b"x", "2 different lines"),
+        (0, None, "is missing"),
+    ):
         log = topic_log(kafka, small.topic)
         log.create(wanted)
         append(kafka, log.topic, f"{log.name}:7.0:{part}", value)
@@ -228,7 +308,14 @@ def test_a_part_that_is_missing_or_was_written_twice_or_is_another_one_is_found(
             again(log).chain(7)
 
 
-@pytest.mark.parametrize("head", [b'{"format": "parts", "par', b'{"format": "parts", "parts": "many"}', b'{"format": "parts", "parts": 0}'])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'{"format": "parts", "par',
+        b'{"format": "parts", "parts": "many"}',
+        b'{"format": "parts", "parts": 0}',
+    ],
+)
 def test_a_damaged_list_of_parts_is_found(kafka, head):
     log = topic_log(kafka)
     append(kafka, log.topic, f"{log.name}/7.0", head)
@@ -237,10 +324,14 @@ def test_a_damaged_list_of_parts_is_found(kafka, head):
             ask()
 
 
-def test_a_version_that_knows_no_parts_refuses_a_long_decision_as_newer_and_ignores_its_parts(small):
+def test_a_version_that_knows_no_parts_refuses_a_long_decision_as_newer_and_ignores_its_parts(
+    small,
+):
     small.create(record(n=2000))
     small.slots()
-    (key, (value,)), = [(key, lines) for key, lines in small.tail.found.items() if key.startswith(f"{small.name}/")]
+    ((key, (value,)),) = [
+        (key, lines) for key, lines in small.tail.found.items() if key.startswith(f"{small.name}/")
+    ]
     assert key == f"{small.name}/7.0" and len(small.tail.found) > 2
     with pytest.raises(UnknownFormat, match="known up to"):
         load_decision(value, key, Slot(7, 0))
@@ -248,7 +339,9 @@ def test_a_version_that_knows_no_parts_refuses_a_long_decision_as_newer_and_igno
 
 @contextmanager
 def open_between(other):
-    """Inside, the first transaction that sends two batches gets another log's open transaction between them. Yields a function that ends that one."""
+    """Inside, the first transaction that sends two batches gets another log's open transaction
+    between them. Yields a function that ends that one.
+    """
     real, opened = Sender.put, []
 
     def put(self, section):
@@ -259,15 +352,22 @@ def open_between(other):
         self.settle()
         opened[0] = other._control.init_producer_id(other.transactional_id, timeout_ms=60_000)
         other._append(opened[0], {"open": b"x"})
+
     with patch.object(Sender, "put", put):
         yield lambda: other._control.end_txn(other.transactional_id, opened[0], commit=False)
 
 
 def test_a_reader_that_stops_between_the_parts_of_a_decision_sees_no_decision(kafka, small):
-    other, reader, wanted = topic_log(kafka, small.topic), again(small, within_ms=500), record(n=2000)
+    other, reader, wanted = (
+        topic_log(kafka, small.topic),
+        again(small, within_ms=500),
+        record(n=2000),
+    )
     with open_between(other) as end:
         assert small.create(wanted) == wanted
-    assert reader._standing(Slot(7, 0), decision_topic._STABLE) is None and reader.tail.found, "the reader has seen no part"
+    assert reader._standing(Slot(7, 0), decision_topic._STABLE) is None and reader.tail.found, (
+        "the reader has seen no part"
+    )
     with pytest.raises(BrokerUnreachable, match="was read to"):
         reader.slots()
     assert end() is Outcome.DONE
@@ -279,15 +379,21 @@ def test_a_purge_deletes_slots_before_their_parts(kafka, small):
         small.create(record(batch_id, n=2000))
     small.purge(2)
     deleted = [key for key, gone in keys_in(kafka, small) if gone]
-    assert deleted[:2] == [f"{small.name}/{n}.0" for n in range(2)] and len(deleted) > 4 and all(":" in key for key in deleted[2:])
+    assert (
+        deleted[:2] == [f"{small.name}/{n}.0" for n in range(2)]
+        and len(deleted) > 4
+        and all(":" in key for key in deleted[2:])
+    )
     assert content(again(small)).keys() == {Slot(2, 0)}
 
 
 def test_a_slot_that_is_purged_while_it_is_read_is_gone_and_no_damage(kafka, small):
-    """Compaction has removed a part before the reader came to it; the purge is behind the end that the reader asked for."""
+    """Compaction has removed a part before the reader came to it; the purge is behind the end that
+    the reader asked for.
+    """
     small.create(record(n=2000))
     reader = again(small)
-    slot, = reader.slots()
+    (slot,) = reader.slots()
     small.purge(8)
     del reader.tail.found[f"{small.name}:7.0:1"]
     assert reader.load(slot) is None
@@ -316,7 +422,9 @@ def bookmark(log, **more):
 
 @pytest.fixture(scope="module")
 def full(kafka):
-    """A log that has decided four batches and purged two of them, in a topic with many lines of other names before, between and after them."""
+    """A log that has decided four batches and purged two of them, in a topic with many lines of
+    other names before, between and after them.
+    """
     name = uuid.uuid4().hex
     kafka.create_topic(name, config=COMPACT)
     log = topic_log(kafka, name)
@@ -335,13 +443,18 @@ def read_by(log):
 
 
 def test_a_new_process_reads_only_what_is_not_purged_and_finds_the_same(full):
-    wanted = {slot: decision for slot, decision in content(again(full, prefix="without-a-bookmark")).items()}
+    wanted = {
+        slot: decision
+        for slot, decision in content(again(full, prefix="without-a-bookmark")).items()
+    }
     assert sorted(wanted) == [(2, 0), (2, 1), (3, 0), (3, 1)]
     found, read = read_by(full)
     assert found == wanted and read < FILLER + 20, read
 
 
-@pytest.mark.parametrize("wrong", ["none", "another topic", "no topic", "beyond the end", "an epoch that is not known"])
+@pytest.mark.parametrize(
+    "wrong", ["none", "another topic", "no topic", "beyond the end", "an epoch that is not known"]
+)
 def test_a_bookmark_that_does_not_count_is_as_none(full, wrong):
     wanted, good = content(again(full)), bookmark(full)
     end, epoch = full._end_of_topic(decision_topic._HIGH)
@@ -354,7 +467,9 @@ def test_a_bookmark_that_does_not_count_is_as_none(full, wrong):
         elif wrong == "an epoch that is not known":
             bookmark(full).save(end, epoch + 1)
         else:
-            bookmark(full, _topic_id=str(uuid.uuid4()) if wrong == "another topic" else "").save(end, epoch)
+            bookmark(full, _topic_id=str(uuid.uuid4()) if wrong == "another topic" else "").save(
+                end, epoch
+            )
         found, read = read_by(full)
         assert found == wanted and read > 4 * FILLER
     finally:
@@ -393,7 +508,8 @@ def test_records_that_were_cut_off_and_written_again_are_read():
     with LocalKafka(progress=None) as kafka:
         log = topic_log(kafka)
         log.create(record(0))
-        while (found := log._end_of_topic(decision_topic._STABLE))[0] < 2:  # until the transaction's marker is written
+        # until the transaction's marker is written
+        while (found := log._end_of_topic(decision_topic._STABLE))[0] < 2:
             time.sleep(0.05)
         old_epoch = found[1]
         kafka.kill()
@@ -421,12 +537,16 @@ def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     epoch = log._end_of_topic(decision_topic._HIGH)[1]
     for at in range(1, 5):
         bookmark(log).save(at, epoch)
-        assert content(again(log)) == {Slot(2, 0): wanted} and again(log).create(record(2)) == wanted
+        assert (
+            content(again(log)) == {Slot(2, 0): wanted} and again(log).create(record(2)) == wanted
+        )
     bookmark(log).save(5, epoch)
     assert content(again(log)) == {}, "this test cannot fail"
 
 
-def test_whatever_is_written_and_purged_by_drivers_that_were_suspended_a_bookmark_hides_nothing(kafka):
+def test_whatever_is_written_and_purged_by_drivers_that_were_suspended_a_bookmark_hides_nothing(
+    kafka,
+):
     rng, seed = random.Random(), random.randrange(10**6)
     rng.seed(seed)
     first = topic_log(kafka, uuid.uuid4().hex)
@@ -443,7 +563,9 @@ def test_whatever_is_written_and_purged_by_drivers_that_were_suspended_a_bookmar
             driver._save_bookmark({"as after a purge"})
         elif what == "restart":
             drivers[drivers.index(driver)] = again(first)
-        assert content(again(first)) == content(again(first, prefix="without-a-bookmark")), f"seed {seed}"
+        assert content(again(first)) == content(again(first, prefix="without-a-bookmark")), (
+            f"seed {seed}"
+        )
 
 
 def test_a_purge_that_is_not_done_leaves_the_bookmark(kafka):
@@ -454,7 +576,11 @@ def test_a_purge_that_is_not_done_leaves_the_bookmark(kafka):
     before = bookmark(log).at
     real = Control.end_txn
     for answer in (Outcome.UNKNOWN, Outcome.REFUSED):
-        with patch.object(Control, "end_txn", lambda *args, commit, answer=answer: real(*args, commit=False) and answer):
+        with patch.object(
+            Control,
+            "end_txn",
+            lambda *args, commit, answer=answer: real(*args, commit=False) and answer,
+        ):
             log.purge(2)
         assert 0 < bookmark(log).at == before
     assert content(again(log)).keys() == {Slot(1, 0), Slot(2, 0)}
@@ -484,10 +610,27 @@ def secure():
 
 def test_without_a_right_to_any_group_all_works_and_every_start_reads_the_topic(secure, caplog):
     secure.create_topic("decisions", config=COMPACT)
-    rights = [(ResourceType.TOPIC, "decisions", op) for op in (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE_CONFIGS)]
+    rights = [
+        (ResourceType.TOPIC, "decisions", op)
+        for op in (AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE_CONFIGS)
+    ]
     admin = AdminClient(secure.client_conf)
-    give = lambda kind, name, op: [f.result() for f in admin.create_acls([AclBinding(kind, name, ResourcePatternType.PREFIXED, "User:alice", "*", op,
-                                                                                      AclPermissionType.ALLOW)]).values()]
+    give = lambda kind, name, op: [
+        f.result()
+        for f in admin.create_acls(
+            [
+                AclBinding(
+                    kind,
+                    name,
+                    ResourcePatternType.PREFIXED,
+                    "User:alice",
+                    "*",
+                    op,
+                    AclPermissionType.ALLOW,
+                )
+            ]
+        ).values()
+    ]
     for right in (*rights, (ResourceType.TRANSACTIONAL_ID, "kafka2pc", AclOperation.WRITE)):
         give(*right)
     time.sleep(1)
@@ -508,7 +651,13 @@ class Slow(Tail):
     """Its broker sends one record in 0.2 s; `silent`: none."""
 
     def __init__(self, silent=False):
-        self.topic, self.starts, self.at, self.found, self.silent = "decisions", ("",), 0, {}, silent
+        self.topic, self.starts, self.at, self.found, self.silent = (
+            "decisions",
+            ("",),
+            0,
+            {},
+            silent,
+        )
 
     def _take_all(self):
         time.sleep(0.2)
@@ -519,7 +668,10 @@ def test_a_read_that_makes_progress_has_no_end_and_is_logged(caplog):
     with patch.object(decision_topic, "_SLOW_S", 0.5):
         Slow().read(6, within_ms=300)
     said = [r.getMessage() for r in caplog.records if r.name == "kafka2pc"]
-    assert said[0] == "decision log kafka:decisions: 1 s were needed to read to offset 3 of 6" and len(said) < 4
+    assert (
+        said[0] == "decision log kafka:decisions: 1 s were needed to read to offset 3 of 6"
+        and len(said) < 4
+    )
     with pytest.raises(BrokerUnreachable, match="was read to 0 of 6"):
         Slow(silent=True).read(6, within_ms=300)
 
@@ -533,9 +685,19 @@ def test_an_error_in_the_middle_leaves_no_record_out(kafka):
 
     class Failing:
         """Gives an error first, and records behind it."""
-        poll = staticmethod(lambda seconds: message_of(broken) if not taken else consumer.poll(seconds))
-        consume = staticmethod(lambda n, seconds: [taken.append(m := consumer.poll(5)) or m] if not taken else consumer.consume(n, seconds))
+
+        poll = staticmethod(
+            lambda seconds: message_of(broken) if not taken else consumer.poll(seconds)
+        )
+        consume = staticmethod(
+            lambda n, seconds: (
+                [taken.append(m := consumer.poll(5)) or m]
+                if not taken
+                else consumer.consume(n, seconds)
+            )
+        )
         close = consumer.close
+
     reader.tail._consumer = Failing
     with pytest.raises(BrokerUnreachable):
         reader.slots()
@@ -547,6 +709,7 @@ def test_an_error_in_the_middle_leaves_no_record_out(kafka):
 def message_of(error):
     class Message:
         """What a consumer gives instead of a record."""
+
     message = Message()
     message.error = lambda: error
     return message
@@ -567,9 +730,24 @@ def test_a_topic_that_we_make_stays_short_and_one_that_may_grow_is_reported(kafk
     for name in (ours, hourly, theirs):
         topic_log(kafka, name).slots()
         again(topic_log(kafka, name)).siblings()
-    assert settings(kafka, ours).items() >= {"cleanup.policy": "compact", "segment.ms": "3600000", "max.compaction.lag.ms": "3600000"}.items()
-    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and "may grow long" in r.getMessage()]
-    assert len(warned) == 1 and f"kafka:{theirs} " in warned[0] and "Set max.compaction.lag.ms=3600000" in warned[0]
+    assert (
+        settings(kafka, ours).items()
+        >= {
+            "cleanup.policy": "compact",
+            "segment.ms": "3600000",
+            "max.compaction.lag.ms": "3600000",
+        }.items()
+    )
+    warned = [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelname == "WARNING" and "may grow long" in r.getMessage()
+    ]
+    assert (
+        len(warned) == 1
+        and f"kafka:{theirs} " in warned[0]
+        and "Set max.compaction.lag.ms=3600000" in warned[0]
+    )
     assert "max.compaction.lag.ms is 9223372036854775807 and segment.ms is 604800000" in warned[0]
 
 
@@ -581,9 +759,14 @@ def test_a_cluster_that_refuses_our_settings_gets_a_topic_with_what_must_be(kafk
         if "segment.ms" in topics[0].config:
             raise KafkaException(KafkaError(code, "not here"))
         return real(self, topics, **more)
+
     with patch.object(decision_topic.AdminClient, "create_topics", strict):
         log = topic_log(kafka, name)
     assert settings(kafka, name)["segment.ms"] == "604800000" and log.create(d := record()) == d
-    with patch.object(decision_topic.AdminClient, "create_topics", side_effect=KafkaException(KafkaError(code, "not here"))):
+    with patch.object(
+        decision_topic.AdminClient,
+        "create_topics",
+        side_effect=KafkaException(KafkaError(code, "not here")),
+    ):
         with pytest.raises(BadOption, match="not here"):
             topic_log(kafka, uuid.uuid4().hex)

@@ -1,6 +1,9 @@
-"""Decision logs and participants on real servers of S3, GCS and ADLS, with the real drivers: every promise, and what only an object store can break.
+"""Decision logs and participants on real servers of S3, GCS and ADLS, with the real drivers: every
+promise, and what only an object store can break.
 
-Each request passes a proxy (`store_proxy`). It loses answers as a network does, and it counts."""
+Each request passes a proxy (`store_proxy`). It loses answers as a network does, and it counts.
+"""
+
 import asyncio
 import json
 import time
@@ -20,10 +23,10 @@ from kafka2pc.backends import storage
 from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import dump_decision, open_log
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable
-from kafka2pc.stores.file import ObjectParticipant
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.transactions import MemoryParticipant
 from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.transactions import MemoryParticipant
+from kafka2pc.stores.file import ObjectParticipant
 
 pytestmark = pytest.mark.timeout(180)
 STORES = ["s3", "gcs", "azure"]
@@ -55,11 +58,15 @@ def promises(*of):
 def place(server, url):
     fs = server.driver()
 
-    def open(name="a", driver=type(fs)):  # a process that gets this function imports the driver once, for all that it forks
+    # a process that gets this function imports the driver once, for all that it forks
+    def open(name="a", driver=type(fs)):
         return open_log(f"{url}/decisions/{name}")
 
     def spoil(name, slot, content):
-        fs.pipe_file(f"{bucket_of(url)}/decisions/{name}/{slot.batch_id}.{slot.attempt}.json", content)
+        fs.pipe_file(
+            f"{bucket_of(url)}/decisions/{name}/{slot.batch_id}.{slot.attempt}.json", content
+        )
+
     lost = {when: partial(server.proxy.loses, when) for when in ("before", "after")}
     return Place(open, steps=["create", "once"], spoil=spoil, lost=lost)
 
@@ -94,7 +101,10 @@ def seen(server, url):
     fs, root = server.driver(), f"{bucket_of(url)}/out"
     for manifest in fs.find(f"{root}/manifest"):
         if fs.cat_file(manifest) == b"committed":
-            yield from (json.loads(line)["value"] for line in fs.cat_file(manifest.replace("/manifest/", "/data/")).splitlines())
+            yield from (
+                json.loads(line)["value"]
+                for line in fs.cat_file(manifest.replace("/manifest/", "/data/")).splitlines()
+            )
 
 
 @promises(*KEPT_BY_STORES, *KEPT_BY_DURABLE_STORES)
@@ -104,8 +114,14 @@ def test_a_participant_keeps(promise, server, url):
 
 # -- what a store answers --
 
-SAYS = {"s3": '<Error><Code>{code}</Code><Message>no</Message></Error>', "gcs": '{{"error": {{"code": {status}, "message": "{code}"}}}}',
-        "azure": '<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code><Message>no</Message></Error>'}
+SAYS = {
+    "s3": "<Error><Code>{code}</Code><Message>no</Message></Error>",
+    "gcs": '{{"error": {{"code": {status}, "message": "{code}"}}}}',
+    "azure": (
+        '<?xml version="1.0"'
+        ' encoding="utf-8"?><Error><Code>{code}</Code><Message>no</Message></Error>'
+    ),
+}
 
 
 @pytest.fixture
@@ -117,6 +133,7 @@ def says(request, server):
         kinds = {"s3": "application/xml", "gcs": "application/json", "azure": "application/xml"}
         headers = (("Content-Type", kinds[kind]), ("x-ms-error-code", code))
         return Answer(status, SAYS[kind].format(status=status, code=code).encode(), headers)
+
     return make
 
 
@@ -124,13 +141,18 @@ def says(request, server):
 def hurry():
     """Drivers wait between their tries, for a minute and more in all. Here they do not."""
     wait, nap = asyncio.sleep, time.sleep
-    with patch.object(asyncio, "sleep", lambda s, *more: wait(min(s, 0.01), *more)), patch.object(time, "sleep", lambda s: nap(min(s, 0.01))):
+    with (
+        patch.object(asyncio, "sleep", lambda s, *more: wait(min(s, 0.01), *more)),
+        patch.object(time, "sleep", lambda s: nap(min(s, 0.01))),
+    ):
         yield
 
 
 def to_slots(request):
     """Is this a request that writes a decision?"""
-    return request.writes and "7.0.json" in request.path + request.body[:2000].decode(errors="replace")
+    return request.writes and "7.0.json" in request.path + request.body[:2000].decode(
+        errors="replace"
+    )
 
 
 def answered(server, answer, times):
@@ -148,19 +170,29 @@ def test_a_412_in_other_words_than_aws_uses_means_taken(status, code, place, say
         assert log.create(record(commit=False)) == first
 
 
-UNCLEAR_ANSWERS = [(name, status) for name in STORES for status in (409, 429, 500, 503) if (name, status) != ("azure", 409)]  # there: it exists
+# there: it exists
+UNCLEAR_ANSWERS = [
+    (name, status)
+    for name in STORES
+    for status in (409, 429, 500, 503)
+    if (name, status) != ("azure", 409)
+]
 
 
 @pytest.mark.parametrize(("server", "status"), UNCLEAR_ANSWERS, indirect=["server"])
 def test_an_unclear_answer_is_asked_again(status, place, says, server, hurry):
     log, first = place(), record()
-    with answered(server, says(status, "ConditionalRequestConflict" if status == 409 else "SlowDown"), 1):
+    with answered(
+        server, says(status, "ConditionalRequestConflict" if status == 409 else "SlowDown"), 1
+    ):
         assert log.create(first) == first
     assert place().chain(7) == [first]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_if_no_answer_comes_at_all_the_outcome_is_unknown_and_known_later(when, place, server, hurry):
+def test_if_no_answer_comes_at_all_the_outcome_is_unknown_and_known_later(
+    when, place, server, hurry
+):
     log, first = place(), record()
     with server.proxy.loses(when, first_only=False, of=lambda request: True):
         assert log.create(first) is None
@@ -180,14 +212,17 @@ def test_a_server_that_accepts_requests_and_never_answers_is_given_up(place, url
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_answer_that_is_lost_while_a_log_is_opened_is_no_reason_to_refuse_the_store(when, url, server):
+def test_an_answer_that_is_lost_while_a_log_is_opened_is_no_reason_to_refuse_the_store(
+    when, url, server
+):
     with server.proxy.loses(when) as lost:
         log = open_log(f"{url}/decisions/a")
     first = record()
     assert lost and log.create(first) == first
 
 
-@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)  # ADLS signs the condition: it cannot be lost on the way
+# ADLS signs the condition: it cannot be lost on the way
+@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
 @pytest.mark.parametrize("make", [open_log, ObjectParticipant], ids=["log", "participant"])
 def test_a_store_that_ignores_the_condition_is_refused(make, url, server):
     with server.proxy.without_conditions(), pytest.raises(BadOption, match="overwrites an object"):
@@ -247,9 +282,13 @@ def test_a_decision_takes_one_request_and_two_if_the_slot_is_taken(place, server
 
 @pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
 def test_a_micro_batch_asks_its_log_five_times(place, server):
-    """The planner: the list, and the COMMIT of the batch before. The committer: create, the list, and remove the oldest COMMIT."""
+    """The planner: the list, and the COMMIT of the batch before. The committer: create, the list,
+    and remove the oldest COMMIT.
+    """
     store = MemoryParticipant()
-    driver = Driver(query_id=str(uuid.uuid4()), log=place(), participants={store.name: store}, keep_batches=1)
+    driver = Driver(
+        query_id=str(uuid.uuid4()), log=place(), participants={store.name: store}, keep_batches=1
+    )
     mine = None
     for batch_id in range(5):
         with server.proxy.counted() as requests:

@@ -1,4 +1,7 @@
-"""The control plane: what the broker answers to strangers, and that silence, refusal and missing rights are told apart and bounded in time."""
+"""The control plane: what the broker answers to strangers, and that silence, refusal and missing
+rights are told apart and bounded in time.
+"""
+
 import pickle
 import socket
 import threading
@@ -17,13 +20,22 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
 
 from kafka2pc.kafka import control as control_module
-from kafka2pc.local.broker import LocalKafka
-from kafka2pc.kafka.control import REFUSED_OPTIONS, Control, NotSent, Recovery, TimeoutTooLarge, TooOld, TopicInfo, client_conf
-from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
+from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.kafka.control import (
+    REFUSED_OPTIONS,
+    Control,
+    NotSent,
+    Recovery,
+    TimeoutTooLarge,
+    TooOld,
+    TopicInfo,
+    client_conf,
+)
 from kafka2pc.kafka.fetcher import Manner, fetch
 from kafka2pc.kafka.participant import check
+from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.operations import Door, doctor
-from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
 from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
@@ -34,69 +46,142 @@ SERVERS = {"kafka.bootstrap.servers": "a:9092"}
 # -- options --
 
 
-@pytest.mark.parametrize(("given", "made"), [
-    ({"KAFKA.Linger.MS": "5", "topic": "x", "transactionalidprefix": "y"}, {"linger.ms": "5"}),
-    ({"kafka.max.request.size": "9", "kafka.send.buffer.bytes": "8"}, {"message.max.bytes": "9", "socket.send.buffer.bytes": "8"}),
-    ({"kafka.sasl.mechanism": "PLAIN"}, {"sasl.mechanisms": "PLAIN"}),
-    ({"kafka.enable.idempotence": "true", "kafka.acks": "all"}, {"acks": "all"}),
-    ({"kafka.ssl.endpoint.identification.algorithm": ""}, {"ssl.endpoint.identification.algorithm": "none"}),
-    ({"kafka.ssl.truststore.certificates": "-----BEGIN"}, {"ssl.ca.pem": "-----BEGIN"}),
-    ({"kafka.queue.buffering.max.kbytes": "7"}, {"queue.buffering.max.kbytes": "7"}),
-])
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        ({"KAFKA.Linger.MS": "5", "topic": "x", "transactionalidprefix": "y"}, {"linger.ms": "5"}),
+        (
+            {"kafka.max.request.size": "9", "kafka.send.buffer.bytes": "8"},
+            {"message.max.bytes": "9", "socket.send.buffer.bytes": "8"},
+        ),
+        ({"kafka.sasl.mechanism": "PLAIN"}, {"sasl.mechanisms": "PLAIN"}),
+        ({"kafka.enable.idempotence": "true", "kafka.acks": "all"}, {"acks": "all"}),
+        (
+            {"kafka.ssl.endpoint.identification.algorithm": ""},
+            {"ssl.endpoint.identification.algorithm": "none"},
+        ),
+        ({"kafka.ssl.truststore.certificates": "-----BEGIN"}, {"ssl.ca.pem": "-----BEGIN"}),
+        ({"kafka.queue.buffering.max.kbytes": "7"}, {"queue.buffering.max.kbytes": "7"}),
+    ],
+)
 def test_options_become_librdkafka_settings(given, made):
     assert client_conf(SERVERS | given) == {"bootstrap.servers": "a:9092"} | made
 
 
-@pytest.mark.parametrize(("mechanism", "module", "expected"), [
-    (None, "org.apache.kafka.common.security.plain.PlainLoginModule", "PLAIN"),
-    ("plain", "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule", "PLAIN"),
-    ("SCRAM-SHA-512", "org.apache.kafka.common.security.scram.ScramLoginModule", "SCRAM-SHA-512"),
-])
+@pytest.mark.parametrize(
+    ("mechanism", "module", "expected"),
+    [
+        (None, "org.apache.kafka.common.security.plain.PlainLoginModule", "PLAIN"),
+        ("plain", "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule", "PLAIN"),
+        (
+            "SCRAM-SHA-512",
+            "org.apache.kafka.common.security.scram.ScramLoginModule",
+            "SCRAM-SHA-512",
+        ),
+    ],
+)
 def test_a_jaas_line_gives_user_and_password(mechanism, module, expected):
-    options = SERVERS | {"kafka.sasl.jaas.config": f' {module} required\n username="al=ice"  password="a;b=\\"c\\"" ;\n'}
+    options = SERVERS | {
+        "kafka.sasl.jaas.config": (
+            f' {module} required\n username="al=ice"  password="a;b=\\"c\\"" ;\n'
+        )
+    }
     conf = client_conf(options | ({"kafka.sasl.mechanism": mechanism} if mechanism else {}))
-    assert (conf["sasl.mechanisms"], conf["sasl.username"], conf["sasl.password"]) == (expected, "al=ice", 'a;b="c"')
+    assert (conf["sasl.mechanisms"], conf["sasl.username"], conf["sasl.password"]) == (
+        expected,
+        "al=ice",
+        'a;b="c"',
+    )
     assert "sasl.jaas.config" not in conf
 
 
-@pytest.mark.parametrize("options", [
-    {"kafka.sasl.jaas.config": f'com.example.LoginModule required username="u" password="{PASSWORD}";'},
-    {"kafka.sasl.jaas.config": f'a.ScramLoginModule required username="u" password="{PASSWORD}" tokenauth="true";'},
-    {"kafka.sasl.jaas.config": f'a.PlainLoginModule required user="u" password="{PASSWORD}";'},
-    {"kafka.sasl.jaas.config": f'a.PlainLoginModule required username="u" password="{PASSWORD};'},
-    {"kafka.sasl.jaas.config": f'a.PlainLoginModule required username="u" password="{PASSWORD}";', "kafka.sasl.mechanism": "SCRAM-SHA-256"},
-    {"kafka.ssl.keystore.key": PASSWORD},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {
+            "kafka.sasl.jaas.config": (
+                f'com.example.LoginModule required username="u" password="{PASSWORD}";'
+            )
+        },
+        {
+            "kafka.sasl.jaas.config": (
+                f'a.ScramLoginModule required username="u" password="{PASSWORD}" tokenauth="true";'
+            )
+        },
+        {"kafka.sasl.jaas.config": f'a.PlainLoginModule required user="u" password="{PASSWORD}";'},
+        {
+            "kafka.sasl.jaas.config": (
+                f'a.PlainLoginModule required username="u" password="{PASSWORD};'
+            )
+        },
+        {
+            "kafka.sasl.jaas.config": (
+                f'a.PlainLoginModule required username="u" password="{PASSWORD}";'
+            ),
+            "kafka.sasl.mechanism": "SCRAM-SHA-256",
+        },
+        {"kafka.ssl.keystore.key": PASSWORD},
+    ],
+)
 def test_a_refused_option_keeps_the_secret(options):
-    with pytest.raises(BadOption) as caught: client_conf(SERVERS | options)
+    with pytest.raises(BadOption) as caught:
+        client_conf(SERVERS | options)
     assert PASSWORD not in str(caught.value) and not caught.value.__cause__
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED_OPTIONS))
 def test_what_cannot_be_honoured_says_what_to_do(name):
-    with pytest.raises(BadOption, match="what to do: Instead, ") as caught: client_conf(SERVERS | {f"kafka.{name}": "x"})
+    with pytest.raises(BadOption, match="what to do: Instead, ") as caught:
+        client_conf(SERVERS | {f"kafka.{name}": "x"})
     assert f"kafka.{name}" in caught.value.what
 
 
-@pytest.mark.parametrize(("option", "value", "says"), [
-    ("kafka.enable.idempotence", "False", "need it to be true"), ("kafka.acks", "1", "acks must be all"), ("kafka.bootstrap.servers", "", "missing")])
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("kafka.enable.idempotence", "False", "need it to be true"),
+        ("kafka.acks", "1", "acks must be all"),
+        ("kafka.bootstrap.servers", "", "missing"),
+    ],
+)
 def test_contradictions_are_refused(option, value, says):
-    with pytest.raises(BadOption, match=says): client_conf(SERVERS | {option: value})
+    with pytest.raises(BadOption, match=says):
+        client_conf(SERVERS | {option: value})
 
 
 def test_librdkafka_takes_what_we_make_and_refuses_what_nobody_knows():
-    jaas = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="u" password="p";'
-    made = client_conf({"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.jaas.config": jaas,
-                        "kafka.compression.type": "lz4", "kafka.delivery.timeout.ms": "1000", "kafka.max.request.size": "2000000"})
+    jaas = (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="u"'
+        ' password="p";'
+    )
+    made = client_conf(
+        {
+            "kafka.bootstrap.servers": "127.0.0.1:1",
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.sasl.jaas.config": jaas,
+            "kafka.compression.type": "lz4",
+            "kafka.delivery.timeout.ms": "1000",
+            "kafka.max.request.size": "2000000",
+        }
+    )
     Producer(made | {"log_level": 0})
-    with pytest.raises(KafkaException, match="no.such.thing"): Producer(client_conf(SERVERS | {"kafka.no.such.thing": "1"}) | {"log_level": 0})
+    with pytest.raises(KafkaException, match="no.such.thing"):
+        Producer(client_conf(SERVERS | {"kafka.no.such.thing": "1"}) | {"log_level": 0})
 
 
-@pytest.mark.parametrize("conf", [
-    {"ssl.key.pem": "x"}, {"security.protocol": "SSL", "ssl.ca.location": "/no/such.pem"}, {"security.protocol": "SSL", "ssl.ca.pem": "x"},
-    {"security.protocol": "SSL", "ssl.certificate.location": __file__}, {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"}])
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"ssl.key.pem": "x"},
+        {"security.protocol": "SSL", "ssl.ca.location": "/no/such.pem"},
+        {"security.protocol": "SSL", "ssl.ca.pem": "x"},
+        {"security.protocol": "SSL", "ssl.certificate.location": __file__},
+        {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"},
+    ],
+)
 def test_security_that_only_one_client_could_do_is_refused_before_connecting(conf):
-    with pytest.raises(BadOption): Control({"bootstrap.servers": "127.0.0.1:1"} | conf)
+    with pytest.raises(BadOption):
+        Control({"bootstrap.servers": "127.0.0.1:1"} | conf)
 
 
 # -- nobody there --
@@ -105,13 +190,15 @@ def test_security_that_only_one_client_could_do_is_refused_before_connecting(con
 @pytest.fixture
 def silent_port():
     """A port that takes connections and never says a word."""
-    with socket.create_server(("127.0.0.1", 0)) as server: yield server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
 
 
 def unreachable(conf, timeout_ms=1200):
     """The error of a Control that finds no broker, and the seconds that it took."""
     began = time.monotonic()
-    with pytest.raises(BrokerUnreachable) as caught: Control(conf, timeout_ms=timeout_ms)
+    with pytest.raises(BrokerUnreachable) as caught:
+        Control(conf, timeout_ms=timeout_ms)
     assert str(timeout_ms) in caught.value.what and conf["bootstrap.servers"] in caught.value.what
     return caught.value, time.monotonic() - began
 
@@ -127,8 +214,13 @@ def test_a_name_that_does_not_exist_is_reported_in_time():
 
 
 def test_a_silent_server_is_reported_in_time_and_the_password_is_not(silent_port):
-    conf = {"bootstrap.servers": f"127.0.0.1:{silent_port}", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
-            "sasl.username": "alice", "sasl.password": PASSWORD}
+    conf = {
+        "bootstrap.servers": f"127.0.0.1:{silent_port}",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "alice",
+        "sasl.password": PASSWORD,
+    }
     error, seconds = unreachable(conf)
     assert seconds < 2 and PASSWORD not in str(error)
 
@@ -145,17 +237,35 @@ def test_a_failed_start_leaves_no_thread():
 @pytest.fixture(scope="module")
 def control(kafka):
     kafka.create_topic("control", partitions=2, config={"max.message.bytes": 54321})
-    with Control(kafka.client_conf, timeout_ms=8000) as made: yield made
+    with Control(kafka.client_conf, timeout_ms=8000) as made:
+        yield made
 
 
 def begun(control, transactional_id, topic="control", **timeout):
     """An open transaction with one partition, begun without any client."""
     state = control.init_producer_id(transactional_id, **({"timeout_ms": 60_000} | timeout))
-    at = control.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id], min_version=4)).coordinators[0].node_id
+    at = (
+        control.ask(
+            FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id], min_version=4)
+        )
+        .coordinators[0]
+        .node_id
+    )
     partitions = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])]
-    request = lambda: AddPartitionsToTxnRequest(v3_and_below_transactional_id=transactional_id, v3_and_below_producer_id=state.producer_id,
-                                                v3_and_below_producer_epoch=state.epoch, v3_and_below_topics=partitions, max_version=3)
-    while (code := control.ask(request(), at).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code) == 51: time.sleep(0.01)
+    request = lambda: AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=transactional_id,
+        v3_and_below_producer_id=state.producer_id,
+        v3_and_below_producer_epoch=state.epoch,
+        v3_and_below_topics=partitions,
+        max_version=3,
+    )
+    while (
+        code := control.ask(request(), at)
+        .results_by_topic_v3_and_below[0]
+        .results_by_partition[0]
+        .partition_error_code
+    ) == 51:
+        time.sleep(0.01)
     assert code == 0
     return state
 
@@ -165,7 +275,8 @@ def settled(control, transactional_id, state):
     end = time.monotonic() + 20
     while time.monotonic() < end:
         d = control.describe_transactions([transactional_id])[transactional_id]
-        if d.state not in ("Ongoing", "PrepareCommit", "PrepareAbort"): return d.state, d.epoch - state.epoch
+        if d.state not in ("Ongoing", "PrepareCommit", "PrepareAbort"):
+            return d.state, d.epoch - state.epoch
         time.sleep(0.01)
     raise AssertionError(f"{transactional_id} is still {d.state}")
 
@@ -180,8 +291,10 @@ def test_the_broker_says_what_it_accepts(control):
 def test_a_stranger_commits_and_may_ask_again(control):
     state = begun(control, "again")
     assert control.end_txn("again", state, commit=True) is DONE
-    assert control.describe_transactions(["again"])["again"].epoch == state.epoch + 1  # in PrepareCommit already
-    assert control.end_txn("again", state, commit=True) in (DONE, UNKNOWN)  # UNKNOWN (51) while the partitions are being told
+    # in PrepareCommit already
+    assert control.describe_transactions(["again"])["again"].epoch == state.epoch + 1
+    # UNKNOWN (51) while the partitions are being told
+    assert control.end_txn("again", state, commit=True) in (DONE, UNKNOWN)
     assert settled(control, "again", state) == ("CompleteCommit", 1)
     assert control.end_txn("again", state, commit=True) is DONE
     assert control.end_txn("again", state, commit=False) is REFUSED
@@ -237,15 +350,25 @@ def test_describe_says_all_of_it(control):
     before = time.time() * 1000
     state = begun(control, "told", timeout_ms=12_345)
     d = control.describe_transactions(iter(["told", "told", "unknown"]))["told"]
-    assert (d.state, d.producer_id, d.epoch, d.timeout_ms, d.partitions) == ("Ongoing", state.producer_id, state.epoch, 12_345, (("control", 0),))
+    assert (d.state, d.producer_id, d.epoch, d.timeout_ms, d.partitions) == (
+        "Ongoing",
+        state.producer_id,
+        state.epoch,
+        12_345,
+        (("control", 0),),
+    )
     assert before - 1000 < d.started_ms < before + 60_000
     control.end_txn("told", state, commit=False)
 
 
 @pytest.mark.kafka
 def test_list_takes_the_prefix_literally(control):
-    for i in (".*+(x-1", ".*+(x-2", "ab+(x-3"): control.init_producer_id(i, timeout_ms=60_000)
-    assert [t.transactional_id for t in control.list_transactions(".*+(x", states=())] == [".*+(x-1", ".*+(x-2"]
+    for i in (".*+(x-1", ".*+(x-2", "ab+(x-3"):
+        control.init_producer_id(i, timeout_ms=60_000)
+    assert [t.transactional_id for t in control.list_transactions(".*+(x", states=())] == [
+        ".*+(x-1",
+        ".*+(x-2",
+    ]
     assert control.list_transactions(".*+(x") == []  # none is Ongoing
     assert {t.state for t in control.list_transactions(".*+(x", states=["Empty"])} == {"Empty"}
 
@@ -254,9 +377,11 @@ def test_list_takes_the_prefix_literally(control):
 def test_fifty_threads_end_fifty_transactions(control):
     ids = [f"many-{n}" for n in range(50)]
     states = [begun(control, i) for i in ids]
-    with ThreadPoolExecutor(50) as pool: outcomes = list(pool.map(lambda i, s: control.end_txn(i, s, commit=True), ids, states))
+    with ThreadPoolExecutor(50) as pool:
+        outcomes = list(pool.map(lambda i, s: control.end_txn(i, s, commit=True), ids, states))
     assert outcomes == [DONE] * 50
-    for i, s in zip(ids, states): assert settled(control, i, s) == ("CompleteCommit", 1)
+    for i, s in zip(ids, states):
+        assert settled(control, i, s) == ("CompleteCommit", 1)
     assert control.list_transactions("many-") == []
 
 
@@ -264,28 +389,44 @@ def test_fifty_threads_end_fifty_transactions(control):
 def test_kip_939_without_keep(control):
     control.init_producer_id("two-phase", timeout_ms=60_000, enable_2pc=True)
     assert control.describe_transactions(["two-phase"])["two-phase"].timeout_ms == 2**31 - 1
-    with pytest.raises(BadOption, match="35 UNSUPPORTED_VERSION"): control.init_producer_id("two-phase", timeout_ms=60_000, keep_prepared=True)
+    with pytest.raises(BadOption, match="35 UNSUPPORTED_VERSION"):
+        control.init_producer_id("two-phase", timeout_ms=60_000, keep_prepared=True)
 
 
 @pytest.mark.kafka
 def test_timeouts(control):
     assert control.max_timeout_ms() == control.choose_timeout_ms("probe") == 900_000
     control.check_timeout("probe", 900_000)
-    with pytest.raises(TimeoutTooLarge, match="900001: the broker allows at most 900000") as caught: control.check_timeout("probe", 900_001)
+    with pytest.raises(TimeoutTooLarge, match="900001: the broker allows at most 900000") as caught:
+        control.check_timeout("probe", 900_001)
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), TimeoutTooLarge)
 
 
 @pytest.mark.kafka
 def test_topics(control):
-    assert control.topics(["control", "absent", "no good name!"]) == {"control": TopicInfo(2, True)} and control.topics([]) == {}
-    assert control.topic_max_message_bytes("control") == 54321 and control.topic_max_message_bytes("absent") is None
-    assert control.topic_settings("control", ["max.message.bytes", "cleanup.policy"]) == {"max.message.bytes": "54321", "cleanup.policy": "delete"}
-    assert control.topic_settings("absent", ["cleanup.policy"]) == {} and uuid.UUID(control.topics(["control"])["control"].topic_id).int
+    assert (
+        control.topics(["control", "absent", "no good name!"]) == {"control": TopicInfo(2, True)}
+        and control.topics([]) == {}
+    )
+    assert (
+        control.topic_max_message_bytes("control") == 54321
+        and control.topic_max_message_bytes("absent") is None
+    )
+    assert control.topic_settings("control", ["max.message.bytes", "cleanup.policy"]) == {
+        "max.message.bytes": "54321",
+        "cleanup.policy": "delete",
+    }
+    assert (
+        control.topic_settings("absent", ["cleanup.policy"]) == {}
+        and uuid.UUID(control.topics(["control"])["control"].topic_id).int
+    )
 
 
 @pytest.mark.kafka
 def test_tls_against_a_plain_listener_says_so(kafka):
-    error, seconds = unreachable({"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "SSL"})
+    error, seconds = unreachable(
+        {"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "SSL"}
+    )
     assert "SSL" in error.why and seconds < 2
 
 
@@ -294,7 +435,10 @@ def test_tls_against_a_plain_listener_says_so(kafka):
 
 @pytest.mark.kafka
 def test_a_node_that_nobody_has_heard_of_is_looked_for(control):
-    with patch.object(control._manager.cluster, "request_update") as renewed, pytest.raises(NotSent):
+    with (
+        patch.object(control._manager.cluster, "request_update") as renewed,
+        pytest.raises(NotSent),
+    ):
         control.ask(FindCoordinatorRequest(coordinator_keys=["x"], key_type=1), 4711)
     assert renewed.called
 
@@ -315,8 +459,10 @@ def test_silence_is_unknown_and_the_same_question_again_gives_the_end(impatient,
             began = time.monotonic()
             assert control.end_txn("silent", state, commit=True) is UNKNOWN
             assert time.monotonic() - began < 1.5
-            with pytest.raises(BrokerUnreachable, match="no usable answer within 2000 ms"): control.describe_transactions(["silent"])
-        finally: kafka.resume()
+            with pytest.raises(BrokerUnreachable, match="no usable answer within 2000 ms"):
+                control.describe_transactions(["silent"])
+        finally:
+            kafka.resume()
         assert settled_by_asking(control, "silent", state) == ("CompleteCommit", 1)
 
 
@@ -327,9 +473,12 @@ def test_init_producer_id_is_sent_once_when_the_answer_is_unclear(impatient, kaf
         kafka.pause()
         time.sleep(0.2)  # until the signal has reached every thread
         try:
-            with pytest.raises(UnclearAnswer, match="once: InitProducerIdRequest"): control.init_producer_id("once", timeout_ms=60_000)
-        finally: kafka.resume()
-        assert control.init_producer_id("once", timeout_ms=60_000).epoch - first.epoch in (1, 2)  # this one, and perhaps the unclear one
+            with pytest.raises(UnclearAnswer, match="once: InitProducerIdRequest"):
+                control.init_producer_id("once", timeout_ms=60_000)
+        finally:
+            kafka.resume()
+        # this one, and perhaps the unclear one
+        assert control.init_producer_id("once", timeout_ms=60_000).epoch - first.epoch in (1, 2)
 
 
 @pytest.mark.kafka
@@ -339,17 +488,26 @@ def test_a_killed_broker_is_unknown_until_it_is_back(impatient, kafka):
         kafka.kill()
         try:
             assert control.end_txn("killed", state, commit=True) is UNKNOWN
-            with pytest.raises(NotSent): control.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=["killed"], min_version=4))
-            with pytest.raises(BrokerUnreachable): control.list_transactions("killed")
-            with pytest.raises(BrokerUnreachable): control.init_producer_id("killed", timeout_ms=60_000)
-        finally: kafka.restart()
+            with pytest.raises(NotSent):
+                control.ask(
+                    FindCoordinatorRequest(key_type=1, coordinator_keys=["killed"], min_version=4)
+                )
+            with pytest.raises(BrokerUnreachable):
+                control.list_transactions("killed")
+            with pytest.raises(BrokerUnreachable):
+                control.init_producer_id("killed", timeout_ms=60_000)
+        finally:
+            kafka.restart()
         assert settled_by_asking(control, "killed", state) == ("CompleteCommit", 1)
 
 
 def settled_by_asking(control, transactional_id, state):
     """Ask to commit until the answer is clear."""
     end = time.monotonic() + 30
-    while (outcome := control.end_txn(transactional_id, state, commit=True)) is UNKNOWN and time.monotonic() < end: time.sleep(0.1)
+    while (
+        outcome := control.end_txn(transactional_id, state, commit=True)
+    ) is UNKNOWN and time.monotonic() < end:
+        time.sleep(0.1)
     assert outcome is DONE
     return settled(control, transactional_id, state)
 
@@ -359,23 +517,42 @@ def settled_by_asking(control, transactional_id, state):
 
 @pytest.mark.kafka
 def test_the_coordinator_dies_and_another_node_finishes():
-    with LocalKafka(nodes=3, progress=None) as kafka, Control(kafka.client_conf, timeout_ms=20_000) as control:
+    with (
+        LocalKafka(nodes=3, progress=None) as kafka,
+        Control(kafka.client_conf, timeout_ms=20_000) as control,
+    ):
         kafka.create_topic("control")
         ids = [f"moved-{n}" for n in range(8)]
         states = {i: begun(control, i) for i in ids}
-        rows = control.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=ids, min_version=4)).coordinators
+        rows = control.ask(
+            FindCoordinatorRequest(key_type=1, coordinator_keys=ids, min_version=4)
+        ).coordinators
         kafka.kill(rows[0].node_id)
-        for i in ids: assert settled_by_asking(control, i, states[i]) == ("CompleteCommit", 1)
-        assert control.list_transactions("moved-") == [] and len(control.list_transactions("moved-", states=())) == 8
+        for i in ids:
+            assert settled_by_asking(control, i, states[i]) == ("CompleteCommit", 1)
+        assert (
+            control.list_transactions("moved-") == []
+            and len(control.list_transactions("moved-", states=())) == 8
+        )
         assert control.max_timeout_ms() == 900_000
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize(("config", "error", "says"), [({}, BadOption, "KIP-939"), ({"unstable.api.versions.enable": True}, NotAuthorized, "TWO_PHASE_COMMIT")],
-                         ids=["no version 6", "switched off"])
+@pytest.mark.parametrize(
+    ("config", "error", "says"),
+    [
+        ({}, BadOption, "KIP-939"),
+        ({"unstable.api.versions.enable": True}, NotAuthorized, "TWO_PHASE_COMMIT"),
+    ],
+    ids=["no version 6", "switched off"],
+)
 def test_a_broker_without_two_phase_commit(config, error, says):
-    with LocalKafka(two_phase_commit=False, config=config, progress=None) as kafka, Control(kafka.client_conf) as control:
-        with pytest.raises(error, match=says): control.init_producer_id("x", timeout_ms=60_000, enable_2pc=True)
+    with (
+        LocalKafka(two_phase_commit=False, config=config, progress=None) as kafka,
+        Control(kafka.client_conf) as control,
+    ):
+        with pytest.raises(error, match=says):
+            control.init_producer_id("x", timeout_ms=60_000, enable_2pc=True)
         assert control.init_producer_id("x", timeout_ms=60_000).epoch >= 0
 
 
@@ -387,8 +564,11 @@ TOPIC, TRANSACTIONAL_ID, LITERAL, PREFIXED = 2, 5, 3, 4
 
 @pytest.fixture(scope="module")
 def secure():
-    with LocalKafka(secure=True, progress=None, config={"transaction.max.timeout.ms": 120_000}) as running:
-        for topic in ("hidden", "seen", "own"): running.create_topic(topic)
+    with LocalKafka(
+        secure=True, progress=None, config={"transaction.max.timeout.ms": 120_000}
+    ) as running:
+        for topic in ("hidden", "seen", "own"):
+            running.create_topic(topic)
         yield running
 
 
@@ -396,35 +576,53 @@ def secure():
 def grant(secure):
     """Give alice a right, and wait until it is in force."""
     with Control(secure.client_conf) as admin:
+
         def allow(kind, name, pattern, operation):
-            acl = CreateAclsRequest.AclCreation(resource_type=kind, resource_name=name, resource_pattern_type=pattern, principal="User:alice",
-                                                host="*", operation=operation, permission_type=3)
-            assert admin.ask(CreateAclsRequest(creations=[acl], max_version=3)).results[0].error_code == 0
+            acl = CreateAclsRequest.AclCreation(
+                resource_type=kind,
+                resource_name=name,
+                resource_pattern_type=pattern,
+                principal="User:alice",
+                host="*",
+                operation=operation,
+                permission_type=3,
+            )
+            assert (
+                admin.ask(CreateAclsRequest(creations=[acl], max_version=3)).results[0].error_code
+                == 0
+            )
+
         yield allow
 
 
 @pytest.fixture(scope="module")
 def alice(secure):
-    with Control(secure.client_conf_for("alice"), timeout_ms=8000) as made: yield made
+    with Control(secure.client_conf_for("alice"), timeout_ms=8000) as made:
+        yield made
 
 
 def soon(attempt, want, seconds=10):
     """The result of `attempt` once it is `want`: a new ACL takes a moment to reach the broker."""
     end = time.monotonic() + seconds
-    while (got := attempt()) != want and time.monotonic() < end: time.sleep(0.05)
+    while (got := attempt()) != want and time.monotonic() < end:
+        time.sleep(0.05)
     assert got == want
 
 
 def allowed(attempt):
-    try: attempt()
-    except NotAuthorized: return False
+    try:
+        attempt()
+    except NotAuthorized:
+        return False
     return True
 
 
 @pytest.mark.kafka
 def test_a_wrong_password_is_told_at_once(secure):
     began = time.monotonic()
-    with pytest.raises(NotAuthorized, match="user alice at .*: (58 SASL_AUTHENTICATION_FAILED|the broker hangs up)") as caught:
+    with pytest.raises(
+        NotAuthorized, match="user alice at .*: (58 SASL_AUTHENTICATION_FAILED|the broker hangs up)"
+    ) as caught:
         Control(secure.client_conf_for("alice") | {"sasl.password": PASSWORD}, timeout_ms=10_000)
     assert time.monotonic() - began < 5 and PASSWORD not in str(caught.value)
 
@@ -437,10 +635,20 @@ def test_no_login_at_a_listener_that_wants_one(secure):
 
 @pytest.mark.kafka
 def test_without_write_the_error_names_the_id_and_the_right(alice):
-    for attempt in (lambda: alice.init_producer_id("other-1", timeout_ms=60_000), lambda: alice.choose_timeout_ms("other-1"),
-                    lambda: alice.check_timeout("other-1", 60_000), lambda: alice.describe_transactions(["other-1"]),
-                    lambda: alice.end_txn("other-1", PreparedTxnState(1, 0), commit=True)):
-        with pytest.raises(NotAuthorized, match="other-1: 53 TRANSACTIONAL_ID_AUTHORIZATION_FAILED(.|\n)*Grant WRITE on the resource TransactionalId, PREFIXED"):
+    for attempt in (
+        lambda: alice.init_producer_id("other-1", timeout_ms=60_000),
+        lambda: alice.choose_timeout_ms("other-1"),
+        lambda: alice.check_timeout("other-1", 60_000),
+        lambda: alice.describe_transactions(["other-1"]),
+        lambda: alice.end_txn("other-1", PreparedTxnState(1, 0), commit=True),
+    ):
+        with pytest.raises(
+            NotAuthorized,
+            match=(
+                "other-1: 53 TRANSACTIONAL_ID_AUTHORIZATION_FAILED(.|\n)*Grant WRITE on the"
+                " resource TransactionalId, PREFIXED"
+            ),
+        ):
             attempt()
 
 
@@ -448,9 +656,14 @@ def test_without_write_the_error_names_the_id_and_the_right(alice):
 def test_write_on_the_prefix_is_enough_and_two_phase_needs_more(alice, grant):
     grant(TRANSACTIONAL_ID, "own-", PREFIXED, WRITE)
     soon(lambda: allowed(lambda: alice.init_producer_id("own-1", timeout_ms=60_000)), True)
-    assert [t.transactional_id for t in alice.list_transactions("", states=())] == ["own-1"]  # what she may not DESCRIBE she does not see
+    # what she may not DESCRIBE she does not see
+    assert [t.transactional_id for t in alice.list_transactions("", states=())] == ["own-1"]
     two_phase = lambda: alice.init_producer_id("own-1", timeout_ms=60_000, enable_2pc=True)
-    with pytest.raises(NotAuthorized, match="also needs TWO_PHASE_COMMIT there, and transaction.two.phase.commit.enable=true"): two_phase()
+    with pytest.raises(
+        NotAuthorized,
+        match="also needs TWO_PHASE_COMMIT there, and transaction.two.phase.commit.enable=true",
+    ):
+        two_phase()
     assert "TWO_PHASE_COMMIT is not granted" in alice.why_no_two_phase("own-probe")
     grant(TRANSACTIONAL_ID, "own-", PREFIXED, TWO_PHASE_COMMIT)
     soon(lambda: allowed(two_phase), True)
@@ -461,15 +674,20 @@ def test_where_asking_is_forbidden_the_timeout_is_found_by_trying(alice, grant, 
     grant(TRANSACTIONAL_ID, "own-", PREFIXED, WRITE)
     soon(lambda: allowed(lambda: alice.init_producer_id("own-2", timeout_ms=60_000)), True)
     assert alice.max_timeout_ms() is None and alice.choose_timeout_ms("own-probe") == 60_000
-    with pytest.raises(TimeoutTooLarge, match="the broker allows at most 60000"): alice.check_timeout("own-probe", 120_001)
-    with Control(secure.client_conf) as admin: assert admin.choose_timeout_ms("probe") == 120_000
+    with pytest.raises(TimeoutTooLarge, match="the broker allows at most 60000"):
+        alice.check_timeout("own-probe", 120_001)
+    with Control(secure.client_conf) as admin:
+        assert admin.choose_timeout_ms("probe") == 120_000
 
 
 @pytest.mark.kafka
 def test_topics_tell_what_alice_may_do(alice, grant):
     grant(TOPIC, "seen", LITERAL, DESCRIBE)
     grant(TOPIC, "own", LITERAL, WRITE)
-    soon(lambda: alice.topics(["hidden", "seen", "own"]), {"hidden": TopicInfo(0, False), "seen": TopicInfo(1, False), "own": TopicInfo(1, True)})
+    soon(
+        lambda: alice.topics(["hidden", "seen", "own"]),
+        {"hidden": TopicInfo(0, False), "seen": TopicInfo(1, False), "own": TopicInfo(1, True)},
+    )
     assert alice.topic_max_message_bytes("own") is None
 
 
@@ -477,25 +695,37 @@ def test_topics_tell_what_alice_may_do(alice, grant):
 
 
 class Accepts(Recovery):
-    """A coordinator of the day when keepPreparedTxn is accepted: it keeps what is open, under a raised epoch."""
+    """A coordinator of the day when keepPreparedTxn is accepted: it keeps what is open, under a
+    raised epoch.
+    """
 
     def __init__(self, ongoing):
         self.ongoing, self.ended = ongoing, []
 
     def _init(self, transactional_id, timeout_ms, enable_2pc, keep_prepared):
         assert enable_2pc and keep_prepared
-        return SimpleNamespace(producer_id=7, producer_epoch=6, ongoing_txn_producer_id=self.ongoing[0], ongoing_txn_producer_epoch=self.ongoing[1])
+        return SimpleNamespace(
+            producer_id=7,
+            producer_epoch=6,
+            ongoing_txn_producer_id=self.ongoing[0],
+            ongoing_txn_producer_epoch=self.ongoing[1],
+        )
 
     def end_txn(self, transactional_id, state, *, commit, version=None):
         self.ended.append((state, commit))
         return Outcome.DONE
 
 
-@pytest.mark.parametrize(("ongoing", "stored", "ended"), [
-    ((7, 5), PreparedTxnState(7, 5), [(PreparedTxnState(7, 6), True)]),
-    ((7, 5), PreparedTxnState(7, 4), [(PreparedTxnState(7, 6), False)]),
-    ((7, 5), None, [(PreparedTxnState(7, 6), False)]),
-    ((-1, -1), PreparedTxnState(7, 5), [])], ids=["the stored one", "another one", "nothing stored", "nothing open"])
+@pytest.mark.parametrize(
+    ("ongoing", "stored", "ended"),
+    [
+        ((7, 5), PreparedTxnState(7, 5), [(PreparedTxnState(7, 6), True)]),
+        ((7, 5), PreparedTxnState(7, 4), [(PreparedTxnState(7, 6), False)]),
+        ((7, 5), None, [(PreparedTxnState(7, 6), False)]),
+        ((-1, -1), PreparedTxnState(7, 5), []),
+    ],
+    ids=["the stored one", "another one", "nothing stored", "nothing open"],
+)
 def test_a_kept_transaction_is_ended_by_its_raised_epoch(ongoing, stored, ended):
     broker = Accepts(ongoing)
     assert broker.complete_transaction("x", stored) is (Outcome.DONE if ended else None)
@@ -504,28 +734,54 @@ def test_a_kept_transaction_is_ended_by_its_raised_epoch(ongoing, stored, ended)
 
 @pytest.mark.kafka
 def test_why_a_broker_has_no_two_phase_commit_is_told():
-    for config, why, finding in (({"transaction.two.phase.commit.enable": False}, "transaction.two.phase.commit.enable is false", "two-phase-off"),
-                                 ({"unstable.api.versions.enable": False}, "no InitProducerId version 6", "two-phase-no-version")):
-        with LocalKafka(progress=None, config=config) as kafka, Control(kafka.client_conf) as control:
+    for config, why, finding in (
+        (
+            {"transaction.two.phase.commit.enable": False},
+            "transaction.two.phase.commit.enable is false",
+            "two-phase-off",
+        ),
+        (
+            {"unstable.api.versions.enable": False},
+            "no InitProducerId version 6",
+            "two-phase-no-version",
+        ),
+    ):
+        with (
+            LocalKafka(progress=None, config=config) as kafka,
+            Control(kafka.client_conf) as control,
+        ):
             assert why in control.why_no_two_phase("kafka2pc-probe")
-            assert [f.why for f in doctor(Door(kafka.bootstrap_servers)).findings if f.name == finding] == [control.why_no_two_phase("kafka2pc-probe")]
+            assert [
+                f.why for f in doctor(Door(kafka.bootstrap_servers)).findings if f.name == finding
+            ] == [control.why_no_two_phase("kafka2pc-probe")]
             with pytest.raises(BadOption, match="twoPhaseCommit=required"):
                 check(kafka.client_conf, two_phase="required")
             assert check(kafka.client_conf, two_phase="auto").two_phase is False
 
 
 @pytest.mark.kafka
-def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_named(alice, grant, secure):
+def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_named(
+    alice, grant, secure
+):
     producer = Producer(secure.client_conf)
     producer.produce("own", b"read me", partition=0)
     producer.flush(30)
-    def read(control): return [v for c in fetch(control, "own", 0, 0, 1, Manner(patience_ms=5000)) for v in c.values.to_pylist()]
-    with Control(secure.client_conf) as admin: assert read(admin) == [b"read me"]
+
+    def read(control):
+        return [
+            v
+            for c in fetch(control, "own", 0, 0, 1, Manner(patience_ms=5000))
+            for v in c.values.to_pylist()
+        ]
+
+    with Control(secure.client_conf) as admin:
+        assert read(admin) == [b"read me"]
     for rights in ((), (DESCRIBE,)):
         for right in rights:
             grant(TOPIC, "own", LITERAL, right)
             soon(lambda: allowed(lambda: alice.leaders(["own"])), True)
-        with pytest.raises(NotAuthorized, match="topic own: 29 (.|\n)*Grant READ and DESCRIBE"): read(alice)
+        with pytest.raises(NotAuthorized, match="topic own: 29 (.|\n)*Grant READ and DESCRIBE"):
+            read(alice)
     grant(TOPIC, "own", LITERAL, READ)
     soon(lambda: allowed(lambda: read(alice)), True)
 
@@ -538,24 +794,44 @@ def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_n
 def test_a_server_without_a_request_is_told_in_four_parts(kafka, request_key):
     with Control(kafka.client_conf, timeout_ms=4000) as control:
         del control._manager.broker_version_data.api_versions[request_key]
-        with pytest.raises(TooOld, match="Transactions: node 0 does not offer(.|\n)*why: (.|\n)*No. Nothing was written(.|\n)*what to do: Use Apache Kafka 3.6"):
-            control.list_transactions("x") if request_key == 66 else control.describe_transactions(["x"])
+        with pytest.raises(
+            TooOld,
+            match=(
+                "Transactions: node 0 does not offer(.|\n)*why: (.|\n)*No. Nothing was"
+                " written(.|\n)*what to do: Use Apache Kafka 3.6"
+            ),
+        ):
+            (
+                control.list_transactions("x")
+                if request_key == 66
+                else control.describe_transactions(["x"])
+            )
 
 
 def last_stable_and_end(kafka, topic):
     """Where readers of both isolation levels stop in partition 0."""
     ask = AdminClient(kafka.client_conf).list_offsets
-    found = [ask({TopicPartition(topic, 0): OffsetSpec.latest()}, isolation_level=level) for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)]
+    found = [
+        ask({TopicPartition(topic, 0): OffsetSpec.latest()}, isolation_level=level)
+        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    ]
     return tuple(next(iter(f.values())).result().offset for f in found)
 
 
 @pytest.mark.kafka
 def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
-    """A sweep aborts by EndTxn version 3, which leaves the epoch; the transaction's own task is alive and writes once more."""
-    with LocalKafka(version="3.5.2", two_phase_commit=False, progress=None) as kafka, Control(kafka.client_conf) as control:
+    """A sweep aborts by EndTxn version 3, which leaves the epoch; the transaction's own task is
+    alive and writes once more.
+    """
+    with (
+        LocalKafka(version="3.5.2", two_phase_commit=False, progress=None) as kafka,
+        Control(kafka.client_conf) as control,
+    ):
         kafka.create_topic("t")
         before = control.list_transactions(states=())
-        with pytest.raises(TooOld, match="node 0 does not offer AddPartitionsToTxn version 4(.|\n)*Kafka 3.6"):
+        with pytest.raises(
+            TooOld, match="node 0 does not offer AddPartitionsToTxn version 4(.|\n)*Kafka 3.6"
+        ):
             check(kafka.client_conf, topics=["t"])
         with pytest.raises(TooOld, match="AddPartitionsToTxn version 4"):
             control.init_producer_id("x", timeout_ms=60_000)
@@ -570,7 +846,9 @@ def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
         task.write(pa.record_batch({"value": ["after the abort"]}))
         task.flush()
         time.sleep(0.5)
-        assert last_stable_and_end(kafka, "t") == (2, 3) and control.list_transactions() == [], "readers wait, and nothing is open that could be ended"
+        assert last_stable_and_end(kafka, "t") == (2, 3) and control.list_transactions() == [], (
+            "readers wait, and nothing is open that could be ended"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -587,8 +865,10 @@ def node(cluster, number):
 
 def timeout_given(control, transactional_id):
     """Of the id's transactions in ms, after it was asked for none; or the error."""
-    try: control.init_producer_id(transactional_id, timeout_ms=60_000, enable_2pc=True)
-    except BadOption as e: return e.what.partition(": ")[2]
+    try:
+        control.init_producer_id(transactional_id, timeout_ms=60_000, enable_2pc=True)
+    except BadOption as e:
+        return e.what.partition(": ")[2]
     return control.describe_transactions([transactional_id])[transactional_id].timeout_ms
 
 
@@ -598,14 +878,17 @@ def test_in_the_middle_of_an_upgrade_no_transaction_gets_a_timeout_that_was_not_
         given = {timeout_given(control, f"wanted-{n}") for n in range(12)}
     assert given == {2**31 - 1, "not every broker offers InitProducerId version 6"}
     with Control(node(upgrade, 0)) as control:
-        assert {timeout_given(control, f"wanted-{n}") for n in range(12)} == {"not every broker offers InitProducerId version 6"}
+        assert {timeout_given(control, f"wanted-{n}") for n in range(12)} == {
+            "not every broker offers InitProducerId version 6"
+        }
 
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("connected_to", range(3))
 def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
     conf = node(upgrade, connected_to)
-    with pytest.raises(BadOption, match="twoPhaseCommit=required") as caught: check(conf, topics=["t"], two_phase="required")
+    with pytest.raises(BadOption, match="twoPhaseCommit=required") as caught:
+        check(conf, topics=["t"], two_phase="required")
     assert "InitProducerId version 6 (node 0)" in caught.value.why
     facts = check(conf, topics=["t"], two_phase="auto")
     assert (facts.two_phase, facts.end_txn_version) == (False, 4)
@@ -613,5 +896,8 @@ def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
 
 @pytest.mark.kafka
 def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
-    monkeypatch.setattr(Control, "highest_everywhere", lambda self, request: {0: 4, 1: 3, 2: 5, 3: -1})
-    with pytest.raises(TooOld, match="node 1, 3 does not offer AddPartitionsToTxn version 4"): check(node(upgrade, 0), topics=["t"])
+    monkeypatch.setattr(
+        Control, "highest_everywhere", lambda self, request: {0: 4, 1: 3, 2: 5, 3: -1}
+    )
+    with pytest.raises(TooOld, match="node 1, 3 does not offer AddPartitionsToTxn version 4"):
+        check(node(upgrade, 0), topics=["t"])

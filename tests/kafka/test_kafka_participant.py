@@ -1,4 +1,7 @@
-"""Kafka as a participant: the same promises as the store in memory; rows, rights, lost answers and silent brokers, each told apart and bounded in time."""
+"""Kafka as a participant: the same promises as the store in memory; rows, rights, lost answers and
+silent brokers, each told apart and bounded in time.
+"""
+
 import logging
 import os
 import pickle
@@ -16,26 +19,50 @@ import psutil
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, AdminClient, ResourcePatternType, ResourceType
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 from kafka_fixtures import records, values
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask
 
+from kafka2pc.kafka import column_producer as produce
 from kafka2pc.kafka import participant as room
-from kafka2pc.kafka import column_producer as produce, row_producer as writer
-from kafka2pc.protocol import transactions as protocol, restore
-from kafka2pc.local.broker import BrokerFailed, LocalKafka
-from kafka2pc.protocol.commit import Driver, commit
+from kafka2pc.kafka import row_producer as writer
+from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import DescribedTransaction, ListedTransaction, TooOld
-from kafka2pc.protocol.decisions import MemoryLog
-from kafka2pc.protocol.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, Refused, UnclearAnswer
+from kafka2pc.kafka.participant import (
+    KafkaParticipant,
+    check,
+    parallel,
+    read_both,
+    read_topic,
+    retry_unknown,
+)
+from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
+from kafka2pc.local.broker import BrokerFailed, LocalKafka
 from kafka2pc.proof.hard_cases import INIT_PRODUCER_ID, SlowNetwork
+from kafka2pc.proof.story import until
+from kafka2pc.protocol import restore
+from kafka2pc.protocol import transactions as protocol
+from kafka2pc.protocol.commit import Driver, commit
+from kafka2pc.protocol.decisions import MemoryLog
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BadRow,
+    BrokerUnreachable,
+    NotAuthorized,
+    PrecommitFailed,
+    Refused,
+    UnclearAnswer,
+)
 from kafka2pc.protocol.history import History, inconsistent_offsets
-from kafka2pc.kafka.participant import KafkaParticipant, check, parallel, read_both, read_topic, retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.transactions import Committable, PreparedTxnState, TxnState
-from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.proof.story import until
-from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
 
 QUIET = {"logger": logging.Logger("librdkafka", logging.CRITICAL + 1)}
 pytestmark = pytest.mark.timeout(180)
@@ -57,7 +84,12 @@ ENGINES = ("columnar", "rows")
 
 
 def opened(kafka, topic, engine):
-    return KafkaParticipant(kafka.client_conf | QUIET, topic=topic, engine=engine, **asdict(check(kafka.client_conf, topics=[topic])))
+    return KafkaParticipant(
+        kafka.client_conf | QUIET,
+        topic=topic,
+        engine=engine,
+        **asdict(check(kafka.client_conf, topics=[topic])),
+    )
 
 
 @pytest.fixture(params=ENGINES)
@@ -83,27 +115,45 @@ def test_kafka_keeps(promise, engine, kafka, topic):
     def seen():
         settled(store)
         return values(kafka, topic)
+
     store = opened(kafka, topic, engine)
     promise(At(store, seen, lambda texts: rows(*texts)))
     store.close()
 
 
-@pytest.mark.parametrize(("offsets", "expected"), [([5, 6, 7], (5, 7)), ([6, 7, 5], (5, 7)), ([5, None, 7], (-1, -1)), ([None, 6], (-1, -1)), ([5, 6, None], (-1, -1))])
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ([5, 6, 7], (5, 7)),
+        ([6, 7, 5], (5, 7)),
+        ([5, None, 7], (-1, -1)),
+        ([None, 6], (-1, -1)),
+        ([5, 6, None], (-1, -1)),
+    ],
+)
 def test_the_row_engine_counts_offsets_that_are_right_or_unknown(offsets, expected):
     """librdkafka has no offset for a record of which the broker only says that it has it already."""
     reports = writer.Reports()
     for offset in offsets:
-        reports.on_delivery(None, SimpleNamespace(topic=lambda: "t", partition=lambda: 0, offset=lambda offset=offset: offset))
+        reports.on_delivery(
+            None,
+            SimpleNamespace(
+                topic=lambda: "t", partition=lambda: 0, offset=lambda offset=offset: offset
+            ),
+        )
     [p] = reports.partitions()
     assert (p.records, p.first_offset, p.last_offset) == (len(offsets), *expected)
 
 
 # -- other processes --
 
+
 @pytest.mark.kafka
 def test_a_foreign_name_is_not_in_doubt_even_if_it_begins_like_ours(store):
     plan = a_plan()
-    with RowTransaction(store.conf, f"kafka2pc-{plan.query_id}-by-hand", 60_000, topic=store.topic).begin() as txn:
+    with RowTransaction(
+        store.conf, f"kafka2pc-{plan.query_id}-by-hand", 60_000, topic=store.topic
+    ).begin() as txn:
         txn.write(rows("a"))
         txn.flush()
         c = txn.precommit()
@@ -141,7 +191,9 @@ def test_after_a_fork_the_child_opens_its_own_connections(store):
 @pytest.mark.kafka
 def test_thirty_threads_open_one_connection(kafka, topic, monkeypatch):
     opened, real = [], room.Control
-    monkeypatch.setattr(room, "Control", lambda conf: opened.append(conf) or time.sleep(0.1) or real(conf))
+    monkeypatch.setattr(
+        room, "Control", lambda conf: opened.append(conf) or time.sleep(0.1) or real(conf)
+    )
     store = KafkaParticipant(kafka.client_conf, topic=topic)
     assert len(set(parallel(30)(lambda _: id(store.control), range(30)))) == len(opened) == 1
     store.close()
@@ -188,33 +240,76 @@ def written(store, batch, topic=None):
 
 @pytest.mark.kafka
 def test_columns_mean_what_they_mean_in_sparks_sink(kafka, topic, store):
-    headers = pa.array([[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], [], None], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
-    written(store, pa.record_batch({"headers": headers, "partition": pa.array([1, None, 0], pa.int32()), "topic": [topic] * 3,
-                                    "key": pa.array([b"k", None, b""]), "value": pa.array(["späte", None, "c"])}))
+    headers = pa.array(
+        [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], [], None],
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    )
+    written(
+        store,
+        pa.record_batch(
+            {
+                "headers": headers,
+                "partition": pa.array([1, None, 0], pa.int32()),
+                "topic": [topic] * 3,
+                "key": pa.array([b"k", None, b""]),
+                "value": pa.array(["späte", None, "c"]),
+            }
+        ),
+    )
     found = {m.value(): m for m in records(kafka, topic)}
-    assert {m.value(): m.key() for m in found.values()} == {"späte".encode(): b"k", None: None, b"c": b""}
-    assert found["späte".encode()].headers() == [("h", b"1"), ("h", None)] and found[None].headers() is None
+    assert {m.value(): m.key() for m in found.values()} == {
+        "späte".encode(): b"k",
+        None: None,
+        b"c": b"",
+    }
+    assert (
+        found["späte".encode()].headers() == [("h", b"1"), ("h", None)]
+        and found[None].headers() is None
+    )
     assert (found["späte".encode()].partition(), found[b"c"].partition()) == (1, 0)
 
 
 @pytest.mark.kafka
 def test_the_option_topic_wins_over_the_column(kafka, topic, store):
-    c = written(store, pa.record_batch({"value": ["a", "b"], "topic": ["no-such-topic", None]}), topic=topic)
+    c = written(
+        store, pa.record_batch({"value": ["a", "b"], "topic": ["no-such-topic", None]}), topic=topic
+    )
     assert {p.topic for p in c.partitions} == {topic} and sorted(values(kafka, topic)) == ["a", "b"]
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("kind", [pa.large_string(), pa.large_binary(), pa.string_view(), pa.binary_view(), pa.dictionary(pa.int32(), pa.string()), pa.binary(3)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.large_string(),
+        pa.large_binary(),
+        pa.string_view(),
+        pa.binary_view(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.binary(3),
+    ],
+)
 def test_every_arrow_form_of_bytes_and_text(kafka, topic, store, kind):
-    batch = pa.record_batch({"value": pa.array(["abc", None, "abc"], pa.string() if kind == pa.binary(3) else pa.string()).cast(pa.binary()).cast(kind)
-                             if "binary" in str(kind) else pa.array(["abc", None, "abc"]).cast(kind)})
+    batch = pa.record_batch(
+        {
+            "value": (
+                pa.array(["abc", None, "abc"], pa.string() if kind == pa.binary(3) else pa.string())
+                .cast(pa.binary())
+                .cast(kind)
+                if "binary" in str(kind)
+                else pa.array(["abc", None, "abc"]).cast(kind)
+            )
+        }
+    )
     written(store, batch, topic)
     assert sorted(m.value() or b"" for m in records(kafka, topic)) == [b"", b"abc", b"abc"]
 
 
 @pytest.mark.kafka
 def test_a_full_queue_loses_nothing_and_the_receipt_tells_where_everything_is(kafka, topic):
-    store = KafkaParticipant(kafka.client_conf | {"queue.buffering.max.messages": "500", "linger.ms": "1"}, topic=topic)
+    store = KafkaParticipant(
+        kafka.client_conf | {"queue.buffering.max.messages": "500", "linger.ms": "1"}, topic=topic
+    )
     with store.begin(a_plan()) as txn:
         for start in range(0, 30_000, 10_000):
             txn.write(rows(*map(str, range(start, start + 10_000))))
@@ -226,7 +321,11 @@ def test_a_full_queue_loses_nothing_and_the_receipt_tells_where_everything_is(ka
     assert sorted(int(m.value()) for m in found) == list(range(30_000))
     for p in c.partitions:
         offsets = [m.offset() for m in found if m.partition() == p.partition]
-        assert (p.records, p.first_offset, p.last_offset) == (len(offsets), min(offsets), max(offsets))
+        assert (p.records, p.first_offset, p.last_offset) == (
+            len(offsets),
+            min(offsets),
+            max(offsets),
+        )
     store.close()
 
 
@@ -237,24 +336,46 @@ BAD_ROWS = {
     "no value": (dict(key=["a"], topic=["t"]), "no column value"),
     "negative partition": (dict(value=["a"], topic=["t"], partition=[-1]), "partition -1"),
     "wrong type": (dict(value=[1], topic=["t"]), "column value has type int64"),
-    "null timestamp": (dict(value=["a", "b"], topic=["t", "t"], timestamp=[BAD_TIME[1], None]), "timestamp is null"),
-    "timestamp before 1970": (dict(value=["a"], topic=["t"], timestamp=[BAD_TIME[0]]), "timestamp is before 1970"),
-    "timestamp that is none": (dict(value=["a"], topic=["t"], timestamp=["noon"]), "column timestamp has type string"),
-    "header without a key": (dict(value=["a"], topic=["t"], headers=[[{"key": None, "value": b"v"}]]), "header without a key"),
+    "null timestamp": (
+        dict(value=["a", "b"], topic=["t", "t"], timestamp=[BAD_TIME[1], None]),
+        "timestamp is null",
+    ),
+    "timestamp before 1970": (
+        dict(value=["a"], topic=["t"], timestamp=[BAD_TIME[0]]),
+        "timestamp is before 1970",
+    ),
+    "timestamp that is none": (
+        dict(value=["a"], topic=["t"], timestamp=["noon"]),
+        "column timestamp has type string",
+    ),
+    "header without a key": (
+        dict(value=["a"], topic=["t"], headers=[[{"key": None, "value": b"v"}]]),
+        "header without a key",
+    ),
 }
 
 
 @pytest.mark.kafka
 def test_a_time_that_the_topic_refuses_is_a_bad_row(kafka, topic, store):
-    with pytest.raises(BadRow, match=f"topic {topic} refused 1 records(.|\n)*message.timestamp.after.max.ms"), store.begin(a_plan()) as txn:
+    with (
+        pytest.raises(
+            BadRow, match=f"topic {topic} refused 1 records(.|\n)*message.timestamp.after.max.ms"
+        ),
+        store.begin(a_plan()) as txn,
+    ):
         txn.write(pa.record_batch(dict(value=["a"], timestamp=[BAD_TIME[2]])))
         txn.flush()
 
 
 @pytest.mark.kafka
 @pytest.mark.parametrize(("columns", "says"), BAD_ROWS.values(), ids=BAD_ROWS)
-def test_a_bad_row_is_found_before_anything_of_its_batch_is_sent(kafka, topic, store, columns, says):
-    columns = {k: [topic if v == "t" else v for v in column] if k == "topic" else column for k, column in columns.items()}
+def test_a_bad_row_is_found_before_anything_of_its_batch_is_sent(
+    kafka, topic, store, columns, says
+):
+    columns = {
+        k: [topic if v == "t" else v for v in column] if k == "topic" else column
+        for k, column in columns.items()
+    }
     with pytest.raises(BadRow, match=says), store.begin(a_plan()) as txn:
         txn.topic = None
         txn.write(pa.record_batch(columns))
@@ -262,9 +383,20 @@ def test_a_bad_row_is_found_before_anything_of_its_batch_is_sent(kafka, topic, s
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("columns", [dict(topic=["no-such-topic"]), dict(topic=["not a name!"]), dict(topic=["known"], partition=[7])], ids=str)
+@pytest.mark.parametrize(
+    "columns",
+    [
+        dict(topic=["no-such-topic"]),
+        dict(topic=["not a name!"]),
+        dict(topic=["known"], partition=[7]),
+    ],
+    ids=str,
+)
 def test_an_unknown_topic_or_partition_is_an_error_at_once(topic, store, columns):
-    columns = columns | {"value": ["a"], "topic": [topic if t == "known" else t for t in columns["topic"]]}
+    columns = columns | {
+        "value": ["a"],
+        "topic": [topic if t == "known" else t for t in columns["topic"]],
+    }
     started = time.monotonic()
     with pytest.raises(BadRow, match=columns["topic"][0]), store.begin(a_plan()) as txn:
         txn.topic = None
@@ -274,10 +406,26 @@ def test_an_unknown_topic_or_partition_is_an_error_at_once(topic, store, columns
 
 @pytest.mark.kafka
 def test_a_record_that_is_too_large_says_how_large_and_what_to_do(kafka, topic, store):
-    with pytest.raises(BadRow, match="a record of 1500000 bytes(.|\n)*kafka.max.request.size is 1048576(.|\n)*max.message.bytes"), store.begin(a_plan()) as txn:
+    with (
+        pytest.raises(
+            BadRow,
+            match=(
+                "a record of 1500000 bytes(.|\n)*kafka.max.request.size is"
+                " 1048576(.|\n)*max.message.bytes"
+            ),
+        ),
+        store.begin(a_plan()) as txn,
+    ):
         txn.write(rows("x" * 1_500_000))
-    larger = KafkaParticipant(kafka.client_conf | QUIET | {"message.max.bytes": "2000000"}, topic=topic)
-    with pytest.raises(BadRow, match=f"topic {topic} refused 1 records; the largest has 1500000 bytes"), larger.begin(a_plan()) as txn:
+    larger = KafkaParticipant(
+        kafka.client_conf | QUIET | {"message.max.bytes": "2000000"}, topic=topic
+    )
+    with (
+        pytest.raises(
+            BadRow, match=f"topic {topic} refused 1 records; the largest has 1500000 bytes"
+        ),
+        larger.begin(a_plan()) as txn,
+    ):
         txn.write(rows("x" * 1_500_000))
         txn.flush()
 
@@ -304,24 +452,36 @@ def test_small_records_fit_a_narrow_topic_because_the_limit_was_asked_for(kafka)
 def test_a_compacted_topic_wants_a_key(kafka):
     name = f"compacted-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(name, config={"cleanup.policy": "compact"})
-    with pytest.raises(BadRow, match="compacted topic"), KafkaParticipant(kafka.client_conf | QUIET, topic=name).begin(a_plan()) as txn:
+    with (
+        pytest.raises(BadRow, match="compacted topic"),
+        KafkaParticipant(kafka.client_conf | QUIET, topic=name).begin(a_plan()) as txn,
+    ):
         txn.write(rows("a"))
         txn.flush()
 
 
 @pytest.mark.kafka
 def test_no_promise_without_a_flush_or_without_a_record(store):
-    with pytest.raises(PrecommitFailed, match="no record was written"), store.begin(a_plan()) as txn:
+    with (
+        pytest.raises(PrecommitFailed, match="no record was written"),
+        store.begin(a_plan()) as txn,
+    ):
         txn.precommit()
     store.conf["linger.ms"] = "5000"
-    with pytest.raises(PrecommitFailed, match="2 of 2 records are not acknowledged: flush first"), store.begin(a_plan()) as txn:
+    with (
+        pytest.raises(PrecommitFailed, match="2 of 2 records are not acknowledged: flush first"),
+        store.begin(a_plan()) as txn,
+    ):
         txn.write(rows("a", "b"))
         txn.precommit()
 
 
 @pytest.mark.kafka
 def test_fenced_in_the_middle_there_is_no_promise(store):
-    with pytest.raises(PrecommitFailed, match="fenced|old epoch|INVALID_PRODUCER_EPOCH"), store.begin(a_plan()) as txn:
+    with (
+        pytest.raises(PrecommitFailed, match="fenced|old epoch|INVALID_PRODUCER_EPOCH"),
+        store.begin(a_plan()) as txn,
+    ):
         txn.write(rows("a"))
         txn.flush()
         store.control.init_producer_id(txn.who, timeout_ms=60_000)
@@ -336,13 +496,21 @@ def test_at_least_once_checks_the_same_and_is_visible_at_once(kafka, topic):
         out.flush()
         assert sum(p.records for p in out.partitions) == 2
     assert sorted(values(kafka, topic)) == ["a", "b"]
-    with pytest.raises(BadRow, match="no-such-topic"), RowWriter(kafka.client_conf, topic="no-such-topic").begin() as out:
+    with (
+        pytest.raises(BadRow, match="no-such-topic"),
+        RowWriter(kafka.client_conf, topic="no-such-topic").begin() as out,
+    ):
         out.write(rows("a"))
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize(("given", "limit"), [({"delivery.timeout.ms": "9000"}, 9000), ({"message.timeout.ms": "0"}, writer.DELIVERY_MS)])
-def test_the_users_delivery_timeout_bounds_every_wait_and_there_is_always_one(kafka, topic, given, limit):
+@pytest.mark.parametrize(
+    ("given", "limit"),
+    [({"delivery.timeout.ms": "9000"}, 9000), ({"message.timeout.ms": "0"}, writer.DELIVERY_MS)],
+)
+def test_the_users_delivery_timeout_bounds_every_wait_and_there_is_always_one(
+    kafka, topic, given, limit
+):
     with RowWriter(kafka.client_conf | given, topic=topic).begin() as out:
         out.write(rows("a"))
         out.flush()
@@ -357,14 +525,22 @@ def test_the_users_delivery_timeout_bounds_every_wait_and_there_is_always_one(ka
 def slow():
     """A broker behind a network that can hold requests back, and that network."""
     with SlowNetwork(lambda: broker.ports[0][0]) as network:
-        broker = LocalKafka(progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"})
+        broker = LocalKafka(
+            progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"}
+        )
         with broker:
             broker.create_topic("slow")
-            yield network, {"bootstrap.servers": f"127.0.0.1:{network.port}", "socket.timeout.ms": "1000"} | QUIET
+            yield (
+                network,
+                {"bootstrap.servers": f"127.0.0.1:{network.port}", "socket.timeout.ms": "1000"}
+                | QUIET,
+            )
 
 
 def promise_while_an_init_is_late(slow, engine):
-    """Begin while the network holds the first InitProducerId, write, let the late copy arrive, and say whether the promise still stands."""
+    """Begin while the network holds the first InitProducerId, write, let the late copy arrive, and
+    say whether the promise still stands.
+    """
     network, conf = slow
     history = History()
     store = KafkaParticipant(conf, topic="slow", history=history, engine=engine)
@@ -401,7 +577,9 @@ def test_an_init_that_never_answers_is_unclear_in_time(slow):
     network.hold(INIT_PRODUCER_ID)
     started = time.monotonic()
     with pytest.raises(UnclearAnswer):
-        RowTransaction(conf | {"socket.timeout.ms": "20000"}, "never", 60_000, begin_ms=1000).begin()
+        RowTransaction(
+            conf | {"socket.timeout.ms": "20000"}, "never", 60_000, begin_ms=1000
+        ).begin()
     network.release()
     assert time.monotonic() - started < 5
 
@@ -410,16 +588,26 @@ def test_an_init_that_never_answers_is_unclear_in_time(slow):
 def test_names_with_unclear_answers_are_given_up_in_limits(store, monkeypatch):
     tried = []
     for kind in (RowTransaction, ColumnTransaction):
-        monkeypatch.setattr(kind, "begin", lambda txn: (_ for _ in ()).throw(UnclearAnswer(tried.append(txn.who) or txn.who)))
+        monkeypatch.setattr(
+            kind,
+            "begin",
+            lambda txn: (_ for _ in ()).throw(UnclearAnswer(tried.append(txn.who) or txn.who)),
+        )
     store.history = History()
     with pytest.raises(UnclearAnswer):
         store.begin(a_plan())
-    assert len(set(tried)) == 5 and [e.ids["transactional_id"] for e in store.history.events] == tried
+    assert (
+        len(set(tried)) == 5 and [e.ids["transactional_id"] for e in store.history.events] == tried
+    )
 
 
 @pytest.mark.kafka
 def test_a_dead_server_in_the_list_costs_no_name(kafka, topic):
-    store = KafkaParticipant(kafka.client_conf | {"bootstrap.servers": f"127.0.0.1:1,{kafka.bootstrap_servers}"} | QUIET, topic=topic, history=History())
+    store = KafkaParticipant(
+        kafka.client_conf | {"bootstrap.servers": f"127.0.0.1:1,{kafka.bootstrap_servers}"} | QUIET,
+        topic=topic,
+        history=History(),
+    )
     with store.begin(a_plan()) as txn:
         txn.write(rows("a"))
         txn.flush()
@@ -436,9 +624,13 @@ def test_a_worn_out_name_is_replaced(store, monkeypatch):
         monkeypatch.setattr(module, "EPOCH_MAX", 0)
     store.history = History()
     later = store.begin(replace(plan, batch_id=2))  # the same name again, epoch 1
-    assert (later.state.epoch, [e.ids["error"] for e in store.history.events]) == (0, [NameWornOut.__name__])
+    assert (later.state.epoch, [e.ids["error"] for e in store.history.events]) == (
+        0,
+        [NameWornOut.__name__],
+    )
     monkeypatch.undo()
-    assert store.begin(replace(plan, batch_id=4)).who == later.who  # the worn out one does not come back
+    # the worn out one does not come back
+    assert store.begin(replace(plan, batch_id=4)).who == later.who
 
 
 # -- silent brokers --
@@ -448,9 +640,13 @@ def test_a_worn_out_name_is_replaced(store, monkeypatch):
 def test_no_broker_is_told_in_the_stated_time(listening):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1] if listening else 1
-        for begin in (RowTransaction({"bootstrap.servers": f"127.0.0.1:{port}"} | QUIET, "x", 60_000, begin_ms=1500).begin,
-                      RowWriter({"bootstrap.servers": f"127.0.0.1:{port}"} | QUIET, begin_ms=1500).begin,
-                      lambda: check({"bootstrap.servers": f"127.0.0.1:{port}"}, within_ms=1500)):
+        for begin in (
+            RowTransaction(
+                {"bootstrap.servers": f"127.0.0.1:{port}"} | QUIET, "x", 60_000, begin_ms=1500
+            ).begin,
+            RowWriter({"bootstrap.servers": f"127.0.0.1:{port}"} | QUIET, begin_ms=1500).begin,
+            lambda: check({"bootstrap.servers": f"127.0.0.1:{port}"}, within_ms=1500),
+        ):
             started = time.monotonic()
             with pytest.raises(BrokerUnreachable, match="1500 ms"):
                 begin()
@@ -458,7 +654,9 @@ def test_no_broker_is_told_in_the_stated_time(listening):
 
 
 def back_at_work(kafka, within_s=150):
-    """After a pause the controller takes the broker for dead, until it has registered again: the next test would find no place for its topic."""
+    """After a pause the controller takes the broker for dead, until it has registered again: the
+    next test would find no place for its topic.
+    """
     end = time.monotonic() + within_s
     while True:
         try:
@@ -471,11 +669,18 @@ def back_at_work(kafka, within_s=150):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(kafka, topic, engine):
-    store = KafkaParticipant(kafka.client_conf | QUIET | {"message.timeout.ms": "2000"}, topic=topic, engine=engine)
+def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(
+    kafka, topic, engine
+):
+    store = KafkaParticipant(
+        kafka.client_conf | QUIET | {"message.timeout.ms": "2000"}, topic=topic, engine=engine
+    )
     started = time.monotonic()
     try:
-        with pytest.raises(PrecommitFailed, match=f"not acknowledged: .*{topic}"), store.begin(a_plan()) as txn:
+        with (
+            pytest.raises(PrecommitFailed, match=f"not acknowledged: .*{topic}"),
+            store.begin(a_plan()) as txn,
+        ):
             txn.write(rows("a"))
             txn.flush()
             kafka.pause()
@@ -511,14 +716,26 @@ def test_a_timeout_above_the_brokers_maximum_is_a_bad_option_in_a_task_too(kafka
 
 @pytest.fixture(scope="module")
 def alice():
-    """Settings of a user who may use ids that begin with kafka2pc, write to `open`, see `closed`, and knows nothing of `hidden`."""
+    """Settings of a user who may use ids that begin with kafka2pc, write to `open`, see `closed`,
+    and knows nothing of `hidden`.
+    """
     with LocalKafka(secure=True, progress=None) as secure:
         for name in ("open", "closed", "hidden"):
             secure.create_topic(name)
-        rights = [(ResourceType.TRANSACTIONAL_ID, "kafka2pc", AclOperation.WRITE, ResourcePatternType.PREFIXED),
-                  (ResourceType.TOPIC, "open", AclOperation.WRITE, ResourcePatternType.LITERAL),
-                  (ResourceType.TOPIC, "closed", AclOperation.DESCRIBE, ResourcePatternType.LITERAL)]
-        acls = [AclBinding(kind, name, pattern, "User:alice", "*", operation, AclPermissionType.ALLOW) for kind, name, operation, pattern in rights]
+        rights = [
+            (
+                ResourceType.TRANSACTIONAL_ID,
+                "kafka2pc",
+                AclOperation.WRITE,
+                ResourcePatternType.PREFIXED,
+            ),
+            (ResourceType.TOPIC, "open", AclOperation.WRITE, ResourcePatternType.LITERAL),
+            (ResourceType.TOPIC, "closed", AclOperation.DESCRIBE, ResourcePatternType.LITERAL),
+        ]
+        acls = [
+            AclBinding(kind, name, pattern, "User:alice", "*", operation, AclPermissionType.ALLOW)
+            for kind, name, operation, pattern in rights
+        ]
         admin = AdminClient(secure.client_conf)
         for made in admin.create_acls(acls).values():
             made.result()
@@ -548,7 +765,10 @@ def test_with_the_rights_it_works(alice):
 def test_without_write_the_topic_and_the_right_are_named(alice, topic):
     with pytest.raises(NotAuthorized, match=f"topic {topic}(.|\n)*Grant WRITE"):
         check(alice, topics=["open", topic])
-    for begun in (KafkaParticipant(alice, topic=topic).begin(a_plan()), RowWriter(alice, topic=topic).begin()):
+    for begun in (
+        KafkaParticipant(alice, topic=topic).begin(a_plan()),
+        RowWriter(alice, topic=topic).begin(),
+    ):
         with pytest.raises(NotAuthorized, match=f"topic {topic}(.|\n)*Grant WRITE"), begun as out:
             out.write(rows("a"))
             out.flush()
@@ -556,8 +776,14 @@ def test_without_write_the_topic_and_the_right_are_named(alice, topic):
 
 @pytest.mark.kafka
 def test_a_prefix_that_is_not_allowed_names_the_resource(alice):
-    for attempt in (lambda: check(alice, prefix="orders"), lambda: KafkaParticipant(alice, prefix="orders", topic="open").begin(a_plan())):
-        with pytest.raises(NotAuthorized, match="orders(.|\n)*Grant WRITE on the resource TransactionalId, PREFIXED"):
+    for attempt in (
+        lambda: check(alice, prefix="orders"),
+        lambda: KafkaParticipant(alice, prefix="orders", topic="open").begin(a_plan()),
+    ):
+        with pytest.raises(
+            NotAuthorized,
+            match="orders(.|\n)*Grant WRITE on the resource TransactionalId, PREFIXED",
+        ):
             attempt()
 
 
@@ -569,7 +795,10 @@ def test_at_least_once_needs_no_right_to_a_prefix(alice):
 @pytest.mark.kafka
 def test_a_wrong_password_is_told_apart_from_silence_and_is_not_shown(alice):
     wrong = alice | {"sasl.password": "hunter2"}
-    for attempt in (RowTransaction(wrong, "kafka2pc-x", 60_000, begin_ms=2000).begin, lambda: check(wrong, within_ms=2000)):
+    for attempt in (
+        RowTransaction(wrong, "kafka2pc-x", 60_000, begin_ms=2000).begin,
+        lambda: check(wrong, within_ms=2000),
+    ):
         with pytest.raises(NotAuthorized, match="password") as caught:
             attempt()
         assert "hunter2" not in str(caught.value)
@@ -621,9 +850,18 @@ def test_parallel_keeps_order_makes_every_call_and_raises_the_first_error():
 
 @pytest.mark.kafka
 def test_the_reader_agrees_with_a_stranger_and_is_not_stopped_by_gaps(kafka, topic, store):
-    for n in range(6):  # every second one is aborted: gaps of records and of markers, one at the end
+    # every second one is aborted: gaps of records and of markers, one at the end
+    for n in range(6):
         with store.begin(a_plan()) as txn:
-            txn.write(pa.record_batch({"key": [str(n), None], "value": [str(n), None], "headers": [[{"key": "h", "value": b"v"}], None]}))
+            txn.write(
+                pa.record_batch(
+                    {
+                        "key": [str(n), None],
+                        "value": [str(n), None],
+                        "headers": [[{"key": "h", "value": b"v"}], None],
+                    }
+                )
+            )
             txn.flush()
             assert (store.abort if n % 2 else store.commit)(txn.precommit()) is DONE
     settled(store)
@@ -631,7 +869,9 @@ def test_the_reader_agrees_with_a_stranger_and_is_not_stopped_by_gaps(kafka, top
         found = read_topic(kafka.client_conf, topic, isolation)
         assert len(found) == count
         assert [(r.partition, r.offset, r.key, r.value, list(r.headers)) for r in found] == [
-            (m.partition(), m.offset(), m.key(), m.value(), m.headers() or []) for m in records(kafka, topic, isolation)]
+            (m.partition(), m.offset(), m.key(), m.value(), m.headers() or [])
+            for m in records(kafka, topic, isolation)
+        ]
 
 
 @pytest.mark.kafka
@@ -652,11 +892,18 @@ def test_both_readers_come_to_the_same_end_or_it_is_an_error(kafka, topic, store
             txn.write(rows(*numbers))
             txn.flush()
             return txn.precommit()
+
     assert store.commit(written("1", "2")) is DONE and store.abort(written("3")) is DONE
     # at once: the markers may still be missing
-    committed, uncommitted = read_both(kafka.client_conf, topic, lambda r: int(r.value), lambda row: row // 2)
-    assert sorted((s.row, s.batch_id) for s in committed) == [(1, 0), (2, 1)] and {s.row for s in uncommitted} == {1, 2, 3}
-    assert [s for s in uncommitted if s.row != 3] == committed and {(s.topic, s.key) for s in committed} == {(topic, None)}
+    committed, uncommitted = read_both(
+        kafka.client_conf, topic, lambda r: int(r.value), lambda row: row // 2
+    )
+    assert sorted((s.row, s.batch_id) for s in committed) == [(1, 0), (2, 1)] and {
+        s.row for s in uncommitted
+    } == {1, 2, 3}
+    assert [s for s in uncommitted if s.row != 3] == committed and {
+        (s.topic, s.key) for s in committed
+    } == {(topic, None)}
     c = written("4")
     with pytest.raises(BrokerUnreachable, match=rf"held back: {topic}-\d at \d+ of \d+"):
         read_both(kafka.client_conf, topic, lambda r: int(r.value), timeout_s=5)
@@ -665,20 +912,33 @@ def test_both_readers_come_to_the_same_end_or_it_is_an_error(kafka, topic, store
 
 @pytest.mark.kafka
 def test_offsets_of_a_topic_that_was_made_anew_are_inconsistent(kafka, topic, store):
-    """A real reader, and real offsets that lie: what a reader keeps in its checkpoint now means other rows."""
+    """A real reader, and real offsets that lie: what a reader keeps in its checkpoint now means
+    other rows.
+    """
+
     def read_after_writing(numbers):
         with store.begin(a_plan()) as txn:
-            txn.write(pa.record_batch({"value": numbers, "partition": pa.array([0] * len(numbers), pa.int32())}))
+            txn.write(
+                pa.record_batch(
+                    {"value": numbers, "partition": pa.array([0] * len(numbers), pa.int32())}
+                )
+            )
             txn.flush()
             assert store.commit(txn.precommit()) is DONE
         return read_both(kafka.client_conf, topic, lambda r: int(r.value))[0]
+
     before, after = read_after_writing(["1", "2"]), read_after_writing(["3"])
     assert inconsistent_offsets(before, after) == []
     admin = AdminClient(kafka.client_conf)
     admin.delete_topics([topic])[topic].result(30)
     until(lambda: topic not in store.control.topics([topic]), "the topic is gone")
     kafka.create_topic(topic, partitions=2)
-    assert [s.row for s in inconsistent_offsets(before, read_after_writing(["7", "8"]))] == [1, 7, 2, 8]
+    assert [s.row for s in inconsistent_offsets(before, read_after_writing(["7", "8"]))] == [
+        1,
+        7,
+        2,
+        8,
+    ]
 
 
 @pytest.mark.kafka
@@ -700,10 +960,18 @@ def with_a_clock_that_is_off(monkeypatch, minutes):
 
 
 def batch_written(kafka, topic, engine, timeout_ms, margin_ms):
-    """A driver, and the messages of one task that has pre-committed a row under a plan of this driver."""
+    """A driver, and the messages of one task that has pre-committed a row under a plan of this
+    driver.
+    """
     facts = asdict(check(kafka.client_conf, topics=[topic])) | {"timeout_ms": timeout_ms}
     store = KafkaParticipant(kafka.client_conf | QUIET, topic=topic, engine=engine, **facts)
-    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store}, retry=retry_unknown, margin_ms=margin_ms)
+    driver = Driver(
+        query_id=str(uuid.uuid4()),
+        log=MemoryLog(),
+        participants={"kafka": store},
+        retry=retry_unknown,
+        margin_ms=margin_ms,
+    )
     return driver, [precommit([store], restore.plan(driver, 0), [rows("a")])]
 
 
@@ -729,47 +997,91 @@ def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, minutes, p
 
 
 class Coordinators:
-    """What two requests answer: all transactions are Ongoing, `open_ms` says for how long. `filters`: they know the duration filter."""
+    """What two requests answer: all transactions are Ongoing, `open_ms` says for how long.
+    `filters`: they know the duration filter.
+    """
 
     def __init__(self, open_ms, filters=True):
         self.open_ms, self.filters, self.asked = open_ms, filters, []
 
     def describe_transactions(self, ids):
-        return {i: DescribedTransaction(transactional_id=i, state="Ongoing", producer_id=1, epoch=0, timeout_ms=1, started_ms=1) for i in ids}
+        return {
+            i: DescribedTransaction(
+                transactional_id=i,
+                state="Ongoing",
+                producer_id=1,
+                epoch=0,
+                timeout_ms=1,
+                started_ms=1,
+            )
+            for i in ids
+        }
 
     def list_transactions(self, prefix, states, *, longer_ms):
         self.asked.append((prefix, states, longer_ms))
         if not self.filters:
             raise TooOld("ListTransactions: node 0")
-        return [ListedTransaction(i, 1, "Ongoing") for i, ms in self.open_ms.items() if ms > longer_ms]
+        return [
+            ListedTransaction(i, 1, "Ongoing") for i, ms in self.open_ms.items() if ms > longer_ms
+        ]
 
 
 def in_time(monkeypatch, coordinators, timeouts, **limits):
     monkeypatch.setattr(KafkaParticipant, "control", coordinators)
-    cs = [Committable(transactional_id=i, state=PreparedTxnState(1, 0), timeout_ms=ms) for i, ms in timeouts.items()]
+    cs = [
+        Committable(transactional_id=i, state=PreparedTxnState(1, 0), timeout_ms=ms)
+        for i, ms in timeouts.items()
+    ]
     return [s.in_time for s in KafkaParticipant({}).describe(cs, **limits)]
 
 
 LIMITS = {"a-1": 10_000, "a-2": 10_000, "a-3": 20_000, "a-4": None}
 
 
-@pytest.mark.parametrize("limits", [dict(margin_ms=1000, age_ms=9_000), dict(margin_ms=0, age_ms=None)], ids=["the plan is young", "no margin"])
+@pytest.mark.parametrize(
+    "limits",
+    [dict(margin_ms=1000, age_ms=9_000), dict(margin_ms=0, age_ms=None)],
+    ids=["the plan is young", "no margin"],
+)
 def test_what_is_in_time_by_the_age_of_its_plan_costs_no_request(monkeypatch, limits):
     coordinators = Coordinators({})
-    assert in_time(monkeypatch, coordinators, LIMITS, **limits) == [True] * 4 and coordinators.asked == []
+    assert (
+        in_time(monkeypatch, coordinators, LIMITS, **limits) == [True] * 4
+        and coordinators.asked == []
+    )
 
 
 @pytest.mark.parametrize("age_ms", [None, 19_500])
-def test_the_coordinators_are_asked_for_each_timeout_before_and_after_the_describe(monkeypatch, age_ms):
-    coordinators = Coordinators({"a-1": 9_001, "a-2": 9_000, "a-3": 9_500, "a-4": 10**9, "a-5": 10**9})
-    assert in_time(monkeypatch, coordinators, LIMITS, margin_ms=1000, age_ms=age_ms) == [False, True, True, True]
-    assert sorted(coordinators.asked) == 2 * [("a-", ("Ongoing",), 9_000)] + 2 * [("a-3", ("Ongoing",), 19_000)]
+def test_the_coordinators_are_asked_for_each_timeout_before_and_after_the_describe(
+    monkeypatch, age_ms
+):
+    coordinators = Coordinators(
+        {"a-1": 9_001, "a-2": 9_000, "a-3": 9_500, "a-4": 10**9, "a-5": 10**9}
+    )
+    assert in_time(monkeypatch, coordinators, LIMITS, margin_ms=1000, age_ms=age_ms) == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert sorted(coordinators.asked) == 2 * [("a-", ("Ongoing",), 9_000)] + 2 * [
+        ("a-3", ("Ongoing",), 19_000)
+    ]
 
 
-def test_without_a_duration_filter_the_age_decides_and_without_both_the_batch_is_refused(monkeypatch):
+def test_without_a_duration_filter_the_age_decides_and_without_both_the_batch_is_refused(
+    monkeypatch,
+):
     old = Coordinators({}, filters=False)
-    assert in_time(monkeypatch, old, LIMITS, margin_ms=1000, age_ms=9_001) == [False, False, True, True]
+    assert in_time(monkeypatch, old, LIMITS, margin_ms=1000, age_ms=9_001) == [
+        False,
+        False,
+        True,
+        True,
+    ]
     with pytest.raises(Refused, match="transactions a-") as caught:
         in_time(monkeypatch, old, LIMITS, margin_ms=1000, age_ms=None)
     assert "from Kafka 3.8 on" in caught.value.why and "Kafka 3.8 or newer" in caught.value.action
-    assert in_time(monkeypatch, old, {"a-4": None}, margin_ms=1000, age_ms=None) == [True], "it never times out"
+    assert in_time(monkeypatch, old, {"a-4": None}, margin_ms=1000, age_ms=None) == [True], (
+        "it never times out"
+    )

@@ -1,4 +1,7 @@
-"""OAUTHBEARER: one function gives the tokens of both engines, control plane, source and decision log; without a token nothing is written."""
+"""OAUTHBEARER: one function gives the tokens of both engines, control plane, source and decision
+log; without a token nothing is written.
+"""
+
 import base64
 import json
 import os
@@ -16,24 +19,27 @@ from kafka_fixtures import values
 from rights import Rights, error_of
 from shell import typed
 
-from kafka2pc.local.broker import LocalKafka
-from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.kafka.control import TOKEN_PROVIDER, Control, find_provider
+from kafka2pc.kafka.participant import KafkaParticipant, check
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.operations.operations import RIGHTS, Door
+from kafka2pc.proof.story import until
+from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.kafka.participant import KafkaParticipant, check
-from kafka2pc.operations.operations import RIGHTS, Door
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
 from kafka2pc.spark.sink import log_at
 from kafka2pc.spark.source import Questions, Range, find_logs, parse_options, read
-from kafka2pc.proof.story import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 ROOT = Path(__file__).resolve().parents[2]
 ASKED = SimpleNamespace(times=0)
 LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
-ALSO = {"sasl.enabled.mechanisms": "SCRAM-SHA-256,OAUTHBEARER", "listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config": LOGIN}
+ALSO = {
+    "sasl.enabled.mechanisms": "SCRAM-SHA-256,OAUTHBEARER",
+    "listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config": LOGIN,
+}
 
 
 def token(user="alice", seconds=3600):
@@ -41,7 +47,10 @@ def token(user="alice", seconds=3600):
     ASKED.times += 1
     part = lambda claims: base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
     now = time.time()
-    return f"{part({'alg': 'none'})}.{part({'sub': user, 'iat': now - 1, 'exp': now + seconds})}.", now + seconds
+    return (
+        f"{part({'alg': 'none'})}.{part({'sub': user, 'iat': now - 1, 'exp': now + seconds})}.",
+        now + seconds,
+    )
 
 
 def no_token():
@@ -57,25 +66,43 @@ def oauth():
     with LocalKafka(secure=True, config=ALSO, progress=None) as kafka:
         Rights(kafka, "tokens", "kafka2pc").give(*RIGHTS)
         kafka.create_topic("tokens")
-        until(lambda: error_of(lambda: check(settings(kafka), topics=["tokens"])) is None, "her rights are in force", 20)
+        until(
+            lambda: error_of(lambda: check(settings(kafka), topics=["tokens"])) is None,
+            "her rights are in force",
+            20,
+        )
         yield kafka
 
 
 def settings(kafka, provider="test_oauth:token"):
-    return {"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER",
-            TOKEN_PROVIDER: provider}
+    return {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanisms": "OAUTHBEARER",
+        TOKEN_PROVIDER: provider,
+    }
 
 
 @pytest.mark.parametrize("engine", ["columnar", "rows"])
 def test_both_engines_write_the_driver_commits_and_the_source_reads(engine, oauth):
     conf = settings(oauth)
-    participant = KafkaParticipant(conf, topic="tokens", engine=engine, **asdict(check(conf, topics=["tokens"])))
-    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": participant})
+    participant = KafkaParticipant(
+        conf, topic="tokens", engine=engine, **asdict(check(conf, topics=["tokens"]))
+    )
+    driver = Driver(
+        query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": participant}
+    )
     before = len(values(oauth, "tokens"))
-    commit(driver, [precommit([participant], plan(driver, 0), [pa.record_batch({"value": ["a", "b"]})])], 0)
+    commit(
+        driver,
+        [precommit([participant], plan(driver, 0), [pa.record_batch({"value": ["a", "b"]})])],
+        0,
+    )
     participant.close()
     until(lambda: len(values(oauth, "tokens")) == before + 2, "the end is written")
-    options = parse_options({f"kafka.{name}": value for name, value in conf.items()} | {"subscribe": "tokens"})
+    options = parse_options(
+        {f"kafka.{name}": value for name, value in conf.items()} | {"subscribe": "tokens"}
+    )
     ask, part = Questions(dict(options.conf)), ("tokens", 0)
     end = find_logs(ask, options).parts[part].end
     assert sum(batch.num_rows for batch in read(options, Range("tokens", 0, 0, end))) == before + 2
@@ -88,7 +115,11 @@ def test_a_decision_log_in_a_topic_is_reached_with_a_token(oauth):
     rights = Rights(oauth, "token-decisions", "kafka2pc")
     rights.give(*RIGHTS)
     conf = settings(oauth)
-    until(lambda: error_of(lambda: check(conf, topics=["token-decisions"])) is None, "her rights are in force", 20)
+    until(
+        lambda: error_of(lambda: check(conf, topics=["token-decisions"])) is None,
+        "her rights are in force",
+        20,
+    )
     assert log_at("kafka:token-decisions", str(uuid.uuid4()), conf.items()).batches() == []
 
 
@@ -125,23 +156,45 @@ def token():
 def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
     oauth.create_topic("jobs", partitions=2)
     Rights(oauth, "jobs", "kafka2pc").give(*RIGHTS)
-    until(lambda: error_of(lambda: check(settings(oauth), topics=["jobs"])) is None, "her rights are in force", 20)
+    until(
+        lambda: error_of(lambda: check(settings(oauth), topics=["jobs"])) is None,
+        "her rights are in force",
+        20,
+    )
     asked = tmp_path / "asked"
     (tmp_path / "company_login.py").write_text(COMPANY_LOGIN.format(str(asked)))
-    options = {f"kafka.{name}": value for name, value in settings(oauth, "company_login:token").items()}
+    options = {
+        f"kafka.{name}": value for name, value in settings(oauth, "company_login:token").items()
+    }
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "tests")))}
-    done = subprocess.run([sys.executable, "-c", JOB, json.dumps(options)], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, json.dumps(options)],
+        cwd=tmp_path,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout) == (0, "10\n"), done.stderr[-3000:]
     assert sorted(values(oauth, "jobs")) == [str(n) for n in range(10)]
-    assert len(set(asked.read_text().split())) > 2  # planner, committer, tasks: a token is in no message
+    # planner, committer, tasks: a token is in no message
+    assert len(set(asked.read_text().split())) > 2
 
 
-@pytest.mark.parametrize(("provider", "error", "says"), [
-    ("", BadOption, "OAUTHBEARER needs a function"), ("no.such.module:token", BadOption, "ModuleNotFoundError"),
-    ("test_oauth:nobody", BadOption, "AttributeError"), ("test_oauth:no_token", NotAuthorized, "RuntimeError"),
-    ("test_oauth:not_a_token", NotAuthorized, "the cluster refused this user")])
+@pytest.mark.parametrize(
+    ("provider", "error", "says"),
+    [
+        ("", BadOption, "OAUTHBEARER needs a function"),
+        ("no.such.module:token", BadOption, "ModuleNotFoundError"),
+        ("test_oauth:nobody", BadOption, "AttributeError"),
+        ("test_oauth:no_token", NotAuthorized, "RuntimeError"),
+        ("test_oauth:not_a_token", NotAuthorized, "the cluster refused this user"),
+    ],
+)
 @pytest.mark.parametrize("part", ["sink", "source"])
-def test_what_is_wrong_with_a_token_is_told_in_four_parts_and_without_it(part, provider, error, says, oauth):
+def test_what_is_wrong_with_a_token_is_told_in_four_parts_and_without_it(
+    part, provider, error, says, oauth
+):
     conf = settings(oauth, provider)
     with pytest.raises(error) as caught:
         check(conf, topics=["tokens"]) if part == "sink" else Questions(conf).names(".*")
@@ -152,10 +205,18 @@ def test_what_is_wrong_with_a_token_is_told_in_four_parts_and_without_it(part, p
 
 def test_the_shell_lists_with_a_token_and_doctor_does_not_guess_a_name(oauth, tmp_path):
     file = tmp_path / "alice.properties"
-    file.write_text("".join(f"{name}={value}\n" for name, value in settings(oauth).items() if name != "bootstrap.servers"))
+    file.write_text(
+        "".join(
+            f"{name}={value}\n"
+            for name, value in settings(oauth).items()
+            if name != "bootstrap.servers"
+        )
+    )
     door = Door(oauth.bootstrap_servers, str(file))
     assert typed(door.command("transactions", "list", "--json")) == ("[]\n", 0)
-    assert "user: User:SUBJECT-OF-THE-TOKEN" in typed(door.command("doctor", "--topic", "tokens"))[0]
+    assert (
+        "user: User:SUBJECT-OF-THE-TOKEN" in typed(door.command("doctor", "--topic", "tokens"))[0]
+    )
 
 
 def test_a_name_is_all_that_travels(oauth):

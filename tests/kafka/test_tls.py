@@ -1,5 +1,7 @@
-"""TLS: both engines, the control plane, the source and the command line show their certificates, under librdkafka's names; and who has none, or the
-wrong one, hears it before anything is written."""
+"""TLS: both engines, the control plane, the source and the command line show their certificates,
+under librdkafka's names; and who has none, or the wrong one, hears it before anything is written.
+"""
+
 import json
 import shlex
 import uuid
@@ -10,18 +12,18 @@ import pytest
 from kafka_fixtures import values
 from typer.testing import CliRunner
 
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.participant import KafkaParticipant, check
 from kafka2pc.local.broker import LocalKafka, make_certificates
 from kafka2pc.operations.cli import app
+from kafka2pc.operations.operations import Door
+from kafka2pc.proof.story import Story, until
 from kafka2pc.protocol.commit import Driver, commit, decide
-from kafka2pc.kafka.control import Control
 from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.kafka.participant import KafkaParticipant, check
-from kafka2pc.operations.operations import Door
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
 from kafka2pc.spark.source import Questions, Range, find_logs, parse_options, read
-from kafka2pc.proof.story import Story, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -45,14 +47,29 @@ class Query:
         kafka.create_topic(self.topic)
         (self.place / "commits").mkdir(parents=True)
         (self.place / "metadata").write_text(json.dumps({"id": self.id}))
-        self.participant = KafkaParticipant(self.conf, topic=self.topic, **asdict(check(self.conf, topics=[self.topic], two_phase="auto")), **how)
-        self.driver = Driver(query_id=self.id, log=FileLog(self.place / "kafka2pc"), participants={"kafka": self.participant})
+        self.participant = KafkaParticipant(
+            self.conf,
+            topic=self.topic,
+            **asdict(check(self.conf, topics=[self.topic], two_phase="auto")),
+            **how,
+        )
+        self.driver = Driver(
+            query_id=self.id,
+            log=FileLog(self.place / "kafka2pc"),
+            participants={"kafka": self.participant},
+        )
         made = plan(self.driver, 0)
-        self.messages = [precommit([self.participant], made, [pa.record_batch({"value": list(task)})]) for task in ("ab", "cd")]
+        self.messages = [
+            precommit([self.participant], made, [pa.record_batch({"value": list(task)})])
+            for task in ("ab", "cd")
+        ]
 
     def seen(self, kafka):
         with Control(self.conf) as control:
-            until(lambda: not control.list_transactions("", ("PrepareCommit", "PrepareAbort")), "the ends are written")
+            until(
+                lambda: not control.list_transactions("", ("PrepareCommit", "PrepareAbort")),
+                "the ends are written",
+            )
         return sorted(values(kafka, self.topic))
 
 
@@ -74,10 +91,16 @@ def test_both_engines_write_and_the_driver_commits(engine, tls, tmp_path):
 def test_the_source_reads_and_tells_its_group(query, tls):
     commit(query.driver, query.messages, 0)
     query.seen(tls)
-    options = parse_options({f"kafka.{name}": value for name, value in query.conf.items()} | {"subscribe": query.topic})
+    options = parse_options(
+        {f"kafka.{name}": value for name, value in query.conf.items()} | {"subscribe": query.topic}
+    )
     ask, part = Questions(dict(options.conf)), (query.topic, 0)
     end = find_logs(ask, options).parts[part].end
-    assert sorted(v.decode() for batch in read(options, Range(query.topic, 0, 0, end)) for v in batch.column("value").to_pylist()) == list("abcd")
+    assert sorted(
+        v.decode()
+        for batch in read(options, Range(query.topic, 0, 0, end))
+        for v in batch.column("value").to_pylist()
+    ) == list("abcd")
     ask.tell("tls-group", {part: 3})
     assert ask.committed("tls-group", [part]) == {part: 3}
 
@@ -91,14 +114,26 @@ def typed(line):
 def test_a_dead_query_is_found_and_settled_from_the_shell(query, tls, tmp_path):
     decide(query.driver, query.messages[0].plan, query.messages)
     file = tmp_path / "alice.properties"
-    file.write_text("".join(f"{name}={value}\n" for name, value in without(query.conf, "bootstrap.servers").items()))
+    file.write_text(
+        "".join(
+            f"{name}={value}\n" for name, value in without(query.conf, "bootstrap.servers").items()
+        )
+    )
     door = Door(tls.bootstrap_servers, str(file))
-    found, status = typed(door.command("doctor", "--checkpoint", str(query.place), "--older-than", "0", "--json"))
-    lines = next(f["commands"] for f in json.loads(found)["findings"] if f["name"] == "decided-and-open")
+    found, status = typed(
+        door.command("doctor", "--checkpoint", str(query.place), "--older-than", "0", "--json")
+    )
+    lines = next(
+        f["commands"] for f in json.loads(found)["findings"] if f["name"] == "decided-and-open"
+    )
     said = [typed(line) for line in lines]
     assert (status, [s for _, s in said], query.seen(tls)) == (4, [3, 0], list("abcd"))
     kept = [p.read_text() for p in query.place.rglob("*") if p.is_file()]
-    assert not [text for text in (found, *(text for text, _ in said), *kept) if tls.certificates.password in text], "the key's password is nowhere"
+    assert not [
+        text
+        for text in (found, *(text for text, _ in said), *kept)
+        if tls.certificates.password in text
+    ], "the key's password is nowhere"
 
 
 @pytest.mark.spark
@@ -107,11 +142,16 @@ def test_a_spark_query_with_certificates(tls, job, tmp_path):
         story.feed(2)
         story.run()
         story.check()
-        assert tls.certificates.password not in "".join(p.read_text(errors="replace") for p in story.checkpoint.rglob("*") if p.is_file())
+        assert tls.certificates.password not in "".join(
+            p.read_text(errors="replace") for p in story.checkpoint.rglob("*") if p.is_file()
+        )
 
 
 def test_a_login_over_tls_and_a_name_that_is_not_checked(tls):
-    with LocalKafka(secure=True, tls=True, progress=None) as both, Control(both.client_conf) as control:
+    with (
+        LocalKafka(secure=True, tls=True, progress=None) as both,
+        Control(both.client_conf) as control,
+    ):
         assert control.cluster_id == both.cluster_id
     with Control(tls.client_conf | {"ssl.endpoint.identification.algorithm": "none"}) as control:
         assert control.cluster_id == tls.cluster_id
@@ -127,14 +167,46 @@ def strangers(folder):
 
 KEYS = ("ssl.certificate.location", "ssl.key.location", "ssl.key.password")
 WRONG = {
-    "no certificate": (lambda conf, folder: without(conf, *KEYS), NotAuthorized, "kafka.ssl.certificate.location"),
-    "a stranger's certificate": (lambda conf, folder: conf | without(strangers(folder), "ssl.ca.location"), NotAuthorized, "certificate"),
-    "another authority": (lambda conf, folder: conf | without(strangers(folder), *KEYS), BadOption, "kafka.ssl.ca.location"),
-    "no authority": (lambda conf, folder: without(conf, "ssl.ca.location"), BadOption, "kafka.ssl.ca.location"),
-    "a wrong password": (lambda conf, folder: conf | {"ssl.key.password": "hunter2"}, BadOption, "kafka.ssl.key.password"),
-    "no password": (lambda conf, folder: without(conf, "ssl.key.password"), BadOption, "kafka.ssl.key.password"),
-    "a certificate without its key": (lambda conf, folder: without(conf, "ssl.key.location"), BadOption, "kafka.ssl."),
-    "no such file": (lambda conf, folder: conf | {"ssl.certificate.location": "/no/such.pem"}, BadOption, "kafka.ssl.certificate.location=/no"),
+    "no certificate": (
+        lambda conf, folder: without(conf, *KEYS),
+        NotAuthorized,
+        "kafka.ssl.certificate.location",
+    ),
+    "a stranger's certificate": (
+        lambda conf, folder: conf | without(strangers(folder), "ssl.ca.location"),
+        NotAuthorized,
+        "certificate",
+    ),
+    "another authority": (
+        lambda conf, folder: conf | without(strangers(folder), *KEYS),
+        BadOption,
+        "kafka.ssl.ca.location",
+    ),
+    "no authority": (
+        lambda conf, folder: without(conf, "ssl.ca.location"),
+        BadOption,
+        "kafka.ssl.ca.location",
+    ),
+    "a wrong password": (
+        lambda conf, folder: conf | {"ssl.key.password": "hunter2"},
+        BadOption,
+        "kafka.ssl.key.password",
+    ),
+    "no password": (
+        lambda conf, folder: without(conf, "ssl.key.password"),
+        BadOption,
+        "kafka.ssl.key.password",
+    ),
+    "a certificate without its key": (
+        lambda conf, folder: without(conf, "ssl.key.location"),
+        BadOption,
+        "kafka.ssl.",
+    ),
+    "no such file": (
+        lambda conf, folder: conf | {"ssl.certificate.location": "/no/such.pem"},
+        BadOption,
+        "kafka.ssl.certificate.location=/no",
+    ),
 }
 
 
@@ -143,9 +215,15 @@ WRONG = {
 def test_what_is_wrong_with_a_certificate_is_told_in_four_parts(part, name, tls, tmp_path):
     change, error, says = WRONG[name]
     conf = change(tls.client_conf_for("alice"), tmp_path)
-    ask = {"sink": lambda: check(conf, topics=["t"]), "source": lambda: Questions(conf).names(".*"), "shell": lambda: Control(conf)}
+    ask = {
+        "sink": lambda: check(conf, topics=["t"]),
+        "source": lambda: Questions(conf).names(".*"),
+        "shell": lambda: Control(conf),
+    }
     with pytest.raises(error) as caught:
         ask[part]()
     text = str(caught.value)
-    assert says in text and all(words in text for words in ("why: ", "is data at risk: No.", "what to do: ")), text
+    assert says in text and all(
+        words in text for words in ("why: ", "is data at risk: No.", "what to do: ")
+    ), text
     assert "hunter2" not in text and tls.certificates.password not in text

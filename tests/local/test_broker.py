@@ -1,4 +1,7 @@
-"""The local Kafka: jars that are whole, no orphan, clear words without Java, nodes that die and come back, rights, logs when it fails."""
+"""The local Kafka: jars that are whole, no orphan, clear words without Java, nodes that die and
+come back, rights, logs when it fails.
+"""
+
 import json
 import os
 import signal
@@ -15,7 +18,16 @@ from confluent_kafka.admin import AdminClient
 from kafka_fixtures import values
 
 from kafka2pc.local import broker
-from kafka2pc.local.broker import BrokerFailed, FetchFailed, LocalKafka, Node, NoJava, fetch_jars, find_java, free_ports
+from kafka2pc.local.broker import (
+    BrokerFailed,
+    FetchFailed,
+    LocalKafka,
+    Node,
+    NoJava,
+    fetch_jars,
+    find_java,
+    free_ports,
+)
 from kafka2pc.operations.operations import read_properties
 
 SECONDS = 15  # for anything that should take one; a busy machine may need more
@@ -37,7 +49,13 @@ def runs(pid):
 
 
 def python(code, *args, **more):
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **more,
+    )
 
 
 @pytest.fixture
@@ -69,7 +87,15 @@ def version_script(text):
     return f"import sys; sys.stderr.write({text!r})"
 
 
-@pytest.mark.parametrize("said", ['java version "1.8.0_292"', 'openjdk version "11.0.20" 2023-07-18', 'openjdk version "16" 2021-03-16', "no idea"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        'java version "1.8.0_292"',
+        'openjdk version "11.0.20" 2023-07-18',
+        'openjdk version "16" 2021-03-16',
+        "no idea",
+    ],
+)
 def test_a_java_that_is_too_old_is_refused_with_what_to_install(said, tmp_path, monkeypatch):
     fake_java(tmp_path, version_script(said), monkeypatch)
     with pytest.raises(NoJava, match="needed is 17 or newer") as e:
@@ -77,7 +103,11 @@ def test_a_java_that_is_too_old_is_refused_with_what_to_install(said, tmp_path, 
     assert "openjdk-17" in e.value.action and e.value.risk.startswith("No.")
 
 
-NEW_ENOUGH = ['openjdk version "17.0.15" 2025-04-15', 'java version "25" 2025-09-16', 'Picked up JAVA_TOOL_OPTIONS: -Dx=1\nopenjdk version "21.0.1"']
+NEW_ENOUGH = [
+    'openjdk version "17.0.15" 2025-04-15',
+    'java version "25" 2025-09-16',
+    'Picked up JAVA_TOOL_OPTIONS: -Dx=1\nopenjdk version "21.0.1"',
+]
 
 
 @pytest.mark.parametrize("said", NEW_ENOUGH)
@@ -124,7 +154,10 @@ for name in ("one", "two"):
 note("end")
 """
 WANTED = [("org.example", "one", "1.0")]
-FETCH = "from kafka2pc.local.broker import fetch_jars; print(fetch_jars('pair', [('org.example', 'one', '1.0')], progress=None))"
+FETCH = (
+    "from kafka2pc.local.broker import fetch_jars; print(fetch_jars('pair', [('org.example', 'one',"
+    " '1.0')], progress=None))"
+)
 
 
 @pytest.fixture
@@ -155,11 +188,15 @@ def test_jars_are_fetched_once_and_then_found_offline(ivy):
     assert runs_of(ivy) == ["begin", "end"]
 
 
-@pytest.mark.parametrize("harm", [
-    lambda folder: os.truncate(folder / "one-1.0.jar", 10),
-    lambda folder: (folder / "one-1.0.jar").unlink(),
-    lambda folder: (folder / "one-1.0.jar").write_bytes(b""),
-], ids=["truncated", "missing", "empty"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda folder: os.truncate(folder / "one-1.0.jar", 10),
+        lambda folder: (folder / "one-1.0.jar").unlink(),
+        lambda folder: (folder / "one-1.0.jar").write_bytes(b""),
+    ],
+    ids=["truncated", "missing", "empty"],
+)
 def test_a_damaged_jar_is_noticed_named_and_repaired(harm, ivy):
     folder, told = fetch_jars("pair", WANTED), []
     harm(folder)
@@ -176,7 +213,9 @@ def test_a_mismatch_makes_all_checksums_count(ivy):
     assert contents(folder) == BOTH and "two-1.0.jar" in told[0]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}"], ids=["empty", "cut", "list", "nothing in it"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}"], ids=["empty", "cut", "list", "nothing in it"]
+)
 def test_a_damaged_manifest_counts_as_no_download(text, ivy):
     folder = fetch_jars("pair", WANTED)
     (folder / "manifest.json").write_text(text)
@@ -212,7 +251,9 @@ def test_two_processes_fetch_once(ivy, monkeypatch):
     assert runs_of(ivy) == ["begin", "end"]
 
 
-def test_after_a_killed_fetch_the_next_one_waits_for_its_ivy_and_starts_clean(ivy, monkeypatch, killed_later):
+def test_after_a_killed_fetch_the_next_one_waits_for_its_ivy_and_starts_clean(
+    ivy, monkeypatch, killed_later
+):
     monkeypatch.setenv("IVY_SECONDS", "1")
     first = python(FETCH)
     killed_later.append(first)
@@ -239,7 +280,9 @@ time.sleep(60)
 
 @pytest.mark.parametrize("how", ["plain", "fork", "keep"])
 def test_no_orphan_when_python_is_killed(how, tmp_path, killed_later):
-    """Also when a fork of ours lives on and holds the pipe open. The folder goes too, unless it is to be kept."""
+    """Also when a fork of ours lives on and holds the pipe open. The folder goes too, unless it is
+    to be kept.
+    """
     folder = tmp_path / "cluster" / "node-0"
     folder.mkdir(parents=True)
     parent = python(NODE, folder, how)
@@ -316,7 +359,9 @@ def until_there(kafka, topic, wanted, seconds=20):
 def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafka):
     kafka.create_topic("broker-kill")
     commit_one(kafka.client_conf, "broker-kill", "committed")
-    producer = Producer(kafka.client_conf | {"transactional.id": "tests-broker-open", "log_level": 0})
+    producer = Producer(
+        kafka.client_conf | {"transactional.id": "tests-broker-open", "log_level": 0}
+    )
     producer.init_transactions(30)
     producer.begin_transaction()
     producer.produce("broker-kill", "open")
@@ -344,7 +389,11 @@ def test_a_paused_node_answers_nobody_until_it_is_resumed(kafka):
 
 @real
 def test_topics_are_made_on_purpose_only(kafka):
-    asked = AdminClient(kafka.client_conf).list_topics("broker-typo", timeout=SECONDS).topics["broker-typo"]
+    asked = (
+        AdminClient(kafka.client_conf)
+        .list_topics("broker-typo", timeout=SECONDS)
+        .topics["broker-typo"]
+    )
     assert asked.error.name() == "UNKNOWN_TOPIC_OR_PART"
     kafka.create_topic("broker-made", partitions=3, config={"max.message.bytes": 2000})
     assert values(kafka, "broker-made") == []
@@ -392,7 +441,9 @@ def test_a_start_that_fails_keeps_the_log_and_quotes_it(tmp_path, monkeypatch):
 
 
 @real
-def test_a_lost_race_for_a_port_is_run_again_and_a_dead_broker_leaves_its_log(tmp_path, monkeypatch):
+def test_a_lost_race_for_a_port_is_run_again_and_a_dead_broker_leaves_its_log(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(broker.tempfile, "mkdtemp", lambda prefix: str(tmp_path))
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
@@ -408,7 +459,9 @@ def test_a_lost_race_for_a_port_is_run_again_and_a_dead_broker_leaves_its_log(tm
     assert kafka.logs[0].exists()
 
 
-SERVE = "from kafka2pc.local.broker import serve; serve({}echo=lambda line: print(line, flush=True))"
+SERVE = (
+    "from kafka2pc.local.broker import serve; serve({}echo=lambda line: print(line, flush=True))"
+)
 
 
 @real
@@ -437,7 +490,11 @@ def test_serve_writes_for_each_user_what_a_client_needs(tls, killed_later):
     for user in ("admin", "alice"):
         said = server.stdout.readline()
         assert said.startswith(f"settings for {user}: ")
-        assert AdminClient(read_properties(said.split(": ")[1].strip())).list_topics(timeout=SECONDS).brokers
+        assert (
+            AdminClient(read_properties(said.split(": ")[1].strip()))
+            .list_topics(timeout=SECONDS)
+            .brokers
+        )
     server.send_signal(signal.SIGTERM)
     server.communicate(timeout=SECONDS)
 

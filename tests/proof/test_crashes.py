@@ -1,21 +1,36 @@
-"""Every named crash point, three victims: the Python process that gets there, the driver's JVM, the broker. SIGKILL, restart: exactly once.
+"""Every named crash point, three victims: the Python process that gets there, the driver's JVM, the
+broker. SIGKILL, restart: exactly once.
 
-One story for each victim: after every restart the same query goes on into the next crash, each time with another number of partitions and the
-other engine.
+One story for each victim: after every restart the same query goes on into the next crash, each time
+with another number of partitions and the other engine.
 """
+
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 
 import pytest
 
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.protocol.history import CrashPoint
 from kafka2pc.proof.story import Failed, Story, running, until
+from kafka2pc.protocol.history import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
-POINTS = [pytest.param(point, id=point.name.lower()) for point in CrashPoint if point is not CrashPoint.IN_SWEEP]
-BEFORE_COMMITS = [p for p in POINTS if p.values[0] in (
-    CrashPoint.AFTER_PRECOMMIT, CrashPoint.BEFORE_DECISION, CrashPoint.AFTER_DECISION, CrashPoint.BEFORE_FIRST_COMMIT)]
+POINTS = [
+    pytest.param(point, id=point.name.lower())
+    for point in CrashPoint
+    if point is not CrashPoint.IN_SWEEP
+]
+BEFORE_COMMITS = [
+    p
+    for p in POINTS
+    if p.values[0]
+    in (
+        CrashPoint.AFTER_PRECOMMIT,
+        CrashPoint.BEFORE_DECISION,
+        CrashPoint.AFTER_DECISION,
+        CrashPoint.BEFORE_FIRST_COMMIT,
+    )
+]
 PARALLELISM, ENGINES = cycle([4, 2, 5]), cycle(["columnar", "confluent"])
 
 
@@ -26,7 +41,9 @@ def life():
 
 @pytest.fixture(scope="class")
 def tale(job, kafka, tmp_path_factory):
-    """The story that the tests of a class tell together. After a failure the next test begins a new one."""
+    """The story that the tests of a class tell together. After a failure the next test begins a new
+    one.
+    """
     told = []
 
     def go_on():
@@ -41,7 +58,9 @@ def tale(job, kafka, tmp_path_factory):
 
 
 def crash(story, point, pid=0):
-    """Two more batches; the second one, attempt 0 of a run that goes on, crashes here. Returns the processes that came as far and no further."""
+    """Two more batches; the second one, attempt 0 of a run that goes on, crashes here. Returns the
+    processes that came as far and no further.
+    """
     story.feed(2)
     batch_id = story.files - 1
     story.arm(point, batch_id=batch_id, pid=pid)
@@ -49,7 +68,11 @@ def crash(story, point, pid=0):
         story.run(**life())
     assert story.job.done.exists(), f"{point.name} was never reached:\n{story.told()}"
     last = {e.process: e for e in story.events()}
-    ended = [e.process for e in last.values() if (e.kind, e.op, e.ids.get("batch_id")) == (*point.value, batch_id)]
+    ended = [
+        e.process
+        for e in last.values()
+        if (e.kind, e.op, e.ids.get("batch_id")) == (*point.value, batch_id)
+    ]
     assert ended, f"{point.name} is nobody's last event:\n{story.told()}"
     return ended
 
@@ -75,7 +98,8 @@ class TestPythonProcess:
     @pytest.mark.parametrize("point", POINTS)
     def test_exactly_once_after_the_process_dies_at(self, point, tale):
         story = tale()
-        ended = crash(story, point)  # a task beside it may have come as far, before Spark stopped it
+        # a task beside it may have come as far, before Spark stopped it
+        ended = crash(story, point)
         until(lambda: not all(map(running, ended)), "the process dies")
         assert story.job.alive
         restart(story)
@@ -112,11 +136,16 @@ def lose_the_driver(story, point):
         story.job.start()
     crash(story, point, pid=story.job.jvm)
     until(lambda: not running(story.job.jvm), "the JVM dies")
-    until(lambda: not any(running(e.process) for e in story.events()), "the Python processes follow their JVM")
+    until(
+        lambda: not any(running(e.process) for e in story.events()),
+        "the Python processes follow their JVM",
+    )
 
 
 class TestBroker:
-    """The broker dies around the decision, and comes back. Whatever was decided is told again; the query does not even fail."""
+    """The broker dies around the decision, and comes back. Whatever was decided is told again; the
+    query does not even fail.
+    """
 
     @pytest.mark.parametrize("point", BEFORE_COMMITS)
     def test_exactly_once_after_the_only_broker_dies_at(self, point, tale, kafka):
@@ -125,8 +154,10 @@ class TestBroker:
         restart(story)
 
     def test_exactly_once_after_one_of_three_brokers_dies_between_two_commits(self, job, tmp_path):
-        """Three, because the only broker of a cluster may forget a commit that it has acknowledged: killed before it told the partitions, it starts
-        with an empty map, takes the topic for deleted, and calls the transaction complete (Kafka 4.3.1, TransactionMarkerChannelManager)."""
+        """Three, because the only broker of a cluster may forget a commit that it has acknowledged:
+        killed before it told the partitions, it starts with an empty map, takes the topic for
+        deleted, and calls the transaction complete (Kafka 4.3.1, TransactionMarkerChannelManager).
+        """
         with LocalKafka(3) as kafka:
             story = Story(job, kafka, tmp_path).watch()
             lose_a_broker(story, kafka, CrashPoint.AFTER_FIRST_COMMIT)

@@ -1,4 +1,7 @@
-"""The demonstration: what it reads, how it judges, when it strikes, what it draws, and that nothing of it stays behind."""
+"""The demonstration: what it reads, how it judges, when it strikes, what it draws, and that nothing
+of it stays behind.
+"""
+
 import json
 import os
 import re
@@ -13,11 +16,11 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from kafka2pc.kafka.participant import Record
 from kafka2pc.operations import cli
 from kafka2pc.proof import demo
 from kafka2pc.protocol.errors import TwoPhaseError
 from kafka2pc.protocol.history import Event
-from kafka2pc.kafka.participant import Record
 
 KAFKA2PC = Path(sys.executable).with_name("kafka2pc")
 SVG = "{http://www.w3.org/2000/svg}"
@@ -55,18 +58,27 @@ def test_without_the_flights_the_error_says_what_to_install(monkeypatch):
 
 
 def records(*rows, key=b"N14228"):
-    return [Record("flights", 0, offset, key, json.dumps({"row": row}).encode(), (), 0) for offset, row in enumerate(rows)]
+    return [
+        Record("flights", 0, offset, key, json.dumps({"row": row}).encode(), (), 0)
+        for offset, row in enumerate(rows)
+    ]
 
 
-@pytest.mark.parametrize(("rows", "lost", "duplicated", "reordered", "status"), [
-    ((1, 2, 3), 0, 0, 0, 0),
-    ((1, 3), 1, 0, 0, 1),
-    ((1, 2, 2, 3), 0, 1, 0, 1),
-    ((1, 2, 3, 1, 2, 3), 0, 3, 2, 1),
-    ((1, 2, 4), 1, 0, 0, 1),
-    ((), 3, 0, 0, 1),
-], ids=["exact", "lost", "twice", "replayed", "foreign", "empty"])
-def test_status_is_0_only_if_nothing_is_lost_or_duplicated(rows, lost, duplicated, reordered, status):
+@pytest.mark.parametrize(
+    ("rows", "lost", "duplicated", "reordered", "status"),
+    [
+        ((1, 2, 3), 0, 0, 0, 0),
+        ((1, 3), 1, 0, 0, 1),
+        ((1, 2, 2, 3), 0, 1, 0, 1),
+        ((1, 2, 3, 1, 2, 3), 0, 3, 2, 1),
+        ((1, 2, 4), 1, 0, 0, 1),
+        ((), 3, 0, 0, 1),
+    ],
+    ids=["exact", "lost", "twice", "replayed", "foreign", "empty"],
+)
+def test_status_is_0_only_if_nothing_is_lost_or_duplicated(
+    rows, lost, duplicated, reordered, status
+):
     report = demo.count("kafka2pc", 3, records(*rows))
     assert (report.lost, report.duplicated, report.reordered) == (lost, duplicated, reordered)
     assert demo.exit_status([report]) == status
@@ -95,7 +107,10 @@ def test_rows_without_a_key_have_no_order():
 
 
 class FakeRun:
-    """A batch of 10 rows, of which `there` are in the topic; the commit log grows as `commits` says, look by look."""
+    """A batch of 10 rows, of which `there` are in the topic; the commit log grows as `commits`
+    says, look by look.
+    """
+
     sizes = [10] * 8
 
     def __init__(self, there, commits):
@@ -119,18 +134,34 @@ class FakeJob:
 KILLED, SPARED = [signal.SIGSTOP, signal.SIGKILL], [signal.SIGSTOP, signal.SIGCONT]
 
 
-@pytest.mark.parametrize(("whole", "there", "commits", "struck", "signals"), [
-    (True, 10, [3, 3], 3, KILLED),
-    (True, 10, [3, 4], None, SPARED),
-    (True, 9, [3], None, []),
-    (True, 10, [2], None, []),
-    (False, 4, [3, 3], 3, KILLED),
-    (False, 4, [5, 5], 5, KILLED),
-    (False, 0, [3], None, []),
-    (False, 10, [3], None, []),
-    (False, 4, [8], None, []),
-], ids=["all there", "just committed", "one missing", "too early", "some there", "a later batch", "none there", "all there already", "no batch left"])
-def test_a_kill_from_outside_hits_only_a_batch_that_is_not_complete(whole, there, commits, struck, signals):
+@pytest.mark.parametrize(
+    ("whole", "there", "commits", "struck", "signals"),
+    [
+        (True, 10, [3, 3], 3, KILLED),
+        (True, 10, [3, 4], None, SPARED),
+        (True, 9, [3], None, []),
+        (True, 10, [2], None, []),
+        (False, 4, [3, 3], 3, KILLED),
+        (False, 4, [5, 5], 5, KILLED),
+        (False, 0, [3], None, []),
+        (False, 10, [3], None, []),
+        (False, 4, [8], None, []),
+    ],
+    ids=[
+        "all there",
+        "just committed",
+        "one missing",
+        "too early",
+        "some there",
+        "a later batch",
+        "none there",
+        "all there already",
+        "no batch left",
+    ],
+)
+def test_a_kill_from_outside_hits_only_a_batch_that_is_not_complete(
+    whole, there, commits, struck, signals
+):
     job = FakeJob()
     kill = demo.FromOutside(batch_id=3, victim="driver", text="", whole=whole)
     assert kill.strike(FakeRun(there, commits), job) == struck
@@ -160,7 +191,13 @@ def events(batches=32):
         note("invoke", "plan", batch_id=batch_id)
         note("ok", "decide", batch_id=batch_id)
         if batch_id == 4:
-            note("info", "crash", batch_id=batch_id, victim="driver", text="the driver & its <workers>")
+            note(
+                "info",
+                "crash",
+                batch_id=batch_id,
+                victim="driver",
+                text="the driver & its <workers>",
+            )
             note("ok", "start")
             note("invoke", "plan", batch_id=batch_id)
             note("ok", "drain", batch_id=batch_id)
@@ -203,23 +240,39 @@ def test_everything_in_the_picture_is_inside_of_it():
     for rect in root.iter(f"{SVG}rect"):
         x, y, w, h = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
         assert x >= 0 and y >= 0 and w > 0 and h > 0 and x + w <= width and y + h <= height
-    assert all(float(text.get("x")) < width and float(text.get("y")) < height for text in root.iter(f"{SVG}text"))
+    assert all(
+        float(text.get("x")) < width and float(text.get("y")) < height
+        for text in root.iter(f"{SVG}text")
+    )
 
 
 # -- the command --
 
 
 def test_help_is_quick_and_lists_the_commands():
-    said = subprocess.run([KAFKA2PC, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=os.environ | {"COLUMNS": "100"})
+    said = subprocess.run(
+        [KAFKA2PC, "--help"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"COLUMNS": "100"},
+    )
     assert said.returncode == 0 and "broker" in said.stdout and "demo" in said.stdout
-    heavy = "import sys, kafka2pc.operations.cli; print([m for m in ('pyspark', 'pyarrow', 'confluent_kafka', 'kafka', 'pandas') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", heavy], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    heavy = (
+        "import sys, kafka2pc.operations.cli; print([m for m in ('pyspark', 'pyarrow',"
+        " 'confluent_kafka', 'kafka', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", heavy], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
 def played(monkeypatch, rows, tmp_path):
     report = demo.count("kafka2pc", 3, records(*rows))
-    monkeypatch.setattr(demo, "demonstrate", lambda *_, **__: [demo.Result(report=report, events=tuple(events(8)))])
+    monkeypatch.setattr(
+        demo, "demonstrate", lambda *_, **__: [demo.Result(report=report, events=tuple(events(8)))]
+    )
     monkeypatch.setattr(cli, "_tell_kills", lambda *_: None)
     return CliRunner().invoke(cli.app, ["demo", "--images", str(tmp_path / "pictures")])
 
@@ -238,6 +291,7 @@ def test_the_command_ends_with_1_if_a_row_is_lost_or_duplicated(monkeypatch, tmp
 def failing(monkeypatch, error):
     def fail(*_, **__):
         raise error
+
     monkeypatch.setattr(demo, "demonstrate", fail)
     return CliRunner().invoke(cli.app, ["demo"])
 
@@ -251,7 +305,12 @@ def test_a_foreseen_error_is_told_without_a_stack_trace(monkeypatch):
 def test_a_missing_package_is_told_with_its_extra_and_a_missing_room_is_a_bug(monkeypatch):
     done = failing(monkeypatch, ModuleNotFoundError("no module", name="pyspark"))
     assert done.exit_code == 1 and "pip install 'kafka2pc[demo]'" in done.output
-    assert isinstance(failing(monkeypatch, ModuleNotFoundError("no module", name="kafka2pc.proof.demo")).exception, ModuleNotFoundError)
+    assert isinstance(
+        failing(
+            monkeypatch, ModuleNotFoundError("no module", name="kafka2pc.proof.demo")
+        ).exception,
+        ModuleNotFoundError,
+    )
 
 
 def test_sigterm_ends_a_command_like_ctrl_c():
@@ -265,7 +324,13 @@ def test_sigterm_ends_a_command_like_ctrl_c():
 @pytest.mark.kafka
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
 def test_the_broker_command_says_where_it_is_and_ends_when_told(signum):
-    process = subprocess.Popen([KAFKA2PC, "broker"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [KAFKA2PC, "broker"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     try:
         said = iter(process.stdout.readline, "")
         assert any(line.startswith("bootstrap.servers=127.0.0.1:") for line in said)
@@ -290,8 +355,15 @@ def test_two_nodes_are_refused():
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_small_run_with_all_four_kills_ends_with_0(tmp_path):
-    done = subprocess.run([KAFKA2PC, "demo", "--rows", "2000", "--skip-spark-sink", "--images", tmp_path], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"COLUMNS": "120"}, timeout=500)
+    done = subprocess.run(
+        [KAFKA2PC, "demo", "--rows", "2000", "--skip-spark-sink", "--images", tmp_path],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"COLUMNS": "120"},
+        timeout=500,
+    )
     assert done.returncode == 0, done.stdout
     assert re.search(r"kafka2pc\W+2,000\W+2,000\W+0\W+0\W+0\W+4 of 4", done.stdout), done.stdout
     assert done.stdout.count("SIGKILL to") == 4
@@ -307,14 +379,24 @@ def command_of(process):
 
 def started(place):
     """A demonstration whose first batch is done, and every process that belongs to it."""
-    process = subprocess.Popen([KAFKA2PC, "demo", "--rows", "1000", "--skip-spark-sink"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True, cwd=place, start_new_session=True, env=os.environ | {"TMPDIR": str(place)})
+    process = subprocess.Popen(
+        [KAFKA2PC, "demo", "--rows", "1000", "--skip-spark-sink"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=place,
+        start_new_session=True,
+        env=os.environ | {"TMPDIR": str(place)},
+    )
     end = time.monotonic() + 120
     while time.monotonic() < end and process.poll() is None:
         if list(place.glob("kafka2pc-demo-*/kafka2pc/checkpoint/commits/0")):
             family = psutil.Process(process.pid).children(recursive=True)
             commands = "\n".join(map(command_of, family))
-            assert all(name in commands for name in ("kafka.Kafka", "SparkSubmit", "pyspark.daemon")), commands
+            assert all(
+                name in commands for name in ("kafka.Kafka", "SparkSubmit", "pyspark.daemon")
+            ), commands
             return process, family
         time.sleep(0.2)
     process.kill()

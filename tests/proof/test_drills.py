@@ -1,18 +1,44 @@
 """A short version of `make drill`: the hard cases that no other test plays, a pipeline, a few steps of a walk; and a drill that must be red."""
+
 from datetime import date
 from functools import partial
 from itertools import islice
 
 import pytest
 
-from kafka2pc.proof.drills import BLOWS, POINTS, VICTIMS, Drill, Stage, forget_the_decision, play, point_drills, steps, summary, survive, take
+from kafka2pc.proof.drills import (
+    BLOWS,
+    POINTS,
+    VICTIMS,
+    Drill,
+    Stage,
+    forget_the_decision,
+    play,
+    point_drills,
+    steps,
+    summary,
+    survive,
+    take,
+)
 from kafka2pc.proof.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.proof.hard_cases import CASES
 from kafka2pc.protocol.history import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-HERE = ("two batches late", "two batches later", "list and abort", "late is refused", "purged", "Two drivers", "timed out before", "oversleeps",
-        "two hosts", "the broker gave up", "full disk", "away for longer")
+HERE = (
+    "two batches late",
+    "two batches later",
+    "list and abort",
+    "late is refused",
+    "purged",
+    "Two drivers",
+    "timed out before",
+    "oversleeps",
+    "two hosts",
+    "the broker gave up",
+    "full disk",
+    "away for longer",
+)
 QUICK = [d for d in CASES if any(words in d.title for words in HERE)]
 
 
@@ -42,7 +68,11 @@ def test_a_node_that_coordinates_dies_between_decision_and_commit(three, tmp_pat
 
 def test_a_story_of_one_drill_is_not_the_story_of_the_next(stage):
     shared = stage.story()
-    assert stage.story() is shared and stage.fresh() is not shared and stage.story() not in (shared, stage.fresh())
+    assert (
+        stage.story() is shared
+        and stage.fresh() is not shared
+        and stage.story() not in (shared, stage.fresh())
+    )
 
 
 def test_the_short_list_names_cases():
@@ -50,10 +80,21 @@ def test_the_short_list_names_cases():
 
 
 def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path):
-    struck = (Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH), Blow(victim=ANYBODY, seconds=1.5),
-              Blow(victim="the driver's JVM", point=CrashPoint.AFTER_FIRST_COMMIT))
-    drill = Drill(kind="pipeline", title="", given="", crash_at="", restore="", expect="",
-                  play=partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0)))  # with the latest flight of the year
+    struck = (
+        Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
+        Blow(victim=ANYBODY, seconds=1.5),
+        Blow(victim="the driver's JVM", point=CrashPoint.AFTER_FIRST_COMMIT),
+    )
+    # with the latest flight of the year
+    drill = Drill(
+        kind="pipeline",
+        title="",
+        given="",
+        crash_at="",
+        restore="",
+        expect="",
+        play=partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0)),
+    )
     played = play(drill, stage, tmp_path)
     assert (played.found, played.crashes) == ("", 3)
 
@@ -69,8 +110,17 @@ def test_a_walk(three, tmp_path):
 
 
 def test_a_drill_can_be_red_and_keeps_its_history(stage, tmp_path):
-    drill = Drill(kind="point", title="Decisions do not matter", given="", crash_at="", restore="", expect="",
-                  play=partial(survive, places=[(CrashPoint.AFTER_FIRST_COMMIT, None)], strike=forget_the_decision))
+    drill = Drill(
+        kind="point",
+        title="Decisions do not matter",
+        given="",
+        crash_at="",
+        restore="",
+        expect="",
+        play=partial(
+            survive, places=[(CrashPoint.AFTER_FIRST_COMMIT, None)], strike=forget_the_decision
+        ),
+    )
     played = play(drill, stage, tmp_path)
     assert played.found.startswith("NotExactlyOnce: duplicate, ")
     assert played.counts["duplicate"] > 0
@@ -92,13 +142,37 @@ def test_the_same_seed_is_the_same_walk_and_dice_leave_nothing_out():
 def test_the_dice_of_the_pipelines_leave_out_no_victim():
     drills = list(pipeline_drills(seed=1, count=40))
     struck = [blow for drill in drills for blow in drill.play.keywords["struck"]]
-    assert {blow.victim for blow in struck} == {ANYBODY, *VICTIMS} - {"the node that coordinates the transaction"}
+    assert {blow.victim for blow in struck} == {ANYBODY, *VICTIMS} - {
+        "the node that coordinates the transaction"
+    }
     assert {blow.point for blow in struck} == {None, *POINTS} and len(struck) == 40 * len(DAYS)
     assert len({d.given for d in drills}) > 30 and len({d.title for d in drills}) == 40
-    assert [d.crash_at for d in pipeline_drills(1, 40)] == [d.crash_at for d in drills] != [d.crash_at for d in pipeline_drills(2, 40)]
+    assert (
+        [d.crash_at for d in pipeline_drills(1, 40)]
+        == [d.crash_at for d in drills]
+        != [d.crash_at for d in pipeline_drills(2, 40)]
+    )
 
 
 def test_the_table_counts_by_kind(stage, tmp_path):
-    drill = Drill(kind="case", title="t", given="", crash_at="", restore="", expect="", play=lambda stage: None)
+    drill = Drill(
+        kind="case",
+        title="t",
+        given="",
+        crash_at="",
+        restore="",
+        expect="",
+        play=lambda stage: None,
+    )
     table = summary([play(drill, stage, tmp_path)] * 2)
-    assert [list(column.cells) for column in table.columns] == [["cases"], ["2"], ["0"], ["0"], ["0"], ["0"], ["0"], ["0"], ["0.0 s"]]
+    assert [list(column.cells) for column in table.columns] == [
+        ["cases"],
+        ["2"],
+        ["0"],
+        ["0"],
+        ["0"],
+        ["0"],
+        ["0"],
+        ["0"],
+        ["0.0 s"],
+    ]

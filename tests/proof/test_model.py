@@ -1,4 +1,7 @@
-"""The model: green with all rules on, red with each rule off, and itself held against the real coordinator. A model that explores nothing is red."""
+"""The model: green with all rules on, red with each rule off, and itself held against the real
+coordinator. A model that explores nothing is red.
+"""
+
 import time
 import uuid
 from dataclasses import replace
@@ -9,27 +12,53 @@ import pyarrow as pa
 import pytest
 from kafka_fixtures import values
 
-from kafka2pc.protocol import commit, precommit, restore
 from kafka2pc.kafka import participant as kafka
-from kafka2pc.proof import model, world
 from kafka2pc.kafka.control import Control, DescribedTransaction
 from kafka2pc.kafka.participant import NEVER_MS
+from kafka2pc.kafka.row_producer import RowTransaction
+from kafka2pc.proof import model, world
 from kafka2pc.proof.model import SMALL, explore, main
-from kafka2pc.protocol.transactions import TRANSITIONS, Committable, IllegalStep, Plan, PreparedTxnState, Token, TxnState
 from kafka2pc.proof.rules import HARMLESS, LIMITS, RULES, switched_off, without
 from kafka2pc.proof.world import ANOMALIES, FAULTS, Config, Scene, Txn, Worker, World
-from kafka2pc.kafka.row_producer import RowTransaction
+from kafka2pc.protocol import commit, precommit, restore
+from kafka2pc.protocol.transactions import (
+    TRANSITIONS,
+    Committable,
+    IllegalStep,
+    Plan,
+    PreparedTxnState,
+    Token,
+    TxnState,
+)
 
 NOT_ALLOWED = {"lost_entry", "expire"}  # accidents that no rule survives: see RULES and LIMITS
 
-# The worlds are deterministic. A change of the acts changes the counts a little; a model that stops early halves them.
+# The worlds are deterministic. A change of the acts changes the counts a little; a model that stops
+# early halves them.
 STATES = {
-    "one run": 35, "two runs": 3_500, "two runs, two tasks": 5_800, "a run dies, a timeout strikes": 8_800, "a second try of a task": 13_300,
-    "commit() breaks off": 7_800, "a late EndTxn": 17_300, "a late EndTxn, two batches later": 650, "a late InitProducerId": 4_900,
-    "a late create": 11_500, "the planner forgets": 7_200, "the planner outlives its query": 8_000, "only the newest batch is kept": 11_400,
-    "PrepareCommit shows": 8_400, "EndTxn v4, late": 4_800, "batches overlap": 14_300, "commits/N is deleted": 6_800,
-    "offsets/N is written anew": 12_300, "fewer tasks after the restart": 8_700, "a batch without rows": 1_800, "a batch without partitions": 2_400,
-    "a copied checkpoint": 180, "a copied checkpoint, one log": 120,
+    "one run": 35,
+    "two runs": 3_500,
+    "two runs, two tasks": 5_800,
+    "a run dies, a timeout strikes": 8_800,
+    "a second try of a task": 13_300,
+    "commit() breaks off": 7_800,
+    "a late EndTxn": 17_300,
+    "a late EndTxn, two batches later": 650,
+    "a late InitProducerId": 4_900,
+    "a late create": 11_500,
+    "the planner forgets": 7_200,
+    "the planner outlives its query": 8_000,
+    "only the newest batch is kept": 11_400,
+    "PrepareCommit shows": 8_400,
+    "EndTxn v4, late": 4_800,
+    "batches overlap": 14_300,
+    "commits/N is deleted": 6_800,
+    "offsets/N is written anew": 12_300,
+    "fewer tasks after the restart": 8_700,
+    "a batch without rows": 1_800,
+    "a batch without partitions": 2_400,
+    "a copied checkpoint": 180,
+    "a copied checkpoint, one log": 120,
 }
 
 
@@ -42,16 +71,42 @@ def explored(config, only=None):
 @pytest.mark.parametrize("name", SMALL)
 def test_with_all_rules_on_no_state_shows_an_anomaly(name):
     found = explored(SMALL[name])
-    assert (found.anomaly, found.complete) == ("", True), "\n".join(" | ".join(line[:3]) for line in found.story)
+    assert (found.anomaly, found.complete) == ("", True), "\n".join(
+        " | ".join(line[:3]) for line in found.story
+    )
     assert found.states >= STATES[name]
 
 
 REACHED = [
-    "late EndTxn took effect", "late EndTxn was refused", "late EndTxn said the same again", "late InitProducerId arrived", "late COMMIT won",
-    "late COMMIT refused", "late ABORT won", "COMMIT refused", "ABORT refused", "a decided batch is drained", "abort() settled its slot",
-    "a timeout struck", "commit: LostTransaction", "plan: LostTransaction", "commit: Refused", "commit: Superseded", "plan: StaleCheckpoint",
-    "commit: OutcomeUnknown", "a planner was inherited", "the planner was replaced", "records were purged", "a job failed",
-    "init unclear", "end unclear", "create unclear", "commit: BrokerUnreachable", "commit: LogUnwritable", "a checkpoint was copied", "plan: MovedLog",
+    "late EndTxn took effect",
+    "late EndTxn was refused",
+    "late EndTxn said the same again",
+    "late InitProducerId arrived",
+    "late COMMIT won",
+    "late COMMIT refused",
+    "late ABORT won",
+    "COMMIT refused",
+    "ABORT refused",
+    "a decided batch is drained",
+    "abort() settled its slot",
+    "a timeout struck",
+    "commit: LostTransaction",
+    "plan: LostTransaction",
+    "commit: Refused",
+    "commit: Superseded",
+    "plan: StaleCheckpoint",
+    "commit: OutcomeUnknown",
+    "a planner was inherited",
+    "the planner was replaced",
+    "records were purged",
+    "a job failed",
+    "init unclear",
+    "end unclear",
+    "create unclear",
+    "commit: BrokerUnreachable",
+    "commit: LogUnwritable",
+    "a checkpoint was copied",
+    "plan: MovedLog",
 ]
 
 
@@ -61,7 +116,9 @@ def test_the_passes_are_not_vacuous(note):
 
 
 def test_every_accident_happens_in_a_small_world():
-    assert {fault for fault in FAULTS if not any(getattr(config, fault) for config in SMALL.values())} <= NOT_ALLOWED
+    assert {
+        fault for fault in FAULTS if not any(getattr(config, fault) for config in SMALL.values())
+    } <= NOT_ALLOWED
 
 
 # -- each rule off --
@@ -113,9 +170,15 @@ def test_the_check_notices_that_a_sweep_took_the_next_batch():
 
 
 def test_a_driver_that_oversleeps_loses_nothing_silently():
-    found = explore(Config(batches=1, timeout=1, stall=True, broken=1), hunt=[a for a in ANOMALIES if a != "DECIDED-A-DEAD-TXN"])
+    found = explore(
+        Config(batches=1, timeout=1, stall=True, broken=1),
+        hunt=[a for a in ANOMALIES if a != "DECIDED-A-DEAD-TXN"],
+    )
     assert (found.anomaly, found.complete) == ("", True)
-    assert found.reached["commit: LostTransaction"] > 100 and found.reached["plan: LostTransaction"] > 100
+    assert (
+        found.reached["commit: LostTransaction"] > 100
+        and found.reached["plan: LostTransaction"] > 100
+    )
 
 
 @pytest.mark.parametrize("name", ["sweep", "names of one life", "one InitProducerId"])
@@ -136,7 +199,10 @@ class Played(Exception):
     pass
 
 
-@pytest.mark.parametrize(("room", "act"), [(restore, "plan"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")])
+@pytest.mark.parametrize(
+    ("room", "act"),
+    [(restore, "plan"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")],
+)
 def test_the_acts_are_those_of_the_package(room, act, monkeypatch):
     def refuse(*args, **kwargs):
         raise Played(act)
@@ -154,7 +220,9 @@ def test_the_coordinator_asks_the_transition_table(monkeypatch):
 
 def test_an_act_that_draws_lots_is_noticed(monkeypatch):
     lots = count()
-    monkeypatch.setitem(model.ACTS, "plan", lambda m, tape, *args: [tape.ask("spark", next(lots)) for _ in range(3)])
+    monkeypatch.setitem(
+        model.ACTS, "plan", lambda m, tape, *args: [tape.ask("spark", next(lots)) for _ in range(3)]
+    )
     with pytest.raises(RuntimeError, match="not deterministic"):
         explore(Config(drivers=1), alone=False)
 
@@ -184,8 +252,14 @@ def test_the_shell_says_what_was_found_and_fails_if_there_is_an_anomaly(capsys, 
 
 def txns():
     for epoch, state, rows, marking in [
-        (0, TxnState.OPEN, (), False), (0, TxnState.OPEN, (1,), False), (1, TxnState.COMMITTED, (), True), (1, TxnState.COMMITTED, (), False),
-        (0, TxnState.COMMITTED, (), False), (1, TxnState.ABORTED, (), False), (2, TxnState.ABORTED, (), False), (3, TxnState.OPEN, (1,), False),
+        (0, TxnState.OPEN, (), False),
+        (0, TxnState.OPEN, (1,), False),
+        (1, TxnState.COMMITTED, (), True),
+        (1, TxnState.COMMITTED, (), False),
+        (0, TxnState.COMMITTED, (), False),
+        (1, TxnState.ABORTED, (), False),
+        (2, TxnState.ABORTED, (), False),
+        (3, TxnState.OPEN, (1,), False),
     ]:
         yield Txn("id", epoch, state, rows, marking=marking)
 
@@ -193,29 +267,58 @@ def txns():
 def word(txn):
     if txn.state is TxnState.OPEN:
         return "Ongoing" if txn.rows else "Empty"
-    return {TxnState.COMMITTED: "PrepareCommit" if txn.marking else "CompleteCommit", TxnState.ABORTED: "CompleteAbort"}[txn.state]
+    return {
+        TxnState.COMMITTED: "PrepareCommit" if txn.marking else "CompleteCommit",
+        TxnState.ABORTED: "CompleteAbort",
+    }[txn.state]
 
 
 @pytest.mark.parametrize("end_txn", [4, 5])
 @pytest.mark.parametrize("epoch", range(4))
 def test_describe_says_what_the_room_kafka_says(end_txn, epoch):
     for txn in txns():
-        c = Committable(transactional_id="id", state=PreparedTxnState(0, epoch), end_txn_version=end_txn)
-        d = DescribedTransaction(transactional_id="id", producer_id=0, epoch=txn.epoch, state=word(txn), timeout_ms=NEVER_MS, started_ms=0, partitions=())
+        c = Committable(
+            transactional_id="id", state=PreparedTxnState(0, epoch), end_txn_version=end_txn
+        )
+        d = DescribedTransaction(
+            transactional_id="id",
+            producer_id=0,
+            epoch=txn.epoch,
+            state=word(txn),
+            timeout_ms=NEVER_MS,
+            started_ms=0,
+            partitions=(),
+        )
         assert world.standing(txn, epoch, end_txn) == kafka.standing(c, d).state, (txn, epoch)
 
 
 STORIES = [
-    ("commit 0",), ("abort 0",), ("write", "commit 0"), ("write", "abort 0"), ("write", "commit 0", "commit 0"), ("write", "abort 0", "abort 0"),
-    ("write", "commit 0", "abort 0"), ("write", "abort 0", "commit 0"), ("write", "commit 0", "commit 1"), ("write", "commit 0", "abort 1"),
-    ("write", "commit 0", "abort 1", "commit 0"), ("write", "timeout", "commit 0"), ("write", "init", "commit 0"), ("write", "commit 0", "init", "commit 0"),
+    ("commit 0",),
+    ("abort 0",),
+    ("write", "commit 0"),
+    ("write", "abort 0"),
+    ("write", "commit 0", "commit 0"),
+    ("write", "abort 0", "abort 0"),
+    ("write", "commit 0", "abort 0"),
+    ("write", "abort 0", "commit 0"),
+    ("write", "commit 0", "commit 1"),
+    ("write", "commit 0", "abort 1"),
+    ("write", "commit 0", "abort 1", "commit 0"),
+    ("write", "timeout", "commit 0"),
+    ("write", "init", "commit 0"),
+    ("write", "commit 0", "init", "commit 0"),
 ]
 
 
 def in_the_model(story):
     """The last answer, and how many rows a reader sees."""
     scene = Scene(Config())
-    name = world.worker_name(Plan(query_id=world.QUERY, batch_id=0, attempt=1, token=Token(0, 1, "00000001")), Worker(1, 0, 0), 0, 0)
+    name = world.worker_name(
+        Plan(query_id=world.QUERY, batch_id=0, attempt=1, token=Token(0, 1, "00000001")),
+        Worker(1, 0, 0),
+        0,
+        0,
+    )
     now, said = world.on_init(scene, World(owed=((name, 0),)), 1, name).world, None
     for event in story:
         verb, _, epoch = event.partition(" ")
@@ -231,7 +334,9 @@ def in_the_model(story):
 
 
 def settle(control, name):
-    """Until then the coordinator says CONCURRENT_TRANSACTIONS, which is no answer; the model's client asks again too."""
+    """Until then the coordinator says CONCURRENT_TRANSACTIONS, which is no answer; the model's
+    client asks again too.
+    """
     while control.list_transactions(name, ("PrepareCommit", "PrepareAbort")):
         time.sleep(0.02)
 
@@ -243,7 +348,9 @@ def on_a_broker(cluster, control, topic, story):
     for event in story:
         verb, _, epoch = event.partition(" ")
         if verb == "write":
-            txn = RowTransaction(cluster.client_conf, name, 1_000 if "timeout" in story else 60_000, topic=topic).begin()
+            txn = RowTransaction(
+                cluster.client_conf, name, 1_000 if "timeout" in story else 60_000, topic=topic
+            ).begin()
             txn.write(pa.record_batch({"value": pa.array([name])}))
             txn.flush()
             state = txn.precommit().state

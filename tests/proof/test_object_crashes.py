@@ -1,17 +1,24 @@
-"""A query whose checkpoint and decisions are in S3, and nowhere else: killed at every named point, started again, every row once.
+"""A query whose checkpoint and decisions are in S3, and nowhere else: killed at every named point,
+started again, every row once.
 
-Spark reads and writes its checkpoint by hadoop-aws, the sink by s3fs."""
+Spark reads and writes its checkpoint by hadoop-aws, the sink by s3fs.
+"""
+
 import os
 
 import pytest
 from kafka_fixtures import values
 from store_fixtures import s3a
 
-from kafka2pc.protocol.history import CrashPoint
 from kafka2pc.proof.story import Failed, Story, running, until
+from kafka2pc.protocol.history import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(300)]
-POINTS = [pytest.param(point, id=point.name.lower()) for point in CrashPoint if point is not CrashPoint.IN_SWEEP]
+POINTS = [
+    pytest.param(point, id=point.name.lower())
+    for point in CrashPoint
+    if point is not CrashPoint.IN_SWEEP
+]
 
 
 class StoryInS3(Story):
@@ -21,12 +28,20 @@ class StoryInS3(Story):
 
     def options(self, **more):
         place = f"{self.url}/{self.name}"
-        return super().options(**{"checkpointLocation": f"{place}/checkpoint".replace("s3://", "s3a://"), "decisionLog": f"{place}/decisions"} | more)
+        return super().options(
+            **{
+                "checkpointLocation": f"{place}/checkpoint".replace("s3://", "s3a://"),
+                "decisionLog": f"{place}/decisions",
+            }
+            | more
+        )
 
 
 @pytest.fixture(scope="module")
 def tale(jobs, kafka, s3, tmp_path_factory):
-    """One query that goes on through all tests of this file; after a failure the next test begins a new one."""
+    """One query that goes on through all tests of this file; after a failure the next test begins a
+    new one.
+    """
     job, told = jobs("s3", conf=s3a(s3)), []
 
     def go_on():
@@ -53,14 +68,19 @@ def crash(story, point, pid=0):
 def decisions(server, story):
     """The objects below the place of the decisions, and below that of the checkpoint."""
     fs, root = server.driver(), f"{story.url}/{story.name}".removeprefix("s3://")
-    return [[p for p in fs.find(f"{root}/{kind}") if not p.endswith("/")] for kind in ("decisions", "checkpoint")]
+    return [
+        [p for p in fs.find(f"{root}/{kind}") if not p.endswith("/")]
+        for kind in ("decisions", "checkpoint")
+    ]
 
 
 def restart(server, story):
     """Nothing is lost, doubled, read early or left open; and all of it was kept in S3."""
     story.run()
     story.check()
-    assert sorted(map(int, values(story.kafka, story.name))) == list(range(story.files * story.size))
+    assert sorted(map(int, values(story.kafka, story.name))) == list(
+        range(story.files * story.size)
+    )
     decided, checkpoint = decisions(server, story)
     assert decided and any(p.endswith(f"/commits/{story.files - 1}") for p in checkpoint)
     assert not os.path.exists(story.checkpoint)
@@ -93,6 +113,7 @@ def test_exactly_once_if_the_answers_of_s3_are_lost(when, tale, s3):
             return None
         lost.add(request.path)
         return when
+
     story.feed(2)
     with s3.proxy.faults(fault):
         story.run()
@@ -101,12 +122,16 @@ def test_exactly_once_if_the_answers_of_s3_are_lost(when, tale, s3):
 
 
 def test_a_micro_batch_asks_s3_eight_times(tale, s3):
-    """Each request costs some ten milliseconds there, and they follow each other. After `keep_batches` one more removes the oldest COMMIT."""
+    """Each request costs some ten milliseconds there, and they follow each other. After
+    `keep_batches` one more removes the oldest COMMIT.
+    """
     story = tale()
     story.feed()
     story.run()
     story.feed(4)
     with s3.proxy.counted() as requests:
         story.run()
-    assert len([r for r in requests if "aiobotocore" in r.agent]) <= 4 * 8, [(r.method, r.path) for r in requests]
+    assert len([r for r in requests if "aiobotocore" in r.agent]) <= 4 * 8, [
+        (r.method, r.path) for r in requests
+    ]
     restart(s3, story)

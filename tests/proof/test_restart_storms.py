@@ -1,4 +1,7 @@
-"""Starts that fail again and again: what a start costs does not grow with their number, rows are written once, and supervisors that duel back off."""
+"""Starts that fail again and again: what a start costs does not grow with their number, rows are
+written once, and supervisors that duel back off.
+"""
+
 import random
 import uuid
 from collections import Counter
@@ -6,14 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from kafka2pc.operations.operations import fence
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, Slot, commit_of
-from kafka2pc.spark.foreach_batch import TwoPhase
 from kafka2pc.protocol.errors import StaleCheckpoint, Superseded
-from kafka2pc.operations.operations import fence
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Moment
 from kafka2pc.protocol.restore import adopt, back_off, plan
+from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Moment
+from kafka2pc.spark.foreach_batch import TwoPhase
 
 
 class Counting(MemoryLog):
@@ -43,7 +46,13 @@ class Counting(MemoryLog):
 
 def driver_of(log, **more):
     store = MemoryParticipant()
-    return Driver(query_id=str(uuid.uuid4()), log=log, participants={store.name: store}, about=Identity(prefix="kafka2pc"), **more)
+    return Driver(
+        query_id=str(uuid.uuid4()),
+        log=log,
+        participants={store.name: store},
+        about=Identity(prefix="kafka2pc"),
+        **more,
+    )
 
 
 def prepared(driver, planned, rows=("row",)):
@@ -64,7 +73,9 @@ def test_the_thousandth_start_costs_what_the_twentieth_did():
     driver = driver_of(Counting())
     costs = [what_a_start_costs(driver) for _ in range(1000)]
     assert costs[999] == costs[19]
-    assert costs[999]["create"] == 1 and costs[999]["slots"] == 2 and sum(costs[999].values()) < 40, costs[999]
+    assert (
+        costs[999]["create"] == 1 and costs[999]["slots"] == 2 and sum(costs[999].values()) < 40
+    ), costs[999]
     commit(driver, prepared(driver, plan(driver, 0)), 0)
     assert rows_of(driver) == ["row"]
 
@@ -103,7 +114,9 @@ def test_a_run_that_slept_while_its_slot_was_removed_writes_nothing(tmp_path, sl
 
 
 class Sleepy(MemoryLog):
-    """A run that sleeps once, after its listing and before its claim. `meanwhile`: what other runs do."""
+    """A run that sleeps once, after its listing and before its claim. `meanwhile`: what other runs
+    do.
+    """
 
     meanwhile = None
 
@@ -115,7 +128,9 @@ class Sleepy(MemoryLog):
 
 
 def sleeps_before_its_claim(driver):
-    """A run decides in slot 1 after that was removed, and the next claim comes from a run that listed the log before."""
+    """A run decides in slot 1 after that was removed, and the next claim comes from a run that
+    listed the log before.
+    """
     first = plan(driver, 0)
     messages = prepared(driver, first)
 
@@ -123,6 +138,7 @@ def sleeps_before_its_claim(driver):
         for _ in range(20):
             plan(driver, 0)
         decide(driver, first, messages)
+
     driver.log.meanwhile = others
 
 
@@ -146,7 +162,9 @@ def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_writt
 
 
 class SlowToLoad(MemoryLog):
-    """A reader that sleeps once, between its listing and its first load. `meanwhile`: what other runs do."""
+    """A reader that sleeps once, between its listing and its first load. `meanwhile`: what other
+    runs do.
+    """
 
     meanwhile = None
 
@@ -158,7 +176,9 @@ class SlowToLoad(MemoryLog):
 
 
 def test_the_shell_claims_no_batch_behind_a_commit_that_does_not_count():
-    """It lists the claim that closed slot 1. Before it loads that, the slot was removed, and won by the run whose slot it had been."""
+    """It lists the claim that closed slot 1. Before it loads that, the slot was removed, and won by
+    the run whose slot it had been.
+    """
     driver = driver_of(SlowToLoad())
     first = plan(driver, 0)
     messages = prepared(driver, first)
@@ -168,6 +188,7 @@ def test_the_shell_claims_no_batch_behind_a_commit_that_does_not_count():
         for _ in range(20):
             plan(driver, 0)
         decide(driver, first, messages)
+
     driver.log.meanwhile = others
     with pytest.raises(Superseded):
         fence(driver)
@@ -177,7 +198,9 @@ def test_the_shell_claims_no_batch_behind_a_commit_that_does_not_count():
 
 
 def test_the_shell_fences_no_run_with_a_claim_that_came_too_late():
-    """It won a slot that was removed after its listing. The run that works now has claimed a later one, and is not fenced."""
+    """It won a slot that was removed after its listing. The run that works now has claimed a later
+    one, and is not fenced.
+    """
     driver = driver_of(Sleepy())
     plan(driver, 0)
     driver.log.meanwhile = lambda: [plan(driver, 0) for _ in range(20)]
@@ -186,7 +209,9 @@ def test_the_shell_fences_no_run_with_a_claim_that_came_too_late():
 
 
 def test_the_wait_before_a_claim_is_not_part_of_the_age_of_a_plan():
-    """Before Kafka 3.8 the age of the plan alone says whether a transaction has time left: a wait would use it up."""
+    """Before Kafka 3.8 the age of the plan alone says whether a transaction has time left: a wait
+    would use it up.
+    """
     clock = [0]
 
     def wait(attempt):
@@ -210,12 +235,16 @@ def test_claims_under_a_former_prefix_are_kept_because_a_sweep_needs_them():
     driver = driver_of(MemoryLog())
     plan(driver, 0)
     asked = []
-    renamed = replace(driver, about=Identity(prefix="new"), former=lambda prefix: asked.append(prefix) or ())
+    renamed = replace(
+        driver, about=Identity(prefix="new"), former=lambda prefix: asked.append(prefix) or ()
+    )
     adopt(renamed)
     for _ in range(30):
         plan(renamed, 0)
     assert asked == ["kafka2pc"] * 30
-    assert {d.identity.prefix for d in driver.log.chain(0)} == {"kafka2pc", "new"} and len(driver.log.slots()) <= 11
+    assert {d.identity.prefix for d in driver.log.chain(0)} == {"kafka2pc", "new"} and len(
+        driver.log.slots()
+    ) <= 11
 
 
 def test_many_claims_under_a_former_prefix_get_fewer_and_one_is_kept():
@@ -223,7 +252,12 @@ def test_many_claims_under_a_former_prefix_get_fewer_and_one_is_kept():
     for _ in range(100):
         plan(driver, 0)
     asked = []
-    renamed = replace(driver, about=Identity(prefix="new"), former=lambda prefix: asked.append(prefix) or (), keep_claims=8)
+    renamed = replace(
+        driver,
+        about=Identity(prefix="new"),
+        former=lambda prefix: asked.append(prefix) or (),
+        keep_claims=8,
+    )
     adopt(renamed)
     for _ in range(20):
         plan(renamed, 0)
@@ -235,8 +269,10 @@ def test_many_claims_under_a_former_prefix_get_fewer_and_one_is_kept():
 
 
 def duel(patience, batch_s=20, restart_s=1, seed=7, limit_s=3600):
-    """Two supervisors restart the same query. A run takes `batch_s` from its plan to its commit, and fails if another one has claimed meanwhile.
-    In simulated time: how many seconds until one of them has committed; `limit_s` if none has."""
+    """Two supervisors restart the same query. A run takes `batch_s` from its plan to its commit,
+    and fails if another one has claimed meanwhile. In simulated time: how many seconds until one of
+    them has committed; `limit_s` if none has.
+    """
     dice, log = random.Random(seed), MemoryLog()
     driver = driver_of(log)
     runs, now = {"A": (0.0, None), "B": (batch_s / 2, None)}, 0.0
@@ -245,7 +281,12 @@ def duel(patience, batch_s=20, restart_s=1, seed=7, limit_s=3600):
         now, planned = runs[name]
         if planned is None:
             waited = []
-            planned = plan(replace(driver, wait_to_claim=lambda attempt: waited.append(patience(attempt, dice))), 0)
+            planned = plan(
+                replace(
+                    driver, wait_to_claim=lambda attempt: waited.append(patience(attempt, dice))
+                ),
+                0,
+            )
             runs[name] = now + sum(waited) + batch_s, planned
             continue
         try:
@@ -291,5 +332,7 @@ def test_a_record_that_is_gone_when_it_is_read_stops_the_start():
 
 
 def test_two_supervisors_that_duel_come_to_an_end_because_they_back_off():
-    assert duel(lambda attempt, dice: 0) == 3600, "without it, each takes the batch from the other for ever"
+    assert duel(lambda attempt, dice: 0) == 3600, (
+        "without it, each takes the batch from the other for ever"
+    )
     assert max(duel(by_back_off, seed=n) for n in range(20)) < 1200

@@ -1,7 +1,10 @@
-"""Each rule is needed: with the rule every story ends well, without it the same story ends in an anomaly, and the checker names it.
+"""Each rule is needed: with the rule every story ends well, without it the same story ends in an
+anomaly, and the checker names it.
 
-No Spark here: a driver with two tasks, played in this process, on the store in memory and on the real broker.
+No Spark here: a driver with two tasks, played in this process, on the store in memory and on the
+real broker.
 """
+
 import copy
 import re
 import uuid
@@ -12,16 +15,25 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
+from kafka2pc.kafka import participant as kafka_room
+from kafka2pc.kafka import row_producer as writer
+from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender
+from kafka2pc.kafka.participant import KafkaParticipant, check, read_both, read_topic, retry_unknown
+from kafka2pc.proof.story import until
 from kafka2pc.protocol import commit, precommit, restore
-from kafka2pc.kafka import participant as kafka_room, row_producer as writer
 from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import ANOMALIES, TOLERATED, History, Seen, anomalies
-from kafka2pc.kafka.participant import KafkaParticipant, check, read_both, read_topic, retry_unknown
-from kafka2pc.protocol.transactions import Committable, MemoryParticipant, MemoryTransaction, Names, Outcome, Plan, TxnState
-from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender
+from kafka2pc.protocol.transactions import (
+    Committable,
+    MemoryParticipant,
+    MemoryTransaction,
+    Names,
+    Outcome,
+    Plan,
+    TxnState,
+)
 from kafka2pc.spark.sink import plan_batch
-from kafka2pc.proof.story import until
 
 pytestmark = pytest.mark.timeout(120)
 TASKS, ROWS = 2, 6  # of a batch
@@ -49,8 +61,13 @@ class Memory:
     def read(self):
         """What a read_committed reader finds when nothing is open, and then a read_uncommitted one."""
         p = self.participant
-        found = [(Seen(row=row, topic=p.name, offset=offset, key=key_of(row), batch_id=row // ROWS), p.txns[txn].state)
-                 for offset, (txn, row) in enumerate(p.records)]
+        found = [
+            (
+                Seen(row=row, topic=p.name, offset=offset, key=key_of(row), batch_id=row // ROWS),
+                p.txns[txn].state,
+            )
+            for offset, (txn, row) in enumerate(p.records)
+        ]
         return [s for s, state in found if state is TxnState.COMMITTED], [s for s, _ in found]
 
     def look(self):
@@ -62,10 +79,14 @@ class Memory:
         self.refused, flush = rows, MemoryTransaction.flush
 
         def picky(txn):
-            refused, txn._rows = self.refused.intersection(txn._rows), [row for row in txn._rows if row not in self.refused]
+            refused, txn._rows = (
+                self.refused.intersection(txn._rows),
+                [row for row in txn._rows if row not in self.refused],
+            )
             flush(txn)
             if refused:
                 raise PrecommitFailed(f"{refused} refused")
+
         self.monkeypatch.setattr(MemoryTransaction, "flush", picky)
 
     def slow_client(self):
@@ -87,19 +108,43 @@ class Memory:
 
 class Broker:
     def __init__(self, kafka, monkeypatch):
-        self.kafka, self.topic, self.monkeypatch, self.refused = kafka, f"rules-{uuid.uuid4().hex[:8]}", monkeypatch, set()
+        self.kafka, self.topic, self.monkeypatch, self.refused = (
+            kafka,
+            f"rules-{uuid.uuid4().hex[:8]}",
+            monkeypatch,
+            set(),
+        )
         kafka.create_topic(self.topic, partitions=2, config={"max.message.bytes": "1000"})
         self.facts = check(kafka.client_conf, prefix=self.topic, topics=[self.topic])
-        self.participant = KafkaParticipant(kafka.client_conf | {"log_level": 0}, prefix=self.topic, topic=self.topic, **asdict(self.facts))
+        self.participant = KafkaParticipant(
+            kafka.client_conf | {"log_level": 0},
+            prefix=self.topic,
+            topic=self.topic,
+            **asdict(self.facts),
+        )
 
     def chunk(self, rows):
-        return pa.record_batch({"key": [key_of(row) for row in rows], "value": [f"{row}{' ' * 2000 * (row in self.refused)}" for row in rows]})
+        return pa.record_batch(
+            {
+                "key": [key_of(row) for row in rows],
+                "value": [f"{row}{' ' * 2000 * (row in self.refused)}" for row in rows],
+            }
+        )
 
     def read(self):
-        return read_both(self.kafka.client_conf, self.topic, lambda r: int(r.value), lambda row: row // ROWS)
+        return read_both(
+            self.kafka.client_conf, self.topic, lambda r: int(r.value), lambda row: row // ROWS
+        )
 
     def look(self):
-        until(lambda: not self.participant.control.list_transactions(self.topic, ("PrepareCommit", "PrepareAbort")), "what was ended is completed")
+        until(
+            lambda: (
+                not self.participant.control.list_transactions(
+                    self.topic, ("PrepareCommit", "PrepareAbort")
+                )
+            ),
+            "what was ended is completed",
+        )
         return [int(r.value) for r in read_topic(self.kafka.client_conf, self.topic)]
 
     def refuse(self, rows):
@@ -107,7 +152,9 @@ class Broker:
 
     def slow_client(self):
         conf = writer.transaction_conf
-        self.monkeypatch.setattr(writer, "transaction_conf", lambda *args, **kw: conf(*args, **kw) | {"linger.ms": 1500})
+        self.monkeypatch.setattr(
+            writer, "transaction_conf", lambda *args, **kw: conf(*args, **kw) | {"linger.ms": 1500}
+        )
 
     def hurry(self):
         self.participant.timeout_ms = 3000
@@ -125,7 +172,11 @@ class Broker:
 
 @pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.kafka)])
 def store(request, monkeypatch):
-    made = Memory(monkeypatch) if request.param == "memory" else Broker(request.getfixturevalue("kafka"), monkeypatch)
+    made = (
+        Memory(monkeypatch)
+        if request.param == "memory"
+        else Broker(request.getfixturevalue("kafka"), monkeypatch)
+    )
     yield made
     if request.param == "broker":
         made.participant.close()
@@ -139,7 +190,9 @@ class Killed(Exception):
 
 
 class Slots(FileLog):
-    """A log to which `before_commit` happens once, just before the next COMMIT is written, and `before_claim` before the next claim."""
+    """A log to which `before_commit` happens once, just before the next COMMIT is written, and
+    `before_claim` before the next claim.
+    """
 
     before_commit = before_claim = None
 
@@ -153,16 +206,30 @@ class Slots(FileLog):
 
 
 class World:
-    """A query of some batches with two tasks each. An operator before the sink makes its state anew whenever a task has read all its input."""
+    """A query of some batches with two tasks each. An operator before the sink makes its state anew
+    whenever a task has read all its input.
+    """
 
     def __init__(self, store, folder, batches=1):
-        self.store, self.log, self.history, self.query_id, self.batches = store, Slots(folder), History(), str(uuid.uuid4()), batches
+        self.store, self.log, self.history, self.query_id, self.batches = (
+            store,
+            Slots(folder),
+            History(),
+            str(uuid.uuid4()),
+            batches,
+        )
         self.done, self.state, self.stopped_by, self.looks = set(), set(), [], []
         self.before_commit = self.before_next_life = lambda: None
 
     def driver(self, **more):
         p = self.store.participant
-        return commit.Driver(query_id=self.query_id, log=self.log, participants={p.name: p}, history=self.history, **{"retry": retry_unknown} | more)
+        return commit.Driver(
+            query_id=self.query_id,
+            log=self.log,
+            participants={p.name: p},
+            history=self.history,
+            **{"retry": retry_unknown} | more,
+        )
 
     def input(self, batch_id, task):
         rows = range(batch_id * ROWS, (batch_id + 1) * ROWS)[task::TASKS]
@@ -172,7 +239,12 @@ class World:
 
     def tasks(self, plan):
         self.state -= {(plan.batch_id, task) for task in range(TASKS)}
-        return [precommit.precommit([self.store.participant], plan, self.input(plan.batch_id, task), self.history) for task in range(TASKS)]
+        return [
+            precommit.precommit(
+                [self.store.participant], plan, self.input(plan.batch_id, task), self.history
+            )
+            for task in range(TASKS)
+        ]
 
     def live(self, **driver):
         """One life of the driver, to the last batch."""
@@ -209,14 +281,21 @@ class World:
         self.history.append("ok", "read", batch_ids=sorted({row // ROWS for row in self.looks[-1]}))
 
     def anomalies(self):
-        """What must not be, each by its name. What is still open ends by its timeout before the readers come."""
+        """What must not be, each by its name. What is still open ends by its timeout before the
+        readers come.
+        """
         p = self.store.participant
         hanging = p.in_doubt(self.query_id)
         for c in hanging:
             p.abort(c)
-        more = dict(hanging=[c.transactional_id for c in hanging], unfinished=[b for b in range(self.batches) if b not in self.done],
-                    stateless={(b, t) for b in self.done for t in range(TASKS)} - self.state)
-        return anomalies(self.batch_of, *self.store.read(), self.history.events) | {name: what for name, what in more.items() if what}
+        more = dict(
+            hanging=[c.transactional_id for c in hanging],
+            unfinished=[b for b in range(self.batches) if b not in self.done],
+            stateless={(b, t) for b in self.done for t in range(TASKS)} - self.state,
+        )
+        return anomalies(self.batch_of, *self.store.read(), self.history.events) | {
+            name: what for name, what in more.items() if what
+        }
 
 
 # -- the stories --
@@ -224,10 +303,12 @@ class World:
 
 def a_reader_watches(world):
     """After every answer of the store a reader looks."""
+
     def retry(ask):
         outcome = ask_again(ask)
         world.look()
         return outcome
+
     world.go_on(retry=lambda: retry)
 
 
@@ -265,9 +346,11 @@ def timed_out_between_two_commits(world):
 
 def timed_out_before_the_decision(world):
     """All is pre-committed, and then the driver is so slow that the timeout strikes."""
+
     def slow():
         world.before_commit = lambda: None
         world.store.expire(world.query_id)
+
     world.store.hurry()
     world.before_commit = slow
     world.go_on()
@@ -276,28 +359,36 @@ def timed_out_before_the_decision(world):
 def second_commit_unclear(world):
     """The store gives no answer to the second commit. The driver stops, and Spark calls abort()."""
     asked = []
+
     def retry(ask):
         asked.append(ask)
         return Outcome.UNKNOWN if len(asked) == 2 else ask_again(ask)
+
     world.go_on(retry=lambda: retry)
 
 
 def killed_before_the_decision(world):
     """All is pre-committed, nothing decided, when the driver dies."""
+
     def killed():
         raise Killed
+
     world.log.before_commit = killed
     world.go_on()
 
 
 def overtaken(world):
-    """A driver stops for a while just before it decides. Meanwhile another one runs the batch to its end. Then the first one goes on."""
+    """A driver stops for a while just before it decides. Meanwhile another one runs the batch to
+    its end. Then the first one goes on.
+    """
     world.log.before_commit = world.live
     world.go_on()
 
 
 def two_begin_at_once(world):
-    """A driver stops just before it claims. Meanwhile another one runs the batch to its end. Then the first one goes on."""
+    """A driver stops just before it claims. Meanwhile another one runs the batch to its end. Then
+    the first one goes on.
+    """
     world.log.before_claim = world.live
     world.go_on()
 
@@ -309,12 +400,17 @@ def overtaken_by_one_that_dies(world):
 
 
 def zombie_begins_late(world):
-    """A task of batch 0 that everybody has given up wakes in another process, just before batch 2 is decided, and begins."""
+    """A task of batch 0 that everybody has given up wakes in another process, just before batch 2
+    is decided, and begins.
+    """
+
     def wakes():
         with world.store.elsewhere() as participant:
             participant.begin(first)
+
     plan, world.batches = restore.plan, 3
     first = None
+
     def remembered(*args, **kw):
         nonlocal first
         made = plan(*args, **kw)
@@ -322,14 +418,27 @@ def zombie_begins_late(world):
         if made.batch_id == 2 and first is not made:
             world.log.before_commit = wakes
         return made
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(restore, "plan", remembered)
         world.go_on()
 
 
-STORIES = [a_reader_watches, a_slow_client, a_row_is_refused, killed_between_two_commits, timed_out_before_the_decision, second_commit_unclear,
-           killed_before_the_decision, overtaken, overtaken_by_one_that_dies, two_begin_at_once, zombie_begins_late]
-QUIET = [a_reader_watches, a_slow_client, two_begin_at_once, zombie_begins_late]  # nobody is stopped
+STORIES = [
+    a_reader_watches,
+    a_slow_client,
+    a_row_is_refused,
+    killed_between_two_commits,
+    timed_out_before_the_decision,
+    second_commit_unclear,
+    killed_before_the_decision,
+    overtaken,
+    overtaken_by_one_that_dies,
+    two_begin_at_once,
+    zombie_begins_late,
+]
+# nobody is stopped
+QUIET = [a_reader_watches, a_slow_client, two_begin_at_once, zombie_begins_late]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda s: s.__name__)
@@ -341,10 +450,15 @@ def test_with_all_rules_every_story_ends_well(story, store, tmp_path):
 
 
 def test_a_batch_becomes_visible_transaction_by_transaction(store, tmp_path):
-    """Rule 9 is a statement: between two commits of one decision a reader sees a part of the batch. That is tolerated; the end counts."""
+    """Rule 9 is a statement: between two commits of one decision a reader sees a part of the batch.
+    That is tolerated; the end counts.
+    """
     world = World(store, tmp_path)
     a_reader_watches(world)
-    assert [sorted(rows) for rows in world.looks] == [list(range(0, ROWS, TASKS)), list(range(ROWS))]
+    assert [sorted(rows) for rows in world.looks] == [
+        list(range(0, ROWS, TASKS)),
+        list(range(ROWS)),
+    ]
     assert world.anomalies() == {} and "rule 9" in TOLERATED["a batch in parts"]
 
 
@@ -356,14 +470,35 @@ def test_a_decided_transaction_that_is_lost_is_named_and_the_query_stands_still(
     assert [type(e) for e in (killed, *errors)] == [Killed, LostTransaction, LostTransaction]
     committed, lost = world.log.chain(0)[-1].committables
     for e in errors:
-        assert f"batch 0 of query {world.query_id}" in e.what and committed.transactional_id not in e.what
-        assert f"{lost.transactional_id} (producer id {lost.state.producer_id}, epoch {lost.state.epoch}): {ROWS // TASKS} records" in e.what
-        assert all(f"{p.topic}-{p.partition} [{p.first_offset}..{p.last_offset}] x {p.records}" in e.what for p in lost.partitions)
-        assert e.risk.startswith("YES") and "write again what is not there" in e.action and "lostTransactions=skip" in e.action and e.action in str(e)
-    assert sum(p.records for p in lost.partitions) == ROWS // TASKS and min(p.first_offset for p in lost.partitions) >= 0
+        assert (
+            f"batch 0 of query {world.query_id}" in e.what
+            and committed.transactional_id not in e.what
+        )
+        assert (
+            f"{lost.transactional_id} (producer id {lost.state.producer_id}, epoch"
+            f" {lost.state.epoch}): {ROWS // TASKS} records" in e.what
+        )
+        assert all(
+            f"{p.topic}-{p.partition} [{p.first_offset}..{p.last_offset}] x {p.records}" in e.what
+            for p in lost.partitions
+        )
+        assert (
+            e.risk.startswith("YES")
+            and "write again what is not there" in e.action
+            and "lostTransactions=skip" in e.action
+            and e.action in str(e)
+        )
+    assert (
+        sum(p.records for p in lost.partitions) == ROWS // TASKS
+        and min(p.first_offset for p in lost.partitions) >= 0
+    )
     assert (world.log.batches(), world.done) == ([0], set()), "the query goes on"
     gone = [*range(1, ROWS, TASKS)]
-    assert world.anomalies() == {"lost": [*gone, *range(ROWS, 2 * ROWS)], "torn batch": {0: gone}, "unfinished": [0, 1]}
+    assert world.anomalies() == {
+        "lost": [*gone, *range(ROWS, 2 * ROWS)],
+        "torn batch": {0: gone},
+        "unfinished": [0, 1],
+    }
     assert {s.batch_id for s in store.read()[1]} == {0}, "something of the next batch was written"
 
 
@@ -372,28 +507,42 @@ def test_a_reader_that_takes_uncommitted_for_committed_reads_what_was_aborted(st
     killed_before_the_decision(world)
     committed, uncommitted = store.read()
     found = anomalies(world.batch_of, uncommitted, events=world.history.events)
-    assert sorted(s.row for s in found["aborted read"]) == list(range(ROWS)) and not set(found["aborted read"]) & set(committed)
+    assert sorted(s.row for s in found["aborted read"]) == list(range(ROWS)) and not set(
+        found["aborted read"]
+    ) & set(committed)
 
 
 # -- the rules, each one taken away --
 
 
 def unchecked_receipts(patch):
-    """The engine itself looks at deliveries; this one does not, and it sends when it is told to flush."""
+    """The engine itself looks at deliveries; this one does not, and it sends when it is told to
+    flush.
+    """
+
     def put(sender, section):
-        lane = sender.lanes.setdefault((section.topic, section.partition), Lane(section.topic, section.partition))
+        lane = sender.lanes.setdefault(
+            (section.topic, section.partition), Lane(section.topic, section.partition)
+        )
         lane.append(section, sender.state, sender.codec)
         sender.held += len(lane.batches[-1].content)
+
     patch.setattr(Sender, "put", put)
-    patch.setattr(ColumnTransaction, "precommit", lambda txn: Committable(state=txn.state, partitions=txn.partitions, **txn._receipt))
+    patch.setattr(
+        ColumnTransaction,
+        "precommit",
+        lambda txn: Committable(state=txn.state, partitions=txn.partitions, **txn._receipt),
+    )
 
 
 def flush_before_the_last_rows(patch):
     """Rule 1, first half: what is written last is not flushed."""
+
     def write(txns, chunk):
         for txn in txns:
             txn.flush()
             txn.write(chunk)
+
     patch.setattr(precommit, "_write", write)
     patch.setattr(precommit, "promise", lambda txn, history, **ids: txn.precommit())
     unchecked_receipts(patch)
@@ -401,10 +550,12 @@ def flush_before_the_last_rows(patch):
 
 def nobody_checks_deliveries(patch):
     """Rule 1, second half."""
+
     def promise(txn, history, **ids):
         with suppress(TwoPhaseError):
             txn.flush()
         return txn.precommit()
+
     patch.setattr(precommit, "promise", promise)
     unchecked_receipts(patch)
 
@@ -412,7 +563,9 @@ def nobody_checks_deliveries(patch):
 def decision_without_the_last_task(patch):
     """Rule 2: it is decided before all have pre-committed."""
     decide = commit.decide
-    patch.setattr(commit, "decide", lambda driver, plan, messages: decide(driver, plan, messages[:-1]))
+    patch.setattr(
+        commit, "decide", lambda driver, plan, messages: decide(driver, plan, messages[:-1])
+    )
 
 
 def no_look_before_the_decision(patch):
@@ -432,11 +585,20 @@ def losses_are_silent(patch):
 
 
 def a_replay_writes_again(patch):
-    """Rule 5, first half: restore does not look whether the batch is decided, and takes the slot after all others."""
+    """Rule 5, first half: restore does not look whether the batch is decided, and takes the slot
+    after all others.
+    """
+
     def claim(driver, batch_id, seen):
         attempt = len(driver.log.chain(batch_id))
-        plan = Plan(query_id=driver.query_id, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt + 1))
+        plan = Plan(
+            query_id=driver.query_id,
+            batch_id=batch_id,
+            attempt=attempt,
+            token=driver.new_token(batch_id, attempt + 1),
+        )
         return driver.log.create(driver.decision(plan, commit=False))
+
     patch.setattr(restore, "commit_of", lambda log, batch_id: None)
     patch.setattr(restore, "claim", claim)
 
@@ -448,7 +610,9 @@ def a_replay_does_not_drain(patch):
 
 
 def the_log_forgets(patch):
-    """Rule 2: the decision is not durable. (An empty log would be refused, because the store knows the query.)"""
+    """Rule 2: the decision is not durable. (An empty log would be refused, because the store knows
+    the query.)
+    """
     patch.setattr(Slots, "create", lambda log, decision: decision)
     patch.setattr(restore, "check_empty", lambda driver: None)
 
@@ -462,38 +626,59 @@ def the_log_lets_everybody_win(patch):
 def no_decision_before_the_first_commit(patch):
     """Rule 2: commit first, decide then."""
     decide = commit.decide
+
     def too_late(driver, plan, messages):
         for m in messages:
             for c in m.committables:
                 commit.tell(driver, "commit", c, plan.batch_id)
         return decide(driver, plan, messages)
+
     patch.setattr(commit, "decide", too_late)
 
 
 def abort_whatever_was_decided(patch):
     """Rule 3: abort() ends the transactions of its messages, and asks nobody."""
+
     def naive(driver, messages, batch_id):
         for m in messages:
             for c in m.committables:
                 commit.tell(driver, "abort", c, batch_id)
+
     patch.setattr(commit, "abort", naive)
 
 
 def no_claim(patch):
-    """Rule 8: a run takes the next attempt without winning a slot, and sweeps. (The log stays empty, which would be refused.)"""
+    """Rule 8: a run takes the next attempt without winning a slot, and sweeps. (The log stays
+    empty, which would be refused.)
+    """
     attempts = count()
     patch.setattr(restore, "check_empty", lambda driver: None)
+
     def claim(driver, batch_id, seen):
         attempt = next(attempts)
-        plan = Plan(query_id=driver.query_id, batch_id=batch_id, attempt=attempt, token=driver.new_token(batch_id, attempt + 1))
+        plan = Plan(
+            query_id=driver.query_id,
+            batch_id=batch_id,
+            attempt=attempt,
+            token=driver.new_token(batch_id, attempt + 1),
+        )
         return driver.decision(plan, commit=False)
+
     patch.setattr(restore, "claim", claim)
 
 
 def ids_that_two_processes_share(patch):
-    """Rule 8, for those who come too late to ask: the process is not in the id, as in a pool of ids for each task slot."""
+    """Rule 8, for those who come too late to ask: the process is not in the id, as in a pool of ids
+    for each task slot.
+    """
     own = Names.next
-    patch.setattr(Names, "next", lambda names, prefix, plan: re.sub(r"-[0-9a-f]{8}-(\d+-[01])$", r"-00000000-\1", own(names, prefix, plan)))
+    patch.setattr(
+        Names,
+        "next",
+        lambda names, prefix, plan: re.sub(
+            r"-[0-9a-f]{8}-(\d+-[01])$", r"-00000000-\1", own(names, prefix, plan)
+        ),
+    )
 
 
 def no_sweep(patch):
@@ -520,11 +705,18 @@ WITHOUT = [
     (8, no_claim, overtaken_by_one_that_dies, "lost"),
     (8, ids_that_two_processes_share, zombie_begins_late, "lost"),
 ]
-STORES_FAULT = {"inconsistent offsets"}  # no rule of ours prevents it: test_kafka_participant.py shows it to a real reader
+# no rule of ours prevents it: test_kafka_participant.py shows it to a real reader
+STORES_FAULT = {"inconsistent offsets"}
 
 
-@pytest.mark.parametrize(("rule", "off", "story", "anomaly"), WITHOUT, ids=[f"{rule}-{off.__name__}-{anomaly}" for rule, off, _, anomaly in WITHOUT])
-def test_without_the_rule_the_story_ends_badly(rule, off, story, anomaly, store, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("rule", "off", "story", "anomaly"),
+    WITHOUT,
+    ids=[f"{rule}-{off.__name__}-{anomaly}" for rule, off, _, anomaly in WITHOUT],
+)
+def test_without_the_rule_the_story_ends_badly(
+    rule, off, story, anomaly, store, tmp_path, monkeypatch
+):
     world = World(store, tmp_path)
     off(monkeypatch)
     story(world)
@@ -543,7 +735,8 @@ def test_without_rule_7_the_query_goes_on_and_only_the_checker_knows(store, tmp_
 
 def test_every_rule_and_every_anomaly_has_a_witness():
     named = [(rule, anomaly) for rule, _, _, anomaly in WITHOUT if anomaly in ANOMALIES]
-    assert {rule for rule, _ in named} == set(range(1, 10)) - {7, 9}  # these two have tests of their own
+    # these two have tests of their own
+    assert {rule for rule, _ in named} == set(range(1, 10)) - {7, 9}
     assert {anomaly for _, anomaly in named} | STORES_FAULT == ANOMALIES.keys()
 
 
@@ -554,11 +747,24 @@ def test_every_rule_and_every_anomaly_has_a_witness():
 def planner(tmp_path):
     """A driver on the store in memory, as one planner process has it."""
     p = MemoryParticipant()
-    return commit.Driver(query_id=str(uuid.uuid4()), log=FileLog(tmp_path), participants={p.name: p}, history=History())
+    return commit.Driver(
+        query_id=str(uuid.uuid4()),
+        log=FileLog(tmp_path),
+        participants={p.name: p},
+        history=History(),
+    )
 
 
 def written(planner, plan):
-    commit.commit(planner, [precommit.precommit(planner.participants.values(), plan, iter([[plan.batch_id]]), planner.history)], plan.batch_id)
+    commit.commit(
+        planner,
+        [
+            precommit.precommit(
+                planner.participants.values(), plan, iter([[plan.batch_id]]), planner.history
+            )
+        ],
+        plan.batch_id,
+    )
 
 
 def test_the_decision_names_the_rows_that_were_planned(planner):

@@ -1,4 +1,7 @@
-"""The timeline: legible for everybody, right about every crash point, and played with in a real browser."""
+"""The timeline: legible for everybody, right about every crash point, and played with in a real
+browser.
+"""
+
 import copy
 import itertools
 import os
@@ -14,10 +17,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from kafka2pc.protocol.history import CrashPoint, Event
-from kafka2pc.protocol.transactions import TxnState
 from kafka2pc.proof.timeline import LOOKS, POINTS, Drawn, Scene, Timeline, draw
 from kafka2pc.proof.world import QUERY
+from kafka2pc.protocol.history import CrashPoint, Event
+from kafka2pc.protocol.transactions import TxnState
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_BROWSER = "needs a browser (Debian: chromium) and playwright (the extra browser)"
@@ -27,7 +30,7 @@ NO_BROWSER = "needs a browser (Debian: chromium) and playwright (the extra brows
 
 
 def luminance(colour):
-    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     red, green, blue = (p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -60,7 +63,10 @@ def event(kind, op, process=1, **ids):
 def test_a_transaction_that_wrote_nothing_leaves_no_bar():
     ids = {"batch_id": 0, "attempt": 1}
     events = [event("ok", "begin", participant=name, **ids) for name in ("a", "b")]
-    events += [event("ok", "precommit", participant="a", **ids), event("ok", "precommit", participant="b", **ids, transactional_id="t")]
+    events += [
+        event("ok", "precommit", participant="a", **ids),
+        event("ok", "precommit", participant="b", **ids, transactional_id="t"),
+    ]
     assert [(bar.lane[0], bar.name) for bar in Scene(events).bars] == [("b", "t")]
 
 
@@ -95,7 +101,10 @@ def test_whatever_point_it_is_killed_at_nothing_is_lost_and_nothing_is_there_twi
         assert timeline.unfinished, f"{point} was not reached"
         assert timeline.verdict.anomalies == {}
         timeline.restart()
-        assert str(timeline.verdict) == f"{timeline.done * timeline.size} rows visible, lost 0, duplicate 0", point
+        assert (
+            str(timeline.verdict)
+            == f"{timeline.done * timeline.size} rows visible, lost 0, duplicate 0"
+        ), point
     assert timeline.done == len(POINTS)
 
 
@@ -134,8 +143,14 @@ def test_who_begins_anew_ends_what_is_open(timeline):
 
 @pytest.fixture
 def chromium():
-    """A headless Chromium of the system, without any download. Skips, with the reason, where there is none."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    """A headless Chromium of the system, without any download. Skips, with the reason, where there
+    is none.
+    """
+    found = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if not found:
         pytest.skip(NO_BROWSER)
     playwright = pytest.importorskip("playwright.sync_api", reason=NO_BROWSER)
@@ -148,7 +163,11 @@ def chromium():
 def short(folder):
     """The room without its lessons: what it exports, its broker, and its buttons."""
     room = nbformat.read(ROOT / "nbs" / "proof/05_timeline.ipynb", 4)
-    wanted = [c for c in room.cells if c.cell_type == "code" and re.search(r"#\| export|a_kafka\(|^play\(", c.source, re.M)]
+    wanted = [
+        c
+        for c in room.cells
+        if c.cell_type == "code" and re.search(r"#\| export|a_kafka\(|^play\(", c.source, re.M)
+    ]
     made = nbformat.v4.new_notebook(cells=copy.deepcopy(wanted), metadata=room.metadata)
     for cell in made.cells:
         cell.outputs = []
@@ -161,13 +180,43 @@ def lab(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR")
-    env = os.environ | {name: str(tmp_path / "own" / name.lower()) for name in places} | {"PYTHONPATH": str(ROOT)}
+    places = (
+        "JUPYTER_CONFIG_DIR",
+        "JUPYTER_DATA_DIR",
+        "JUPYTER_RUNTIME_DIR",
+        "JUPYTERLAB_SETTINGS_DIR",
+        "JUPYTERLAB_WORKSPACES_DIR",
+        "IPYTHONDIR",
+    )
+    env = (
+        os.environ
+        | {name: str(tmp_path / "own" / name.lower()) for name in places}
+        | {"PYTHONPATH": str(ROOT)}
+    )
     (tmp_path / "rooms").mkdir()
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0",
-               "--IdentityProvider.token=", "--ServerApp.password=", "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=",
+        "--ServerApp.password=",
+        "--LabApp.news_url=",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]
     with open(tmp_path / "lab.log", "wb") as log:
-        server = subprocess.Popen(command, cwd=tmp_path / "rooms", env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        server = subprocess.Popen(
+            command,
+            cwd=tmp_path / "rooms",
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
     try:
         _wait_for(f"http://127.0.0.1:{port}/api/status", server, tmp_path / "lab.log")
         yield f"http://127.0.0.1:{port}", tmp_path / "rooms"
@@ -184,7 +233,9 @@ def _wait_for(address, server, log, seconds=60):
             return urllib.request.urlopen(address, timeout=2).close()
         except OSError:
             time.sleep(0.2)
-    raise AssertionError(f"no JupyterLab within {seconds} s:\n{log.read_text(errors='replace')[-3000:]}")
+    raise AssertionError(
+        f"no JupyterLab within {seconds} s:\n{log.read_text(errors='replace')[-3000:]}"
+    )
 
 
 @pytest.mark.kafka
@@ -197,18 +248,30 @@ def test_somebody_crashes_and_restarts_it_in_a_browser(chromium, lab):
     asked = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(f"{address}/lab/tree/room.ipynb?reset")
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)  # the notebook's own sign says so before it is connected
+    # the notebook's own sign says so before it is connected
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name=re.compile("^Run All Cells")).first.click()
-    said, crash = page.get_by_role("status").filter(has_text="rows visible"), page.get_by_role("button", name="Crash", exact=True)
+    said, crash = (
+        page.get_by_role("status").filter(has_text="rows visible"),
+        page.get_by_role("button", name="Crash", exact=True),
+    )
     crash.wait_for(timeout=90_000)
     page.get_by_label("crash at").select_option("between two commits")
     crash.press("Enter")  # a key is as good as a mouse
-    said.filter(has_text="Killed by SIGKILL between two commits. The decision is durable").wait_for(timeout=60_000)
+    said.filter(has_text="Killed by SIGKILL between two commits. The decision is durable").wait_for(
+        timeout=60_000
+    )
     assert "open transactions 1" in said.inner_text()
     if folder := os.environ.get("KAFKA2PC_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/lab.png")
     page.get_by_role("button", name="Restart", exact=True).click()
     said.filter(has_text="A COMMIT stands for the batch").wait_for(timeout=60_000)
-    said.filter(has_text=re.compile("12 rows visible, lost 0, duplicate 0$")).wait_for(timeout=60_000)
-    assert [url for url in asked if not url.startswith((address, "data:", "blob:", address.replace("http", "ws")))] == []
+    said.filter(has_text=re.compile("12 rows visible, lost 0, duplicate 0$")).wait_for(
+        timeout=60_000
+    )
+    assert [
+        url
+        for url in asked
+        if not url.startswith((address, "data:", "blob:", address.replace("http", "ws")))
+    ] == []

@@ -1,4 +1,7 @@
-"""What an older version wrote, a newer one restores: every format of Committables and decisions is kept in tests/fixtures. Those files never change."""
+"""What an older version wrote, a newer one restores: every format of Committables and decisions is
+kept in tests/fixtures. Those files never change.
+"""
+
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,22 +10,41 @@ import pyarrow as pa
 import pytest
 from kafka_fixtures import values
 
-from kafka2pc.protocol.commit import Driver
-from kafka2pc.kafka.control import Control
-from kafka2pc.protocol.decisions import FileLog, Identity, Slot, dump_decision, load_decision
-from kafka2pc.kafka.participant import KafkaParticipant, retry_unknown
 from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.protocol.transactions import (Committable, MemoryParticipant, Mode, Outcome, PartitionRange, PreparedTxnState, Token, TxnState, committable_from_dict)
-from kafka2pc.protocol.restore import plan
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.participant import KafkaParticipant, retry_unknown
 from kafka2pc.proof.story import until
+from kafka2pc.protocol.commit import Driver
+from kafka2pc.protocol.decisions import FileLog, Identity, Slot, dump_decision, load_decision
+from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.transactions import (
+    Committable,
+    MemoryParticipant,
+    Mode,
+    Outcome,
+    PartitionRange,
+    PreparedTxnState,
+    Token,
+    TxnState,
+    committable_from_dict,
+)
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUERY = "0f8fad5b-d9cb-469f-a165-70867728950e"
 NAME = f"kafka2pc-{QUERY}-7.1.5f3a09c1-0badcafe-0-1"
 COMMITTABLES = {
     0: Committable(transactional_id="flink-sink-3-17", state=PreparedTxnState(4000, 5)),
-    1: Committable(transactional_id=NAME, state=PreparedTxnState(4000, 3), end_txn_version=5, cluster_id="kafka-store", started_ms=1700000000000,
-                   timeout_ms=900000, partitions=(PartitionRange(topic="orders", partition=0, records=2, first_offset=10, last_offset=11),)),
+    1: Committable(
+        transactional_id=NAME,
+        state=PreparedTxnState(4000, 3),
+        end_txn_version=5,
+        cluster_id="kafka-store",
+        started_ms=1700000000000,
+        timeout_ms=900000,
+        partitions=(
+            PartitionRange(topic="orders", partition=0, records=2, first_offset=10, last_offset=11),
+        ),
+    ),
 }
 
 
@@ -32,13 +54,18 @@ def fixture(name):
 
 @pytest.mark.parametrize("version", COMMITTABLES)
 def test_a_committable_of_every_version_is_read(version):
-    assert committable_from_dict(json.loads(fixture(f"committable-{version}.json"))) == COMMITTABLES[version]
+    assert (
+        committable_from_dict(json.loads(fixture(f"committable-{version}.json")))
+        == COMMITTABLES[version]
+    )
 
 
 def test_every_version_has_its_fixture():
     newest = Committable(transactional_id="x", state=PreparedTxnState(1, 0)).version
     assert sorted(p.name for p in FIXTURES.glob("*.json")) == sorted(
-        [f"committable-{n}.json" for n in range(newest + 1)] + [f"decision-{n}-{kind}.json" for n, kinds in KINDS.items() for kind in kinds])
+        [f"committable-{n}.json" for n in range(newest + 1)]
+        + [f"decision-{n}-{kind}.json" for n, kinds in KINDS.items() for kind in kinds]
+    )
 
 
 KINDS = {1: ("abort", "commit"), 2: ("abort", "adopt", "commit")}
@@ -48,23 +75,46 @@ KINDS = {1: ("abort", "commit"), 2: ("abort", "adopt", "commit")}
 def test_a_decision_is_read_and_written_byte_by_byte_as_it_was(kind):
     content = fixture(f"decision-1-{kind}.json")
     found = load_decision(content, "here")
-    assert (found.query_id, found.slot, found.kind, found.token) == (QUERY, Slot(7, kind == "commit"), kind.upper(), Token(7, 1, "5f3a09c1"))
+    assert (found.query_id, found.slot, found.kind, found.token) == (
+        QUERY,
+        Slot(7, kind == "commit"),
+        kind.upper(),
+        Token(7, 1, "5f3a09c1"),
+    )
     assert found.committables == ((COMMITTABLES[1],) if kind == "commit" else ())
     assert (found.identity, found.rows, found.bytes, found.expires_ms) == (None,) * 4
     assert dump_decision(found) == content
 
 
-WHERE = Identity(log="file:///data/orders/kafka2pc", checkpoint="file:///data/orders", topics=("orders",), prefix="kafka2pc", fence="kafka2pc")
-ELSEWHERE = Identity(log="s3://bucket/orders/kafka2pc", checkpoint="s3://bucket/orders", prefix="kafka2pc")
+WHERE = Identity(
+    log="file:///data/orders/kafka2pc",
+    checkpoint="file:///data/orders",
+    topics=("orders",),
+    prefix="kafka2pc",
+    fence="kafka2pc",
+)
+ELSEWHERE = Identity(
+    log="s3://bucket/orders/kafka2pc", checkpoint="s3://bucket/orders", prefix="kafka2pc"
+)
 
 
-@pytest.mark.parametrize(("kind", "slot", "identity", "counts"), [
-    ("abort", 0, WHERE, (None, None, 1700000000000)), ("commit", 1, WHERE, (2, 17, None)), ("adopt", 2, ELSEWHERE, (None, None, None)),
-])
+@pytest.mark.parametrize(
+    ("kind", "slot", "identity", "counts"),
+    [
+        ("abort", 0, WHERE, (None, None, 1700000000000)),
+        ("commit", 1, WHERE, (2, 17, None)),
+        ("adopt", 2, ELSEWHERE, (None, None, None)),
+    ],
+)
 def test_a_decision_of_format_2_says_whose_it_is_and_what_it_holds(kind, slot, identity, counts):
     content = fixture(f"decision-2-{kind}.json")
     found = load_decision(content, "here")
-    assert (found.query_id, found.slot, found.kind, found.token) == (QUERY, Slot(7, slot), kind.upper(), Token(7, 1, "5f3a09c1"))
+    assert (found.query_id, found.slot, found.kind, found.token) == (
+        QUERY,
+        Slot(7, slot),
+        kind.upper(),
+        Token(7, 1, "5f3a09c1"),
+    )
     assert (found.identity, (found.rows, found.bytes, found.expires_ms)) == (identity, counts)
     assert found.committables == ((COMMITTABLES[1],) if kind == "commit" else ())
     assert dump_decision(found) == content
@@ -83,7 +133,9 @@ def test_the_old_version_decided_and_the_new_one_finishes(tmp_path):
     store.epochs[NAME] = 3
     store.txns[NAME, 3] = type("Txn", (), {"state": TxnState.PRECOMMITTED, "began_ms": 0})()
     store.records = [((NAME, 3), "row")]
-    driver = Driver(query_id=QUERY, log=old_checkpoint(tmp_path / "log"), participants={"kafka": store})
+    driver = Driver(
+        query_id=QUERY, log=old_checkpoint(tmp_path / "log"), participants={"kafka": store}
+    )
     assert plan(driver, 7, offsets_hash="a" * 64).mode is Mode.DRAIN and store.read() == ["row"]
     assert plan(driver, 8).mode is Mode.WRITE, "and goes on"
 
@@ -103,10 +155,22 @@ def test_the_old_version_decided_on_a_real_broker_and_the_new_one_finishes(kafka
         state = precommitted(control, kafka, "old-decision", NAME)
     old = load_decision(fixture("decision-1-commit.json"), "here")
     stores = (("kafka", kafka.cluster_id),)
-    log = old_checkpoint(tmp_path / "log", dump_decision(replace(old, stores=stores, committables=(replace(old.committables[0], state=state),))))
+    log = old_checkpoint(
+        tmp_path / "log",
+        dump_decision(
+            replace(old, stores=stores, committables=(replace(old.committables[0], state=state),))
+        ),
+    )
     participant = KafkaParticipant(kafka.client_conf)
     try:
-        assert plan(Driver(query_id=QUERY, log=log, participants={"kafka": participant}), 7, offsets_hash="a" * 64).mode is Mode.DRAIN
+        assert (
+            plan(
+                Driver(query_id=QUERY, log=log, participants={"kafka": participant}),
+                7,
+                offsets_hash="a" * 64,
+            ).mode
+            is Mode.DRAIN
+        )
     finally:
         participant.close()
     until(lambda: sorted(values(kafka, "old-decision")) == ["a", "b"], "the reader goes on", 10)
@@ -114,18 +178,30 @@ def test_the_old_version_decided_on_a_real_broker_and_the_new_one_finishes(kafka
 
 @pytest.mark.kafka
 def test_flinks_legacy_form_is_committed_on_a_real_broker(kafka):
-    """Producer id, epoch and transactional id, and nothing else: what Flink's sinks kept before FLIP-319."""
+    """Producer id, epoch and transactional id, and nothing else: what Flink's sinks kept before
+    FLIP-319.
+    """
     kafka.create_topic("legacy")
     with Control(kafka.client_conf) as control:
         state = precommitted(control, kafka, "legacy", "flink-sink-3-17")
-    legacy = json.loads(fixture("committable-0.json")) | {"producer_id": state.producer_id, "epoch": state.epoch}
+    legacy = json.loads(fixture("committable-0.json")) | {
+        "producer_id": state.producer_id,
+        "epoch": state.epoch,
+    }
     participant = KafkaParticipant(kafka.client_conf)
     try:
         c = committable_from_dict(legacy)
         assert participant.describe([c])[0].state is TxnState.PRECOMMITTED
-        assert [retry_unknown()(lambda: participant.commit(c)) for _ in range(2)] == [Outcome.DONE] * 2, "and asked again"
+        assert [retry_unknown()(lambda: participant.commit(c)) for _ in range(2)] == [
+            Outcome.DONE
+        ] * 2, "and asked again"
         until(lambda: participant.describe([c])[0].state is TxnState.COMMITTED, "it stands", 10)
         until(lambda: sorted(values(kafka, "legacy")) == ["a", "b"], "the reader goes on", 10)
-        assert participant.commit(replace(c, state=PreparedTxnState(state.producer_id, state.epoch + 7))) is Outcome.REFUSED
+        assert (
+            participant.commit(
+                replace(c, state=PreparedTxnState(state.producer_id, state.epoch + 7))
+            )
+            is Outcome.REFUSED
+        )
     finally:
         participant.close()

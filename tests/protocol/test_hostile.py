@@ -1,5 +1,8 @@
-"""Hostile input: whatever stands in a decision file, a Committable, an option or a name, the answer is one of our errors or a sound value; and nothing
-that is not this query's is ever committed or aborted."""
+"""Hostile input: whatever stands in a decision file, a Committable, an option or a name, the answer
+is one of our errors or a sound value; and nothing that is not this query's is ever committed or
+aborted.
+"""
+
 import json
 import string
 from contextlib import suppress
@@ -8,22 +11,50 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafka2pc.protocol.commit import Driver
-from kafka2pc.protocol.decisions import Decision, FileLog, Slot, _checksum, commit_of, dump_decision, load_decision
-from kafka2pc.protocol.errors import CorruptDecision, StaleCheckpoint, TwoPhaseError, UnknownFormat
 from kafka2pc.operations.operations import Door
-from kafka2pc.protocol.transactions import (Committable, MemoryParticipant, Names, PartitionRange, Plan, PreparedTxnState, Token, TxnState, committable_from_dict,
-                               new_token, parse_name)
+from kafka2pc.protocol.commit import Driver
+from kafka2pc.protocol.decisions import (
+    Decision,
+    FileLog,
+    Slot,
+    _checksum,
+    commit_of,
+    dump_decision,
+    load_decision,
+)
+from kafka2pc.protocol.errors import CorruptDecision, StaleCheckpoint, TwoPhaseError, UnknownFormat
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.transactions import (
+    Committable,
+    MemoryParticipant,
+    Names,
+    PartitionRange,
+    Plan,
+    PreparedTxnState,
+    Token,
+    TxnState,
+    committable_from_dict,
+    new_token,
+    parse_name,
+)
 from kafka2pc.spark.sink import SinkOptions, parse_options
 
 QUERY, OTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
 pytestmark = pytest.mark.timeout(120)
-often = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+often = settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 
-JSON = st.recursive(st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=8),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3), max_leaves=6)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**70) | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
 
 
 def name_of(query):
@@ -31,10 +62,24 @@ def name_of(query):
 
 
 def decision(query=QUERY, name=None, **more):
-    c = Committable(transactional_id=name or name_of(query), state=PreparedTxnState(0, 0), participant="memory", cluster_id="memory-store",
-                    partitions=(PartitionRange(topic="t", partition=0, records=1),))
-    return Decision(**dict(query_id=query, slot=Slot(0, 1), commit=True, token=Token(0, 1, "5f3a09c1"), stores=(("memory", "memory-store"),),
-                           committables=(c,)) | more)
+    c = Committable(
+        transactional_id=name or name_of(query),
+        state=PreparedTxnState(0, 0),
+        participant="memory",
+        cluster_id="memory-store",
+        partitions=(PartitionRange(topic="t", partition=0, records=1),),
+    )
+    return Decision(
+        **dict(
+            query_id=query,
+            slot=Slot(0, 1),
+            commit=True,
+            token=Token(0, 1, "5f3a09c1"),
+            stores=(("memory", "memory-store"),),
+            committables=(c,),
+        )
+        | more
+    )
 
 
 def loaded(content):
@@ -59,7 +104,11 @@ def test_a_file_that_lost_or_changed_bytes_is_refused(data):
     if data.draw(st.booleans()):
         damaged = whole[:at]
     else:
-        damaged = whole[:at] + bytes([data.draw(st.integers(0, 255).filter(lambda b: b != whole[at]))]) + whole[at + 1:]
+        damaged = (
+            whole[:at]
+            + bytes([data.draw(st.integers(0, 255).filter(lambda b: b != whole[at]))])
+            + whole[at + 1 :]
+        )
     found = loaded(damaged)
     assert found is None or json.loads(damaged) == json.loads(whole), "only white space may differ"
 
@@ -71,9 +120,32 @@ def forged(change):
     return json.dumps(d | {"checksum": _checksum(d)}).encode()
 
 
-PLACES = [("query_id",), ("batch_id",), ("attempt",), ("kind",), ("token",), ("stores",), ("offsets_hash",), ("committables",), ("committables", 0),
-          *(("committables", 0, k) for k in ("transactional_id", "state", "participant", "partitions", "version", "end_txn_version", "timeout_ms")),
-          ("committables", 0, "state", "producer_id"), ("committables", 0, "state", "epoch"), ("committables", 0, "partitions", 0)]
+PLACES = [
+    ("query_id",),
+    ("batch_id",),
+    ("attempt",),
+    ("kind",),
+    ("token",),
+    ("stores",),
+    ("offsets_hash",),
+    ("committables",),
+    ("committables", 0),
+    *(
+        ("committables", 0, k)
+        for k in (
+            "transactional_id",
+            "state",
+            "participant",
+            "partitions",
+            "version",
+            "end_txn_version",
+            "timeout_ms",
+        )
+    ),
+    ("committables", 0, "state", "producer_id"),
+    ("committables", 0, "state", "epoch"),
+    ("committables", 0, "partitions", 0),
+]
 
 
 @often
@@ -83,12 +155,16 @@ def test_a_forged_file_with_a_fitting_checksum_ends_nothing_that_is_not_this_que
         for step in place[:-1]:
             d = d[step]
         d[place[-1]] = value
+
     theirs, log = store_of_others()
     log.files = {"0.1.json": forged(change)}
     driver = Driver(query_id=QUERY, log=log, participants={"memory": theirs})
-    with suppress(Exception):  # whoever computes a checksum can make the query stop, in whatever way
+    # whoever computes a checksum can make the query stop, in whatever way
+    with suppress(Exception):
         plan(driver, 0)
-    assert {t.state for t in theirs.txns.values()} == {TxnState.PRECOMMITTED}, "nobody was told anything"
+    assert {t.state for t in theirs.txns.values()} == {TxnState.PRECOMMITTED}, (
+        "nobody was told anything"
+    )
 
 
 class InMemory(FileLog):
@@ -112,13 +188,15 @@ class InMemory(FileLog):
 def store_of_others():
     """A store where another query has something pre-committed, and a log of ours."""
     store = MemoryParticipant("memory")
-    precommit([store], Plan(query_id=OTHER, batch_id=0, attempt=1, token=new_token(0, 1)), [["row"]])
+    precommit(
+        [store], Plan(query_id=OTHER, batch_id=0, attempt=1, token=new_token(0, 1)), [["row"]]
+    )
     return store, InMemory()
 
 
 def foreign_files(store):
     """Whole files with fitting checksums: of another query, and of ours with its transactions."""
-    (name, epoch), = store.txns
+    ((name, epoch),) = store.txns
     c = store.receipt(name, epoch)
     yield "of another query", dump_decision(decision(OTHER, committables=(c,)))
     yield "with its transaction", dump_decision(decision(QUERY, committables=(c,)))
@@ -131,7 +209,9 @@ def test_a_whole_file_about_another_query_commits_nothing(number):
     what, content = list(foreign_files(store))[number]
     log.files = {"0.1.json": content}
     assert commit_of(log, 0) is not None, what
-    with pytest.raises((CorruptDecision, StaleCheckpoint), match="about another query|decisions of query"):
+    with pytest.raises(
+        (CorruptDecision, StaleCheckpoint), match="about another query|decisions of query"
+    ):
         plan(Driver(query_id=QUERY, log=log, participants={"memory": store}), 0)
     assert store.read() == [] and len(store.in_doubt(OTHER)) == 1
 
@@ -158,18 +238,43 @@ def test_a_name_that_is_not_ours_is_nobodys(text):
 def test_a_name_is_parsed_whatever_its_prefix(prefix):
     made = Plan(query_id=QUERY, batch_id=1, attempt=0, token=new_token(0, 1))
     found = parse_name(Names().next(prefix, made))
-    assert (found.prefix, found.query_id, found.token, found.parity) == (prefix, QUERY, made.token, 1)
+    assert (found.prefix, found.query_id, found.token, found.parity) == (
+        prefix,
+        QUERY,
+        made.token,
+        1,
+    )
 
 
-NAMES = st.sampled_from(["topic", "transactionalIdPrefix", "twoPhaseCommit", "engine", "maxCommitRetries", "kafka.acks", "kafka.sasl.jaas.config",
-                         "kafka.bootstrap.servers", "kafka.transaction.timeout.ms", "kafka.security.protocol", "decisionLog", "idempotenceKey"])
+NAMES = st.sampled_from(
+    [
+        "topic",
+        "transactionalIdPrefix",
+        "twoPhaseCommit",
+        "engine",
+        "maxCommitRetries",
+        "kafka.acks",
+        "kafka.sasl.jaas.config",
+        "kafka.bootstrap.servers",
+        "kafka.transaction.timeout.ms",
+        "kafka.security.protocol",
+        "decisionLog",
+        "idempotenceKey",
+    ]
+)
 
 
 @often
-@given(st.dictionaries(NAMES | st.text(string.ascii_letters + ".", max_size=12), st.text(max_size=12), max_size=5))
+@given(
+    st.dictionaries(
+        NAMES | st.text(string.ascii_letters + ".", max_size=12), st.text(max_size=12), max_size=5
+    )
+)
 def test_options_are_sound_or_refused_in_our_words(options):
     try:
-        found = parse_options({"kafka.bootstrap.servers": "h:1", "kafka.sasl.password": "hunter2"} | options)
+        found = parse_options(
+            {"kafka.bootstrap.servers": "h:1", "kafka.sasl.password": "hunter2"} | options
+        )
     except TwoPhaseError as e:
         assert e.risk and e.action and "hunter2" not in str(e)
         return

@@ -1,4 +1,7 @@
-"""Is the installed package enough beside this PySpark? A plain script for `make compat`: it imports only what `pip install .` and PySpark bring."""
+"""Is the installed package enough beside this PySpark? A plain script for `make compat`: it imports
+only what `pip install .` and PySpark bring.
+"""
+
 import os
 import sys
 import tempfile
@@ -8,8 +11,8 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import kafka2pc
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.kafka.participant import read_topic
+from kafka2pc.local.broker import LocalKafka
 
 ROWS, FILES = 50, 3
 
@@ -23,23 +26,42 @@ def stream(spark, kafka, folder, files):
     source = folder / "source"
     source.mkdir(exist_ok=True)
     for n in files:
-        (source / f"{n}.csv").write_text("".join(f"{row}\n" for row in range(n * ROWS, (n + 1) * ROWS)))
-    lines = spark.readStream.schema("row long").option("maxFilesPerTrigger", 1).csv(str(source)).repartition(2)
-    writer = lines.selectExpr("cast(row as string) value").writeStream.format("kafka2pc").trigger(availableNow=True)
-    query = writer.options(**options(kafka, "streamed", checkpointLocation=str(folder / "checkpoint"))).start()
+        (source / f"{n}.csv").write_text(
+            "".join(f"{row}\n" for row in range(n * ROWS, (n + 1) * ROWS))
+        )
+    lines = (
+        spark.readStream.schema("row long")
+        .option("maxFilesPerTrigger", 1)
+        .csv(str(source))
+        .repartition(2)
+    )
+    writer = (
+        lines.selectExpr("cast(row as string) value")
+        .writeStream.format("kafka2pc")
+        .trigger(availableNow=True)
+    )
+    query = writer.options(
+        **options(kafka, "streamed", checkpointLocation=str(folder / "checkpoint"))
+    ).start()
     if not query.awaitTermination(120):
         raise TimeoutError("the query was not done in two minutes")
 
 
 def write(spark, kafka, folder):
     rows = spark.range(ROWS).selectExpr("cast(id as string) value")
-    rows.write.format("kafka2pc").mode("append").options(**options(kafka, "written", idempotenceKey="one", decisionLog=str(folder / "log"))).save()
+    rows.write.format("kafka2pc").mode("append").options(
+        **options(kafka, "written", idempotenceKey="one", decisionLog=str(folder / "log"))
+    ).save()
 
 
 def session(folder):
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
     spark = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark
@@ -60,7 +82,9 @@ def main():
             kafka.create_topic(topic, partitions=2)
         try:
             spark = session(folder)
-            stream(spark, kafka, folder, range(FILES))  # found by its name; register does no harm, and is needed where only the notebook knows the package
+            # found by its name; register does no harm, and is needed where only the notebook knows
+            # the package
+            stream(spark, kafka, folder, range(FILES))
             kafka2pc.register(spark)
             stream(spark, kafka, folder, range(FILES, FILES + 2))  # the same checkpoint goes on
             for _ in range(2):  # the same key: the second time writes nothing
@@ -69,7 +93,9 @@ def main():
         finally:
             if spark:
                 spark.stop()
-    print(f"PySpark {pyspark.__version__}, kafka2pc {kafka2pc.__version__}: {found or 'exactly once'}")
+    print(
+        f"PySpark {pyspark.__version__}, kafka2pc {kafka2pc.__version__}: {found or 'exactly once'}"
+    )
     return 1 if found else 0
 
 

@@ -1,24 +1,36 @@
-"""After the decision: what a replay is compared with, what errors say, and how long and in which order transactions are ended."""
+"""After the decision: what a replay is compared with, what errors say, and how long and in which
+order transactions are ended.
+"""
+
 import time
 import uuid
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
-from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.kafka.encoder import payload_bytes
-from kafka2pc.protocol.decisions import MemoryLog, Slot, newest_record
-from kafka2pc.protocol.errors import NOTHING_WRITTEN, BrokerUnreachable, LogUnwritable, NotAuthorized, OutcomeUnknown, Refused, ReplayDiffers
 from kafka2pc.kafka.participant import retry_unknown
+from kafka2pc.protocol.commit import Driver, commit
+from kafka2pc.protocol.decisions import MemoryLog, Slot, newest_record
+from kafka2pc.protocol.errors import (
+    NOTHING_WRITTEN,
+    BrokerUnreachable,
+    LogUnwritable,
+    NotAuthorized,
+    OutcomeUnknown,
+    Refused,
+    ReplayDiffers,
+)
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Outcome, Standing, TxnState
 from kafka2pc.protocol.restore import plan
-
-import pyarrow as pa
+from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Outcome, Standing, TxnState
 
 
 class Moody(MemoryParticipant):
-    """`moods`: for each verb what it does first, as a function that may raise or answer; None: as usual."""
+    """`moods`: for each verb what it does first, as a function that may raise or answer; None: as
+    usual.
+    """
 
     def __init__(self, name="memory", **moods):
         super().__init__(name)
@@ -41,12 +53,25 @@ class Moody(MemoryParticipant):
 
 
 def driver_of(*stores, **more):
-    return Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={s.name: s for s in stores}, **more)
+    return Driver(
+        query_id=str(uuid.uuid4()),
+        log=MemoryLog(),
+        participants={s.name: s for s in stores},
+        **more,
+    )
 
 
 def run(driver, batch_id=0, *tasks):
     planned = plan(driver, batch_id)
-    messages = [precommit(driver.participants.values(), planned, iter([rows]), measure=lambda rows: sum(map(len, rows))) for rows in tasks or (["row"],)]
+    messages = [
+        precommit(
+            driver.participants.values(),
+            planned,
+            iter([rows]),
+            measure=lambda rows: sum(map(len, rows)),
+        )
+        for rows in tasks or (["row"],)
+    ]
     commit(driver, messages, batch_id)
     return planned
 
@@ -65,11 +90,14 @@ def test_a_commit_keeps_the_rows_and_bytes_that_the_tasks_have_read():
     assert (found.rows, found.bytes) == (3, 6)
 
 
-@pytest.mark.parametrize(("replayed", "says"), [
-    ((["a", "b"],), "3 rows with 4 bytes .* the replay has 2 rows with 2 bytes"),
-    ((["a", "b", "cde"],), "3 rows with 4 bytes .* the replay has 3 rows with 5 bytes"),
-    (([],), "the replay has 0 rows with 0 bytes"),
-])
+@pytest.mark.parametrize(
+    ("replayed", "says"),
+    [
+        ((["a", "b"],), "3 rows with 4 bytes .* the replay has 2 rows with 2 bytes"),
+        ((["a", "b", "cde"],), "3 rows with 4 bytes .* the replay has 3 rows with 5 bytes"),
+        (([],), "the replay has 0 rows with 0 bytes"),
+    ],
+)
 def test_a_replay_with_other_rows_is_an_error_after_the_decision_is_finished(replayed, says):
     store = Moody()
     driver = driver_of(store)
@@ -98,16 +126,26 @@ def test_a_record_without_counts_is_not_checked():
     driver = driver_of(Moody())
     run(driver, 0, ["a"])
     slot = Slot(0, 1)
-    driver.log.records[slot] = replace(driver.log.records[slot], rows=None, bytes=None, identity=None)
+    driver.log.records[slot] = replace(
+        driver.log.records[slot], rows=None, bytes=None, identity=None
+    )
     run(driver, 0, ["a", "b"])
 
 
 def test_bytes_are_those_of_keys_and_values_however_they_are_cut():
-    whole = pa.record_batch({"key": pa.array(["k", None, "kkk"]), "value": pa.array([b"abc", b"", None]), "topic": ["t", "t", "t"]})
+    whole = pa.record_batch(
+        {
+            "key": pa.array(["k", None, "kkk"]),
+            "value": pa.array([b"abc", b"", None]),
+            "topic": ["t", "t", "t"],
+        }
+    )
     assert payload_bytes(whole, ("key", "value")) == 7
     assert sum(payload_bytes(whole.slice(i, 1), ("key", "value")) for i in range(3)) == 7
     assert payload_bytes(whole) == 10
-    assert payload_bytes(whole.slice(0, 0)) == 0 and payload_bytes(pa.record_batch({"n": [1, 2]})) == 0
+    assert (
+        payload_bytes(whole.slice(0, 0)) == 0 and payload_bytes(pa.record_batch({"n": [1, 2]})) == 0
+    )
 
 
 # -- errors --
@@ -129,10 +167,14 @@ def test_before_the_decision_it_may_say_so():
 
 
 def test_what_gave_no_clear_answer_is_described_before_it_is_called_unclear():
-    """EndTxn(commit) is repeated on PrepareCommit as long as a partition has no leader; but it cannot be taken back any more."""
+    """EndTxn(commit) is repeated on PrepareCommit as long as a partition has no leader; but it
+    cannot be taken back any more.
+    """
     store = Moody(commit=lambda: Outcome.UNKNOWN)
     driver = driver_of(store)
-    store.moods["describe"] = lambda: [Standing(TxnState.COMMITTED)] if "commit" in store.asked else None
+    store.moods["describe"] = lambda: (
+        [Standing(TxnState.COMMITTED)] if "commit" in store.asked else None
+    )
     run(driver)
 
 
@@ -153,7 +195,11 @@ def test_a_store_that_cannot_be_asked_leaves_it_unclear():
 
 
 @pytest.mark.parametrize("trouble", ["in_doubt", "purge"])
-@pytest.mark.parametrize("error", [BrokerUnreachable("gone"), NotAuthorized("gone"), RuntimeError("gone")], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "error",
+    [BrokerUnreachable("gone"), NotAuthorized("gone"), RuntimeError("gone")],
+    ids=lambda e: type(e).__name__,
+)
 def test_tidying_up_after_a_complete_batch_is_logged_not_raised(trouble, error, caplog):
     def fails(*_):
         if "commit" in store.asked:
@@ -164,7 +210,11 @@ def test_tidying_up_after_a_complete_batch_is_logged_not_raised(trouble, error, 
     if trouble == "purge":
         driver.log.purge = fails
     run(driver)
-    assert store.read() == ["row"] and "batch 0 is complete" in caplog.text and "Nothing was written" not in caplog.text
+    assert (
+        store.read() == ["row"]
+        and "batch 0 is complete" in caplog.text
+        and "Nothing was written" not in caplog.text
+    )
 
 
 def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_decided(monkeypatch):
@@ -183,6 +233,7 @@ def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_dec
 
 def test_a_log_that_gave_no_answer_and_then_refuses_leaves_the_decision_unknown():
     """The first answer was lost on its way; the second try could not even be sent."""
+
     class Lost(MemoryLog):
         def create(self, decision):
             if not decision.commit:
@@ -212,7 +263,9 @@ class Aged(MemoryParticipant):
     """It believes the age of the plan, as Kafka does, and says so at once."""
 
     def describe(self, cs, *, margin_ms=0, age_ms=None):
-        return [Standing(s.state, self.timeout_ms - age_ms >= margin_ms) for s in super().describe(cs)]
+        return [
+            Standing(s.state, self.timeout_ms - age_ms >= margin_ms) for s in super().describe(cs)
+        ]
 
 
 class Slow(MemoryParticipant):

@@ -1,30 +1,55 @@
-"""Bad input: a clear error before anything is written. The user reads what, why, whether data is at risk, and what to do.
+"""Bad input: a clear error before anything is written. The user reads what, why, whether data is at
+risk, and what to do.
 
-With the fault removed the same query, from the same checkpoint, loses nothing and writes nothing twice.
+With the fault removed the same query, from the same checkpoint, loses nothing and writes nothing
+twice.
 """
+
 import re
 import socket
 import time
 from dataclasses import replace
 
 import pytest
-from confluent_kafka.admin import (AclBinding, AclOperation, AclPermissionType, AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource,
-                                   ResourcePatternType, ResourceType)
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
 from kafka_fixtures import records
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 from story_fixtures import check_untouched
 
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.participant import check
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.proof.story import Failed, Story, until
 from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.kafka.participant import check
 from kafka2pc.spark.sink import check_schema, parse_options
-from kafka2pc.proof.story import Failed, Story, until
 
 pytestmark = pytest.mark.timeout(120)
-RISK = {"CorruptDecision": "Perhaps", "BrokerUnreachable": "Not yet", "StoreUnreachable": "Not yet"}  # at a restart, something decided may be waiting
-PARTS = re.compile(r"kafka2pc\.\w+\.(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk: (?P<risk>.+)\n +what to do: (?P<action>.+)")
+# at a restart, something decided may be waiting
+RISK = {"CorruptDecision": "Perhaps", "BrokerUnreachable": "Not yet", "StoreUnreachable": "Not yet"}
+PARTS = re.compile(
+    r"kafka2pc\.\w+\.(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk:"
+    r" (?P<risk>.+)\n +what to do: (?P<action>.+)"
+)
 
 
 def on_spark(test):
@@ -39,7 +64,9 @@ def dashed(name):
 
 
 def stopped(story, ask="stream", **what):
-    """Run into the error; returns what the user reads. What Spark says of itself (it repeats the options) is not counted as ours."""
+    """Run into the error; returns what the user reads. What Spark says of itself (it repeats the
+    options) is not counted as ours.
+    """
     with pytest.raises(Failed) as caught:
         run(story, ask, **what)
     return str(caught.value)
@@ -48,7 +75,12 @@ def stopped(story, ask="stream", **what):
 def run(story, ask="stream", options=None, **what):
     if ask == "stream":
         return story.run(options=options, **what)
-    return story.job.ask("write", source=str(story.source), options=story.options(**{"checkpointLocation": None, **(options or {})}), **what)
+    return story.job.ask(
+        "write",
+        source=str(story.source),
+        options=story.options(**{"checkpointLocation": None, **(options or {})}),
+        **what,
+    )
 
 
 def told(text, error, *says):
@@ -70,7 +102,9 @@ def refused(story, error, *says, **what):
 
 
 def goes_on(story, **what):
-    """The fault is removed. The same query, from the same checkpoint, writes everything exactly once."""
+    """The fault is removed. The same query, from the same checkpoint, writes everything exactly
+    once.
+    """
     run(story, **what)
     story.check()
 
@@ -87,31 +121,76 @@ OPTIONS = {
     "unknown": ({"acks": "all"}, "unknown option acks"),
     "misspelt": ({"transactionIdPrefix": "x"}, "unknown option transactionidprefix"),
     "no servers": ({"kafka.bootstrap.servers": None}, "kafka.bootstrap.servers is missing"),
-    "no such value": ({"deliveryGuarantee": "sometimes"}, "deliveryGuarantee=sometimes: choose one of exactly_once, at_least_once"),
-    "no such answer": ({"lostTransactions": "ignore"}, "lostTransactions=ignore: choose one of fail, skip"),
+    "no such value": (
+        {"deliveryGuarantee": "sometimes"},
+        "deliveryGuarantee=sometimes: choose one of exactly_once, at_least_once",
+    ),
+    "no such answer": (
+        {"lostTransactions": "ignore"},
+        "lostTransactions=ignore: choose one of fail, skip",
+    ),
     "no retries": ({"maxCommitRetries": "0"}, "maxCommitRetries=0: a whole number"),
     "no number": ({"maxCommitRetries": "²"}, "maxCommitRetries=²: a whole number"),
-    "no timeout": ({"kafka.transaction.timeout.ms": "5 minutes"}, "kafka.transaction.timeout.ms=5 minutes: a whole number"),
-    "endless timeout": ({"kafka.transaction.timeout.ms": "99999999999"}, "kafka.transaction.timeout.ms=99999999999: "),
+    "no timeout": (
+        {"kafka.transaction.timeout.ms": "5 minutes"},
+        "kafka.transaction.timeout.ms=5 minutes: a whole number",
+    ),
+    "endless timeout": (
+        {"kafka.transaction.timeout.ms": "99999999999"},
+        "kafka.transaction.timeout.ms=99999999999: ",
+    ),
     "no prefix": ({"transactionalIdPrefix": ""}, "transactionalIdPrefix is empty"),
     "no topic": ({"topic": ""}, "topic is empty"),
     "no key": ({"idempotenceKey": "", "decisionLog": "/l"}, "idempotenceKey is empty"),
     "no log": ({"decisionLog": ""}, "decisionLog is empty"),
-    "decisions in no topic": ({"decisionLog": "kafka:"}, "decisionLog=kafka:: kafka:TOPIC with the name of one topic is needed"),
+    "decisions in no topic": (
+        {"decisionLog": "kafka:"},
+        "decisionLog=kafka:: kafka:TOPIC with the name of one topic is needed",
+    ),
     "decisions in two topics": ({"decisionLog": "kafka:a,b"}, "decisionLog=kafka:a,b: kafka:TOPIC"),
-    "decisions among the rows": ({"decisionLog": "kafka:t"}, "decisionLog=kafka:t: rows are written to this topic"),
-    "key without its guarantee": ({"deliveryGuarantee": "at_least_once", "idempotenceKey": "k"}, "idempotenceKey needs deliveryGuarantee="),
-    "neither true nor false": ({"includeTimestamp": "yes"}, "includeTimestamp=yes: choose one of false, true"),
+    "decisions among the rows": (
+        {"decisionLog": "kafka:t"},
+        "decisionLog=kafka:t: rows are written to this topic",
+    ),
+    "key without its guarantee": (
+        {"deliveryGuarantee": "at_least_once", "idempotenceKey": "k"},
+        "idempotenceKey needs deliveryGuarantee=",
+    ),
+    "neither true nor false": (
+        {"includeTimestamp": "yes"},
+        "includeTimestamp=yes: choose one of false, true",
+    ),
     "no such engine": ({"engine": "java"}, "engine=java: choose one of auto, columnar, confluent"),
-    "a partitioner that columns do not have": ({"engine": "columnar", "kafka.partitioner": "random"}, "engine=columnar and kafka.partitioner=random"),
-    "no timeout and a timeout": ({"twoPhaseCommit": "required", "kafka.transaction.timeout.ms": "9000"}, "twoPhaseCommit=required and kafka.transaction"),
-    "no timeout without columns": ({"twoPhaseCommit": "required", "engine": "confluent"}, "twoPhaseCommit=required needs the columnar engine"),
-    "both names of it": ({"twoPhaseCommit": "off", "kafka.transaction.two.phase.commit.enable": "true"}, "twoPhaseCommit=off and kafka.transaction.two.phase.commit.enable=true"),
-    "not true and not false": ({"kafka.transaction.two.phase.commit.enable": "perhaps"}, "kafka.transaction.two.phase.commit.enable=perhaps: true or false"),
-    "an id of one's own": ({"kafka.transactional.id": "x"}, "kafka.transactional.id cannot be honoured"),
+    "a partitioner that columns do not have": (
+        {"engine": "columnar", "kafka.partitioner": "random"},
+        "engine=columnar and kafka.partitioner=random",
+    ),
+    "no timeout and a timeout": (
+        {"twoPhaseCommit": "required", "kafka.transaction.timeout.ms": "9000"},
+        "twoPhaseCommit=required and kafka.transaction",
+    ),
+    "no timeout without columns": (
+        {"twoPhaseCommit": "required", "engine": "confluent"},
+        "twoPhaseCommit=required needs the columnar engine",
+    ),
+    "both names of it": (
+        {"twoPhaseCommit": "off", "kafka.transaction.two.phase.commit.enable": "true"},
+        "twoPhaseCommit=off and kafka.transaction.two.phase.commit.enable=true",
+    ),
+    "not true and not false": (
+        {"kafka.transaction.two.phase.commit.enable": "perhaps"},
+        "kafka.transaction.two.phase.commit.enable=perhaps: true or false",
+    ),
+    "an id of one's own": (
+        {"kafka.transactional.id": "x"},
+        "kafka.transactional.id cannot be honoured",
+    ),
     "fewer acks": ({"kafka.acks": "1"}, "kafka.acks=1: "),
     "not idempotent": ({"kafka.enable.idempotence": "false"}, "kafka.enable.idempotence=false: "),
-    "a class of Java's": ({"kafka.value.serializer": "x.Y"}, "kafka.value.serializer cannot be honoured"),
+    "a class of Java's": (
+        {"kafka.value.serializer": "x.Y"},
+        "kafka.value.serializer cannot be honoured",
+    ),
 }
 
 
@@ -128,12 +207,21 @@ def test_an_option_that_nobody_can_honour_is_refused(case):
     wrong, says = case
     with pytest.raises(BadOption) as caught:
         parse_options(given(**wrong))
-    assert str(caught.value).startswith(says) and "Nothing was written" in caught.value.risk and caught.value.action
+    assert (
+        str(caught.value).startswith(says)
+        and "Nothing was written" in caught.value.risk
+        and caught.value.action
+    )
 
 
 def test_options_have_no_case_and_defaults_are_safe():
     made = parse_options(given(TOPIC="t", DeliveryGuarantee="exactly_once"))
-    assert made == parse_options(GIVEN) and made.exactly_once and not made.skip_lost and made.prefix == "kafka2pc"
+    assert (
+        made == parse_options(GIVEN)
+        and made.exactly_once
+        and not made.skip_lost
+        and made.prefix == "kafka2pc"
+    )
 
 
 CLIENT = {
@@ -164,14 +252,26 @@ def headers(value):
 
 
 COLUMNS = {
-    "no value": ({"key": TEXT, "content": TEXT}, "column value is missing among ['key', 'content']"),
+    "no value": (
+        {"key": TEXT, "content": TEXT},
+        "column value is missing among ['key', 'content']",
+    ),
     "value is a number": ({"value": INT}, "column value is int: it must be binary or string"),
-    "value is a row": ({"value": StructType([StructField("a", INT)])}, "column value is struct<a:int>: "),
+    "value is a row": (
+        {"value": StructType([StructField("a", INT)])},
+        "column value is struct<a:int>: ",
+    ),
     "key is a number": ({"key": LONG}, "column key is bigint: it must be binary or string"),
     "topic is bytes": ({"topic": BYTES}, "column topic is binary: it must be string"),
     "partition is long": ({"partition": LONG}, "column partition is bigint: it must be int"),
-    "headers are a map": ({"headers": MapType(TEXT, BYTES)}, "column headers is map<string,binary>: it must be array<struct<"),
-    "headers of text": ({"headers": headers(TEXT)}, "column headers is array<struct<key:string,value:string>>: "),
+    "headers are a map": (
+        {"headers": MapType(TEXT, BYTES)},
+        "column headers is map<string,binary>: it must be array<struct<",
+    ),
+    "headers of text": (
+        {"headers": headers(TEXT)},
+        "column headers is array<struct<key:string,value:string>>: ",
+    ),
     "one name twice": ({"value": TEXT, "VALUE": TEXT}, "column value is there twice"),
 }
 
@@ -194,12 +294,28 @@ def test_without_topic_there_is_nowhere_to_write():
 
 def test_a_time_that_is_asked_for_must_be_there():
     check_schema(schema({"value": TEXT, "timestamp": TEXT}), "t")
-    for columns, says in (({}, "no column timestamp"), ({"timestamp": TEXT}, "column timestamp is string: it must be timestamp")):
-        with pytest.raises(BadOption, match=says): check_schema(schema({"value": TEXT} | columns), "t", timestamps=True)
+    for columns, says in (
+        ({}, "no column timestamp"),
+        ({"timestamp": TEXT}, "column timestamp is string: it must be timestamp"),
+    ):
+        with pytest.raises(BadOption, match=says):
+            check_schema(schema({"value": TEXT} | columns), "t", timestamps=True)
 
 
 def test_columns_of_sparks_own_sink_are_taken_whatever_their_case():
-    check_schema(schema({"Value": BYTES, "KEY": TEXT, "topic": TEXT, "Partition": INT, "headers": headers(BYTES), "more": LONG}), None)
+    check_schema(
+        schema(
+            {
+                "Value": BYTES,
+                "KEY": TEXT,
+                "topic": TEXT,
+                "Partition": INT,
+                "headers": headers(BYTES),
+                "more": LONG,
+            }
+        ),
+        None,
+    )
 
 
 # -- refused before anything is written --
@@ -207,18 +323,42 @@ def test_columns_of_sparks_own_sink_are_taken_whatever_their_case():
 WRONG_OPTIONS = {
     "unknown": ({"acks": "all"}, ["unknown option acks", "Known are: "]),
     "no servers": ({"kafka.bootstrap.servers": None}, ["kafka.bootstrap.servers is missing"]),
-    "no such value": ({"deliveryGuarantee": "sometimes"}, ["deliveryGuarantee=sometimes", "exactly_once, at_least_once"]),
+    "no such value": (
+        {"deliveryGuarantee": "sometimes"},
+        ["deliveryGuarantee=sometimes", "exactly_once, at_least_once"],
+    ),
     "contradiction": ({"kafka.acks": "1"}, ["kafka.acks=1", "acks must be all"]),
-    "an id of one's own": ({"kafka.transactional.id": "mine"}, ["kafka.transactional.id", "transactionalIdPrefix"]),
+    "an id of one's own": (
+        {"kafka.transactional.id": "mine"},
+        ["kafka.transactional.id", "transactionalIdPrefix"],
+    ),
     "unknown to the client": ({"kafka.no.such": "1"}, ['"no.such"']),
-    "timeout too long": ({"kafka.transaction.timeout.ms": "900001"}, ["kafka.transaction.timeout.ms=900001", "at most 900000"]),
-    "topic not on the broker": ({"topic": "nowhere"}, ["topic nowhere does not exist", "Create it"]),
+    "timeout too long": (
+        {"kafka.transaction.timeout.ms": "900001"},
+        ["kafka.transaction.timeout.ms=900001", "at most 900000"],
+    ),
+    "topic not on the broker": (
+        {"topic": "nowhere"},
+        ["topic nowhere does not exist", "Create it"],
+    ),
     "no topic": ({"topic": None}, ["no option topic and no column topic"]),
-    "key of a batch write": ({"idempotenceKey": "k", "decisionLog": "/nowhere"}, ["idempotenceKey is for batch writes"]),
-    "decisions in no known kind of place": ({"decisionLog": "nosuch://user:secret@host/x"}, ["decisionLog=nosuch:", "kafka:TOPIC or postgresql://"]),
-    "decisions in a table that nobody serves": ({"decisionLog": "postgresql://user:secret@127.0.0.1:1/x"}, ["decision log in PostgreSQL", "Check decisionLog"]),
+    "key of a batch write": (
+        {"idempotenceKey": "k", "decisionLog": "/nowhere"},
+        ["idempotenceKey is for batch writes"],
+    ),
+    "decisions in no known kind of place": (
+        {"decisionLog": "nosuch://user:secret@host/x"},
+        ["decisionLog=nosuch:", "kafka:TOPIC or postgresql://"],
+    ),
+    "decisions in a table that nobody serves": (
+        {"decisionLog": "postgresql://user:secret@127.0.0.1:1/x"},
+        ["decision log in PostgreSQL", "Check decisionLog"],
+    ),
 }
-ERROR_OF = {"timeout too long": "TimeoutTooLarge", "decisions in a table that nobody serves": "StoreUnreachable"}
+ERROR_OF = {
+    "timeout too long": "TimeoutTooLarge",
+    "decisions in a table that nobody serves": "StoreUnreachable",
+}
 
 
 @on_spark
@@ -237,8 +377,14 @@ def test_an_option_put_right_loses_nothing(story):
 
 WRONG_COLUMNS = {
     "no value": (["key", "row content"], ["column value is missing", "['key', 'content']"]),
-    "value is a number": (["row value"], ["column value is bigint", "binary or string", "Cast the column value"]),
-    "headers of text": (["key value", "array(struct('k' as key, 'v' as value)) headers"], ["headers is array<struct<key:string,value:string>>"]),
+    "value is a number": (
+        ["row value"],
+        ["column value is bigint", "binary or string", "Cast the column value"],
+    ),
+    "headers of text": (
+        ["key value", "array(struct('k' as key, 'v' as value)) headers"],
+        ["headers is array<struct<key:string,value:string>>"],
+    ),
 }
 
 
@@ -257,15 +403,27 @@ def test_a_column_put_right_loses_nothing(story):
 
 @on_spark
 def test_output_mode_update_is_refused_by_spark_itself(story):
-    assert "update" in stopped(story, shape="count", select=["cast(count as string) value"], mode="update").lower()
+    assert (
+        "update"
+        in stopped(
+            story, shape="count", select=["cast(count as string) value"], mode="update"
+        ).lower()
+    )
     check_untouched(story)
 
 
 @on_spark
 def test_a_checkpoint_that_only_sparks_conf_names_is_refused(story):
     conf = {"spark.sql.streaming.checkpointLocation": str(story.folder / "by-conf")}
-    refused(story, "BadOption", "checkpointLocation is missing", "Spark's conf never reaches a Python sink", '.option("checkpointLocation"',
-            options={"checkpointLocation": None}, conf=conf)
+    refused(
+        story,
+        "BadOption",
+        "checkpointLocation is missing",
+        "Spark's conf never reaches a Python sink",
+        '.option("checkpointLocation"',
+        options={"checkpointLocation": None},
+        conf=conf,
+    )
 
 
 @on_spark
@@ -279,7 +437,14 @@ def test_a_broker_that_nobody_reaches_is_told_in_the_stated_time(story):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and nobody listens
         server, began = f"127.0.0.1:{closed.getsockname()[1]}", time.monotonic()
-        found = refused(story, "BrokerUnreachable", server, "ECONNREFUSED", "bootstrap.servers", options={"kafka.bootstrap.servers": server})
+        found = refused(
+            story,
+            "BrokerUnreachable",
+            server,
+            "ECONNREFUSED",
+            "bootstrap.servers",
+            options={"kafka.bootstrap.servers": server},
+        )
     stated_s = int(re.search(r"within (\d+) ms", found["what"])[1]) / 1000
     assert stated_s <= 20 and time.monotonic() - began < stated_s + 15
     goes_on(story)
@@ -288,13 +453,33 @@ def test_a_broker_that_nobody_reaches_is_told_in_the_stated_time(story):
 # -- batch writes --
 
 BATCH = {
-    "overwrite": ({"mode": "overwrite"}, ["mode overwrite: a topic cannot be overwritten", 'mode("append")']),
-    "key without a log": ({"options": {"idempotenceKey": "k"}}, ["idempotenceKey without decisionLog", '.option("decisionLog"']),
-    "key without its guarantee": ({"options": {"idempotenceKey": "k", "decisionLog": "/nowhere", "deliveryGuarantee": "at_least_once"}},
-                                  ["idempotenceKey needs deliveryGuarantee=exactly_once"]),
-    "empty key": ({"options": {"idempotenceKey": "", "decisionLog": "/nowhere"}}, ["idempotenceKey is empty"]),
+    "overwrite": (
+        {"mode": "overwrite"},
+        ["mode overwrite: a topic cannot be overwritten", 'mode("append")'],
+    ),
+    "key without a log": (
+        {"options": {"idempotenceKey": "k"}},
+        ["idempotenceKey without decisionLog", '.option("decisionLog"'],
+    ),
+    "key without its guarantee": (
+        {
+            "options": {
+                "idempotenceKey": "k",
+                "decisionLog": "/nowhere",
+                "deliveryGuarantee": "at_least_once",
+            }
+        },
+        ["idempotenceKey needs deliveryGuarantee=exactly_once"],
+    ),
+    "empty key": (
+        {"options": {"idempotenceKey": "", "decisionLog": "/nowhere"}},
+        ["idempotenceKey is empty"],
+    ),
     "unknown option": ({"options": {"acks": "all"}}, ["unknown option acks"]),
-    "topic not on the broker": ({"options": {"topic": "nowhere"}}, ["topic nowhere does not exist"]),
+    "topic not on the broker": (
+        {"options": {"topic": "nowhere"}},
+        ["topic nowhere does not exist"],
+    ),
     "wrong column": ({"select": ["row value"]}, ["column value is bigint"]),
 }
 
@@ -334,20 +519,39 @@ BAD_ROW = 55
 @on_spark
 def test_a_row_without_topic_is_told_and_put_right_loses_nothing(story):
     to = {"options": {"topic": None}}
-    row_broken(story, "BadRow", "topic is null", "fill the column topic", select=[VALUE, f"if(row = {BAD_ROW}, null, '{story.name}') topic"], **to)
+    row_broken(
+        story,
+        "BadRow",
+        "topic is null",
+        "fill the column topic",
+        select=[VALUE, f"if(row = {BAD_ROW}, null, '{story.name}') topic"],
+        **to,
+    )
     goes_on(story, select=[VALUE, f"'{story.name}' topic"], **to)
 
 
 @on_spark
 def test_a_row_for_a_topic_that_does_not_exist_is_told_and_put_right_loses_nothing(story):
     to = {"options": {"topic": None}}
-    row_broken(story, "BadRow", "topic nowhere", "Create it", select=[VALUE, f"if(row = {BAD_ROW}, 'nowhere', '{story.name}') topic"], **to)
+    row_broken(
+        story,
+        "BadRow",
+        "topic nowhere",
+        "Create it",
+        select=[VALUE, f"if(row = {BAD_ROW}, 'nowhere', '{story.name}') topic"],
+        **to,
+    )
     goes_on(story, select=[VALUE, f"'{story.name}' topic"], **to)
 
 
 @on_spark
 def test_a_row_for_a_partition_that_does_not_exist_is_told_and_put_right_loses_nothing(story):
-    row_broken(story, "BadRow", "There is no such topic or partition", select=[VALUE, f"cast(if(row = {BAD_ROW}, 99, null) as int) partition"])
+    row_broken(
+        story,
+        "BadRow",
+        "There is no such topic or partition",
+        select=[VALUE, f"cast(if(row = {BAD_ROW}, 99, null) as int) partition"],
+    )
     goes_on(story, select=[VALUE, "cast(null as int) partition"])
 
 
@@ -357,7 +561,9 @@ LONG_KEY = f"if(row = {BAD_ROW}, repeat('k', 60000), 'k') key"
 @on_spark
 def test_a_record_larger_than_the_topic_allows_is_told_and_put_right_loses_nothing(story):
     limit(story, 20_000)
-    row_broken(story, "BadRow", story.name, "60002 bytes", "max.message.bytes", select=[VALUE, LONG_KEY])
+    row_broken(
+        story, "BadRow", story.name, "60002 bytes", "max.message.bytes", select=[VALUE, LONG_KEY]
+    )
     limit(story, 100_000)
     goes_on(story, select=[VALUE, LONG_KEY])
 
@@ -365,7 +571,14 @@ def test_a_record_larger_than_the_topic_allows_is_told_and_put_right_loses_nothi
 @on_spark
 def test_a_record_larger_than_the_client_allows_is_told_and_put_right_loses_nothing(story):
     narrow = {"kafka.max.request.size": "20000"}
-    row_broken(story, "BadRow", "60002 bytes", "kafka.max.request.size is 20000", select=[VALUE, LONG_KEY], options=narrow)
+    row_broken(
+        story,
+        "BadRow",
+        "60002 bytes",
+        "kafka.max.request.size is 20000",
+        select=[VALUE, LONG_KEY],
+        options=narrow,
+    )
     goes_on(story, select=[VALUE, LONG_KEY])
 
 
@@ -390,11 +603,16 @@ def begun(story):
 
 def newest(story):
     """The file of the newest decision."""
-    return max((story.checkpoint / "kafka2pc").glob("*.json"), key=lambda p: [int(n) for n in p.name.split(".")[:2]])
+    return max(
+        (story.checkpoint / "kafka2pc").glob("*.json"),
+        key=lambda p: [int(n) for n in p.name.split(".")[:2]],
+    )
 
 
 def check_stopped(story, error, *says, batches=1, **what):
-    """Our error; what stands stays as it is, nothing new was begun, and the decisions were not touched."""
+    """Our error; what stands stays as it is, nothing new was begun, and the decisions were not
+    touched.
+    """
     before, kept = len(story.events("begin")), decisions(story)
     told(stopped(story, **what), error, *says)
     check_held_back(story, visible=batches * story.size)
@@ -408,9 +626,17 @@ def decisions(story):
 DAMAGE = {
     "cut off": (lambda content: content[:-40], "CorruptDecision", "no decision"),
     "empty": (lambda content: b"", "CorruptDecision", "0 bytes"),
-    "one digit": (lambda content: content.replace(b'"epoch": ', b'"epoch": 1', 1), "CorruptDecision", "the checksum does not fit the content"),
+    "one digit": (
+        lambda content: content.replace(b'"epoch": ', b'"epoch": 1', 1),
+        "CorruptDecision",
+        "the checksum does not fit the content",
+    ),
     "no json": (lambda content: b"\xff\x00" * 100, "CorruptDecision", "200 bytes"),
-    "newer": (lambda content: content.replace(b'"format": 2', b'"format": 3', 1), "UnknownFormat", "format 3, known up to 2"),
+    "newer": (
+        lambda content: content.replace(b'"format": 2', b'"format": 3', 1),
+        "UnknownFormat",
+        "format 3, known up to 2",
+    ),
 }
 
 
@@ -431,8 +657,12 @@ def test_a_damaged_or_newer_decision_stops_the_query_and_restored_it_loses_nothi
 def test_a_decision_about_another_cluster_stops_the_query(begun):
     file = newest(begun)
     whole = file.read_bytes()
-    file.write_bytes(dump_decision(replace(load_decision(whole, "here"), stores=(("kafka", "another-cluster"),))))
-    check_stopped(begun, "WrongCluster", "another-cluster", begun.kafka.cluster_id, "new checkpointLocation")
+    file.write_bytes(
+        dump_decision(replace(load_decision(whole, "here"), stores=(("kafka", "another-cluster"),)))
+    )
+    check_stopped(
+        begun, "WrongCluster", "another-cluster", begun.kafka.cluster_id, "new checkpointLocation"
+    )
     file.write_bytes(whole)
     goes_on(begun)
 
@@ -440,8 +670,14 @@ def test_a_decision_about_another_cluster_stops_the_query(begun):
 @on_spark
 def test_a_checkpoint_used_against_another_cluster_stops_the_query(begun, secure):
     secure.create_topic(begun.name)
-    check_stopped(begun, "WrongCluster", begun.kafka.cluster_id, secure.cluster_id, "Point the query at the old cluster",
-                  options={f"kafka.{k}": v for k, v in secure.client_conf.items()})
+    check_stopped(
+        begun,
+        "WrongCluster",
+        begun.kafka.cluster_id,
+        secure.cluster_id,
+        "Point the query at the old cluster",
+        options={f"kafka.{k}": v for k, v in secure.client_conf.items()},
+    )
     assert records(secure, begun.name, "read_uncommitted") == []
     goes_on(begun)
 
@@ -461,7 +697,14 @@ def test_a_place_for_decisions_that_cannot_be_written_stops_the_query(story):
 def test_a_decision_log_that_cannot_be_written_stops_it(story, ask):
     file = story.folder / "file"
     file.write_text("")
-    refused(story, "LogUnwritable", f"{file}/log/", "Not a directory", ask=ask, options={"decisionLog": f"{file}/log"})
+    refused(
+        story,
+        "LogUnwritable",
+        f"{file}/log/",
+        "Not a directory",
+        ask=ask,
+        options={"decisionLog": f"{file}/log"},
+    )
     file.unlink()
     goes_on(story, ask=ask, options={"decisionLog": f"{file}/log"})
 
@@ -489,9 +732,18 @@ def as_alice(story, **more):
 
 
 def grant(story, kind, operation=AclOperation.WRITE):
-    """Give alice a right to the story's topic or prefix, which have the same name, and wait until it is in force."""
-    acl = AclBinding(kind, story.name, ResourcePatternType.LITERAL if kind is ResourceType.TOPIC else ResourcePatternType.PREFIXED, "User:alice", "*",
-                     operation, AclPermissionType.ALLOW)
+    """Give alice a right to the story's topic or prefix, which have the same name, and wait until
+    it is in force.
+    """
+    acl = AclBinding(
+        kind,
+        story.name,
+        ResourcePatternType.LITERAL if kind is ResourceType.TOPIC else ResourcePatternType.PREFIXED,
+        "User:alice",
+        "*",
+        operation,
+        AclPermissionType.ALLOW,
+    )
     admin = AdminClient(story.kafka.client_conf)
     for made in admin.create_acls([acl]).values():
         made.result(30)
@@ -502,7 +754,10 @@ def grant(story, kind, operation=AclOperation.WRITE):
 def in_force(control, name, kind, operation):
     try:
         if kind is ResourceType.TOPIC:
-            return control.topics([name])[name].may_write is (operation is AclOperation.WRITE) and control.topics([name])[name].partitions
+            return (
+                control.topics([name])[name].may_write is (operation is AclOperation.WRITE)
+                and control.topics([name])[name].partitions
+            )
         return control.choose_timeout_ms(f"{name}-look")
     except NotAuthorized:
         return False
@@ -515,7 +770,13 @@ def test_rights_are_named_one_after_the_other_and_all_given_nothing_is_lost(alic
     grant(alice, ResourceType.TOPIC, AclOperation.DESCRIBE)
     refused(alice, "NotAuthorized", topic, "Grant WRITE", options=as_alice(alice))
     grant(alice, ResourceType.TOPIC)
-    refused(alice, "NotAuthorized", prefix, "Grant WRITE on the resource TransactionalId, PREFIXED", options=as_alice(alice))
+    refused(
+        alice,
+        "NotAuthorized",
+        prefix,
+        "Grant WRITE on the resource TransactionalId, PREFIXED",
+        options=as_alice(alice),
+    )
     grant(alice, ResourceType.TRANSACTIONAL_ID)
     goes_on(alice, options=as_alice(alice))
 
@@ -524,7 +785,13 @@ def test_rights_are_named_one_after_the_other_and_all_given_nothing_is_lost(alic
 def test_a_prefix_that_is_not_allowed_is_told(alice):
     grant(alice, ResourceType.TOPIC)
     grant(alice, ResourceType.TRANSACTIONAL_ID)
-    refused(alice, "NotAuthorized", "not-hers", "TransactionalId, PREFIXED", options=as_alice(alice, transactionalIdPrefix="not-hers"))
+    refused(
+        alice,
+        "NotAuthorized",
+        "not-hers",
+        "TransactionalId, PREFIXED",
+        options=as_alice(alice, transactionalIdPrefix="not-hers"),
+    )
     goes_on(alice, options=as_alice(alice))
 
 

@@ -1,4 +1,7 @@
-"""Batch writes: the decision survives its committer, a failure never undoes what is decided, and keys cost no more than they must."""
+"""Batch writes: the decision survives its committer, a failure never undoes what is decided, and
+keys cost no more than they must.
+"""
+
 import copy
 import os
 import pickle
@@ -11,22 +14,31 @@ import pytest
 from kafka_fixtures import values
 from typer.testing import CliRunner
 
-from kafka2pc.spark import sink
+from kafka2pc.kafka.participant import ClusterFacts, KafkaParticipant, retry_unknown
 from kafka2pc.operations.cli import app
 from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, commit_of, newest_record
-from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
-from kafka2pc.kafka.participant import ClusterFacts, KafkaParticipant, retry_unknown
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Outcome, Plan, TxnState, new_token
 from kafka2pc.protocol.restore import claim
+from kafka2pc.protocol.transactions import (
+    MemoryParticipant,
+    Mode,
+    Outcome,
+    Plan,
+    TxnState,
+    new_token,
+)
+from kafka2pc.spark import sink
+from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
 from kafka2pc.spark.sink import SparkMessage, close_key, parse_options, plan_write, purge_keys
 
 DAY_MS = 24 * 3600 * 1000
 
 
 class Moody(MemoryParticipant):
-    """A store whose commits get no answer for the transactions that `silent` names by their order; they are not carried out."""
+    """A store whose commits get no answer for the transactions that `silent` names by their order;
+    they are not carried out.
+    """
 
     def __init__(self):
         super().__init__("kafka")
@@ -52,16 +64,23 @@ def store(monkeypatch, tmp_path):
 
 
 def options(**more):
-    return parse_options({"kafka.bootstrap.servers": "nowhere:1", "topic": "kafka", "maxCommitRetries": "1", **more})
+    return parse_options(
+        {"kafka.bootstrap.servers": "nowhere:1", "topic": "kafka", "maxCommitRetries": "1", **more}
+    )
 
 
 def rows_written(writer, rows="abc"):
     """What the tasks answer; each row has a task of its own."""
-    return [SparkMessage(precommit([writer.participant], writer.plan, iter([[row]]), measure=len)) for row in rows]
+    return [
+        SparkMessage(precommit([writer.participant], writer.plan, iter([[row]]), measure=len))
+        for row in rows
+    ]
 
 
 def another_process(writer):
-    """Spark hands a fresh copy of the writer to the process that commits, and another one to the process that aborts."""
+    """Spark hands a fresh copy of the writer to the process that commits, and another one to the
+    process that aborts.
+    """
     return copy.copy(writer)
 
 
@@ -82,7 +101,9 @@ def test_a_write_whose_commit_gives_no_clear_answer_is_finished_not_aborted(stor
     assert not os.path.exists(os.path.dirname(writer.folder)), "nothing is left on the disk"
 
 
-def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finishes(store, monkeypatch):
+def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finishes(
+    store, monkeypatch
+):
     writer = plan_write(options())
     messages = rows_written(writer)
 
@@ -122,7 +143,9 @@ def test_a_finished_write_leaves_nothing_on_the_disk(store, tmp_path):
     assert store.read() == ["a", "b", "c"] and not os.listdir(tmp_path)
 
 
-def test_a_write_that_is_refused_before_its_tasks_begin_leaves_nothing_on_the_disk(store, monkeypatch, tmp_path):
+def test_a_write_that_is_refused_before_its_tasks_begin_leaves_nothing_on_the_disk(
+    store, monkeypatch, tmp_path
+):
     def fails(query_id):
         raise NotAuthorized("ListTransactions")
 
@@ -134,7 +157,9 @@ def test_a_write_that_is_refused_before_its_tasks_begin_leaves_nothing_on_the_di
 
 def test_transactions_without_a_timeout_need_a_key(store, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(sink, "open_participant", lambda options: asked.append(options.two_phase) or store)
+    monkeypatch.setattr(
+        sink, "open_participant", lambda options: asked.append(options.two_phase) or store
+    )
     plan_write(options())
     plan_write(options(idempotenceKey="k", decisionLog=str(tmp_path / "log")))
     assert asked == ["off", "auto"]
@@ -156,14 +181,20 @@ def written(store, wanted, rows="a"):
 
 
 def test_a_key_writes_once(store, tmp_path):
-    assert [written(store, keyed(tmp_path, key)) for key in ("one", "one", "two")] == [Mode.WRITE, Mode.DRAIN, Mode.WRITE]
+    assert [written(store, keyed(tmp_path, key)) for key in ("one", "one", "two")] == [
+        Mode.WRITE,
+        Mode.DRAIN,
+        Mode.WRITE,
+    ]
     assert store.read() == ["a", "a"]
 
 
 def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, monkeypatch):
     opened, looked = [], []
     log_at, purge = sink.log_at, sink.purge_keys
-    monkeypatch.setattr(sink, "log_at", lambda place, *more: opened.append(place) or log_at(place, *more))
+    monkeypatch.setattr(
+        sink, "log_at", lambda place, *more: opened.append(place) or log_at(place, *more)
+    )
     monkeypatch.setattr(sink, "purge_keys", lambda *what: looked.append(1) or purge(*what))
     for n in range(50):
         written(store, keyed(tmp_path, f"batch {n}"))
@@ -174,7 +205,13 @@ def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, mo
 def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(sink, "_OPEN", {})
-    monkeypatch.setattr(sink, "check", lambda *_, **__: calls.append(1) or ClusterFacts(cluster_id="c", end_txn_version=5, timeout_ms=60_000))
+    monkeypatch.setattr(
+        sink,
+        "check",
+        lambda *_, **__: (
+            calls.append(1) or ClusterFacts(cluster_id="c", end_txn_version=5, timeout_ms=60_000)
+        ),
+    )
     first, second = (sink.open_participant(keyed(tmp_path, key)) for key in ("one", "two"))
     assert first is second and calls == [1]
     assert sink.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
@@ -214,8 +251,13 @@ def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
     wanted = options(replayCheck="warn", transactionalIdPrefix="mine")
     checkpoint = type("Checkpoint", (), {"location": "/orders/", "committed": None})
     driver = sink.make_driver(wanted, "q", MemoryLog("file:///log"), store, checkpoint)
-    assert driver.identity() == Identity(log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine")
-    assert (driver.replay_check, list(driver.former("old"))) == ("warn", [{"kafka": ("old", store)}])
+    assert driver.identity() == Identity(
+        log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine"
+    )
+    assert (driver.replay_check, list(driver.former("old"))) == (
+        "warn",
+        [{"kafka": ("old", store)}],
+    )
 
 
 def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
@@ -224,7 +266,7 @@ def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
     assert (job.driver().in_order, job.driver().replay_check) == (True, "warn")
     shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
     planned = Plan(query_id=job.query_id, batch_id=0, attempt=1, token=new_token(0, 1))
-    row, = Task((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))
+    (row,) = Task((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))
     message = pickle.loads(row["message"][0].as_py())
     assert (message.rows, message.bytes) == (2, 3)
 
@@ -246,7 +288,9 @@ def test_keys_are_forgotten_when_their_time_is_over_and_nothing_else_is(store, t
     gone = purge_keys(log, now_ms + 9 * DAY_MS)
     assert len(gone) == 1 and len(log.siblings()) == 3
     assert len(purge_keys(log, now_ms + 31 * DAY_MS)) == 1
-    assert sorted(log.siblings()) == sorted([unfinished.plan.query_id, stream.folder.rpartition("/")[2]])
+    assert sorted(log.siblings()) == sorted(
+        [unfinished.plan.query_id, stream.folder.rpartition("/")[2]]
+    )
 
 
 def test_a_purge_that_fails_does_not_fail_the_write(store, caplog):
@@ -266,7 +310,15 @@ def test_a_purge_that_fails_does_not_fail_the_write(store, caplog):
 def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     """The command is the one that the error prints."""
     topic = kafka.create_topic(f"batch-{uuid.uuid4().hex[:8]}", partitions=1)
-    writer = plan_write(parse_options({"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic, "maxCommitRetries": "1"}))
+    writer = plan_write(
+        parse_options(
+            {
+                "kafka.bootstrap.servers": kafka.bootstrap_servers,
+                "topic": topic,
+                "maxCommitRetries": "1",
+            }
+        )
+    )
     messages = [writer.write(iter([pa.record_batch({"value": [row]})])) for row in "abc"]
     with monkeypatch.context() as m, pytest.raises(OutcomeUnknown) as e:
         m.setattr(KafkaParticipant, "commit", lambda self, c: Outcome.UNKNOWN)
@@ -286,6 +338,10 @@ def test_what_is_open_under_a_former_prefix_is_found(kafka):
     message = precommit([old], planned, [pa.record_batch({"value": ["a"]})])
     new = old.under("new")
     assert new.in_doubt(planned.query_id) == [] and new.traces(planned.query_id) == []
-    leftover, = new.under("old").in_doubt(planned.query_id)
-    assert leftover.transactional_id == message.committables[0].transactional_id == old.traces(planned.query_id)[0]
+    (leftover,) = new.under("old").in_doubt(planned.query_id)
+    assert (
+        leftover.transactional_id
+        == message.committables[0].transactional_id
+        == old.traces(planned.query_id)[0]
+    )
     assert retry_unknown()(lambda: new.abort(leftover)) is Outcome.DONE

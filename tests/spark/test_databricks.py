@@ -1,4 +1,7 @@
-"""Databricks without a workspace: a stand-in for dbutils, a Spark Connect server of its own, a broker that wants a password. And guests on a cluster."""
+"""Databricks without a workspace: a stand-in for dbutils, a Spark Connect server of its own, a
+broker that wants a password. And guests on a cluster.
+"""
+
 import json
 import os
 import re
@@ -24,8 +27,9 @@ sys.path.insert(0, str(ROOT / "tools"))
 import import_limits  # noqa: E402
 from run_notebooks import CELL_SECONDS, execute  # noqa: E402
 
-# What a workspace puts into every notebook. `%pip` asks nobody: it writes down what it was to install.
-WORKSPACE = '''
+# What a workspace puts into every notebook. `%pip` asks nobody: it writes down what it was to
+# install.
+WORKSPACE = """
 import json, os
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,12 +56,14 @@ def pip(line): _note(f"pip {line}")
 from pyspark.sql import SparkSession
 dbutils = SimpleNamespace(widgets=_Widgets(), secrets=_Secrets(), library=SimpleNamespace(restartPython=lambda: _note("restart")))
 spark = SparkSession.builder.remote(_job["spark"]).getOrCreate()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def host():
-    """A cluster of somebody else: it asks for a password, and has topics with the names that the rooms use."""
+    """A cluster of somebody else: it asks for a password, and has topics with the names that the
+    rooms use.
+    """
     with LocalKafka(secure=True) as cluster:
         yield owned(cluster)
 
@@ -67,18 +73,45 @@ def connect_server(tmp_path_factory):
     """The address of a Spark Connect server in a process of its own, which serves nobody else."""
     folder, port = tmp_path_factory.mktemp("connect"), free_ports(1)[0]
     home = Path(pyspark.__file__).parent
-    conf = {"spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": port, "spark.ui.enabled": "false",
-            "spark.sql.shuffle.partitions": 2, "spark.sql.warehouse.dir": folder / "warehouse"}
-    command = [home / "bin" / "spark-submit", "--master", "local[2]", "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
-    command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")] + ["spark-internal"]
-    env = os.environ | {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+    conf = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": port,
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": 2,
+        "spark.sql.warehouse.dir": folder / "warehouse",
+    }
+    command = [
+        home / "bin" / "spark-submit",
+        "--master",
+        "local[2]",
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+    ]
+    command += [word for key, value in conf.items() for word in ("--conf", f"{key}={value}")] + [
+        "spark-internal"
+    ]
+    env = os.environ | {
+        "SPARK_HOME": str(home),
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYTHONPATH": str(ROOT),
+    }
     with open(folder / "log", "w") as log:
-        server = subprocess.Popen([str(word) for word in command], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                  start_new_session=True)
+        server = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
         end = time.monotonic() + 120
         while not listens(port):
-            assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()[-3000:]
+            assert server.poll() is None and time.monotonic() < end, (folder / "log").read_text()[
+                -3000:
+            ]
             time.sleep(0.2)
         yield f"sc://127.0.0.1:{port}"
     finally:
@@ -93,7 +126,9 @@ def listens(port):
 
 @pytest.fixture
 def workspace(own_folders, monkeypatch):
-    """Calls a notebook as a job of a workspace would; answers with what went wrong, and what was asked of the workspace."""
+    """Calls a notebook as a job of a workspace would; answers with what went wrong, and what was
+    asked of the workspace.
+    """
     startup = own_folders / "ipythondir" / "profile_default" / "startup"
     startup.mkdir(parents=True)
     (startup / "workspace.py").write_text(WORKSPACE)
@@ -110,22 +145,49 @@ def workspace(own_folders, monkeypatch):
 
 def shown(path):
     """All that an executed notebook shows."""
-    return json.dumps([cell.outputs for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"])
+    return json.dumps(
+        [cell.outputs for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+    )
 
 
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, tmp_path):
-    password, before, volume = host.passwords["admin"], state(host), tmp_path / "Volumes" / "main" / "default" / "kafka2pc"
-    widgets = {"bootstrap_servers": host.bootstrap_servers, "folder": str(volume), "sasl_username": "admin", "security_protocol": "SASL_PLAINTEXT",
-               "sasl_mechanism": "SCRAM-SHA-256", "secret_scope": "kafka", "rows": "300"}
-    trouble, asked = workspace(NBS / "spark/06_databricks.ipynb", tmp_path / "done.ipynb", spark=connect_server, widgets=widgets,
-                               secrets={"kafka": {"sasl_password": password}})
+    password, before, volume = (
+        host.passwords["admin"],
+        state(host),
+        tmp_path / "Volumes" / "main" / "default" / "kafka2pc",
+    )
+    widgets = {
+        "bootstrap_servers": host.bootstrap_servers,
+        "folder": str(volume),
+        "sasl_username": "admin",
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-256",
+        "secret_scope": "kafka",
+        "rows": "300",
+    }
+    trouble, asked = workspace(
+        NBS / "spark/06_databricks.ipynb",
+        tmp_path / "done.ipynb",
+        spark=connect_server,
+        widgets=widgets,
+        secrets={"kafka": {"sasl_password": password}},
+    )
     assert not trouble, trouble
-    assert asked == ["pip install --quiet /Volumes/main/default/files/kafka2pc-0.1.0-py3-none-any.whl", "restart", "secret kafka/sasl_password"]
-    assert re.search(r'"300"', shown(tmp_path / "done.ipynb")) and password not in (tmp_path / "done.ipynb").read_text()
-    assert [path.name for path in volume.iterdir() if path.name.endswith("-checkpoint")], "the checkpoint is in the Volume"
+    assert asked == [
+        "pip install --quiet /Volumes/main/default/files/kafka2pc-0.1.0-py3-none-any.whl",
+        "restart",
+        "secret kafka/sasl_password",
+    ]
+    assert (
+        re.search(r'"300"', shown(tmp_path / "done.ipynb"))
+        and password not in (tmp_path / "done.ipynb").read_text()
+    )
+    assert [path.name for path in volume.iterdir() if path.name.endswith("-checkpoint")], (
+        "the checkpoint is in the Volume"
+    )
     assert state(host) == before, "the guest left something, or touched what is not its own"
 
 
@@ -155,19 +217,29 @@ def written(folder, *sources, name="room.ipynb"):
 
 def test_our_notebooks_can_be_imported():
     assert import_limits.problems(NBS) == []
-    assert any(import_limits.CLAIM in path.read_text(encoding="utf-8") for path in NBS.rglob("*.ipynb")), "no notebook claims to run there"
+    assert any(
+        import_limits.CLAIM in path.read_text(encoding="utf-8") for path in NBS.rglob("*.ipynb")
+    ), "no notebook claims to run there"
 
 
 CLAIM = "import os\nif 'DATABRICKS_RUNTIME_VERSION' in os.environ:\n    %pip install kafka2pc"
 
 
-@pytest.mark.parametrize(("source", "says"), [
-    ("spark.sparkContext.setLogLevel('ERROR')", "sparkContext is not there"), ("df.rdd.getNumPartitions()", "rdd is not there"),
-    ("spark._jvm.System", "_jvm is not there"),
-    ("df.writeStream.trigger(processingTime='1 second').start()", "trigger(processingTime=...) never ends"),
-    ("df.writeStream.start()", "a stream without trigger(availableNow=True)"),
-    ("df.writeStream.trigger(availableNow=True).start()", None), ("'sparkContext'  # a word is no call", None),
-])
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("spark.sparkContext.setLogLevel('ERROR')", "sparkContext is not there"),
+        ("df.rdd.getNumPartitions()", "rdd is not there"),
+        ("spark._jvm.System", "_jvm is not there"),
+        (
+            "df.writeStream.trigger(processingTime='1 second').start()",
+            "trigger(processingTime=...) never ends",
+        ),
+        ("df.writeStream.start()", "a stream without trigger(availableNow=True)"),
+        ("df.writeStream.trigger(availableNow=True).start()", None),
+        ("'sparkContext'  # a word is no call", None),
+    ],
+)
 def test_a_call_that_is_not_there_is_found(tmp_path, source, says):
     written(tmp_path, CLAIM, source)
     found = import_limits.problems(tmp_path)
@@ -180,14 +252,20 @@ def test_what_is_too_large_and_what_has_one_name_is_found(tmp_path, monkeypatch)
     (tmp_path / "deeper").mkdir()
     for name in ("room.ipynb", "Room.ipynb", "deeper/room.ipynb"):
         written(tmp_path, "1", name=name)
-    assert import_limits.problems(tmp_path) == ["Room.ipynb: its name is there twice", "room.ipynb: its name is there twice"]
+    assert import_limits.problems(tmp_path) == [
+        "Room.ipynb: its name is there twice",
+        "room.ipynb: its name is there twice",
+    ]
     (tmp_path / "Room.ipynb").unlink()
     (tmp_path / "deeper" / "room.ipynb").unlink()
     written(tmp_path, "x" * 2000)
     monkeypatch.setattr(import_limits, "NOTEBOOK_BYTES_MAX", 1000)
     monkeypatch.setattr(import_limits, "CELL_BYTES_MAX", 1999)
     size = (tmp_path / "room.ipynb").stat().st_size
-    assert import_limits.problems(tmp_path) == [f"room.ipynb: {size} bytes, at most 1000 can be imported", "room.ipynb: a cell of 2000 characters"]
+    assert import_limits.problems(tmp_path) == [
+        f"room.ipynb: {size} bytes, at most 1000 can be imported",
+        "room.ipynb: a cell of 2000 characters",
+    ]
 
 
 # -- the bundle --
@@ -196,7 +274,11 @@ def test_what_is_too_large_and_what_has_one_name_is_found(tmp_path, monkeypatch)
 def paths(node):
     """Every path that a bundle names."""
     if isinstance(node, dict):
-        return [p for key, value in node.items() for p in ([value] if key.endswith("_path") else paths(value))]
+        return [
+            p
+            for key, value in node.items()
+            for p in ([value] if key.endswith("_path") else paths(value))
+        ]
     return [p for value in node for p in paths(value)] if isinstance(node, list) else []
 
 
@@ -211,6 +293,12 @@ def test_the_bundle_names_what_is_there():
 
 def test_the_bundles_parameters_are_those_of_the_room():
     bundle = yaml.safe_load((NBS / "databricks.yml").read_text(encoding="utf-8"))
-    given = bundle["resources"]["jobs"]["course"]["tasks"][0]["notebook_task"]["base_parameters"].keys()
-    tagged = [cell.source for cell in nbformat.read(NBS / "spark/06_databricks.ipynb", 4).cells if "parameters" in cell.metadata.get("tags", [])]
+    given = bundle["resources"]["jobs"]["course"]["tasks"][0]["notebook_task"][
+        "base_parameters"
+    ].keys()
+    tagged = [
+        cell.source
+        for cell in nbformat.read(NBS / "spark/06_databricks.ipynb", 4).cells
+        if "parameters" in cell.metadata.get("tags", [])
+    ]
     assert given == {"package", *re.findall(r"^(\w+) = ", tagged[0], re.M)}

@@ -1,4 +1,7 @@
-"""Several stores under one decision, and jobs with a key into every store: run again, died in the middle, failed; and a few of the fifty drills."""
+"""Several stores under one decision, and jobs with a key into every store: run again, died in the
+middle, failed; and a few of the fifty drills.
+"""
+
 import json
 import shutil
 import uuid
@@ -12,18 +15,18 @@ from kafka_fixtures import values
 from key_value import wal
 from participant_suite import At, a_plan, rows
 
-from kafka2pc.spark import sink
-from kafka2pc.protocol.decisions import FileLog, MemoryLog
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.proof.drills import Drill, Stage, forget_the_decision, play, survive
 from kafka2pc.proof.dual_drills import KAFKA, a_dual_story, dual_drills
-from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
+from kafka2pc.protocol.decisions import FileLog, MemoryLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
-from kafka2pc.stores.file import FileParticipant, ObjectParticipant
 from kafka2pc.protocol.history import CrashPoint
-from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
+from kafka2pc.spark import sink
+from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
+from kafka2pc.stores.file import FileParticipant, ObjectParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
 from kafka2pc.stores.postgres import PostgresParticipant
-from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -32,7 +35,9 @@ pytestmark = pytest.mark.timeout(240)
 
 
 class Frame:
-    """What a job asks of a DataFrame, without Spark. `parts` are the texts of its partitions; a part that is an error is raised in its task."""
+    """What a job asks of a DataFrame, without Spark. `parts` are the texts of its partitions; a
+    part that is an error is raised in its task.
+    """
 
     def __init__(self, *parts):
         self.parts = parts
@@ -77,25 +82,42 @@ class Full(FileLog):
 
 
 def files(request, folder):
-    read = lambda: ds.dataset(str(folder), pa.schema({"value": pa.string()}), format="json").to_table()["value"].to_pylist()
+    read = lambda: (
+        ds.dataset(str(folder), pa.schema({"value": pa.string()}), format="json")
+        .to_table()["value"]
+        .to_pylist()
+    )
     return At(FileParticipant(folder, format="json"), read)
 
 
 def objects(request, folder):
     store = ObjectParticipant(f"file://{folder}/bucket", format="json")
-    return At(store, lambda: [json.loads(line)["value"] for p in store.committed_files() for line in store.fs.cat_file(p).splitlines()])
+    return At(
+        store,
+        lambda: [
+            json.loads(line)["value"]
+            for p in store.committed_files()
+            for line in store.fs.cat_file(p).splitlines()
+        ],
+    )
 
 
 def postgres(request, folder):
     server, table = request.getfixturevalue("postgres"), f"t{uuid.uuid4().hex[:8]}"
     server.execute(f"create table {table} (value text)")
-    return At(PostgresParticipant(server.url, table), lambda: [value for value, in server.execute(f"select value from {table}")])
+    return At(
+        PostgresParticipant(server.url, table),
+        lambda: [value for (value,) in server.execute(f"select value from {table}")],
+    )
 
 
 def mysql(request, folder):
     server, table = request.getfixturevalue("mariadb"), f"t{uuid.uuid4().hex[:8]}"
     server.execute(f"create table {table} (value text) engine=innodb")
-    return At(MysqlParticipant(server.url, table), lambda: [value for value, in server.execute(f"select value from {table}")])
+    return At(
+        MysqlParticipant(server.url, table),
+        lambda: [value for (value,) in server.execute(f"select value from {table}")],
+    )
 
 
 def log(request, folder):
@@ -108,7 +130,14 @@ def kafka(request, folder):
     return At(KafkaParticipant(cluster.client_conf, topic=topic), lambda: values(cluster, topic))
 
 
-STORES = [files, objects, postgres, pytest.param(mysql, marks=pytest.mark.mysql), log, pytest.param(kafka, marks=pytest.mark.kafka)]
+STORES = [
+    files,
+    objects,
+    postgres,
+    pytest.param(mysql, marks=pytest.mark.mysql),
+    log,
+    pytest.param(kafka, marks=pytest.mark.kafka),
+]
 
 
 @pytest.fixture(params=STORES)
@@ -138,11 +167,20 @@ def started_again():
 
 def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):
     today = lambda: TwoPhase(TODAY, [at.store], str(tmp_path / "decisions"))
-    assert [today().write(Frame(["a", "b"], ["c"])), today().write(Frame(["a", "b"], ["c"]))] == [True, False]
+    assert [today().write(Frame(["a", "b"], ["c"])), today().write(Frame(["a", "b"], ["c"]))] == [
+        True,
+        False,
+    ]
     started_again()
-    assert today().write(Frame(AssertionError("who has written it does not look at the rows again"))) is False
+    assert (
+        today().write(Frame(AssertionError("who has written it does not look at the rows again")))
+        is False
+    )
     assert at.seen() == ["a", "b", "c"]
-    assert TwoPhase(f"after {TODAY}", [at.store], str(tmp_path / "decisions")).write(Frame(["d"])) is True
+    assert (
+        TwoPhase(f"after {TODAY}", [at.store], str(tmp_path / "decisions")).write(Frame(["d"]))
+        is True
+    )
     assert at.seen() == ["a", "b", "c", "d"]
 
 
@@ -174,7 +212,11 @@ def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_f
     with pytest.MonkeyPatch.context() as broken, pytest.raises(ZeroDivisionError):
         broken.setattr(MemoryTransaction, "precommit", lambda txn: 1 / 0)
         job.write(Frame(["a"]))
-    assert (at.store.in_doubt(job.query_id), second.in_doubt(job.query_id), at.seen()) == ([], [], [])
+    assert (at.store.in_doubt(job.query_id), second.in_doubt(job.query_id), at.seen()) == (
+        [],
+        [],
+        [],
+    )
     assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
 
 
@@ -184,7 +226,9 @@ def test_a_decision_that_cannot_be_written_leaves_nothing_open(at, tmp_path):
     with pytest.raises(LogUnwritable):
         job.write(Frame(["a"], ["b"]))
     assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
-    assert TwoPhase(TODAY, [at.store], FileLog(folder)).write(Frame(["a"])) is True and at.seen() == ["a"]
+    assert TwoPhase(TODAY, [at.store], FileLog(folder)).write(
+        Frame(["a"])
+    ) is True and at.seen() == ["a"]
 
 
 def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
@@ -194,6 +238,7 @@ def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
     def breaks(c):
         told.append(c)
         raise LogUnwritable("not a word")
+
     job = TwoPhase(TODAY, [at.store], FileLog(folder))
     with pytest.MonkeyPatch.context() as broken, pytest.raises(LogUnwritable):
         broken.setattr(at.store, "commit", breaks)
@@ -203,14 +248,23 @@ def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
 
 def test_two_participants_with_one_name_are_refused(tmp_path):
     with pytest.raises(BadOption, match="name twin(.|\n)*Nothing was written(.|\n)*`name=`"):
-        TwoPhase(TODAY, [MemoryParticipant("twin"), MemoryParticipant(), MemoryParticipant("twin")], str(tmp_path / "decisions"))
+        TwoPhase(
+            TODAY,
+            [MemoryParticipant("twin"), MemoryParticipant(), MemoryParticipant("twin")],
+            str(tmp_path / "decisions"),
+        )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_shape_may_leave_out_all_rows_of_a_task(at, tmp_path):
-    """Then this task has nothing to promise in that store; the other tasks and the other stores have."""
+    """Then this task has nothing to promise in that store; the other tasks and the other stores
+    have.
+    """
     other = MemoryParticipant("other")
-    stores = [Shaped(at.store, lambda batch: batch.filter(pa.compute.not_equal(batch["value"], "no"))), Shaped(other, lambda batch: batch["value"].to_pylist())]
+    stores = [
+        Shaped(at.store, lambda batch: batch.filter(pa.compute.not_equal(batch["value"], "no"))),
+        Shaped(other, lambda batch: batch["value"].to_pylist()),
+    ]
     job = TwoPhase(TODAY, stores, str(tmp_path / "decisions"))
     assert job.write(Frame(["no", "no"], ["a", "no"], ["b"])) is True
     assert at.seen() == ["a", "b"] and sorted(other.read()) == ["a", "b", "no", "no", "no"]
@@ -229,14 +283,18 @@ def test_a_write_after_the_precommit_of_a_shape_without_rows_is_refused():
 
 
 def test_a_task_that_fails_before_its_shape_left_a_row_leaves_nothing_open(at, tmp_path):
-    job = TwoPhase(TODAY, [Shaped(at.store, lambda batch: batch.slice(0, 0))], str(tmp_path / "decisions"))
+    job = TwoPhase(
+        TODAY, [Shaped(at.store, lambda batch: batch.slice(0, 0))], str(tmp_path / "decisions")
+    )
     with pytest.raises(ZeroDivisionError):
         job.write(Frame(["a"], ZeroDivisionError()))
     assert at.store.in_doubt(job.query_id) == [] and job.write(Frame(["a"])) is True
 
 
 def test_what_is_finished_is_not_asked_about_again():
-    """A store may have forgotten it by then: readers moved its files, Kafka dropped the transactional id."""
+    """A store may have forgotten it by then: readers moved its files, Kafka dropped the
+    transactional id.
+    """
     (store, texts), log = in_memory(), MemoryLog()
     assert TwoPhase(TODAY, [texts], log).write(Frame(["a", "b"], ["c"])) is True
     store.txns.clear(), store.epochs.clear()
@@ -245,11 +303,17 @@ def test_what_is_finished_is_not_asked_about_again():
 
 def test_a_frame_without_partitions_is_decided_too():
     log = MemoryLog()
-    assert [TwoPhase(TODAY, [MemoryParticipant()], log).write(Frame()) for _ in range(2)] == [True, False]
+    assert [TwoPhase(TODAY, [MemoryParticipant()], log).write(Frame()) for _ in range(2)] == [
+        True,
+        False,
+    ]
 
 
 def test_after_a_loss_one_can_go_on():
-    assert [TwoPhase("orders", [], MemoryLog(), **how).driver().skip_lost for how in ({}, {"skip_lost": True})] == [False, True]
+    assert [
+        TwoPhase("orders", [], MemoryLog(), **how).driver().skip_lost
+        for how in ({}, {"skip_lost": True})
+    ] == [False, True]
 
 
 def test_a_log_of_somebody_else_is_refused_before_anything_is_written():
@@ -262,7 +326,11 @@ def test_a_log_of_somebody_else_is_refused_before_anything_is_written():
 
 # -- drills, real processes --
 
-SAMPLE = ("a worker dies after PostgreSQL's pre-commit", "the driver's JVM dies after Kafka's first commit", "the driver's Python dies after its restart commits in Kafka")
+SAMPLE = (
+    "a worker dies after PostgreSQL's pre-commit",
+    "the driver's JVM dies after Kafka's first commit",
+    "the driver's Python dies after its restart commits in Kafka",
+)
 
 
 @pytest.fixture(scope="module")
@@ -303,6 +371,15 @@ def test_there_are_fifty_and_each_has_its_own_title():
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_a_drill_can_be_red(stage, tmp_path):
-    drill = Drill(kind="dual", title="Decisions do not matter", given="", crash_at="", restore="", expect="",
-                  play=lambda stage: survive(stage, [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)], forget_the_decision, make=a_dual_story))
+    drill = Drill(
+        kind="dual",
+        title="Decisions do not matter",
+        given="",
+        crash_at="",
+        restore="",
+        expect="",
+        play=lambda stage: survive(
+            stage, [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)], forget_the_decision, make=a_dual_story
+        ),
+    )
     assert "duplicate" in play(drill, stage, tmp_path).found

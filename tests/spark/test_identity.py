@@ -1,4 +1,7 @@
-"""Whose log is it: a copied, moved, shared or empty decision log is refused before anything is claimed, swept or written."""
+"""Whose log is it: a copied, moved, shared or empty decision log is refused before anything is
+claimed, swept or written.
+"""
+
 import copy
 import shutil
 import uuid
@@ -6,14 +9,23 @@ from dataclasses import replace
 
 import pytest
 
-from kafka2pc.protocol.commit import Driver, commit, finish
-from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, Slot, commit_of, dump_decision, load_decision, newest_record
-from kafka2pc.spark.foreach_batch import TwoPhase
-from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
 from kafka2pc.operations.operations import Query, adopt_place
+from kafka2pc.protocol.commit import Driver, commit, finish
+from kafka2pc.protocol.decisions import (
+    FileLog,
+    Identity,
+    MemoryLog,
+    Slot,
+    commit_of,
+    dump_decision,
+    load_decision,
+    newest_record,
+)
+from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, TxnState
 from kafka2pc.protocol.restore import adopt, claim, plan
+from kafka2pc.protocol.transactions import MemoryParticipant, Mode, TxnState
+from kafka2pc.spark.foreach_batch import TwoPhase
 
 ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")
 
@@ -25,7 +37,12 @@ def store():
 
 @pytest.fixture
 def driver(tmp_path, store):
-    return Driver(query_id=str(uuid.uuid4()), log=FileLog(f"{tmp_path}/orders/kafka2pc"), participants={store.name: store}, about=ORDERS)
+    return Driver(
+        query_id=str(uuid.uuid4()),
+        log=FileLog(f"{tmp_path}/orders/kafka2pc"),
+        participants={store.name: store},
+        about=ORDERS,
+    )
 
 
 def prepare(driver, batch_id, rows=("row",)):
@@ -39,6 +56,7 @@ def write(driver, batch_id, rows=("row",)):
 
 def decide_only(driver, batch_id):
     """The batch is decided, and its driver dies before it ends the first transaction."""
+
     def die(fn, items):
         raise KeyboardInterrupt
 
@@ -49,7 +67,11 @@ def decide_only(driver, batch_id):
 def copied(driver, tmp_path):
     """The driver of a query that runs from `cp -r orders copy`."""
     shutil.copytree(tmp_path / "orders", tmp_path / "copy")
-    return replace(driver, log=FileLog(f"{tmp_path}/copy/kafka2pc"), about=replace(ORDERS, checkpoint="file:///copy"))
+    return replace(
+        driver,
+        log=FileLog(f"{tmp_path}/copy/kafka2pc"),
+        about=replace(ORDERS, checkpoint="file:///copy"),
+    )
 
 
 def content(log):
@@ -65,16 +87,26 @@ def test_a_copied_checkpoint_stops_before_it_claims_sweeps_or_writes(driver, sto
     copy = copied(driver, tmp_path)
     before = content(copy.log)
     for batch_id in (1, 2):
-        with pytest.raises(MovedLog, match="file:///.*/orders/kafka2pc, and this run uses file:///.*/copy/kafka2pc.*file:///copy"):
+        with pytest.raises(
+            MovedLog,
+            match=(
+                "file:///.*/orders/kafka2pc, and this run uses"
+                " file:///.*/copy/kafka2pc.*file:///copy"
+            ),
+        ):
             plan(copy, batch_id)
     assert content(copy.log) == before
-    assert finish(driver, commit_of(driver.log, 1)), "the original goes on, and its decided rows are there"
+    assert finish(driver, commit_of(driver.log, 1)), (
+        "the original goes on, and its decided rows are there"
+    )
     assert len(store.read()) == 2
 
 
 def test_a_copied_checkpoint_that_shares_the_log_is_refused(driver):
     write(driver, 0)
-    with pytest.raises(MovedLog, match="checkpoint is file:///orders, and this run uses file:///copy"):
+    with pytest.raises(
+        MovedLog, match="checkpoint is file:///orders, and this run uses file:///copy"
+    ):
         plan(replace(driver, about=replace(ORDERS, checkpoint="file:///copy")), 1)
     assert driver.log.batches() == [0]
 
@@ -82,14 +114,18 @@ def test_a_copied_checkpoint_that_shares_the_log_is_refused(driver):
 def test_a_moved_log_is_adopted_by_one_explicit_step_that_is_written_down(driver, store, tmp_path):
     write(driver, 0)
     moved = copied(driver, tmp_path)
-    record = adopt_place(Query(place="copy", query_id=driver.query_id, log=moved.log, checkpoint="file:///copy"))
+    record = adopt_place(
+        Query(place="copy", query_id=driver.query_id, log=moved.log, checkpoint="file:///copy")
+    )
     assert (record.kind, record.slot) == ("ADOPT", Slot(0, 2))
     assert newest_record(moved.log) == record
     assert record.identity == replace(ORDERS, log=moved.log.place, checkpoint="file:///copy")
     assert adopt(moved) is None, "nothing has changed since"
     write(moved, 1)
     assert len(store.read()) == 2
-    assert commit_of(moved.log, 0).identity.checkpoint == "file:///orders", "what was decided stays as it was"
+    assert commit_of(moved.log, 0).identity.checkpoint == "file:///orders", (
+        "what was decided stays as it was"
+    )
 
 
 def test_a_decided_batch_is_finished_after_the_adoption(driver, store, tmp_path):
@@ -166,7 +202,9 @@ def test_another_set_of_participants_waits_too(driver, store):
 
 
 class Prefixed(MemoryParticipant):
-    """A store that lists what is open under one prefix, as Kafka does. `under`: the same store with another one."""
+    """A store that lists what is open under one prefix, as Kafka does. `under`: the same store with
+    another one.
+    """
 
     def __init__(self, prefix="kafka2pc"):
         super().__init__()
@@ -180,7 +218,11 @@ class Prefixed(MemoryParticipant):
     prefixes = {}
 
     def in_doubt(self, query_id):
-        return [c for c in super().in_doubt(query_id) if self.prefixes[c.transactional_id, c.state.epoch] == self.prefix]
+        return [
+            c
+            for c in super().in_doubt(query_id)
+            if self.prefixes[c.transactional_id, c.state.epoch] == self.prefix
+        ]
 
     def under(self, prefix):
         twin = copy.copy(self)
@@ -190,7 +232,12 @@ class Prefixed(MemoryParticipant):
 
 def with_prefix(driver, store, prefix):
     mine = store.under(prefix)
-    return replace(driver, participants={mine.name: mine}, about=replace(ORDERS, prefix=prefix), former=lambda other: [{mine.name: mine.under(other)}])
+    return replace(
+        driver,
+        participants={mine.name: mine},
+        about=replace(ORDERS, prefix=prefix),
+        former=lambda other: [{mine.name: mine.under(other)}],
+    )
 
 
 def open_ones(store):
@@ -236,7 +283,9 @@ def test_participants_that_share_a_job_keep_each_former_prefix():
 
 
 def test_a_replay_behind_a_later_batch_is_refused(driver):
-    """A checkpoint that was turned back, or a new one under an old name, would drain what it has never written."""
+    """A checkpoint that was turned back, or a new one under an old name, would drain what it has
+    never written.
+    """
     for batch_id in range(3):
         write(driver, batch_id)
     with pytest.raises(StaleCheckpoint, match="about to replay batch 1, but its log holds batch 2"):
@@ -244,7 +293,9 @@ def test_a_replay_behind_a_later_batch_is_refused(driver):
 
 
 def test_a_replay_behind_a_claim_is_drained(driver):
-    """A finished job has a claim of batch 1, and `kafka2pc restore` claims the next batch to fence a run."""
+    """A finished job has a claim of batch 1, and `kafka2pc restore` claims the next batch to fence
+    a run.
+    """
     write(driver, 0)
     claim(driver, 1)
     assert plan(driver, 0).mode is Mode.DRAIN
@@ -261,7 +312,9 @@ def test_participants_are_compared_with_a_record_of_the_old_form_too(driver, sto
     assert store.read() == second.read() == []
 
 
-def test_other_participants_are_adopted_unless_the_batch_is_decided_for_one_that_is_missing(driver, store):
+def test_other_participants_are_adopted_unless_the_batch_is_decided_for_one_that_is_missing(
+    driver, store
+):
     second = MemoryParticipant("second")
     both = replace(driver, participants={store.name: store, second.name: second})
     prepare(both, 0)

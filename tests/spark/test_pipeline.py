@@ -1,4 +1,7 @@
-"""The pipeline: its events are the flights, its oracle knows nothing of its query, and what differs is named. (Room proof/10_end_to_end and test_drills crash it.)"""
+"""The pipeline: its events are the flights, its oracle knows nothing of its query, and what differs
+is named. (Room proof/10_end_to_end and test_drills crash it.)
+"""
+
 import json
 from collections import Counter
 from datetime import date, datetime, timedelta
@@ -37,15 +40,24 @@ def test_the_oracle_counts_each_departure_once(happened):
 
 
 def test_an_event_that_closes_does_so_and_stays_open():
-    closes, last = at(closing_event(FIRST + timedelta(DAYS))), max(at(e) for e in events(FIRST, DAYS))
+    closes, last = (
+        at(closing_event(FIRST + timedelta(DAYS))),
+        max(at(e) for e in events(FIRST, DAYS)),
+    )
     delay = timedelta(hours=int(WATERMARK.split()[0]))
     assert last + timedelta(hours=1) < closes - delay
 
 
-@pytest.mark.parametrize(("change", "found"), [
-    (lambda rows: rows[1:], ["lost"]), (lambda rows: rows + rows[:1], ["duplicate"]), (lambda rows: [rows[0] | {"delay_minutes": 0}, *rows[1:]], ["wrong"]),
-    (lambda rows: [*rows, rows[0] | {"hour": "2013-01-01T00:00:00Z"}], ["wrong"]), (lambda rows: rows[::-1], []),
-])
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda rows: rows[1:], ["lost"]),
+        (lambda rows: rows + rows[:1], ["duplicate"]),
+        (lambda rows: [rows[0] | {"delay_minutes": 0}, *rows[1:]], ["wrong"]),
+        (lambda rows: [*rows, rows[0] | {"hour": "2013-01-01T00:00:00Z"}], ["wrong"]),
+        (lambda rows: rows[::-1], []),
+    ],
+)
 def test_each_difference_has_a_name(change, found):
     rows = oracle(FIRST, 1)
     assert list(differences(change(rows), rows)) == found

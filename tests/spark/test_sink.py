@@ -1,4 +1,7 @@
-"""The sink beyond crashes: retries, zombies, stops, separate executors, Connect, stateful queries, batch writes, and what else a query can be."""
+"""The sink beyond crashes: retries, zombies, stops, separate executors, Connect, stateful queries,
+batch writes, and what else a query can be.
+"""
+
 import json
 import shutil
 from collections import Counter
@@ -8,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kafka2pc.operations.cli import app
+from kafka2pc.proof.story import Failed, Story, running, until
 from kafka2pc.protocol.history import CrashPoint, duplicate, lost, reordered
 from kafka2pc.spark.sink import Noted, open_participant, parse_options
-from kafka2pc.proof.story import Failed, Story, running, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -25,16 +28,29 @@ def faults(**named):
 def test_columns_are_those_of_sparks_own_sink(story, kafka):
     kafka.create_topic(f"{story.name}-other", partitions=4)
     story.feed()
-    story.run(options={"topic": None}, select=[
-        f"concat('{story.name}', if(row % 2 = 0, '', '-other')) TOPIC", "encode(cast(row as string), 'utf-8') Value", "encode(key, 'utf-8') kEy",
-        "cast(if(row % 2 = 0, null, 3) as int) partition",
-        "array(named_struct('key', 'row', 'value', encode(cast(row as string), 'utf-8'))) headers"])
+    story.run(
+        options={"topic": None},
+        select=[
+            f"concat('{story.name}', if(row % 2 = 0, '', '-other')) TOPIC",
+            "encode(cast(row as string), 'utf-8') Value",
+            "encode(key, 'utf-8') kEy",
+            "cast(if(row % 2 = 0, null, 3) as int) partition",
+            (
+                "array(named_struct('key', 'row', 'value', encode(cast(row as string), 'utf-8')))"
+                " headers"
+            ),
+        ],
+    )
     own, others = story.seen(), story.seen(topic=f"{story.name}-other")
     assert len(own) == len(others) == story.size // 2
     assert {m.partition for m in others} == {3} and len({m.partition for m in own}) > 1
     for m in own + others:
         row = int(m.value)
-        assert m.topic.endswith("-other") == bool(row % 2) and m.key.decode() == f"k{row % 7}" and m.headers == (("row", str(row).encode()),)
+        assert (
+            m.topic.endswith("-other") == bool(row % 2)
+            and m.key.decode() == f"k{row % 7}"
+            and m.headers == (("row", str(row).encode()),)
+        )
 
 
 @pytest.mark.parametrize("engine", ["columnar", "confluent"])
@@ -46,7 +62,9 @@ def test_a_timestamp_column_counts_only_if_it_is_asked_for(story, engine):
     story.feed()
     story.run(options={"engine": engine, "includeTimestamp": "true"}, select=columns)
     asked = [m for m in story.seen() if m.timestamp_ms < 1_750_000_000_000]
-    assert len(asked) == story.size and all(m.timestamp_ms == 1_700_000_000_000 + int(m.value) for m in asked)
+    assert len(asked) == story.size and all(
+        m.timestamp_ms == 1_700_000_000_000 + int(m.value) for m in asked
+    )
 
 
 def test_a_batch_without_rows_is_decided_and_begins_no_transaction(story):
@@ -92,18 +110,35 @@ def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, story,
     story.check()
 
 
-@pytest.mark.parametrize(("rows", "ends_with"), [(1, ("info", "flush")), (0, ("ok", "precommit"))], ids=["in_write", "before_begin"])
-def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(rows, ends_with, story, tmp_path):
-    """What was open is aborted, and so the zombie is fenced. What it begins later bears an old token: nobody decides it, the next sweep ends it."""
+@pytest.mark.parametrize(
+    ("rows", "ends_with"),
+    [(1, ("info", "flush")), (0, ("ok", "precommit"))],
+    ids=["in_write", "before_begin"],
+)
+def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(
+    rows, ends_with, story, tmp_path
+):
+    """What was open is aborted, and so the zombie is fenced. What it begins later bears an old
+    token: nobody decides it, the next sweep ends it.
+    """
     stalled, failed, go_on = (str(tmp_path / name) for name in ("stalled", "failed", "go on"))
     story.feed(2)
     with pytest.raises(Failed, match="a fault on purpose"):
-        story.run(options=faults(stall=dict(partition=1, sign=stalled, until=go_on, rows=rows), fail=dict(partition=0, sign=failed, after=stalled)))
+        story.run(
+            options=faults(
+                stall=dict(partition=1, sign=stalled, until=go_on, rows=rows),
+                fail=dict(partition=0, sign=failed, after=stalled),
+            )
+        )
     zombie = int((tmp_path / "stalled").read_text())
     story.run(partitions=3)  # on the other core
     assert running(zombie) and [e for e in story.events("decide") if e.ids["batch_id"] == 1]
     (tmp_path / "go on").touch()
-    until(lambda: [e for e in story.events() if e.process == zombie and (e.kind, e.op) == ends_with], "the zombie writes on", 90)
+    until(
+        lambda: [e for e in story.events() if e.process == zombie and (e.kind, e.op) == ends_with],
+        "the zombie writes on",
+        90,
+    )
     story.feed()
     story.run()
     story.check()
@@ -114,8 +149,15 @@ def test_a_driver_that_was_overtaken_stops_and_writes_nothing(story, jobs, tmp_p
     story.feed(2)
     overtaken, story.job = story.job, jobs("second")
     with ThreadPoolExecutor(1) as helper:
-        waits = helper.submit(overtaken.ask, "stream", source=str(story.source), partitions=2,
-                              options=story.options(**faults(stall=dict(partition=1, sign=stalled, until=str(go_on)))))
+        waits = helper.submit(
+            overtaken.ask,
+            "stream",
+            source=str(story.source),
+            partitions=2,
+            options=story.options(
+                **faults(stall=dict(partition=1, sign=stalled, until=str(go_on)))
+            ),
+        )
         until((tmp_path / "stalled").exists, "the first driver is in the middle of batch 0", 120)
         story.run()
         go_on.touch()
@@ -127,7 +169,10 @@ def test_a_driver_that_was_overtaken_stops_and_writes_nothing(story, jobs, tmp_p
 def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
     stalled, go_on = tmp_path / "stalled", tmp_path / "go on"
     story.feed(2)
-    story.run(options=faults(stall=dict(partition=1, sign=str(stalled), until=str(go_on))), stop_at=str(stalled))
+    story.run(
+        options=faults(stall=dict(partition=1, sign=str(stalled), until=str(go_on))),
+        stop_at=str(stalled),
+    )
     assert not story.events("decide")
     go_on.touch()
     story.run(partitions=5)
@@ -138,7 +183,11 @@ def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
 
 
 def test_separate_executors(jobs, kafka, tmp_path):
-    story = Story(jobs("cluster", master="local-cluster[2,1,1024]", conf={"spark.executor.memory": "700m"}), kafka, tmp_path).watch()
+    story = Story(
+        jobs("cluster", master="local-cluster[2,1,1024]", conf={"spark.executor.memory": "700m"}),
+        kafka,
+        tmp_path,
+    ).watch()
     story.feed(3)
     story.arm(CrashPoint.AFTER_PRECOMMIT, batch_id=1)
     story.run(partitions=4)
@@ -167,14 +216,22 @@ def test_spark_connect(jobs, kafka, tmp_path):
 
 
 STATE = "spark.sql.streaming.stateStore"
-ROCKSDB = {f"{STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
-           f"{STATE}.checkpointFormatVersion": "2", f"{STATE}.rocksdb.changelogCheckpointing.enabled": "true",
-           "spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
-WIDE = ["repeat('x', 40000) value", "cast(row as string) key"]  # 400 MB a task: ten times what the sockets between a JVM and its Python worker can hold
+ROCKSDB = {
+    f"{STATE}.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    f"{STATE}.checkpointFormatVersion": "2",
+    f"{STATE}.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+}
+# 400 MB a task: ten times what the sockets between a JVM and its Python worker can hold
+WIDE = ["repeat('x', 40000) value", "cast(row as string) key"]
 
 
 def test_a_decided_batch_is_drained_and_its_state_survives(story):
-    """With RocksDB and its second checkpoint format every run of a batch makes a new version of the state; Spark fails if a task brings none."""
+    """With RocksDB and its second checkpoint format every run of a batch makes a new version of the
+    state; Spark fails if a task brings none.
+    """
     size = 20_000
     distinct = dict(shape="dedup", partitions=None, conf=ROCKSDB)
     for batch in range(2):
@@ -183,41 +240,67 @@ def test_a_decided_batch_is_drained_and_its_state_survives(story):
     with pytest.raises(Failed):
         story.run(**distinct)
 
-    with pytest.raises(Failed, match="CheckpointInfo length"):  # this is what happens to a replay that returns at once
-        story.run(options=faults(**{"return early": 1}) | {"replayCheck": "warn"}, **distinct | {"select": WIDE})
-    story.run(options={"replayCheck": "warn"}, **distinct | {"select": WIDE})  # the rows of the replay are wide, so that they do not fit into a pipe
+    # this is what happens to a replay that returns at once
+    with pytest.raises(Failed, match="CheckpointInfo length"):
+        story.run(
+            options=faults(**{"return early": 1}) | {"replayCheck": "warn"},
+            **distinct | {"select": WIDE},
+        )
+    # the rows of the replay are wide, so that they do not fit into a pipe
+    story.run(options={"replayCheck": "warn"}, **distinct | {"select": WIDE})
     assert [e.kind for e in story.events("drain") if e.ids["batch_id"] == 1][-2:] == ["ok", "ok"]
 
-    story.feed(rows=[(row, f"u{row}") for row in range(0, 3 * size, 2)])  # two thirds of them were there before
+    # two thirds of them were there before
+    story.feed(rows=[(row, f"u{row}") for row in range(0, 3 * size, 2)])
     story.run(**distinct)
     rows = story.rows()
-    assert not lost([*range(2 * size), *range(2 * size, 3 * size, 2)], rows) and not duplicate(rows) and len(rows) == 2.5 * size
+    assert (
+        not lost([*range(2 * size), *range(2 * size, 3 * size, 2)], rows)
+        and not duplicate(rows)
+        and len(rows) == 2.5 * size
+    )
     assert not story.open()
 
 
 def test_complete_mode_writes_every_result_of_every_batch_once(story):
-    counts = dict(shape="count", mode="complete", select=["concat(key, '=', count) value", "key"], partitions=None)
+    counts = dict(
+        shape="count",
+        mode="complete",
+        select=["concat(key, '=', count) value", "key"],
+        partitions=None,
+    )
     story.feed(2)
     story.arm(CrashPoint.AFTER_FIRST_COMMIT, batch_id=1)
     with pytest.raises(Failed):
         story.run(**counts)
     story.feed()
     story.run(**counts)
-    expected = Counter(f"k{key}={sum(row % 7 == key for row in range((batch + 1) * story.size))}" for batch in range(3) for key in range(7))
+    expected = Counter(
+        f"k{key}={sum(row % 7 == key for row in range((batch + 1) * story.size))}"
+        for batch in range(3)
+        for key in range(7)
+    )
     assert Counter(m.value.decode() for m in story.seen()) == expected
     assert not story.open()
 
 
 def test_windows_in_append_mode_appear_once(story):
-    windows = dict(shape="window", partitions=None, select=["concat(unix_timestamp(window.start), '=', count) value"])
+    windows = dict(
+        shape="window",
+        partitions=None,
+        select=["concat(unix_timestamp(window.start), '=', count) value"],
+    )
     story.feed(2)
-    story.arm(CrashPoint.AFTER_DECISION, batch_id=2)  # batch 0: rows, 1: the windows that they closed, 2: rows again
+    # batch 0: rows, 1: the windows that they closed, 2: rows again
+    story.arm(CrashPoint.AFTER_DECISION, batch_id=2)
     with pytest.raises(Failed):
         story.run(**windows)
     story.feed()
     story.run(**windows)
     last = (story.files * story.size - 1) // 10 * 10  # the window that is still open
-    assert Counter(m.value.decode() for m in story.seen()) == Counter(f"{start}=10" for start in range(0, last, 10))
+    assert Counter(m.value.decode() for m in story.seen()) == Counter(
+        f"{start}=10" for start in range(0, last, 10)
+    )
     assert not story.open()
 
 
@@ -225,12 +308,26 @@ def test_windows_in_append_mode_appear_once(story):
 
 
 def write(story, partitions=4, **options):
-    story.job.ask("write", source=str(story.source), partitions=partitions,
-                  options=story.options(**{"checkpointLocation": None, "decisionLog": str(story.folder / "log"), **options}))
+    story.job.ask(
+        "write",
+        source=str(story.source),
+        partitions=partitions,
+        options=story.options(
+            **{"checkpointLocation": None, "decisionLog": str(story.folder / "log"), **options}
+        ),
+    )
 
 
-@pytest.mark.parametrize("point", [CrashPoint.AFTER_PRECOMMIT, CrashPoint.BEFORE_DECISION, CrashPoint.AFTER_DECISION, CrashPoint.AFTER_FIRST_COMMIT],
-                         ids=lambda p: p.name.lower())
+@pytest.mark.parametrize(
+    "point",
+    [
+        CrashPoint.AFTER_PRECOMMIT,
+        CrashPoint.BEFORE_DECISION,
+        CrashPoint.AFTER_DECISION,
+        CrashPoint.AFTER_FIRST_COMMIT,
+    ],
+    ids=lambda p: p.name.lower(),
+)
 def test_a_batch_write_with_a_key_is_killed_and_run_again(point, story):
     story.feed(2)
     story.arm(point)
@@ -260,7 +357,9 @@ def test_a_key_is_not_for_two_topics(story, kafka):
     kafka.create_topic(f"{story.name}-other")
     story.feed(2)
     write(story, idempotenceKey="today")
-    with pytest.raises(Failed, match=f"an earlier write under it went to {story.name}, not to {story.name}-other"):
+    with pytest.raises(
+        Failed, match=f"an earlier write under it went to {story.name}, not to {story.name}-other"
+    ):
         write(story, idempotenceKey="today", topic=f"{story.name}-other")
     write(story, idempotenceKey="today")
     story.check()
@@ -268,13 +367,34 @@ def test_a_key_is_not_for_two_topics(story, kafka):
 
 def test_a_loss_that_is_skipped_is_in_the_log(caplog):
     Noted().append("fail", "lost", batch_id=7, what="orders-0 [3..9] x 7")
-    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [("ERROR", "lost: orders-0 [3..9] x 7")]
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("ERROR", "lost: orders-0 [3..9] x 7")
+    ]
 
 
-@pytest.mark.parametrize(("engine", "says"), [("auto", ["the columnar engine has no use for kafka.linger.ms, kafka.retries; engine=confluent has"]), ("confluent", [])])
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        (
+            "auto",
+            [
+                "the columnar engine has no use for kafka.linger.ms, kafka.retries;"
+                " engine=confluent has"
+            ],
+        ),
+        ("confluent", []),
+    ],
+)
 def test_a_setting_that_is_not_used_is_named_once(kafka, caplog, engine, says):
     conf = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}
-    options = {**conf, "engine": engine, "kafka.linger.ms": "5", "kafka.retries": "3", "kafka.compression.type": "lz4", "kafka.delivery.timeout.ms": "90000"}
+    options = {
+        **conf,
+        "engine": engine,
+        "kafka.linger.ms": "5",
+        "kafka.retries": "3",
+        "kafka.compression.type": "lz4",
+        "kafka.delivery.timeout.ms": "90000",
+    }
     for _ in range(2):
         open_participant(parse_options(options))
     assert [r.getMessage() for r in caplog.records if "no use" in r.getMessage()] == says
@@ -286,11 +406,19 @@ def test_a_setting_that_is_not_used_is_named_once(kafka, caplog, engine, says):
 @pytest.fixture(params=["topic", "table"])
 def place(request, story):
     """A value of the option decisionLog."""
-    return f"kafka:{story.name}-decisions" if request.param == "topic" else request.getfixturevalue("postgres").url
+    return (
+        f"kafka:{story.name}-decisions"
+        if request.param == "topic"
+        else request.getfixturevalue("postgres").url
+    )
 
 
 def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(place, story):
-    for point in (CrashPoint.AFTER_PRECOMMIT, CrashPoint.AFTER_DECISION, CrashPoint.AFTER_FIRST_COMMIT):
+    for point in (
+        CrashPoint.AFTER_PRECOMMIT,
+        CrashPoint.AFTER_DECISION,
+        CrashPoint.AFTER_FIRST_COMMIT,
+    ):
         story.feed(2)
         story.arm(point, batch_id=story.files - 1)
         with pytest.raises(Failed):
@@ -313,7 +441,10 @@ def test_a_batch_write_remembers_its_key_there(place, story):
 def test_at_least_once_needs_no_transaction(story, tmp_path):
     story.feed(2)
     with pytest.raises(Failed, match="a fault on purpose"):
-        story.run(options=faults(fail=dict(partition=1, sign=str(tmp_path / "failed"))) | {"deliveryGuarantee": "at_least_once"})
+        story.run(
+            options=faults(fail=dict(partition=1, sign=str(tmp_path / "failed")))
+            | {"deliveryGuarantee": "at_least_once"}
+        )
     story.run(options={"deliveryGuarantee": "at_least_once"})
     rows = story.rows()
     assert not lost(range(2 * story.size), rows)
@@ -351,16 +482,23 @@ def test_a_checkpoint_that_was_moved_is_adopted_and_goes_on(story):
 
 
 def test_a_source_that_replays_other_rows_stops_the_query_once_the_batch_is_finished(story):
-    """Between the decision and Spark's commit log the driver dies; meanwhile a line of the file is gone."""
+    """Between the decision and Spark's commit log the driver dies; meanwhile a line of the file is
+    gone.
+    """
     story.feed(1)
     story.arm(CrashPoint.AFTER_FIRST_COMMIT)
     with pytest.raises(Failed):
         story.run()
-    file, = story.source.glob("*")
+    (file,) = story.source.glob("*")
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-1]))
     error = str(story.fails())
-    assert "ReplayDiffers" in error and f"{len(lines)} rows" in error and f"{len(lines) - 1} rows" in error and "replayCheck=warn" in error
+    assert (
+        "ReplayDiffers" in error
+        and f"{len(lines)} rows" in error
+        and f"{len(lines) - 1} rows" in error
+        and "replayCheck=warn" in error
+    )
     assert len(story.rows()) == len(lines), "what was decided is there, all of it"
     story.run(options=dict(replayCheck="warn"))
     assert len(story.rows()) == len(lines) and story.open() == []

@@ -1,4 +1,7 @@
-"""The source: planning skips and repeats nothing; a range ends by position; what is lost is said; and Spark, started again and again, reads each record once."""
+"""The source: planning skips and repeats nothing; a range ends by position; what is lost is said;
+and Spark, started again and again, reads each record once.
+"""
+
 import itertools
 import json
 import logging
@@ -10,21 +13,62 @@ import uuid
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 
-from kafka2pc.protocol.errors import BadOption, RecordsGone, StaleCheckpoint, TopicGone, TopicRecreated
-from kafka2pc.spark.source import (Log, Logs, Offsets, Questions, Range, StreamReader, admit, cut, find_logs, find_losses, from_json, lag, last_offsets,
-                             only, parse_options, plan_end, plan_read, ranges, read, to_json, wanted)
+from kafka2pc.protocol.errors import (
+    BadOption,
+    RecordsGone,
+    StaleCheckpoint,
+    TopicGone,
+    TopicRecreated,
+)
+from kafka2pc.spark.source import (
+    Log,
+    Logs,
+    Offsets,
+    Questions,
+    Range,
+    StreamReader,
+    admit,
+    cut,
+    find_logs,
+    find_losses,
+    from_json,
+    lag,
+    last_offsets,
+    only,
+    parse_options,
+    plan_end,
+    plan_read,
+    ranges,
+    read,
+    to_json,
+    wanted,
+)
 
 # -- planning, without Kafka --
 
 T = "t"
-steps = st.lists(st.tuples(st.lists(st.integers(0, 50), min_size=1, max_size=4), st.one_of(st.none(), st.integers(1, 40)), st.booleans()), max_size=12)
+steps = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 50), min_size=1, max_size=4),
+        st.one_of(st.none(), st.integers(1, 40)),
+        st.booleans(),
+    ),
+    max_size=12,
+)
 
 
-@given(first=st.lists(st.integers(0, 20), min_size=1, max_size=3), steps=steps, least=st.one_of(st.none(), st.integers(1, 9)))
+@given(
+    first=st.lists(st.integers(0, 20), min_size=1, max_size=3),
+    steps=steps,
+    least=st.one_of(st.none(), st.integers(1, 9)),
+)
 def test_planning_skips_and_repeats_no_offset(first, steps, least):
-    """Logs grow, partitions are added, limits change, the checkpoint is read again, batch 0 gets another start: each offset is planned once, in order."""
+    """Logs grow, partitions are added, limits change, the checkpoint is read again, batch 0 gets
+    another start: each offset is planned once, in order.
+    """
     ends, ids = dict(enumerate(first)), {T: "id"}
     start = began = Offsets(at={(T, p): e for p, e in ends.items()}, ids=ids, initial=True)
     planned = {}
@@ -32,8 +76,15 @@ def test_planning_skips_and_repeats_no_offset(first, steps, least):
         for p, more in enumerate(grown):
             ends[p] = ends.get(p, 0) + more
         end = plan_end(start, Logs({(T, p): Log(0, e) for p, e in ends.items()}, ids), limit)
-        asked = Offsets(at={(T, p): e for p, e in ends.items()}, initial=True) if again and start.initial else start
-        end, asked = from_json(json.loads(json.dumps(to_json(end)))), from_json(json.loads(json.dumps(to_json(asked))))
+        asked = (
+            Offsets(at={(T, p): e for p, e in ends.items()}, initial=True)
+            if again and start.initial
+            else start
+        )
+        end, asked = (
+            from_json(json.loads(json.dumps(to_json(end)))),
+            from_json(json.loads(json.dumps(to_json(asked)))),
+        )
         if end != start:
             for r in cut(ranges(asked, end), least):
                 assert r.begin < r.end
@@ -43,9 +94,14 @@ def test_planning_skips_and_repeats_no_offset(first, steps, least):
         assert planned.get(p[1], []) == list(range(began.at.get(p, 0), end))
 
 
-@given(waiting=st.lists(st.integers(0, 10**12), min_size=1, max_size=20), limit=st.integers(1, 10**6))
+@given(
+    waiting=st.lists(st.integers(0, 10**12), min_size=1, max_size=20), limit=st.integers(1, 10**6)
+)
 def test_admission_keeps_to_its_limit_and_always_gets_on(waiting, limit):
-    begins, ends = {(T, p): 5 for p in range(len(waiting))}, {(T, p): 5 + n for p, n in enumerate(waiting)}
+    begins, ends = (
+        {(T, p): 5 for p in range(len(waiting))},
+        {(T, p): 5 + n for p, n in enumerate(waiting)},
+    )
     taken = {part: o - 5 for part, o in admit(begins, ends, limit).items()}
     assert all(0 <= taken[part] <= ends[part] - 5 for part in taken)
     assert all(taken[part] for part in taken if ends[part] > 5)
@@ -67,22 +123,61 @@ def test_nothing_new_is_the_same_text_so_that_spark_starts_no_batch():
 
 
 LOSSES = [
-    (Logs({(T, 0): Log(7, 20), (T, 1): Log(0, 9)}, {T: "id"}), RecordsGone, "t-0: offsets 5 to 6 are gone", {(T, 0): 7}),
-    (Logs({}, {}), TopicGone, "topic t does not exist any more; read were partitions 0 to offset 5, 1 to offset 9", {}),
-    (Logs({(T, 0): Log(0, 99)}, {T: "other"}), TopicRecreated,
-     "topic t was created again (partitions: 1, before: 2); read were partitions 0 to offset 5, 1 to offset 9", {(T, 0): 0}),
-    (Logs({(T, 0): Log(0, 99), (T, 1): Log(0, 99)}, {T: "other"}), TopicRecreated,
-     "topic t was created again (partitions: 2, before: 2); read were partitions 0 to offset 5, 1 to offset 9", {(T, 0): 0, (T, 1): 0}),
-    (Logs({(T, 0): Log(0, 9)}, {T: ""}), TopicRecreated, "topic t has no partition 1 any more; it was read to offset 9", {}),
-    (Logs({(T, 0): Log(0, 3), (T, 1): Log(0, 9)}, {T: "id"}), TopicRecreated, "t-0 ends at offset 3, but it was read to 5", {(T, 0): 3}),
-    (Logs({(T, 0): Log(0, 3), (T, 1): Log(0, 9)}, {T: ""}), TopicRecreated, "t-0 ends at offset 3, but it was read to 5", {(T, 0): 0}),
+    (
+        Logs({(T, 0): Log(7, 20), (T, 1): Log(0, 9)}, {T: "id"}),
+        RecordsGone,
+        "t-0: offsets 5 to 6 are gone",
+        {(T, 0): 7},
+    ),
+    (
+        Logs({}, {}),
+        TopicGone,
+        "topic t does not exist any more; read were partitions 0 to offset 5, 1 to offset 9",
+        {},
+    ),
+    (
+        Logs({(T, 0): Log(0, 99)}, {T: "other"}),
+        TopicRecreated,
+        (
+            "topic t was created again (partitions: 1, before: 2); read were partitions 0 to offset"
+            " 5, 1 to offset 9"
+        ),
+        {(T, 0): 0},
+    ),
+    (
+        Logs({(T, 0): Log(0, 99), (T, 1): Log(0, 99)}, {T: "other"}),
+        TopicRecreated,
+        (
+            "topic t was created again (partitions: 2, before: 2); read were partitions 0 to offset"
+            " 5, 1 to offset 9"
+        ),
+        {(T, 0): 0, (T, 1): 0},
+    ),
+    (
+        Logs({(T, 0): Log(0, 9)}, {T: ""}),
+        TopicRecreated,
+        "topic t has no partition 1 any more; it was read to offset 9",
+        {},
+    ),
+    (
+        Logs({(T, 0): Log(0, 3), (T, 1): Log(0, 9)}, {T: "id"}),
+        TopicRecreated,
+        "t-0 ends at offset 3, but it was read to 5",
+        {(T, 0): 3},
+    ),
+    (
+        Logs({(T, 0): Log(0, 3), (T, 1): Log(0, 9)}, {T: ""}),
+        TopicRecreated,
+        "t-0 ends at offset 3, but it was read to 5",
+        {(T, 0): 0},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("logs", "error", "what", "since"), LOSSES)
 def test_what_is_gone_is_said_and_jumped_over(logs, error, what, since):
     start = Offsets(at={(T, 0): 5, (T, 1): 9}, ids={T: "id"})
-    loss, = find_losses(start, logs)
+    (loss,) = find_losses(start, logs)
     assert (loss.error, loss.what) == (error, what)
     assert plan_end(start, logs).since == since
 
@@ -92,15 +187,26 @@ def test_a_batch_that_does_not_say_where_it_begins_is_refused():
         ranges(Offsets(at={(T, 0): 9}), Offsets(at={(T, 0): 5}))
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({}, "exactly one of subscribe"), ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one"), ({"assign": '{"a": 0}'}, "not understood"),
-    ({"subscribePattern": "["}, "subscribePattern"), ({"subscribe": "a", "startingOffsets": "newest"}, "choose one of"),
-    ({"subscribe": "a", "startingOffsets": '{"a": {"0": "1"}}'}, "not understood"), ({"subscribe": "a", "endingOffsets": '{"a": {"0": -2}}'}, "not understood"),
-    ({"subscribe": "a", "startingOffsets": "group"}, "kafka.group.id"), ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "startingOffsets=group"),
-    ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "whole number"), ({"subscribe": "a", "failOnDataLoss": "no"}, "choose one of"),
-    ({"subscribe": "a", "kafka.isolation.level": "serializable"}, "choose one of"), ({"subscribe": "a", "minOffsetsPerTrigger": "5"}, "unknown option"),
-    ({"subscribe": "a", "kafka.key.deserializer": "x"}, "cannot be honoured"), ({"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "latest"}, "contradict"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "exactly one of subscribe"),
+        ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one"),
+        ({"assign": '{"a": 0}'}, "not understood"),
+        ({"subscribePattern": "["}, "subscribePattern"),
+        ({"subscribe": "a", "startingOffsets": "newest"}, "choose one of"),
+        ({"subscribe": "a", "startingOffsets": '{"a": {"0": "1"}}'}, "not understood"),
+        ({"subscribe": "a", "endingOffsets": '{"a": {"0": -2}}'}, "not understood"),
+        ({"subscribe": "a", "startingOffsets": "group"}, "kafka.group.id"),
+        ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "startingOffsets=group"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "whole number"),
+        ({"subscribe": "a", "failOnDataLoss": "no"}, "choose one of"),
+        ({"subscribe": "a", "kafka.isolation.level": "serializable"}, "choose one of"),
+        ({"subscribe": "a", "minOffsetsPerTrigger": "5"}, "unknown option"),
+        ({"subscribe": "a", "kafka.key.deserializer": "x"}, "cannot be honoured"),
+        ({"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "latest"}, "contradict"),
+    ],
+)
 def test_bad_options_are_refused_before_anybody_is_asked(options, said):
     with pytest.raises(BadOption, match=said):
         parse_options({"kafka.bootstrap.servers": "localhost:1"} | options)
@@ -109,23 +215,37 @@ def test_bad_options_are_refused_before_anybody_is_asked(options, said):
 def test_what_is_no_longer_asked_for_is_left_out_with_a_warning(caplog):
     """The rest keeps its offsets and its topic id."""
     o = parse_options({"kafka.bootstrap.servers": "localhost:1", "subscribe": "t"})
-    start = Offsets(at={("t", 0): 5, ("u", 0): 7}, ids={"t": "id", "u": "other"}, since={("u", 0): 1})
-    assert wanted(o, start) == Offsets(at={("t", 0): 5}, ids={"t": "id"}) and wanted(o, wanted(o, start)) == wanted(o, start)
+    start = Offsets(
+        at={("t", 0): 5, ("u", 0): 7}, ids={"t": "id", "u": "other"}, since={("u", 0): 1}
+    )
+    assert wanted(o, start) == Offsets(at={("t", 0): 5}, ids={"t": "id"}) and wanted(
+        o, wanted(o, start)
+    ) == wanted(o, start)
     assert "no longer asked for, and left out from here on: u-0 at offset 7" in caplog.text
 
 
 def test_a_topic_that_the_first_look_missed_is_not_forgotten():
     now = Logs({(T, 0): Log(0, 10), ("u", 0): Log(0, 5)}, {T: "1", "u": "2"})
-    target, read_so_far = Logs({("u", 0): Log(0, 5)}, {"u": "2"}), Offsets(at={(T, 0): 4, ("u", 0): 0}, ids=now.ids)
+    target, read_so_far = (
+        Logs({("u", 0): Log(0, 5)}, {"u": "2"}),
+        Offsets(at={(T, 0): 4, ("u", 0): 0}, ids=now.ids),
+    )
     assert only(now, target, read_so_far).parts == {(T, 0): Log(0, 4), ("u", 0): Log(0, 5)}
     assert plan_end(read_so_far, only(now, target, read_so_far)).at == {(T, 0): 4, ("u", 0): 5}
 
 
 def test_an_empty_first_batch_still_says_where_it_began():
     """Spark runs batch 0 even if it is empty, and asks for another start when it runs it again."""
-    begun, logs = Offsets(at={(T, 0): 100}, ids={T: "id"}, initial=True), Logs({(T, 0): Log(0, 100)}, {T: "id"})
+    begun, logs = (
+        Offsets(at={(T, 0): 100}, ids={T: "id"}, initial=True),
+        Logs({(T, 0): Log(0, 100)}, {T: "id"}),
+    )
     end = plan_end(begun, logs)
-    assert ranges(Offsets(at={(T, 0): 120}, initial=True), end) == [] and not end.initial and plan_end(end, logs) is end
+    assert (
+        ranges(Offsets(at={(T, 0): 120}, initial=True), end) == []
+        and not end.initial
+        and plan_end(end, logs) is end
+    )
 
 
 # -- on a broker --
@@ -168,7 +288,9 @@ def settle(kafka, topic):
 
 
 def options(kafka, topic, **more):
-    return parse_options({"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic} | more)
+    return parse_options(
+        {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic} | more
+    )
 
 
 def values(batches):
@@ -185,7 +307,9 @@ def test_every_cut_through_gaps_ends_and_reads_each_record_once(kafka, topic, as
     for size in (1, 2, 3, 5, end):
         marks = [*range(0, end, size), end]
         began = time.monotonic()
-        assert [v for a, b in itertools.pairwise(marks) for v in values(read(o, Range(topic, 0, a, b)))] == whole
+        assert [
+            v for a, b in itertools.pairwise(marks) for v in values(read(o, Range(topic, 0, a, b)))
+        ] == whole
         assert time.monotonic() - began < 30
 
 
@@ -201,11 +325,22 @@ def test_an_open_transaction_holds_back_and_loses_nothing(kafka, topic, ask):
     reader = StreamReader(options(kafka, topic, startingOffsets="earliest"))
     start = reader.initialOffset()
     assert reader.partitions(start, reader.latestOffset(start, None)) == []
-    dirty = StreamReader(options(kafka, topic, startingOffsets="earliest", **{"kafka.isolation.level": "read_uncommitted"}))
+    dirty = StreamReader(
+        options(
+            kafka,
+            topic,
+            startingOffsets="earliest",
+            **{"kafka.isolation.level": "read_uncommitted"},
+        )
+    )
     assert dirty.partitions(start, dirty.latestOffset(start, None))
     waiting.commit_transaction(30)
     settle(kafka, topic)
-    found = [v for r in reader.partitions(start, reader.latestOffset(start, None)) for v in values(reader.read(r))]
+    found = [
+        v
+        for r in reader.partitions(start, reader.latestOffset(start, None))
+        for v in values(reader.read(r))
+    ]
     assert found == ["early", "late"]
 
 
@@ -215,7 +350,8 @@ def test_connections_are_reused_and_a_range_leaves_nothing_behind(kafka, topic):
     write(kafka, topic, ["other"], partition=1)
     o = options(kafka, topic, **{"kafka.client.id": topic})
     for _ in range(3):
-        assert values(read(o, Range(topic, 0, 5, 9))) == ["5", "6", "7", "8"]  # far more was fetched, and must not show up
+        # far more was fetched, and must not show up
+        assert values(read(o, Range(topic, 0, 5, 9))) == ["5", "6", "7", "8"]
         assert values(read(o, Range(topic, 1, 0, 2))) == ["other"]
     unfinished = read(o, Range(topic, 0, 0, 3000))
     next(unfinished)
@@ -228,7 +364,9 @@ def test_connections_are_reused_and_a_range_leaves_nothing_behind(kafka, topic):
 def test_truncated_offsets(kafka, topic, ask, fail, caplog):
     write(kafka, topic, range(20))
     o = options(kafka, topic, failOnDataLoss=str(fail).lower())
-    start = to_json(Offsets(at={(topic, 0): 3, (topic, 1): 0}, ids={topic: ask.topics([topic])[topic][0]}))
+    start = to_json(
+        Offsets(at={(topic, 0): 3, (topic, 1): 0}, ids={topic: ask.topics([topic])[topic][0]})
+    )
     ask.admin.delete_records([TopicPartition(topic, 0, 10)])[TopicPartition(topic, 0)].result()
     said, reader = f"{topic}-0: offsets 3 to 9 are gone", StreamReader(o)
     if fail:
@@ -239,16 +377,23 @@ def test_truncated_offsets(kafka, topic, ask, fail, caplog):
         return
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = reader.latestOffset(start, None)
-        assert [v for r in reader.partitions(start, end) for v in values(reader.read(r))] == [str(n) for n in range(10, 20)]
+        assert [v for r in reader.partitions(start, end) for v in values(reader.read(r))] == [
+            str(n) for n in range(10, 20)
+        ]
         assert values(read(o, Range(topic, 0, 3, 20))) == [str(n) for n in range(10, 20)]
-    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [f"{said}. failOnDataLoss=false: going on with what is there."] * 2
+    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
+        f"{said}. failOnDataLoss=false: going on with what is there."
+    ] * 2
 
 
 @pytest.mark.kafka
 def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, topic, ask, caplog):
     write(kafka, topic, range(5))
     write(kafka, topic, range(5), partition=1)
-    strict, loose = StreamReader(options(kafka, topic)), StreamReader(options(kafka, topic, failOnDataLoss="false"))
+    strict, loose = (
+        StreamReader(options(kafka, topic)),
+        StreamReader(options(kafka, topic, failOnDataLoss="false")),
+    )
     start = strict.initialOffset()
     ask.admin.delete_topics([topic])[topic].result()
     while ask.topics([topic]):
@@ -265,19 +410,27 @@ def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, top
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = loose.latestOffset(start, None)
         assert loose.latestOffset(end, None) is end
-    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [f"{expected}. failOnDataLoss=false: going on with what is there."]
+    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
+        f"{expected}. failOnDataLoss=false: going on with what is there."
+    ]
     assert loose.partitions(start, end) == [Range(topic, 0, 0, 51)]
 
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_name(kafka, topic, ask, fail, caplog):
+def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_name(
+    kafka, topic, ask, fail, caplog
+):
     write(kafka, topic, range(5))
     o = options(kafka, topic, startingOffsets="earliest", failOnDataLoss=str(fail).lower())
     before = StreamReader(o)
     start = before.initialOffset()
     end = before.latestOffset(start, None)
-    assert before.partitions(start, end) == StreamReader(o).partitions(start, end) == [Range(topic, 0, 0, 6)]
+    assert (
+        before.partitions(start, end)
+        == StreamReader(o).partitions(start, end)
+        == [Range(topic, 0, 0, 6)]
+    )
     ask.admin.delete_topics([topic])[topic].result()
     while ask.topics([topic]):
         time.sleep(0.1)
@@ -293,14 +446,26 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
     assert len([r for r in caplog.records if "was created again" in r.getMessage()]) == 1
 
 
-@pytest.mark.parametrize("code", [KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH,
-                                  KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.KAFKA_STORAGE_ERROR, KafkaError.REQUEST_TIMED_OUT])
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.REQUEST_TIMED_OUT,
+    ],
+)
 def test_what_a_change_of_leaders_answers_is_asked_again(code):
     said = iter([KafkaException(KafkaError(code)), KafkaException(KafkaError(code)), 7])
+
     def once():
         answer = next(said)
-        if isinstance(answer, Exception): raise answer
+        if isinstance(answer, Exception):
+            raise answer
         return answer
+
     assert Questions({"bootstrap.servers": "127.0.0.1:1"})._ask("offsets", once) == 7
 
 
@@ -308,16 +473,30 @@ def test_what_a_change_of_leaders_answers_is_asked_again(code):
 @pytest.mark.parametrize("fail", [True, False])
 def test_a_topic_that_vanished_is_said_by_the_plan_and_by_a_task(kafka, topic, ask, fail, caplog):
     write(kafka, topic, range(5))
-    o = options(kafka, topic, startingOffsets="earliest", failOnDataLoss=str(fail).lower(), **{"kafkaConsumer.pollTimeoutMs": "3000"})
+    o = options(
+        kafka,
+        topic,
+        startingOffsets="earliest",
+        failOnDataLoss=str(fail).lower(),
+        **{"kafkaConsumer.pollTimeoutMs": "3000"},
+    )
     reader, planned = StreamReader(o), Range(topic, 0, 0, 6)
     start = reader.latestOffset(reader.initialOffset(), None)
     ask.admin.delete_topics([topic])[topic].result()
     while ask.topics([topic]):
         time.sleep(0.1)
-    said = f"topic {topic} does not exist any more; read were partitions 0 to offset 6, 1 to offset 0"
+    said = (
+        f"topic {topic} does not exist any more; read were partitions 0 to offset 6, 1 to offset 0"
+    )
     said_by_task = f"{topic}-0, offsets 0 to 5: the topic or partition does not exist any more"
     if fail:
-        for call, text in (lambda: reader.latestOffset(start, None), said), (lambda: list(read(o, planned)), said_by_task):
+        for call, text in (
+            (lambda: reader.latestOffset(start, None), said),
+            (
+                lambda: list(read(o, planned)),
+                said_by_task,
+            ),
+        ):
             with pytest.raises(TopicGone) as e:
                 call()
             assert e.value.what == text
@@ -325,16 +504,27 @@ def test_a_topic_that_vanished_is_said_by_the_plan_and_by_a_task(kafka, topic, a
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = reader.latestOffset(start, None)
         assert reader.partitions(start, end) == values(read(o, planned)) == []
-    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [f"{w}. failOnDataLoss=false: going on with what is there."
-                                                                              for w in (said, said_by_task)]
+    assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
+        f"{w}. failOnDataLoss=false: going on with what is there." for w in (said, said_by_task)
+    ]
     kafka.create_topic(topic)
     write(kafka, topic, ["back"])
-    assert [v for r in reader.partitions(end, reader.latestOffset(end, None)) for v in values(reader.read(r))] == ["back"]
+    assert [
+        v
+        for r in reader.partitions(end, reader.latestOffset(end, None))
+        for v in values(reader.read(r))
+    ] == ["back"]
 
 
 @pytest.mark.kafka
-def test_a_new_topic_of_a_pattern_and_a_new_partition_are_read_from_their_first_record(kafka, topic, ask):
-    reader = StreamReader(parse_options({"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribePattern": f"{topic}.*"}))
+def test_a_new_topic_of_a_pattern_and_a_new_partition_are_read_from_their_first_record(
+    kafka, topic, ask
+):
+    reader = StreamReader(
+        parse_options(
+            {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribePattern": f"{topic}.*"}
+        )
+    )
     start = reader.initialOffset()
     kafka.create_topic(f"{topic}-2")
     ask.admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
@@ -343,22 +533,35 @@ def test_a_new_topic_of_a_pattern_and_a_new_partition_are_read_from_their_first_
     write(kafka, f"{topic}-2", ["new topic"])
     write(kafka, topic, ["new partition"], partition=2)
     end = reader.latestOffset(start, None)
-    assert sorted(v for r in reader.partitions(start, end) for v in values(reader.read(r))) == ["new partition", "new topic"]
+    assert sorted(v for r in reader.partitions(start, end) for v in values(reader.read(r))) == [
+        "new partition",
+        "new topic",
+    ]
 
 
 @pytest.mark.kafka
 def test_a_group_is_where_to_begin_and_is_told_also_of_the_last_batch(kafka, topic, ask):
     write(kafka, topic, range(5))
     wrong = options(kafka, topic, startingOffsets="group", **{"kafka.group.id": f"{topic}-wrong"})
-    with pytest.raises(BadOption, match=f"group {topic}-wrong has no offset for {topic}-0, {topic}-1"):
+    with pytest.raises(
+        BadOption, match=f"group {topic}-wrong has no offset for {topic}-0, {topic}-1"
+    ):
         StreamReader(wrong).initialOffset()
     ask.tell(topic, {(topic, 0): 2})
-    partly = options(kafka, topic, startingOffsets="group", **{"kafka.group.id": topic, "kafka.auto.offset.reset": "earliest"})
+    partly = options(
+        kafka,
+        topic,
+        startingOffsets="group",
+        **{"kafka.group.id": topic, "kafka.auto.offset.reset": "earliest"},
+    )
     reader = StreamReader(partly)
     start = reader.initialOffset()
     end = reader.latestOffset(start, None)
-    assert from_json(start).at == {(topic, 0): 2, (topic, 1): 0} and ask.committed(topic, [(topic, 0), (topic, 1)]) == {(topic, 0): 2}
-    assert reader.latestOffset(end, None) is end  # Spark asks for the next batch when this one is done
+    assert from_json(start).at == {(topic, 0): 2, (topic, 1): 0} and ask.committed(
+        topic, [(topic, 0), (topic, 1)]
+    ) == {(topic, 0): 2}
+    # Spark asks for the next batch when this one is done
+    assert reader.latestOffset(end, None) is end
     assert ask.committed(topic, [(topic, 0), (topic, 1)]) == from_json(end).at
 
 
@@ -371,7 +574,10 @@ def test_available_now_reads_what_is_there_now_and_no_more(kafka, topic):
     write(kafka, topic, range(5))
     write(kafka, topic, range(5), partition=1)
     end = reader.latestOffset(start, None)
-    assert reader.partitions(start, end) == [Range(topic, 0, 0, 6)] and reader.latestOffset(end, None) is end
+    assert (
+        reader.partitions(start, end) == [Range(topic, 0, 0, 6)]
+        and reader.latestOffset(end, None) is end
+    )
     assert from_json(end).ids == from_json(start).ids and from_json(end).ids[topic]
 
 
@@ -389,13 +595,19 @@ def test_lag_tells_an_open_transaction_from_a_slow_query(kafka, topic):
 @pytest.mark.kafka
 def test_a_batch_read_is_planned_between_its_ends(kafka, topic, ask):
     write(kafka, topic, range(9))
-    both = {"startingOffsets": f'{{"{topic}": {{"0": 3, "1": -2}}}}', "endingOffsets": f'{{"{topic}": {{"0": 7, "1": -1}}}}'}
+    both = {
+        "startingOffsets": f'{{"{topic}": {{"0": 3, "1": -2}}}}',
+        "endingOffsets": f'{{"{topic}": {{"0": 7, "1": -1}}}}',
+    }
     assert plan_read(ask, options(kafka, topic, **both)) == [Range(topic, 0, 3, 7)]
     with pytest.raises(BadOption, match="behind the end"):
         plan_read(ask, options(kafka, topic, endingOffsets=f'{{"{topic}": {{"0": 70, "1": -1}}}}'))
     with pytest.raises(BadOption, match="no such topic"):
         plan_read(ask, options(kafka, f"{topic},nothing"))
-    assert find_logs(ask, options(kafka, f"{topic},nothing")).parts.keys() == {(topic, 0), (topic, 1)}
+    assert find_logs(ask, options(kafka, f"{topic},nothing")).parts.keys() == {
+        (topic, 0),
+        (topic, 1),
+    }
 
 
 # -- in Spark --
@@ -406,16 +618,27 @@ def spark(tmp_path_factory):
     from pyspark.sql import SparkSession
 
     import kafka2pc
+
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", False).config("spark.sql.shuffle.partitions", 2)
-    session = builder.config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse"))).getOrCreate()
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", False)
+        .config("spark.sql.shuffle.partitions", 2)
+    )
+    session = builder.config(
+        "spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse"))
+    ).getOrCreate()
     kafka2pc.register(session)
     yield session
     session.stop()
 
 
 def load(reader, kafka, topic, **more):
-    return reader.format("kafka2pc").options(**{"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic} | more).load()
+    return (
+        reader.format("kafka2pc")
+        .options(**{"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic} | more)
+        .load()
+    )
 
 
 @pytest.mark.spark
@@ -423,23 +646,43 @@ def load(reader, kafka, topic, **more):
 def test_columns_are_those_of_sparks_own_source(spark, kafka, topic):
     now_ms = int(time.time() * 1000)
     producer = Producer(kafka.client_conf)
-    producer.produce(topic, b"v", key=b"k", partition=1, timestamp=now_ms, headers=[("a", b"1"), ("a", None)])
+    producer.produce(
+        topic, b"v", key=b"k", partition=1, timestamp=now_ms, headers=[("a", b"1"), ("a", None)]
+    )
     producer.produce(topic, None, partition=1, timestamp=now_ms)
     producer.flush(30)
     rows = load(spark.read, kafka, topic, includeHeaders="true").orderBy("offset")
-    assert rows.schema.simpleString() == ("struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int,"
-                                          "headers:array<struct<key:string,value:binary>>>")
+    assert (
+        rows.schema.simpleString()
+        == "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int,"
+        "headers:array<struct<key:string,value:binary>>>"
+    )
     full, empty = rows.selectExpr("*", "unix_millis(timestamp) ms").collect()
-    assert (bytes(full.key), bytes(full.value), full.topic, full.partition, full.offset, full.ms, full.timestampType) == (b"k", b"v", topic, 1, 0, now_ms, 0)
+    assert (
+        bytes(full.key),
+        bytes(full.value),
+        full.topic,
+        full.partition,
+        full.offset,
+        full.ms,
+        full.timestampType,
+    ) == (b"k", b"v", topic, 1, 0, now_ms, 0)
     assert [(h.key, h.value and bytes(h.value)) for h in full.headers] == [("a", b"1"), ("a", None)]
     assert (empty.key, empty.value, empty.headers, empty.offset) == (None, None, None, 1)
-    assert load(spark.read, kafka, topic, endingOffsets=f'{{"{topic}": {{"0": 0, "1": 0}}}}').count() == 0
+    assert (
+        load(spark.read, kafka, topic, endingOffsets=f'{{"{topic}": {{"0": 0, "1": 0}}}}').count()
+        == 0
+    )
 
 
 @pytest.mark.spark
 @pytest.mark.kafka
-def test_a_query_that_fails_in_its_first_batch_and_later_reads_each_record_once(spark, kafka, topic, tmp_path):
-    """It begins at the latest offset; batch 0 fails after more records came, and is run again by a new reader."""
+def test_a_query_that_fails_in_its_first_batch_and_later_reads_each_record_once(
+    spark, kafka, topic, tmp_path
+):
+    """It begins at the latest offset; batch 0 fails after more records came, and is run again by a
+    new reader.
+    """
     write(kafka, topic, ["before"])
     found, fail_at = [], {0, 2}
 
@@ -451,11 +694,16 @@ def test_a_query_that_fails_in_its_first_batch_and_later_reads_each_record_once(
         found.extend(r.v for r in rows.selectExpr("cast(value as string) v").collect())
 
     def run():
-        rows = load(spark.readStream, kafka, topic, maxOffsetsPerTrigger="4", **{"kafka.group.id": topic})
-        writer = rows.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        rows = load(
+            spark.readStream, kafka, topic, maxOffsetsPerTrigger="4", **{"kafka.group.id": topic}
+        )
+        writer = rows.writeStream.foreachBatch(keep).option(
+            "checkpointLocation", str(tmp_path / "checkpoint")
+        )
         writer.trigger(availableNow=True).start().awaitTermination(120)
 
-    with pytest.raises(Exception, match="a fault on purpose"):  # batch 0 is empty; Spark runs it all the same
+    # batch 0 is empty; Spark runs it all the same
+    with pytest.raises(Exception, match="a fault on purpose"):
         run()
     write(kafka, topic, [f"first {n}" for n in range(6)])
     for partition in (0, 1):
@@ -464,19 +712,34 @@ def test_a_query_that_fails_in_its_first_batch_and_later_reads_each_record_once(
     with pytest.raises(Exception, match="a fault on purpose"):
         run()
     run()
-    expected = [f"first {n}" for n in range(6)] + [f"second {p} {n}" for p in (0, 1) for n in range(3)] + ["while 0 failed", "while 2 failed"]
+    expected = (
+        [f"first {n}" for n in range(6)]
+        + [f"second {p} {n}" for p in (0, 1) for n in range(3)]
+        + ["while 0 failed", "while 2 failed"]
+    )
     assert sorted(found) == sorted(expected)
     end = last_offsets(str(tmp_path / "checkpoint"))
     assert Questions(kafka.client_conf).committed(topic, end.at) == end.at
-    stand = lag({"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic, "kafka.group.id": topic}, str(tmp_path / "checkpoint"))
+    stand = lag(
+        {
+            "kafka.bootstrap.servers": kafka.bootstrap_servers,
+            "subscribe": topic,
+            "kafka.group.id": topic,
+        },
+        str(tmp_path / "checkpoint"),
+    )
     assert [(s.behind, s.current == s.committed) for s in stand] == [(0, True)] * 2
 
 
 @pytest.mark.spark
 @pytest.mark.kafka
 def test_errors_reach_the_user_through_spark(spark, kafka, topic):
-    for more, said in ({"startingOffsets": "newest"}, "startingOffsets=newest"), ({"startingOffsets": "latest"}, "a batch would read nothing"), \
-            ({"subscribe": "no-such-topic"}, "no-such-topic: no such topic"), ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"):
+    for more, said in (
+        ({"startingOffsets": "newest"}, "startingOffsets=newest"),
+        ({"startingOffsets": "latest"}, "a batch would read nothing"),
+        ({"subscribe": "no-such-topic"}, "no-such-topic: no such topic"),
+        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
+    ):
         with pytest.raises(Exception, match=said):
             load(spark.read, kafka, topic, **more).count()
 
@@ -484,20 +747,30 @@ def test_errors_reach_the_user_through_spark(spark, kafka, topic):
 @pytest.mark.spark
 @pytest.mark.kafka
 def test_what_is_wrong_reaches_the_user_of_a_stream(spark, kafka, topic, ask, tmp_path):
-    """A bad option, a wrong group, truncated offsets, a topic that is gone, and one that was created again with fewer partitions."""
+    """A bad option, a wrong group, truncated offsets, a topic that is gone, and one that was
+    created again with fewer partitions.
+    """
     found = []
 
     def run(**more):
         rows = load(spark.readStream, kafka, topic, **more).selectExpr("cast(value as string) v")
-        writer = rows.writeStream.foreachBatch(lambda batch, n: found.extend(r.v for r in batch.collect()))
-        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start().awaitTermination(120)
+        writer = rows.writeStream.foreachBatch(
+            lambda batch, n: found.extend(r.v for r in batch.collect())
+        )
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+            availableNow=True
+        ).start().awaitTermination(120)
 
     def refused(said, **more):
         with pytest.raises(Exception, match=said):
             run(**more)
 
     refused("unknown option startingoffset", startingOffset="earliest")
-    refused("BadOption: group nobody has no offset for", startingOffsets="group", **{"kafka.group.id": "nobody"})
+    refused(
+        "BadOption: group nobody has no offset for",
+        startingOffsets="group",
+        **{"kafka.group.id": "nobody"},
+    )
     write(kafka, topic, range(3))
     run(startingOffsets="earliest")
     write(kafka, topic, range(3, 9))

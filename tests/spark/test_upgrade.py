@@ -1,8 +1,11 @@
-"""Upgrade and rollback. A query that version 0.1.0 left in any state is finished by this version; 0.1.0 refuses what a newer version wrote.
+"""Upgrade and rollback. A query that version 0.1.0 left in any state is finished by this version;
+0.1.0 refuses what a newer version wrote.
 
-The checkpoints are kept byte for byte in tests/fixtures/checkpoint-0.1.0. A fresh broker has another cluster id and hands out other producer ids
-and epochs, so the test opens the same transactions again and writes those three into its copy of the records, in 0.1.0's own format.
+The checkpoints are kept byte for byte in tests/fixtures/checkpoint-0.1.0. A fresh broker has
+another cluster id and hands out other producer ids and epochs, so the test opens the same
+transactions again and writes those three into its copy of the records, in 0.1.0's own format.
 """
+
 import json
 import shutil
 import sys
@@ -13,13 +16,13 @@ import pyarrow as pa
 import pytest
 from kafka_fixtures import values
 
+from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.participant import KafkaParticipant, retry_unknown
+from kafka2pc.proof.story import until
 from kafka2pc.protocol.errors import UnknownFormat
 from kafka2pc.protocol.history import Silence
-from kafka2pc.kafka.participant import KafkaParticipant, retry_unknown
-from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.protocol.transactions import Outcome
-from kafka2pc.proof.story import until
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS / "fixtures"))
@@ -48,16 +51,26 @@ def as_written(d):
 
 def write(control, kafka, topic, kept):
     """One of the kept transactions, open again: its Committable."""
-    rows = [(value, int(partition)) for partition, numbers in kept["rows"].items() for value in numbers]
-    batch = {"value": [str(value) for value, _ in rows], "key": [kept["key"]] * len(rows), "partition": pa.array([p for _, p in rows], pa.int32())}
-    txn = ColumnTransaction(control, kafka.client_conf, kept["transactional_id"], TIMEOUT_MS, topic=topic).begin()
+    rows = [
+        (value, int(partition)) for partition, numbers in kept["rows"].items() for value in numbers
+    ]
+    batch = {
+        "value": [str(value) for value, _ in rows],
+        "key": [kept["key"]] * len(rows),
+        "partition": pa.array([p for _, p in rows], pa.int32()),
+    }
+    txn = ColumnTransaction(
+        control, kafka.client_conf, kept["transactional_id"], TIMEOUT_MS, topic=topic
+    ).begin()
     txn.write(pa.record_batch(batch))
     txn.flush()
     return txn.precommit()
 
 
 def open_again(kafka, topic, state):
-    """All kept transactions of `state` on this broker, those of batch 0 first; what was committed is committed again."""
+    """All kept transactions of `state` on this broker, those of batch 0 first; what was committed
+    is committed again.
+    """
     participant, found = KafkaParticipant(kafka.client_conf), []
     try:
         for batch in (TRANSACTIONS[state][:2], TRANSACTIONS[state][2:]):
@@ -65,7 +78,9 @@ def open_again(kafka, topic, state):
             for c, kept in zip(cs, batch, strict=True):
                 if kept["committed"]:
                     assert retry_unknown()(lambda c=c: participant.commit(c)) is Outcome.DONE
-            until(lambda: not in_states(kafka, topic, UNFINISHED[1:]), "what was ended is completed")
+            until(
+                lambda: not in_states(kafka, topic, UNFINISHED[1:]), "what was ended is completed"
+            )
             found += cs
     finally:
         participant.close()
@@ -86,8 +101,14 @@ def moved(folder, cluster_id, opened):
         for kept in d["committables"]:
             c = opened[kept["transactional_id"]]
             there = [(p.partition, p.records, p.first_offset, p.last_offset) for p in c.partitions]
-            assert there == [(p["partition"], p["records"], p["first_offset"], p["last_offset"]) for p in kept["partitions"]], "the same offsets"
-            kept |= {"cluster_id": cluster_id, "state": {"producer_id": c.state.producer_id, "epoch": c.state.epoch}}
+            assert there == [
+                (p["partition"], p["records"], p["first_offset"], p["last_offset"])
+                for p in kept["partitions"]
+            ], "the same offsets"
+            kept |= {
+                "cluster_id": cluster_id,
+                "state": {"producer_id": c.state.producer_id, "epoch": c.state.epoch},
+            }
         path.write_bytes(as_written(d))
 
 
@@ -114,15 +135,25 @@ def test_what_0_1_0_left_is_finished_exactly_once(kafka, query, tmp_path, state)
     kafka.create_topic(topic, partitions=2)
     opened = open_again(kafka, topic, state)
     left_open = {kept["transactional_id"] for kept in TRANSACTIONS[state] if not kept["committed"]}
-    assert in_states(kafka, topic, ("Ongoing",)) == left_open and len(left_open) == {"planned": 2, "decided": 2, "half": 1}[state]
+    assert (
+        in_states(kafka, topic, ("Ongoing",)) == left_open
+        and len(left_open) == {"planned": 2, "decided": 2, "half": 1}[state]
+    )
     moved(checkpoint, kafka.cluster_id, opened)
     options = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}
-    options |= {"topic": topic, "checkpointLocation": str(checkpoint), "transactionalIdPrefix": topic, "twoPhaseCommit": "off"}
+    options |= {
+        "topic": topic,
+        "checkpointLocation": str(checkpoint),
+        "transactionalIdPrefix": topic,
+        "twoPhaseCommit": "off",
+    }
     assert query(options)["batches"][:2] == [1, 2], "the batch in which it died, and the next one"
     until(lambda: not in_states(kafka, topic, UNFINISHED), "nothing stays open")
     assert sorted(map(int, values(kafka, topic))) == list(range(3 * SIZE))
     ended = "CompleteAbort" if state == "planned" else "CompleteCommit"
-    assert left_open <= in_states(kafka, topic, (ended,)), "what was decided is committed, and not written again"
+    assert left_open <= in_states(kafka, topic, (ended,)), (
+        "what was decided is committed, and not written again"
+    )
 
 
 # -- rollback --
@@ -131,12 +162,20 @@ def test_what_0_1_0_left_is_finished_exactly_once(kafka, query, tmp_path, state)
 def newer(folder, format, **more):
     """The newest record of a checkpoint, as a newer version could have written it."""
     path = records(folder)[-1]
-    path.write_bytes(as_written(json.loads(path.read_bytes()) | {"format": format, "identity": {"log": "file:///x"}} | more))
+    path.write_bytes(
+        as_written(
+            json.loads(path.read_bytes())
+            | {"format": format, "identity": {"log": "file:///x"}}
+            | more
+        )
+    )
     return path
 
 
 def contents(folder):
-    return {str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+    return {
+        str(path): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()
+    }
 
 
 def log_of(state, folder):
@@ -147,7 +186,10 @@ def log_of(state, folder):
 @pytest.mark.parametrize("state", STATES)
 def test_0_1_0_reads_what_it_wrote(tmp_path, state):
     log = log_of(state, tmp_path / "checkpoint")
-    assert [[d.kind for d in log.chain(batch)] for batch in log.batches()] == [["ABORT", "COMMIT"], ["ABORT"] if state == "planned" else ["ABORT", "COMMIT"]]
+    assert [[d.kind for d in log.chain(batch)] for batch in log.batches()] == [
+        ["ABORT", "COMMIT"],
+        ["ABORT"] if state == "planned" else ["ABORT", "COMMIT"],
+    ]
 
 
 @pytest.mark.parametrize("format", [2, 3, 17])
@@ -169,8 +211,16 @@ class Untouched:
 
 
 def driver_of_0_1_0(folder, log):
-    query_id, newest = json.loads((folder / "metadata").read_text())["id"], json.loads(records(folder)[-1].read_text())
-    return SimpleNamespace(query_id=query_id, log=log, participants={"kafka": Untouched(newest["stores"]["kafka"])}, history=Silence())
+    query_id, newest = (
+        json.loads((folder / "metadata").read_text())["id"],
+        json.loads(records(folder)[-1].read_text()),
+    )
+    return SimpleNamespace(
+        query_id=query_id,
+        log=log,
+        participants={"kafka": Untouched(newest["stores"]["kafka"])},
+        history=Silence(),
+    )
 
 
 @pytest.mark.parametrize(("batch", "state"), [(1, "planned"), (1, "decided"), (2, "decided")])
@@ -181,7 +231,10 @@ def test_0_1_0_stops_before_it_claims_commits_or_aborts(tmp_path, state, batch):
     with pytest.raises(UnknownFormat) as caught:
         old.plan(driver_of_0_1_0(tmp_path / "checkpoint", log), batch)
     assert contents(tmp_path) == before
-    assert caught.value.risk == "No. Nothing was touched." and "Install that version or a newer one" in caught.value.action
+    assert (
+        caught.value.risk == "No. Nothing was touched."
+        and "Install that version or a newer one" in caught.value.action
+    )
 
 
 def test_without_a_newer_record_0_1_0_goes_on(tmp_path):

@@ -1,4 +1,7 @@
-"""MariaDB as a participant: all promises, rows of every kind, upserts, owners that stay connected, and servers that die or cannot vote."""
+"""MariaDB as a participant: all promises, rows of every kind, upserts, owners that stay connected,
+and servers that die or cannot vote.
+"""
+
 import itertools
 import uuid
 from dataclasses import replace
@@ -8,11 +11,29 @@ import pyarrow as pa
 import pymysql
 import pytest
 from database_fixtures import shown
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask, promised, rows
+from participant_suite import (
+    DONE,
+    DURABLE,
+    PROMISES,
+    REFUSED,
+    UNKNOWN,
+    At,
+    a_plan,
+    ask,
+    promised,
+    rows,
+)
 
-from kafka2pc.protocol.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, StoreUnreachable
-from kafka2pc.stores.mysql import MysqlParticipant
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BadRow,
+    BrokerUnreachable,
+    NotAuthorized,
+    PrecommitFailed,
+    StoreUnreachable,
+)
 from kafka2pc.protocol.transactions import TxnState
+from kafka2pc.stores.mysql import MysqlParticipant
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.mysql]
 
@@ -22,7 +43,11 @@ def at(mariadb):
     """A table of this test's own."""
     table = f"t{uuid.uuid4().hex[:8]}"
     mariadb.execute(f"create table {table} (value text) engine=innodb")
-    return At(MysqlParticipant(mariadb.url, table), lambda: [value for value, in mariadb.execute(f"select value from {table}")], rows)
+    return At(
+        MysqlParticipant(mariadb.url, table),
+        lambda: [value for (value,) in mariadb.execute(f"select value from {table}")],
+        rows,
+    )
 
 
 @pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
@@ -41,27 +66,65 @@ def written(store, *batches, plan=None):
 
 
 def test_every_kind_of_column_arrives(mariadb):
-    mariadb.execute("create table kinds (i bigint, f double, t text, b blob, j json, n decimal(10, 2), w datetime(6), d date, ok boolean, "
-                    "`Ünd %s``` text) default charset utf8mb4")
-    one = {"i": 1, "f": 1.5, "t": "sp'ä,te\n\\", "b": b"\x00\xff", "j": {"a": [1]}, "n": Decimal("1.20"), "ok": True, "Ünd %s`": "x"}
+    mariadb.execute(
+        "create table kinds (i bigint, f double, t text, b blob, j json, n decimal(10, 2), w"
+        " datetime(6), d date, ok boolean, `Ünd %s``` text) default charset utf8mb4"
+    )
+    one = {
+        "i": 1,
+        "f": 1.5,
+        "t": "sp'ä,te\n\\",
+        "b": b"\x00\xff",
+        "j": {"a": [1]},
+        "n": Decimal("1.20"),
+        "ok": True,
+        "Ünd %s`": "x",
+    }
     batch = pa.RecordBatch.from_pylist([one, dict.fromkeys(one), one | {"t": ""}])
-    batch = batch.append_column("w", pa.array([0, None, 1_000], pa.timestamp("ns", "Europe/Paris"))).append_column("d", pa.array([0, None, 1], pa.date32()))
+    batch = batch.append_column(
+        "w", pa.array([0, None, 1_000], pa.timestamp("ns", "Europe/Paris"))
+    ).append_column("d", pa.array([0, None, 1], pa.date32()))
     written(MysqlParticipant(mariadb.url, "kinds"), batch)
-    found = mariadb.execute("select i, f, t, b, j, n, ok, `Ünd %s```, cast(w as char), cast(d as char) from kinds where 1 = %s order by t".replace("Ünd %s", "Ünd %%s"), 1)
+    found = mariadb.execute(
+        "select i, f, t, b, j, n, ok, `Ünd %s```, cast(w as char), cast(d as char) from kinds where"
+        " 1 = %s order by t".replace("Ünd %s", "Ünd %%s"),
+        1,
+    )
     assert found[0] == (None,) * 10
-    assert found[1:] == [(1, 1.5, t, b"\x00\xff", '{"a": [1]}', Decimal("1.20"), 1, "x", w, d) for t, w, d in (
-        ("", "1970-01-01 00:00:00.000001", "1970-01-02"), ("sp'ä,te\n\\", "1970-01-01 00:00:00.000000", "1970-01-01"))]
+    assert found[1:] == [
+        (1, 1.5, t, b"\x00\xff", '{"a": [1]}', Decimal("1.20"), 1, "x", w, d)
+        for t, w, d in (
+            ("", "1970-01-01 00:00:00.000001", "1970-01-02"),
+            ("sp'ä,te\n\\", "1970-01-01 00:00:00.000000", "1970-01-01"),
+        )
+    ]
 
 
 def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(mariadb):
-    mariadb.execute("create table words (id int, lang varchar(2), value text, seen int default 7, primary key (lang, id)) engine=innodb")
+    mariadb.execute(
+        "create table words (id int, lang varchar(2), value text, seen int default 7, primary key"
+        " (lang, id)) engine=innodb"
+    )
     store = MysqlParticipant(mariadb.url, "words", key=("id", "lang"))
-    batch = lambda ids, values: pa.record_batch({"id": ids, "lang": ["de"] * len(ids), "value": values})
+    batch = lambda ids, values: pa.record_batch(
+        {"id": ids, "lang": ["de"] * len(ids), "value": values}
+    )
     written(store, batch([1, 2, 1], ["a", "b", "c"]), batch([2, 3], ["d", "e"]))
-    assert mariadb.execute("select id, value, seen from words order by id") == [(1, "c", 7), (2, "d", 7), (3, "e", 7)]
+    assert mariadb.execute("select id, value, seen from words order by id") == [
+        (1, "c", 7),
+        (2, "d", 7),
+        (3, "e", 7),
+    ]
     written(store, batch([3, 4], ["f", "g"]))
-    written(store, pa.record_batch({"id": [4, 5], "lang": ["de", "de"]}))  # nothing but the key: it is there, or it comes
-    assert mariadb.execute("select id, value from words order by id") == [(1, "c"), (2, "d"), (3, "f"), (4, "g"), (5, None)]
+    # nothing but the key: it is there, or it comes
+    written(store, pa.record_batch({"id": [4, 5], "lang": ["de", "de"]}))
+    assert mariadb.execute("select id, value from words order by id") == [
+        (1, "c"),
+        (2, "d"),
+        (3, "f"),
+        (4, "g"),
+        (5, None),
+    ]
 
 
 def test_an_instant_is_the_same_in_every_time_zone(mariadb):
@@ -69,8 +132,13 @@ def test_an_instant_is_the_same_in_every_time_zone(mariadb):
     [(zone,)] = mariadb.execute("select @@global.time_zone")
     try:
         mariadb.execute("set global time_zone = '+05:00'")
-        written(MysqlParticipant(mariadb.url, "instants"), pa.record_batch({"at": pa.array([1_750_000_000_123_456], pa.timestamp("us", "UTC"))}))
-        assert mariadb.execute("select unix_timestamp(at), cast(at as char) from instants") == [(Decimal("1750000000.123456"), "2025-06-15 20:06:40.123456")]
+        written(
+            MysqlParticipant(mariadb.url, "instants"),
+            pa.record_batch({"at": pa.array([1_750_000_000_123_456], pa.timestamp("us", "UTC"))}),
+        )
+        assert mariadb.execute("select unix_timestamp(at), cast(at as char) from instants") == [
+            (Decimal("1750000000.123456"), "2025-06-15 20:06:40.123456")
+        ]
     finally:
         mariadb.execute("set global time_zone = %s", zone)
 
@@ -81,9 +149,18 @@ def test_while_its_owner_is_connected_a_commit_is_unknown_and_then_done(at, monk
         txn = at.store.begin(a_plan())
         at.write(txn, "a")
         c = txn.precommit()
-    assert (at.store.commit(c), at.store.abort(c), at.store.describe([c])[0].state) == (UNKNOWN, UNKNOWN, TxnState.PRECOMMITTED)
+    assert (at.store.commit(c), at.store.abort(c), at.store.describe([c])[0].state) == (
+        UNKNOWN,
+        UNKNOWN,
+        TxnState.PRECOMMITTED,
+    )
     txn.db.close()
-    assert (ask(at.store.commit, c), at.store.commit(c), at.store.abort(c), at.seen()) == (DONE, DONE, REFUSED, ["a"])
+    assert (ask(at.store.commit, c), at.store.commit(c), at.store.abort(c), at.seen()) == (
+        DONE,
+        DONE,
+        REFUSED,
+        ["a"],
+    )
 
 
 def test_what_is_promised_survives_the_death_of_the_server(mariadb, at):
@@ -99,7 +176,11 @@ def test_what_is_promised_survives_the_death_of_the_server(mariadb, at):
 def test_what_an_operator_rolled_back_is_not_open_any_more(mariadb, at):
     plan = a_plan()
     c = promised(at, plan, "a")
-    [named] = [data.decode() for _, cut, _, data in mariadb.execute("xa recover") if plan.query_id.encode() in data]
+    [named] = [
+        data.decode()
+        for _, cut, _, data in mariadb.execute("xa recover")
+        if plan.query_id.encode() in data
+    ]
     cut = len(f"kafka2pc-{plan.query_id}")
     mariadb.execute("xa rollback %s, %s", named[:cut], named[cut:])
     assert (at.store.describe([c])[0].state, at.store.commit(c)) == (None, REFUSED)
@@ -113,20 +194,37 @@ def test_two_tasks_with_one_key_do_not_wait_for_ever(mariadb):
     with store.begin(plan) as first:
         first.write(batch)
         c = first.precommit()
-    with pytest.raises(PrecommitFailed, match="Repartition by the key"), store.begin(plan) as second:
+    with (
+        pytest.raises(PrecommitFailed, match="Repartition by the key"),
+        store.begin(plan) as second,
+    ):
         second.write(batch)
     assert (ask(store.commit, c), store.in_doubt(plan.query_id)) == (DONE, [])
 
 
 @pytest.mark.parametrize("engine", ["myisam", "aria", "memory"])
 def test_a_table_that_cannot_vote_is_found_before_anything_is_written(mariadb, engine):
-    mariadb.execute(f"create table {engine}_t (value text) engine={engine}" if engine != "memory" else "create table memory_t (value char(9)) engine=memory")
-    with pytest.raises(BadOption, match=f"(?i)engine {engine}(.|\n)*Nothing was written(.|\n)*InnoDB"):
+    mariadb.execute(
+        f"create table {engine}_t (value text) engine={engine}"
+        if engine != "memory"
+        else "create table memory_t (value char(9)) engine=memory"
+    )
+    with pytest.raises(
+        BadOption, match=f"(?i)engine {engine}(.|\n)*Nothing was written(.|\n)*InnoDB"
+    ):
         MysqlParticipant(mariadb.url, f"{engine}_t").begin(a_plan())
 
 
-@pytest.mark.parametrize(("version", "comment", "good"), [
-    ("10.4.34-MariaDB", "mariadb.org", False), ("10.5.0-MariaDB-log", "", True), ("11.4.2-MariaDB", "", True), ("5.7.44", "MySQL", False), ("8.0.36", "MySQL", True)])
+@pytest.mark.parametrize(
+    ("version", "comment", "good"),
+    [
+        ("10.4.34-MariaDB", "mariadb.org", False),
+        ("10.5.0-MariaDB-log", "", True),
+        ("11.4.2-MariaDB", "", True),
+        ("5.7.44", "MySQL", False),
+        ("8.0.36", "MySQL", True),
+    ],
+)
 def test_a_server_that_is_too_old_is_told(mariadb, at, version, comment, good):
     answers = itertools.chain([[(version, version + comment)]], itertools.repeat([]))
     try:
@@ -137,10 +235,17 @@ def test_a_server_that_is_too_old_is_told(mariadb, at, version, comment, good):
         assert good
 
 
-@pytest.mark.parametrize(("table", "batch", "says"), [
-    ("t", {"value": ["a"], "no": [1]}, "column 'no'"), ("absent", {"value": ["a"]}, "absent"), ("t", {"value": [None]}, "cannot be null"),
-    ("t", {"value": ["a" * 10]}, "too long"), ("t", {"value": [float("nan")]}, "nan"),
-], ids=["column", "table", "null", "long", "nan"])
+@pytest.mark.parametrize(
+    ("table", "batch", "says"),
+    [
+        ("t", {"value": ["a"], "no": [1]}, "column 'no'"),
+        ("absent", {"value": ["a"]}, "absent"),
+        ("t", {"value": [None]}, "cannot be null"),
+        ("t", {"value": ["a" * 10]}, "too long"),
+        ("t", {"value": [float("nan")]}, "nan"),
+    ],
+    ids=["column", "table", "null", "long", "nan"],
+)
 def test_a_bad_row_is_told_and_leaves_nothing(mariadb, table, batch, says):
     mariadb.execute("create table if not exists t (value varchar(5) not null) engine=innodb")
     store, plan = MysqlParticipant(mariadb.url, table), a_plan()
@@ -170,28 +275,50 @@ def asked(url):
     store = MysqlParticipant(url, "t")
     c = store.receipt("id", 0)
     assert "hun" not in repr(store) + repr(c)
-    return store.store_id, lambda: store.begin(a_plan()), lambda: store.in_doubt("q"), lambda: store.traces("q"), lambda: store.describe([c])
+    return (
+        store.store_id,
+        lambda: store.begin(a_plan()),
+        lambda: store.in_doubt("q"),
+        lambda: store.traces("q"),
+        lambda: store.describe([c]),
+    )
 
 
-@pytest.mark.parametrize("url", ["mysql://bob:hunter2@127.0.0.1:1/db", "mysql://bob:hun@ter2@127.0.0.1:1/db"])
+@pytest.mark.parametrize(
+    "url", ["mysql://bob:hunter2@127.0.0.1:1/db", "mysql://bob:hun@ter2@127.0.0.1:1/db"]
+)
 def test_a_server_that_is_not_there_is_reported_without_the_password(url):
     for verb in asked(url):
         error, text = shown(verb)
         assert type(error) is StoreUnreachable and isinstance(error, BrokerUnreachable), text
-        assert "MariaDB" in error.what and "network" in error.action and "hun" not in text and "ter2" not in text
+        assert (
+            "MariaDB" in error.what
+            and "network" in error.action
+            and "hun" not in text
+            and "ter2" not in text
+        )
 
 
 UNREADABLE = {
-    "bracket": "mysql://bob:hunter2@[bad", "no host": "mysql://bob:hunter2", "slash": "mysql://bob:hun/ter2@127.0.0.1:1/db",
-    "digits and slash": "mysql://bob:1/hunter2@127.0.0.1:1/db", "question mark": "mysql://bob:hun?ter2@127.0.0.1:1/db",
-    "hash": "mysql://bob:hun#ter2@127.0.0.1:1/db", "digits and hash": "mysql://bob:1#hunter2@127.0.0.1:1/db",
-    "option": "mysql://bob:1?hunter2=2@127.0.0.1/db", "sign": "mysql://bob:hunter2\u2100@127.0.0.1/db", "port": "mysql://bob:hunter2@127.0.0.1:hunter2/db",
+    "bracket": "mysql://bob:hunter2@[bad",
+    "no host": "mysql://bob:hunter2",
+    "slash": "mysql://bob:hun/ter2@127.0.0.1:1/db",
+    "digits and slash": "mysql://bob:1/hunter2@127.0.0.1:1/db",
+    "question mark": "mysql://bob:hun?ter2@127.0.0.1:1/db",
+    "hash": "mysql://bob:hun#ter2@127.0.0.1:1/db",
+    "digits and hash": "mysql://bob:1#hunter2@127.0.0.1:1/db",
+    "option": "mysql://bob:1?hunter2=2@127.0.0.1/db",
+    "sign": "mysql://bob:hunter2\u2100@127.0.0.1/db",
+    "port": "mysql://bob:hunter2@127.0.0.1:hunter2/db",
 }
 
 
 @pytest.mark.parametrize("url", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_url_that_cannot_be_read_is_reported_without_the_password(url):
-    for verb in (*asked(url), lambda: MysqlParticipant(url, "t").commit(MysqlParticipant(url, "t").receipt("id", 0))):
+    for verb in (
+        *asked(url),
+        lambda: MysqlParticipant(url, "t").commit(MysqlParticipant(url, "t").receipt("id", 0)),
+    ):
         error, text = shown(verb)
         assert type(error) is BadOption and "URL" in error.what and "percent" in error.action, text
         assert "hun" not in text and "ter2" not in text
@@ -210,7 +337,15 @@ def test_lines_of_a_week_ago_are_forgotten_and_only_those_of_this_query(mariadb,
     old, left, foreign = promised(at, plan, "a"), promised(at, plan, "b"), promised(at, other, "c")
     assert ask(at.store.commit, old) is DONE and ask(at.store.commit, foreign) is DONE
     for c in (old, foreign):
-        mariadb.execute("update kafka2pc_transactions set began = now() - interval 8 day where transactional_id = %s", c.transactional_id)
+        mariadb.execute(
+            "update kafka2pc_transactions set began = now() - interval 8 day where transactional_id"
+            " = %s",
+            c.transactional_id,
+        )
     at.store.begin(replace(plan, batch_id=1)).db.close()
-    assert [s.state for s in at.store.describe([old, left, foreign])] == [None, TxnState.PRECOMMITTED, TxnState.COMMITTED]
+    assert [s.state for s in at.store.describe([old, left, foreign])] == [
+        None,
+        TxnState.PRECOMMITTED,
+        TxnState.COMMITTED,
+    ]
     assert ask(at.store.commit, left) is DONE

@@ -1,4 +1,5 @@
 """The promises of every participant, asked of each store; and what only one of them can break."""
+
 import json
 import os
 import pickle
@@ -14,15 +15,27 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from key_value import wal
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, killed, promised, rows, stranger
+from participant_suite import (
+    DONE,
+    DURABLE,
+    PROMISES,
+    REFUSED,
+    UNKNOWN,
+    At,
+    a_plan,
+    killed,
+    promised,
+    rows,
+    stranger,
+)
 
-from kafka2pc.stores import file
-from kafka2pc.protocol import transactions as protocol
 from kafka2pc.backends import storage
-from kafka2pc.spark.foreach_batch import Shaped
+from kafka2pc.protocol import transactions as protocol
 from kafka2pc.protocol.errors import BadOption
-from kafka2pc.stores.file import FileParticipant, ObjectParticipant
 from kafka2pc.protocol.transactions import MemoryParticipant, Moment, TxnState, age_ms, this_moment
+from kafka2pc.spark.foreach_batch import Shaped
+from kafka2pc.stores import file
+from kafka2pc.stores.file import FileParticipant, ObjectParticipant
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -61,7 +74,15 @@ def test_the_age_of_a_moment_is_what_has_passed():
 def test_of_another_boot_or_a_moment_to_come_the_age_is_unknown():
     now = this_moment()
     assert now.boot, "the tests run on Linux"
-    assert [age_ms(m) for m in (None, Moment("", now.ms), Moment("another", now.ms), Moment(now.boot, now.ms + 60_000))] == [None] * 4
+    assert [
+        age_ms(m)
+        for m in (
+            None,
+            Moment("", now.ms),
+            Moment("another", now.ms),
+            Moment(now.boot, now.ms + 60_000),
+        )
+    ] == [None] * 4
 
 
 @pytest.mark.parametrize("lacking", ["boot id", "clock"])
@@ -71,7 +92,9 @@ def test_a_system_without_boot_id_or_clock_has_moments_too(monkeypatch, lacking)
     else:
         monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=lambda: 12.345))
         assert this_moment().ms == 12_345
-    assert this_moment().boot and age_ms(this_moment()) == 0, "one process, or one network card, is one machine"
+    assert this_moment().boot and age_ms(this_moment()) == 0, (
+        "one process, or one network card, is one machine"
+    )
 
 
 # -- files --
@@ -82,7 +105,11 @@ FORMATS = ("parquet", "json")
 def folder(path, format="parquet"):
     """A folder, and Arrow's own reader of it."""
     path.mkdir(exist_ok=True)
-    read = lambda: ds.dataset(str(path), pa.schema({"value": pa.string()}), format=format).to_table()["value"].to_pylist()
+    read = lambda: (
+        ds.dataset(str(path), pa.schema({"value": pa.string()}), format=format)
+        .to_table()["value"]
+        .to_pylist()
+    )
     return At(FileParticipant(path, format=format), read, rows)
 
 
@@ -95,7 +122,15 @@ def test_a_folder_keeps(promise, format, tmp_path):
 def bucket(url):
     """An object store, and a reader of its manifest."""
     store = ObjectParticipant(url, format="json")
-    return At(store, lambda: [json.loads(line)["value"] for p in store.committed_files() for line in store.fs.cat_file(p).splitlines()], rows)
+    return At(
+        store,
+        lambda: [
+            json.loads(line)["value"]
+            for p in store.committed_files()
+            for line in store.fs.cat_file(p).splitlines()
+        ],
+        rows,
+    )
 
 
 @promises(*PROMISES)
@@ -109,8 +144,15 @@ def test_an_object_store_keeps(promise, tmp_path):
 
 
 def test_every_kind_of_column_comes_back(tmp_path):
-    batch = pa.record_batch({"n": pa.array([1, None]), "t": ["späte \"1\"\n", ""], "b": [b"\x00\xff", None], "l": [[1, 2], None],
-                             "w": pa.array([0, None], pa.timestamp("us", "UTC"))})
+    batch = pa.record_batch(
+        {
+            "n": pa.array([1, None]),
+            "t": ['späte "1"\n', ""],
+            "b": [b"\x00\xff", None],
+            "l": [[1, 2], None],
+            "w": pa.array([0, None], pa.timestamp("us", "UTC")),
+        }
+    )
     for format in FORMATS:
         store = FileParticipant(tmp_path / format, format=format)
         with store.begin(a_plan()) as txn:
@@ -119,9 +161,20 @@ def test_every_kind_of_column_comes_back(tmp_path):
             c = txn.precommit()
         assert (store.commit(c), c.records) == (DONE, 4)
         with open(store.path(c)) if format == "json" else open(os.devnull) as lines:
-            found = ds.dataset(store.where, format=format).to_table().to_pylist() if format == "parquet" else [json.loads(line) for line in lines]
-        assert found[0] | {"b": 0, "w": 0} == batch.to_pylist()[0] | {"b": 0, "w": 0} and len(found) == 4
-    assert (found[0]["b"], found[1]["b"], found[0]["w"]) == ("AP8=", None, "1970-01-01 00:00:00+00:00")
+            found = (
+                ds.dataset(store.where, format=format).to_table().to_pylist()
+                if format == "parquet"
+                else [json.loads(line) for line in lines]
+            )
+        assert (
+            found[0] | {"b": 0, "w": 0} == batch.to_pylist()[0] | {"b": 0, "w": 0}
+            and len(found) == 4
+        )
+    assert (found[0]["b"], found[1]["b"], found[0]["w"]) == (
+        "AP8=",
+        None,
+        "1970-01-01 00:00:00+00:00",
+    )
 
 
 def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
@@ -129,7 +182,9 @@ def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
     c = promised(at, a_plan(), "a")
     for call in ("rename", "unlink"):
         with monkeypatch.context() as broken:
-            broken.setattr(os, call, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+            broken.setattr(
+                os, call, lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+            )
             assert {"rename": at.store.commit, "unlink": at.store.abort}[call](c) is UNKNOWN
     assert at.store.commit(c) is DONE and at.seen() == ["a"]
 
@@ -139,7 +194,9 @@ def test_a_commit_that_died_before_it_tidied_up_is_no_doubt(tmp_path, monkeypatc
     plan = a_plan()
     c = promised(at, plan, "a")
     with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
-        broken.setattr(at.store.storage, "remove", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(
+            at.store.storage, "remove", lambda path: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         at.store.commit(c)
     assert at.store.in_doubt(plan.query_id) == [] and at.seen() == ["a"]
     assert (at.store.abort(c), at.store.commit(c)) == (REFUSED, DONE)
@@ -161,9 +218,16 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
     at = bucket(f"file://{tmp_path}/bucket")
     c = promised(at, a_plan(), "a")
     assert at.store.commit(c) is DONE
-    with patch.object(at.store, "outcome", lambda c: None), patch.object(LocalFileSystem, "exists", lambda *a: False):
+    with (
+        patch.object(at.store, "outcome", lambda c: None),
+        patch.object(LocalFileSystem, "exists", lambda *a: False),
+    ):
         assert at.store.abort(c) is REFUSED
-    assert at.seen() == ["a"] and sorted(p.name for p in (tmp_path / "bucket").iterdir()) == ["data", "manifest", "open"]
+    assert at.seen() == ["a"] and sorted(p.name for p in (tmp_path / "bucket").iterdir()) == [
+        "data",
+        "manifest",
+        "open",
+    ]
 
 
 def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
@@ -172,7 +236,9 @@ def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
     with at.store.begin(a_plan()) as txn:
         at.write(txn, "a")
         data = at.store.path(txn.c, "data")
-        monkeypatch.setattr(file, "_sync", lambda path: (did.append((path, os.path.exists(data))), sync(path)))
+        monkeypatch.setattr(
+            file, "_sync", lambda path: (did.append((path, os.path.exists(data))), sync(path))
+        )
         monkeypatch.setattr(at.store, "outcome", lambda c: (did.append("looked"), outcome(c))[1])
         txn.precommit()
     assert did == [(data, True), (os.path.dirname(data), True), "looked"]
@@ -195,13 +261,18 @@ def test_what_a_file_system_remembers_of_a_folder_is_not_believed(tmp_path):
 
     def late():
         with at.store.begin(a_plan()) as txn:
-            assert not at.store.fs.exists(at.store.path(txn.c, "data"))  # from now on it remembers this answer
+            # from now on it remembers this answer
+            assert not at.store.fs.exists(at.store.path(txn.c, "data"))
             at.write(txn, "a")
             c = txn.precommit()
         assert not at.store.fs.exists(at.store.path(c, "data"))
         return c
+
     kind = type(at.store.fs)
-    with patch.object(kind, "exists", Remembering.exists), patch.object(kind, "invalidate_cache", Remembering.invalidate_cache):
+    with (
+        patch.object(kind, "exists", Remembering.exists),
+        patch.object(kind, "invalidate_cache", Remembering.invalidate_cache),
+    ):
         assert at.store.describe([late()])[0].state is TxnState.PRECOMMITTED
         assert list(at.store.rows(late())) == [{"value": "a"}]
         assert at.store.commit(late()) is DONE
@@ -211,7 +282,9 @@ def test_names_with_an_empty_prefix_or_one_of_two_lines_are_found_again(tmp_path
     for n, prefix in enumerate(("", "two\nlines")):
         plan, store = a_plan(), FileParticipant(tmp_path / str(n), prefix=prefix)
         c = promised(At(store, list, rows), plan, "a")
-        assert [left.transactional_id for left in store.in_doubt(plan.query_id)] == [c.transactional_id] and store.commit(c) is DONE
+        assert [left.transactional_id for left in store.in_doubt(plan.query_id)] == [
+            c.transactional_id
+        ] and store.commit(c) is DONE
 
 
 def test_bad_options_of_files_are_named(tmp_path):
@@ -241,7 +314,11 @@ def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
     c = promised(At(store, list, rows), a_plan(), "a")
     assert "hunter2" not in store.store_id() + repr(store) + repr(c) + repr(store.in_doubt("q"))
     assert store.store_id() == "guarded://bob@host/bucket" and store.commit(c) is DONE
-    with patch.object(storage.Storage, "create", lambda storage, path, content: True), patch.object(storage, "_CHECKED", set()), pytest.raises(BadOption, match=r"bob:\*\*\*@host") as e:
+    with (
+        patch.object(storage.Storage, "create", lambda storage, path, content: True),
+        patch.object(storage, "_CHECKED", set()),
+        pytest.raises(BadOption, match=r"bob:\*\*\*@host") as e,
+    ):
         ObjectParticipant("guarded://bob:hunter2@host/bucket")
     assert "hunter2" not in str(e.value)
 
@@ -278,4 +355,5 @@ def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
     at = wal(tmp_path)
     assert at.store.commit(c) is DONE and at.seen() == ["a", "b"]
     assert at.store.log.fs.find(f"{at.store.log.root}/data") == []
-    assert wal(tmp_path, dies_at="a", error=ConnectionError()).store.commit(c) is DONE  # there is nothing to replay
+    # there is nothing to replay
+    assert wal(tmp_path, dies_at="a", error=ConnectionError()).store.commit(c) is DONE

@@ -1,4 +1,7 @@
-"""PostgreSQL as a participant: all promises, rows of every kind, upserts, and a server that dies, is full, or says no."""
+"""PostgreSQL as a participant: all promises, rows of every kind, upserts, and a server that dies,
+is full, or says no.
+"""
+
 import threading
 import uuid
 from dataclasses import replace
@@ -10,9 +13,16 @@ from database_fixtures import Postgres, shown
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, promised, rows
 
 from kafka2pc.decision_logs.table import TableLog
-from kafka2pc.protocol.errors import BadOption, BadRow, BrokerUnreachable, NotAuthorized, PrecommitFailed, StoreUnreachable
-from kafka2pc.stores.postgres import PostgresParticipant
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BadRow,
+    BrokerUnreachable,
+    NotAuthorized,
+    PrecommitFailed,
+    StoreUnreachable,
+)
 from kafka2pc.protocol.transactions import TxnState
+from kafka2pc.stores.postgres import PostgresParticipant
 from kafka2pc.stores.staged import StagedParticipant
 
 pytestmark = pytest.mark.timeout(180)
@@ -22,7 +32,11 @@ def table(postgres, kind=PostgresParticipant):
     """A table of this test's own."""
     name = f"t{uuid.uuid4().hex[:8]}"
     postgres.execute(f"create table {name} (value text)")
-    return At(kind(postgres.url, name), lambda: [value for value, in postgres.execute(f"select value from {name}")], rows)
+    return At(
+        kind(postgres.url, name),
+        lambda: [value for (value,) in postgres.execute(f"select value from {name}")],
+        rows,
+    )
 
 
 @pytest.fixture
@@ -31,7 +45,9 @@ def at(postgres):
 
 
 @pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
-@pytest.mark.parametrize("kind", [PostgresParticipant, StagedParticipant], ids=["prepared", "staged"])
+@pytest.mark.parametrize(
+    "kind", [PostgresParticipant, StagedParticipant], ids=["prepared", "staged"]
+)
 def test_postgres_keeps(promise, kind, postgres):
     promise(table(postgres, kind))
 
@@ -47,34 +63,73 @@ def written(store, *batches, plan=None):
 
 
 def test_every_kind_of_column_arrives(postgres):
-    postgres.execute("""create table kinds (i bigint, f double precision, t text, b bytea, j jsonb, n numeric, w timestamptz, d date, ok boolean, "Ünd" text)""")
-    one = {"i": 1, "f": 1.5, "t": 'sp"ä,te\n', "b": b"\x00\xff", "j": {"a": [1]}, "n": Decimal("1.20"), "ok": True, "Ünd": "x"}
+    postgres.execute(
+        """create table kinds (i bigint, f double precision, t text, b bytea, j jsonb, n numeric, w timestamptz, d date, ok boolean, "Ünd" text)"""
+    )
+    one = {
+        "i": 1,
+        "f": 1.5,
+        "t": 'sp"ä,te\n',
+        "b": b"\x00\xff",
+        "j": {"a": [1]},
+        "n": Decimal("1.20"),
+        "ok": True,
+        "Ünd": "x",
+    }
     batch = pa.RecordBatch.from_pylist([one, dict.fromkeys(one), one | {"t": ""}])
-    batch = batch.append_column("w", pa.array([0, None, 1], pa.timestamp("us", "UTC"))).append_column("d", pa.array([0, None, 1], pa.date32()))
+    batch = batch.append_column(
+        "w", pa.array([0, None, 1], pa.timestamp("us", "UTC"))
+    ).append_column("d", pa.array([0, None, 1], pa.date32()))
     written(PostgresParticipant(postgres.url, "public.kinds"), batch, batch)
-    found = postgres.execute("""select i, f, t, b, j, n, ok, "Ünd", w is null, d::text from kinds order by i, t""")
+    found = postgres.execute(
+        """select i, f, t, b, j, n, ok, "Ünd", w is null, d::text from kinds order by i, t"""
+    )
     same = (1, 1.5, b"\x00\xff", {"a": [1]}, Decimal("1.20"), True, "x")
-    assert [f[:2] + f[3:8] for f in found[:4]] == [same] * 4 and [f[2] for f in found[:4]] == ["", "", 'sp"ä,te\n', 'sp"ä,te\n']
+    assert [f[:2] + f[3:8] for f in found[:4]] == [same] * 4 and [f[2] for f in found[:4]] == [
+        "",
+        "",
+        'sp"ä,te\n',
+        'sp"ä,te\n',
+    ]
     assert found[4] == (None,) * 8 + (True, None) and found[2][9] == "1970-01-01"
 
 
 def test_words_that_are_dictionaries_and_views_arrive(postgres, at):
     for kind in (pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())):
         written(at.store, pa.record_batch({"value": pa.array(["a", None]).cast(kind)}))
-    assert postgres.execute(f"select value, count(*)::int from {at.store.table} group by value order by value") == [("a", 3), (None, 3)]
+    assert postgres.execute(
+        f"select value, count(*)::int from {at.store.table} group by value order by value"
+    ) == [("a", 3), (None, 3)]
 
 
 def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(postgres):
-    postgres.execute("create table words (id int, lang text, value text, seen int default 7, primary key (lang, id))")
+    postgres.execute(
+        "create table words (id int, lang text, value text, seen int default 7, primary key (lang,"
+        " id))"
+    )
     store = PostgresParticipant(postgres.url, "words", key=("id", "lang"))
-    batch = lambda ids, values: pa.record_batch({"id": ids, "lang": ["de"] * len(ids), "value": values})
+    batch = lambda ids, values: pa.record_batch(
+        {"id": ids, "lang": ["de"] * len(ids), "value": values}
+    )
     written(store, batch([1, 2, 1], ["a", "b", "c"]), batch([2, 3], ["d", "e"]))
-    assert postgres.execute("select id, value, seen from words order by id") == [(1, "c", 7), (2, "d", 7), (3, "e", 7)]
+    assert postgres.execute("select id, value, seen from words order by id") == [
+        (1, "c", 7),
+        (2, "d", 7),
+        (3, "e", 7),
+    ]
     written(store, batch([3, 4], ["f", "g"]))
-    assert postgres.execute("select id, value from words order by id") == [(1, "c"), (2, "d"), (3, "f"), (4, "g")]
-    written(store, pa.record_batch({"id": [4, 5], "lang": ["de", "de"]}))  # nothing but the key: it is there, or it comes
+    assert postgres.execute("select id, value from words order by id") == [
+        (1, "c"),
+        (2, "d"),
+        (3, "f"),
+        (4, "g"),
+    ]
+    # nothing but the key: it is there, or it comes
+    written(store, pa.record_batch({"id": [4, 5], "lang": ["de", "de"]}))
     assert postgres.execute("select count(*) from words") == [(5,)]
-    assert postgres.execute("select count(*) from pg_tables where tablename ~ '^kafka2pc_[0-9]+$'") == [(0,)]
+    assert postgres.execute(
+        "select count(*) from pg_tables where tablename ~ '^kafka2pc_[0-9]+$'"
+    ) == [(0,)]
 
 
 def test_what_is_promised_survives_the_death_of_the_server(tmp_path):
@@ -94,7 +149,10 @@ def test_what_is_promised_survives_the_death_of_the_server(tmp_path):
 def test_a_server_that_cannot_vote_is_found_before_anything_is_written(tmp_path):
     server = Postgres(tmp_path, prepared=0)
     server.execute("create table t (value text)")
-    with pytest.raises(BadOption, match="max_prepared_transactions = 0(.|\n)*Nothing was written(.|\n)*restart the server"):
+    with pytest.raises(
+        BadOption,
+        match="max_prepared_transactions = 0(.|\n)*Nothing was written(.|\n)*restart the server",
+    ):
         PostgresParticipant(server.url, "t").begin(a_plan())
     server.execute("alter system set max_prepared_transactions = 1")
     server.restart()
@@ -117,14 +175,24 @@ def server_says(postgres, name, value):
 
 
 def test_a_commit_is_on_the_disk_whatever_the_user_has_set(postgres):
-    assert [server_says(postgres, "synchronous_commit", value) for value in ("off", "on", "remote_apply")] == ["on", "on", "remote_apply"]
+    assert [
+        server_says(postgres, "synchronous_commit", value)
+        for value in ("off", "on", "remote_apply")
+    ] == ["on", "on", "remote_apply"]
 
 
 def test_a_server_that_vanishes_is_noticed(postgres):
-    for connect in (PostgresParticipant(postgres.url, "t").connect, TableLog(postgres.url, "a")._connect):
+    for connect in (
+        PostgresParticipant(postgres.url, "t").connect,
+        TableLog(postgres.url, "a")._connect,
+    ):
         with connect() as db:
             found = db.info.get_parameters()
-        assert int(found["keepalives_idle"]) + int(found["keepalives_interval"]) * int(found["keepalives_count"]) <= 30
+        assert (
+            int(found["keepalives_idle"])
+            + int(found["keepalives_interval"]) * int(found["keepalives_count"])
+            <= 30
+        )
         assert found["tcp_user_timeout"] == "30000"
 
 
@@ -158,18 +226,31 @@ def test_two_tasks_with_one_key_do_not_wait_for_ever(postgres):
     with store.begin(plan) as first:
         first.write(batch)
         c = first.precommit()
-    with pytest.raises(PrecommitFailed, match="Repartition by the key"), store.begin(plan) as second:
+    with (
+        pytest.raises(PrecommitFailed, match="Repartition by the key"),
+        store.begin(plan) as second,
+    ):
         second.write(batch)
         second.precommit()
     assert (store.commit(c), store.in_doubt(plan.query_id)) == (DONE, [])
 
 
-@pytest.mark.parametrize(("table", "batch", "says"), [
-    ("t", {"value": ["a"], "no": [1]}, 'column "no"'), ("absent", {"value": ["a"]}, '"absent" does not exist'), ("t", {"value": [None]}, "null value"),
-    ("t", {"value": ["a\x00"]}, "invalid byte sequence"), ("t", {"value": ["a", "a"]}, "deferred"),
-], ids=["column", "table", "null", "zero", "at the end"])
+@pytest.mark.parametrize(
+    ("table", "batch", "says"),
+    [
+        ("t", {"value": ["a"], "no": [1]}, 'column "no"'),
+        ("absent", {"value": ["a"]}, '"absent" does not exist'),
+        ("t", {"value": [None]}, "null value"),
+        ("t", {"value": ["a\x00"]}, "invalid byte sequence"),
+        ("t", {"value": ["a", "a"]}, "deferred"),
+    ],
+    ids=["column", "table", "null", "zero", "at the end"],
+)
 def test_a_bad_row_is_told_and_leaves_nothing(postgres, table, batch, says):
-    postgres.execute("create table if not exists t (value text not null, constraint deferred unique (value) deferrable initially deferred)")
+    postgres.execute(
+        "create table if not exists t (value text not null, constraint deferred unique (value)"
+        " deferrable initially deferred)"
+    )
     store, plan = PostgresParticipant(postgres.url, table), a_plan()
     with pytest.raises(BadRow, match=says), store.begin(plan) as txn:
         txn.write(pa.record_batch(batch))
@@ -196,12 +277,20 @@ def asked(url):
     for store in (PostgresParticipant(url, "t"), StagedParticipant(url, "t")):
         c = store.receipt("id", 0)
         assert "hun" not in repr(store) + repr(c)
-        yield from (store.store_id, lambda store=store: store.begin(a_plan()), lambda store=store: store.in_doubt("q"),
-                    lambda store=store: store.traces("q"), lambda store=store, c=c: store.describe([c]))
+        yield from (
+            store.store_id,
+            lambda store=store: store.begin(a_plan()),
+            lambda store=store: store.in_doubt("q"),
+            lambda store=store: store.traces("q"),
+            lambda store=store, c=c: store.describe([c]),
+        )
     yield lambda: TableLog(url, "a")
 
 
-@pytest.mark.parametrize("url", ["postgresql://bob:hunter2@127.0.0.1:1/db", "host=127.0.0.1 port=1 user=bob password=hunter2"])
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://bob:hunter2@127.0.0.1:1/db", "host=127.0.0.1 port=1 user=bob password=hunter2"],
+)
 def test_a_server_that_is_not_there_is_reported_without_the_password(url):
     for verb in asked(url):
         error, text = shown(verb)
@@ -210,17 +299,28 @@ def test_a_server_that_is_not_there_is_reported_without_the_password(url):
 
 
 UNREADABLE = {
-    "bracket": "postgresql://bob:hunter2@[bad", "no host": "postgresql://bob:hunter2", "at sign": "postgresql://bob:hun@ter2@127.0.0.1:1/db",
-    "slash": "postgresql://bob:hun/ter2@127.0.0.1:1/db", "digits and slash": "postgresql://bob:1/hunter2@127.0.0.1:1/db",
-    "percent": "postgresql://bob:hunter2%@127.0.0.1:1/db", "option": "postgresql://bob:hunter2@127.0.0.1:1/db?nosuch=hunter2",
-    "port": "postgresql://bob:hunter2@127.0.0.1:hunter2/db", "blank": "host=127.0.0.1 port=1 password=hun ter2 user=bob",
-    "quote": "host=127.0.0.1 port=1 password='hunter2", "zero": "postgresql://bob:hunter2\x00@127.0.0.1:1/db",
+    "bracket": "postgresql://bob:hunter2@[bad",
+    "no host": "postgresql://bob:hunter2",
+    "at sign": "postgresql://bob:hun@ter2@127.0.0.1:1/db",
+    "slash": "postgresql://bob:hun/ter2@127.0.0.1:1/db",
+    "digits and slash": "postgresql://bob:1/hunter2@127.0.0.1:1/db",
+    "percent": "postgresql://bob:hunter2%@127.0.0.1:1/db",
+    "option": "postgresql://bob:hunter2@127.0.0.1:1/db?nosuch=hunter2",
+    "port": "postgresql://bob:hunter2@127.0.0.1:hunter2/db",
+    "blank": "host=127.0.0.1 port=1 password=hun ter2 user=bob",
+    "quote": "host=127.0.0.1 port=1 password='hunter2",
+    "zero": "postgresql://bob:hunter2\x00@127.0.0.1:1/db",
 }
 
 
 @pytest.mark.parametrize("url", UNREADABLE.values(), ids=UNREADABLE)
 def test_a_url_that_cannot_be_read_is_reported_without_the_password(url):
-    for verb in (*asked(url), lambda: PostgresParticipant(url, "t").commit(PostgresParticipant(url, "t").receipt("id", 0))):
+    for verb in (
+        *asked(url),
+        lambda: PostgresParticipant(url, "t").commit(
+            PostgresParticipant(url, "t").receipt("id", 0)
+        ),
+    ):
         error, text = shown(verb)
         assert type(error) is BadOption and "URL" in error.what and "percent" in error.action, text
         assert "hun" not in text and "ter2" not in text
@@ -239,12 +339,15 @@ def test_many_that_begin_at_once_make_one_table_of_records(postgres, at):
 
     def begin():
         begun.append(store.begin(plan))
+
     threads = [threading.Thread(target=begin) for _ in range(10)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert len({txn.c.transactional_id for txn in begun}) == len(store.in_doubt(plan.query_id)) == 10
+    assert (
+        len({txn.c.transactional_id for txn in begun}) == len(store.in_doubt(plan.query_id)) == 10
+    )
     for txn in begun:
         txn.db.close()
 
@@ -253,7 +356,14 @@ def test_lines_of_a_week_ago_are_forgotten_and_only_those_of_this_query(postgres
     plan, other = a_plan(), a_plan()
     old, open_, foreign = promised(at, plan, "a"), promised(at, plan, "b"), promised(at, other, "c")
     assert at.store.commit(old) is DONE and at.store.commit(foreign) is DONE
-    postgres.execute("update kafka2pc_transactions set began = now() - interval '8 days' where outcome = 'committed'")
+    postgres.execute(
+        "update kafka2pc_transactions set began = now() - interval '8 days' where outcome ="
+        " 'committed'"
+    )
     at.store.begin(replace(plan, batch_id=1)).db.close()
-    assert [s.state for s in at.store.describe([old, open_, foreign])] == [None, TxnState.PRECOMMITTED, TxnState.COMMITTED]
+    assert [s.state for s in at.store.describe([old, open_, foreign])] == [
+        None,
+        TxnState.PRECOMMITTED,
+        TxnState.COMMITTED,
+    ]
     assert at.store.commit(open_) is DONE

@@ -1,4 +1,7 @@
-"""Real databases on this machine, for the tests of a session: PostgreSQL from a package, MariaDB if it is installed. And what no error may show."""
+"""Real databases on this machine, for the tests of a session: PostgreSQL from a package, MariaDB if
+it is installed. And what no error may show.
+"""
+
 import traceback
 
 import pytest
@@ -19,7 +22,9 @@ def shown(verb):
 
 @pytest.fixture(scope="session")
 def postgres():
-    with Postgres() as server:  # in a folder of its own: a second run of pytest closes the folder of the first one to other users, and the server is one
+    # in a folder of its own: a second run of pytest closes the folder of the first one to other
+    # users, and the server is one
+    with Postgres() as server:
         yield server
 
 

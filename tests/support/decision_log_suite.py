@@ -1,7 +1,11 @@
-"""What every decision log promises, as plain functions: each takes `open`, which gives one more driver's log of the same decisions (`open("b")`: of others).
+"""What every decision log promises, as plain functions: each takes `open`, which gives one more
+driver's log of the same decisions (`open("b")`: of others).
 
-`PROMISES` holds for every log, `DURABLE` also for those that outlive the process that writes (both lists: raise if the promise is broken).
-`UNCLEAR` and `DAMAGED` need a `Place` that can lose an answer, or put something into a slot past the log. `check(make, promises)`: lessons use it."""
+`PROMISES` holds for every log, `DURABLE` also for those that outlive the process that writes (both
+lists: raise if the promise is broken). `UNCLEAR` and `DAMAGED` need a `Place` that can lose an
+answer, or put something into a slot past the log. `check(make, promises)`: lessons use it.
+"""
+
 import json
 import os
 import pickle
@@ -13,7 +17,17 @@ from dataclasses import replace
 import pytest
 from pyspark import cloudpickle
 
-from kafka2pc.protocol.decisions import Decision, Identity, Slot, commit_of, dump_decision, holds_later, load_decision, newest_commit, win
+from kafka2pc.protocol.decisions import (
+    Decision,
+    Identity,
+    Slot,
+    commit_of,
+    dump_decision,
+    holds_later,
+    load_decision,
+    newest_commit,
+    win,
+)
 from kafka2pc.protocol.errors import CorruptDecision, TwoPhaseError, UnknownFormat
 from kafka2pc.protocol.transactions import Committable, PartitionRange, PreparedTxnState, new_token
 
@@ -22,8 +36,10 @@ QUERY = "11111111-2222-3333-4444-555555555555"
 
 
 class Place:
-    """Where a kind of log keeps its decisions. `steps`: the functions between whose lines a driver may die. `spoil(name, slot, content)`: put bytes
-    into a slot past the log. `lost`: context managers inside which the first answer to a write is lost, "before" or "after" it was done."""
+    """Where a kind of log keeps its decisions. `steps`: the functions between whose lines a driver
+    may die. `spoil(name, slot, content)`: put bytes into a slot past the log. `lost`: context
+    managers inside which the first answer to a write is lost, "before" or "after" it was done.
+    """
 
     def __init__(self, open, *, steps=(), spoil=None, lost=None):
         self.open, self.steps, self.spoil, self.lost = open, steps, spoil, lost
@@ -34,11 +50,30 @@ class Place:
 
 def record(batch_id=7, attempt=0, commit=True, n=1, **more):
     """A decision with `n` receipts, unlike any other."""
-    part = PartitionRange(topic="späte \"1\"\n", partition=3, records=5, first_offset=2**40, last_offset=2**40 + 4)
-    cs = tuple(Committable(transactional_id=f"t{i}", state=PreparedTxnState(4000 + i, 1), partitions=(part,)) for i in range(n if commit else 0))
-    return Decision(query_id=QUERY, slot=Slot(batch_id, attempt), commit=commit, token=new_token(batch_id, attempt), committables=cs,
-                    stores=(("kafka", "cluster"), ("a table", "ünd")), offsets_hash="ab" * 32, rows=5 * n, bytes=2**40,
-                    identity=Identity(log="file:///späte", checkpoint="s3://b/ünd", topics=("t",), prefix="kafka2pc"), **more)
+    part = PartitionRange(
+        topic='späte "1"\n', partition=3, records=5, first_offset=2**40, last_offset=2**40 + 4
+    )
+    cs = tuple(
+        Committable(
+            transactional_id=f"t{i}", state=PreparedTxnState(4000 + i, 1), partitions=(part,)
+        )
+        for i in range(n if commit else 0)
+    )
+    return Decision(
+        query_id=QUERY,
+        slot=Slot(batch_id, attempt),
+        commit=commit,
+        token=new_token(batch_id, attempt),
+        committables=cs,
+        stores=(("kafka", "cluster"), ("a table", "ünd")),
+        offsets_hash="ab" * 32,
+        rows=5 * n,
+        bytes=2**40,
+        identity=Identity(
+            log="file:///späte", checkpoint="s3://b/ünd", topics=("t",), prefix="kafka2pc"
+        ),
+        **more,
+    )
 
 
 def into(to):
@@ -47,7 +82,9 @@ def into(to):
 
 
 def check(make, promises):
-    """Ask each promise of a fresh `make()`; the list of their names, or the error of the first that is broken."""
+    """Ask each promise of a fresh `make()`; the list of their names, or the error of the first that
+    is broken.
+    """
     return [promise.__name__ for promise in promises if promise(make()) is None]
 
 
@@ -58,7 +95,9 @@ def check(make, promises):
 def the_first_record_of_a_slot_stands_for_ever(open):
     first, second = record(commit=False), record()
     log = open()
-    assert (log.create(first), log.create(second), log.create(first), open().create(second)) == (first,) * 4
+    assert (log.create(first), log.create(second), log.create(first), open().create(second)) == (
+        first,
+    ) * 4
     assert log.chain(7) == open().chain(7) == [first]
 
 
@@ -71,6 +110,7 @@ def of_many_at_once_one_wins_and_all_are_told_the_same(open):
         def fight(n, log, records=records, told=told, start=start):
             start.wait()
             told[n] = win(log, records[n])
+
         threads = [threading.Thread(target=fight, args=(n, open())) for n in range(6)]
         for t in threads:
             t.start()
@@ -84,7 +124,12 @@ def slots_do_not_touch_each_other(open):
     log, other = open(), open("b")
     written = [record(7, 0, commit=False), record(7, 1), record(8, 0), record(70, 0, commit=False)]
     assert [log.create(d) for d in written] == written
-    assert (log.chain(7), log.chain(8), log.chain(70), log.chain(0)) == (written[:2], [written[2]], [written[3]], [])
+    assert (log.chain(7), log.chain(8), log.chain(70), log.chain(0)) == (
+        written[:2],
+        [written[2]],
+        [written[3]],
+        [],
+    )
     elsewhere = record(7, 0)
     assert (other.chain(7), other.batches(), other.create(elsewhere)) == ([], [], elsewhere)
     assert (log.chain(7), open("b").chain(7)) == (written[:2], [elsewhere])
@@ -112,11 +157,22 @@ def chains_and_batches_are_in_the_order_of_numbers(open):
 @into(PROMISES)
 def what_one_driver_wrote_the_next_read_of_another_shows(open):
     reader = open()
-    assert (reader.chain(7), reader.batches(), newest_commit(reader), holds_later(reader, 0)) == ([], [], None, False)
+    assert (reader.chain(7), reader.batches(), newest_commit(reader), holds_later(reader, 0)) == (
+        [],
+        [],
+        None,
+        False,
+    )
     for n in range(3):
         d = record(n)
         open().create(d)
-        assert (reader.chain(n), newest_commit(reader), commit_of(reader, n), holds_later(reader, n), holds_later(reader, n - 1)) == ([d], d, d, False, True)
+        assert (
+            reader.chain(n),
+            newest_commit(reader),
+            commit_of(reader, n),
+            holds_later(reader, n),
+            holds_later(reader, n - 1),
+        ) == ([d], d, d, False, True)
 
 
 # -- purge --
@@ -125,12 +181,20 @@ def what_one_driver_wrote_the_next_read_of_another_shows(open):
 @into(PROMISES)
 def a_purge_removes_older_batches_and_nothing_else(open):
     log, other = open(), open("b")
-    kept = {b: [log.create(record(b, 0, commit=False)), log.create(record(b, 1))] for b in (3, 4, 5)}
+    kept = {
+        b: [log.create(record(b, 0, commit=False)), log.create(record(b, 1))] for b in (3, 4, 5)
+    }
     foreign = other.create(record(3))
     log.purge(5)
     log.purge(5)
     for reader in (log, open()):
-        assert (reader.batches(), reader.chain(3), reader.chain(4), reader.chain(5), newest_commit(reader)) == ([5], [], [], kept[5], kept[5][1])
+        assert (
+            reader.batches(),
+            reader.chain(3),
+            reader.chain(4),
+            reader.chain(5),
+            newest_commit(reader),
+        ) == ([5], [], [], kept[5], kept[5][1])
     assert other.chain(3) == [foreign]
     assert open().create(record(5, 0)) == kept[5][0]
     log.purge(0)
@@ -146,7 +210,8 @@ from kafka2pc.protocol.decisions import dump_decision
 print(dump_decision(log.chain(7)[0]).decode())
 """
 
-# Forks a driver for each line of the functions in `steps`. It stops there (SIGKILL or SIGSTOP); then a rival asks for the same slot; then it goes on.
+# Forks a driver for each line of the functions in `steps`. It stops there (SIGKILL or SIGSTOP);
+# then a rival asks for the same slot; then it goes on.
 DRIVERS = """
 import json, os, pickle, signal, sys
 open_log, steps, pairs, how = pickle.load(sys.stdin.buffer)
@@ -193,15 +258,26 @@ for n, (mine, rivals) in enumerate(pairs, 1):
 def elsewhere(script, what):
     """The lines that a fresh Python process prints that gets `what`."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, "-c", script], input=cloudpickle.dumps(what), capture_output=True, env=env, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=cloudpickle.dumps(what),
+        capture_output=True,
+        env=env,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
 
 def stopped_at_every_line(place, how):
-    """[(slot, records of the driver and of its rival, what each was told)] for a driver that was stopped at each line of `place.steps` in turn."""
+    """[(slot, records of the driver and of its rival, what each was told)] for a driver that was
+    stopped at each line of `place.steps` in turn.
+    """
     pairs = [(record(n, commit=True), record(n, commit=False)) for n in range(100)]
-    said = [json.loads(line) for line in elsewhere(DRIVERS, (place.open, place.steps, pairs, how)).splitlines()]
+    said = [
+        json.loads(line)
+        for line in elsewhere(DRIVERS, (place.open, place.steps, pairs, how)).splitlines()
+    ]
     assert 3 < len(said) < len(pairs)
     return list(zip(pairs, said[:-1]))  # the last one came to its end
 
@@ -210,7 +286,10 @@ def stopped_at_every_line(place, how):
 def a_stranger_reads_what_stands(place):
     d = record()
     place().create(d)
-    assert load_decision(elsewhere(STRANGER, pickle.loads(pickle.dumps(place()))).encode(), "stranger") == d
+    assert (
+        load_decision(elsewhere(STRANGER, pickle.loads(pickle.dumps(place()))).encode(), "stranger")
+        == d
+    )
 
 
 @into(DURABLE)
@@ -230,7 +309,7 @@ def who_dies_between_any_two_lines_leaves_all_or_nothing(place):
 def who_sleeps_between_any_two_lines_learns_what_stands(place):
     winners = []
     for (mine, rivals), (told, rival_told) in stopped_at_every_line(place, 19):
-        stands, = place().chain(mine.slot.batch_id)
+        (stands,) = place().chain(mine.slot.batch_id)
         assert {told, rival_told} <= {str(stands.token), None}, (told, rival_told, stands)
         assert place().create(mine) == place().create(rivals) == stands
         winners.append(stands == mine)
@@ -277,7 +356,11 @@ def what_is_no_decision_of_this_slot_is_refused_and_never_overwritten(place, kin
     d = record()
     assert make(d) != dump_decision(d)
     place.spoil("a", d.slot, make(d))
-    for ask in (lambda: place().chain(7), lambda: place().create(d), lambda: place().create(record(commit=False))):
+    for ask in (
+        lambda: place().chain(7),
+        lambda: place().create(d),
+        lambda: place().create(record(commit=False)),
+    ):
         with pytest.raises(error) as e:
             ask()
         assert "7.0" in str(e.value) and isinstance(e.value, TwoPhaseError)

@@ -1,9 +1,12 @@
 """A driver of fsspec that keeps objects in memory, and whose requests a subclass can let fail."""
+
 from fsspec.implementations.memory import MemoryFileSystem
 
 
 class FailingDriver(MemoryFileSystem):
-    """`fails` is called before each read, list and write. A subclass has its own `protocol` and `store`."""
+    """`fails` is called before each read, list and write. A subclass has its own `protocol` and
+    `store`.
+    """
 
     pseudo_dirs = [""]
 

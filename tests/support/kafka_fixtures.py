@@ -1,23 +1,30 @@
-"""The local Kafka that tests share, and a reader that has nothing to do with this project's code. conftest.py imports the fixtures."""
+"""The local Kafka that tests share, and a reader that has nothing to do with this project's code.
+conftest.py imports the fixtures.
+"""
+
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import read_topic
+from kafka2pc.local.broker import LocalKafka
 
 
 @pytest.fixture(scope="session")
 def kafka():
-    """One node, shared by all tests of the session: use topics and transactional ids of your own. Whoever kills it restarts it."""
+    """One node, shared by all tests of the session: use topics and transactional ids of your own.
+    Whoever kills it restarts it.
+    """
     with LocalKafka() as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def open_host():
-    """A cluster of somebody else, which lets everybody in. It has topics with the names that the rooms use."""
+    """A cluster of somebody else, which lets everybody in. It has topics with the names that the
+    rooms use.
+    """
     with LocalKafka() as cluster:
         yield owned(cluster)
 
@@ -33,22 +40,46 @@ def owned(cluster):
 
 
 def state(kafka):
-    """The topics of a cluster and what is in them, without Kafka's own; its groups; the transactions that are open."""
+    """The topics of a cluster and what is in them, without Kafka's own; its groups; the
+    transactions that are open.
+    """
     admin = AdminClient(kafka.client_conf)
-    found = {name: [r.value for r in read_topic(kafka.client_conf, name)] for name in admin.list_topics(timeout=10).topics if not name.startswith("__")}
+    found = {
+        name: [r.value for r in read_topic(kafka.client_conf, name)]
+        for name in admin.list_topics(timeout=10).topics
+        if not name.startswith("__")
+    }
     with Control(kafka.client_conf) as control:
-        still = [t.transactional_id for t in control.list_transactions(states=("Ongoing", "PrepareCommit", "PrepareAbort"))]
-    return found | {"groups": sorted(g.group_id for g in admin.list_consumer_groups().result().valid), "open": still}
+        still = [
+            t.transactional_id
+            for t in control.list_transactions(states=("Ongoing", "PrepareCommit", "PrepareAbort"))
+        ]
+    return found | {
+        "groups": sorted(g.group_id for g in admin.list_consumer_groups().result().valid),
+        "open": still,
+    }
 
 
 def records(kafka, topic, isolation="read_committed", wait_s=30):
-    """Every message of `topic` that a reader of this isolation level sees up to its end, partition by partition."""
-    conf = {"group.id": "tests", "isolation.level": isolation, "enable.partition.eof": True, "enable.auto.commit": False, "log_level": 0,
-            "fetch.wait.max.ms": 50}
+    """Every message of `topic` that a reader of this isolation level sees up to its end, partition
+    by partition.
+    """
+    conf = {
+        "group.id": "tests",
+        "isolation.level": isolation,
+        "enable.partition.eof": True,
+        "enable.auto.commit": False,
+        "log_level": 0,
+        "fetch.wait.max.ms": 50,
+    }
     reader = Consumer(kafka.client_conf | conf)
     try:
         partitions = reader.list_topics(topic, timeout=wait_s).topics[topic].partitions
-        return [message for number in sorted(partitions) for message in _to_the_end(reader, TopicPartition(topic, number, 0), wait_s)]
+        return [
+            message
+            for number in sorted(partitions)
+            for message in _to_the_end(reader, TopicPartition(topic, number, 0), wait_s)
+        ]
     finally:
         reader.close()
 

@@ -1,4 +1,5 @@
 """A store without transactions, and the log that is put before it."""
+
 import os
 import signal
 from pathlib import Path
@@ -10,7 +11,9 @@ from kafka2pc.stores.wal import WalParticipant
 
 
 class KeyValue:
-    """A store in a folder, which ignores a key that it has seen. `dies_at`: the row at which the process that sends dies, or the error it gets."""
+    """A store in a folder, which ignores a key that it has seen. `dies_at`: the row at which the
+    process that sends dies, or the error it gets.
+    """
 
     def __init__(self, path, dies_at=None, error=None):
         self.path, self.dies_at, self.error = str(path), dies_at, error
@@ -29,9 +32,17 @@ class KeyValue:
                 continue
 
     def values(self):
-        return [file.read_text() for file in Path(self.path).iterdir()] if Path(self.path).exists() else []
+        return (
+            [file.read_text() for file in Path(self.path).iterdir()]
+            if Path(self.path).exists()
+            else []
+        )
 
 
 def wal(path, **trouble):
     kv = KeyValue(path / "kv", **trouble)
-    return At(WalParticipant(ObjectParticipant(f"file://{path}/log", name="kv"), kv, chunk=2), kv.values, rows)
+    return At(
+        WalParticipant(ObjectParticipant(f"file://{path}/log", name="kv"), kv, chunk=2),
+        kv.values,
+        rows,
+    )

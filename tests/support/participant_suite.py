@@ -1,6 +1,10 @@
-"""What every participant promises, as plain functions: each takes `at` (`At`, or something like it) and raises if the promise is broken.
+"""What every participant promises, as plain functions: each takes `at` (`At`, or something like it)
+and raises if the promise is broken.
 
-`PROMISES` holds for every store, `DURABLE` also for those that outlive the process that writes. `check(at)` asks all of them (lessons use it)."""
+`PROMISES` holds for every store, `DURABLE` also for those that outlive the process that writes.
+`check(at)` asks all of them (lessons use it).
+"""
+
 import json
 import os
 import pickle
@@ -15,10 +19,20 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from kafka2pc.protocol.errors import PrecommitFailed
 from kafka2pc.kafka.participant import retry_unknown
+from kafka2pc.protocol.errors import PrecommitFailed
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.transactions import Committable, IllegalStep, Mode, Outcome, Plan, PreparedTxnState, TxnState, committable_from_dict, new_token
+from kafka2pc.protocol.transactions import (
+    Committable,
+    IllegalStep,
+    Mode,
+    Outcome,
+    Plan,
+    PreparedTxnState,
+    TxnState,
+    committable_from_dict,
+    new_token,
+)
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 PROMISES, DURABLE = [], []
@@ -30,9 +44,11 @@ def rows(texts):
 
 
 class At:
-    """A store, how a row (a text) gets in, and what a reader sees that has nothing to do with the store's code.
+    """A store, how a row (a text) gets in, and what a reader sees that has nothing to do with the
+    store's code.
 
-    `remembers`: the store still knows a transaction after its commit."""
+    `remembers`: the store still knows a transaction after its commit.
+    """
 
     def __init__(self, store, seen, rows=list, *, remembers=True):
         self.store, self.rows, self._seen, self.remembers = store, rows, seen, remembers
@@ -45,7 +61,12 @@ class At:
 
 
 def a_plan(batch_id=0, query_id=None, token=None):
-    return Plan(query_id=query_id or str(uuid.uuid4()), batch_id=batch_id, attempt=1, token=token or new_token(batch_id, 1))
+    return Plan(
+        query_id=query_id or str(uuid.uuid4()),
+        batch_id=batch_id,
+        attempt=1,
+        token=token or new_token(batch_id, 1),
+    )
 
 
 def promised(at, plan, *texts):
@@ -70,7 +91,9 @@ def durable(promise):
 
 
 def check(make, promises):
-    """Ask each promise of a fresh `make()`; the list of their names, or the error of the first that is broken."""
+    """Ask each promise of a fresh `make()`; the list of their names, or the error of the first that
+    is broken.
+    """
     return [promise.__name__ for promise in promises if promise(make()) is None]
 
 
@@ -111,6 +134,7 @@ def of_a_commit_and_an_abort_at_once_one_wins(at):
         def end(verb, c=c, told=told, both=both):
             both.wait()
             told[verb] = ask(getattr(at.store, verb), c)
+
         threads = [threading.Thread(target=end, args=(verb,)) for verb in ("commit", "abort")]
         for t in threads:
             t.start()
@@ -153,13 +177,21 @@ def in_doubt_lists_what_is_open_of_this_query_and_each_can_be_ended(at):
 def describe_answers_in_order_and_knows_nothing_of_strangers(at):
     plan = a_plan()
     one, two = promised(at, plan, "a"), promised(at, plan, "b")
-    never = Committable(transactional_id=f"{two.transactional_id}0", state=PreparedTxnState(1, 0), participant=at.store.name)
+    never = Committable(
+        transactional_id=f"{two.transactional_id}0",
+        state=PreparedTxnState(1, 0),
+        participant=at.store.name,
+    )
     assert ask(at.store.abort, one) is DONE
     said = at.store.describe([two, never, one])
-    assert [s.state for s in said] in ([TxnState.PRECOMMITTED, None, gone] for gone in (TxnState.ABORTED, None))
+    assert [s.state for s in said] in (
+        [TxnState.PRECOMMITTED, None, gone] for gone in (TxnState.ABORTED, None)
+    )
     assert said[0].in_time and at.store.describe([two], margin_ms=1, age_ms=None)[0].in_time
     if two.timeout_ms:
-        assert [s.in_time for s in at.store.describe([two, two], margin_ms=two.timeout_ms + 1, age_ms=0)] == [False, False]
+        assert [
+            s.in_time for s in at.store.describe([two, two], margin_ms=two.timeout_ms + 1, age_ms=0)
+        ] == [False, False]
     assert at.store.describe([]) == []
     assert ask(at.store.commit, never) is REFUSED
 
@@ -172,7 +204,11 @@ def the_store_has_one_identity(at):
 @every
 def a_receipt_and_a_participant_can_travel(at):
     c = promised(at, a_plan(), "a")
-    assert committable_from_dict(json.loads(json.dumps(asdict(c)))) == pickle.loads(pickle.dumps(c)) == c
+    assert (
+        committable_from_dict(json.loads(json.dumps(asdict(c))))
+        == pickle.loads(pickle.dumps(c))
+        == c
+    )
     assert cloudpickle.loads(cloudpickle.dumps(at.store)).store_id() == at.store.store_id()
 
 
@@ -260,7 +296,9 @@ def leaving_normally_without_a_promise_shows_nothing_and_what_is_listed_can_be_a
 def a_partition_without_rows_and_a_drain_begin_nothing(at):
     plan = a_plan()
     assert precommit([at.store], plan, [at.rows([]), at.rows([])]).committables == ()
-    assert precommit([at.store], replace(plan, mode=Mode.DRAIN), [at.rows(["a"])]).committables == ()
+    assert (
+        precommit([at.store], replace(plan, mode=Mode.DRAIN), [at.rows(["a"])]).committables == ()
+    )
     assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], [])
 
 
@@ -313,7 +351,9 @@ def an_exception_after_precommit_leaves_the_transaction_precommitted(at):
     plan = a_plan()
     c = left_by_an_exception(at, plan)
     assert at.store.describe([c])[0].state is TxnState.PRECOMMITTED
-    assert [left.transactional_id for left in at.store.in_doubt(plan.query_id)] == [c.transactional_id]
+    assert [left.transactional_id for left in at.store.in_doubt(plan.query_id)] == [
+        c.transactional_id
+    ]
     assert ask(at.store.commit, c) is DONE
     assert at.seen() == ["a"]
 
@@ -331,12 +371,18 @@ def another_process_commits_what_an_exception_left_after_precommit(at):
 def traces_names_the_transactions_of_a_query_and_of_no_other(at):
     mine, other = a_plan(), a_plan()
     assert at.store.traces(mine.query_id) == []
-    kept, open_, foreign = promised(at, mine, "a"), promised(at, mine, "b"), promised(at, other, "c")
+    kept, open_, foreign = (
+        promised(at, mine, "a"),
+        promised(at, mine, "b"),
+        promised(at, other, "c"),
+    )
     both = sorted([kept.transactional_id, open_.transactional_id])
     assert sorted(at.store.traces(mine.query_id)) == both
     assert at.store.traces(other.query_id) == [foreign.transactional_id]
     assert ask(at.store.commit, kept) is DONE
-    assert sorted(at.store.traces(mine.query_id)) == (both if at.remembers else [open_.transactional_id])
+    assert sorted(at.store.traces(mine.query_id)) == (
+        both if at.remembers else [open_.transactional_id]
+    )
     assert ask(at.store.abort, open_) is DONE and ask(at.store.abort, foreign) is DONE
     assert set(at.store.traces(mine.query_id)) <= set(both)
 
@@ -383,9 +429,17 @@ reached(last)
 
 
 def elsewhere(script, *what):
-    """What a fresh Python process prints that gets `what`. Classes of a notebook travel by value, as Spark sends them."""
+    """What a fresh Python process prints that gets `what`. Classes of a notebook travel by value,
+    as Spark sends them.
+    """
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, "-c", script], input=cloudpickle.dumps(what), capture_output=True, env=env, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input=cloudpickle.dumps(what),
+        capture_output=True,
+        env=env,
+        timeout=60,
+    )
     assert done.returncode in (0, -9), done.stderr.decode()
     return done.stdout.decode().strip()
 
@@ -395,7 +449,9 @@ def stranger(at, verb, c):
 
 
 def killed(at, plan, last, *texts):
-    """A process that writes `texts` and dies by SIGKILL right after the verb `last`: its receipt, if it gave one."""
+    """A process that writes `texts` and dies by SIGKILL right after the verb `last`: its receipt,
+    if it gave one.
+    """
     said = elsewhere(VICTIM, at.store, plan, at.rows(texts), last)
     return committable_from_dict(json.loads(said)) if said else None
 

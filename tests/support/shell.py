@@ -1,4 +1,5 @@
 """A line of the command line, run in this process."""
+
 import shlex
 
 from typer.testing import CliRunner

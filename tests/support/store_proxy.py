@@ -1,4 +1,7 @@
-"""An HTTP proxy before the server of an object store. It counts requests, and on request it loses answers or gives an answer of its own."""
+"""An HTTP proxy before the server of an object store. It counts requests, and on request it loses
+answers or gives an answer of its own.
+"""
+
 import http.client
 import re
 import threading
@@ -13,7 +16,10 @@ HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
 
 @dataclass(frozen=True)
 class Request:
-    """One HTTP request: `path` with its query, `agent` the client's own name of itself, `body` its bytes."""
+    """One HTTP request: `path` with its query, `agent` the client's own name of itself, `body` its
+    bytes.
+    """
+
     method: str
     path: str
     agent: str
@@ -27,6 +33,7 @@ class Request:
 @dataclass(frozen=True)
 class Answer:
     """What the proxy answers in place of the server."""
+
     status: int
     body: bytes = b""
     headers: tuple = ()
@@ -34,16 +41,26 @@ class Answer:
 
 
 class Proxy:
-    """Listens on a free port of 127.0.0.1 and forwards to `port`. `seen`: the requests so far, in the order of their arrival.
+    """Listens on a free port of 127.0.0.1 and forwards to `port`. `seen`: the requests so far, in
+    the order of their arrival.
 
-    `fault`: a function of a `Request`, which returns None (forward it), "before" (close the connection, forward nothing), "after" (forward it, then
-    close the connection without an answer), or an `Answer`. `unconditional`: forward no condition, as stores do that know none."""
+    `fault`: a function of a `Request`, which returns None (forward it), "before" (close the
+    connection, forward nothing), "after" (forward it, then close the connection without an answer),
+    or an `Answer`. `unconditional`: forward no condition, as stores do that know none.
+    """
 
     def __init__(self, port):
-        self.target, self.seen, self.fault, self.unconditional = port, [], lambda request: None, False
+        self.target, self.seen, self.fault, self.unconditional = (
+            port,
+            [],
+            lambda request: None,
+            False,
+        )
         self.server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         self.port = self.server.server_address[1]
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
 
     def close(self):
         self.server.shutdown()
@@ -60,7 +77,9 @@ class Proxy:
 
     @contextmanager
     def loses(self, when, *, first_only=True, of=lambda request: request.writes):
-        """Inside the `with`, the answer to the first request that `of` selects (or to each of them) is lost, "before" or "after" it was done."""
+        """Inside the `with`, the answer to the first request that `of` selects (or to each of them)
+        is lost, "before" or "after" it was done.
+        """
         lock, lost = threading.Lock(), []
 
         def fault(request):
@@ -69,6 +88,7 @@ class Proxy:
                     return None
                 lost.append(request)
                 return when
+
         with self.faults(fault):
             yield lost
 
@@ -148,7 +168,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(status)
         named = {name.lower() for name, _ in headers}
         for name, value in headers:
-            if name.lower() not in HOP and (name.lower() != "content-length" or self.command == "HEAD"):
+            if name.lower() not in HOP and (
+                name.lower() != "content-length" or self.command == "HEAD"
+            ):
                 self.send_header(name, value)
         if self.command != "HEAD" or "content-length" not in named:
             self.send_header("Content-Length", str(len(body)))

@@ -1,4 +1,5 @@
 """The jobs and stories (room 24) that the tests share. conftest.py imports the fixtures."""
+
 import pytest
 
 from kafka2pc.proof.story import Job, Story
@@ -32,4 +33,6 @@ def story(job, kafka, tmp_path):
 
 def check_untouched(story):
     """Nothing was written, nothing was even begun."""
-    assert story.seen("read_uncommitted") == [] and story.open() == [] and story.events("begin") == [], story.told()
+    assert (
+        story.seen("read_uncommitted") == [] and story.open() == [] and story.events("begin") == []
+    ), story.told()
