@@ -1,7 +1,6 @@
-"""Everything about the package is written once, in settings.ini. This file only hands it to
-setuptools.
-"""
+"""Hands settings.ini to setuptools. Everything about the package is written there, once."""
 
+import re
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -11,32 +10,48 @@ HERE = Path(__file__).parent
 parser = ConfigParser(delimiters=["="])
 parser.read(HERE / "settings.ini", encoding="utf-8")
 settings = parser["DEFAULT"]
-readme = HERE / "README.md"
+SOURCE = settings["git_url"]
+FILES, PICTURES = f"{SOURCE}/blob/{settings['branch']}", f"{SOURCE}/raw/{settings['branch']}"
 
 
 def words(key: str) -> list[str]:
     return settings.get(key, "").split()
 
 
+def description() -> str:
+    """README.md for a reader who does not have the repository: its relative links become absolute."""
+    readme = HERE / "README.md"
+    if not readme.exists():
+        return settings["description"]
+    text = readme.read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?!https?:|#)", rf"\1{PICTURES}/", text)
+    return re.sub(r"(?<!!)(\[[^]]*\]\()(?!https?:|#)", rf"\1{FILES}/", text)
+
+
 setup(
     name=settings["lib_name"],
     version=settings["version"],
     description=settings["description"],
-    long_description=(
-        readme.read_text(encoding="utf-8") if readme.exists() else settings["description"]
-    ),
+    long_description=description(),
     long_description_content_type="text/markdown",
     author=settings["author"],
-    author_email=settings["author_email"],
-    url=settings["git_url"],
-    license="Apache-2.0",
+    project_urls={
+        "Source": SOURCE,
+        "Documentation": settings["doc_host"] + settings["doc_baseurl"],
+        "Changelog": f"{FILES}/CHANGELOG.md",
+        "Issues": f"{SOURCE}/issues",
+    },
     keywords=words("keywords"),
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Developers",
         "Operating System :: POSIX",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Database",
         "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
     ],
     python_requires=">=" + settings["min_python"],
     install_requires=words("requirements"),
@@ -47,6 +62,7 @@ setup(
     },
     entry_points={"console_scripts": words("console_scripts")},
     packages=find_packages(include=["kafka2pc", "kafka2pc.*"]),
+    package_data={"kafka2pc": ["py.typed"]},
     py_modules=["pyspark_kafka2pc"],  # Spark looks for modules of such a name
     zip_safe=False,
 )
