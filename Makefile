@@ -81,7 +81,8 @@ run: $(READY) ## execute the notebooks in place and keep what they show (ROOM=pr
 prepare: $(READY) ## before every commit: export the modules, clean the notebooks, count the minutes, render README.md
 	@$(BIN)/nbdev_export
 	@$(BIN)/nbdev_clean
-	@$(BIN)/python tools/minutes.py
+	@$(BIN)/python tools/contents.py
+	@$(BIN)/python tools/packages.py
 	@$(BIN)/python tools/readme.py
 
 .PHONY: readme

@@ -201,7 +201,7 @@ def test_notebooks_are_clean(path, tmp_path):
     assert Path(copy).read_bytes() == path.read_bytes(), "run `make prepare`"
 
 
-@pytest.mark.parametrize("tool", ["minutes", "readme"])
+@pytest.mark.parametrize("tool", ["contents", "readme", "packages"])
 def test_what_is_made_of_the_notebooks_is_as_they_are(tool):
     assert (ROOT / "nbs" / "index.ipynb").exists()
     done = run(sys.executable, ROOT / "tools" / f"{tool}.py", "--check")
