@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import nbformat
+from contents import NBS, PACKAGES, notebooks
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from readme import is_solution, plain, visible
@@ -21,18 +22,7 @@ from run_notebooks import CELL_SECONDS, execute
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "output" / "docs", ROOT / "output" / "site"
-NBS = ROOT / "nbs"
-PACKAGES = [
-    "protocol",
-    "backends",
-    "kafka",
-    "stores",
-    "decision_logs",
-    "spark",
-    "operations",
-    "local",
-    "proof",
-]
+TEXTS = ["CONTRIBUTING", "SECURITY"]
 
 
 def title(notebook: Path) -> str:
@@ -67,12 +57,9 @@ def page(notebook: Path, target: Path) -> None:
 
 
 def moved(text: str) -> str:
-    """Links as the site has them: its top folder holds what nbs/ holds, and the pictures."""
-    text = (
-        text.replace("](../images", "](images")
-        .replace("](../../images", "](../images")
-        .replace("](../CONTRIBUTING.md", "](map.html")
-    )
+    """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures."""
+    text = text.replace("](../images", "](images").replace("](../../images", "](../images")
+    text = re.sub(r"\]\(\.\./(\w+)\.md", lambda page: f"]({page[1].lower()}.html", text)
     return re.sub(r"\]\((?:nbs/)?([\w./]+)\.ipynb", r"](\1.html", text)
 
 
@@ -98,22 +85,14 @@ def executed(rooms: list[Path], folder: Path) -> Path:
     return folder
 
 
-def notebooks(folder: Path) -> list[Path]:
-    """The front page, then package by package in reading order."""
-    return [
-        folder / "index.ipynb",
-        *(path for package in PACKAGES for path in sorted((folder / package).glob("*.ipynb"))),
-    ]
-
-
 def assemble(folder: Path) -> list:
     """Everything that the site shows, in one folder. Answers with its table of contents."""
     shutil.rmtree(PAGES, ignore_errors=True)
     (PAGES / "api").mkdir(parents=True)
     shutil.copytree(ROOT / "images", PAGES / "images")
-    (PAGES / "map.md").write_text(
-        moved((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")), encoding="utf-8"
-    )
+    for name in TEXTS:
+        text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
+        (PAGES / f"{name.lower()}.md").write_text(moved(text), encoding="utf-8")
     contents, reference = {}, {}
     for room in notebooks(folder):
         place = room.relative_to(folder)
@@ -129,7 +108,7 @@ def assemble(folder: Path) -> list:
     return [
         {"kafka2pc": "index.ipynb"},
         *sections,
-        {"Map": "map.md"},
+        *({name.title(): f"{name.lower()}.md"} for name in TEXTS),
         {"Reference": [{p: pages} for p, pages in reference.items()]},
     ]
 
