@@ -29,6 +29,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../nbs/proof/05_timeline.ipynb #c004
 from ..kafka.participant import NEVER_MS, KafkaParticipant, check, read_topic, retry_unknown
+from .checker import Seen, anomalies
+from .crash_points import Crash, CrashPoint, arm
 from .rules import RULES, switched_off
 from .world import QUERY
 from ..protocol import commit as act_two
@@ -36,16 +38,7 @@ from ..protocol import precommit as act_one
 from ..protocol import restore as act_three
 from ..protocol.decisions import FileLog
 from ..protocol.errors import BadOption, TwoPhaseError
-from kafka2pc.protocol.history import (
-    Crash,
-    CrashPoint,
-    Event,
-    History,
-    Seen,
-    anomalies,
-    arm,
-    read_history,
-)
+from ..protocol.history import Event, History, read_history
 from ..protocol.transactions import TRANSITIONS, Mode, Token, TxnState, step
 
 # %% ../../nbs/proof/05_timeline.ipynb #c009
