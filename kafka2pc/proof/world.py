@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUERY', 'FAULTS', 'COPIES', 'ANOMALIES', 'Txn', 'World', 'Worker', 'spell', 'worker_name', 'name_of', 'short',
-           'Config', 'Answer', 'Table', 'Scene', 'plus', 'minus', 'find', 'put', 'spend']
+           'Config', 'Answer', 'Table', 'Setting', 'plus', 'minus', 'find', 'put', 'spend']
 
 # %% ../../nbs/proof/03_world.ipynb #c002
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from ..protocol.transactions import Name, Plan, TxnState, parse_name
 
 # %% ../../nbs/proof/03_world.ipynb #c006
 class Txn(NamedTuple):
-    """A transactional id at its coordinator. `kept`: the epoch of what ended last, `struck`: by a
-    timeout. `marking`: PrepareCommit or PrepareAbort.
+    """A transactional id at its coordinator. `kept`: the epoch of the transaction that ended last,
+    `struck`: a timeout ended it. `marking`: PrepareCommit or PrepareAbort.
     """
 
     id: str
@@ -31,12 +31,15 @@ class Txn(NamedTuple):
 
     @property
     def ongoing(self) -> bool:
+        """True if it holds rows and has not ended."""
         return bool(self.rows) and self.state in (TxnState.OPEN, TxnState.PRECOMMITTED)
 
 # %% ../../nbs/proof/03_world.ipynb #c007
 class World(NamedTuple):
     """Everything but the processes. `log` has (batch, attempt, number of the decision); `version`
-    says which rows the newest offsets entry names.
+    says which rows the newest offsets entry names. Only the checks use `seen` (rows that readers
+    see), `owed` and `lost` (decided transactions that are not visible yet, or never will be) and
+    `claims` (the newest claim of each run).
     """
 
     txns: tuple[Txn, ...] = ()
@@ -44,7 +47,7 @@ class World(NamedTuple):
     offsets: int = -1
     version: int = 0
     commits: tuple[int, ...] = ()
-    mail: tuple = ()  # messages under way: (kind of question, who, *what)
+    mail: tuple = ()  # messages under way: (kind of request, run, *arguments)
     left: tuple[int, ...] = ()  # accidents that may still happen, in the order of FAULTS
     retired: tuple[str, ...] = ()  # names that a worker has given up
     seen: tuple = ()
@@ -71,19 +74,20 @@ class Worker(NamedTuple):
 
 
 def spell(token, driver: int, slot: int, life: int, counter: int, parity: int) -> str:
-    """A transactional_id."""
+    """A transactional_id, in the form of `protocol.transactions.Names`."""
     return f"kafka2pc-{QUERY}-{token}-{driver:02x}{slot:02x}{life:04x}-{counter}-{parity}"
 
 
 def worker_name(plan: Plan, worker: Worker, attempt: int, counter: int) -> str:
-    """The name for one transaction: one id, one life. `attempt` (which try of the task) is not in
-    it.
+    """The name for one transaction of a worker. `attempt`, which attempt of the task it is, is not
+    in it.
     """
     return spell(plan.token, *worker, counter, plan.batch_id % 2)
 
 
 @cache
 def name_of(transactional_id: str) -> Name:
+    """The parts of a transactional_id."""
     return parse_name(transactional_id)
 
 
@@ -91,18 +95,16 @@ def short(name: str, epoch: int | None = None) -> str:
     """A transactional_id for readers: its worker, `even` or `odd` for the batch, and the epoch."""
     process, counter, parity = name.rsplit("-", 3)[1:]
     worker = Worker(int(process[:2], 16), int(process[2:4], 16), int(process[4:], 16))
-    return (
-        f"{worker}"
-        + f"#{counter}" * (counter != "0")
-        + (" odd" if parity == "1" else " even")
-        + ("" if epoch is None else f" @{epoch}")
-    )
+    number = "" if counter == "0" else f"#{counter}"
+    batch = "odd" if parity == "1" else "even"
+    at = "" if epoch is None else f" @{epoch}"
+    return f"{worker}{number} {batch}{at}"
 
 # %% ../../nbs/proof/03_world.ipynb #c013
 FAULTS = {
     "crash": "a run of the query dies; its tasks live on",
     "timeout": "a transaction's time runs out",
-    "retry": "Spark starts a second try of a task while the first is still alive",
+    "retry": "Spark starts a second attempt of a task while the first is still alive",
     "broken": (
         "commit() raises at one of its calls, or the job fails while its tasks run; Spark then"
         " calls abort()"
@@ -115,7 +117,7 @@ FAULTS = {
         "the query is stopped and started again in one application: the planner's memory lives on,"
         " and the old committer may too"
     ),
-    "no_commits": "somebody deletes the newest entry of Spark's commits",
+    "no_commits": "an operator deletes the newest entry of Spark's commits",
     "new_rows": (
         "Spark's newest offsets entry is written anew, with other rows, and its commits entry is"
         " gone"
@@ -161,7 +163,7 @@ class Config:
     lost_entry: int = 0
     end_txn: int = 5  # version of EndTxn: from 5 on it raises the epoch
     markers: bool = False  # show PrepareCommit, between the answer to EndTxn and its completion
-    exclusive: bool = True  # Spark notices that somebody else has written commits/N
+    exclusive: bool = True  # Spark notices that another run has written commits/N
     # the tasks of batch N+1 start while batch N is being committed (Spark waits; a faster engine
     # might not)
     overlap: bool = False
@@ -204,8 +206,8 @@ ANOMALIES = {
         " but unfinished."
     ),
     "STUCK": (
-        "If all others die, a run that starts, or goes on, comes to its end, or says what is lost"
-        " or who is further."
+        "If all others die, a run that starts, or goes on, comes to its end, or reports what is lost"
+        " or which run is further."
     ),
 }
 
@@ -216,7 +218,7 @@ class Answer(NamedTuple):
     """
 
     world: World
-    said: object = None
+    reply: object = None
     wrong: tuple[str, ...] = ()
     note: str = ""
 
@@ -225,7 +227,8 @@ class Table:
     """Values by number; equal values have one number."""
 
     def __init__(self):
-        self.values, self._numbers = [], {}
+        self.values: list = []
+        self._numbers: dict = {}
 
     def number(self, value) -> int:
         """The number of this value, a new one if it was never seen."""
@@ -238,13 +241,14 @@ class Table:
         return self.values[number]
 
 
-class Scene:
-    """What does not change: how large the world is, and the decisions that somebody wanted, by
-    number.
+class Setting:
+    """What does not change: how large the world is, and all decisions that a run wanted to write,
+    by number.
     """
 
     def __init__(self, config: Config, decisions: Table | None = None):
-        self.config, self.decisions = config, decisions or Table()
+        self.config = config
+        self.decisions = decisions or Table()
 
     def opening(self) -> World:
         """The world before the first step."""
@@ -252,29 +256,30 @@ class Scene:
 
 # %% ../../nbs/proof/03_world.ipynb #c020
 def plus(items: tuple, *more) -> tuple:
+    """The sorted items with more of them."""
     return tuple(sorted(items + more))
 
 
 def minus(items: tuple, item) -> tuple:
+    """The items with one less."""
     i = items.index(item)
     return items[:i] + items[i + 1 :]
 
 
 def find(world: World, name: str) -> Txn | None:
+    """The transactional id at its coordinator."""
     return next((t for t in world.txns if t.id == name), None)
 
 
 def put(world: World, txn: Txn) -> World:
-    return world._replace(
-        txns=tuple(sorted((*(t for t in world.txns if t.id != txn.id), txn), key=lambda t: t.id))
-    )
+    """The world with this transactional id in its new state."""
+    others = [t for t in world.txns if t.id != txn.id]
+    return world._replace(txns=tuple(sorted([*others, txn], key=lambda t: t.id)))
 
 
 def spend(world: World, fault: str) -> World | None:
     """The world with one accident of this kind less to come, None if there was none left."""
     i = list(FAULTS).index(fault)
-    return (
-        world._replace(left=world.left[:i] + (world.left[i] - 1,) + world.left[i + 1 :])
-        if world.left and world.left[i]
-        else None
-    )
+    if not world.left or not world.left[i]:
+        return None
+    return world._replace(left=world.left[:i] + (world.left[i] - 1,) + world.left[i + 1 :])

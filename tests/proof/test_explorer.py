@@ -9,13 +9,13 @@ import pytest
 
 from kafka2pc.proof import explorer, replay
 from kafka2pc.proof.explorer import SMALL, explore, main
-from kafka2pc.proof.rules import HARMLESS, LIMITS, RULES, switched_off, without
+from kafka2pc.proof.rules import HARMLESS, LIMITS, RULES, switch_off, without
 from kafka2pc.proof.world import ANOMALIES, FAULTS, Config
 from kafka2pc.protocol import commit, restore
 
 NOT_ALLOWED = {"lost_entry", "expire"}  # accidents that no rule survives: see RULES and LIMITS
 
-# The worlds are deterministic. A change of the acts changes the counts a little; a model that stops
+# The worlds are deterministic. A change of the calls changes the counts a little; a model that stops
 # early halves them.
 STATES = {
     "one run": 35,
@@ -54,7 +54,7 @@ def explored(config, only=None):
 def test_with_all_rules_on_no_state_shows_an_anomaly(name):
     found = explored(SMALL[name])
     assert (found.anomaly, found.complete) == ("", True), "\n".join(
-        " | ".join(line[:3]) for line in found.story
+        " | ".join(line[:3]) for line in found.path
     )
     assert found.states >= STATES[name]
 
@@ -62,7 +62,7 @@ def test_with_all_rules_on_no_state_shows_an_anomaly(name):
 REACHED = [
     "late EndTxn took effect",
     "late EndTxn was refused",
-    "late EndTxn said the same again",
+    "late EndTxn was repeated",
     "late InitProducerId arrived",
     "late COMMIT won",
     "late COMMIT refused",
@@ -70,7 +70,7 @@ REACHED = [
     "COMMIT refused",
     "ABORT refused",
     "a decided batch is drained",
-    "abort() settled its slot",
+    "abort() closed its slot",
     "a timeout struck",
     "commit: LostTransaction",
     "plan: LostTransaction",
@@ -110,7 +110,7 @@ def test_every_accident_happens_in_a_small_world():
 def test_without_this_rule_there_is_an_anomaly_with_a_name(name):
     found = without(RULES[name])
     assert found.anomaly == RULES[name].anomaly
-    assert f"**{found.anomaly}**" in found.story[-1].said
+    assert f"**{found.anomaly}**" in found.path[-1].reply
 
 
 SAME_WORLDS = {(rule.config, rule.only): name for name, rule in RULES.items() if rule.change}
@@ -169,7 +169,7 @@ def test_a_rule_is_off_only_inside(name):
         return restore.sweep, commit.sweep, replay.worker_name, replay.StepStore.begin
 
     before = now()
-    with switched_off(RULES[name]):
+    with switch_off(RULES[name]):
         assert now() != before
     assert now() == before
 

@@ -39,9 +39,9 @@ def test_the_coordinator_asks_the_transition_table(monkeypatch):
 def test_an_act_that_draws_lots_is_noticed(monkeypatch):
     lots = count()
     monkeypatch.setitem(
-        replay.ACTS,
+        replay.CALLS,
         "plan",
-        lambda m, tape, *args: [tape.ask("spark", next(lots)) for _ in range(3)],
+        lambda m, transcript, *args: [transcript.ask("spark", next(lots)) for _ in range(3)],
     )
     with pytest.raises(RuntimeError, match="not deterministic"):
         explore(Config(drivers=1), alone=False)

@@ -12,7 +12,7 @@ from kafka2pc.kafka.control import Control, DescribedTransaction
 from kafka2pc.kafka.participant import NEVER_MS
 from kafka2pc.kafka.row_producer import RowTransaction
 from kafka2pc.proof import systems
-from kafka2pc.proof.world import QUERY, Config, Scene, Txn, Worker, World, find, worker_name
+from kafka2pc.proof.world import QUERY, Config, Setting, Txn, Worker, World, find, worker_name
 from kafka2pc.protocol.transactions import Committable, Plan, PreparedTxnState, Token, TxnState
 
 
@@ -78,28 +78,28 @@ STORIES = [
 
 def in_the_model(story):
     """The last answer, and how many rows a reader sees."""
-    scene = Scene(Config())
+    setting = Setting(Config())
     name = worker_name(
         Plan(query_id=QUERY, batch_id=0, attempt=1, token=Token(0, 1, "00000001")),
         Worker(1, 0, 0),
         0,
         0,
     )
-    now, said = systems.on_init(scene, World(owed=((name, 0),)), 1, name).world, None
+    now, reply = systems.on_init(setting, World(owed=((name, 0),)), 1, name).world, None
     for event in story:
         verb, _, epoch = event.partition(" ")
         if verb == "timeout":
-            now = systems.end_ongoing(scene, now, find(now, name), "timeout")[0]
+            now = systems.end_transaction(setting, now, find(now, name), "timeout")[0]
         elif verb == "write":
-            now, said, *_ = systems.on_produce(scene, now, 1, name, 0, ((0, 0, 0),))
+            now, reply, *_ = systems.on_produce(setting, now, 1, name, 0, ((0, 0, 0),))
         elif verb == "init":
-            now, said, *_ = systems.on_init(scene, now, 1, name)
+            now, reply, *_ = systems.on_init(setting, now, 1, name)
         else:
-            now, said, *_ = systems.on_end(scene, now, 1, name, int(epoch), verb == "commit")
-    return said, len(now.seen)
+            now, reply, *_ = systems.on_end(setting, now, 1, name, int(epoch), verb == "commit")
+    return reply, len(now.seen)
 
 
-def settle(control, name):
+def apply_move(control, name):
     """Until then the coordinator says CONCURRENT_TRANSACTIONS, which is no answer; the model's
     client asks again too.
     """
@@ -108,7 +108,7 @@ def settle(control, name):
 
 
 def on_a_broker(cluster, control, topic, story):
-    name, state, said, txn = f"model-{uuid.uuid4().hex}", None, None, None
+    name, state, reply, txn = f"model-{uuid.uuid4().hex}", None, None, None
     if story[0] != "write":
         state = control.init_producer_id(name, timeout_ms=60_000)
     for event in story:
@@ -127,9 +127,9 @@ def on_a_broker(cluster, control, topic, story):
             control.init_producer_id(name, timeout_ms=60_000)
         else:
             now = PreparedTxnState(state.producer_id, state.epoch + int(epoch))
-            said = control.end_txn(name, now, commit=verb == "commit", version=5).value
-            settle(control, name)
-    return said, values(cluster, topic).count(name)
+            reply = control.end_txn(name, now, commit=verb == "commit", version=5).value
+            apply_move(control, name)
+    return reply, values(cluster, topic).count(name)
 
 
 @pytest.mark.kafka
