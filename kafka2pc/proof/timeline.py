@@ -31,7 +31,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from ..kafka.participant import NEVER_MS, KafkaParticipant, check, read_topic, retry_unknown
 from .checker import Seen, anomalies
 from .crash_points import Crash, CrashPoint, arm
-from .rules import RULES, switched_off
+from .rules import RULES, switch_off
 from .world import QUERY
 from ..protocol import commit as act_two
 from ..protocol import precommit as act_one
@@ -725,7 +725,7 @@ def obey(order: dict, mine: Token | None) -> Token | None:
         retry=retry_unknown,
         skip_lost=order["skip_lost"],
     )
-    with switched_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
+    with switch_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
         made = act_three.plan(driver, batch_id, mine=mine)
         rows = range(batch_id * order["size"], (batch_id + 1) * order["size"])
         chunks = [
