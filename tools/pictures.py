@@ -25,11 +25,12 @@ from kafka2pc.kafka.encoder import (
     varints,
 )  # noqa: E402
 from kafka2pc.local.broker import LocalKafka  # noqa: E402
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.timeline import LOOKS, Timeline, draw  # noqa: E402
 from kafka2pc.proof.world import QUERY  # noqa: E402
 from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
 from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
-from kafka2pc.protocol.history import CrashPoint, History  # noqa: E402
+from kafka2pc.protocol.history import History  # noqa: E402
 from kafka2pc.protocol.precommit import precommit  # noqa: E402
 from kafka2pc.protocol.restore import plan  # noqa: E402
 from kafka2pc.protocol.transactions import (

@@ -30,8 +30,9 @@ from kafka2pc.kafka.control import (
     topic_not_authorized,
 )
 from .row_producer import RowTransaction, open_producer, producer_conf
+from ..proof.checker import Seen
 from ..protocol.errors import BadOption, BrokerUnreachable, Refused, UnclearAnswer
-from ..protocol.history import History, Seen, from_environment
+from ..protocol.history import History, from_environment
 from kafka2pc.protocol.transactions import (
     Committable,
     Names,

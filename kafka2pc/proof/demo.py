@@ -35,20 +35,10 @@ from rich.table import Table
 # %% ../../nbs/proof/06_demo.ipynb #c004
 from ..kafka.participant import Record, read_topic
 from ..local.broker import LocalKafka, fetch_jars
+from .checker import Seen, duplicate, lost, reordered
+from .crash_points import Crash, CrashPoint, arm
 from ..protocol.errors import TwoPhaseError
-from kafka2pc.protocol.history import (
-    Crash,
-    CrashPoint,
-    Event,
-    History,
-    Seen,
-    arm,
-    duplicate,
-    from_environment,
-    lost,
-    read_history,
-    reordered,
-)
+from ..protocol.history import Event, History, from_environment, read_history
 from ..spark.sink import register
 
 # %% ../../nbs/proof/06_demo.ipynb #c007

@@ -35,8 +35,9 @@ from rich.table import Table
 # %% ../../nbs/proof/07_drills.ipynb #c004
 from ..kafka.control import Control
 from ..local.broker import LocalKafka, free_ports
+from .crash_points import CrashPoint
 from .story import Failed, Job, Stop, Story, running, until
-from ..protocol.history import CrashPoint, Event
+from ..protocol.history import Event
 
 # %% ../../nbs/proof/07_drills.ipynb #c007
 _KEEPER = """

@@ -17,6 +17,8 @@ from pyspark.sql import SparkSession
 
 # %% ../../nbs/proof/09_dual_drills.ipynb #c004
 from ..local.databases import LocalPostgres
+from .checker import Seen, anomalies
+from .crash_points import CrashPoint
 from kafka2pc.proof.drills import (
     ONE_HOST,
     Drill,
@@ -29,7 +31,6 @@ from kafka2pc.proof.drills import (
 )
 from .story import COLUMNS, Job, NotExactlyOnce, Story
 from ..protocol.decisions import FileLog
-from ..protocol.history import CrashPoint, Seen, anomalies
 from ..spark.foreach_batch import Shaped, TwoPhase
 from ..spark.sink import open_participant, parse_options
 from ..stores.postgres import PostgresParticipant

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Iterator
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c003
+from .crash_points import CrashPoint
 from .drills import ONE_HOST, POINTS, VICTIMS, Drill, Stage
 from .story import Failed, Job, NotExactlyOnce, Stop, Story
-from ..protocol.history import CrashPoint, Event
+from ..protocol.history import Event
 from ..spark.pipeline import closing_event, differences, events, oracle, send
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c006

@@ -31,6 +31,7 @@ import pyarrow as pa
 from ..kafka.control import Control
 from ..kafka.participant import KafkaParticipant, check, read_topic, retry_unknown
 from ..local.broker import LocalKafka
+from .crash_points import CrashPoint
 from kafka2pc.proof.drills import (
     EXACTLY_ONCE,
     Drill,
@@ -45,7 +46,7 @@ from .story import Failed, Job, NotExactlyOnce, Stop, Story, running, until
 from ..protocol.commit import Driver, commit
 from ..protocol.decisions import Decision, FileLog
 from ..protocol.errors import TwoPhaseError
-from ..protocol.history import CrashPoint, Event, History
+from ..protocol.history import Event, History
 from ..protocol.precommit import precommit
 from ..protocol.restore import plan
 from ..protocol.transactions import Token

@@ -34,17 +34,10 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter
 # %% ../../nbs/proof/04_story.ipynb #c004
 from ..kafka.control import Control
 from ..kafka.participant import Record, read_both, read_topic
+from .checker import Seen, anomalies
+from .crash_points import Crash, CrashPoint, arm
 from ..protocol.errors import TwoPhaseError
-from kafka2pc.protocol.history import (
-    Crash,
-    CrashPoint,
-    Event,
-    History,
-    Seen,
-    anomalies,
-    arm,
-    read_history,
-)
+from ..protocol.history import Event, History, read_history
 from ..spark.sink import Kafka2pc
 from ..spark.source import register
 

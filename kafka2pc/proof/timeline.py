@@ -29,23 +29,16 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../nbs/proof/05_timeline.ipynb #c004
 from ..kafka.participant import NEVER_MS, KafkaParticipant, check, read_topic, retry_unknown
-from .rules import RULES, switched_off
+from .checker import Seen, anomalies
+from .crash_points import Crash, CrashPoint, arm
+from .rules import RULES, switch_off
 from .world import QUERY
 from ..protocol import commit as act_two
 from ..protocol import precommit as act_one
 from ..protocol import restore as act_three
 from ..protocol.decisions import FileLog
 from ..protocol.errors import BadOption, TwoPhaseError
-from kafka2pc.protocol.history import (
-    Crash,
-    CrashPoint,
-    Event,
-    History,
-    Seen,
-    anomalies,
-    arm,
-    read_history,
-)
+from ..protocol.history import Event, History, read_history
 from ..protocol.transactions import TRANSITIONS, Mode, Token, TxnState, step
 
 # %% ../../nbs/proof/05_timeline.ipynb #c009
@@ -732,7 +725,7 @@ def obey(order: dict, mine: Token | None) -> Token | None:
         retry=retry_unknown,
         skip_lost=order["skip_lost"],
     )
-    with switched_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
+    with switch_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
         made = act_three.plan(driver, batch_id, mine=mine)
         rows = range(batch_id * order["size"], (batch_id + 1) * order["size"])
         chunks = [

@@ -63,7 +63,7 @@ from kafka2pc.protocol.errors import (
     StaleCheckpoint,
     TwoPhaseError,
 )
-from ..protocol.history import Event, History, from_environment, told
+from ..protocol.history import Event, History, crash_watcher, from_environment, requests_of
 from ..protocol.precommit import precommit
 from ..protocol.restore import back_off, claim
 from ..protocol.restore import plan as act_three
@@ -484,8 +484,7 @@ class Noted(History):
     """
 
     def __init__(self):
-        path = os.environ.get("KAFKA2PC_HISTORY")
-        super().__init__(path, path and os.environ.get("KAFKA2PC_CRASH"))
+        super().__init__(os.environ.get("KAFKA2PC_HISTORY"), crash_watcher())
         self.kept: list[Event] = []
 
     def append(self, kind: str, op: str, **ids) -> Event:
@@ -680,7 +679,7 @@ def batch_line(
         precommit_ms=max(0, act_two_began - began) if cs else 0,
         decision_ms=took["decide"],
         commit_ms=took["finish"],
-        retries=sum(t.asked - 1 for t in told(events)),
+        retries=sum(t.times - 1 for t in requests_of(events)),
         left_ms=min(
             (int(c.started_ms + c.timeout_ms - now_ms) for c in cs if c.timeout_ms), default=None
         ),
@@ -690,7 +689,7 @@ def batch_line(
 
 def swept(events: Iterable[Event]) -> int:
     """How many transactions were aborted in these events."""
-    return sum(t.verb == "abort" and t.answer == "ok" for t in told(events))
+    return sum(t.verb == "abort" and t.answer == "ok" for t in requests_of(events))
 
 # %% ../../nbs/spark/01_sink.ipynb #c020
 _WARNED: set = set()  # the queries that this process has warned about

@@ -45,6 +45,7 @@ from kafka2pc.kafka.participant import (
 )
 from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
 from kafka2pc.local.broker import BrokerFailed, LocalKafka
+from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.hard_cases import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.proof.story import until
 from kafka2pc.protocol import restore
@@ -60,7 +61,7 @@ from kafka2pc.protocol.errors import (
     Refused,
     UnclearAnswer,
 )
-from kafka2pc.protocol.history import History, inconsistent_offsets
+from kafka2pc.protocol.history import History
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.transactions import Committable, PreparedTxnState, TxnState
 

@@ -46,11 +46,11 @@ from kafka2pc.operations.operations import (
     plan_restore,
     restore,
 )
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.story import Failed, Story, until
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog, dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
-from kafka2pc.protocol.history import CrashPoint
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import claim, plan
 from kafka2pc.protocol.transactions import (

@@ -11,8 +11,8 @@ from itertools import cycle
 import pytest
 
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.story import Failed, Story, running, until
-from kafka2pc.protocol.history import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 POINTS = [

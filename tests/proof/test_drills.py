@@ -6,6 +6,7 @@ from itertools import islice
 
 import pytest
 
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills import (
     BLOWS,
     POINTS,
@@ -22,7 +23,6 @@ from kafka2pc.proof.drills import (
 )
 from kafka2pc.proof.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.proof.hard_cases import CASES
-from kafka2pc.protocol.history import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 HERE = (

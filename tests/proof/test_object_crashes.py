@@ -10,8 +10,8 @@ import pytest
 from kafka_fixtures import values
 from store_fixtures import s3a
 
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.story import Failed, Story, running, until
-from kafka2pc.protocol.history import CrashPoint
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(300)]
 POINTS = [

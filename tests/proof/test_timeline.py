@@ -17,9 +17,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.timeline import LOOKS, POINTS, Drawn, Scene, Timeline, draw
 from kafka2pc.proof.world import QUERY
-from kafka2pc.protocol.history import CrashPoint, Event
+from kafka2pc.protocol.history import Event
 from kafka2pc.protocol.transactions import TxnState
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kafka2pc.operations.cli import app
+from kafka2pc.proof.checker import duplicate, lost, reordered
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.story import Failed, Story, running, until
-from kafka2pc.protocol.history import CrashPoint, duplicate, lost, reordered
 from kafka2pc.spark.sink import Noted, open_participant, parse_options
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]

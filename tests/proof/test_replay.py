@@ -1,0 +1,47 @@
+"""The model runs the code of the package, one request at a time, and notices what is not
+deterministic.
+"""
+
+from itertools import count
+
+import pytest
+
+from kafka2pc.proof import replay
+from kafka2pc.proof.explorer import explore
+from kafka2pc.proof.world import Config
+from kafka2pc.protocol import commit, precommit, restore
+from kafka2pc.protocol.transactions import TRANSITIONS, IllegalStep, TxnState
+
+
+class Played(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("room", "act"),
+    [(restore, "plan"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")],
+)
+def test_the_acts_are_those_of_the_package(room, act, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise Played(act)
+
+    monkeypatch.setattr(room, act, refuse)
+    with pytest.raises(Played, match=act):
+        explore(Config(drivers=1, broken=1))
+
+
+def test_the_coordinator_asks_the_transition_table(monkeypatch):
+    monkeypatch.delitem(TRANSITIONS, (TxnState.PRECOMMITTED, "commit"))
+    with pytest.raises(IllegalStep):
+        explore(Config(drivers=1))
+
+
+def test_an_act_that_draws_lots_is_noticed(monkeypatch):
+    lots = count()
+    monkeypatch.setitem(
+        replay.CALLS,
+        "plan",
+        lambda m, transcript, *args: [transcript.ask("spark", next(lots)) for _ in range(3)],
+    )
+    with pytest.raises(RuntimeError, match="not deterministic"):
+        explore(Config(drivers=1), alone=False)

@@ -1,0 +1,141 @@
+"""The coordinator of the model beside the real one: the same states, and the same answers."""
+
+import time
+import uuid
+
+import pyarrow as pa
+import pytest
+from kafka_fixtures import values
+
+from kafka2pc.kafka import participant as kafka
+from kafka2pc.kafka.control import Control, DescribedTransaction
+from kafka2pc.kafka.participant import NEVER_MS
+from kafka2pc.kafka.row_producer import RowTransaction
+from kafka2pc.proof import systems
+from kafka2pc.proof.world import QUERY, Config, Setting, Txn, Worker, World, find, worker_name
+from kafka2pc.protocol.transactions import Committable, Plan, PreparedTxnState, Token, TxnState
+
+
+def txns():
+    for epoch, state, rows, marking in [
+        (0, TxnState.OPEN, (), False),
+        (0, TxnState.OPEN, (1,), False),
+        (1, TxnState.COMMITTED, (), True),
+        (1, TxnState.COMMITTED, (), False),
+        (0, TxnState.COMMITTED, (), False),
+        (1, TxnState.ABORTED, (), False),
+        (2, TxnState.ABORTED, (), False),
+        (3, TxnState.OPEN, (1,), False),
+    ]:
+        yield Txn("id", epoch, state, rows, marking=marking)
+
+
+def word(txn):
+    if txn.state is TxnState.OPEN:
+        return "Ongoing" if txn.rows else "Empty"
+    return {
+        TxnState.COMMITTED: "PrepareCommit" if txn.marking else "CompleteCommit",
+        TxnState.ABORTED: "CompleteAbort",
+    }[txn.state]
+
+
+@pytest.mark.parametrize("end_txn", [4, 5])
+@pytest.mark.parametrize("epoch", range(4))
+def test_describe_says_what_the_room_kafka_says(end_txn, epoch):
+    for txn in txns():
+        c = Committable(
+            transactional_id="id", state=PreparedTxnState(0, epoch), end_txn_version=end_txn
+        )
+        d = DescribedTransaction(
+            transactional_id="id",
+            producer_id=0,
+            epoch=txn.epoch,
+            state=word(txn),
+            timeout_ms=NEVER_MS,
+            started_ms=0,
+            partitions=(),
+        )
+        assert systems.standing(txn, epoch, end_txn) == kafka.standing(c, d).state, (txn, epoch)
+
+
+STORIES = [
+    ("commit 0",),
+    ("abort 0",),
+    ("write", "commit 0"),
+    ("write", "abort 0"),
+    ("write", "commit 0", "commit 0"),
+    ("write", "abort 0", "abort 0"),
+    ("write", "commit 0", "abort 0"),
+    ("write", "abort 0", "commit 0"),
+    ("write", "commit 0", "commit 1"),
+    ("write", "commit 0", "abort 1"),
+    ("write", "commit 0", "abort 1", "commit 0"),
+    ("write", "timeout", "commit 0"),
+    ("write", "init", "commit 0"),
+    ("write", "commit 0", "init", "commit 0"),
+]
+
+
+def in_the_model(story):
+    """The last answer, and how many rows a reader sees."""
+    setting = Setting(Config())
+    name = worker_name(
+        Plan(query_id=QUERY, batch_id=0, attempt=1, token=Token(0, 1, "00000001")),
+        Worker(1, 0, 0),
+        0,
+        0,
+    )
+    now, reply = systems.on_init(setting, World(owed=((name, 0),)), 1, name).world, None
+    for event in story:
+        verb, _, epoch = event.partition(" ")
+        if verb == "timeout":
+            now = systems.end_transaction(setting, now, find(now, name), "timeout")[0]
+        elif verb == "write":
+            now, reply, *_ = systems.on_produce(setting, now, 1, name, 0, ((0, 0, 0),))
+        elif verb == "init":
+            now, reply, *_ = systems.on_init(setting, now, 1, name)
+        else:
+            now, reply, *_ = systems.on_end(setting, now, 1, name, int(epoch), verb == "commit")
+    return reply, len(now.seen)
+
+
+def apply_move(control, name):
+    """Until then the coordinator says CONCURRENT_TRANSACTIONS, which is no answer; the model's
+    client asks again too.
+    """
+    while control.list_transactions(name, ("PrepareCommit", "PrepareAbort")):
+        time.sleep(0.02)
+
+
+def on_a_broker(cluster, control, topic, story):
+    name, state, reply, txn = f"model-{uuid.uuid4().hex}", None, None, None
+    if story[0] != "write":
+        state = control.init_producer_id(name, timeout_ms=60_000)
+    for event in story:
+        verb, _, epoch = event.partition(" ")
+        if verb == "write":
+            txn = RowTransaction(
+                cluster.client_conf, name, 1_000 if "timeout" in story else 60_000, topic=topic
+            ).begin()
+            txn.write(pa.record_batch({"value": pa.array([name])}))
+            txn.flush()
+            state = txn.precommit().state
+        elif verb == "timeout":
+            while control.describe_transactions([name])[name].state != "CompleteAbort":
+                time.sleep(0.1)
+        elif verb == "init":
+            control.init_producer_id(name, timeout_ms=60_000)
+        else:
+            now = PreparedTxnState(state.producer_id, state.epoch + int(epoch))
+            reply = control.end_txn(name, now, commit=verb == "commit", version=5).value
+            apply_move(control, name)
+    return reply, values(cluster, topic).count(name)
+
+
+@pytest.mark.kafka
+def test_the_coordinator_of_the_model_answers_like_a_real_one(kafka):
+    topic = f"model-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, partitions=1)
+    with Control(kafka.client_conf) as control:
+        real = {story: on_a_broker(kafka, control, topic, story) for story in STORIES}
+    assert real == {story: in_the_model(story) for story in STORIES}
