@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write into the table of nbs/index.ipynb how long each room takes to read. With --check: write
+"""Write into the table of nbs/index.ipynb how long each notebook takes to read. With --check: write
 nothing, exit 1 if a number is not right.
 
 A minute for 130 words, and for 8 lines of the code that is shown, rounded to 5 minutes; exercises
