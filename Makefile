@@ -121,7 +121,7 @@ compat-%:
 	@grep -vE '^(pyspark|py4j)==' constraints.txt > .venvs/$*/constraints.txt
 	@.venvs/$*/bin/python -m pip install -q -c constraints.txt pip setuptools wheel
 	@rm -rf build; set -o pipefail; .venvs/$*/bin/python -m pip install --no-build-isolation --progress-bar off -c .venvs/$*/constraints.txt 'pyspark[sql]==$*' . | $(PROGRESS) && rm -rf build
-	@cd tests && PYSPARK_PYTHON=$(CURDIR)/.venvs/$*/bin/python $(CURDIR)/.venvs/$*/bin/python spark/compat_smoke.py
+	@cd tests && $(CURDIR)/.venvs/$*/bin/python spark/compat_smoke.py
 
 .PHONY: clean
 clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv)
