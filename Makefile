@@ -7,12 +7,13 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= $(shell for p in python3.11 python3; do "$$p" -c 'import venv, ensurepip' 2>/dev/null && { echo "$$p"; break; }; done)
 BIN := .venv/bin
 READY := .venv/.ready
-EXTRAS := spark,connect,local,demo,drill,file,s3,gcs,azure,postgres,mysql,notebook,browser,docs,dev
+EXTRAS := course,connect,s3,gcs,azure,browser,docs,dev
 STORES := .venvs/stores
 AZURITE := 3.35.0
 COMPAT := 4.1.4 4.2.1 4.3.0
+COMPAT_QUICK := $(firstword $(COMPAT)) $(lastword $(COMPAT))
 TESTS ?= tests
-ROOM ?=
+NOTEBOOK ?=
 MINUTES ?= 0
 SEED ?=
 ROUNDS ?= 3
@@ -22,7 +23,7 @@ PROGRESS := awk '/^Collecting/ { if (++n % 25 == 0) { print "   " n " packages l
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 .PHONY: setup
 setup: $(READY) ## make the virtual environment .venv with the versions of constraints.txt (the other targets do it by themselves)
@@ -38,7 +39,7 @@ $(READY): constraints.txt settings.ini setup.py
 	@touch $(READY)
 
 .PHONY: stores
-stores: $(STORES)/.ready ## install the servers of S3, GCS and ADLS that the tests start (make test does it by itself; 360 MB, half a minute)
+stores: $(STORES)/.ready ## install the servers of S3, GCS and ADLS that the tests start (make test-all does it by itself; 360 MB, half a minute)
 
 $(STORES)/.ready: tests/support/stores-requirements.txt
 	@echo "1/2 servers of S3 and GCS, in $(STORES)"
@@ -49,19 +50,24 @@ $(STORES)/.ready: tests/support/stores-requirements.txt
 	npm install --prefix $(STORES) --no-audit --no-fund --loglevel=error azurite@$(AZURITE) && touch $@
 
 .PHONY: test
-test: $(READY) $(STORES)/.ready ## run all tests, two at a time: the code's promises, crashes, and every notebook (TESTS=tests/test_x.py JOBS=1: one file, one at a time)
+test: $(READY) $(STORES)/.ready ## the fixed set, at most 15 minutes: fast tests, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
+	@$(BIN)/python -m pytest -v -n $(JOBS) --dist loadscope -m 'not full' $(TESTS)
+
+.PHONY: test-all
+test-all: $(READY) $(STORES)/.ready ## every test: each crash point with each victim, every notebook, all object stores, the site; about half an hour (TESTS, JOBS as above)
 	@$(BIN)/python -m pytest -v -n $(JOBS) --dist loadscope $(TESTS)
 
 .PHONY: lint
-lint: $(READY) ## check imports, style, sizes, notebooks and the package; seconds, no broker
+lint: $(READY) ## check imports, style, types, sizes, notebooks and the package; seconds, no broker
 	@$(BIN)/python -m pytest -q tests/test_hygiene.py
+	@$(BIN)/python tools/statements.py
 
 .PHONY: demo
-demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by a stranger, beside Spark's own sink
+demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by an independent consumer, beside Spark's own sink
 	@$(BIN)/kafka2pc demo
 
 .PHONY: drill
-drill: $(READY) ## crash real queries at every point, into one store and two, play the hard cases, crash whole pipelines, about an hour (MINUTES=10 SEED=7: then walk at random)
+drill: $(READY) ## crash real queries at every point, into one store and two, the hard cases, whole pipelines, about an hour (MINUTES=10 SEED=7: then at random)
 	@$(BIN)/kafka2pc drill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 .PHONY: bench
@@ -69,16 +75,22 @@ bench: $(READY) ## measure engines, sinks and sources side by side, taking turns
 	@$(BIN)/kafka2pc bench --rounds $(ROUNDS) --images output
 
 .PHONY: images
-images: $(READY) ## renew the pictures in images/: the acts, the timeline after a crash, and the demonstration's
+images: $(READY) ## renew the pictures in images/: the phases, the timeline after a crash, and the demonstration's
 	@$(BIN)/python tools/pictures.py
 	@$(BIN)/kafka2pc demo --images images
 
+.PHONY: check
+check: $(READY) ## execute notebooks and rewrite nothing (NOTEBOOK=protocol/04_decisions for one)
+	@$(BIN)/python tools/run_notebooks.py --check $(NOTEBOOK)
+
 .PHONY: run
-run: $(READY) ## execute the notebooks in place and keep what they show (ROOM=protocol/04_decisions for one)
-	@$(BIN)/python tools/run_notebooks.py $(ROOM)
+run: $(READY) ## execute notebooks and keep their new outputs (NOTEBOOK=protocol/04_decisions for one)
+	@$(BIN)/python tools/run_notebooks.py $(NOTEBOOK)
 
 .PHONY: prepare
-prepare: $(READY) ## before every commit: export the modules, clean the notebooks, count the minutes, render README.md
+prepare: $(READY) ## before every commit: format, export the modules, clean the notebooks, count the minutes, render README.md
+	@$(BIN)/ruff check -q --select I001 --fix nbs tests tools
+	@$(BIN)/ruff format -q .
 	@$(BIN)/nbdev_export
 	@$(BIN)/nbdev_clean
 	@$(BIN)/python tools/contents.py
@@ -98,7 +110,10 @@ site: $(READY) ## the same site from the notebooks as they stand: a minute
 	@$(BIN)/python tools/docs.py
 
 .PHONY: compat
-compat: $(COMPAT:%=compat-%) ## install the package as users do, beside each supported PySpark, and try it
+compat: $(COMPAT:%=compat-%) ## install the package as users do, beside each supported PySpark, and try it, with a crash
+
+.PHONY: compat-quick
+compat-quick: $(COMPAT_QUICK:%=compat-%) ## the same beside the oldest and the newest supported PySpark
 
 # PySpark's version comes from the target, everything else that a user gets is held at the tested version.
 compat-%:
@@ -107,10 +122,10 @@ compat-%:
 	@grep -vE '^(pyspark|py4j)==' constraints.txt > .venvs/$*/constraints.txt
 	@.venvs/$*/bin/python -m pip install -q -c constraints.txt pip setuptools wheel
 	@rm -rf build; set -o pipefail; .venvs/$*/bin/python -m pip install --no-build-isolation --progress-bar off -c .venvs/$*/constraints.txt 'pyspark[sql]==$*' . | $(PROGRESS) && rm -rf build
-	@cd tests && PYSPARK_PYTHON=$(CURDIR)/.venvs/$*/bin/python $(CURDIR)/.venvs/$*/bin/python spark/compat_smoke.py
+	@cd tests && $(CURDIR)/.venvs/$*/bin/python spark/compat_smoke.py
 
 .PHONY: clean
 clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv)
-	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache _proc output .test-output
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache _proc output .test-output
 	rm -rf spark-warehouse metastore_db artifacts nbs/spark-warehouse nbs/metastore_db nbs/artifacts nbs/*/spark-warehouse nbs/*/metastore_db nbs/*/artifacts .venvs
 	find kafka2pc nbs tests tools -name __pycache__ -prune -exec rm -rf {} +

@@ -1,8 +1,15 @@
-"""What all tests share: the environment of Spark's workers, who may be skipped and why, and
-KAFKA2PC_REQUIRE=all, which allows no skip.
+"""What all tests share: an environment that does not depend on the caller's, the fixtures of
+tests/support, which tests are skipped and why, and the files' order on several workers.
+
+Nothing here imports PySpark, a Kafka client or a module of the package: a fixture imports what it
+needs when a test asks for it. So one test of a small module starts in a second.
+
+`KAFKA2PC_REQUIRE=all` turns every skip into a failure. `KAFKA2PC_SEED=7` chooses the victims of the
+crash tests in `make test` (see `pytest_report_header`).
 """
 
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -20,9 +27,29 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIRE_ALL = os.environ.get("KAFKA2PC_REQUIRE") == "all"
 JAVA_MIN = 17
 
-os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+# Spark's workers and the package read these. A value of the caller, an empty one too, would change
+# what is tested.
+for name in [
+    "DATABRICKS_RUNTIME_VERSION",
+    "KAFKA2PC_BOOTSTRAP_SERVERS",
+    "KAFKA2PC_CRASH",
+    "KAFKA2PC_HISTORY",
+    "KAFKA2PC_LOG",
+    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_CONF_DIR",
+    "SPARK_HOME",
+    "SPARK_REMOTE",
+]:
+    os.environ.pop(name, None)
+os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+# Workers of pytest-xdist inherit the environment, and so choose the same tests.
+os.environ["KAFKA2PC_SEED"] = os.environ.get("KAFKA2PC_SEED") or str(random.randrange(1000))
+
+
+def pytest_report_header():
+    seed = os.environ["KAFKA2PC_SEED"]
+    return f"victims of the crash tests: KAFKA2PC_SEED={seed} chooses the same ones again"
 
 
 @cache

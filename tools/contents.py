@@ -15,6 +15,7 @@ from readme import visible
 NBS = Path(__file__).resolve().parent.parent / "nbs"
 INDEX = NBS / "index.ipynb"
 PACKAGES = [
+    "course",
     "protocol",
     "backends",
     "kafka",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Build the site in output/site and check it: no link is broken, and nothing asks another host when
-looked at.
+"""Build the site in output/site and check it: no link is broken, and no page loads anything from
+another host.
 
 The notebooks are taken as they stand. With --run each one is executed first, on a copy.
 """
@@ -34,7 +34,7 @@ def title(notebook: Path) -> str:
 
 
 def folded(cell):
-    """The solution of an exercise, for who asks to see it."""
+    """The solution of an exercise, which opens on a click."""
     code = plain(cell).source.strip()
     return nbformat.v4.new_markdown_cell(
         f"<details><summary>A solution</summary>\n\n```python\n{code}\n```\n\n</details>"
@@ -63,25 +63,26 @@ def moved(text: str) -> str:
     return re.sub(r"\]\((?:nbs/)?([\w./]+)\.ipynb", r"](\1.html", text)
 
 
-def copy(room: Path, folder: Path) -> Path:
-    target = folder / room.relative_to(NBS)
+def copy(notebook: Path, folder: Path) -> Path:
+    target = folder / notebook.relative_to(NBS)
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
 
 
-def executed(rooms: list[Path], folder: Path) -> Path:
+def executed(sources: list[Path], folder: Path) -> Path:
     """Copies of the notebooks, as they come out of a fresh kernel, two at a time. Ends the program
     if one fails.
     """
     with ThreadPoolExecutor(2) as pool:
         running = {
-            pool.submit(execute, room, copy(room, folder), CELL_SECONDS): room for room in rooms
+            pool.submit(execute, notebook, copy(notebook, folder), CELL_SECONDS): notebook
+            for notebook in sources
         }
         for n, done in enumerate(as_completed(running), 1):
             if trouble := done.result():
                 pool.shutdown(cancel_futures=True)
                 sys.exit(f"{running[done].stem}: {trouble}")
-            print(f"{n} of {len(rooms)}: {running[done].stem}", flush=True)
+            print(f"{n} of {len(sources)}: {running[done].stem}", flush=True)
     return folder
 
 
@@ -94,11 +95,11 @@ def assemble(folder: Path) -> list:
         text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
         (PAGES / f"{name.lower()}.md").write_text(moved(text), encoding="utf-8")
     contents, reference = {}, {}
-    for room in notebooks(folder):
-        place = room.relative_to(folder)
-        page(room, PAGES / place)
-        if room.stem != "index":
-            contents.setdefault(place.parent.name, []).append({title(room): str(place)})
+    for notebook in notebooks(folder):
+        place = notebook.relative_to(folder)
+        page(notebook, PAGES / place)
+        if notebook.stem != "index":
+            contents.setdefault(place.parent.name, []).append({title(notebook): str(place)})
     for package in PACKAGES:
         for module in sorted((ROOT / "kafka2pc" / package).glob("[!_]*.py")):
             file = f"api/{package}.{module.stem}.md"
@@ -180,10 +181,9 @@ def main() -> int:
     )
     build(load_config(str(ROOT / "tools" / "mkdocs.yml"), nav=assemble(folder)))
     wrong = problems(SITE.resolve())
-    print(
-        "\n".join(wrong[:40])
-        or f"{len(list(SITE.rglob('*.html')))} pages, no broken link, nothing from another host: {SITE / 'index.html'}"
-    )
+    pages = len(list(SITE.rglob("*.html")))
+    print(f"{pages} pages, {len(wrong)} problems: {SITE / 'index.html'}")
+    print("\n".join(wrong[:40]))
     return 1 if wrong else 0
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Execute notebooks in place, each in a fresh kernel, and keep what they show. Arguments: names
-below nbs/ without .ipynb; none means all of them.
+"""Execute notebooks, each in a fresh kernel, and keep their outputs. With --check: rewrite nothing.
+
+Arguments: names below nbs/ without .ipynb; none means all of them.
 """
 
 import subprocess
@@ -64,11 +65,21 @@ def keep_outputs(notebook: Path, executed: Path) -> None:
     )
 
 
-def main(names: list[str]) -> int:
-    notebooks = [NBS / f"{name}.ipynb" for name in names] or sorted(
-        path for path in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts
-    )
-    for notebook in notebooks:
+def chosen(names: list[str]) -> list[Path]:
+    """The notebooks of these names. Ends the program if there is none of a name."""
+    found = sorted(path for path in NBS.rglob("*.ipynb") if "_checkpoints" not in str(path))
+    if not names:
+        return found
+    wanted = [NBS / f"{name.removesuffix('.ipynb')}.ipynb" for name in names]
+    if missing := [path for path in wanted if path not in found]:
+        there = ", ".join(str(path.relative_to(NBS).with_suffix("")) for path in found)
+        sys.exit(f"there is no {missing[0].relative_to(ROOT)}. There are: {there}")
+    return wanted
+
+
+def main(arguments: list[str]) -> int:
+    only_check = "--check" in arguments
+    for notebook in chosen([word for word in arguments if word != "--check"]):
         started = time.monotonic()
         print(f"{notebook.relative_to(NBS)} ...", flush=True)
         with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +87,8 @@ def main(names: list[str]) -> int:
             if trouble := execute(notebook, executed, CELL_SECONDS):
                 print(trouble)
                 return 1
-            keep_outputs(notebook, executed)
+            if not only_check:
+                keep_outputs(notebook, executed)
         print(f"{notebook.relative_to(NBS)} done in {time.monotonic() - started:.0f} s", flush=True)
     return 0
 

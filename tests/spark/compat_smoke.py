@@ -1,5 +1,5 @@
-"""Is the installed package enough beside this PySpark? A plain script for `make compat`: it imports
-only what `pip install .` and PySpark bring.
+"""Does the installed package work beside this PySpark, and survive a crash? A plain script for
+`make compat`: it imports only what `pip install .` and PySpark bring.
 """
 
 import os
@@ -8,11 +8,13 @@ import tempfile
 from pathlib import Path
 
 import pyspark
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import kafka2pc
 from kafka2pc.kafka.participant import read_topic
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.protocol.history import Crash, CrashPoint, arm
 
 ROWS, FILES = 50, 3
 
@@ -47,6 +49,17 @@ def stream(spark, kafka, folder, files):
         raise TimeoutError("the query was not done in two minutes")
 
 
+def crash_in_stream(spark, kafka, folder, files):
+    """The same, but the Python process of the driver is killed between two commits of a batch."""
+    order = Crash(point=CrashPoint.AFTER_FIRST_COMMIT)
+    arm(folder / "crash", order)
+    try:
+        stream(spark, kafka, folder, files)
+    except StreamingQueryException:
+        return
+    raise AssertionError("the process was not killed")
+
+
 def write(spark, kafka, folder):
     rows = spark.range(ROWS).selectExpr("cast(id as string) value")
     rows.write.format("kafka2pc").mode("append").options(
@@ -55,15 +68,19 @@ def write(spark, kafka, folder):
 
 
 def session(folder):
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ |= {
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "KAFKA2PC_HISTORY": str(folder / "history"),
+        "KAFKA2PC_CRASH": str(folder / "crash"),
+    }
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
     )
     spark = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLogLevel("OFF")  # the crash is intended
     return spark
 
 
@@ -86,7 +103,8 @@ def main():
             # the package
             stream(spark, kafka, folder, range(FILES))
             kafka2pc.register(spark)
-            stream(spark, kafka, folder, range(FILES, FILES + 2))  # the same checkpoint goes on
+            crash_in_stream(spark, kafka, folder, range(FILES, FILES + 1))
+            stream(spark, kafka, folder, range(FILES + 1, FILES + 2))  # the same checkpoint goes on
             for _ in range(2):  # the same key: the second time writes nothing
                 write(spark, kafka, folder)
             found = wrong(kafka, "streamed", (FILES + 2) * ROWS) or wrong(kafka, "written", ROWS)

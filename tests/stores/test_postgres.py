@@ -9,10 +9,11 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from database_fixtures import Postgres, shown
+from database_fixtures import shown
 from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, promised, rows
 
 from kafka2pc.decision_logs.table import TableLog
+from kafka2pc.local.databases import LocalPostgres
 from kafka2pc.protocol.errors import (
     BadOption,
     BadRow,
@@ -133,7 +134,7 @@ def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(
 
 
 def test_what_is_promised_survives_the_death_of_the_server(tmp_path):
-    server = Postgres(tmp_path)
+    server = LocalPostgres(tmp_path)
     server.execute("create table t (value text)")
     store = PostgresParticipant(server.url, "t")
     c = promised(At(store, list, rows), a_plan(), "a")
@@ -147,7 +148,7 @@ def test_what_is_promised_survives_the_death_of_the_server(tmp_path):
 
 
 def test_a_server_that_cannot_vote_is_found_before_anything_is_written(tmp_path):
-    server = Postgres(tmp_path, prepared=0)
+    server = LocalPostgres(tmp_path, prepared=0)
     server.execute("create table t (value text)")
     with pytest.raises(
         BadOption,
@@ -198,7 +199,7 @@ def test_a_server_that_vanishes_is_noticed(postgres):
 
 @pytest.mark.parametrize("unlogged", [False, True], ids=["logged", "unlogged"])
 def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(tmp_path, unlogged):
-    server = Postgres(tmp_path)
+    server = LocalPostgres(tmp_path)
     server.execute("create table t (value text)")
     store = StagedParticipant(server.url, "t", unlogged=unlogged)
     c = promised(At(store, list, rows), a_plan(), "a", "b")

@@ -6,11 +6,7 @@ import traceback
 
 import pytest
 
-from kafka2pc.local.databases import LocalMariaDB as MariaDB
-from kafka2pc.local.databases import LocalPostgres as Postgres
-from kafka2pc.local.databases import NoMariaDB
-
-NO_MARIADB = f"needs MariaDB: {NoMariaDB.action}"
+NO_MARIADB = "needs MariaDB: install it (Debian: mariadb-server)"
 
 
 def shown(verb):
@@ -22,13 +18,17 @@ def shown(verb):
 
 @pytest.fixture(scope="session")
 def postgres():
+    from kafka2pc.local.databases import LocalPostgres
+
     # in a folder of its own: a second run of pytest closes the folder of the first one to other
     # users, and the server is one
-    with Postgres() as server:
+    with LocalPostgres() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def mariadb():
-    with MariaDB() as server:
+    from kafka2pc.local.databases import LocalMariaDB
+
+    with LocalMariaDB() as server:
         yield server

@@ -1,36 +1,37 @@
-"""The local Kafka that tests share, and a reader that has nothing to do with this project's code.
-conftest.py imports the fixtures.
+"""The local Kafka that tests share, and a reader that uses no code of this project.
+
+conftest.py imports the fixtures before every test, so each function imports what it needs.
 """
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import read_topic
-from kafka2pc.local.broker import LocalKafka
 
 
 @pytest.fixture(scope="session")
 def kafka():
-    """One node, shared by all tests of the session: use topics and transactional ids of your own.
-    Whoever kills it restarts it.
+    """One node, shared by all tests of the session. A test uses its own topics and transactional
+    ids, and restarts the node if it kills it.
     """
+    from kafka2pc.local.broker import LocalKafka
+
     with LocalKafka() as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def open_host():
-    """A cluster of somebody else, which lets everybody in. It has topics with the names that the
-    rooms use.
+    """A cluster that a user named, without a password. It has topics with the names that the
+    notebooks use.
     """
+    from kafka2pc.local.broker import LocalKafka
+
     with LocalKafka() as cluster:
         yield owned(cluster)
 
 
 def owned(cluster):
     """The cluster, with topics of its owner."""
+    from confluent_kafka import Producer
+
     producer = Producer(cluster.client_conf)
     for name in ("orders", "copied", "mine", "flights", "shared", "numbers"):
         cluster.create_topic(name)
@@ -43,6 +44,11 @@ def state(kafka):
     """The topics of a cluster and what is in them, without Kafka's own; its groups; the
     transactions that are open.
     """
+    from confluent_kafka.admin import AdminClient
+
+    from kafka2pc.kafka.control import Control
+    from kafka2pc.kafka.participant import read_topic
+
     admin = AdminClient(kafka.client_conf)
     found = {
         name: [r.value for r in read_topic(kafka.client_conf, name)]
@@ -64,6 +70,8 @@ def records(kafka, topic, isolation="read_committed", wait_s=30):
     """Every message of `topic` that a reader of this isolation level sees up to its end, partition
     by partition.
     """
+    from confluent_kafka import Consumer, TopicPartition
+
     conf = {
         "group.id": "tests",
         "isolation.level": isolation,
@@ -85,6 +93,8 @@ def records(kafka, topic, isolation="read_committed", wait_s=30):
 
 
 def _to_the_end(reader, start, wait_s):
+    from confluent_kafka import KafkaError
+
     reader.assign([start])
     while True:
         message = reader.poll(wait_s)

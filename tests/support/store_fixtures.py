@@ -15,11 +15,7 @@ import uuid
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import fsspec
 import pytest
-from store_proxy import Proxy
-
-from kafka2pc.local.broker import fetch_jars
 
 STORES = Path(__file__).resolve().parents[2] / ".venvs" / "stores"
 START_S = 60
@@ -43,6 +39,8 @@ class ObjectStore:
 
     def driver(self):
         """A driver of its own, which shares no listing with any other."""
+        import fsspec
+
         return fsspec.filesystem(self.protocol, skip_instance_cache=True, use_listings_cache=False)
 
 
@@ -109,6 +107,8 @@ def store(protocol, command, env_of, server_env=None):
     """The server that `command(port)` starts, behind a proxy; `env_of(port)`: the variables by
     which clients find that port.
     """
+    from store_proxy import Proxy
+
     port = free_port()
     with running(command(port), port, server_env or {}):
         proxy = Proxy(port)
@@ -235,6 +235,8 @@ def s3a(server):
     """The conf of a Spark session that reads and writes s3a://... on this server, past the proxy.
     Fetches the jars once: half a minute.
     """
+    from kafka2pc.local.broker import fetch_jars
+
     modules = [
         ("software.amazon.awssdk", name, SDK)
         for name in ("s3", "s3-transfer-manager", "apache-client", "sts")

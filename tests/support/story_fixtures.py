@@ -2,12 +2,12 @@
 
 import pytest
 
-from kafka2pc.proof.story import Job, Story
-
 
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory):
     """Makes jobs, and ends them with everything that they started."""
+    from kafka2pc.proof.story import Job
+
     made = []
 
     def make(name, **session):
@@ -27,6 +27,8 @@ def job(jobs):
 
 @pytest.fixture
 def story(job, kafka, tmp_path):
+    from kafka2pc.proof.story import Story
+
     with Story(job, kafka, tmp_path) as told:
         yield told
 

@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""Print the number of statements of the three phases: how much a reader has to read.
+
+Docstrings and imports are not counted.
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+PROTOCOL = Path(__file__).resolve().parent.parent / "kafka2pc" / "protocol"
+PHASES = ["precommit", "commit", "restore"]
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def statements(module: Path) -> int:
+    nodes = ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+    skipped = (ast.Import, ast.ImportFrom)
+    return sum(
+        isinstance(node, ast.stmt) and not isinstance(node, skipped) and not is_docstring(node)
+        for node in nodes
+    )
+
+
+def main() -> int:
+    counts = {phase: statements(PROTOCOL / f"{phase}.py") for phase in PHASES}
+    words = ", ".join(f"{phase} {count}" for phase, count in counts.items())
+    print(f"statements: {words}; together {sum(counts.values())}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
