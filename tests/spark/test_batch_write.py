@@ -30,7 +30,8 @@ from kafka2pc.protocol.transactions import (
 )
 from kafka2pc.spark import sink
 from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
-from kafka2pc.spark.sink import SparkMessage, close_key, parse_options, plan_write, purge_keys
+from kafka2pc.spark.options import parse_sink_options
+from kafka2pc.spark.sink import SparkMessage, close_key, plan_write, purge_keys
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -64,7 +65,7 @@ def store(monkeypatch, tmp_path):
 
 
 def options(**more):
-    return parse_options(
+    return parse_sink_options(
         {"kafka.bootstrap.servers": "nowhere:1", "topic": "kafka", "maxCommitRetries": "1", **more}
     )
 
@@ -311,7 +312,7 @@ def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     """The command is the one that the error prints."""
     topic = kafka.create_topic(f"batch-{uuid.uuid4().hex[:8]}", partitions=1)
     writer = plan_write(
-        parse_options(
+        parse_sink_options(
             {
                 "kafka.bootstrap.servers": kafka.bootstrap_servers,
                 "topic": topic,

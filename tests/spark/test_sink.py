@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from kafka2pc.operations.cli import app
 from kafka2pc.proof.story import Failed, Story, running, until
 from kafka2pc.protocol.history import CrashPoint, duplicate, lost, reordered
-from kafka2pc.spark.sink import Noted, open_participant, parse_options
+from kafka2pc.spark.options import parse_sink_options
+from kafka2pc.spark.sink import Noted, open_participant
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -396,7 +397,7 @@ def test_a_setting_that_is_not_used_is_named_once(kafka, caplog, engine, says):
         "kafka.delivery.timeout.ms": "90000",
     }
     for _ in range(2):
-        open_participant(parse_options(options))
+        open_participant(parse_sink_options(options))
     assert [r.getMessage() for r in caplog.records if "no use" in r.getMessage()] == says
 
 
