@@ -14,7 +14,7 @@ from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol.decisions import open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
 from kafka2pc.spark import sink
-from kafka2pc.spark.sink import Checkpoint
+from kafka2pc.spark.checkpoint import Checkpoint
 
 
 class Moody(FailingDriver):

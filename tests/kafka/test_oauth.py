@@ -29,7 +29,7 @@ from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
-from kafka2pc.spark.sink import log_at
+from kafka2pc.spark.checkpoint import log_at
 from kafka2pc.spark.source import Questions, Range, find_logs, parse_options, read
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]

@@ -62,12 +62,12 @@ from kafka2pc.protocol.transactions import (
     PreparedTxnState,
     new_token,
 )
+from kafka2pc.spark.checkpoint import log_at
 from kafka2pc.spark.sink import (
     Noted,
     SparkMessage,
     _log_batch,
     batch_line,
-    log_at,
     plan_batch,
     swept,
     warn_if_late,
