@@ -6,7 +6,7 @@ __all__ = ["__version__", "progress", "register"]
 
 def register(spark) -> None:
     """Teach this Spark session `format("kafka2pc")`. PySpark is needed from here on, and not before."""
-    from kafka2pc.spark.source import register as register_formats
+    from kafka2pc.spark.datasource import register as register_formats
 
     register_formats(spark)
 

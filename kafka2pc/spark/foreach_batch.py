@@ -39,12 +39,12 @@ from kafka2pc.protocol.transactions import (
     TransactionBase,
 )
 from .checkpoint import log_at
-from .sink import plan_batch
+from .driver import plan_batch
 
 # %% ../../nbs/spark/16_foreach_batch.ipynb #c010
 class ShapedTransaction(TransactionBase):
-    """A transaction that gets other columns. It begins with the first row that the shape leaves;
-    without one there is none.
+    """A transaction that gets the rows as `shape` returns them. `begin` starts the transaction of
+    the store, at the first row that `shape` leaves; without such a row there is none.
     """
 
     who = "a transaction without rows"
@@ -77,8 +77,8 @@ class ShapedTransaction(TransactionBase):
 
 
 class Shaped:
-    """`participant` with other columns: `shape` makes its batch from the query's, in every task,
-    and may leave rows out.
+    """A participant whose rows are what `shape` returns for each Arrow batch of the query, in every
+    task. `shape` may leave rows out. Everything else is `participant`.
     """
 
     def __init__(self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]):
@@ -103,14 +103,14 @@ class Shaped:
         return self.participant.in_doubt(query_id)
 
     def traces(self, query_id: str) -> list[str]:
-        """What `participant` remembers."""
+        """See `Participant.traces`."""
         return self.participant.traces(query_id)
 
 # %% ../../nbs/spark/16_foreach_batch.ipynb #c012
 @dataclass(frozen=True)
 class Task:
-    """The pre-commit phase, as a function for `mapInArrow`: one row with the pickled CommitMessage
-    for each partition.
+    """The pre-commit phase, as a function for `mapInArrow`. It returns one row for each partition,
+    with the pickled CommitMessage.
     """
 
     participants: tuple[Participant, ...]
@@ -124,8 +124,8 @@ class Task:
 
 
 def query_of(df: DataFrame) -> str:
-    """Spark's id of the query that calls `foreachBatch`, from its checkpoint. Empty over Spark
-    Connect, which does not tell it.
+    """Spark's id of the query that calls `foreachBatch`. Empty over Spark Connect, where it is not
+    available.
     """
     if df.sparkSession.__module__.startswith("pyspark.sql.connect"):
         return ""
@@ -133,7 +133,7 @@ def query_of(df: DataFrame) -> str:
 
 
 def about(participants: Iterable[Participant]) -> Identity:
-    """What the decisions are about: the topics and the prefix of the participants that have one."""
+    """What the decisions are about: topics and prefixes of those participants that have them."""
     inner = [getattr(p, "participant", p) for p in participants]
     topics = {p.topic for p in inner if getattr(p, "topic", None)}
     prefixes = {p.prefix for p in inner if getattr(p, "prefix", None)}
@@ -154,19 +154,20 @@ def _log_of(name: str, query_id: str, place: str) -> DecisionLog:
 
 
 class TwoPhase:
-    """Every batch is in all participants, or in none, and once. Streams:
+    """Writes every batch to all participants or to none, and once. Streams:
     `query.writeStream.foreachBatch(TwoPhase("orders", [kafka, postgres], "/decisions"))`. Jobs:
     `TwoPhase("orders of 2026-11-21", [kafka, postgres], "/decisions").write(df)`.
 
-    `name`: whose decisions these are, for ever; a new checkpoint needs a new name. `log`: a
-    decision log of this name alone, or a folder or fsspec URL where every name gets one.
-    `margin_ms`: what a transaction with a timeout must have left before the decision.
-    `max_commit_retries`: how often an unclear answer is asked again. `skip_lost`: go on after
-    `LostTransaction`. `in_order`: commit in one participant after the other, in the order of the
-    list, and stop at the first that gives no clear answer (default: all at the same time).
-    `replay_check`: fail or warn, when Spark replays a decided batch with other rows. Raises
-    `BadOption` if two participants have one name or `log` cannot be used, and what the phases
-    raise; then nothing of the batch is decided, or the next start finishes it.
+    `name`: identifies the decisions, for ever; a new checkpoint needs a new name. `log`: a decision
+    log of this name alone, or a folder or fsspec URL where every name gets one. `margin_ms`: how
+    many milliseconds a transaction with a timeout must have left before the decision.
+    `max_commit_retries`: how often a commit is sent again after an unclear answer. `skip_lost`: go
+    on after `LostTransaction`. `in_order`: commit in one participant after the other, in the order
+    of the list, and stop at the first that gives no clear answer (default: all at the same time).
+    `replay_check`: fail or warn, when Spark replays a decided batch with other rows.
+
+    Raises `BadOption` if two participants have one name or `log` cannot be used. A batch raises
+    what the phases raise; then it is not decided, or the next start finishes it.
     """
 
     def __init__(
@@ -189,15 +190,15 @@ class TwoPhase:
             )
         self.query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, name))
         self.log = _log_of(name, self.query_id, log) if isinstance(log, str) else log
-        self.participants, self.margin_ms = tuple(participants), margin_ms
-        self.max_commit_retries, self.skip_lost, self.in_order, self.replay_check = (
-            max_commit_retries,
-            skip_lost,
-            in_order,
-            replay_check,
-        )
+        self.participants = tuple(participants)
+        self.margin_ms = margin_ms
+        self.max_commit_retries = max_commit_retries
+        self.skip_lost = skip_lost
+        self.in_order = in_order
+        self.replay_check = replay_check
 
     def driver(self) -> Driver:
+        """The driver's side of the protocol for this object."""
         return Driver(
             query_id=self.query_id,
             log=self.log,
@@ -215,7 +216,7 @@ class TwoPhase:
         )
 
     def _under(self, prefixes: str) -> list[dict[str, Participant]]:
-        """The participants with other prefixes of their ids, as `about` wrote them down."""
+        """The participants with former prefixes of their ids, as `about` recorded them."""
         inner = [getattr(p, "participant", p) for p in self.participants]
         return [
             {p.name: with_prefix(p, prefix) for p in inner if hasattr(p, "prefix")}
@@ -223,19 +224,19 @@ class TwoPhase:
         ]
 
     def adopt(self) -> Decision | None:
-        """Write down that this object's log and participants are those of the query from now on.
-        See `kafka2pc.protocol.restore.adopt`.
+        """Record that this object's log and participants are those of the query from now on. See
+        `kafka2pc.protocol.restore.adopt`.
         """
         return adopt(self.driver())
 
     def __call__(self, df: DataFrame, batch_id: int):
-        """For `foreachBatch`: `batch_id` is the idempotence key."""
+        """Write one micro-batch; `foreachBatch` calls this. `batch_id` is the idempotence key."""
         driver = self.driver()
         self._write(driver, df, plan_batch(driver, batch_id, query_of(df)))
 
     def write(self, df: DataFrame) -> bool:
-        """A batch job, whose `name` is the idempotence key. False: an earlier run has written it;
-        then `df` is not looked at.
+        """Write a batch job, whose `name` is the idempotence key. False: an earlier run has written
+        it, and `df` is not evaluated.
         """
         driver = self.driver()
         plan = plan_batch(driver, 0, "")
@@ -247,18 +248,15 @@ class TwoPhase:
         return plan.mode is Mode.WRITE
 
     def _write(self, driver: Driver, df: DataFrame, plan: Plan):
-        """Acts one and two."""
-        nothing = CommitMessage(plan=plan)  # what a DataFrame without partitions says
+        """The pre-commit phase and the commit phase."""
+        nothing = CommitMessage(plan=plan)  # the message of a DataFrame without partitions
         try:
-            found = [
-                pickle.loads(row.message)
-                for row in df.mapInArrow(Task(self.participants, plan), "message binary").collect()
-            ]
+            rows = df.mapInArrow(Task(self.participants, plan), "message binary").collect()
+            messages = [pickle.loads(row.message) for row in rows]
             with driver.history.of("act two", batch_id=plan.batch_id):
-                commit(driver, found or [nothing], plan.batch_id)
+                commit(driver, messages or [nothing], plan.batch_id)
         except Exception:
-            # what cannot be undone now is undone by the next start; `abort` does nothing if the
-            # COMMIT stands
+            # the next start undoes what cannot be undone now; `abort` does nothing after a COMMIT
             with suppress(TwoPhaseError):
                 if abort(driver, [nothing], plan.batch_id):
                     sweep(driver, plan.token, own_parity=plan.batch_id % 2)

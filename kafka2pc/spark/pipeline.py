@@ -20,24 +20,21 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 # %% ../../nbs/spark/17_pipeline.ipynb #c004
-from ..proof.demo import flights
 from ..protocol.errors import BrokerUnreachable
 
 # %% ../../nbs/spark/17_pipeline.ipynb #c007
-def _lines(first: date, days: int) -> list[str]:
-    """The header of the flights, and those of these days, as CSV."""
-    header, *lines = flights()
-    wanted = {
-        (str(d.year), str(d.month), str(d.day)) for d in (first + timedelta(n) for n in range(days))
-    }
+def _lines_of(flights: Sequence[str], first: date, days: int) -> list[str]:
+    """The header, and the flights of these days."""
+    header, *lines = flights
+    dates = [first + timedelta(n) for n in range(days)]
+    wanted = {(str(d.year), str(d.month), str(d.day)) for d in dates}
     return [header, *(line for line in lines if tuple(line.split(",", 4)[1:4]) in wanted)]
 
 
 def _event(f: dict) -> tuple[datetime, dict]:
     """When it happened, and the event."""
-    at = datetime.fromisoformat(f["time_hour"].replace("Z", "+00:00")) + timedelta(
-        minutes=int(f["minute"])
-    )
+    hour = datetime.fromisoformat(f["time_hour"].replace("Z", "+00:00"))
+    at = hour + timedelta(minutes=int(f["minute"]))
     delay = None if f["dep_delay"] == "NA" else int(f["dep_delay"])
     event = {
         "at": f"{at:%Y-%m-%dT%H:%M:%SZ}",
@@ -48,20 +45,21 @@ def _event(f: dict) -> tuple[datetime, dict]:
     return at + timedelta(minutes=delay or 0), event
 
 
-def events(first: date, days: int) -> list[dict]:
-    """The flights of these days, in the order in which they happened. `at` is UTC, `delay` in
-    minutes, None: cancelled. Raises `DemoFailed`.
+def events(flights: Sequence[str], first: date, days: int) -> list[dict]:
+    """The flights of these days, in the order in which they happened. `flights`: lines of CSV with
+    a header. `at` is UTC, `delay` in minutes, None: cancelled.
     """
-    return [
-        event
-        for _, event in sorted(map(_event, csv.DictReader(_lines(first, days))), key=lambda e: e[0])
-    ]
+    happened = map(_event, csv.DictReader(_lines_of(flights, first, days)))
+    return [event for _, event in sorted(happened, key=lambda e: e[0])]
 
 # %% ../../nbs/spark/17_pipeline.ipynb #c010
-def oracle(first: date, days: int) -> list[dict]:
-    """The rows that the final topic must hold once each, for the flights of these days."""
-    table = pd.read_csv(io.StringIO("\n".join(_lines(first, days)))).dropna(subset="dep_delay")
-    found = table.groupby(["origin", "time_hour"]).dep_delay.agg(["count", "sum"]).reset_index()
+def oracle(flights: Sequence[str], first: date, days: int) -> list[dict]:
+    """The rows that the final topic must hold once each, for the flights of these days. `flights`:
+    lines of CSV with a header.
+    """
+    lines = "\n".join(_lines_of(flights, first, days))
+    departed = pd.read_csv(io.StringIO(lines)).dropna(subset="dep_delay")
+    table = departed.groupby(["origin", "time_hour"]).dep_delay.agg(["count", "sum"]).reset_index()
     return [
         {
             "origin": origin,
@@ -70,22 +68,27 @@ def oracle(first: date, days: int) -> list[dict]:
             "delay_minutes": int(minutes),
             "mean_delay": minutes / n,
         }
-        for _, origin, hour, n, minutes in found.itertuples()
+        for _, origin, hour, n, minutes in table.itertuples()
     ]
 
 
-def differences(found: Iterable[dict], expected: Iterable[dict]) -> dict[str, list]:
+def differences(rows: Iterable[dict], expected: Iterable[dict]) -> dict[str, list]:
     """What differs, as (origin, hour): rows that are lost, duplicate, or wrong (other content, or
     no such row). Empty: equal, row for row, once each.
     """
-    which, found = lambda row: (row["origin"], row["hour"]), list(found)
-    there, right = Counter(map(which, found)), {which(row): row for row in expected}
+    rows = list(rows)
+    counts = Counter(map(_window, rows))
+    right = {_window(row): row for row in expected}
     differ = {
-        "lost": sorted(right.keys() - there.keys()),
-        "duplicate": sorted(w for w, n in there.items() if n > 1),
-        "wrong": sorted({which(row) for row in found if row != right.get(which(row))}),
+        "lost": sorted(right.keys() - counts.keys()),
+        "duplicate": sorted(window for window, n in counts.items() if n > 1),
+        "wrong": sorted({_window(row) for row in rows if row != right.get(_window(row))}),
     }
-    return {name: rows for name, rows in differ.items() if rows}
+    return {name: windows for name, windows in differ.items() if windows}
+
+
+def _window(row: dict) -> tuple[str, str]:
+    return row["origin"], row["hour"]
 
 # %% ../../nbs/spark/17_pipeline.ipynb #c014
 WATERMARK = "30 hours"
@@ -96,12 +99,12 @@ def departures(rows: DataFrame, watermark: str = WATERMARK) -> DataFrame:
     """Key and value of each closed window: departures and their delay, per origin and hour. The
     time zone of the session must be UTC.
     """
-    found = (
+    events = (
         rows.select(F.from_json(F.col("value").cast("string"), _EVENT).alias("event"))
         .select("event.*")
         .where("delay is not null")
     )
-    windows = found.withWatermark("at", watermark).groupBy("origin", F.window("at", "1 hour"))
+    windows = events.withWatermark("at", watermark).groupBy("origin", F.window("at", "1 hour"))
     groups = windows.agg(F.count("*").alias("n"), F.sum("delay").alias("minutes"))
     hour = F.date_format("window.start", "yyyy-MM-dd'T'HH:mm:ss'Z'").alias("hour")
     mean = (F.col("minutes").cast("double") / F.col("n")).alias("mean_delay")
@@ -120,8 +123,8 @@ def departures(rows: DataFrame, watermark: str = WATERMARK) -> DataFrame:
 def run(
     spark: SparkSession, source: dict, sink: dict, watermark: str = WATERMARK, seconds: float = 240
 ) -> dict:
-    """Run to the end of what is there now. `source` and `sink`: options of kafka2pc. Answers with
-    the batches, and how many events came too late.
+    """Run the query to the end of what is there now. `source` and `sink`: options of kafka2pc.
+    Returns the batches, and how many events came too late. Raises `TimeoutError` after `seconds`.
     """
     rows = spark.readStream.format("kafka2pc").options(**source).load()
     query = (
@@ -137,30 +140,37 @@ def run(
             raise TimeoutError(f"the query was not done after {seconds} s")
     finally:
         query.stop()
-    told = query.recentProgress
+    progress = query.recentProgress
     return {
-        "batches": [p["batchId"] for p in told],
-        "too late": sum(s["numRowsDroppedByWatermark"] for p in told for s in p["stateOperators"]),
+        "batches": [p["batchId"] for p in progress],
+        "too late": sum(
+            s["numRowsDroppedByWatermark"] for p in progress for s in p["stateOperators"]
+        ),
     }
 
 # %% ../../nbs/spark/17_pipeline.ipynb #c015
 def send(conf: dict, topic: str, events: Sequence[dict]):
     """Write the events, keyed by carrier. Raises `BrokerUnreachable`."""
-    producer, failed = Producer(conf | {"enable.idempotence": True, "log_level": 0}), []
-    heard = lambda error, message: failed.append(error) if error else None
+    producer = Producer(conf | {"enable.idempotence": True, "log_level": 0})
+    errors = []
+
+    def keep_error(error, message):
+        if error:
+            errors.append(error)
+
     for event in events:
         producer.produce(
-            topic, json.dumps(event).encode(), key=event["carrier"].encode(), on_delivery=heard
+            topic, json.dumps(event).encode(), key=event["carrier"].encode(), on_delivery=keep_error
         )
-    left = producer.flush(30) + len(failed)
+    left = producer.flush(30) + len(errors)
     if left:
         raise BrokerUnreachable(
-            f"{topic}: {left} of {len(events)} events were not taken: {failed[:1]}"
+            f"{topic}: {left} of {len(events)} events were not taken: {errors[:1]}"
         )
 
 # %% ../../nbs/spark/17_pipeline.ipynb #c024
 def closing_event(after: date) -> dict:
-    """An event that closes all windows of the days before `after`, and whose own window stays open."""
+    """An event that closes all windows of the days before `after`. Its own window stays open."""
     return {
         "at": f"{after + timedelta(days=3):%Y-%m-%d}T00:00:00Z",
         "carrier": "none",

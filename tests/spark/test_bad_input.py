@@ -47,7 +47,7 @@ pytestmark = pytest.mark.timeout(120)
 # at a restart, something decided may be waiting
 RISK = {"CorruptDecision": "Perhaps", "BrokerUnreachable": "Not yet", "StoreUnreachable": "Not yet"}
 PARTS = re.compile(
-    r"kafka2pc\.protocol\.errors\.(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk:"
+    r"kafka2pc\.(?:\w+\.)+(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk:"
     r" (?P<risk>.+)\n +what to do: (?P<action>.+)"
 )
 

@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from kafka2pc.operations.cli import app
 from kafka2pc.proof.story import Failed, Story, running, until
 from kafka2pc.protocol.history import CrashPoint, duplicate, lost, reordered
+from kafka2pc.spark.batch_line import BatchHistory
+from kafka2pc.spark.driver import open_participant
 from kafka2pc.spark.options import parse_sink_options
-from kafka2pc.spark.sink import Noted, open_participant
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -367,7 +368,7 @@ def test_a_key_is_not_for_two_topics(story, kafka):
 
 
 def test_a_loss_that_is_skipped_is_in_the_log(caplog):
-    Noted().append("fail", "lost", batch_id=7, what="orders-0 [3..9] x 7")
+    BatchHistory().append("fail", "lost", batch_id=7, what="orders-0 [3..9] x 7")
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         ("ERROR", "lost: orders-0 [3..9] x 7")
     ]
