@@ -49,7 +49,7 @@ from kafka2pc.protocol.history import (
     read_history,
     reordered,
 )
-from ..spark.sink import register
+from ..spark.datasource import register
 
 # %% ../../nbs/proof/06_demo.ipynb #c007
 class DemoFailed(TwoPhaseError):

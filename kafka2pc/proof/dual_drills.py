@@ -30,9 +30,9 @@ from kafka2pc.proof.drills import (
 from .story import COLUMNS, Job, NotExactlyOnce, Story
 from ..protocol.decisions import FileLog
 from ..protocol.history import CrashPoint, Seen, anomalies
+from ..spark.driver import open_participant
 from ..spark.foreach_batch import Shaped, TwoPhase
 from ..spark.options import parse_sink_options
-from ..spark.sink import open_participant
 from ..stores.postgres import PostgresParticipant
 
 # %% ../../nbs/proof/09_dual_drills.ipynb #c007

@@ -45,8 +45,7 @@ from kafka2pc.protocol.history import (
     arm,
     read_history,
 )
-from ..spark.sink import Kafka2pc
-from ..spark.source import register
+from ..spark.datasource import Kafka2pc, register
 
 # %% ../../nbs/proof/04_story.ipynb #c007
 COLUMNS, SELECT = "row long, key string", ("cast(row as string) value", "key")
