@@ -28,8 +28,8 @@ _READ = {
 
 
 def parameter(name: str, default, dbutils=None):
-    """The value of the widget `name`, made here if there is none yet, as the type of `default`;
-    without `dbutils` the default. Raises `BadOption`.
+    """The value of the widget `name`, as the type of `default`. Creates the widget if it does not
+    exist. Without `dbutils`: the default. Raises `BadOption` for a value of another type.
     """
     if dbutils is None:
         return default
@@ -44,7 +44,7 @@ def parameter(name: str, default, dbutils=None):
 
 # %% ../../nbs/spark/18_databricks.ipynb #c023
 class Secret:
-    """A text that shows itself nowhere and cannot be pickled. `reveal()` gives it."""
+    """A text that no output shows and that cannot be pickled. `reveal()` returns it."""
 
     def __init__(self, text: str):
         self.reveal = lambda: text
@@ -58,7 +58,8 @@ class Secret:
 
 def secret(name: str, dbutils=None, scope: str = "") -> Secret:
     """The secret `name`: from this scope of `dbutils.secrets`, else from the file that
-    KAFKA2PC_NAME_FILE names, else from KAFKA2PC_NAME, both in the environment. Raises `BadOption`.
+    KAFKA2PC_NAME_FILE names, else from KAFKA2PC_NAME, both in the environment. Raises `BadOption`
+    if it is in none of them.
     """
     if dbutils is not None and scope:
         return Secret(dbutils.secrets.get(scope, name))
@@ -81,8 +82,8 @@ def secret(name: str, dbutils=None, scope: str = "") -> Secret:
 
 # %% ../../nbs/spark/18_databricks.ipynb #c032
 def gives_a_name_once(folder: str | Path) -> bool:
-    """Can decisions be files in this folder: can a name be given to a whole file, and is it refused
-    to a second one?
+    """Can decisions be files in this folder? Tries whether a name can be given to a whole file, and
+    is refused to a second one.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -206,7 +206,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
             self._ask.commit_offsets(self.options.group, at)
         except KafkaException as e:
             _LOG.warning(
-                "group %s was not told the offsets: %s", self.options.group, e.args[0].str()
+                "group %s: offsets could not be committed: %s",
+                self.options.group,
+                e.args[0].str(),
             )
         self._group_offsets = at
 

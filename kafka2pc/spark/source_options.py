@@ -219,7 +219,7 @@ _REFUSED = {
     "value.deserializer": "cast the column value",
     "max.poll.records": "use maxOffsetsPerTrigger",
     "enable.auto.commit": (
-        "leave it out: offsets live in Spark's checkpoint, and a group is told of them"
+        "leave it out: offsets live in Spark's checkpoint, and a stream commits them to its group"
     ),
     "enable.auto.offset.store": "leave it out",
     "enable.partition.eof": "leave it out",
