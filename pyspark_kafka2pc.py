@@ -16,6 +16,6 @@ class DefaultSource(DataSource):
         return "kafka2pc"
 
     def __new__(cls, options):
-        from kafka2pc.spark.source import Kafka2pc
+        from kafka2pc.spark.datasource import Kafka2pc
 
         return Kafka2pc(options)

@@ -5,15 +5,20 @@ __all__ = ["__version__", "progress", "register"]
 
 
 def register(spark) -> None:
-    """Teach this Spark session `format("kafka2pc")`. PySpark is needed from here on, and not before."""
-    from kafka2pc.spark.source import register as register_formats
+    """Make `format("kafka2pc")` known to this Spark session, for writing and reading. The class
+    behind it is `kafka2pc.spark.datasource.Kafka2pc`. It needs PySpark.
+    """
+    from kafka2pc.spark.datasource import register as register_formats
 
     register_formats(spark)
 
 
 def progress(checkpoint, decision_log=None, **more):
-    """The last batches of a query as a pandas.DataFrame: rows, transactions, times, the share of the transaction timeout that was used. Arguments,
-    columns and errors are those of `kafka2pc.operations.operations.progress`. It reads the checkpoint, and asks neither Spark nor Kafka."""
+    """The last batches of a query as a pandas.DataFrame: rows, transactions, times, and the share
+    of the transaction timeout that was used. Arguments, columns and errors are those of
+    `kafka2pc.operations.operations.progress`. It reads the checkpoint, and contacts neither Spark
+    nor Kafka.
+    """
     from kafka2pc.operations.operations import progress as read_progress
 
     return read_progress(checkpoint, decision_log, **more)

@@ -73,7 +73,7 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
 
 def test_most_rooms_that_need_a_broker_are_guests():
     guests = [short(notebook) for notebook in NOTEBOOKS if is_guest(notebook)]
-    assert {"index", "protocol/05_precommit", "spark/01_sink", "spark/04_foreach_batch"} <= set(
+    assert {"index", "protocol/05_precommit", "spark/05_sink", "spark/16_foreach_batch"} <= set(
         guests
     ) and len(guests) > 12, guests
 

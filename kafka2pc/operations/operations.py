@@ -226,7 +226,7 @@ def open_query(
     neither, `BadOption`, and what the log raises.
     """
     # with PySpark, which a look at Kafka alone does not need
-    from kafka2pc.spark.sink import Checkpoint, log_at
+    from kafka2pc.spark.checkpoint import Checkpoint, log_at
 
     def at(root: str, name: str) -> DecisionLog:
         in_topic = root.startswith("kafka:")

@@ -47,8 +47,9 @@ from ..protocol.decisions import MemoryLog
 from ..protocol.precommit import precommit
 from ..protocol.restore import plan
 from ..protocol.transactions import Participant
+from ..spark.datasource import register
 from ..spark.foreach_batch import TwoPhase
-from ..spark.source import Questions, register
+from ..spark.questions import Questions
 from ..stores.file import FileParticipant, ObjectParticipant
 from ..stores.mysql import MysqlParticipant
 from ..stores.postgres import PostgresParticipant, copy_text
@@ -418,7 +419,7 @@ def sources(
         columnar(control, conf, topic, chunk, rows // chunk.num_rows)
     ask = Questions(kafka.client_conf)
     # each has a marker at its end
-    while sum(log.end for log in ask.logs(parts).values()) < rows + len(parts):
+    while sum(log.end for log in ask.bounds(parts).values()) < rows + len(parts):
         time.sleep(0.05)
     options = {f"kafka.{k}": v for k, v in kafka.client_conf.items()} | {
         "subscribe": topic,

@@ -39,7 +39,7 @@ from .checker import Seen, duplicate, lost, reordered
 from .crash_points import Crash, CrashPoint, arm
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History, from_environment, read_history
-from ..spark.sink import register
+from ..spark.datasource import register
 
 # %% ../../nbs/proof/06_demo.ipynb #c007
 class DemoFailed(TwoPhaseError):

@@ -31,8 +31,9 @@ from kafka2pc.proof.drills import (
 )
 from .story import COLUMNS, Job, NotExactlyOnce, Story
 from ..protocol.decisions import FileLog
+from ..spark.driver import open_participant
 from ..spark.foreach_batch import Shaped, TwoPhase
-from ..spark.sink import open_participant, parse_options
+from ..spark.options import parse_sink_options
 from ..stores.postgres import PostgresParticipant
 
 # %% ../../nbs/proof/09_dual_drills.ipynb #c007
@@ -56,7 +57,7 @@ def dual(
     options = dict(options)
     url, name, checkpoint = options.pop("url"), options["topic"], options["checkpointLocation"]
     stores = [
-        Shaped(open_participant(parse_options(options)), as_records),
+        Shaped(open_participant(parse_sink_options(options)), as_records),
         PostgresParticipant(url, name),
     ]
     files = (

@@ -22,6 +22,7 @@ from typing import Iterator
 
 # %% ../../nbs/proof/10_end_to_end.ipynb #c003
 from .crash_points import CrashPoint
+from .demo import flights
 from .drills import ONE_HOST, POINTS, VICTIMS, Drill, Stage
 from .story import Failed, Job, NotExactlyOnce, Stop, Story
 from ..protocol.history import Event
@@ -43,7 +44,7 @@ class FlightStory(Story):
         number of events.
         """
         until_now = self.first + timedelta(self.days)
-        fresh = events(until_now, days) if days else [closing_event(until_now)]
+        fresh = events(flights(), until_now, days) if days else [closing_event(until_now)]
         send(self.kafka.client_conf, self.inlet, fresh)
         self.days += days
         return len(fresh)
@@ -68,7 +69,7 @@ class FlightStory(Story):
         if left := self.open():
             raise NotExactlyOnce(f"open at the end: {left}\n{self.told()}")
         found = differences(
-            [json.loads(r.value) for r in self.seen()], oracle(self.first, self.days)
+            [json.loads(r.value) for r in self.seen()], oracle(flights(), self.first, self.days)
         )
         if not found:
             return

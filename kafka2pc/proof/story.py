@@ -38,8 +38,7 @@ from .checker import Seen, anomalies
 from .crash_points import Crash, CrashPoint, arm
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History, read_history
-from ..spark.sink import Kafka2pc
-from ..spark.source import register
+from ..spark.datasource import Kafka2pc, register
 
 # %% ../../nbs/proof/04_story.ipynb #c007
 COLUMNS, SELECT = "row long, key string", ("cast(row as string) value", "key")

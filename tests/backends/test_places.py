@@ -9,8 +9,9 @@ import pytest
 from kafka2pc.backends.places import check_place, normal_place
 from kafka2pc.protocol.decisions import FileLog, ObjectLog, open_log
 from kafka2pc.protocol.errors import BadOption
+from kafka2pc.spark.checkpoint import Checkpoint, log_at
 from kafka2pc.spark.foreach_batch import TwoPhase
-from kafka2pc.spark.sink import Checkpoint, log_at, parse_options
+from kafka2pc.spark.options import parse_sink_options
 
 # -- one place, many names --
 
@@ -247,7 +248,7 @@ def empty(tmp_path, monkeypatch):
 
 BAD = ["decisions", "./x", "dbfs:/x", "hdfs:/x", "file:x", "nosuch://x"]
 ASKED = {
-    "parse_options": lambda place: parse_options(
+    "parse_options": lambda place: parse_sink_options(
         {"kafka.bootstrap.servers": "h:1", "topic": "t", "decisionLog": place}
     ),
     "log_at": lambda place: log_at(place, "query"),

@@ -13,8 +13,8 @@ from kafka2pc.backends import storage
 from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol.decisions import open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
-from kafka2pc.spark import sink
-from kafka2pc.spark.sink import Checkpoint
+from kafka2pc.spark import driver
+from kafka2pc.spark.checkpoint import Checkpoint
 
 
 class Moody(FailingDriver):
@@ -108,8 +108,8 @@ def test_a_driver_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
 
 def test_the_log_inside_a_checkpoint_is_opened_once_in_a_process(tmp_path):
     with (
-        patch.object(sink, "_LOGS", {}),
-        patch.object(sink, "open_log", side_effect=open_log) as opened,
+        patch.object(driver, "_LOGS", {}),
+        patch.object(driver, "open_log", side_effect=open_log) as opened,
     ):
-        logs = [sink.log_in(Checkpoint(f"{tmp_path}/{name}")) for name in ("a", "a", "b")]
+        logs = [driver.log_in(Checkpoint(f"{tmp_path}/{name}")) for name in ("a", "a", "b")]
     assert logs[0] is logs[1] is not logs[2] and opened.call_count == 2

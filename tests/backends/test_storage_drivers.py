@@ -15,7 +15,7 @@ from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol.decisions import FileLog, open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
 from kafka2pc.protocol.transactions import Outcome
-from kafka2pc.spark.sink import Checkpoint, log_at
+from kafka2pc.spark.checkpoint import Checkpoint, log_at
 from kafka2pc.stores.wal import WalParticipant
 
 

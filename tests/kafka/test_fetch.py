@@ -228,9 +228,9 @@ def theirs(kafka, topic, isolation="read_committed"):
 
 
 def end_of(kafka, topic):
-    from kafka2pc.spark.source import Questions
+    from kafka2pc.spark.questions import Questions
 
-    return Questions(kafka.client_conf, committed_only=False).logs([(topic, 0)])[topic, 0].end
+    return Questions(kafka.client_conf, committed_only=False).bounds([(topic, 0)])[topic, 0].end
 
 
 def same(kafka, control, topic, **how):
@@ -328,10 +328,10 @@ def test_transactions_of_several_producers_in_one_partition(kafka, control, topi
                 if dice.random() < 0.5
                 else producer.abort_transaction(30)
             )
-    from kafka2pc.spark.source import Questions
+    from kafka2pc.spark.questions import Questions
 
     stable, end = Questions(kafka.client_conf), end_of(kafka, topic)
-    while stable.logs([(topic, 0)])[topic, 0].end < end:
+    while stable.bounds([(topic, 0)])[topic, 0].end < end:
         time.sleep(0.02)
     whole = theirs(kafka, topic)
     assert (

@@ -29,8 +29,12 @@ from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
-from kafka2pc.spark.sink import log_at
-from kafka2pc.spark.source import Questions, Range, find_logs, parse_options, read
+from kafka2pc.spark.checkpoint import log_at
+from kafka2pc.spark.offsets import Range
+from kafka2pc.spark.questions import Questions
+from kafka2pc.spark.range_reader import read_range
+from kafka2pc.spark.source_options import parse_source_options
+from kafka2pc.spark.starting_offsets import take_snapshot
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,14 +104,17 @@ def test_both_engines_write_the_driver_commits_and_the_source_reads(engine, oaut
     )
     participant.close()
     until(lambda: len(values(oauth, "tokens")) == before + 2, "the end is written")
-    options = parse_options(
+    options = parse_source_options(
         {f"kafka.{name}": value for name, value in conf.items()} | {"subscribe": "tokens"}
     )
     ask, part = Questions(dict(options.conf)), ("tokens", 0)
-    end = find_logs(ask, options).parts[part].end
-    assert sum(batch.num_rows for batch in read(options, Range("tokens", 0, 0, end))) == before + 2
-    ask.tell("kafka2pc-source", {part: end})
-    assert ask.committed("kafka2pc-source", [part]) == {part: end}
+    end = take_snapshot(ask, options).parts[part].end
+    assert (
+        sum(batch.num_rows for batch in read_range(options, Range("tokens", 0, 0, end)))
+        == before + 2
+    )
+    ask.commit_offsets("kafka2pc-source", {part: end})
+    assert ask.group_offsets("kafka2pc-source", [part]) == {part: end}
 
 
 def test_a_decision_log_in_a_topic_is_reached_with_a_token(oauth):

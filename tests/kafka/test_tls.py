@@ -23,7 +23,11 @@ from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
-from kafka2pc.spark.source import Questions, Range, find_logs, parse_options, read
+from kafka2pc.spark.offsets import Range
+from kafka2pc.spark.questions import Questions
+from kafka2pc.spark.range_reader import read_range
+from kafka2pc.spark.source_options import parse_source_options
+from kafka2pc.spark.starting_offsets import take_snapshot
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -91,18 +95,18 @@ def test_both_engines_write_and_the_driver_commits(engine, tls, tmp_path):
 def test_the_source_reads_and_tells_its_group(query, tls):
     commit(query.driver, query.messages, 0)
     query.seen(tls)
-    options = parse_options(
+    options = parse_source_options(
         {f"kafka.{name}": value for name, value in query.conf.items()} | {"subscribe": query.topic}
     )
     ask, part = Questions(dict(options.conf)), (query.topic, 0)
-    end = find_logs(ask, options).parts[part].end
+    end = take_snapshot(ask, options).parts[part].end
     assert sorted(
         v.decode()
-        for batch in read(options, Range(query.topic, 0, 0, end))
+        for batch in read_range(options, Range(query.topic, 0, 0, end))
         for v in batch.column("value").to_pylist()
     ) == list("abcd")
-    ask.tell("tls-group", {part: 3})
-    assert ask.committed("tls-group", [part]) == {part: 3}
+    ask.commit_offsets("tls-group", {part: 3})
+    assert ask.group_offsets("tls-group", [part]) == {part: 3}
 
 
 def typed(line):

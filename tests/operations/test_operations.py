@@ -62,17 +62,19 @@ from kafka2pc.protocol.transactions import (
     PreparedTxnState,
     new_token,
 )
-from kafka2pc.spark.sink import (
-    Noted,
-    SparkMessage,
-    _log_batch,
+from kafka2pc.spark.batch_line import (
+    BatchHistory,
     batch_line,
-    log_at,
-    plan_batch,
-    swept,
+    count_aborts,
+    log_batch,
     warn_if_late,
 )
-from kafka2pc.spark.source import Questions, Range, parse_options, read
+from kafka2pc.spark.checkpoint import log_at
+from kafka2pc.spark.driver import plan_batch
+from kafka2pc.spark.offsets import Range
+from kafka2pc.spark.questions import Questions
+from kafka2pc.spark.range_reader import read_range
+from kafka2pc.spark.source_options import parse_source_options
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -585,7 +587,7 @@ def test_progress_without_a_timeout_and_of_a_batch_write_and_of_nothing(kafka, t
 
 def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead):
     dead.leave(decided=False)
-    planner = replace(dead.run(), history=Noted())
+    planner = replace(dead.run(), history=BatchHistory())
     messages = dead.write(planner)
     answers = iter([Outcome.UNKNOWN] * 2)
     participant = planner.participants["kafka"]
@@ -601,16 +603,17 @@ def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead
             "commit": lambda self, c: next(answers, None) or participant.commit(c),
         },
     )()
-    noted = Noted()
+    noted = BatchHistory()
     commit(
         replace(planner, history=noted, participants={"kafka": ends}, retry=retry_unknown),
         messages,
         0,
     )
     line = batch_line(
-        [SparkMessage(replace(m, bytes=100), swept=swept(planner.history.kept)) for m in messages],
+        [replace(m, bytes=100) for m in messages],
         noted.kept,
         time.time() * 1000,
+        swept=count_aborts(planner.history.kept),
     )
     assert (line.query, line.batch, line.mode, line.rows, line.bytes, line.transactions) == (
         dead.id,
@@ -645,7 +648,7 @@ def test_a_late_batch_is_told_in_four_parts_and_once_for_each_query(caplog):
     assert warn_if_late([CommitMessage(plan=plan_of(first))], 10**9) is None, (
         "an empty batch is never late"
     )
-    _log_batch([SparkMessage(m) for m in late(third)], [])
+    log_batch(late(third), [])
     assert third in caplog.records[-1].message, "the committer asks"
 
 
@@ -1004,7 +1007,7 @@ def symptoms(conf, door, topic, prefix):
     """For each right: a question whose answer changes without it, and what is then said."""
     sink = lambda **how: error_of(lambda: check(conf, topics=[topic], prefix=prefix, **how))
     found = lambda: names(doctor(door, topics=[topic], prefix=prefix, older_ms=0))
-    source = parse_options({f"kafka.{k}": v for k, v in conf.items()} | {"subscribe": topic})
+    source = parse_source_options({f"kafka.{k}": v for k, v in conf.items()} | {"subscribe": topic})
     denied = lambda name: lambda: name in found()
     return {
         ("sink", "Write", "--topic"): (
@@ -1039,9 +1042,9 @@ def symptoms(conf, door, topic, prefix):
         ),
         ("source", "Read", "--topic"): (
             lambda: (
-                (error_of(lambda: list(read(source, Range(topic, 0, 0, 1)))) or ("", ""))[1].count(
-                    topic
-                )
+                (error_of(lambda: list(read_range(source, Range(topic, 0, 0, 1)))) or ("", ""))[
+                    1
+                ].count(topic)
                 > 0
             )
         ),
@@ -1055,7 +1058,7 @@ def told_group(conf, topic):
     from confluent_kafka import KafkaException
 
     try:
-        Questions(conf).tell("kafka2pc-source", {(topic, 0): 0})
+        Questions(conf).commit_offsets("kafka2pc-source", {(topic, 0): 0})
     except KafkaException:
         return False
     return True

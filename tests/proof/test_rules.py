@@ -34,7 +34,7 @@ from kafka2pc.protocol.transactions import (
     Plan,
     TxnState,
 )
-from kafka2pc.spark.sink import plan_batch
+from kafka2pc.spark.driver import plan_batch
 
 pytestmark = pytest.mark.timeout(120)
 TASKS, ROWS = 2, 6  # of a batch

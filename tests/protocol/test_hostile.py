@@ -38,7 +38,7 @@ from kafka2pc.protocol.transactions import (
     new_token,
     parse_name,
 )
-from kafka2pc.spark.sink import SinkOptions, parse_options
+from kafka2pc.spark.options import SinkOptions, parse_sink_options
 
 QUERY, OTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
 pytestmark = pytest.mark.timeout(120)
@@ -272,7 +272,7 @@ NAMES = st.sampled_from(
 )
 def test_options_are_sound_or_refused_in_our_words(options):
     try:
-        found = parse_options(
+        found = parse_sink_options(
             {"kafka.bootstrap.servers": "h:1", "kafka.sasl.password": "hunter2"} | options
         )
     except TwoPhaseError as e:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import kafka2pc
 from kafka2pc.kafka.participant import read_topic
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.protocol.history import Crash, CrashPoint, arm
+from kafka2pc.proof.crash_points import Crash, CrashPoint, arm
 
 ROWS, FILES = 50, 3
 

@@ -41,13 +41,13 @@ from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.story import Failed, Story, until
 from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.spark.sink import check_schema, parse_options
+from kafka2pc.spark.options import check_columns, parse_sink_options
 
 pytestmark = pytest.mark.timeout(120)
 # at a restart, something decided may be waiting
 RISK = {"CorruptDecision": "Perhaps", "BrokerUnreachable": "Not yet", "StoreUnreachable": "Not yet"}
 PARTS = re.compile(
-    r"kafka2pc\.\w+\.(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk:"
+    r"kafka2pc\.(?:\w+\.)+(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk:"
     r" (?P<risk>.+)\n +what to do: (?P<action>.+)"
 )
 
@@ -206,7 +206,7 @@ def cases(table):
 def test_an_option_that_nobody_can_honour_is_refused(case):
     wrong, says = case
     with pytest.raises(BadOption) as caught:
-        parse_options(given(**wrong))
+        parse_sink_options(given(**wrong))
     assert (
         str(caught.value).startswith(says)
         and "Nothing was written" in caught.value.risk
@@ -215,9 +215,9 @@ def test_an_option_that_nobody_can_honour_is_refused(case):
 
 
 def test_options_have_no_case_and_defaults_are_safe():
-    made = parse_options(given(TOPIC="t", DeliveryGuarantee="exactly_once"))
+    made = parse_sink_options(given(TOPIC="t", DeliveryGuarantee="exactly_once"))
     assert (
-        made == parse_options(GIVEN)
+        made == parse_sink_options(GIVEN)
         and made.exactly_once
         and not made.skip_lost
         and made.prefix == "kafka2pc"
@@ -277,33 +277,33 @@ COLUMNS = {
 
 
 def schema(columns):
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
+    return [(name, kind.simpleString()) for name, kind in columns.items()]
 
 
 @cases(COLUMNS)
 def test_a_column_that_kafka_cannot_hold_is_refused(case):
     columns, says = case
     with pytest.raises(BadOption, match=f"^{re.escape(says)}"):
-        check_schema(schema(columns if "content" in columns else {"value": TEXT} | columns), "t")
+        check_columns(schema(columns if "content" in columns else {"value": TEXT} | columns), "t")
 
 
 def test_without_topic_there_is_nowhere_to_write():
     with pytest.raises(BadOption, match="^no option topic and no column topic"):
-        check_schema(schema({"value": TEXT}), None)
+        check_columns(schema({"value": TEXT}), None)
 
 
 def test_a_time_that_is_asked_for_must_be_there():
-    check_schema(schema({"value": TEXT, "timestamp": TEXT}), "t")
+    check_columns(schema({"value": TEXT, "timestamp": TEXT}), "t")
     for columns, says in (
         ({}, "no column timestamp"),
         ({"timestamp": TEXT}, "column timestamp is string: it must be timestamp"),
     ):
         with pytest.raises(BadOption, match=says):
-            check_schema(schema({"value": TEXT} | columns), "t", timestamps=True)
+            check_columns(schema({"value": TEXT} | columns), "t", timestamps=True)
 
 
 def test_columns_of_sparks_own_sink_are_taken_whatever_their_case():
-    check_schema(
+    check_columns(
         schema(
             {
                 "Value": BYTES,

@@ -6,6 +6,7 @@ import copy
 import os
 import pickle
 import re
+import time
 import uuid
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from kafka2pc.kafka.participant import ClusterFacts, KafkaParticipant, retry_unknown
 from kafka2pc.operations.cli import app
+from kafka2pc.protocol.commit import Driver
 from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, commit_of, newest_record
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
 from kafka2pc.protocol.precommit import precommit
@@ -28,9 +30,12 @@ from kafka2pc.protocol.transactions import (
     TxnState,
     new_token,
 )
-from kafka2pc.spark import sink
+from kafka2pc.spark import batch_sink
+from kafka2pc.spark import driver as driver_side
+from kafka2pc.spark.batch_sink import close_key, plan_write, purge_keys
 from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
-from kafka2pc.spark.sink import SparkMessage, close_key, parse_options, plan_write, purge_keys
+from kafka2pc.spark.options import parse_sink_options
+from kafka2pc.spark.sink import SparkMessage
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -57,14 +62,14 @@ def store(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     store = Moody()
-    monkeypatch.setattr(sink, "open_participant", lambda options: store)
-    monkeypatch.setattr(sink, "_LOGS", {})
-    monkeypatch.setattr(sink, "_PURGED", {})
+    monkeypatch.setattr(batch_sink, "open_participant", lambda options: store)
+    monkeypatch.setattr(driver_side, "_LOGS", {})
+    monkeypatch.setattr(batch_sink, "_PURGED", {})
     return store
 
 
 def options(**more):
-    return parse_options(
+    return parse_sink_options(
         {"kafka.bootstrap.servers": "nowhere:1", "topic": "kafka", "maxCommitRetries": "1", **more}
     )
 
@@ -158,7 +163,7 @@ def test_a_write_that_is_refused_before_its_tasks_begin_leaves_nothing_on_the_di
 def test_transactions_without_a_timeout_need_a_key(store, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        sink, "open_participant", lambda options: asked.append(options.two_phase) or store
+        batch_sink, "open_participant", lambda options: asked.append(options.two_phase) or store
     )
     plan_write(options())
     plan_write(options(idempotenceKey="k", decisionLog=str(tmp_path / "log")))
@@ -191,11 +196,11 @@ def test_a_key_writes_once(store, tmp_path):
 
 def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, monkeypatch):
     opened, looked = [], []
-    log_at, purge = sink.log_at, sink.purge_keys
+    log_at, purge = driver_side.log_at, batch_sink.purge_keys
     monkeypatch.setattr(
-        sink, "log_at", lambda place, *more: opened.append(place) or log_at(place, *more)
+        driver_side, "log_at", lambda place, *more: opened.append(place) or log_at(place, *more)
     )
-    monkeypatch.setattr(sink, "purge_keys", lambda *what: looked.append(1) or purge(*what))
+    monkeypatch.setattr(batch_sink, "purge_keys", lambda *what: looked.append(1) or purge(*what))
     for n in range(50):
         written(store, keyed(tmp_path, f"batch {n}"))
     assert (len(opened), len(looked)) == (1, 1)
@@ -204,17 +209,17 @@ def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, mo
 
 def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr(sink, "_OPEN", {})
+    monkeypatch.setattr(driver_side, "_OPEN", {})
     monkeypatch.setattr(
-        sink,
+        driver_side,
         "check",
         lambda *_, **__: (
             calls.append(1) or ClusterFacts(cluster_id="c", end_txn_version=5, timeout_ms=60_000)
         ),
     )
-    first, second = (sink.open_participant(keyed(tmp_path, key)) for key in ("one", "two"))
+    first, second = (driver_side.open_participant(keyed(tmp_path, key)) for key in ("one", "two"))
     assert first is second and calls == [1]
-    assert sink.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
+    assert driver_side.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
 
 
 def test_a_replay_under_a_key_that_differs_closes_the_key_all_the_same(store, tmp_path):
@@ -230,7 +235,11 @@ def test_a_write_without_a_key_leaves_nothing_in_its_decision_log(store, tmp_pat
     for _ in range(3):
         writer = plan_write(options(decisionLog=str(tmp_path / "log")))
         another_process(writer).commit(rows_written(writer))
-    assert len(store.read()) == 9 and os.listdir(tmp_path / "log") == [] and len(sink._LOGS) == 1
+    assert (
+        len(store.read()) == 9
+        and os.listdir(tmp_path / "log") == []
+        and len(driver_side._LOGS) == 1
+    )
 
 
 def test_the_place_to_restore_shows_no_password(store, tmp_path):
@@ -249,8 +258,8 @@ def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
     store.prefix = "mine"
     store.under = lambda prefix: (prefix, store)
     wanted = options(replayCheck="warn", transactionalIdPrefix="mine")
-    checkpoint = type("Checkpoint", (), {"location": "/orders/", "committed": None})
-    driver = sink.make_driver(wanted, "q", MemoryLog("file:///log"), store, checkpoint)
+    checkpoint = type("Checkpoint", (), {"normal_location": "file:///orders", "committed": None})
+    driver = driver_side.make_driver(wanted, "q", MemoryLog("file:///log"), store, checkpoint)
     assert driver.identity() == Identity(
         log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine"
     )
@@ -272,7 +281,7 @@ def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
 
 
 def driver_at(log, store):
-    return sink.Driver(query_id=str(uuid.uuid4()), log=log, participants={store.name: store})
+    return Driver(query_id=str(uuid.uuid4()), log=log, participants={store.name: store})
 
 
 def test_keys_are_forgotten_when_their_time_is_over_and_nothing_else_is(store, tmp_path):
@@ -283,7 +292,7 @@ def test_keys_are_forgotten_when_their_time_is_over_and_nothing_else_is(store, t
     claim(driver_at(stream, store), 0)
     log = stream.sibling(unfinished.plan.query_id)
     assert len(log.siblings()) == 4
-    now_ms = newest_record(log).expires_ms or sink.time.time() * 1000
+    now_ms = newest_record(log).expires_ms or time.time() * 1000
     assert purge_keys(log, now_ms) == []
     gone = purge_keys(log, now_ms + 9 * DAY_MS)
     assert len(gone) == 1 and len(log.siblings()) == 3
@@ -311,7 +320,7 @@ def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     """The command is the one that the error prints."""
     topic = kafka.create_topic(f"batch-{uuid.uuid4().hex[:8]}", partitions=1)
     writer = plan_write(
-        parse_options(
+        parse_sink_options(
             {
                 "kafka.bootstrap.servers": kafka.bootstrap_servers,
                 "topic": topic,

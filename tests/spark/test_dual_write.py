@@ -22,7 +22,7 @@ from kafka2pc.proof.dual_drills import KAFKA, a_dual_story, dual_drills
 from kafka2pc.protocol.decisions import FileLog, MemoryLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
-from kafka2pc.spark import sink
+from kafka2pc.spark import driver as driver_side
 from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
 from kafka2pc.stores.file import FileParticipant, ObjectParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
@@ -162,7 +162,7 @@ def in_memory():
 
 def started_again():
     """Nothing is remembered but what is on disk."""
-    sink._RUNS.clear()
+    driver_side._RUNS.clear()
 
 
 def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):

@@ -8,6 +8,7 @@ from datetime import date, datetime, timedelta
 
 import pytest
 
+from kafka2pc.proof.demo import flights
 from kafka2pc.spark.pipeline import WATERMARK, closing_event, differences, events, oracle
 
 FIRST, DAYS = date(2013, 6, 14), 3  # with a flight that left 1137 minutes late
@@ -15,7 +16,7 @@ FIRST, DAYS = date(2013, 6, 14), 3  # with a flight that left 1137 minutes late
 
 @pytest.fixture(scope="module")
 def happened():
-    return events(FIRST, DAYS)
+    return events(flights(), FIRST, DAYS)
 
 
 def minutes_late(event):
@@ -29,12 +30,16 @@ def at(event):
 def test_events_come_as_they_happened_and_no_flight_is_missing(happened):
     when = [at(e) + timedelta(minutes=minutes_late(e)) for e in happened]
     assert when == sorted(when) and max(map(minutes_late, happened)) == 1137
-    assert sum(len(events(FIRST + timedelta(n), 1)) for n in range(DAYS)) == len(happened) > 2500
+    assert (
+        sum(len(events(flights(), FIRST + timedelta(n), 1)) for n in range(DAYS))
+        == len(happened)
+        > 2500
+    )
 
 
 def test_the_oracle_counts_each_departure_once(happened):
     departed = Counter((e["origin"], e["at"][:13]) for e in happened if e["delay"] is not None)
-    rows = oracle(FIRST, DAYS)
+    rows = oracle(flights(), FIRST, DAYS)
     assert {(r["origin"], r["hour"][:13]): r["departures"] for r in rows} == departed
     assert all(json.loads(json.dumps(r)) == r for r in rows)
 
@@ -42,7 +47,7 @@ def test_the_oracle_counts_each_departure_once(happened):
 def test_an_event_that_closes_does_so_and_stays_open():
     closes, last = (
         at(closing_event(FIRST + timedelta(DAYS))),
-        max(at(e) for e in events(FIRST, DAYS)),
+        max(at(e) for e in events(flights(), FIRST, DAYS)),
     )
     delay = timedelta(hours=int(WATERMARK.split()[0]))
     assert last + timedelta(hours=1) < closes - delay
@@ -59,5 +64,5 @@ def test_an_event_that_closes_does_so_and_stays_open():
     ],
 )
 def test_each_difference_has_a_name(change, found):
-    rows = oracle(FIRST, 1)
+    rows = oracle(flights(), FIRST, 1)
     assert list(differences(change(rows), rows)) == found

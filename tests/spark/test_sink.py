@@ -14,7 +14,9 @@ from kafka2pc.operations.cli import app
 from kafka2pc.proof.checker import duplicate, lost, reordered
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.story import Failed, Story, running, until
-from kafka2pc.spark.sink import Noted, open_participant, parse_options
+from kafka2pc.spark.batch_line import BatchHistory
+from kafka2pc.spark.driver import open_participant
+from kafka2pc.spark.options import parse_sink_options
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -367,7 +369,7 @@ def test_a_key_is_not_for_two_topics(story, kafka):
 
 
 def test_a_loss_that_is_skipped_is_in_the_log(caplog):
-    Noted().append("fail", "lost", batch_id=7, what="orders-0 [3..9] x 7")
+    BatchHistory().append("fail", "lost", batch_id=7, what="orders-0 [3..9] x 7")
     assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
         ("ERROR", "lost: orders-0 [3..9] x 7")
     ]
@@ -397,7 +399,7 @@ def test_a_setting_that_is_not_used_is_named_once(kafka, caplog, engine, says):
         "kafka.delivery.timeout.ms": "90000",
     }
     for _ in range(2):
-        open_participant(parse_options(options))
+        open_participant(parse_sink_options(options))
     assert [r.getMessage() for r in caplog.records if "no use" in r.getMessage()] == says
 
 

@@ -23,29 +23,25 @@ from kafka2pc.protocol.errors import (
     TopicGone,
     TopicRecreated,
 )
-from kafka2pc.spark.source import (
-    Log,
-    Logs,
+from kafka2pc.spark.lag import measure_lag, read_last_offsets
+from kafka2pc.spark.offsets import (
+    Bounds,
     Offsets,
-    Questions,
     Range,
-    StreamReader,
+    Snapshot,
     admit,
-    cut,
-    find_logs,
+    cut_ranges,
     find_losses,
     from_json,
-    lag,
-    last_offsets,
-    only,
-    parse_options,
     plan_end,
-    plan_read,
-    ranges,
-    read,
+    plan_ranges,
     to_json,
-    wanted,
 )
+from kafka2pc.spark.questions import Questions
+from kafka2pc.spark.range_reader import read_range
+from kafka2pc.spark.source import RangePartition, StreamReader, drop_unwanted, limit_snapshot
+from kafka2pc.spark.source_options import parse_source_options
+from kafka2pc.spark.starting_offsets import plan_read, take_snapshot
 
 # -- planning, without Kafka --
 
@@ -75,7 +71,7 @@ def test_planning_skips_and_repeats_no_offset(first, steps, least):
     for grown, limit, again in steps:
         for p, more in enumerate(grown):
             ends[p] = ends.get(p, 0) + more
-        end = plan_end(start, Logs({(T, p): Log(0, e) for p, e in ends.items()}, ids), limit)
+        end = plan_end(start, Snapshot({(T, p): Bounds(0, e) for p, e in ends.items()}, ids), limit)
         asked = (
             Offsets(at={(T, p): e for p, e in ends.items()}, initial=True)
             if again and start.initial
@@ -86,7 +82,7 @@ def test_planning_skips_and_repeats_no_offset(first, steps, least):
             from_json(json.loads(json.dumps(to_json(asked)))),
         )
         if end != start:
-            for r in cut(ranges(asked, end), least):
+            for r in cut_ranges(plan_ranges(asked, end), least):
                 assert r.begin < r.end
                 planned.setdefault(r.partition, []).extend(range(r.begin, r.end))
         start = end
@@ -111,32 +107,34 @@ def test_admission_keeps_to_its_limit_and_always_gets_on(waiting, limit):
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=6), least=st.integers(1, 30))
 def test_cut_ranges_hold_the_same_offsets(sizes, least):
     whole = [Range(T, p, 3, 3 + n) for p, n in enumerate(sizes)]
-    pieces = cut(whole, least)
+    pieces = cut_ranges(whole, least)
     of = lambda rs: [(r.partition, o) for r in rs for o in range(r.begin, r.end)]
     assert of(pieces) == of(whole) and len(pieces) >= min(least, sum(sizes)) // 2
 
 
 def test_nothing_new_is_the_same_text_so_that_spark_starts_no_batch():
     start = Offsets(at={(T, 1): 5, (T, 0): 4}, ids={T: "id"}, since={(T, 0): 1})
-    assert plan_end(start, Logs({(T, 0): Log(0, 4), (T, 1): Log(2, 5)}, {T: "id"})) is start
+    assert (
+        plan_end(start, Snapshot({(T, 0): Bounds(0, 4), (T, 1): Bounds(2, 5)}, {T: "id"})) is start
+    )
     assert json.dumps(to_json(start)) == json.dumps(to_json(from_json(to_json(start))))
 
 
 LOSSES = [
     (
-        Logs({(T, 0): Log(7, 20), (T, 1): Log(0, 9)}, {T: "id"}),
+        Snapshot({(T, 0): Bounds(7, 20), (T, 1): Bounds(0, 9)}, {T: "id"}),
         RecordsGone,
         "t-0: offsets 5 to 6 are gone",
         {(T, 0): 7},
     ),
     (
-        Logs({}, {}),
+        Snapshot({}, {}),
         TopicGone,
         "topic t does not exist any more; read were partitions 0 to offset 5, 1 to offset 9",
         {},
     ),
     (
-        Logs({(T, 0): Log(0, 99)}, {T: "other"}),
+        Snapshot({(T, 0): Bounds(0, 99)}, {T: "other"}),
         TopicRecreated,
         (
             "topic t was created again (partitions: 1, before: 2); read were partitions 0 to offset"
@@ -145,7 +143,7 @@ LOSSES = [
         {(T, 0): 0},
     ),
     (
-        Logs({(T, 0): Log(0, 99), (T, 1): Log(0, 99)}, {T: "other"}),
+        Snapshot({(T, 0): Bounds(0, 99), (T, 1): Bounds(0, 99)}, {T: "other"}),
         TopicRecreated,
         (
             "topic t was created again (partitions: 2, before: 2); read were partitions 0 to offset"
@@ -154,19 +152,19 @@ LOSSES = [
         {(T, 0): 0, (T, 1): 0},
     ),
     (
-        Logs({(T, 0): Log(0, 9)}, {T: ""}),
+        Snapshot({(T, 0): Bounds(0, 9)}, {T: ""}),
         TopicRecreated,
         "topic t has no partition 1 any more; it was read to offset 9",
         {},
     ),
     (
-        Logs({(T, 0): Log(0, 3), (T, 1): Log(0, 9)}, {T: "id"}),
+        Snapshot({(T, 0): Bounds(0, 3), (T, 1): Bounds(0, 9)}, {T: "id"}),
         TopicRecreated,
         "t-0 ends at offset 3, but it was read to 5",
         {(T, 0): 3},
     ),
     (
-        Logs({(T, 0): Log(0, 3), (T, 1): Log(0, 9)}, {T: ""}),
+        Snapshot({(T, 0): Bounds(0, 3), (T, 1): Bounds(0, 9)}, {T: ""}),
         TopicRecreated,
         "t-0 ends at offset 3, but it was read to 5",
         {(T, 0): 0},
@@ -184,7 +182,7 @@ def test_what_is_gone_is_said_and_jumped_over(logs, error, what, since):
 
 def test_a_batch_that_does_not_say_where_it_begins_is_refused():
     with pytest.raises(StaleCheckpoint, match="t-0"):
-        ranges(Offsets(at={(T, 0): 9}), Offsets(at={(T, 0): 5}))
+        plan_ranges(Offsets(at={(T, 0): 9}), Offsets(at={(T, 0): 5}))
 
 
 @pytest.mark.parametrize(
@@ -209,40 +207,46 @@ def test_a_batch_that_does_not_say_where_it_begins_is_refused():
 )
 def test_bad_options_are_refused_before_anybody_is_asked(options, said):
     with pytest.raises(BadOption, match=said):
-        parse_options({"kafka.bootstrap.servers": "localhost:1"} | options)
+        parse_source_options({"kafka.bootstrap.servers": "localhost:1"} | options)
 
 
 def test_what_is_no_longer_asked_for_is_left_out_with_a_warning(caplog):
     """The rest keeps its offsets and its topic id."""
-    o = parse_options({"kafka.bootstrap.servers": "localhost:1", "subscribe": "t"})
+    o = parse_source_options({"kafka.bootstrap.servers": "localhost:1", "subscribe": "t"})
     start = Offsets(
         at={("t", 0): 5, ("u", 0): 7}, ids={"t": "id", "u": "other"}, since={("u", 0): 1}
     )
-    assert wanted(o, start) == Offsets(at={("t", 0): 5}, ids={"t": "id"}) and wanted(
-        o, wanted(o, start)
-    ) == wanted(o, start)
+    assert drop_unwanted(o, start) == Offsets(at={("t", 0): 5}, ids={"t": "id"}) and drop_unwanted(
+        o, drop_unwanted(o, start)
+    ) == drop_unwanted(o, start)
     assert "no longer asked for, and left out from here on: u-0 at offset 7" in caplog.text
 
 
 def test_a_topic_that_the_first_look_missed_is_not_forgotten():
-    now = Logs({(T, 0): Log(0, 10), ("u", 0): Log(0, 5)}, {T: "1", "u": "2"})
+    now = Snapshot({(T, 0): Bounds(0, 10), ("u", 0): Bounds(0, 5)}, {T: "1", "u": "2"})
     target, read_so_far = (
-        Logs({("u", 0): Log(0, 5)}, {"u": "2"}),
+        Snapshot({("u", 0): Bounds(0, 5)}, {"u": "2"}),
         Offsets(at={(T, 0): 4, ("u", 0): 0}, ids=now.ids),
     )
-    assert only(now, target, read_so_far).parts == {(T, 0): Log(0, 4), ("u", 0): Log(0, 5)}
-    assert plan_end(read_so_far, only(now, target, read_so_far)).at == {(T, 0): 4, ("u", 0): 5}
+    assert limit_snapshot(now, target, read_so_far).parts == {
+        (T, 0): Bounds(0, 4),
+        ("u", 0): Bounds(0, 5),
+    }
+    assert plan_end(read_so_far, limit_snapshot(now, target, read_so_far)).at == {
+        (T, 0): 4,
+        ("u", 0): 5,
+    }
 
 
 def test_an_empty_first_batch_still_says_where_it_began():
     """Spark runs batch 0 even if it is empty, and asks for another start when it runs it again."""
     begun, logs = (
         Offsets(at={(T, 0): 100}, ids={T: "id"}, initial=True),
-        Logs({(T, 0): Log(0, 100)}, {T: "id"}),
+        Snapshot({(T, 0): Bounds(0, 100)}, {T: "id"}),
     )
     end = plan_end(begun, logs)
     assert (
-        ranges(Offsets(at={(T, 0): 120}, initial=True), end) == []
+        plan_ranges(Offsets(at={(T, 0): 120}, initial=True), end) == []
         and not end.initial
         and plan_end(end, logs) is end
     )
@@ -283,12 +287,12 @@ def settle(kafka, topic):
     """Wait until all markers are written."""
     stable, end = Questions(kafka.client_conf), Questions(kafka.client_conf, committed_only=False)
     parts = [(topic, p) for p in stable.topics([topic])[topic][1]]
-    while stable.logs(parts) != end.logs(parts):
+    while stable.bounds(parts) != end.bounds(parts):
         time.sleep(0.02)
 
 
 def options(kafka, topic, **more):
-    return parse_options(
+    return parse_source_options(
         {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic} | more
     )
 
@@ -302,13 +306,15 @@ def test_every_cut_through_gaps_ends_and_reads_each_record_once(kafka, topic, as
     for n in range(4):
         write(kafka, topic, [f"{n}a", f"{n}b"])
         write(kafka, topic, ["never"] * n, commit=False)
-    end, o = ask.logs([(topic, 0)])[topic, 0].end, options(kafka, topic)
+    end, o = ask.bounds([(topic, 0)])[topic, 0].end, options(kafka, topic)
     whole = [f"{n}{x}" for n in range(4) for x in "ab"]
     for size in (1, 2, 3, 5, end):
         marks = [*range(0, end, size), end]
         began = time.monotonic()
         assert [
-            v for a, b in itertools.pairwise(marks) for v in values(read(o, Range(topic, 0, a, b)))
+            v
+            for a, b in itertools.pairwise(marks)
+            for v in values(read_range(o, Range(topic, 0, a, b)))
         ] == whole
         assert time.monotonic() - began < 30
 
@@ -351,12 +357,12 @@ def test_connections_are_reused_and_a_range_leaves_nothing_behind(kafka, topic):
     o = options(kafka, topic, **{"kafka.client.id": topic})
     for _ in range(3):
         # far more was fetched, and must not show up
-        assert values(read(o, Range(topic, 0, 5, 9))) == ["5", "6", "7", "8"]
-        assert values(read(o, Range(topic, 1, 0, 2))) == ["other"]
-    unfinished = read(o, Range(topic, 0, 0, 3000))
+        assert values(read_range(o, Range(topic, 0, 5, 9))) == ["5", "6", "7", "8"]
+        assert values(read_range(o, Range(topic, 1, 0, 2))) == ["other"]
+    unfinished = read_range(o, Range(topic, 0, 0, 3000))
     next(unfinished)
     unfinished.close()
-    assert values(read(o, Range(topic, 0, 2998, 3001))) == ["2998", "2999"]
+    assert values(read_range(o, Range(topic, 0, 2998, 3001))) == ["2998", "2999"]
 
 
 @pytest.mark.kafka
@@ -373,14 +379,14 @@ def test_truncated_offsets(kafka, topic, ask, fail, caplog):
         with pytest.raises(RecordsGone, match=said):
             reader.latestOffset(start, None)
         with pytest.raises(RecordsGone, match=said):
-            list(read(o, Range(topic, 0, 3, 20)))
+            list(read_range(o, Range(topic, 0, 3, 20)))
         return
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = reader.latestOffset(start, None)
         assert [v for r in reader.partitions(start, end) for v in values(reader.read(r))] == [
             str(n) for n in range(10, 20)
         ]
-        assert values(read(o, Range(topic, 0, 3, 20))) == [str(n) for n in range(10, 20)]
+        assert values(read_range(o, Range(topic, 0, 3, 20))) == [str(n) for n in range(10, 20)]
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{said}. failOnDataLoss=false: going on with what is there."
     ] * 2
@@ -413,7 +419,7 @@ def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, top
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{expected}. failOnDataLoss=false: going on with what is there."
     ]
-    assert loose.partitions(start, end) == [Range(topic, 0, 0, 51)]
+    assert loose.partitions(start, end) == [RangePartition(Range(topic, 0, 0, 51))]
 
 
 @pytest.mark.kafka
@@ -429,7 +435,7 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
     assert (
         before.partitions(start, end)
         == StreamReader(o).partitions(start, end)
-        == [Range(topic, 0, 0, 6)]
+        == [RangePartition(Range(topic, 0, 0, 6))]
     )
     ask.admin.delete_topics([topic])[topic].result()
     while ask.topics([topic]):
@@ -493,7 +499,7 @@ def test_a_topic_that_vanished_is_said_by_the_plan_and_by_a_task(kafka, topic, a
         for call, text in (
             (lambda: reader.latestOffset(start, None), said),
             (
-                lambda: list(read(o, planned)),
+                lambda: list(read_range(o, planned)),
                 said_by_task,
             ),
         ):
@@ -503,7 +509,7 @@ def test_a_topic_that_vanished_is_said_by_the_plan_and_by_a_task(kafka, topic, a
         return
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = reader.latestOffset(start, None)
-        assert reader.partitions(start, end) == values(read(o, planned)) == []
+        assert reader.partitions(start, end) == values(read_range(o, planned)) == []
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{w}. failOnDataLoss=false: going on with what is there." for w in (said, said_by_task)
     ]
@@ -521,7 +527,7 @@ def test_a_new_topic_of_a_pattern_and_a_new_partition_are_read_from_their_first_
     kafka, topic, ask
 ):
     reader = StreamReader(
-        parse_options(
+        parse_source_options(
             {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribePattern": f"{topic}.*"}
         )
     )
@@ -547,7 +553,7 @@ def test_a_group_is_where_to_begin_and_is_told_also_of_the_last_batch(kafka, top
         BadOption, match=f"group {topic}-wrong has no offset for {topic}-0, {topic}-1"
     ):
         StreamReader(wrong).initialOffset()
-    ask.tell(topic, {(topic, 0): 2})
+    ask.commit_offsets(topic, {(topic, 0): 2})
     partly = options(
         kafka,
         topic,
@@ -557,12 +563,12 @@ def test_a_group_is_where_to_begin_and_is_told_also_of_the_last_batch(kafka, top
     reader = StreamReader(partly)
     start = reader.initialOffset()
     end = reader.latestOffset(start, None)
-    assert from_json(start).at == {(topic, 0): 2, (topic, 1): 0} and ask.committed(
+    assert from_json(start).at == {(topic, 0): 2, (topic, 1): 0} and ask.group_offsets(
         topic, [(topic, 0), (topic, 1)]
     ) == {(topic, 0): 2}
     # Spark asks for the next batch when this one is done
     assert reader.latestOffset(end, None) is end
-    assert ask.committed(topic, [(topic, 0), (topic, 1)]) == from_json(end).at
+    assert ask.group_offsets(topic, [(topic, 0), (topic, 1)]) == from_json(end).at
 
 
 @pytest.mark.kafka
@@ -575,7 +581,7 @@ def test_available_now_reads_what_is_there_now_and_no_more(kafka, topic):
     write(kafka, topic, range(5), partition=1)
     end = reader.latestOffset(start, None)
     assert (
-        reader.partitions(start, end) == [Range(topic, 0, 0, 6)]
+        reader.partitions(start, end) == [RangePartition(Range(topic, 0, 0, 6))]
         and reader.latestOffset(end, None) is end
     )
     assert from_json(end).ids == from_json(start).ids and from_json(end).ids[topic]
@@ -587,7 +593,7 @@ def test_lag_tells_an_open_transaction_from_a_slow_query(kafka, topic):
     waiting = begin(kafka)
     waiting.produce(topic, b"open", partition=0)
     waiting.flush(30)
-    first, _ = lag({"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic})
+    first, _ = measure_lag({"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic})
     waiting.abort_transaction(30)
     assert (first.stable, first.end, first.current, first.behind) == (6, 7, None, None)
 
@@ -604,7 +610,7 @@ def test_a_batch_read_is_planned_between_its_ends(kafka, topic, ask):
         plan_read(ask, options(kafka, topic, endingOffsets=f'{{"{topic}": {{"0": 70, "1": -1}}}}'))
     with pytest.raises(BadOption, match="no such topic"):
         plan_read(ask, options(kafka, f"{topic},nothing"))
-    assert find_logs(ask, options(kafka, f"{topic},nothing")).parts.keys() == {
+    assert take_snapshot(ask, options(kafka, f"{topic},nothing")).parts.keys() == {
         (topic, 0),
         (topic, 1),
     }
@@ -718,9 +724,9 @@ def test_a_query_that_fails_in_its_first_batch_and_later_reads_each_record_once(
         + ["while 0 failed", "while 2 failed"]
     )
     assert sorted(found) == sorted(expected)
-    end = last_offsets(str(tmp_path / "checkpoint"))
-    assert Questions(kafka.client_conf).committed(topic, end.at) == end.at
-    stand = lag(
+    end = read_last_offsets(str(tmp_path / "checkpoint"))
+    assert Questions(kafka.client_conf).group_offsets(topic, end.at) == end.at
+    stand = measure_lag(
         {
             "kafka.bootstrap.servers": kafka.bootstrap_servers,
             "subscribe": topic,
