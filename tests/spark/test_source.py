@@ -1,9 +1,8 @@
-"""The source: planning skips and repeats nothing; a range ends by position; what is lost is said;
-and Spark, started again and again, reads each record once.
+"""The source: a range ends by position, losses are reported, and Spark, started again and again,
+reads each record once.
 """
 
 import itertools
-import json
 import logging
 import os
 import sys
@@ -13,13 +12,10 @@ import uuid
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import NewPartitions
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kafka2pc.protocol.errors import (
     BadOption,
     RecordsGone,
-    StaleCheckpoint,
     TopicGone,
     TopicRecreated,
 )
@@ -29,12 +25,8 @@ from kafka2pc.spark.offsets import (
     Offsets,
     Range,
     Snapshot,
-    admit,
-    cut_ranges,
-    find_losses,
     from_json,
     plan_end,
-    plan_ranges,
     to_json,
 )
 from kafka2pc.spark.questions import Questions
@@ -43,171 +35,7 @@ from kafka2pc.spark.source import RangePartition, StreamReader, drop_unwanted, l
 from kafka2pc.spark.source_options import parse_source_options
 from kafka2pc.spark.starting_offsets import plan_read, take_snapshot
 
-# -- planning, without Kafka --
-
 T = "t"
-steps = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 50), min_size=1, max_size=4),
-        st.one_of(st.none(), st.integers(1, 40)),
-        st.booleans(),
-    ),
-    max_size=12,
-)
-
-
-@given(
-    first=st.lists(st.integers(0, 20), min_size=1, max_size=3),
-    steps=steps,
-    least=st.one_of(st.none(), st.integers(1, 9)),
-)
-def test_planning_skips_and_repeats_no_offset(first, steps, least):
-    """Logs grow, partitions are added, limits change, the checkpoint is read again, batch 0 gets
-    another start: each offset is planned once, in order.
-    """
-    ends, ids = dict(enumerate(first)), {T: "id"}
-    start = began = Offsets(at={(T, p): e for p, e in ends.items()}, ids=ids, initial=True)
-    planned = {}
-    for grown, limit, again in steps:
-        for p, more in enumerate(grown):
-            ends[p] = ends.get(p, 0) + more
-        end = plan_end(start, Snapshot({(T, p): Bounds(0, e) for p, e in ends.items()}, ids), limit)
-        asked = (
-            Offsets(at={(T, p): e for p, e in ends.items()}, initial=True)
-            if again and start.initial
-            else start
-        )
-        end, asked = (
-            from_json(json.loads(json.dumps(to_json(end)))),
-            from_json(json.loads(json.dumps(to_json(asked)))),
-        )
-        if end != start:
-            for r in cut_ranges(plan_ranges(asked, end), least):
-                assert r.begin < r.end
-                planned.setdefault(r.partition, []).extend(range(r.begin, r.end))
-        start = end
-    for p, end in start.at.items():
-        assert planned.get(p[1], []) == list(range(began.at.get(p, 0), end))
-
-
-@given(
-    waiting=st.lists(st.integers(0, 10**12), min_size=1, max_size=20), limit=st.integers(1, 10**6)
-)
-def test_admission_keeps_to_its_limit_and_always_gets_on(waiting, limit):
-    begins, ends = (
-        {(T, p): 5 for p in range(len(waiting))},
-        {(T, p): 5 + n for p, n in enumerate(waiting)},
-    )
-    taken = {part: o - 5 for part, o in admit(begins, ends, limit).items()}
-    assert all(0 <= taken[part] <= ends[part] - 5 for part in taken)
-    assert all(taken[part] for part in taken if ends[part] > 5)
-    assert sum(taken.values()) <= max(limit, 0) + len(waiting)
-
-
-@given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=6), least=st.integers(1, 30))
-def test_cut_ranges_hold_the_same_offsets(sizes, least):
-    whole = [Range(T, p, 3, 3 + n) for p, n in enumerate(sizes)]
-    pieces = cut_ranges(whole, least)
-    of = lambda rs: [(r.partition, o) for r in rs for o in range(r.begin, r.end)]
-    assert of(pieces) == of(whole) and len(pieces) >= min(least, sum(sizes)) // 2
-
-
-def test_nothing_new_is_the_same_text_so_that_spark_starts_no_batch():
-    start = Offsets(at={(T, 1): 5, (T, 0): 4}, ids={T: "id"}, since={(T, 0): 1})
-    assert (
-        plan_end(start, Snapshot({(T, 0): Bounds(0, 4), (T, 1): Bounds(2, 5)}, {T: "id"})) is start
-    )
-    assert json.dumps(to_json(start)) == json.dumps(to_json(from_json(to_json(start))))
-
-
-LOSSES = [
-    (
-        Snapshot({(T, 0): Bounds(7, 20), (T, 1): Bounds(0, 9)}, {T: "id"}),
-        RecordsGone,
-        "t-0: offsets 5 to 6 are gone",
-        {(T, 0): 7},
-    ),
-    (
-        Snapshot({}, {}),
-        TopicGone,
-        "topic t does not exist any more; read were partitions 0 to offset 5, 1 to offset 9",
-        {},
-    ),
-    (
-        Snapshot({(T, 0): Bounds(0, 99)}, {T: "other"}),
-        TopicRecreated,
-        (
-            "topic t was created again (partitions: 1, before: 2); read were partitions 0 to offset"
-            " 5, 1 to offset 9"
-        ),
-        {(T, 0): 0},
-    ),
-    (
-        Snapshot({(T, 0): Bounds(0, 99), (T, 1): Bounds(0, 99)}, {T: "other"}),
-        TopicRecreated,
-        (
-            "topic t was created again (partitions: 2, before: 2); read were partitions 0 to offset"
-            " 5, 1 to offset 9"
-        ),
-        {(T, 0): 0, (T, 1): 0},
-    ),
-    (
-        Snapshot({(T, 0): Bounds(0, 9)}, {T: ""}),
-        TopicRecreated,
-        "topic t has no partition 1 any more; it was read to offset 9",
-        {},
-    ),
-    (
-        Snapshot({(T, 0): Bounds(0, 3), (T, 1): Bounds(0, 9)}, {T: "id"}),
-        TopicRecreated,
-        "t-0 ends at offset 3, but it was read to 5",
-        {(T, 0): 3},
-    ),
-    (
-        Snapshot({(T, 0): Bounds(0, 3), (T, 1): Bounds(0, 9)}, {T: ""}),
-        TopicRecreated,
-        "t-0 ends at offset 3, but it was read to 5",
-        {(T, 0): 0},
-    ),
-]
-
-
-@pytest.mark.parametrize(("logs", "error", "what", "since"), LOSSES)
-def test_what_is_gone_is_said_and_jumped_over(logs, error, what, since):
-    start = Offsets(at={(T, 0): 5, (T, 1): 9}, ids={T: "id"})
-    (loss,) = find_losses(start, logs)
-    assert (loss.error, loss.what) == (error, what)
-    assert plan_end(start, logs).since == since
-
-
-def test_a_batch_that_does_not_say_where_it_begins_is_refused():
-    with pytest.raises(StaleCheckpoint, match="t-0"):
-        plan_ranges(Offsets(at={(T, 0): 9}), Offsets(at={(T, 0): 5}))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, "exactly one of subscribe"),
-        ({"subscribe": "a", "assign": '{"a": [0]}'}, "exactly one"),
-        ({"assign": '{"a": 0}'}, "not understood"),
-        ({"subscribePattern": "["}, "subscribePattern"),
-        ({"subscribe": "a", "startingOffsets": "newest"}, "choose one of"),
-        ({"subscribe": "a", "startingOffsets": '{"a": {"0": "1"}}'}, "not understood"),
-        ({"subscribe": "a", "endingOffsets": '{"a": {"0": -2}}'}, "not understood"),
-        ({"subscribe": "a", "startingOffsets": "group"}, "kafka.group.id"),
-        ({"subscribe": "a", "kafka.auto.offset.reset": "latest"}, "startingOffsets=group"),
-        ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "whole number"),
-        ({"subscribe": "a", "failOnDataLoss": "no"}, "choose one of"),
-        ({"subscribe": "a", "kafka.isolation.level": "serializable"}, "choose one of"),
-        ({"subscribe": "a", "minOffsetsPerTrigger": "5"}, "unknown option"),
-        ({"subscribe": "a", "kafka.key.deserializer": "x"}, "cannot be honoured"),
-        ({"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "latest"}, "contradict"),
-    ],
-)
-def test_bad_options_are_refused_before_anybody_is_asked(options, said):
-    with pytest.raises(BadOption, match=said):
-        parse_source_options({"kafka.bootstrap.servers": "localhost:1"} | options)
 
 
 def test_what_is_no_longer_asked_for_is_left_out_with_a_warning(caplog):
@@ -236,20 +64,6 @@ def test_a_topic_that_the_first_look_missed_is_not_forgotten():
         (T, 0): 4,
         ("u", 0): 5,
     }
-
-
-def test_an_empty_first_batch_still_says_where_it_began():
-    """Spark runs batch 0 even if it is empty, and asks for another start when it runs it again."""
-    begun, logs = (
-        Offsets(at={(T, 0): 100}, ids={T: "id"}, initial=True),
-        Snapshot({(T, 0): Bounds(0, 100)}, {T: "id"}),
-    )
-    end = plan_end(begun, logs)
-    assert (
-        plan_ranges(Offsets(at={(T, 0): 120}, initial=True), end) == []
-        and not end.initial
-        and plan_end(end, logs) is end
-    )
 
 
 # -- on a broker --
