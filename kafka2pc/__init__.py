@@ -16,9 +16,9 @@ def register(spark) -> None:
 def progress(checkpoint, decision_log=None, **more):
     """The last batches of a query as a pandas.DataFrame: rows, transactions, times, and the share
     of the transaction timeout that was used. Arguments, columns and errors are those of
-    `kafka2pc.operations.operations.progress`. It reads the checkpoint, and contacts neither Spark
+    `kafka2pc.operations.progress.progress`. It reads the checkpoint, and contacts neither Spark
     nor Kafka.
     """
-    from kafka2pc.operations.operations import progress as read_progress
+    from kafka2pc.operations.progress import progress as read_progress
 
     return read_progress(checkpoint, decision_log, **more)

@@ -34,7 +34,8 @@ from kafka2pc.kafka.control import (
 from kafka2pc.kafka.fetcher import Manner, fetch
 from kafka2pc.kafka.participant import check
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.operations.operations import Door, doctor
+from kafka2pc.operations.access import Access
+from kafka2pc.operations.doctor import doctor
 from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
 from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
 
@@ -752,7 +753,7 @@ def test_why_a_broker_has_no_two_phase_commit_is_told():
         ):
             assert why in control.why_no_two_phase("kafka2pc-probe")
             assert [
-                f.why for f in doctor(Door(kafka.bootstrap_servers)).findings if f.name == finding
+                f.why for f in doctor(Access(kafka.bootstrap_servers)).findings if f.name == finding
             ] == [control.why_no_two_phase("kafka2pc-probe")]
             with pytest.raises(BadOption, match="twoPhaseCommit=required"):
                 check(kafka.client_conf, two_phase="required")

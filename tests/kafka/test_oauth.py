@@ -22,7 +22,8 @@ from shell import typed
 from kafka2pc.kafka.control import TOKEN_PROVIDER, Control, find_provider
 from kafka2pc.kafka.participant import KafkaParticipant, check
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.operations.operations import RIGHTS, Door
+from kafka2pc.operations.access import Access
+from kafka2pc.operations.rights import RIGHTS
 from kafka2pc.proof.story import until
 from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import MemoryLog
@@ -219,7 +220,7 @@ def test_the_shell_lists_with_a_token_and_doctor_does_not_guess_a_name(oauth, tm
             if name != "bootstrap.servers"
         )
     )
-    door = Door(oauth.bootstrap_servers, str(file))
+    door = Access(oauth.bootstrap_servers, str(file))
     assert typed(door.command("transactions", "list", "--json")) == ("[]\n", 0)
     assert (
         "user: User:SUBJECT-OF-THE-TOKEN" in typed(door.command("doctor", "--topic", "tokens"))[0]

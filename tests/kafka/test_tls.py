@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant, check
 from kafka2pc.local.broker import LocalKafka, make_certificates
+from kafka2pc.operations.access import Access
 from kafka2pc.operations.cli import app
-from kafka2pc.operations.operations import Door
 from kafka2pc.proof.story import Story, until
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog
@@ -123,7 +123,7 @@ def test_a_dead_query_is_found_and_settled_from_the_shell(query, tls, tmp_path):
             f"{name}={value}\n" for name, value in without(query.conf, "bootstrap.servers").items()
         )
     )
-    door = Door(tls.bootstrap_servers, str(file))
+    door = Access(tls.bootstrap_servers, str(file))
     found, status = typed(
         door.command("doctor", "--checkpoint", str(query.place), "--older-than", "0", "--json")
     )

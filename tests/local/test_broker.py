@@ -28,7 +28,7 @@ from kafka2pc.local.broker import (
     find_java,
     free_ports,
 )
-from kafka2pc.operations.operations import read_properties
+from kafka2pc.operations.access import read_properties
 
 SECONDS = 15  # for anything that should take one; a busy machine may need more
 

@@ -22,30 +22,23 @@ from rights import Rights, error_of
 from shell import typed
 
 import kafka2pc
+from kafka2pc.backends.places import masked
 from kafka2pc.kafka import column_producer as produce
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.encoder import rows_of
 from kafka2pc.kafka.participant import KafkaParticipant, check, retry_unknown
 from kafka2pc.local.broker import LocalKafka, fetch_jars, fetch_kafka, find_java
-from kafka2pc.operations import operations
-from kafka2pc.operations.operations import (
-    FINDINGS,
-    RIGHTS,
-    Door,
-    Survey,
-    doctor,
-    fence,
-    find_hanging,
-    find_progress,
-    find_speculation,
-    find_transactions,
-    masked,
-    open_query,
-    operate,
-    plan_restore,
-    restore,
-)
+from kafka2pc.operations import repair
+from kafka2pc.operations.access import Access
+from kafka2pc.operations.cluster_checks import find_speculation
+from kafka2pc.operations.doctor import doctor
+from kafka2pc.operations.findings import FINDINGS
+from kafka2pc.operations.progress import find_progress
+from kafka2pc.operations.query import open_query
+from kafka2pc.operations.repair import fence, operate, plan_restore, restore
+from kafka2pc.operations.rights import RIGHTS
+from kafka2pc.operations.survey import Survey, find_hanging, find_transactions
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.story import Failed, Story, until
 from kafka2pc.protocol.commit import Driver, commit, decide
@@ -121,7 +114,7 @@ class Dead:
 
     @property
     def door(self):
-        return Door(self.kafka.bootstrap_servers)
+        return Access(self.kafka.bootstrap_servers)
 
     def write(self, driver, batch_id=0, mine=None):
         (self.place / "offsets" / str(batch_id)).write_text("v1")
@@ -450,14 +443,14 @@ def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
         token = first[0].plan.token
     messages = dead.write(living, batch_id, token)
     with operate(dead.conf, dead.query) as driver:
-        step, decided = getattr(operations, when), []
+        step, decided = getattr(repair, when), []
 
         def late(*args):
             if not decided:
                 decided.append(decide(living, messages[0].plan, messages))
             return step(*args)
 
-        monkeypatch.setattr(operations, when, late)
+        monkeypatch.setattr(repair, when, late)
         with pytest.raises(Superseded, match="is running"):
             restore(driver)
     again = dead.run()
@@ -512,7 +505,7 @@ def test_a_spark_query_that_died_after_its_decision_is_settled_from_the_shell_an
     story.arm(CrashPoint.AFTER_DECISION, batch_id=1, pid=0)
     with pytest.raises(Failed):
         story.run()
-    line = Door(story.kafka.bootstrap_servers).command("restore", str(story.checkpoint), "--json")
+    line = Access(story.kafka.bootstrap_servers).command("restore", str(story.checkpoint), "--json")
     planned, status = typed(f"{line} --dry-run")
     assert ({step["do"] for step in json.loads(planned)}, status) == (
         {"commit"},
@@ -771,7 +764,7 @@ def test_speculation_is_seen_in_sparks_defaults(text, on, tmp_path):
 
 def test_speculation_and_a_missing_topic_are_told(kafka, tmp_path):
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true")
-    found = doctor(Door(kafka.bootstrap_servers), topics=["no such"], spark_conf=str(tmp_path))
+    found = doctor(Access(kafka.bootstrap_servers), topics=["no such"], spark_conf=str(tmp_path))
     told(found, "speculation", str(tmp_path))
     (line,) = told(found, "topic-missing", "no such", "--create --topic 'no such'").commands
     assert line.startswith(f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} ")
@@ -919,7 +912,7 @@ def test_a_cluster_without_version_6_with_a_timeout_and_something_hanging(tmp_pa
     }
     with LocalKafka(two_phase_commit=False, config=config, progress=None) as kafka:
         kafka.create_topic("t")
-        door = Door(kafka.bootstrap_servers)
+        door = Access(kafka.bootstrap_servers)
         monkeypatch.setattr(
             produce, "rows_of", partial(rows_of, now_ms=int(time.time() * 1000) - 121_000)
         )
@@ -955,7 +948,7 @@ def hang(kafka, topic):
 
 def test_an_old_cluster():
     with LocalKafka(version="3.9.1", two_phase_commit=False, progress=None) as kafka:
-        found = doctor(Door(kafka.bootstrap_servers))
+        found = doctor(Access(kafka.bootstrap_servers))
         told(found, "two-phase-too-old", "Kafka 4.1")
         told(found, "old-transactions", "kafka-features.sh", "transaction.version=2")
         assert found.status == 3, "one copy"
@@ -964,7 +957,7 @@ def test_an_old_cluster():
 def test_three_nodes_are_fine_until_copies_are_missing(tmp_path):
     with LocalKafka(nodes=3, progress=None) as kafka:
         kafka.create_topic("sound")
-        door = Door(kafka.bootstrap_servers)
+        door = Access(kafka.bootstrap_servers)
         assert (
             doctor(door, topics=["sound"]).findings == ()
             and "can be kept" in typed(door.command("doctor", "--topic", "sound"))[0]
@@ -1000,7 +993,7 @@ def as_alice(kafka, folder):
     file = folder / "client.properties"
     conf = kafka.client_conf_for("alice")
     file.write_text("".join(f"{k}={v}\n" for k, v in conf.items() if k != "bootstrap.servers"))
-    return conf, Door(kafka.bootstrap_servers, str(file))
+    return conf, Access(kafka.bootstrap_servers, str(file))
 
 
 def symptoms(conf, door, topic, prefix):
@@ -1102,9 +1095,7 @@ def hold(kafka, topic):
             producer.commit_transaction(30)
 
 
-def test_a_dead_query_on_a_secured_cluster_is_found_explained_and_settled_with_the_printed_lines_only(
-    secure, tmp_path
-):
+def test_the_printed_commands_repair_a_dead_query_on_a_secured_cluster(secure, tmp_path):
     topic, prefix = "secured", "kafka2pc"
     secure.create_topic(topic)
     conf, door = as_alice(secure, tmp_path)
@@ -1270,7 +1261,7 @@ def test_what_is_missing_for_a_storage_is_said_without_a_stack_trace(monkeypatch
     def no_s3(*args, **kwargs):
         raise ImportError("Install s3fs to access S3")
 
-    monkeypatch.setattr("kafka2pc.operations.operations.open_query", no_s3)
+    monkeypatch.setattr("kafka2pc.operations.query.open_query", no_s3)
     assert typed("kafka2pc decisions list s3://bucket/checkpoint") == (
         "Install s3fs to access S3\n",
         1,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka2pc.operations.operations import fence
+from kafka2pc.operations.repair import fence
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, Slot, commit_of
 from kafka2pc.protocol.errors import StaleCheckpoint, Superseded

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafka2pc.operations.operations import Door
+from kafka2pc.operations.access import Access
 from kafka2pc.protocol.commit import Driver
 from kafka2pc.protocol.decisions import (
     Decision,
@@ -287,5 +287,5 @@ def test_a_settings_file_is_read_or_refused_and_never_quoted(tmp_path, content):
     file = tmp_path / "client.properties"
     file.write_bytes(content + b"\nhunter2\n")
     with pytest.raises(TwoPhaseError) as caught:
-        Door("h:1", str(file)).conf()
+        Access("h:1", str(file)).conf()
     assert "hunter2" not in str(caught.value)

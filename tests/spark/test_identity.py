@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from kafka2pc.operations.operations import Query, adopt_place
+from kafka2pc.operations.query import Query
+from kafka2pc.operations.repair import adopt_place
 from kafka2pc.protocol.commit import Driver, commit, finish
 from kafka2pc.protocol.decisions import (
     FileLog,

@@ -1,0 +1,43 @@
+"""The script where the extra of the command line is missing, and operations without PySpark."""
+
+import subprocess
+import sys
+
+import pytest
+
+HIDDEN = """
+import sys
+for name in {names!r}:
+    sys.modules[name] = None
+{then}
+"""
+
+
+def run(names, then):
+    """The code in a new process, in which these modules cannot be imported."""
+    code = HIDDEN.format(names=names, then=then)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra_one_line_says_how_to_install_it(missing):
+    done = run([missing], "from kafka2pc.operations.main import main; main()")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "The command line needs two more packages: pip install 'kafka2pc[cli]'\n"
+    )
+
+
+def test_another_missing_module_is_not_hidden():
+    done = run(["kafka2pc.protocol.errors"], "from kafka2pc.operations.main import main; main()")
+    assert done.returncode == 1 and "pip install 'kafka2pc[cli]'" not in done.stderr
+
+
+def test_decisions_are_listed_without_spark_and_pandas(tmp_path):
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "metadata").write_text('{"id": "00000001-2222-3333-4444-555555555555"}')
+    then = f"sys.argv = ['kafka2pc', 'decisions', 'list', {str(tmp_path)!r}, '--json']\n"
+    then += "from kafka2pc.operations.main import main; main()"
+    done = run(["pyspark", "py4j", "pandas"], then)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
