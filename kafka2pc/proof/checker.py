@@ -46,7 +46,8 @@ def torn(batch_of: Mapping[int, int], seen: Iterable[Seen]) -> dict[int, list[in
     """For every batch, a `read_committed` reader finds all its rows at the end, or none; otherwise
     it was torn. Batch -> missing rows.
     """
-    found, missing = {s.row for s in seen}, defaultdict(list)
+    found = {s.row for s in seen}
+    missing = defaultdict(list)
     for row, batch_id in batch_of.items():
         if row not in found:
             missing[batch_id].append(row)
@@ -55,8 +56,8 @@ def torn(batch_of: Mapping[int, int], seen: Iterable[Seen]) -> dict[int, list[in
 
 # %% ../../nbs/proof/01_checker.ipynb #c016
 def decided(events: Iterable[Event]) -> list[Event]:
-    """The last event of every `decide` that stands, or may stand: the process died, or heard no
-    answer, and no other attempt of the batch won.
+    """The last event of every decision that was written, or may have been: its writer died or got
+    no answer, and no other attempt of the batch won.
     """
     last = {
         (e.ids["batch_id"], e.ids["attempt"], str(e.ids["ranges"])): e
@@ -71,7 +72,7 @@ def decided(events: Iterable[Event]) -> list[Event]:
 
 def aborted_read(seen: Iterable[Seen], events: Iterable[Event]) -> list[Seen]:
     """For every record that a `read_committed` reader found, it lies in a range of its batch's
-    decision; otherwise it was aborted, and read. An offset of -1 is unknown: such a record is not
+    decision; otherwise an aborted record was read. An offset of -1 is unknown: such a record is not
     judged, and such a range is the whole partition.
     """
     ranges = defaultdict(list)
@@ -184,17 +185,18 @@ TOLERATED = {
         " attempts."
     ),
     "aborted rows in a read_uncommitted read": (
-        "A replay writes its rows again, under a new attempt. Who reads uncommitted asks for both."
+        "A replay writes its rows again, under a new attempt. A read_uncommitted reader asks for"
+        " both."
     ),
     "order between keys or partitions": (
-        "Kafka promises an order within a partition, and nothing else; rows without a key promise"
+        "Kafka guarantees an order within a partition, and nothing else; rows without a key have"
         " none."
     ),
     "an open transaction while its query is down": (
         "Readers wait before it. The next start, or its timeout, ends it; the rows are judged then."
     ),
     "a decision without an answer": (
-        "Its process died, or the log did not answer. It may stand, so its rows may be seen, unless"
+        "Its process died, or the log did not answer. It may exist, so its rows may be seen, unless"
         " another attempt won."
     ),
 }
