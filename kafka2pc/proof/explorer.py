@@ -162,6 +162,7 @@ class Search:
         return anomalies
 
     def result(self, complete: bool, anomaly: str = "", path: tuple = ()) -> Exploration:
+        """The counts so far, as a value."""
         return Exploration(
             states=len(self.before),
             steps=self.steps,
