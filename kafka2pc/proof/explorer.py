@@ -60,8 +60,8 @@ class LoneRun:
         return steps, m.worlds[steps[-1].state[0]], m.runs(steps[-1].state)[0]
 
     def judge(self, world: World, run: Run) -> tuple:
-        """The anomalies of run 9: those of its steps, HANGING if it leaves something open, STUCK if it
-        does not come to its end and does not report a reason.
+        """The anomalies of run 9: those of its steps, HANGING if it leaves something open, STUCK if
+        it does not come to its end and does not report a reason.
         """
         steps, after, end = self.run_alone(world, run)
         wrong = tuple(name for s in steps for name in s.answer.wrong)
@@ -96,9 +96,9 @@ def explore(
     limit: int = 2_000_000,
     only: Callable[[Model, Step], bool] | None = None,
 ) -> Exploration:
-    """Every state that `config` can reach, until one of the anomalies in `hunt` is found, or `limit`
-    states are known. `alone`: in every world, let everything die too, and one new run restore.
-    `only`: leave out other steps, to find a long path sooner.
+    """Every state that `config` can reach, until one of the anomalies in `hunt` is found, or
+    `limit` states are known. `alone`: in every world, let everything die too, and one new run
+    restore. `only`: leave out other steps, to find a long path sooner.
     """
     collects = gc.isenabled()
     gc.disable()  # it would look through millions of small tuples again and again
@@ -162,6 +162,7 @@ class Search:
         return anomalies
 
     def result(self, complete: bool, anomaly: str = "", path: tuple = ()) -> Exploration:
+        """The counts so far, as a value."""
         return Exploration(
             states=len(self.before),
             steps=self.steps,

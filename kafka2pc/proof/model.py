@@ -86,12 +86,15 @@ class Model:
         )
 
     def runs(self, state: tuple) -> list[Run]:
+        """The runs of a state."""
         return [self.procs[p] for p in state[1 : 1 + self.config.drivers]]
 
     def tasks(self, state: tuple) -> list[Task]:
+        """The tasks of a state."""
         return [self.procs[p] for p in state[1 + self.config.drivers :]]
 
     def slots(self, number: int) -> int:
+        """How many tasks a batch has in run `number`."""
         return self.config.slots[min(number, len(self.config.slots)) - 1]
 
     def moves(self, w: int, p: int) -> list[Move]:

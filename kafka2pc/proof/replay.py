@@ -74,6 +74,7 @@ class StepLog(DecisionLog):
         self.records: dict[Slot, int] = {}
 
     def create(self, decision: Decision) -> Decision | None:
+        """Send a create; the record in the slot is the answer. None: no answer."""
         n = self.decisions.number(decision)
         if n in self.silent:
             return None
@@ -83,14 +84,17 @@ class StepLog(DecisionLog):
         return None if answer in (UNKNOWN, SILENT) else self.decisions[answer]
 
     def slots(self) -> list[Slot]:
+        """Send a listing; remember which record is in which slot."""
         listing = {Slot(batch, k): number for batch, k, number in self.transcript.ask("listing")}
         self.records |= listing
         return sorted(listing)
 
     def load(self, slot: Slot) -> Decision:
+        """The record that the last listing showed in a slot."""
         return self.decisions[self.records[slot]]
 
     def remove(self, slots: Sequence[Slot]):
+        """Send a remove."""
         self.transcript.ask("remove", tuple(slots))
 
 # %% ../../nbs/proof/05_replay.ipynb #c010
@@ -126,6 +130,9 @@ class StepStore:
         return self._end(c, False)
 
     def begin(self, plan: Plan, tries: int = 5) -> "StepTxn":
+        """Send InitProducerId under one new name after the other, until one answer is clear. Raises
+        `UnclearAnswer` after some `tries`.
+        """
         for counter in range(tries):
             name = worker_name(plan, self.worker, self.attempt, counter)
             if name in self.retired:
@@ -136,6 +143,7 @@ class StepStore:
         raise UnclearAnswer(name)
 
     def init(self, name: str):
+        """Send InitProducerId: the epoch, or `UNKNOWN`."""
         return self.transcript.ask("init", name)
 
     def _end(self, c: Committable, commit: bool) -> Outcome:
@@ -167,6 +175,7 @@ class StepStore:
         return list(self.transcript.ask("known"))
 
     def committable(self, name: str, epoch: int, rows: tuple = ()) -> Committable:
+        """The Committable of one transaction."""
         return Committable(
             transactional_id=name,
             state=PreparedTxnState(0, epoch),
@@ -197,6 +206,7 @@ class StepTxn:
         self.produce(self.rows)
 
     def produce(self, rows: tuple):
+        """Send rows. Raises `PrecommitFailed` if they were fenced."""
         if not self.store.transcript.ask("produce", self.name, self.epoch, rows):
             raise PrecommitFailed(self.name)
 

@@ -206,8 +206,8 @@ ANOMALIES = {
         " but unfinished."
     ),
     "STUCK": (
-        "If all others die, a run that starts, or goes on, comes to its end, or reports what is lost"
-        " or which run is further."
+        "If all others die, a run that starts, or goes on, comes to its end, or reports what is"
+        " lost or which run is further."
     ),
 }
 

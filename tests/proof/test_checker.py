@@ -74,7 +74,7 @@ class Run:
         return [s for s in self.uncommitted if (s.partition, s.offset) not in self.given_up]
 
     def attempt(self, batch_id, attempt, tasks, kind):
-        """Each task has one transaction and one key; `tasks` says who writes the next row."""
+        """Each task has one transaction and one key; `tasks` names the writer of each row."""
         ranges, counts = {}, Counter()
         for number, task in enumerate(tasks):
             partition, row = task % PARTITIONS, batch_id * 100 + number

@@ -15,8 +15,8 @@ from kafka2pc.protocol import commit, restore
 
 NOT_ALLOWED = {"lost_entry", "expire"}  # accidents that no rule survives: see RULES and LIMITS
 
-# The worlds are deterministic. A change of the calls changes the counts a little; a model that stops
-# early halves them.
+# The worlds are deterministic. A change of the protocol changes the counts a little; a model that
+# stops early halves them.
 STATES = {
     "one run": 35,
     "two runs": 3_500,
@@ -46,7 +46,7 @@ STATES = {
 
 @cache
 def explored(config, only=None):
-    """All rules on. A world that is cut to find one long story is not let die as well."""
+    """All rules on. In a world that is cut to find one long path, not everything dies as well."""
     return explore(config, only=only, alone=only is None)
 
 
@@ -183,7 +183,7 @@ def test_the_same_world_is_explored_in_the_same_way():
     assert without.__wrapped__(RULES["check"]) == without.__wrapped__(RULES["check"])
 
 
-def test_a_limit_is_told():
+def test_a_limit_is_reported():
     found = explore(Config(), limit=500)
     assert not found.complete and 500 <= found.states < 700
     assert "then stopped" in str(found)

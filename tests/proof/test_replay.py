@@ -13,20 +13,20 @@ from kafka2pc.protocol import commit, precommit, restore
 from kafka2pc.protocol.transactions import TRANSITIONS, IllegalStep, TxnState
 
 
-class Played(Exception):
+class Called(Exception):
     pass
 
 
 @pytest.mark.parametrize(
-    ("room", "act"),
+    ("module", "function"),
     [(restore, "plan"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")],
 )
-def test_the_acts_are_those_of_the_package(room, act, monkeypatch):
+def test_the_functions_are_those_of_the_package(module, function, monkeypatch):
     def refuse(*args, **kwargs):
-        raise Played(act)
+        raise Called(function)
 
-    monkeypatch.setattr(room, act, refuse)
-    with pytest.raises(Played, match=act):
+    monkeypatch.setattr(module, function, refuse)
+    with pytest.raises(Called, match=function):
         explore(Config(drivers=1, broken=1))
 
 
@@ -36,7 +36,7 @@ def test_the_coordinator_asks_the_transition_table(monkeypatch):
         explore(Config(drivers=1))
 
 
-def test_an_act_that_draws_lots_is_noticed(monkeypatch):
+def test_a_function_that_is_random_is_noticed(monkeypatch):
     lots = count()
     monkeypatch.setitem(
         replay.CALLS,

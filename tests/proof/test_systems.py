@@ -41,7 +41,7 @@ def word(txn):
 
 @pytest.mark.parametrize("end_txn", [4, 5])
 @pytest.mark.parametrize("epoch", range(4))
-def test_describe_says_what_the_room_kafka_says(end_txn, epoch):
+def test_standing_is_the_same_as_in_the_participant(end_txn, epoch):
     for txn in txns():
         c = Committable(
             transactional_id="id", state=PreparedTxnState(0, epoch), end_txn_version=end_txn
@@ -58,7 +58,7 @@ def test_describe_says_what_the_room_kafka_says(end_txn, epoch):
         assert systems.standing(txn, epoch, end_txn) == kafka.standing(c, d).state, (txn, epoch)
 
 
-STORIES = [
+SEQUENCES = [
     ("commit 0",),
     ("abort 0",),
     ("write", "commit 0"),
@@ -76,7 +76,7 @@ STORIES = [
 ]
 
 
-def in_the_model(story):
+def in_the_model(events):
     """The last answer, and how many rows a reader sees."""
     setting = Setting(Config())
     name = worker_name(
@@ -86,7 +86,7 @@ def in_the_model(story):
         0,
     )
     now, reply = systems.on_init(setting, World(owed=((name, 0),)), 1, name).world, None
-    for event in story:
+    for event in events:
         verb, _, epoch = event.partition(" ")
         if verb == "timeout":
             now = systems.end_transaction(setting, now, find(now, name), "timeout")[0]
@@ -107,15 +107,15 @@ def apply_move(control, name):
         time.sleep(0.02)
 
 
-def on_a_broker(cluster, control, topic, story):
+def on_a_broker(cluster, control, topic, events):
     name, state, reply, txn = f"model-{uuid.uuid4().hex}", None, None, None
-    if story[0] != "write":
+    if events[0] != "write":
         state = control.init_producer_id(name, timeout_ms=60_000)
-    for event in story:
+    for event in events:
         verb, _, epoch = event.partition(" ")
         if verb == "write":
             txn = RowTransaction(
-                cluster.client_conf, name, 1_000 if "timeout" in story else 60_000, topic=topic
+                cluster.client_conf, name, 1_000 if "timeout" in events else 60_000, topic=topic
             ).begin()
             txn.write(pa.record_batch({"value": pa.array([name])}))
             txn.flush()
@@ -137,5 +137,5 @@ def test_the_coordinator_of_the_model_answers_like_a_real_one(kafka):
     topic = f"model-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(topic, partitions=1)
     with Control(kafka.client_conf) as control:
-        real = {story: on_a_broker(kafka, control, topic, story) for story in STORIES}
-    assert real == {story: in_the_model(story) for story in STORIES}
+        real = {events: on_a_broker(kafka, control, topic, events) for events in SEQUENCES}
+    assert real == {events: in_the_model(events) for events in SEQUENCES}
