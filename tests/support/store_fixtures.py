@@ -19,7 +19,7 @@ import fsspec
 import pytest
 from store_proxy import Proxy
 
-from kafka2pc.local.broker import fetch_jars
+from kafka2pc.local.jars import fetch_jars
 
 STORES = Path(__file__).resolve().parents[2] / ".venvs" / "stores"
 START_S = 60
