@@ -39,8 +39,9 @@ from ..kafka.column_producer import ColumnTransaction
 from ..kafka.control import Control
 from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
 from ..kafka.row_producer import RowTransaction
-from ..local.broker import KAFKA_VERSION, LocalKafka, fetch_jars, fetch_kafka, find_java
+from ..local.broker import LocalKafka
 from ..local.databases import LocalMariaDB, LocalPostgres
+from ..local.jars import KAFKA_VERSION, fetch_jars, fetch_kafka, find_java
 from .demo import fetch_connector
 from ..protocol.commit import Driver, commit
 from ..protocol.decisions import MemoryLog

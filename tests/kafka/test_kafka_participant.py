@@ -44,7 +44,8 @@ from kafka2pc.kafka.participant import (
     retry_unknown,
 )
 from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
-from kafka2pc.local.broker import BrokerFailed, LocalKafka
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.hard_cases import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.proof.story import until
 from kafka2pc.protocol import restore
