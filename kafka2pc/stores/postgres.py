@@ -25,7 +25,7 @@ from psycopg.errors import (
 from pyarrow import RecordBatch, csv
 
 # %% ../../nbs/stores/02_postgres.ipynb #c004
-from ..backends.places import check_postgres_url, unreadable_url
+from ..backends.postgres_connection import connect_postgres, unreachable
 from kafka2pc.protocol.errors import (
     BadOption,
     BadRow,
@@ -54,13 +54,6 @@ _FORGET = (
     " now() - interval '7 days'"
 )
 _STATES = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
-# who vanishes is noticed in half a minute
-_VIGILANT = dict(
-    tcp_user_timeout=30_000, keepalives_idle=10, keepalives_interval=5, keepalives_count=3
-)
-# `off`: a commit that was answered may be gone after a power cut
-_SETTINGS = """select set_config('lock_timeout', %s, false), set_config('synchronous_commit', case sync when 'off' then 'on' else sync end, false)
-               from current_setting('synchronous_commit') as sync"""
 _NAMES = Names()  # the transactional ids of this process
 _LONGEST_PREFIX = 80  # the name of a prepared transaction has at most 199 bytes
 
@@ -138,16 +131,7 @@ class PostgresParticipant:
         """A connection with limits, whose commits are on the disk. Raises `StoreUnreachable`, or
         `BadOption` (the URL); no error shows a password.
         """
-        check_postgres_url("PostgreSQL", self.url)
-        try:
-            db = psycopg.connect(self.url, autocommit=True, connect_timeout=10, **_VIGILANT)
-            db.execute(_SETTINGS, (f"{self.lock_ms}ms",))
-        except OperationalError as e:
-            raise StoreUnreachable(f"PostgreSQL: {e}") from e
-        except (psycopg.ProgrammingError, ValueError):
-            raise unreadable_url("PostgreSQL", "postgresql") from None
-        db.autocommit = autocommit
-        return db
+        return connect_postgres(self.url, "PostgreSQL", lock_ms=self.lock_ms, autocommit=autocommit)
 
     @contextmanager
     def _recorded(self):
@@ -164,7 +148,7 @@ class PostgresParticipant:
                 raise NotAuthorized(f"PostgreSQL: {e}", why=_DENIED) from e
             except OperationalError as e:
                 if db.broken:
-                    raise StoreUnreachable(f"PostgreSQL: {e}") from e
+                    raise unreachable("PostgreSQL", e) from e
                 raise
 
     def run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
