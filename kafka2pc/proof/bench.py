@@ -50,8 +50,9 @@ from ..protocol.restore import plan
 from ..protocol.transactions import Participant
 from ..spark.foreach_batch import TwoPhase
 from ..spark.source import Questions, register
-from ..stores.file import FileParticipant, ObjectParticipant
+from ..stores.file import FileParticipant
 from ..stores.mysql import MysqlParticipant
+from ..stores.object_store import ObjectParticipant
 from ..stores.postgres import PostgresParticipant, copy_text
 from ..stores.wal import WalParticipant
 

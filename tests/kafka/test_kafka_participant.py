@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka_fixtures import records, values
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask
+from participant_suite import DONE, DURABLE, REFUSED, REQUIRED, UNKNOWN, At, a_plan, ask
 
 from kafka2pc.kafka import column_producer as produce
 from kafka2pc.kafka import participant as room
@@ -111,7 +111,7 @@ def settled(store):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("promise", REQUIRED + DURABLE, ids=lambda promise: promise.__name__)
 def test_kafka_keeps(promise, engine, kafka, topic):
     def seen():
         settled(store)
