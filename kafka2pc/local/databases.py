@@ -25,15 +25,13 @@ from ..protocol.errors import TwoPhaseError
 
 # %% ../../nbs/local/07_databases.ipynb #c007
 class LocalPostgres:
-    """A PostgreSQL in a folder (None: a temporary one). `url` is what clients need; `prepared`: how
-    many transactions may wait for their end.
+    """A PostgreSQL in a folder (None: a temporary one, removed at the end). `url` is what clients
+    need. `prepared`: how many transactions may be prepared at the same time.
     """
 
     def __init__(self, folder: Path | None = None, prepared: int = 64):
-        self.folder, self.keep = (
-            folder or tempfile.mkdtemp(prefix="kafka2pc-postgres-"),
-            folder is not None,
-        )
+        self.folder = folder or tempfile.mkdtemp(prefix="kafka2pc-postgres-")
+        self.keep = folder is not None
         self.start()
         self.execute(f"alter system set max_prepared_transactions = {prepared}")
         self.restart()
@@ -66,12 +64,12 @@ class LocalPostgres:
         server = psutil.Process(self.server.get_pid())
         server.kill()
         psutil.wait_procs([server], timeout=10)
-        # the package tidies up what it knows of it
+        # let the package clean up
         with suppress(psutil.NoSuchProcess):
             self.stop()
 
     def execute(self, text: str, *args) -> list[tuple] | None:
-        """What a statement answers, on a connection of its own."""
+        """The rows of a statement, on a separate connection; None if it has none."""
         with psycopg.connect(self.url, autocommit=True) as db:
             done = db.execute(text, args)
             return done.fetchall() if done.description else None
@@ -83,21 +81,18 @@ class NoMariaDB(TwoPhaseError):
 
 # %% ../../nbs/local/07_databases.ipynb #c013
 class LocalMariaDB:
-    """A MariaDB in a temporary folder, with a database `kafka2pc`. Root starts it as the user
-    mysql. `url` is what clients need. Raises `NoMariaDB`.
+    """A MariaDB in a temporary folder, with a database `kafka2pc`. Started by root, it runs as the
+    user mysql. `url` is what clients need. Raises `NoMariaDB`.
     """
 
     def __init__(self):
         if not shutil.which("mariadbd"):
             raise NoMariaDB("no mariadbd in PATH")
         self.folder = tempfile.mkdtemp(prefix="kafka2pc-mariadb-")
+        self.args = ["--no-defaults", f"--datadir={self.folder}/data"]
         if os.geteuid() == 0:
             shutil.chown(self.folder, "mysql")
-        self.args = [
-            "--no-defaults",
-            f"--datadir={self.folder}/data",
-            *(["--user=mysql"] if os.geteuid() == 0 else []),
-        ]
+            self.args.append("--user=mysql")
         install = [
             "mariadb-install-db",
             *self.args,
@@ -150,7 +145,7 @@ class LocalMariaDB:
     def execute(
         self, text: str, *args, database: str | None = "kafka2pc", user: str = "root"
     ) -> list[tuple]:
-        """What a statement answers, on a connection of its own."""
+        """The rows of a statement, on a separate connection."""
         with (
             pymysql.connect(
                 unix_socket=self.socket, user=user, database=database, autocommit=True

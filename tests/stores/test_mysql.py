@@ -1,5 +1,5 @@
-"""MariaDB as a participant: all checks of the suite, rows of every kind, upserts, owners that stay connected,
-and servers that die or cannot vote.
+"""MariaDB as a participant: all checks of the suite, rows of every kind, upserts, writers that stay
+connected, and servers that die or cannot pre-commit.
 """
 
 import itertools

@@ -1,5 +1,5 @@
-"""PostgreSQL as a participant: all checks of the suite, rows of every kind, upserts, and a server that dies,
-is full, or says no.
+"""PostgreSQL as a participant: all checks of the suite, rows of every kind, upserts, and a server
+that dies, is full, or refuses.
 """
 
 import threading
@@ -74,7 +74,8 @@ def written(store, *batches, plan=None):
 
 def test_every_kind_of_column_arrives(postgres):
     postgres.execute(
-        """create table kinds (i bigint, f double precision, t text, b bytea, j jsonb, n numeric, w timestamptz, d date, ok boolean, "Ünd" text)"""
+        "create table kinds (i bigint, f double precision, t text, b bytea, j jsonb, n numeric,"
+        ' w timestamptz, d date, ok boolean, "Ünd" text)'
     )
     one = {
         "i": 1,
