@@ -28,6 +28,7 @@ WITHOUT_MODULE = {"index", "spark/03_offsets", "stores/09_classic"}
 OWN_BROKER = {
     "local/04_readiness",
     "local/05_broker",
+    "local/06_your_cluster",
     "kafka/01_control",
     "protocol/06_commit",
     "proof/04_story",
