@@ -13,7 +13,15 @@ from functools import partial
 from unittest.mock import patch
 
 import pytest
-from decision_log_suite import CONTENT, DAMAGED, DURABLE, REQUIRED, UNCLEAR, Place, record
+from decision_log_suite import (
+    CONTENT,
+    DAMAGED,
+    DURABLE,
+    PROMISES,
+    UNCLEAR,
+    Place,
+    record,
+)
 from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
 from participant_suite import REQUIRED as KEPT_BY_STORES
 from participant_suite import At, rows
@@ -71,7 +79,7 @@ def place(server, url):
     return Place(open, steps=["create", "once"], spoil=spoil, lost=lost)
 
 
-@promises(*REQUIRED)
+@promises(*PROMISES)
 def test_every_log_keeps(promise, place):
     promise(place)
 
