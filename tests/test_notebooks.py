@@ -34,7 +34,7 @@ def code(notebook):
 
 def is_guest(notebook):
     """Would it run on a cluster that somebody named?"""
-    return any("= a_kafka(" in source for source in code(notebook)) and not any(
+    return any("= start_kafka(" in source for source in code(notebook)) and not any(
         "LocalKafka(" in source for source in code(notebook)
     )
 

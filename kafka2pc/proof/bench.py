@@ -39,8 +39,9 @@ from ..kafka.column_producer import ColumnTransaction
 from ..kafka.control import Control
 from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
 from ..kafka.row_producer import RowTransaction
-from ..local.broker import KAFKA_VERSION, LocalKafka, fetch_jars, fetch_kafka, find_java
+from ..local.broker import LocalKafka
 from ..local.databases import LocalMariaDB, LocalPostgres
+from ..local.jars import KAFKA_VERSION, fetch_jars, fetch_kafka, find_java
 from .demo import fetch_connector
 from ..protocol.commit import Driver, commit
 from ..protocol.decisions import MemoryLog
@@ -50,8 +51,9 @@ from ..protocol.transactions import Participant
 from ..spark.datasource import register
 from ..spark.foreach_batch import TwoPhase
 from ..spark.questions import Questions
-from ..stores.file import FileParticipant, ObjectParticipant
+from ..stores.file import FileParticipant
 from ..stores.mysql import MysqlParticipant
+from ..stores.object_store import ObjectParticipant
 from ..stores.postgres import PostgresParticipant, copy_text
 from ..stores.wal import WalParticipant
 

@@ -34,7 +34,8 @@ from rich.table import Table
 
 # %% ../../nbs/proof/06_demo.ipynb #c004
 from ..kafka.participant import Record, read_topic
-from ..local.broker import LocalKafka, fetch_jars
+from ..local.broker import LocalKafka
+from ..local.jars import fetch_jars
 from .checker import Seen, duplicate, lost, reordered
 from .crash_points import Crash, CrashPoint, arm
 from ..protocol.errors import TwoPhaseError

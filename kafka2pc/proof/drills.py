@@ -34,7 +34,8 @@ from rich.table import Table
 
 # %% ../../nbs/proof/07_drills.ipynb #c004
 from ..kafka.control import Control
-from ..local.broker import LocalKafka, free_ports
+from ..local.broker import LocalKafka
+from ..local.nodes import free_ports
 from .crash_points import CrashPoint
 from .story import Failed, Job, Stop, Story, running, until
 from ..protocol.history import Event

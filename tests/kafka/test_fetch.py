@@ -24,7 +24,8 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from kafka2pc.kafka.control import Control, NoAnswer, NotSent
 from kafka2pc.kafka.encoder import record_batch, rows_of, sections
 from kafka2pc.kafka.fetcher import Manner, NotFetched, fetch, manner
-from kafka2pc.local.broker import LocalKafka, fetch_kafka
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
 from kafka2pc.protocol.transactions import PreparedTxnState
 

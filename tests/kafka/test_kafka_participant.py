@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka_fixtures import records, values
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask
+from participant_suite import DONE, DURABLE, REFUSED, REQUIRED, UNKNOWN, At, a_plan, ask
 
 from kafka2pc.kafka import column_producer as produce
 from kafka2pc.kafka import participant as room
@@ -44,7 +44,8 @@ from kafka2pc.kafka.participant import (
     retry_unknown,
 )
 from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
-from kafka2pc.local.broker import BrokerFailed, LocalKafka
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.hard_cases import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.proof.story import until
@@ -111,7 +112,7 @@ def settled(store):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("promise", REQUIRED + DURABLE, ids=lambda promise: promise.__name__)
 def test_kafka_keeps(promise, engine, kafka, topic):
     def seen():
         settled(store)

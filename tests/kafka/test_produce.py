@@ -20,7 +20,8 @@ from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender, with
 from kafka2pc.kafka.control import Control, NoAnswer
 from kafka2pc.kafka.encoder import CODECS, Dealer, Section
 from kafka2pc.kafka.participant import KafkaParticipant, check, read_topic
-from kafka2pc.local.broker import LocalKafka, fetch_kafka
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.transactions import Plan, PreparedTxnState, new_token
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant, check
-from kafka2pc.local.broker import LocalKafka, make_certificates
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.cli import app
 from kafka2pc.proof.story import Story, until

@@ -28,7 +28,8 @@ from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.encoder import rows_of
 from kafka2pc.kafka.participant import KafkaParticipant, check, retry_unknown
-from kafka2pc.local.broker import LocalKafka, fetch_jars, fetch_kafka, find_java
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.jars import fetch_jars, fetch_kafka, find_java
 from kafka2pc.operations import repair
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.cluster_checks import find_speculation

@@ -167,7 +167,7 @@ def short(folder):
     wanted = [
         c
         for c in room.cells
-        if c.cell_type == "code" and re.search(r"#\| export|a_kafka\(|^play\(", c.source, re.M)
+        if c.cell_type == "code" and re.search(r"#\| export|start_kafka\(|^play\(", c.source, re.M)
     ]
     made = nbformat.v4.new_notebook(cells=copy.deepcopy(wanted), metadata=room.metadata)
     for cell in made.cells:

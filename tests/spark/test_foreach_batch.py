@@ -24,8 +24,9 @@ from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
 from kafka2pc.spark import driver as driver_side
 from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
-from kafka2pc.stores.file import FileParticipant, ObjectParticipant
+from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
+from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.postgres import PostgresParticipant
 
 pytestmark = pytest.mark.timeout(240)
