@@ -2,7 +2,8 @@
 
 import pytest
 
-from kafka2pc.proof.story import Job, Story
+from kafka2pc.proof.scenario import Scenario
+from kafka2pc.proof.spark_job import Job
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def job(jobs):
 
 @pytest.fixture
 def story(job, kafka, tmp_path):
-    with Story(job, kafka, tmp_path) as told:
+    with Scenario(job, kafka, tmp_path) as told:
         yield told
 
 
