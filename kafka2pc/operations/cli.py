@@ -139,7 +139,9 @@ def demo(
     """
     console = Console()
     with plainly("demo"):
-        from kafka2pc.proof.demo import demonstrate, exit_status, picture, table
+        from kafka2pc.proof.demo import demonstrate
+        from kafka2pc.proof.demo_picture import picture
+        from kafka2pc.proof.demo_report import exit_status, table
 
         with progress(console) as tell:
             results = demonstrate(
@@ -192,10 +194,11 @@ def drill(
     """
     console, seed = Console(), random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
-        from kafka2pc.proof.drills import play_all, point_drills, summary, walk
+        from kafka2pc.proof.drills import play_all, point_drills, summary
         from kafka2pc.proof.dual_drills import dual_drills
         from kafka2pc.proof.end_to_end import pipeline_drills
         from kafka2pc.proof.hard_cases import CASES
+        from kafka2pc.proof.walks import walk
 
         drills, tell, played = (
             (*point_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)),
@@ -253,7 +256,8 @@ def bench(
     """
     console = Console()
     with plainly("drill,spark,notebook"):
-        from kafka2pc.proof.bench import bench, chart, driver_table, machine
+        from kafka2pc.proof.bench import bench, driver_table, machine
+        from kafka2pc.proof.measure import chart
 
         tell, found = lambda text: console.print(f"  {text}", style="dim", highlight=False), []
         for comparison in bench(rounds, tell):

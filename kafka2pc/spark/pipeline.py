@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c004
-from ..proof.demo import flights
+from ..local.flights import flights
 from ..protocol.errors import BrokerUnreachable
 
 # %% ../../nbs/spark/05_pipeline.ipynb #c007
