@@ -139,7 +139,9 @@ def demo(
     """
     console = Console()
     with plainly("demo"):
-        from kafka2pc.proof.demo import demonstrate, exit_status, picture, table
+        from kafka2pc.proof.demo import demonstrate
+        from kafka2pc.proof.demo_picture import picture
+        from kafka2pc.proof.demo_report import exit_status, table
 
         with progress(console) as tell:
             results = demonstrate(
@@ -193,7 +195,8 @@ def drill(
     console = Console()
     seed = random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
-        from kafka2pc.proof.drills import play_all, summary, walk
+        from kafka2pc.proof.drills import play_all, summary
+        from kafka2pc.proof.walks import walk
 
         chosen = [d for d in _all_drills(seed) if _wanted(d, only or [])]
         if not chosen and not minutes:
@@ -248,7 +251,8 @@ def bench(
     """
     console = Console()
     with plainly("drill,spark,notebook"):
-        from kafka2pc.proof.bench import bench, chart, driver_table, machine
+        from kafka2pc.proof.bench import bench, driver_table, machine
+        from kafka2pc.proof.measure import chart
 
         tell, found = lambda text: console.print(f"  {text}", style="dim", highlight=False), []
         for comparison in bench(rounds, tell):

@@ -47,8 +47,8 @@ from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.checker import inconsistent_offsets
-from kafka2pc.proof.hard_cases import INIT_PRODUCER_ID, SlowNetwork
-from kafka2pc.proof.story import until
+from kafka2pc.proof.child_process import until
+from kafka2pc.proof.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.protocol import restore
 from kafka2pc.protocol import transactions as protocol
 from kafka2pc.protocol.commit import Driver, commit

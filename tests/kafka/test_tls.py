@@ -18,7 +18,8 @@ from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.cli import app
-from kafka2pc.proof.story import Story, until
+from kafka2pc.proof.child_process import until
+from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
@@ -143,7 +144,7 @@ def test_a_dead_query_is_found_and_settled_from_the_shell(query, tls, tmp_path):
 
 @pytest.mark.spark
 def test_a_spark_query_with_certificates(tls, job, tmp_path):
-    with Story(job, tls, tmp_path) as story:
+    with Scenario(job, tls, tmp_path) as story:
         story.feed(2)
         story.run()
         story.check()

@@ -40,8 +40,9 @@ from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import fence, operate, plan_restore, restore
 from kafka2pc.operations.rights import RIGHTS
 from kafka2pc.operations.survey import Survey, find_hanging, find_transactions
+from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.story import Failed, Story, until
+from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog, dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
@@ -652,14 +653,14 @@ def test_under_spark_every_batch_has_its_line_on_standard_error_if_that_is_asked
     jobs, kafka, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("KAFKA2PC_LOG", "1")
-    with Story(jobs("lines"), kafka, tmp_path) as story:
+    with Scenario(jobs("lines"), kafka, tmp_path) as story:
         story.feed(2)
         story.run()
-        said = story.job.said(10**6)
+        said = story.job.log_end(10**6)
         story.job.ask(
             "write", source=str(story.source), options=story.options(checkpointLocation=None)
         )
-        more = story.job.said(10**6).removeprefix(said)
+        more = story.job.log_end(10**6).removeprefix(said)
         story.job.stop()
     first, second, third = (
         dict(pair.split("=") for pair in line.split())

@@ -11,8 +11,10 @@ from itertools import cycle
 import pytest
 
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.story import Failed, Story, running, until
+from kafka2pc.proof.scenario import Scenario
+from kafka2pc.proof.spark_job import running
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 POINTS = [
@@ -48,7 +50,7 @@ def tale(job, kafka, tmp_path_factory):
 
     def go_on():
         if not told or not told[-1].whole:
-            told.append(Story(job, kafka, tmp_path_factory.mktemp("tale")).watch())
+            told.append(Scenario(job, kafka, tmp_path_factory.mktemp("tale")).watch())
         told[-1].whole = False
         return told[-1]
 
@@ -159,7 +161,7 @@ class TestBroker:
         deleted, and calls the transaction complete (Kafka 4.3.1, TransactionMarkerChannelManager).
         """
         with LocalKafka(3) as kafka:
-            story = Story(job, kafka, tmp_path).watch()
+            story = Scenario(job, kafka, tmp_path).watch()
             lose_a_broker(story, kafka, CrashPoint.AFTER_FIRST_COMMIT)
             restart(story)
             story.close()

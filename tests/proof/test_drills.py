@@ -8,18 +8,14 @@ import pytest
 
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills import (
-    BLOWS,
     POINTS,
     VICTIMS,
     Drill,
-    Stage,
     forget_the_decision,
     play,
     point_drills,
-    steps,
     summary,
     survive,
-    take,
 )
 from kafka2pc.proof.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.proof.hard_cases import CASES
@@ -66,12 +62,12 @@ def test_a_node_that_coordinates_dies_between_decision_and_commit(three, tmp_pat
     assert played.restore_s > 0
 
 
-def test_a_story_of_one_drill_is_not_the_story_of_the_next(stage):
-    shared = stage.story()
+def test_a_scenario_of_one_drill_is_not_the_scenario_of_the_next(stage):
+    shared = stage.scenario()
     assert (
-        stage.story() is shared
+        stage.scenario() is shared
         and stage.fresh() is not shared
-        and stage.story() not in (shared, stage.fresh())
+        and stage.scenario() not in (shared, stage.fresh())
     )
 
 

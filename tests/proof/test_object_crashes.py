@@ -10,8 +10,10 @@ import pytest
 from kafka_fixtures import values
 from store_fixtures import s3a
 
+from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.story import Failed, Story, running, until
+from kafka2pc.proof.scenario import Scenario
+from kafka2pc.proof.spark_job import running
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(300)]
 POINTS = [
@@ -21,7 +23,7 @@ POINTS = [
 ]
 
 
-class StoryInS3(Story):
+class StoryInS3(Scenario):
     """`url`: the bucket, as Python names it. Spark's own name of the checkpoint begins with s3a."""
 
     url = ""

@@ -38,7 +38,8 @@ from story_fixtures import check_untouched
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import check
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.proof.story import Failed, Story, until
+from kafka2pc.proof.child_process import Failed, until
+from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.spark.options import check_columns, parse_sink_options
@@ -721,7 +722,7 @@ def secure():
 @pytest.fixture
 def alice(job, secure, tmp_path):
     """A query of the user alice, who has no right at all."""
-    told = Story(job, secure, tmp_path)
+    told = Scenario(job, secure, tmp_path)
     told.feed()
     yield told
     told.close()

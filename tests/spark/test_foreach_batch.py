@@ -17,8 +17,9 @@ from participant_suite import At, a_plan, rows
 
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills import Drill, Stage, forget_the_decision, play, survive
-from kafka2pc.proof.dual_drills import KAFKA, a_dual_story, dual_drills
+from kafka2pc.proof.drills import Drill, forget_the_decision, play, survive
+from kafka2pc.proof.dual_drills import KAFKA, dual_drills, make_dual_scenario
+from kafka2pc.proof.stage import Stage
 from kafka2pc.protocol.decisions import FileLog, MemoryLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
@@ -353,8 +354,8 @@ def test_drill(words, stage, tmp_path):
 @pytest.mark.spark
 def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
     """Otherwise its first batches would be taken for those that the old one has written."""
-    stage.new_story()
-    story = stage.story(a_dual_story)
+    stage.end_scenario()
+    story = stage.scenario(make_dual_scenario)
     story.feed()
     story.run()
     for path in story.checkpoint.iterdir():
@@ -362,7 +363,7 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert "StaleCheckpoint" in str(story.fails())
     story.check()
-    stage.new_story()
+    stage.end_scenario()
 
 
 def test_there_are_fifty_and_each_has_its_own_title():
@@ -380,7 +381,10 @@ def test_a_drill_can_be_red(stage, tmp_path):
         restore="",
         expect="",
         play=lambda stage: survive(
-            stage, [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)], forget_the_decision, make=a_dual_story
+            stage,
+            [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)],
+            forget_the_decision,
+            make=make_dual_scenario,
         ),
     )
     assert "duplicate" in play(drill, stage, tmp_path).found

@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 
 from kafka2pc.operations.cli import app
 from kafka2pc.proof.checker import duplicate, lost, reordered
+from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.story import Failed, Story, running, until
+from kafka2pc.proof.scenario import Scenario
+from kafka2pc.proof.spark_job import running
 from kafka2pc.spark.batch_line import BatchHistory
 from kafka2pc.spark.driver import open_participant
 from kafka2pc.spark.options import parse_sink_options
@@ -186,7 +188,7 @@ def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
 
 
 def test_separate_executors(jobs, kafka, tmp_path):
-    story = Story(
+    story = Scenario(
         jobs("cluster", master="local-cluster[2,1,1024]", conf={"spark.executor.memory": "700m"}),
         kafka,
         tmp_path,
@@ -201,7 +203,7 @@ def test_separate_executors(jobs, kafka, tmp_path):
 
 
 def test_spark_connect(jobs, kafka, tmp_path):
-    story = Story(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
+    story = Scenario(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
     story.feed(2)
     story.arm(CrashPoint.AFTER_DECISION, batch_id=1)
     with pytest.raises(Failed):
