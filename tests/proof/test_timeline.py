@@ -95,6 +95,7 @@ def timeline(kafka):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_whatever_point_it_is_killed_at_nothing_is_lost_and_nothing_is_there_twice(timeline):
     for point in POINTS:
         timeline.crash(point)
@@ -239,7 +240,7 @@ def _wait_for(address, server, log, seconds=60):
 
 
 @pytest.mark.kafka
-@pytest.mark.slow
+@pytest.mark.full
 def test_somebody_crashes_and_restarts_it_in_a_browser(chromium, lab):
     """With KAFKA2PC_SCREENSHOTS=FOLDER, what somebody sees after the crash is kept there."""
     address, rooms = lab
