@@ -375,6 +375,7 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, control, topic, monkeypatch
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_a_leader_that_dies_costs_time_only():
     with LocalKafka(3, progress=None) as kafka, Control(kafka.client_conf) as control:
         kafka.create_topic("moves", partitions=6)
@@ -445,6 +446,7 @@ RUNNING = ("Ongoing", "PrepareEpochFence", "PrepareAbort")
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_a_transaction_without_a_timeout_outlives_one_with_it(kafka, control, topic):
     """KIP-939: the same second of timeout, the same pause."""
     fate = {}
