@@ -365,6 +365,7 @@ def test_the_time_of_appending(kafka, control, topic):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_a_leader_that_dies_costs_time_only():
     with LocalKafka(3, progress=None) as kafka, Control(kafka.client_conf) as control:
         kafka.create_topic("moves")
