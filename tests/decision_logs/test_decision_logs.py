@@ -180,6 +180,7 @@ def test_every_log_keeps(promise, place):
 
 @promises(*DURABLE)
 @pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
+@pytest.mark.full
 def test_a_log_that_outlives_its_driver_keeps(promise, place):
     promise(place)
 
