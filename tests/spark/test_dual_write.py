@@ -342,6 +342,7 @@ def stage(tmp_path_factory):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.parametrize("words", SAMPLE)
+@pytest.mark.full
 def test_drill(words, stage, tmp_path):
     [drill] = [d for d in dual_drills() if d.title.endswith(words)]
     played = play(drill, stage, tmp_path)
