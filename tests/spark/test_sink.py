@@ -144,6 +144,7 @@ def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(
     story.check()
 
 
+@pytest.mark.full
 def test_a_driver_that_was_overtaken_stops_and_writes_nothing(story, jobs, tmp_path):
     stalled, go_on = str(tmp_path / "stalled"), tmp_path / "go on"
     story.feed(2)
@@ -182,6 +183,7 @@ def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
 # -- where it runs --
 
 
+@pytest.mark.full
 def test_separate_executors(jobs, kafka, tmp_path):
     story = Story(
         jobs("cluster", master="local-cluster[2,1,1024]", conf={"spark.executor.memory": "700m"}),
@@ -197,6 +199,7 @@ def test_separate_executors(jobs, kafka, tmp_path):
     story.job.stop()
 
 
+@pytest.mark.full
 def test_spark_connect(jobs, kafka, tmp_path):
     story = Story(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
     story.feed(2)
