@@ -433,6 +433,7 @@ def test_no_checkpoint_at_all_is_refused_by_spark_itself(story):
 
 
 @on_spark
+@pytest.mark.full
 def test_a_broker_that_nobody_reaches_is_told_in_the_stated_time(story):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and nobody listens
@@ -668,6 +669,7 @@ def test_a_decision_about_another_cluster_stops_the_query(begun):
 
 
 @on_spark
+@pytest.mark.full
 def test_a_checkpoint_used_against_another_cluster_stops_the_query(begun, secure):
     secure.create_topic(begun.name)
     check_stopped(
