@@ -353,7 +353,7 @@ def test_two_nodes_are_refused():
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_small_run_with_all_four_kills_ends_with_0(tmp_path):
     done = subprocess.run(
         [KAFKA2PC, "demo", "--rows", "2000", "--skip-spark-sink", "--images", tmp_path],
@@ -406,6 +406,7 @@ def started(place):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+@pytest.mark.full
 def test_nothing_stays_behind_when_it_is_ended(tmp_path, signum):
     process, family = started(tmp_path)
     process.send_signal(signum)
