@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka_fixtures import records
+from marks import first_of
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -642,7 +643,7 @@ DAMAGE = {
 
 
 @on_spark
-@pytest.mark.parametrize("name", DAMAGE, ids=dashed)
+@pytest.mark.parametrize("name", first_of(DAMAGE, ids=dashed))
 def test_a_damaged_or_newer_decision_stops_the_query_and_restored_it_loses_nothing(begun, name):
     damage, error, says = DAMAGE[name]
     file = newest(begun)
@@ -695,7 +696,7 @@ def test_a_place_for_decisions_that_cannot_be_written_stops_the_query(story):
 
 
 @on_spark
-@pytest.mark.parametrize("ask", ["stream", "write"])
+@pytest.mark.parametrize("ask", first_of(["stream", "write"]))
 def test_a_decision_log_that_cannot_be_written_stops_it(story, ask):
     file = story.folder / "file"
     file.write_text("")
