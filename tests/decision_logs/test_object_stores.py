@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import pytest
 from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
+from marks import first_of
 from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
 from participant_suite import PROMISES as KEPT_BY_STORES
 from participant_suite import At, rows
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.timeout(180)
 STORES = ["s3", "gcs", "azure"]
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=first_of(STORES))
 def server(request):
     return request.getfixturevalue(request.param)
 
