@@ -371,6 +371,7 @@ def test_there_are_fifty_and_each_has_its_own_title():
 
 @pytest.mark.kafka
 @pytest.mark.spark
+@pytest.mark.full
 def test_a_drill_can_be_red(stage, tmp_path):
     drill = Drill(
         kind="dual",
