@@ -14,12 +14,10 @@ from kafka2pc.proof.drills import (
     VICTIMS,
     Drill,
     Stage,
-    forget_the_decision,
     play,
     point_drills,
     steps,
     summary,
-    survive,
     take,
 )
 from kafka2pc.proof.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
@@ -114,25 +112,6 @@ def test_a_walk(three, tmp_path):
     for step in islice(steps(seed=4), 4):
         take(three, step)
     assert three.crashes >= 3
-
-
-@pytest.mark.full
-def test_a_drill_can_be_red_and_keeps_its_history(stage, tmp_path):
-    drill = Drill(
-        kind="point",
-        title="Decisions do not matter",
-        given="",
-        crash_at="",
-        restore="",
-        expect="",
-        play=partial(
-            survive, places=[(CrashPoint.AFTER_FIRST_COMMIT, None)], strike=forget_the_decision
-        ),
-    )
-    played = play(drill, stage, tmp_path)
-    assert played.found.startswith("NotExactlyOnce: duplicate, ")
-    assert played.counts["duplicate"] > 0
-    assert stage.kept.exists()
 
 
 def test_every_point_meets_every_victim():
