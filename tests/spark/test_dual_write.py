@@ -16,11 +16,10 @@ from key_value import wal
 from participant_suite import At, a_plan, rows
 
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.proof.drills import Drill, Stage, forget_the_decision, play, survive
-from kafka2pc.proof.dual_drills import KAFKA, a_dual_story, dual_drills
+from kafka2pc.proof.drills import Stage, play
+from kafka2pc.proof.dual_drills import a_dual_story, dual_drills
 from kafka2pc.protocol.decisions import FileLog, MemoryLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
-from kafka2pc.protocol.history import CrashPoint
 from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
 from kafka2pc.spark import sink
 from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
@@ -367,21 +366,3 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
 
 def test_there_are_fifty_and_each_has_its_own_title():
     assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
-
-
-@pytest.mark.kafka
-@pytest.mark.spark
-@pytest.mark.full
-def test_a_drill_can_be_red(stage, tmp_path):
-    drill = Drill(
-        kind="dual",
-        title="Decisions do not matter",
-        given="",
-        crash_at="",
-        restore="",
-        expect="",
-        play=lambda stage: survive(
-            stage, [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)], forget_the_decision, make=a_dual_story
-        ),
-    )
-    assert "duplicate" in play(drill, stage, tmp_path).found
