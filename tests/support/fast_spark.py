@@ -39,11 +39,12 @@ def archive() -> None:
     if target.exists():
         return
     FOLDER.mkdir(exist_ok=True)
-    with suppress(FileExistsError), one_at_a_time(target.with_suffix(".lock")):
+    too_slow = subprocess.TimeoutExpired
+    with suppress(FileExistsError, too_slow), one_at_a_time(target.with_suffix(".lock")):
         fresh = target.with_suffix(f".{os.getpid()}")
         env = {"SPARK_SUBMIT_OPTS": f"{SHARED} -XX:ArchiveClassesAtExit={fresh}"}
         command = [sys.executable, __file__]
-        subprocess.run(command, env=os.environ | env, capture_output=True, timeout=180)
+        subprocess.run(command, env=os.environ | env, capture_output=True, timeout=120)
         if fresh.exists():
             fresh.replace(target)
 
