@@ -5,8 +5,6 @@ and Spark, started again and again, reads each record once.
 import itertools
 import json
 import logging
-import os
-import sys
 import time
 import uuid
 
@@ -619,7 +617,6 @@ def spark(tmp_path_factory):
 
     import kafka2pc
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", False)
