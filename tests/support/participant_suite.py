@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
 
 from kafka2pc.kafka.participant import retry_unknown
 from kafka2pc.protocol.errors import PrecommitFailed
@@ -203,6 +202,8 @@ def the_store_has_one_identity(at):
 
 @every
 def a_receipt_and_a_participant_can_travel(at):
+    from pyspark import cloudpickle
+
     c = promised(at, a_plan(), "a")
     assert (
         committable_from_dict(json.loads(json.dumps(asdict(c))))
@@ -432,6 +433,8 @@ def elsewhere(script, *what):
     """What a fresh Python process prints that gets `what`. Classes of a notebook travel by value,
     as Spark sends them.
     """
+    from pyspark import cloudpickle
+
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
         [sys.executable, "-c", script],
