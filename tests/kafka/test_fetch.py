@@ -11,7 +11,6 @@ from types import SimpleNamespace as Answer
 
 import numpy as np
 import pyarrow as pa
-import pyspark
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
@@ -269,6 +268,8 @@ def test_what_librdkafka_writes(kafka, control, topic, codec):
 @pytest.fixture(scope="module")
 def java():
     """Kafka's own Java client, called from here."""
+    import pyspark
+
     jars = [
         *Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"),
         *fetch_kafka(progress=None).glob("*.jar"),
