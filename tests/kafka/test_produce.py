@@ -9,7 +9,6 @@ from types import SimpleNamespace as Answer
 from unittest.mock import patch
 
 import pyarrow as pa
-import pyspark
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -323,6 +322,8 @@ def test_both_engines_write_the_same_records(kafka):
 @pytest.fixture(scope="module")
 def javas_partitioner():
     """The partitioner of Kafka's own Java client, called from here."""
+    import pyspark
+
     jars = [
         *Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"),
         *fetch_kafka(progress=None).glob("*.jar"),
