@@ -22,6 +22,7 @@ from decision_log_suite import (
     Place,
     record,
 )
+from marks import first_of
 from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
 from participant_suite import REQUIRED as KEPT_BY_STORES
 from participant_suite import At, rows
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.timeout(180)
 STORES = ["s3", "gcs", "azure"]
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=first_of(STORES))
 def server(request):
     return request.getfixturevalue(request.param)
 

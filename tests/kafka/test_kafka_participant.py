@@ -28,6 +28,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka_fixtures import records, values
+from marks import first_of
 from participant_suite import DONE, DURABLE, REFUSED, REQUIRED, UNKNOWN, At, a_plan, ask
 
 from kafka2pc.kafka import column_producer as produce
@@ -670,7 +671,7 @@ def back_at_work(kafka, within_s=150):
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", first_of(ENGINES))
 def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(
     kafka, topic, engine
 ):

@@ -161,6 +161,7 @@ def token():
 
 
 @pytest.mark.spark
+@pytest.mark.full
 def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
     oauth.create_topic("jobs", partitions=2)
     Rights(oauth, "jobs", "kafka2pc").give(*RIGHTS)

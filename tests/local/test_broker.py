@@ -393,6 +393,7 @@ def test_topics_are_made_on_purpose_only(kafka):
 
 
 @real
+@pytest.mark.full
 def test_with_three_nodes_one_may_die_and_come_back_in_sync_and_all_may_die_and_come_back():
     with LocalKafka(nodes=3) as three:
         three.create_topic("t", partitions=3)

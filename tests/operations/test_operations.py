@@ -649,6 +649,7 @@ def test_a_late_batch_is_told_in_four_parts_and_once_for_each_query(caplog):
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_under_spark_every_batch_has_its_line_on_standard_error_if_that_is_asked_for(
     jobs, kafka, tmp_path, monkeypatch
 ):
@@ -956,6 +957,7 @@ def test_an_old_cluster():
         assert found.status == 3, "one copy"
 
 
+@pytest.mark.full
 def test_three_nodes_are_fine_until_copies_are_missing(tmp_path):
     with LocalKafka(nodes=3, progress=None) as kafka:
         kafka.create_topic("sound")
@@ -1097,6 +1099,7 @@ def hold(kafka, topic):
             producer.commit_transaction(30)
 
 
+@pytest.mark.full
 def test_the_printed_commands_repair_a_dead_query_on_a_secured_cluster(secure, tmp_path):
     topic, prefix = "secured", "kafka2pc"
     secure.create_topic(topic)

@@ -415,6 +415,7 @@ def started(place):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+@pytest.mark.full
 def test_nothing_stays_behind_when_it_is_ended(tmp_path, signum):
     process, family = started(tmp_path)
     process.send_signal(signum)

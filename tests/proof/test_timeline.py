@@ -99,6 +99,7 @@ def timeline(kafka):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_whatever_point_it_is_killed_at_nothing_is_lost_and_nothing_is_there_twice(timeline):
     for point in POINTS:
         timeline.crash(point)

@@ -155,6 +155,7 @@ def shown(path):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(400)
+@pytest.mark.full
 def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, tmp_path):
     password, before, volume = (
         host.passwords["admin"],
@@ -194,6 +195,7 @@ def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, 
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_a_guest_deletes_only_what_it_made(open_host, monkeypatch):
     before = state(open_host)
     monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", open_host.bootstrap_servers)

@@ -16,9 +16,8 @@ from key_value import wal
 from participant_suite import At, a_plan, rows
 
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills import Drill, forget_the_decision, play, survive
-from kafka2pc.proof.dual_drills import KAFKA, dual_drills, make_dual_scenario
+from kafka2pc.proof.drills import play
+from kafka2pc.proof.dual_drills import dual_drills, make_dual_scenario
 from kafka2pc.proof.stage import Stage
 from kafka2pc.protocol.decisions import FileLog, MemoryLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
@@ -344,6 +343,7 @@ def stage(tmp_path_factory):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.parametrize("words", SAMPLE)
+@pytest.mark.full
 def test_drill(words, stage, tmp_path):
     [drill] = [d for d in dual_drills() if d.title.endswith(words)]
     played = play(drill, stage, tmp_path)
@@ -368,23 +368,3 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
 
 def test_there_are_fifty_and_each_has_its_own_title():
     assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
-
-
-@pytest.mark.kafka
-@pytest.mark.spark
-def test_a_drill_can_be_red(stage, tmp_path):
-    drill = Drill(
-        kind="dual",
-        title="Decisions do not matter",
-        given="",
-        crash_at="",
-        restore="",
-        expect="",
-        play=lambda stage: survive(
-            stage,
-            [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)],
-            forget_the_decision,
-            make=make_dual_scenario,
-        ),
-    )
-    assert "duplicate" in play(drill, stage, tmp_path).found

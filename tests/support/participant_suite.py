@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
 
 from kafka2pc.kafka.participant import retry_unknown
 from kafka2pc.protocol.errors import PrecommitFailed
@@ -207,6 +206,8 @@ def store_id_is_always_the_same(at):
 
 @required
 def a_committable_and_a_participant_can_be_pickled(at):
+    from pyspark import cloudpickle
+
     c = precommit_rows(at, a_plan(), "a")
     assert (
         committable_from_dict(json.loads(json.dumps(asdict(c))))
@@ -436,6 +437,8 @@ def run_python(script, *what):
     """What a fresh Python process prints that gets `what`. Classes of a notebook travel by value,
     as Spark sends them.
     """
+    from pyspark import cloudpickle
+
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
         [sys.executable, "-c", script],
