@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.operations import Door
 from kafka2pc.protocol.commit import Driver
 from kafka2pc.protocol.decisions import (
     Decision,
-    FileLog,
     Slot,
     _checksum,
     commit_of,
@@ -23,11 +23,11 @@ from kafka2pc.protocol.decisions import (
     load_decision,
 )
 from kafka2pc.protocol.errors import CorruptDecision, StaleCheckpoint, TwoPhaseError, UnknownFormat
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
 from kafka2pc.protocol.transactions import (
     Committable,
-    MemoryParticipant,
     Names,
     PartitionRange,
     Plan,
