@@ -30,13 +30,10 @@ from kafka2pc.proof.world import QUERY  # noqa: E402
 from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
 from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
 from kafka2pc.protocol.history import CrashPoint, History  # noqa: E402
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit  # noqa: E402
 from kafka2pc.protocol.restore import plan  # noqa: E402
-from kafka2pc.protocol.transactions import (
-    MemoryParticipant,
-    PreparedTxnState,
-    TxnState,
-)  # noqa: E402
+from kafka2pc.protocol.transactions import PreparedTxnState, TxnState  # noqa: E402
 
 # -- one batch: a story, told with its own words --
 

@@ -29,6 +29,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 # %% ../../nbs/operations/01_operations.ipynb #c004
 from ..backends.places import absolute_place, masked, normal_place
 from ..backends.storage import Storage
+from ..decision_logs.opening import open_folder_log
 from ..kafka.control import TOKEN_PROVIDER, Control, DescribedTransaction, client_conf
 from ..kafka.participant import NEVER_MS, KafkaParticipant, parallel, retry_unknown
 from ..protocol.commit import Driver, check_own, finish, overtaken, standings, sweep
@@ -41,7 +42,6 @@ from kafka2pc.protocol.decisions import (
     holds_later,
     newest_commit,
     newest_record,
-    open_log,
 )
 from kafka2pc.protocol.errors import (
     UNTOUCHED,
@@ -257,7 +257,7 @@ def open_query(
     log = (
         at(decision_log.rstrip("/"), query_id)
         if decision_log
-        else open_log(f"{checkpoint.location}/kafka2pc")
+        else open_folder_log(f"{checkpoint.location}/kafka2pc")
     )
     return Query(
         place=place,

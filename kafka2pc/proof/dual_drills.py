@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 # %% ../../nbs/proof/09_dual_drills.ipynb #c004
+from ..decision_logs.files import FileLog
 from ..local.databases import LocalPostgres
 from kafka2pc.proof.drills import (
     ONE_HOST,
@@ -28,7 +29,6 @@ from kafka2pc.proof.drills import (
     survive,
 )
 from .story import COLUMNS, Job, NotExactlyOnce, Story
-from ..protocol.decisions import FileLog
 from ..protocol.history import CrashPoint, Seen, anomalies
 from ..spark.foreach_batch import Shaped, TwoPhase
 from ..spark.sink import open_participant, parse_options

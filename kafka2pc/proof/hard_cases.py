@@ -28,6 +28,7 @@ from typing import Callable
 import pyarrow as pa
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c004
+from ..decision_logs.files import FileLog
 from ..kafka.control import Control
 from ..kafka.participant import KafkaParticipant, check, read_topic, retry_unknown
 from ..local.broker import LocalKafka
@@ -43,7 +44,7 @@ from kafka2pc.proof.drills import (
 )
 from .story import Failed, Job, NotExactlyOnce, Stop, Story, running, until
 from ..protocol.commit import Driver, commit
-from ..protocol.decisions import Decision, FileLog
+from ..protocol.decisions import Decision
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import CrashPoint, Event, History
 from ..protocol.precommit import precommit

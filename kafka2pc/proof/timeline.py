@@ -28,13 +28,13 @@ from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../nbs/proof/05_timeline.ipynb #c004
+from ..decision_logs.files import FileLog
 from ..kafka.participant import NEVER_MS, KafkaParticipant, check, read_topic, retry_unknown
 from .rules import RULES, switched_off
 from .world import QUERY
 from ..protocol import commit as act_two
 from ..protocol import precommit as act_one
 from ..protocol import restore as act_three
-from ..protocol.decisions import FileLog
 from ..protocol.errors import BadOption, TwoPhaseError
 from kafka2pc.protocol.history import (
     Crash,

@@ -37,6 +37,8 @@ from pyspark.sql.types import StructType
 # %% ../../nbs/spark/01_sink.ipynb #c004
 from ..backends.places import absolute_place, check_place, masked, normal_place
 from ..backends.storage import Storage
+from ..decision_logs.files import FileLog
+from ..decision_logs.opening import open_folder_log
 from ..decision_logs.topic import TopicLog
 from ..kafka.column_producer import without_use
 from ..kafka.control import client_conf
@@ -48,13 +50,11 @@ from ..protocol.commit import Driver, finish, said, sweep
 from kafka2pc.protocol.decisions import (
     Decision,
     DecisionLog,
-    FileLog,
     Identity,
     NamedLog,
     commit_of,
     holds_later,
     newest_record,
-    open_log,
 )
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -463,7 +463,7 @@ def log_at(
     try:
         if not place.startswith(("postgresql:", "postgres:")):
             # in an object store log//x is not log/x
-            return open_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{query_id}")
+            return open_folder_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{query_id}")
         from kafka2pc.decision_logs.table import TableLog  # with psycopg, which nobody else needs
 
         return TableLog(place, query_id)
@@ -800,7 +800,7 @@ def log_in(checkpoint: Checkpoint) -> DecisionLog:
     """The decision log inside a checkpoint, opened once in each process."""
     opened = os.getpid(), checkpoint.location
     if opened not in _LOGS:
-        _LOGS[opened] = open_log(f"{checkpoint.location}/kafka2pc")
+        _LOGS[opened] = open_folder_log(f"{checkpoint.location}/kafka2pc")
     return _LOGS[opened]
 
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from pyarrow import RecordBatch
 
 # %% ../../nbs/stores/01_file.ipynb #c004
+from ..backends.local_files import create_file, sync
 from ..backends.storage import Storage, check_driver
 from ..protocol.errors import BadOption, PrecommitFailed, StoreUnreachable
 from kafka2pc.protocol.transactions import (
@@ -85,14 +86,6 @@ _FILE = re.compile(
 _HIDDEN = ".kafka2pc"
 
 
-def _sync(path: str):
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def _listed(folder: str) -> list[str]:
     with suppress(FileNotFoundError):
         return os.listdir(folder)
@@ -105,7 +98,7 @@ def _move(old: str, new: str) -> bool:
         os.rename(old, new)
     except FileNotFoundError:
         return False
-    _sync(os.path.dirname(new))
+    sync(os.path.dirname(new))
     return True
 
 # %% ../../nbs/stores/01_file.ipynb #c013
@@ -199,7 +192,7 @@ class FileParticipant(_Files):
 
     def commit(self, c: Committable) -> Outcome:
         try:
-            _move(self.path(c, "ready"), self.path(c)) or _sync(self.where)
+            _move(self.path(c, "ready"), self.path(c)) or sync(self.where)
         except OSError:
             return Outcome.UNKNOWN
         return Outcome.DONE if os.path.exists(self.path(c)) else Outcome.REFUSED
@@ -283,22 +276,6 @@ class FileTransaction(_OpenFile):
             )
 
 # %% ../../nbs/stores/01_file.ipynb #c026
-def _write_new(path: str, content: bytes):
-    """A new local file, whole and on the disk, or `FileExistsError`. It waits for its name two
-    folders up, where nobody looks.
-    """
-    folder = os.path.dirname(path)
-    fresh = f"{os.path.dirname(folder)}/.{os.urandom(8).hex()}"
-    with open(fresh, "xb") as file:
-        file.write(content)
-    _sync(fresh)
-    try:
-        os.link(fresh, path)
-    finally:
-        os.unlink(fresh)
-    _sync(folder)
-
-
 _NO_OTHER = "Choose another store or driver."  # than one without an exclusive create
 
 
@@ -370,7 +347,9 @@ class ObjectParticipant(_Files):
         """
         if self.local:
             with suppress(FileExistsError):
-                _write_new(path, content.encode())
+                # the draft is two folders up, which no reader lists
+                drafts = os.path.dirname(os.path.dirname(path))
+                create_file(path, content.encode(), drafts)
         elif self.storage.create(path, content.encode()) is None:
             return ""
         return self.storage.read(path).decode()
@@ -437,7 +416,7 @@ class ObjectTransaction(_OpenFile):
         self.store.storage.upload(self.file.name, data)
         if self.store.local:  # elsewhere the store answers when it has it
             for path in (data, os.path.dirname(data)):
-                _sync(path)
+                sync(path)
         if self.store.outcome(self.c):
             self.store.abort(self.c)
             raise PrecommitFailed(

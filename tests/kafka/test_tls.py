@@ -12,6 +12,7 @@ import pytest
 from kafka_fixtures import values
 from typer.testing import CliRunner
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant, check
 from kafka2pc.local.broker import LocalKafka, make_certificates
@@ -19,7 +20,6 @@ from kafka2pc.operations.cli import app
 from kafka2pc.operations.operations import Door
 from kafka2pc.proof.story import Story, until
 from kafka2pc.protocol.commit import Driver, commit, decide
-from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan

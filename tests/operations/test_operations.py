@@ -22,6 +22,7 @@ from rights import Rights, error_of
 from shell import typed
 
 import kafka2pc
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka import column_producer as produce
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
@@ -48,7 +49,7 @@ from kafka2pc.operations.operations import (
 )
 from kafka2pc.proof.story import Failed, Story, until
 from kafka2pc.protocol.commit import Driver, commit, decide
-from kafka2pc.protocol.decisions import FileLog, dump_decision, load_decision
+from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
 from kafka2pc.protocol.history import CrashPoint
 from kafka2pc.protocol.precommit import precommit

@@ -15,24 +15,17 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka import participant as kafka_room
 from kafka2pc.kafka import row_producer as writer
 from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender
 from kafka2pc.kafka.participant import KafkaParticipant, check, read_both, read_topic, retry_unknown
 from kafka2pc.proof.story import until
 from kafka2pc.protocol import commit, precommit, restore
-from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import ANOMALIES, TOLERATED, History, Seen, anomalies
-from kafka2pc.protocol.transactions import (
-    Committable,
-    MemoryParticipant,
-    MemoryTransaction,
-    Names,
-    Outcome,
-    Plan,
-    TxnState,
-)
+from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
+from kafka2pc.protocol.transactions import Committable, Names, Outcome, Plan, TxnState
 from kafka2pc.spark.sink import plan_batch
 
 pytestmark = pytest.mark.timeout(120)

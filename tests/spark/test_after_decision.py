@@ -22,9 +22,10 @@ from kafka2pc.protocol.errors import (
     Refused,
     ReplayDiffers,
 )
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Outcome, Standing, TxnState
+from kafka2pc.protocol.transactions import Mode, Outcome, Standing, TxnState
 
 
 class Moody(MemoryParticipant):

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.operations import Query, adopt_place
 from kafka2pc.protocol.commit import Driver, commit, finish
 from kafka2pc.protocol.decisions import (
-    FileLog,
     Identity,
     MemoryLog,
     Slot,
@@ -22,9 +22,10 @@ from kafka2pc.protocol.decisions import (
     newest_record,
 )
 from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import adopt, claim, plan
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, TxnState
+from kafka2pc.protocol.transactions import Mode, TxnState
 from kafka2pc.spark.foreach_batch import TwoPhase
 
 ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")

@@ -32,7 +32,8 @@ from participant_suite import (
 from kafka2pc.backends import storage
 from kafka2pc.protocol import transactions as protocol
 from kafka2pc.protocol.errors import BadOption
-from kafka2pc.protocol.transactions import MemoryParticipant, Moment, TxnState, age_ms, this_moment
+from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.transactions import Moment, TxnState, age_ms, this_moment
 from kafka2pc.spark.foreach_batch import Shaped
 from kafka2pc.stores import file
 from kafka2pc.stores.file import FileParticipant, ObjectParticipant
@@ -232,12 +233,12 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
 
 def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
     at, did = bucket(f"file://{tmp_path}/bucket"), []
-    sync, outcome = file._sync, at.store.outcome
+    sync, outcome = file.sync, at.store.outcome
     with at.store.begin(a_plan()) as txn:
         at.write(txn, "a")
         data = at.store.path(txn.c, "data")
         monkeypatch.setattr(
-            file, "_sync", lambda path: (did.append((path, os.path.exists(data))), sync(path))
+            file, "sync", lambda path: (did.append((path, os.path.exists(data))), sync(path))
         )
         monkeypatch.setattr(at.store, "outcome", lambda c: (did.append("looked"), outcome(c))[1])
         txn.precommit()
