@@ -26,7 +26,7 @@ from kafka2pc.protocol.decisions import dump_decision
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore
 from kafka2pc.stores.file import ObjectParticipant
 
 pytestmark = pytest.mark.timeout(180)
@@ -293,7 +293,7 @@ def test_a_micro_batch_asks_its_log_five_times(place, server):
     mine = None
     for batch_id in range(5):
         with server.proxy.counted() as requests:
-            planned = plan(driver, batch_id, mine=mine)
+            planned = restore(driver, batch_id, mine=mine)
             commit(driver, [precommit([store], planned, [["row"]])], batch_id)
         mine = planned.token
     assert len(requests) == 5, requests
@@ -306,6 +306,6 @@ def test_a_start_after_many_failed_ones_asks_no_more_than_after_twenty(place, se
     asked = []
     for _ in range(60):
         with server.proxy.counted() as requests:
-            plan(driver, 0)
+            restore(driver, 0)
         asked.append(len(requests))
     assert asked[59] == asked[19] <= 24, asked
