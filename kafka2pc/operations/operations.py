@@ -32,7 +32,7 @@ from ..backends.storage import Storage
 from ..decision_logs.opening import open_folder_log
 from ..kafka.control import TOKEN_PROVIDER, Control, DescribedTransaction, client_conf
 from ..kafka.participant import NEVER_MS, KafkaParticipant, parallel, retry_unknown
-from ..protocol.commit import Driver, check_own, finish, overtaken, standings, sweep
+from ..protocol.commit import Driver, check_own, describe_all, finish, has_newer_run, sweep
 from kafka2pc.protocol.decisions import (
     Decision,
     DecisionLog,
@@ -626,7 +626,7 @@ def fence(driver: Driver) -> Token:
         finish(driver, newest)
     decided, last = newest.slot.batch_id if newest else -1, batches[-1] if batches else 0
     claimed = claim(driver, max(decided + 1, last))
-    if claimed.commit or overtaken(driver.log.listing(), claimed):
+    if claimed.commit or has_newer_run(driver.log.listing(), claimed):
         raise _went_on(driver)
     return claimed.token
 
@@ -803,7 +803,7 @@ def plan_restore(driver: Driver) -> list[Step]:
             holds=where(c),
             left_ms=_left_ms(c) if s.state is TxnState.PRECOMMITTED else None,
         )
-        for c, s in zip(cs, standings(driver, cs), strict=True)
+        for c, s in zip(cs, describe_all(driver, cs), strict=True)
     ]
     spared = {(c.transactional_id, c.state) for c in cs}
     open_ones = [

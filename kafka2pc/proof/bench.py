@@ -45,7 +45,7 @@ from .demo import fetch_connector
 from ..protocol.commit import Driver, commit
 from ..protocol.decisions import MemoryLog
 from ..protocol.precommit import precommit
-from ..protocol.restore import plan
+from ..protocol.restore import restore
 from ..protocol.transactions import Participant
 from ..spark.foreach_batch import TwoPhase
 from ..spark.source import Questions, register
@@ -576,15 +576,15 @@ def settled(kafka: LocalKafka, transactions: int) -> dict[str, float]:
         retry=retry_unknown,
     )
     each = parallel(8)
-    first = plan(driver, 0)
+    first = restore(driver, 0)
     messages = each(lambda _: precommit([participant], first, iter([chunk])), range(transactions))
     start = time.perf_counter()
     commit(driver, messages, 0)
     committed = time.perf_counter() - start
-    second = plan(driver, 1)
+    second = restore(driver, 1)
     each(lambda _: precommit([participant], second, iter([chunk])), range(transactions))
     start = time.perf_counter()
-    plan(driver, 1)
+    restore(driver, 1)
     swept = time.perf_counter() - start
     participant.close()
     return {"commit": committed, "restore": swept}

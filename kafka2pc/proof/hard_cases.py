@@ -48,7 +48,7 @@ from ..protocol.decisions import Decision
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import CrashPoint, Event, History
 from ..protocol.precommit import precommit
-from ..protocol.restore import plan
+from ..protocol.restore import restore
 from ..protocol.transactions import Token
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c007
@@ -544,7 +544,7 @@ class Acts:
             )
             | driver
         )
-        made = plan(driver, batch_id, mine=mine)
+        made = restore(driver, batch_id, mine=mine)
         first = batch_id * self.rows
         chunks = [
             pa.record_batch(

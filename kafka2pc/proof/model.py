@@ -100,7 +100,7 @@ def offsets_hash(version: int) -> str:
 def play_plan(
     m: "Model", tape: Tape, number: int, batch: int, version: int, mine: Token | None
 ) -> Plan:
-    return act_three.plan(
+    return act_three.restore(
         make_driver(m, tape, number), batch, offsets_hash=offsets_hash(version), mine=mine
     )
 

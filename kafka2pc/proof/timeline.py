@@ -733,7 +733,7 @@ def obey(order: dict, mine: Token | None) -> Token | None:
         skip_lost=order["skip_lost"],
     )
     with switched_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
-        made = act_three.plan(driver, batch_id, mine=mine)
+        made = act_three.restore(driver, batch_id, mine=mine)
         rows = range(batch_id * order["size"], (batch_id + 1) * order["size"])
         chunks = [
             pa.record_batch({"value": [str(row) for row in rows[task :: order["tasks"]]]})

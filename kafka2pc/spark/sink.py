@@ -46,7 +46,7 @@ from ..kafka.encoder import payload_bytes
 from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
 from ..kafka.row_producer import RowWriter
 from ..protocol import commit as act_two
-from ..protocol.commit import Driver, finish, said, sweep
+from ..protocol.commit import Driver, describe_error, finish, sweep
 from kafka2pc.protocol.decisions import (
     Decision,
     DecisionLog,
@@ -66,7 +66,7 @@ from kafka2pc.protocol.errors import (
 from ..protocol.history import Event, History, from_environment, told
 from ..protocol.precommit import precommit
 from ..protocol.restore import back_off, claim
-from ..protocol.restore import plan as act_three
+from ..protocol.restore import restore as act_three
 from ..protocol.transactions import CommitMessage, Mode, Plan
 
 # %% ../../nbs/spark/01_sink.ipynb #c007
@@ -913,7 +913,9 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         try:
             driver.log.purge(1)
         except Exception as e:
-            _LOG.warning("the write has ended; its decision stays in the log: %s", said(e))
+            _LOG.warning(
+                "the write has ended; its decision stays in the log: %s", describe_error(e)
+            )
 
     def _driver(self) -> Driver:
         return make_driver(
@@ -952,7 +954,7 @@ def close_key(driver: Driver, days: int):
         _LOG.warning(
             "the write under this idempotenceKey is complete; tidying up failed and is tried"
             " again: %s",
-            said(e),
+            describe_error(e),
         )
 
 

@@ -22,7 +22,7 @@ from kafka2pc.proof.story import Story, until
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore
 from kafka2pc.spark.source import Questions, Range, find_logs, parse_options, read
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -58,7 +58,7 @@ class Query:
             log=FileLog(self.place / "kafka2pc"),
             participants={"kafka": self.participant},
         )
-        made = plan(self.driver, 0)
+        made = restore(self.driver, 0)
         self.messages = [
             precommit([self.participant], made, [pa.record_batch({"value": list(task)})])
             for task in ("ab", "cd")

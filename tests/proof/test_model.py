@@ -201,7 +201,7 @@ class Played(Exception):
 
 @pytest.mark.parametrize(
     ("room", "act"),
-    [(restore, "plan"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")],
+    [(restore, "restore"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")],
 )
 def test_the_acts_are_those_of_the_package(room, act, monkeypatch):
     def refuse(*args, **kwargs):
