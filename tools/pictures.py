@@ -32,12 +32,8 @@ from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
 from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
 from kafka2pc.protocol.history import History  # noqa: E402
 from kafka2pc.protocol.precommit import precommit  # noqa: E402
-from kafka2pc.protocol.restore import plan  # noqa: E402
-from kafka2pc.protocol.transactions import (
-    MemoryParticipant,
-    PreparedTxnState,
-    TxnState,
-)  # noqa: E402
+from kafka2pc.protocol.restore import restore  # noqa: E402
+from kafka2pc.protocol.transactions import PreparedTxnState, TxnState  # noqa: E402
 
 # -- one batch: a story, told with its own words --
 
@@ -161,7 +157,7 @@ def acts():
             query_id=QUERY, log=MemoryLog(), participants={"store": store}, history=history
         )
         history.append("invoke", "press", text="act one: pre-commit")
-        made = plan(driver, 0)
+        made = restore(driver, 0)
         messages = [precommit([store], made, [["row"]], history) for _ in range(2)]
         drawn["precommit"] = draw(history.events)
         history.append("invoke", "press", text="act two: commit")
@@ -175,7 +171,7 @@ def acts():
                 text="after the decision",
             )
             history.append("invoke", "press", text="act three: restore")
-            made = plan(driver, 0)
+            made = restore(driver, 0)
             messages = [precommit([store], made, [["row"]], history) for _ in range(2)]
         commit(driver, messages, 0)
         history.append("ok", "commit log", batch_id=0)

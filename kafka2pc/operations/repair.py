@@ -15,7 +15,7 @@ from typing import Iterator, Mapping
 from ..kafka.participant import KafkaParticipant, parallel, retry_unknown
 from .query import Query
 from .survey import Survey, find_prefix
-from ..protocol.commit import Driver, check_own, finish, overtaken, standings, sweep
+from ..protocol.commit import Driver, check_own, describe_all, finish, has_newer_run, sweep
 from kafka2pc.protocol.decisions import (
     Decision,
     Identity,
@@ -130,7 +130,7 @@ def fence(driver: Driver) -> Token:
         finish(driver, newest)
     decided, last = newest.slot.batch_id if newest else -1, batches[-1] if batches else 0
     claimed = claim(driver, max(decided + 1, last))
-    if claimed.commit or overtaken(driver.log.listing(), claimed):
+    if claimed.commit or has_newer_run(driver.log.listing(), claimed):
         raise _went_on(driver)
     return claimed.token
 
@@ -322,7 +322,7 @@ def plan_restore(driver: Driver) -> list[Step]:
             holds=where(c),
             left_ms=_left_ms(c) if s.state is TxnState.PRECOMMITTED else None,
         )
-        for c, s in zip(cs, standings(driver, cs), strict=True)
+        for c, s in zip(cs, describe_all(driver, cs), strict=True)
     ]
     spared = {(c.transactional_id, c.state) for c in cs}
     open_ones = [

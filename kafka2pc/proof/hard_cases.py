@@ -25,6 +25,7 @@ from typing import Callable
 import pyarrow as pa
 
 # %% ../../nbs/proof/27_hard_cases.ipynb #c004
+from ..decision_logs.files import FileLog
 from ..kafka.control import Control
 from ..kafka.participant import KafkaParticipant, check, read_topic, retry_unknown
 from ..local.broker import LocalKafka
@@ -37,11 +38,11 @@ from .spark_job import Job, running
 from .stage import Stage
 from .walks import after_a_race, pause_node
 from ..protocol.commit import Driver, commit
-from ..protocol.decisions import Decision, FileLog
+from ..protocol.decisions import Decision
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History
 from ..protocol.precommit import precommit
-from ..protocol.restore import plan
+from ..protocol.restore import restore
 from ..protocol.transactions import Token
 
 # %% ../../nbs/proof/27_hard_cases.ipynb #c007
@@ -469,7 +470,7 @@ class BareQuery:
             )
             | driver
         )
-        first = plan(driver, batch_id, mine=mine)
+        first = restore(driver, batch_id, mine=mine)
         begin = batch_id * self.rows
         chunks = [
             pa.record_batch(

@@ -975,7 +975,7 @@ def batch_written(kafka, topic, engine, timeout_ms, margin_ms):
         retry=retry_unknown,
         margin_ms=margin_ms,
     )
-    return driver, [precommit([store], restore.plan(driver, 0), [rows("a")])]
+    return driver, [precommit([store], restore.restore(driver, 0), [rows("a")])]
 
 
 @pytest.mark.kafka

@@ -29,7 +29,7 @@ from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore
 from kafka2pc.spark.checkpoint import log_at
 from kafka2pc.spark.offsets import Range
 from kafka2pc.spark.questions import Questions
@@ -100,7 +100,7 @@ def test_both_engines_write_the_driver_commits_and_the_source_reads(engine, oaut
     before = len(values(oauth, "tokens"))
     commit(
         driver,
-        [precommit([participant], plan(driver, 0), [pa.record_batch({"value": ["a", "b"]})])],
+        [precommit([participant], restore(driver, 0), [pa.record_batch({"value": ["a", "b"]})])],
         0,
     )
     participant.close()
