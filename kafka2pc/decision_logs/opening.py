@@ -13,7 +13,6 @@ from typing import Iterable, Mapping
 from ..backends.places import check_place
 from .files import FileLog
 from .objects import ObjectLog
-from .topic import TopicLog
 from ..protocol.decisions import NamedLog
 from ..protocol.errors import BadOption
 
@@ -50,8 +49,7 @@ def open_log(
     log raises.
     """
     if place.startswith("kafka:"):
-        topic = place.removeprefix("kafka:")
-        return TopicLog(dict(conf), topic, name, prefix=prefix, make=make)
+        return _open_topic(place, name, dict(conf), prefix, make)
     try:
         if place.startswith(("postgresql:", "postgres:")):
             return _open_table(place, name)
@@ -61,6 +59,12 @@ def open_log(
         raise BadOption(
             f"decisionLog={place.partition(':')[0]}:...: {e}", why=_MISSING, action=_KINDS
         ) from None
+
+
+def _open_topic(place: str, name: str, conf: dict, prefix: str, make: bool) -> NamedLog:
+    from kafka2pc.decision_logs.topic import TopicLog  # with PyArrow, which only a topic needs
+
+    return TopicLog(conf, place.removeprefix("kafka:"), name, prefix=prefix, make=make)
 
 
 def _open_table(url: str, name: str) -> NamedLog:

@@ -134,8 +134,8 @@ class Tail:
         )
 
     def _take_all(self):
-        """Take all records that have arrived; wait for the first one. An error is raised after them:
-        none may be left out.
+        """Take all records that have arrived; wait for the first one. An error is raised after
+        them: none may be left out.
         """
         first = self._consumer.poll(0.1)
         if first is None:

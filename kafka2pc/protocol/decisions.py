@@ -144,7 +144,7 @@ def _since_2(d: dict) -> dict:
 
 # %% ../../nbs/protocol/05_decisions.ipynb #c012
 class Chains(ABC):
-    """Records by batch, in the order of their attempts: of a log as it is now, or of a `Listing`."""
+    """Records by batch, in the order of attempts: of a log as it is now, or of a `Listing`."""
 
     @abstractmethod
     def listing(self) -> "Listing": ...
@@ -272,7 +272,7 @@ def last_of(log: Chains, batch_id: int) -> Decision | None:
 
 
 def commit_of(log: Chains, batch_id: int) -> Decision | None:
-    """The COMMIT of a batch, if there is one. It is the last record: no run claims behind a COMMIT."""
+    """The COMMIT of a batch, if there is one. It is the last record: no claim passes a COMMIT."""
     last = last_of(log, batch_id)
     return last if last and last.commit else None
 

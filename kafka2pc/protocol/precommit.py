@@ -23,8 +23,8 @@ from kafka2pc.protocol.transactions import (
 
 # %% ../../nbs/protocol/06_precommit.ipynb #c008
 def flush_and_precommit(txn: Transaction, history: History, **ids) -> Committable | None:
-    """Rule 1: flush, check every delivery (`flush` raises if one failed), then pre-commit. None: the
-    transaction has written nothing.
+    """Rule 1: flush, check every delivery (`flush` raises if one failed), then pre-commit. None:
+    the transaction has written nothing.
     """
     with history.of("flush", **ids):
         txn.flush()

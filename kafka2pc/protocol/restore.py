@@ -216,11 +216,10 @@ def restore(
     driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
 ) -> Plan:
     """The restore phase, on the driver, before the first task (steps PLAN 1-6): the plan of the
-    batch. `mine`: the token
-    of this run, None if it has none or has planned this batch. One listing serves steps 1 to 3:
-    what is written after it is met by the claim, or at the decision. Step 4 needs a listing that
-    was made after the claim, and it serves step 5, too. Raises what `check_identity` raises,
-    `Superseded`, `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
+    batch. `mine`: the token of this run, None if it has none or has planned this batch. One listing
+    serves steps 1 to 3: a record that is written after it is met by the claim, or at the decision.
+    Raises what `check_identity` raises, `Superseded`, `LostTransaction`, `OutcomeUnknown`, or what
+    a participant raises.
 
     1. The log is that of this query. The batch has a COMMIT, and no later one has: its offsets must
       be Spark's; finish it; drain.
@@ -247,13 +246,18 @@ def restore(
         claimed = claim(driver, batch_id, seen)
         if claimed.commit:
             return _drain(driver, claimed, offsets_hash)
-        seen = driver.log.listing(claimed)
-        if holds_later(seen, batch_id):
-            raise _turned_back(driver, batch_id, "write")
-        sweep(driver, claimed.token, seen=seen)
-        sweep_former(driver, claimed, seen)
-        remove_old_claims(driver, claimed, seen)
+        _sweep_below(driver, claimed)
         return new_plan(attempt=claimed.slot.attempt + 1, token=claimed.token, planned=driver.now())
+
+
+def _sweep_below(driver: Driver, claimed: Decision):
+    """Steps 4 and 5. They need a listing that was made after the claim."""
+    seen = driver.log.listing(claimed)
+    if holds_later(seen, claimed.slot.batch_id):
+        raise _turned_back(driver, claimed.slot.batch_id, "write")
+    sweep(driver, claimed.token, seen=seen)
+    sweep_former(driver, claimed, seen)
+    remove_old_claims(driver, claimed, seen)
 
 
 def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:

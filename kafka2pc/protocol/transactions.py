@@ -87,7 +87,9 @@ def parse_token(text: str) -> Token:
 # %% ../../nbs/protocol/02_transactions.ipynb #c016
 # prefix-query-token-process-counter-parity
 _NAME = re.compile(
-    r"(?P<prefix>(?s:.*))-(?P<query>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-(?P<token>\d+\.\d+\.[0-9a-f]{8})"
+    r"(?P<prefix>(?s:.*))"
+    r"-(?P<query>[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+    r"-(?P<token>\d+\.\d+\.[0-9a-f]{8})"
     r"-[0-9a-f]{8}-\d+-(?P<parity>[01])"
 )
 
@@ -242,8 +244,8 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable:
-    """All that another process needs to finish one pre-committed transaction. Times are milliseconds
-    since 1970; `timeout_ms` None: the store waits for ever.
+    """All that another process needs to finish one pre-committed transaction. Times are in
+    milliseconds since 1970; `timeout_ms` None: the store waits for ever.
     """
 
     transactional_id: str

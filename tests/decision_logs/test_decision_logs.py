@@ -262,7 +262,7 @@ def test_a_server_that_does_not_answer_is_reported_without_the_password():
 
 
 class LooksFirst(LocalFileSystem):
-    """fsspec's own way to create an object: look, then write. Two may do so at once."""
+    """fsspec's own way to create an object: look first, then write. Two may do so at once."""
 
     protocol = "looks"
 

@@ -213,7 +213,7 @@ def test_if_no_answer_comes_at_all_the_outcome_is_unknown_and_known_later(
 
 @pytest.mark.parametrize("server", ["gcs"], indirect=True)
 def test_a_server_that_accepts_requests_and_never_answers_is_given_up(place, url, says, server):
-    """gcsfs has no limit of its own. (s3fs gives up after 25 times 15 s, adlfs after 4 times 60 s.)"""
+    """gcsfs has no limit. (s3fs gives up after 25 times 15 s, adlfs after 4 times 60 s.)"""
     assert storage.Storage(url).fs.requests_timeout == 60
     with patch.dict(storage._LIMITS, gs={"requests_timeout": 1}):
         log = place()

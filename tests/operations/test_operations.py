@@ -47,7 +47,8 @@ from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import claim, restore
+from kafka2pc.protocol.restore import claim
+from kafka2pc.protocol.restore import restore as restore_batch
 from kafka2pc.protocol.transactions import (
     CommitMessage,
     Committable,
@@ -120,7 +121,7 @@ class Dead:
 
     def write(self, driver, batch_id=0, mine=None):
         (self.place / "offsets" / str(batch_id)).write_text("v1")
-        made = restore(driver, batch_id, mine=mine)
+        made = restore_batch(driver, batch_id, mine=mine)
         store = list(driver.participants.values())
         return [
             precommit(store, made, [pa.record_batch({"value": [f"{batch_id}{v}" for v in task]})])
@@ -456,7 +457,7 @@ def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
         with pytest.raises(Superseded, match="is running"):
             restore(driver)
     again = dead.run()
-    assert restore(again, batch_id).mode is Mode.DRAIN
+    assert restore_batch(again, batch_id).mode is Mode.DRAIN
     assert dead.seen() == [f"{n}{v}" for n in range(batch_id + 1) for v in "abcd"]
 
 
@@ -481,7 +482,7 @@ def test_after_restore_the_query_goes_on_without_loss_or_double(dead):
     messages = dead.write(first, 1)
     decide(first, messages[0].plan, messages)
     second = dead.run()
-    assert restore(second, 1).mode is Mode.DRAIN
+    assert restore_batch(second, 1).mode is Mode.DRAIN
     dead.write(second, 2)
     with operate(dead.conf, dead.query) as driver:
         assert sorted(s.do for s in plan_restore(driver)) == [
