@@ -19,8 +19,10 @@ from kafka_fixtures import values
 from rights import Rights, error_of
 from shell import typed
 
-from kafka2pc.kafka.control import TOKEN_PROVIDER, Control, find_provider
-from kafka2pc.kafka.participant import KafkaParticipant, check
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.login import TOKEN_PROVIDER, find_provider
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.operations import RIGHTS, Door
 from kafka2pc.proof.story import until

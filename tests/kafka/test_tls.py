@@ -12,8 +12,9 @@ import pytest
 from kafka_fixtures import values
 from typer.testing import CliRunner
 
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import KafkaParticipant, check
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.broker import LocalKafka, make_certificates
 from kafka2pc.operations.cli import app
 from kafka2pc.operations.operations import Door
