@@ -27,7 +27,7 @@ SENTENCE_MAX = 144  # it becomes the module's docstring, a line of at most 150
 WITHOUT_MODULE = {"index", "spark/03_offsets", "stores/06_classic"}
 OWN_BROKER = {
     "local/01_broker",
-    "kafka/01_control",
+    "kafka/06_requests",
     "protocol/06_commit",
     "proof/04_story",
     "operations/01_operations",

@@ -30,17 +30,13 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import FindCoordinatorRequest
 
 # %% ../../nbs/decision_logs/01_topic.ipynb #c004
-from ..kafka.column_producer import Sender
-from kafka2pc.kafka.control import (
-    Control,
-    NoAnswer,
-    NotSent,
-    NotYet,
-    for_librdkafka,
-    topic_not_authorized,
-)
+from ..kafka.connection import NoAnswer, NotSent, NotYet
+from ..kafka.control import Control
 from ..kafka.encoder import HEADER_BYTES, RECORD_BYTES, rows_of, sections
+from ..kafka.error_codes import topic_not_authorized
+from ..kafka.login import for_librdkafka
 from ..kafka.participant import KafkaParticipant
+from ..kafka.sender import Sender
 from kafka2pc.protocol.decisions import (
     Decision,
     Listing,

@@ -29,8 +29,11 @@ from kafka.protocol.consumer import ListOffsetsRequest
 # %% ../../nbs/operations/01_operations.ipynb #c004
 from ..backends.places import absolute_place, masked, normal_place
 from ..backends.storage import Storage
-from ..kafka.control import TOKEN_PROVIDER, Control, DescribedTransaction, client_conf
-from ..kafka.participant import NEVER_MS, KafkaParticipant, parallel, retry_unknown
+from ..kafka.control import Control
+from ..kafka.coordinators import DescribedTransaction
+from ..kafka.login import TOKEN_PROVIDER
+from ..kafka.participant import NEVER_MS, KafkaParticipant
+from ..kafka.settings import client_conf
 from ..protocol.commit import Driver, check_own, finish, overtaken, standings, sweep
 from kafka2pc.protocol.decisions import (
     Decision,
@@ -53,6 +56,7 @@ from kafka2pc.protocol.errors import (
     Superseded,
     TwoPhaseError,
 )
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.restore import adopt, check_identity, claim, not_its_log
 from kafka2pc.protocol.transactions import (
     Committable,
@@ -323,12 +327,12 @@ class Survey(Control):
         """Every partition of those topics that exist and may be seen."""
         return [
             Layout(t.name, p.partition_index, p.leader_id, len(p.replica_nodes), len(p.isr_nodes))
-            for t in self._rows(topics)
+            for t in self.topic_rows(topics)
             for p in t.partitions
         ]
 
     def broker_config(self, key: str) -> str | None:
-        return self._config(4, str, key)
+        return self.broker_setting(key)
 
     def _at_leaders(self, layout: Iterable[Layout], request: Callable) -> list:
         """The answers of the leaders to `request({topic: partitions})`."""

@@ -35,15 +35,17 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from rich.table import Table
 
 # %% ../../nbs/proof/11_bench.ipynb #c004
+from ..kafka.cluster_check import check
 from ..kafka.column_producer import ColumnTransaction
 from ..kafka.control import Control
-from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
+from ..kafka.participant import KafkaParticipant
 from ..kafka.row_producer import RowTransaction
 from ..local.broker import KAFKA_VERSION, LocalKafka, fetch_jars, fetch_kafka, find_java
 from ..local.databases import LocalMariaDB, LocalPostgres
 from .demo import fetch_connector
 from ..protocol.commit import Driver, commit
 from ..protocol.decisions import MemoryLog
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.precommit import precommit
 from ..protocol.restore import plan
 from ..protocol.transactions import Participant

@@ -33,7 +33,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.table import Table
 
 # %% ../../nbs/proof/06_demo.ipynb #c004
-from ..kafka.participant import Record, read_topic
+from ..kafka.readers import Record, read_topic
 from ..local.broker import LocalKafka, fetch_jars
 from ..protocol.errors import TwoPhaseError
 from kafka2pc.protocol.history import (

@@ -28,8 +28,10 @@ from typing import Callable
 import pyarrow as pa
 
 # %% ../../nbs/proof/08_hard_cases.ipynb #c004
+from ..kafka.cluster_check import check
 from ..kafka.control import Control
-from ..kafka.participant import KafkaParticipant, check, read_topic, retry_unknown
+from ..kafka.participant import KafkaParticipant
+from ..kafka.readers import read_topic
 from ..local.broker import LocalKafka
 from kafka2pc.proof.drills import (
     EXACTLY_ONCE,
@@ -46,6 +48,7 @@ from ..protocol.commit import Driver, commit
 from ..protocol.decisions import Decision, FileLog
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import CrashPoint, Event, History
+from ..protocol.policies import retry_unknown
 from ..protocol.precommit import precommit
 from ..protocol.restore import plan
 from ..protocol.transactions import Token

@@ -33,7 +33,8 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
 # %% ../../nbs/proof/04_story.ipynb #c004
 from ..kafka.control import Control
-from ..kafka.participant import Record, read_both, read_topic
+from ..kafka.readers import Record, read_topic
+from .readers import read_both
 from ..protocol.errors import TwoPhaseError
 from kafka2pc.protocol.history import (
     Crash,

@@ -28,7 +28,9 @@ from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../nbs/proof/05_timeline.ipynb #c004
-from ..kafka.participant import NEVER_MS, KafkaParticipant, check, read_topic, retry_unknown
+from ..kafka.cluster_check import check
+from ..kafka.participant import NEVER_MS, KafkaParticipant
+from ..kafka.readers import read_topic
 from .rules import RULES, switched_off
 from .world import QUERY
 from ..protocol import commit as act_two
@@ -46,6 +48,7 @@ from kafka2pc.protocol.history import (
     arm,
     read_history,
 )
+from ..protocol.policies import retry_unknown
 from ..protocol.transactions import TRANSITIONS, Mode, Token, TxnState, step
 
 # %% ../../nbs/proof/05_timeline.ipynb #c009

@@ -38,11 +38,12 @@ from pyspark.sql.types import StructType
 from ..backends.places import absolute_place, check_place, masked, normal_place
 from ..backends.storage import Storage
 from ..decision_logs.topic import TopicLog
-from ..kafka.column_producer import without_use
-from ..kafka.control import client_conf
+from ..kafka.cluster_check import check
 from ..kafka.encoder import payload_bytes
-from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
+from ..kafka.participant import KafkaParticipant
+from ..kafka.producer_settings import without_use
 from ..kafka.row_producer import RowWriter
+from ..kafka.settings import client_conf
 from ..protocol import commit as act_two
 from ..protocol.commit import Driver, finish, said, sweep
 from kafka2pc.protocol.decisions import (
@@ -64,6 +65,7 @@ from kafka2pc.protocol.errors import (
     TwoPhaseError,
 )
 from ..protocol.history import Event, History, from_environment, told
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.precommit import precommit
 from ..protocol.restore import back_off, claim
 from ..protocol.restore import plan as act_three

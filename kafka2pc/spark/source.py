@@ -62,10 +62,12 @@ except ImportError:
 
 # %% ../../nbs/spark/02_source.ipynb #c005
 from ..backends.storage import Storage
-from ..kafka.control import TOKEN_PROVIDER, Control, client_conf, for_librdkafka
+from ..kafka.control import Control
 from ..kafka.decoder import HEADERS, Columns
-from ..kafka.fetcher import NotFetched, fetch, manner
+from ..kafka.fetcher import NotFetched, fetch, fetch_settings
+from ..kafka.login import TOKEN_PROVIDER, for_librdkafka
 from ..kafka.participant import KafkaParticipant
+from ..kafka.settings import client_conf
 from kafka2pc.protocol.errors import (
     BadOption,
     BrokerUnreachable,
@@ -769,7 +771,7 @@ def records(options: SourceOptions, r: Range) -> Iterator[Columns]:
         r.partition,
         r.begin,
         r.end,
-        manner(conf, options.wait_ms),
+        fetch_settings(conf, options.wait_ms),
         headers=options.headers,
     )
 

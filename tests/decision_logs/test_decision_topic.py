@@ -25,8 +25,8 @@ from kafka_fixtures import records
 
 from kafka2pc.decision_logs import topic as decision_topic
 from kafka2pc.decision_logs.topic import Bookmark, Tail, TopicLog
-from kafka2pc.kafka.column_producer import Sender
 from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.sender import Sender
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.protocol.decisions import Identity, Slot, dump_decision, load_decision
 from kafka2pc.protocol.errors import (

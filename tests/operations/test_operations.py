@@ -23,10 +23,11 @@ from shell import typed
 
 import kafka2pc
 from kafka2pc.kafka import column_producer as produce
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.encoder import rows_of
-from kafka2pc.kafka.participant import KafkaParticipant, check, retry_unknown
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.broker import LocalKafka, fetch_jars, fetch_kafka, find_java
 from kafka2pc.operations import operations
 from kafka2pc.operations.operations import (
@@ -51,6 +52,7 @@ from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog, dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
 from kafka2pc.protocol.history import CrashPoint
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import claim, plan
 from kafka2pc.protocol.transactions import (

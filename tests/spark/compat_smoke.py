@@ -11,7 +11,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import kafka2pc
-from kafka2pc.kafka.participant import read_topic
+from kafka2pc.kafka.readers import read_topic
 from kafka2pc.local.broker import LocalKafka
 
 ROWS, FILES = 50, 3

@@ -35,8 +35,8 @@ from pyspark.sql.types import (
 )
 from story_fixtures import check_untouched
 
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import check
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.story import Failed, Story, until
 from kafka2pc.protocol.decisions import dump_decision, load_decision

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 
-from kafka2pc.kafka.participant import retry_unknown
 from kafka2pc.protocol.errors import PrecommitFailed
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.transactions import (
     Committable,
