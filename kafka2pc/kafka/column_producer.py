@@ -162,7 +162,7 @@ class ColumnTransaction(TransactionBase):
         """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
         what `write` raises.
         """
-        self._sender.settle()
+        self._sender.flush()
 
     @property
     def partitions(self) -> tuple[PartitionRange, ...]:
@@ -190,7 +190,7 @@ class ColumnTransaction(TransactionBase):
     def __exit__(self, kind, *_):
         if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN:
             return
-        self._sender.quiet()
+        self._sender.wait_for_answers()
         try:
             self.control.end_txn(self.who, self.state, commit=False, version=self.version)
         # the first error counts; a transaction that stays open is swept, or aborted by its timeout

@@ -184,6 +184,10 @@ class Control:
         """The topic's settings of these names: `topics.topic_settings`."""
         return topics.topic_settings(self.connection, topic, keys)
 
+    def topic_setting(self, topic: str, key: str) -> str | None:
+        """One of the topic's settings, if known: `topics.topic_setting`."""
+        return topics.topic_setting(self.connection, topic, key)
+
     def topic_max_message_bytes(self, topic: str) -> int | None:
         """The topic's `max.message.bytes`, if known: `topics.topic_max_message_bytes`."""
         return topics.topic_max_message_bytes(self.connection, topic)

@@ -71,7 +71,8 @@ def split(answer: bytes) -> Iterator[PackedBatch]:
             return
         batch = _checked(whole.slice(at, 12 + length), BATCH_HEAD.unpack_from(answer, at))
         yield batch
-        at, least = at + 12 + length, batch.next_offset
+        at += 12 + length
+        least = batch.next_offset
 
 
 def _check_format(offset: int, magic: int):
@@ -208,7 +209,9 @@ def _walk(content: bytes, at: int, count: int, starts: list[int]) -> int:
         first = content[at]
         if first < 128:
             at += 1 + (first >> 1)
-        elif (second := content[at + 1]) < 128:
+            continue
+        second = content[at + 1]
+        if second < 128:
             at += 2 + ((second << 7 | first & 127) >> 1)
         else:
             behind = _behind(content, at)
@@ -295,7 +298,8 @@ def _bytes_at(content: pa.Buffer, begins: np.ndarray, sizes: np.ndarray) -> pa.A
     if null.all():
         return pa.nulls(len(sizes), pa.binary())
     marks = np.empty(2 * len(sizes), np.int32)
-    marks[0::2], marks[1::2] = begins, begins + np.maximum(sizes, 0)
+    marks[0::2] = begins
+    marks[1::2] = begins + np.maximum(sizes, 0)
     both = pa.Array.from_buffers(pa.binary(), len(marks) - 1, [None, pa.py_buffer(marks), content])
     return both.take(pa.array(np.arange(0, len(marks), 2), mask=null if null.any() else None))
 
@@ -369,13 +373,15 @@ def decode(
 
 def _groups(batches: Iterable[PackedBatch], most: int) -> Iterator[list[tuple]]:
     """(batch, what it holds unpacked), as many as make `most` bytes."""
-    group, size = [], 0
+    group = []
+    size = 0
     for b in batches:
         group.append((b, unpack(b)))
         size += len(group[-1][1])
         if size >= most:
             yield group
-            group, size = [], 0
+            group = []
+            size = 0
     if group:
         yield group
 
@@ -427,7 +433,9 @@ def _fields(
     cursor: Cursor, content: pa.Buffer, headers: bool
 ) -> tuple[pa.Array, pa.Array, pa.Array | None]:
     """Keys, values and (if `headers`) headers of the records, from a cursor before their keys."""
-    keys, values, counts = cursor.held(), cursor.held(), cursor.number()
+    keys = cursor.held()
+    values = cursor.held()
+    counts = cursor.number()
     if (counts < 0).any():
         raise RecordsBroken(f"{counts.min()} headers in one record")
     found = _headers(cursor, counts, content) if headers else None

@@ -58,7 +58,8 @@ def _bytes_of(x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             (z & np.uint64(127) | (more.astype(np.uint64) << np.uint64(7))).astype(np.uint8),
             there,
         )
-        z, there = rest, more
+        z = rest
+        there = more
 
 
 def _encode(x: np.ndarray) -> pa.Array:
@@ -233,8 +234,8 @@ def records(
 # %% ../../nbs/kafka/15_encoder.ipynb #c025
 # the 13 numbers before the records of a batch (KIP-98)
 BATCH_HEAD = struct.Struct(">qiibIhiqqqhii")
-# of a batch around its records, and of a record around its key, value and headers, at most
-HEADER_BYTES, RECORD_BYTES = BATCH_HEAD.size, 27
+HEADER_BYTES = BATCH_HEAD.size  # of a batch, before its records
+RECORD_BYTES = 27  # of a record, around its key, value and headers, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +377,8 @@ def record_batch(
     content = pa.py_buffer(pack(section.content)) if pack else section.content
     # what grows when it is packed could become too large for the topic
     if content.size > section.content.size:
-        attributes, content = 0, section.content
+        attributes = 0
+        content = section.content
     if transactional:
         attributes |= _TRANSACTIONAL
     rest = struct.pack(

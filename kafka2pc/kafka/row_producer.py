@@ -354,7 +354,8 @@ class RowTransaction(RowWriter, TransactionBase):
         self._producer.begin_transaction()
 
     def _init_failed(self, error: KafkaError) -> Exception:
-        name, what = error.name(), f"{self.who}: {error.str()}"
+        name = error.name()
+        what = f"{self.who}: {error.str()}"
         if name in ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
             return NotAuthorized(what, action=GRANT_WRITE_ON_ID)
         if name == "INVALID_TRANSACTION_TIMEOUT":

@@ -163,12 +163,12 @@ class Sender:
         while self.held > BUFFER_BYTES:
             self.step(wait_s=0.05)
 
-    def settle(self):
+    def flush(self):
         """Wait until everything is acknowledged. Raises what `put` raises."""
         while any(lane.batches for lane in self.lanes.values()):
             self.step(wait_s=0.05)
 
-    def quiet(self, seconds: float = 5):
+    def wait_for_answers(self, seconds: float = 5):
         """Wait until no answer is awaited any more, whatever it says, at most so many seconds."""
         end = time.monotonic() + seconds
         while self._flying.total() and time.monotonic() < end:

@@ -184,7 +184,7 @@ def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
     sender.leaders("t")
     sender.put(Section("t", 0, 7, 0, 0, pa.py_buffer(b"")))
     with pytest.raises(PrecommitFailed, match="7 of t-0.*200 ms"):
-        sender.settle()
+        sender.flush()
 
 
 def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_took():
