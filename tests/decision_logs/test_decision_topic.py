@@ -349,7 +349,7 @@ def open_between(other):
         if opened:
             return
         opened.append(None)
-        self.settle()
+        self.flush()
         opened[0] = other._control.init_producer_id(other.transactional_id, timeout_ms=60_000)
         other._append(opened[0], {"open": b"x"})
 

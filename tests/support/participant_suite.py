@@ -403,7 +403,7 @@ STRANGER = """
 import json, pickle, sys
 from kafka2pc.protocol.transactions import committable_from_dict
 store, verb, receipt = pickle.load(sys.stdin.buffer)
-from kafka2pc.kafka.participant import retry_unknown
+from kafka2pc.protocol.policies import retry_unknown
 c = committable_from_dict(json.loads(receipt))
 print(retry_unknown()(lambda: getattr(store, verb)(c)).value)
 """
