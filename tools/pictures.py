@@ -25,12 +25,14 @@ from kafka2pc.kafka.encoder import (
     varints,
 )  # noqa: E402
 from kafka2pc.local.broker import LocalKafka  # noqa: E402
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drawing import LOOKS, draw
 from kafka2pc.proof.timeline import Timeline  # noqa: E402
 from kafka2pc.proof.world import QUERY  # noqa: E402
 from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
 from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
 from kafka2pc.protocol.history import History  # noqa: E402
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit  # noqa: E402
 from kafka2pc.protocol.transactions import PreparedTxnState, TxnState  # noqa: E402
 
@@ -159,7 +161,7 @@ def phases():
             query_id=QUERY, log=MemoryLog(), participants={"store": store}, history=history
         )
         history.append("invoke", "press", text="pre-commit phase")
-        first = plan(driver, 0)
+        first = restore(driver, 0)
         messages = [precommit([store], first, [["row"]], history) for _ in range(2)]
         drawn["precommit"] = draw(history.events)
         history.append("invoke", "press", text="commit phase")
@@ -173,7 +175,7 @@ def phases():
                 text="after the decision",
             )
             history.append("invoke", "press", text="restore phase")
-            again = plan(driver, 0)
+            again = restore(driver, 0)
             messages = [precommit([store], again, [["row"]], history) for _ in range(2)]
         commit(driver, messages, 0)
         history.append("ok", "commit log", batch_id=0)

@@ -28,10 +28,10 @@ from kafka2pc.decision_logs.topic_reader import (
 )
 from .topic_records import Keys, TopicRecords, encode, name_in
 from .topic_settings import check_topic, read_settings, warn_if_long
-from ..kafka.column_producer import Sender
 from ..kafka.control import Control
 from ..kafka.encoder import HEADER_BYTES, RECORD_BYTES, rows_of, sections
 from ..kafka.participant import KafkaParticipant
+from ..kafka.sender import Sender
 from ..protocol.decisions import Decision, Listing, NamedLog, Slot
 from kafka2pc.protocol.errors import (
     BadRow,

@@ -19,7 +19,8 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 
 # %% ../../nbs/decision_logs/06_topic_bookmark.ipynb #c004
 from .topic_reader import leader_of
-from ..kafka.control import Control, NoAnswer, NotSent, NotYet
+from ..kafka.connection import NoAnswer, NotSent, NotYet
+from ..kafka.control import Control
 from ..protocol.errors import TwoPhaseError
 
 # %% ../../nbs/decision_logs/06_topic_bookmark.ipynb #c007

@@ -15,7 +15,9 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../../nbs/decision_logs/05_topic_reader.ipynb #c004
-from ..kafka.control import Control, NotYet, for_librdkafka
+from ..kafka.connection import NotYet
+from ..kafka.control import Control
+from ..kafka.login import for_librdkafka
 from ..protocol.errors import BrokerUnreachable, CorruptDecision
 
 # %% ../../nbs/decision_logs/05_topic_reader.ipynb #c007

@@ -14,7 +14,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../nbs/decision_logs/03_topic_settings.ipynb #c004
-from ..kafka.control import Control, for_librdkafka, topic_not_authorized
+from ..kafka.control import Control
+from ..kafka.error_codes import topic_not_authorized
+from ..kafka.login import for_librdkafka
 from ..protocol.errors import BadOption, TwoPhaseError
 
 # %% ../../nbs/decision_logs/03_topic_settings.ipynb #c007

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Iterator, Mapping
 
 # %% ../../nbs/operations/05_repair.ipynb #c003
-from ..kafka.participant import KafkaParticipant, parallel, retry_unknown
+from ..kafka.participant import KafkaParticipant
 from .query import Query
 from .survey import Survey, find_prefix
 from ..protocol.commit import Driver, check_own, describe_all, finish, has_newer_run, sweep
@@ -25,6 +25,7 @@ from kafka2pc.protocol.decisions import (
     newest_record,
 )
 from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused, Superseded
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.restore import adopt, check_identity, claim
 from kafka2pc.protocol.transactions import (
     Committable,

@@ -20,15 +20,17 @@ from typing import Callable
 import pyarrow as pa
 
 # %% ../../nbs/proof/31_engines.ipynb #c004
+from ..kafka.cluster_check import check
 from ..kafka.column_producer import ColumnTransaction
 from ..kafka.control import Control
-from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
+from ..kafka.participant import KafkaParticipant
 from ..kafka.row_producer import RowTransaction
 from ..local.broker import LocalKafka
 from ..local.jars import fetch_jars, fetch_kafka, find_java
 from .measure import Measured, in_turns
 from ..protocol.commit import Driver, commit
 from ..protocol.decisions import MemoryLog
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.precommit import precommit
 from ..protocol.restore import restore
 

@@ -26,8 +26,10 @@ import pyarrow as pa
 
 # %% ../../nbs/proof/27_hard_cases.ipynb #c004
 from ..decision_logs.files import FileLog
+from ..kafka.cluster_check import check
 from ..kafka.control import Control
-from ..kafka.participant import KafkaParticipant, check, read_topic, retry_unknown
+from ..kafka.participant import KafkaParticipant
+from ..kafka.readers import read_topic
 from ..local.broker import LocalKafka
 from .child_process import Failed, until
 from .crash_points import CrashPoint
@@ -41,6 +43,7 @@ from ..protocol.commit import Driver, commit
 from ..protocol.decisions import Decision
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History
+from ..protocol.policies import retry_unknown
 from ..protocol.precommit import precommit
 from ..protocol.restore import restore
 from ..protocol.transactions import Token

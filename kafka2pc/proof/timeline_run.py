@@ -14,13 +14,14 @@ from pathlib import Path
 
 # %% ../../nbs/proof/16_timeline_run.ipynb #c003
 from ..decision_logs.files import FileLog
-from ..kafka.participant import KafkaParticipant, retry_unknown
+from ..kafka.participant import KafkaParticipant
 from .child_process import ChildProcess
 from .rules import RULES, switch_off
 from .world import QUERY
 from ..protocol.commit import Driver, commit
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History, read_history
+from ..protocol.policies import retry_unknown
 from ..protocol.precommit import precommit
 from ..protocol.restore import restore
 from ..protocol.transactions import Mode, Token

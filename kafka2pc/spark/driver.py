@@ -13,10 +13,12 @@ from functools import partial
 
 # %% ../../nbs/spark/04_driver.ipynb #c003
 from ..decision_logs.opening import open_folder_log
-from ..kafka.column_producer import without_use
-from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
+from ..kafka.cluster_check import check
+from ..kafka.participant import KafkaParticipant
+from ..kafka.producer_settings import without_use
 from ..protocol.commit import Driver
 from ..protocol.decisions import DecisionLog
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.restore import back_off
 from ..protocol.restore import restore as restore_and_plan
 from ..protocol.transactions import Mode, Plan

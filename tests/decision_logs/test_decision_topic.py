@@ -28,8 +28,8 @@ from kafka2pc.decision_logs.topic import TopicLog
 from kafka2pc.decision_logs.topic_bookmark import Bookmark
 from kafka2pc.decision_logs.topic_reader import HIGH_WATERMARK, LAST_STABLE, Tail, end_of_topic
 from kafka2pc.decision_logs.topic_settings import read_settings
-from kafka2pc.kafka.column_producer import Sender
 from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.sender import Sender
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.protocol.decisions import Identity, Slot, dump_decision, load_decision
 from kafka2pc.protocol.errors import (
@@ -356,7 +356,7 @@ def open_between(other):
         if opened:
             return
         opened.append(None)
-        self.settle()
+        self.flush()
         opened[0] = other._control.init_producer_id(other.transactional_id, timeout_ms=60_000)
         other._append(opened[0], {"open": b"x"})
 

@@ -13,8 +13,9 @@ from kafka_fixtures import values
 from typer.testing import CliRunner
 
 from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import KafkaParticipant, check
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access

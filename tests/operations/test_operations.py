@@ -23,11 +23,13 @@ from shell import typed
 
 import kafka2pc
 from kafka2pc.backends.places import masked
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka import column_producer as produce
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.encoder import rows_of
-from kafka2pc.kafka.participant import KafkaParticipant, check, retry_unknown
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_jars, fetch_kafka, find_java
 from kafka2pc.operations import repair
@@ -46,6 +48,7 @@ from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import claim
 from kafka2pc.protocol.restore import restore as restore_batch

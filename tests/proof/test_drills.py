@@ -22,6 +22,8 @@ from kafka2pc.proof.drills import (
 )
 from kafka2pc.proof.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.proof.hard_cases import CASES
+from kafka2pc.proof.stage import Stage
+from kafka2pc.proof.walks import BLOWS, steps, take
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 SECONDS = ("two batches later", "late is refused", "purged", "Two drivers", "full disk")

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.repair import fence
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import Identity, MemoryLog, Slot, commit_of

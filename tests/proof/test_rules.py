@@ -18,14 +18,19 @@ import pytest
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka import participant as kafka_room
 from kafka2pc.kafka import row_producer as writer
-from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender
-from kafka2pc.kafka.participant import KafkaParticipant, check, read_both, read_topic, retry_unknown
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.readers import read_topic
+from kafka2pc.kafka.sender import Lane, Sender
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.readers import read_both
 from kafka2pc.protocol import commit, precommit, restore
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.transactions import Committable, Names, Outcome, Plan, TxnState
 from kafka2pc.spark.driver import plan_batch
 
@@ -525,7 +530,7 @@ def unchecked_receipts(patch):
     patch.setattr(
         ColumnTransaction,
         "precommit",
-        lambda txn: Committable(state=txn.state, partitions=txn.partitions, **txn._receipt),
+        lambda txn: Committable(state=txn.state, partitions=txn.partitions, **txn._identity),
     )
 
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from kafka2pc.kafka.encoder import payload_bytes
-from kafka2pc.kafka.participant import retry_unknown
 from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import MemoryLog, Slot, newest_record
 from kafka2pc.protocol.errors import (
@@ -23,6 +22,7 @@ from kafka2pc.protocol.errors import (
     ReplayDiffers,
 )
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import restore
 from kafka2pc.protocol.transactions import Mode, Outcome, Standing, TxnState

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.query import Query
 from kafka2pc.operations.repair import adopt_place
 from kafka2pc.protocol.commit import Driver, commit, finish

@@ -10,7 +10,9 @@ from pathlib import Path
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from kafka2pc.kafka.participant import KafkaParticipant, check, read_topic
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.readers import read_topic
 from kafka2pc.operations.query import open_query
 from kafka2pc.protocol.commit import Driver, decide
 from kafka2pc.protocol.precommit import precommit

@@ -20,9 +20,10 @@ from kafka.future import Future
 from kafka_fixtures import records
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from kafka2pc.kafka.control import Control, NoAnswer, NotSent
+from kafka2pc.kafka.connection import NoAnswer, NotSent
+from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.encoder import record_batch, rows_of, sections
-from kafka2pc.kafka.fetcher import Manner, NotFetched, fetch, manner
+from kafka2pc.kafka.fetcher import FetchSettings, NotFetched, fetch, fetch_settings
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
@@ -110,7 +111,7 @@ def test_whatever_is_lost_or_moved_every_record_comes_once_and_in_order(seed, si
         patch.setattr("kafka2pc.kafka.fetcher._PAUSE_S", 0)
         found = [
             (o, int(v))
-            for c in fetch(broker, "t", 0, begin, end, Manner())
+            for c in fetch(broker, "t", 0, begin, end, FetchSettings())
             for o, v in zip(c.offsets.tolist(), c.values.to_pylist(), strict=True)
         ]
     assert found == [
@@ -171,7 +172,7 @@ one = batches(random.Random(1), 1)[0][2]
 )
 def test_what_cannot_be_had_is_said_and_never_waited_for_without_end(broker, error, said):
     with pytest.raises(error, match=said):
-        list(fetch(broker, "t", 0, 5, 9, Manner(patience_ms=200, wait_ms=50)))
+        list(fetch(broker, "t", 0, 5, 9, FetchSettings(patience_ms=200, wait_ms=50)))
 
 
 def test_a_range_is_asked_for_as_its_settings_say():
@@ -182,10 +183,12 @@ def test_a_range_is_asked_for_as_its_settings_say():
         "fetch.max.bytes": "100",
         "client.rack": "a",
     }
-    assert manner(conf, 5) == Manner(
+    assert fetch_settings(conf, 5) == FetchSettings(
         wait_ms=7, min_bytes=8, most_bytes=100, rack="a", patience_ms=5
     )
-    assert manner({"isolation.level": "read_uncommitted"}) == Manner(committed_only=False)
+    assert fetch_settings({"isolation.level": "read_uncommitted"}) == FetchSettings(
+        committed_only=False
+    )
 
 
 # -- real ones --
@@ -205,7 +208,7 @@ def control(kafka):
 
 def ours(control, topic, begin, end, **how):
     found = []
-    for c in fetch(control, topic, 0, begin, end, Manner(**how), headers=True):
+    for c in fetch(control, topic, 0, begin, end, FetchSettings(**how), headers=True):
         headers = [[(h["key"], h["value"]) for h in hs or ()] for hs in c.headers.to_pylist()]
         stamps = zip((c.kinds + 1).tolist(), c.timestamps_ms.tolist(), strict=True)
         found += zip(
@@ -376,7 +379,7 @@ def test_a_leader_that_dies_costs_time_only():
             producer.produce("moves", str(n).encode() * 5, partition=0)
         producer.flush(30)
         found, killed = [], None
-        for c in fetch(control, "moves", 0, 0, 20_000, Manner(most_bytes=50_000)):
+        for c in fetch(control, "moves", 0, 0, 20_000, FetchSettings(most_bytes=50_000)):
             found += c.values.to_pylist()
             if killed is None and len(found) > 3000:
                 killed = control.leaders(["moves"])["moves", 0]

@@ -13,16 +13,14 @@ from kafka.record import MemoryRecords
 from kafka2pc.kafka.encoder import (
     CODECS,
     HEADER_BYTES,
-    PIECE,
-    Dealer,
     Rows,
-    murmur2,
     record_batch,
     rows_of,
     sections,
     varint_sizes,
     varints,
 )
+from kafka2pc.kafka.partitioner import PIECE, Dealer, murmur2
 from kafka2pc.protocol.transactions import PreparedTxnState
 
 TEXT = st.one_of(st.none(), st.binary(max_size=300))

@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 from kafka.future import Future
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender, without_use
-from kafka2pc.kafka.control import Control, NoAnswer
-from kafka2pc.kafka.encoder import CODECS, Dealer, Section
-from kafka2pc.kafka.participant import KafkaParticipant, check, read_topic
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.kafka.connection import NoAnswer
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.encoder import CODECS, Section
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.partitioner import Dealer
+from kafka2pc.kafka.producer_settings import without_use
+from kafka2pc.kafka.readers import read_topic
+from kafka2pc.kafka.sender import Lane, Sender
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, PrecommitFailed
@@ -151,7 +157,7 @@ def a_lane(*counts):
 def test_the_offsets_of_a_partition_are_right_or_unknown(answers, expected):
     lane, batches = a_lane(100, 100, 100)
     for n, offset in answers:
-        lane.arrived(batches[n], offset)
+        lane.acknowledge(batches[n], offset)
     assert (lane.records, lane.first, lane.last) == (300, *expected)
 
 
@@ -161,14 +167,14 @@ def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
     for _ in range(3):
         lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
     missing, second, _ = lane.batches
-    lane.again(13, pause_s=0)
-    lane.arrived(second, 1)
+    lane.send_again(13, pause_s=0)
+    lane.acknowledge(second, 1)
     now = time.monotonic() + 1
-    assert lane.next(now) is missing
+    assert lane.next_batch(now) is missing
     missing.flying = True
-    assert lane.next(now) is None
-    lane.arrived(missing, 0)
-    assert lane.next(now) is not None
+    assert lane.next_batch(now) is None
+    lane.acknowledge(missing, 0)
+    assert lane.next_batch(now) is not None
 
 
 def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
@@ -178,7 +184,7 @@ def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
     sender.leaders("t")
     sender.put(Section("t", 0, 7, 0, 0, pa.py_buffer(b"")))
     with pytest.raises(PrecommitFailed, match="7 of t-0.*200 ms"):
-        sender.settle()
+        sender.flush()
 
 
 def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_took():
