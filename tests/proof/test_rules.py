@@ -17,7 +17,7 @@ import pytest
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka import participant as kafka_room
-from kafka2pc.kafka import row_producer as writer
+from kafka2pc.kafka import row_producer
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -150,9 +150,9 @@ class Broker:
         self.refused = rows  # they are made too large for the topic
 
     def slow_client(self):
-        conf = writer.transaction_conf
+        conf = row_producer.transaction_conf
         self.monkeypatch.setattr(
-            writer, "transaction_conf", lambda *args, **kw: conf(*args, **kw) | {"linger.ms": 1500}
+            row_producer, "transaction_conf", lambda *args, **kw: conf(*args, **kw) | {"linger.ms": 1500}
         )
 
     def hurry(self):
