@@ -14,9 +14,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import fast_spark
 import pytest
 from database_fixtures import NO_MARIADB, mariadb, postgres  # noqa: F401  (the shared databases)
 from kafka_fixtures import kafka, open_host  # noqa: F401  (the shared broker, and another's)
@@ -43,6 +45,7 @@ for name in [
     os.environ.pop(name, None)
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+os.environ.update(fast_spark.options())
 # Workers of pytest-xdist inherit the environment, and so choose the same tests.
 os.environ["KAFKA2PC_SEED"] = os.environ.get("KAFKA2PC_SEED") or str(random.randrange(1000))
 
@@ -73,21 +76,47 @@ def pytest_runtest_setup(item):
         pytest.skip(missing_java())
     if item.get_closest_marker("mysql") and not shutil.which("mariadbd"):
         pytest.skip(NO_MARIADB)
+    if item.get_closest_marker("spark"):
+        fast_spark.archive()
+
+
+def scope(nodeid):
+    """What one worker runs as a whole: a file, with its broker and its Spark, or a notebook."""
+    file = nodeid.partition("::")[0]
+    return nodeid if file.endswith("test_notebooks.py") else file
+
+
+# How long a test or a notebook takes, roughly, in seconds: the first that fits.
+SECONDS = {"spark": (12, 60), "mysql": (1, 15), "kafka": (1, 20), "": (0.1, 8)}
+
+
+def seconds(item):
+    is_notebook = scope(item.nodeid) == item.nodeid
+    marker = next(name for name in SECONDS if not name or item.get_closest_marker(name))
+    return SECONDS[marker][is_notebook]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Several workers begin with what takes longest, so that they end together."""
+    if not hasattr(config, "workerinput"):
+        return
+    total = Counter()
+    for item in items:
+        total[scope(item.nodeid)] += seconds(item)
+    items.sort(key=lambda item: -total[scope(item.nodeid)])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Side by side (`-n 2`), a file stays in one process, with its broker and its Spark; notebooks
-    have their own and go anywhere.
-    """
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):
+    class InScopes(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = nodeid.partition("::")[0]
-            return nodeid if file.endswith("test_notebooks.py") else file
+            return scope(nodeid)
 
-    return ByFile(config, log)
+    config.option.loadscopereorder = False  # keep the order of pytest_collection_modifyitems
+    return InScopes(config, log)
 
 
 def _fail_instead(report, reason):

@@ -1,5 +1,8 @@
 """Every notebook runs from top to bottom in a fresh kernel, with its folder as working directory.
-One that needs a broker and does not stop it is a guest.
+
+A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
+nothing there. `make test` runs those that need no Spark, and the front page; the crash tests of the
+package proof run in `make test-all`.
 """
 
 import json
@@ -16,11 +19,18 @@ ROOT = Path(__file__).resolve().parent.parent
 from run_notebooks import CELL_SECONDS, NBS, execute  # noqa: E402
 
 NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
-# a lesson holds for other values, too
+# The lessons hold for other values, too.
 OTHER = {
     "proof/06_demo": {"rows": 4000},
     "proof/07_drills": {"seed": 8},
     "proof/11_bench": {"rows": 30_000},
+}
+# What the lessons must show. No other test plays these.
+SHOWS = {
+    "drills": ["'', 1, 80)", "'NotExactlyOnce: duplicate'"],
+    "hard_cases": ["late is refused', '')", "was purged', '')"],
+    "dual_drills": ["'NotExactlyOnce: duplicate'"],
+    "end_to_end": ["('', 1, 1785)", "('NotExactlyOnce: duplicate', ['duplicate'])"],
 }
 
 
@@ -34,9 +44,14 @@ def code(notebook):
 
 def is_guest(notebook):
     """Would it run on a cluster that somebody named?"""
-    return any("= a_kafka(" in source for source in code(notebook)) and not any(
+    return any("= start_kafka(" in source for source in code(notebook)) and not any(
         "LocalKafka(" in source for source in code(notebook)
     )
+
+
+def module(notebook):
+    """Its name without the folder and the number."""
+    return re.sub(r"^\d\d_", "", notebook.stem)
 
 
 def marked(notebook):
@@ -46,9 +61,20 @@ def marked(notebook):
         for name in ("kafka", "spark", "mysql")
         if any(re.match(rf"#\|\s*{name}\b", source) for source in code(notebook))
     ]
+    large = "spark" in needs or (needs and notebook.parent.name == "proof")
+    if (large and notebook.stem != "index") or module(notebook) == "bench":
+        needs.append("full")
     return pytest.param(
         notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in needs]
     )
+
+
+def missing(executed):
+    """What the executed notebook does not show, of `SHOWS`."""
+    cells = nbformat.read(executed, 4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    shown = [output.get("data", {}).get("text/plain", "") for output in outputs]
+    return [text for text in SHOWS.get(module(executed), []) if text not in "\n".join(shown)]
 
 
 @pytest.mark.timeout(900)
@@ -66,8 +92,9 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
     with capsys.disabled():
         print(f"  {short(notebook)}: {time.monotonic() - started:.0f} s ", end="", flush=True)
     assert not trouble, f"{short(notebook)} failed:\n{trouble}"
+    assert missing(own_folders / notebook.name) == []
     assert not host or state(host) == before, (
-        "the guest left something, or touched what is not its own"
+        "the notebook left something, or touched what is not its own"
     )
 
 
@@ -79,4 +106,8 @@ def test_most_rooms_that_need_a_broker_are_guests():
 
 
 def test_there_are_notebooks():
-    assert NOTEBOOKS
+    assert NOTEBOOKS and SHOWS.keys() <= set(map(module, NOTEBOOKS))
+
+
+def test_the_outputs_that_must_show_are_in_the_committed_notebooks():
+    assert [path for path in NOTEBOOKS if missing(path)] == []

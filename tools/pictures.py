@@ -25,8 +25,8 @@ from kafka2pc.kafka.encoder import (
     varints,
 )  # noqa: E402
 from kafka2pc.local.broker import LocalKafka  # noqa: E402
-from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.timeline import LOOKS, Timeline, draw  # noqa: E402
+from kafka2pc.proof.drawing import LOOKS, draw
+from kafka2pc.proof.timeline import Timeline  # noqa: E402
 from kafka2pc.proof.world import QUERY  # noqa: E402
 from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
 from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402

@@ -52,12 +52,13 @@ def http_status(error: BaseException) -> tuple[int | None, str]:
     for e in _causes(error):
         response = getattr(e, "response", None)
         if isinstance(response, dict):  # botocore
-            return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), str(
-                response.get("Error", {}).get("Code", "")
-            )
-        if isinstance(status := getattr(e, "status_code", None), int):  # azure
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            return status, str(response.get("Error", {}).get("Code", ""))
+        status = getattr(e, "status_code", None)
+        if isinstance(status, int):  # azure
             return status, str(getattr(e, "error_code", None) or "")
-        if isinstance(status := getattr(e, "code", None), int):  # gcsfs
+        status = getattr(e, "code", None)
+        if isinstance(status, int):  # gcsfs
             return status, ""
     return None, ""
 
@@ -138,6 +139,17 @@ _LIMITS = dict.fromkeys(("gs", "gcs"), {"requests_timeout": 60})
 _CHECKED: set = set()  # (process, driver, bucket) where the first of two creates won
 
 
+def _one_request(fs) -> dict:
+    """The arguments with which s3fs reads an object in one request. Without them it asks for the
+    size first; s3fs before 2025 never does, and does not know them.
+    """
+    protocols = fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)
+    read = getattr(fs, "_cat_file", fs.cat_file)
+    if "s3" in protocols and "max_concurrency" in inspect.signature(read).parameters:
+        return {"max_concurrency": 1}
+    return {}
+
+
 class Storage:
     """A folder in a file system that fsspec has a driver for. `what`: how errors name it.
     `instead`: what they advise if decisions cannot be there. Each request is asked again, at most
@@ -169,16 +181,7 @@ class Storage:
                     " environment (AWS_ACCESS_KEY_ID, ...)."
                 ),
             )
-        s3 = "s3" in (
-            self.fs.protocol if isinstance(self.fs.protocol, tuple) else (self.fs.protocol,)
-        )
-        asks = (
-            s3
-            and "max_concurrency"
-            in inspect.signature(getattr(self.fs, "_cat_file", self.fs.cat_file)).parameters
-        )
-        # or s3fs asks for the size first; one before 2025 never does
-        self._at_once = {"max_concurrency": 1} if asks else {}
+        self._at_once = _one_request(self.fs)
 
     def create(self, path: str, content: bytes) -> bool | None:
         """Write an object unless its name is taken. True: it is written. False: the name is taken,
@@ -238,7 +241,7 @@ class Storage:
         return self._ask(path, lambda: self.fs.exists(path))
 
     def names(self, folder: str) -> list[str]:
-        """What is in a folder now. Nothing, if there is no such folder: an object store has none."""
+        """What is in a folder now. Empty if there is no such folder: an object store has none."""
         self.fs.invalidate_cache()
         try:
             found = self._ask(folder, lambda: self.fs.ls(folder, detail=False))

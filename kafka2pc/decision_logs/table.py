@@ -8,7 +8,6 @@ __all__ = ['TableLog']
 # %% ../../nbs/decision_logs/02_table.ipynb #c002
 import copy
 from typing import Callable, Sequence
-from urllib.parse import quote
 
 # %% ../../nbs/decision_logs/02_table.ipynb #c003
 import psycopg
@@ -16,48 +15,22 @@ from psycopg import sql
 from psycopg.errors import LockNotAvailable, OperationalError
 
 # %% ../../nbs/decision_logs/02_table.ipynb #c004
-from ..backends.places import check_postgres_url, normal_place, unreadable_url
+from ..backends.postgres_connection import connect_postgres, postgres_place, unreachable
 from ..protocol.decisions import Decision, NamedLog, Slot, dump_decision, load_decision
 from ..protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 
 # %% ../../nbs/decision_logs/02_table.ipynb #c012
-_TABLE = """create table if not exists {} (log text, batch_id bigint, attempt int, decision text not null, primary key (log, batch_id, attempt))"""
-_SETTINGS = """select set_config('lock_timeout', %s, false), set_config('synchronous_commit', case sync when 'off' then 'on' else sync end, false)
-               from current_setting('synchronous_commit') as sync"""
+_TABLE = """
+    create table if not exists {} (
+        log text, batch_id bigint, attempt int, decision text not null,
+        primary key (log, batch_id, attempt)
+    )"""
+_WHAT = "decision log in PostgreSQL"
+_ACTION = "Check decisionLog and the network; then restart."
 
 
 def _nothing(db: psycopg.Connection, decision: Decision):
     pass
-
-
-_WHAT = "decision log in PostgreSQL"
-
-
-def _unreachable(e: psycopg.Error) -> StoreUnreachable:
-    return StoreUnreachable(
-        f"{_WHAT}: {' '.join(str(e).split())}",
-        action="Check decisionLog and the network; then restart.",
-    )
-
-
-def _place_of(url: str) -> str:
-    """The normal form of a URL, or of libpq's key=value pairs."""
-    check_postgres_url(_WHAT, url)
-    if "://" in url:
-        return normal_place(url)
-    try:
-        pairs = psycopg.conninfo.conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        raise unreadable_url(_WHAT, "postgresql") from None
-    # as libpq does
-    if "user" in pairs:
-        pairs.setdefault("dbname", pairs["user"])
-    named = [
-        f"{name}={quote(str(pairs[name]), safe='')}"
-        for name in ("host", "port", "dbname")
-        if name in pairs
-    ]
-    return normal_place("postgresql://?" + "&".join(named))
 
 # %% ../../nbs/decision_logs/02_table.ipynb #c013
 class TableLog(NamedLog):
@@ -80,7 +53,7 @@ class TableLog(NamedLog):
         also: Callable[[psycopg.Connection, Decision], None] = _nothing,
     ):
         self.url, self.name, self.table, self.lock_ms, self.also = url, name, table, lock_ms, also
-        self.place = f"{_place_of(url)}#{table}"
+        self.place = f"{postgres_place(_WHAT, url)}#{table}"
         with self._connect() as db:
             if db.execute("show fsync").fetchone() == ("off",):
                 raise BadOption(
@@ -112,23 +85,13 @@ class TableLog(NamedLog):
             ) from None
 
     def _connect(self) -> psycopg.Connection:
-        """A connection inside a transaction. Errors never show the URL, which may hold a password."""
-        try:
-            db = psycopg.connect(
-                self.url,
-                connect_timeout=10,
-                tcp_user_timeout=30_000,
-                keepalives_idle=10,
-                keepalives_interval=5,
-                keepalives_count=3,
-            )
-            db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
-            db.execute(_SETTINGS, (f"{self.lock_ms}ms",))
-            return db
-        except OperationalError as e:
-            raise _unreachable(e) from None
-        except (psycopg.ProgrammingError, ValueError):
-            raise unreadable_url(_WHAT, "postgresql") from None
+        """A connection without autocommit, so that its first statement begins a transaction."""
+        db = connect_postgres(
+            self.url, _WHAT, lock_ms=self.lock_ms, autocommit=False, action=_ACTION
+        )
+        # an insert that waited must see what the other transaction committed
+        db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        return db
 
     def _run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
         """A statement about the table, which is `{}` in it."""
@@ -193,7 +156,7 @@ class TableLog(NamedLog):
                 done = self._run(db, text, *args)
                 return done.fetchall() if done.description else []
             except OperationalError as e:
-                raise _unreachable(e) from None
+                raise unreachable(_WHAT, e, _ACTION) from None
 
     def slots(self) -> list[Slot]:
         return [

@@ -109,7 +109,9 @@ def demo(
     """
     console = Console()
     with plainly("demo"):
-        from kafka2pc.proof.demo import demonstrate, exit_status, picture, table
+        from kafka2pc.proof.demo import demonstrate
+        from kafka2pc.proof.demo_picture import picture
+        from kafka2pc.proof.demo_report import exit_status, table
 
         sinks = ["kafka2pc"] if skip_spark_sink else ["kafka2pc", "kafka"]
         with _progress_bars(console) as tell:
@@ -162,7 +164,8 @@ def drill(
     console = Console()
     seed = random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
-        from kafka2pc.proof.drills import play_all, summary, walk
+        from kafka2pc.proof.drills import play_all, summary
+        from kafka2pc.proof.walks import walk
 
         chosen = [d for d in _all_drills(seed) if _is_chosen(d, only or [])]
         if not chosen and not minutes:
@@ -220,7 +223,8 @@ def bench(
     """
     console = Console()
     with plainly("course"):
-        from kafka2pc.proof.bench import bench, chart, driver_table, machine
+        from kafka2pc.proof.bench import bench, driver_table, machine
+        from kafka2pc.proof.measure import chart
 
         def tell(text: str):
             console.print(f"  {text}", style="dim", highlight=False)

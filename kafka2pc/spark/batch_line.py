@@ -15,7 +15,7 @@ from typing import Iterable, Sequence
 
 # %% ../../nbs/spark/03_batch_line.ipynb #c003
 from ..protocol.errors import TwoPhaseError
-from ..protocol.history import Event, History, requests_of
+from ..protocol.history import Event, History, crash_watcher, requests_of
 from ..protocol.transactions import CommitMessage, Committable
 
 # %% ../../nbs/spark/03_batch_line.ipynb #c006
@@ -29,8 +29,7 @@ class BatchHistory(History):
     """
 
     def __init__(self):
-        path = os.environ.get("KAFKA2PC_HISTORY")
-        super().__init__(path, path and os.environ.get("KAFKA2PC_CRASH"))
+        super().__init__(os.environ.get("KAFKA2PC_HISTORY"), crash_watcher())
         self.kept: list[Event] = []
 
     def append(self, kind: str, op: str, **ids) -> Event:
@@ -101,7 +100,7 @@ def batch_line(
         precommit_ms=_precommit_ms(committables, commit_began_ms),
         decision_ms=_duration_ms(events, "decide"),
         commit_ms=_duration_ms(events, "finish"),
-        retries=sum(t.asked - 1 for t in requests_of(events)),
+        retries=sum(t.times - 1 for t in requests_of(events)),
         left_ms=_left_ms(committables, now_ms),
         swept=swept + count_aborts(events),
     )

@@ -13,9 +13,18 @@ from functools import partial
 from unittest.mock import patch
 
 import pytest
-from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
+from decision_log_suite import (
+    CONTENT,
+    DAMAGED,
+    DURABLE,
+    PROMISES,
+    UNCLEAR,
+    Place,
+    record,
+)
+from marks import first_of
 from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
-from participant_suite import PROMISES as KEPT_BY_STORES
+from participant_suite import REQUIRED as KEPT_BY_STORES
 from participant_suite import At, rows
 from store_proxy import Answer
 
@@ -26,13 +35,13 @@ from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import plan
 from kafka2pc.protocol.transactions import MemoryParticipant
-from kafka2pc.stores.file import ObjectParticipant
+from kafka2pc.stores.object_store import ObjectParticipant
 
 pytestmark = pytest.mark.timeout(180)
 STORES = ["s3", "gcs", "azure"]
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=first_of(STORES))
 def server(request):
     return request.getfixturevalue(request.param)
 

@@ -517,6 +517,7 @@ def settled_by_asking(control, transactional_id, state):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_the_coordinator_dies_and_another_node_finishes():
     with (
         LocalKafka(nodes=3, progress=None) as kafka,

@@ -11,7 +11,6 @@ from types import SimpleNamespace as Answer
 
 import numpy as np
 import pyarrow as pa
-import pyspark
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
@@ -24,7 +23,8 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 from kafka2pc.kafka.control import Control, NoAnswer, NotSent
 from kafka2pc.kafka.encoder import record_batch, rows_of, sections
 from kafka2pc.kafka.fetcher import Manner, NotFetched, fetch, manner
-from kafka2pc.local.broker import LocalKafka, fetch_kafka
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
 from kafka2pc.protocol.transactions import PreparedTxnState
 
@@ -269,6 +269,8 @@ def test_what_librdkafka_writes(kafka, control, topic, codec):
 @pytest.fixture(scope="module")
 def java():
     """Kafka's own Java client, called from here."""
+    import pyspark
+
     jars = [
         *Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"),
         *fetch_kafka(progress=None).glob("*.jar"),
@@ -365,6 +367,7 @@ def test_the_time_of_appending(kafka, control, topic):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_a_leader_that_dies_costs_time_only():
     with LocalKafka(3, progress=None) as kafka, Control(kafka.client_conf) as control:
         kafka.create_topic("moves")

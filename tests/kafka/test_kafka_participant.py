@@ -28,7 +28,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka_fixtures import records, values
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, ask
+from marks import first_of
+from participant_suite import DONE, DURABLE, REFUSED, REQUIRED, UNKNOWN, At, a_plan, ask
 
 from kafka2pc.kafka import column_producer as produce
 from kafka2pc.kafka import participant as room
@@ -44,10 +45,11 @@ from kafka2pc.kafka.participant import (
     retry_unknown,
 )
 from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
-from kafka2pc.local.broker import BrokerFailed, LocalKafka
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.checker import inconsistent_offsets
-from kafka2pc.proof.hard_cases import INIT_PRODUCER_ID, SlowNetwork
-from kafka2pc.proof.story import until
+from kafka2pc.proof.child_process import until
+from kafka2pc.proof.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.protocol import restore
 from kafka2pc.protocol import transactions as protocol
 from kafka2pc.protocol.commit import Driver, commit
@@ -111,7 +113,7 @@ def settled(store):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("promise", REQUIRED + DURABLE, ids=lambda promise: promise.__name__)
 def test_kafka_keeps(promise, engine, kafka, topic):
     def seen():
         settled(store)
@@ -669,7 +671,7 @@ def back_at_work(kafka, within_s=150):
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", first_of(ENGINES))
 def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(
     kafka, topic, engine
 ):

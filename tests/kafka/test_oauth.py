@@ -24,7 +24,7 @@ from kafka2pc.kafka.participant import KafkaParticipant, check
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.rights import RIGHTS
-from kafka2pc.proof.story import until
+from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
@@ -161,6 +161,7 @@ def token():
 
 
 @pytest.mark.spark
+@pytest.mark.full
 def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
     oauth.create_topic("jobs", partitions=2)
     Rights(oauth, "jobs", "kafka2pc").give(*RIGHTS)

@@ -9,7 +9,6 @@ from types import SimpleNamespace as Answer
 from unittest.mock import patch
 
 import pyarrow as pa
-import pyspark
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,8 @@ from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender, with
 from kafka2pc.kafka.control import Control, NoAnswer
 from kafka2pc.kafka.encoder import CODECS, Dealer, Section
 from kafka2pc.kafka.participant import KafkaParticipant, check, read_topic
-from kafka2pc.local.broker import LocalKafka, fetch_kafka
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.transactions import Plan, PreparedTxnState, new_token
 
@@ -323,6 +323,8 @@ def test_both_engines_write_the_same_records(kafka):
 @pytest.fixture(scope="module")
 def javas_partitioner():
     """The partitioner of Kafka's own Java client, called from here."""
+    import pyspark
+
     jars = [
         *Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"),
         *fetch_kafka(progress=None).glob("*.jar"),
@@ -375,6 +377,7 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, control, topic, monkeypatch
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_a_leader_that_dies_costs_time_only():
     with LocalKafka(3, progress=None) as kafka, Control(kafka.client_conf) as control:
         kafka.create_topic("moves", partitions=6)
@@ -445,6 +448,7 @@ RUNNING = ("Ongoing", "PrepareEpochFence", "PrepareAbort")
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_a_transaction_without_a_timeout_outlives_one_with_it(kafka, control, topic):
     """KIP-939: the same second of timeout, the same pause."""
     fate = {}

@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant, check
-from kafka2pc.local.broker import LocalKafka, make_certificates
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.cli import app
-from kafka2pc.proof.story import Story, until
+from kafka2pc.proof.child_process import until
+from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
@@ -142,7 +144,7 @@ def test_a_dead_query_is_found_and_settled_from_the_shell(query, tls, tmp_path):
 
 @pytest.mark.spark
 def test_a_spark_query_with_certificates(tls, job, tmp_path):
-    with Story(job, tls, tmp_path) as story:
+    with Scenario(job, tls, tmp_path) as story:
         story.feed(2)
         story.run()
         story.check()

@@ -17,17 +17,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from kafka_fixtures import values
 
-from kafka2pc.local import broker
-from kafka2pc.local.broker import (
-    BrokerFailed,
-    FetchFailed,
-    LocalKafka,
-    Node,
-    NoJava,
-    fetch_jars,
-    find_java,
-    free_ports,
-)
+from kafka2pc.local import broker, readiness
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.jars import FetchFailed, NoJava, fetch_jars, find_java
+from kafka2pc.local.nodes import BrokerFailed, Node, free_ports
 from kafka2pc.operations.access import read_properties
 
 SECONDS = 15  # for anything that should take one; a busy machine may need more
@@ -155,7 +148,7 @@ note("end")
 """
 WANTED = [("org.example", "one", "1.0")]
 FETCH = (
-    "from kafka2pc.local.broker import fetch_jars; print(fetch_jars('pair', [('org.example', 'one',"
+    "from kafka2pc.local.jars import fetch_jars; print(fetch_jars('pair', [('org.example', 'one',"
     " '1.0')], progress=None))"
 )
 
@@ -269,7 +262,7 @@ SLEEP = ["/bin/sh", "-c", "exec sleep 60"]
 NODE = """
 import os, sys, time
 from pathlib import Path
-from kafka2pc.local.broker import Node
+from kafka2pc.local.nodes import Node
 node = Node(Path(sys.argv[1]), ["/bin/sh", "-c", "exec sleep 60"], keep=sys.argv[2] == "keep")
 node.start()
 fork = os.fork() if sys.argv[2] == "fork" else 1
@@ -381,10 +374,10 @@ def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafk
 def test_a_paused_node_answers_nobody_until_it_is_resumed(kafka):
     kafka.pause()
     try:
-        assert not broker._joined(kafka.client_conf, kafka.cluster_id, [0])
+        assert not readiness.is_joined(kafka.client_conf, kafka.cluster_id, [0])
     finally:
         kafka.resume()
-    assert eventually(lambda: broker._joined(kafka.client_conf, kafka.cluster_id, [0]))
+    assert eventually(lambda: readiness.is_joined(kafka.client_conf, kafka.cluster_id, [0]))
 
 
 @real
@@ -400,13 +393,14 @@ def test_topics_are_made_on_purpose_only(kafka):
 
 
 @real
+@pytest.mark.full
 def test_with_three_nodes_one_may_die_and_come_back_in_sync_and_all_may_die_and_come_back():
     with LocalKafka(nodes=3) as three:
         three.create_topic("t", partitions=3)
         three.kill(0)
         commit_one(three.client_conf, "t", "without 0")
         three.restart(0)
-        assert broker._joined(three.client_conf, three.cluster_id, [0, 1, 2])
+        assert readiness.is_joined(three.client_conf, three.cluster_id, [0, 1, 2])
         assert until_there(three, "t", ["without 0"])
         for action in (three.kill, three.restart):  # a power failure
             for node in range(3):
@@ -473,12 +467,12 @@ def test_serve_says_where_and_leaves_nothing(how, killed_later):
     servers = server.stdout.readline().strip()
     assert servers in settings.read_text() and server.stdout.readline().startswith("ready")
     port = int(servers.rpartition(":")[2])
-    assert broker._port_open(port)
+    assert readiness.is_listening(port)
     server.send_signal(how)
     said, _ = server.communicate(timeout=SECONDS)
     if how == signal.SIGTERM:
         assert server.returncode == 0 and said == "stopped\n"
-    assert eventually(lambda: not broker._port_open(port), 5)
+    assert eventually(lambda: not readiness.is_listening(port), 5)
     assert eventually(lambda: not settings.parent.parent.exists(), 5)
 
 
@@ -510,7 +504,7 @@ def test_a_connection_that_breaks_while_a_topic_is_made_is_no_failure(kafka, mon
                 raise KafkaException(KafkaError(KafkaError._TRANSPORT))
             return super().list_topics(*args, **kwargs)
 
-    monkeypatch.setattr(broker, "AdminClient", Flaky)
+    monkeypatch.setattr(readiness, "AdminClient", Flaky)
     name = f"flaky-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(name, partitions=2)
     assert asked == [(name,)] * len(asked) and len(asked) > 1

@@ -28,7 +28,8 @@ from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.encoder import rows_of
 from kafka2pc.kafka.participant import KafkaParticipant, check, retry_unknown
-from kafka2pc.local.broker import LocalKafka, fetch_jars, fetch_kafka, find_java
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.jars import fetch_jars, fetch_kafka, find_java
 from kafka2pc.operations import repair
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.cluster_checks import find_speculation
@@ -39,8 +40,9 @@ from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import fence, operate, plan_restore, restore
 from kafka2pc.operations.rights import RIGHTS
 from kafka2pc.operations.survey import Survey, find_hanging, find_transactions
+from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.story import Failed, Story, until
+from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.commit import Driver, commit, decide
 from kafka2pc.protocol.decisions import FileLog, dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
@@ -647,18 +649,19 @@ def test_a_late_batch_is_told_in_four_parts_and_once_for_each_query(caplog):
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
+@pytest.mark.full
 def test_under_spark_every_batch_has_its_line_on_standard_error_if_that_is_asked_for(
     jobs, kafka, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("KAFKA2PC_LOG", "1")
-    with Story(jobs("lines"), kafka, tmp_path) as story:
+    with Scenario(jobs("lines"), kafka, tmp_path) as story:
         story.feed(2)
         story.run()
-        said = story.job.said(10**6)
+        said = story.job.log_end(10**6)
         story.job.ask(
             "write", source=str(story.source), options=story.options(checkpointLocation=None)
         )
-        more = story.job.said(10**6).removeprefix(said)
+        more = story.job.log_end(10**6).removeprefix(said)
         story.job.stop()
     first, second, third = (
         dict(pair.split("=") for pair in line.split())
@@ -954,6 +957,7 @@ def test_an_old_cluster():
         assert found.status == 3, "one copy"
 
 
+@pytest.mark.full
 def test_three_nodes_are_fine_until_copies_are_missing(tmp_path):
     with LocalKafka(nodes=3, progress=None) as kafka:
         kafka.create_topic("sound")
@@ -1095,6 +1099,7 @@ def hold(kafka, topic):
             producer.commit_transaction(30)
 
 
+@pytest.mark.full
 def test_the_printed_commands_repair_a_dead_query_on_a_secured_cluster(secure, tmp_path):
     topic, prefix = "secured", "kafka2pc"
     secure.create_topic(topic)

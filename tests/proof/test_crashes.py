@@ -9,28 +9,27 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 
 import pytest
+from marks import with_victim
 
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.story import Failed, Story, running, until
+from kafka2pc.proof.scenario import Scenario
+from kafka2pc.proof.spark_job import running
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
-POINTS = [
-    pytest.param(point, id=point.name.lower())
+BEFORE_COMMITS = (
+    CrashPoint.AFTER_PRECOMMIT,
+    CrashPoint.BEFORE_DECISION,
+    CrashPoint.AFTER_DECISION,
+    CrashPoint.BEFORE_FIRST_COMMIT,
+)
+# The victims of each point. `make test` kills one of them, `make test-all` each.
+POINTS = {
+    point: ["process", "driver", "broker"] if point in BEFORE_COMMITS else ["process", "driver"]
     for point in CrashPoint
     if point is not CrashPoint.IN_SWEEP
-]
-BEFORE_COMMITS = [
-    p
-    for p in POINTS
-    if p.values[0]
-    in (
-        CrashPoint.AFTER_PRECOMMIT,
-        CrashPoint.BEFORE_DECISION,
-        CrashPoint.AFTER_DECISION,
-        CrashPoint.BEFORE_FIRST_COMMIT,
-    )
-]
+}
 PARALLELISM, ENGINES = cycle([4, 2, 5]), cycle(["columnar", "confluent"])
 
 
@@ -48,7 +47,7 @@ def tale(job, kafka, tmp_path_factory):
 
     def go_on():
         if not told or not told[-1].whole:
-            told.append(Story(job, kafka, tmp_path_factory.mktemp("tale")).watch())
+            told.append(Scenario(job, kafka, tmp_path_factory.mktemp("tale")).watch())
         told[-1].whole = False
         return told[-1]
 
@@ -95,7 +94,7 @@ def forget_last_commit(story):
 class TestPythonProcess:
     """The worker, the committer or the planner dies; Spark sees it and fails the query."""
 
-    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("point", with_victim("process", POINTS))
     def test_exactly_once_after_the_process_dies_at(self, point, tale):
         story = tale()
         # a task beside it may have come as far, before Spark stopped it
@@ -118,12 +117,13 @@ class TestPythonProcess:
 class TestDriver:
     """The JVM dies, and with it all its Python processes; nobody can clean up."""
 
-    @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("point", with_victim("driver", POINTS))
     def test_exactly_once_after_the_driver_dies_at(self, point, tale):
         story = tale()
         lose_the_driver(story, point)
         restart(story)
 
+    @pytest.mark.full
     def test_exactly_once_after_the_driver_dies_and_the_last_commit_is_deleted_by_hand(self, tale):
         story = tale()
         lose_the_driver(story, CrashPoint.BEFORE_DECISION)
@@ -147,19 +147,20 @@ class TestBroker:
     query does not even fail.
     """
 
-    @pytest.mark.parametrize("point", BEFORE_COMMITS)
+    @pytest.mark.parametrize("point", with_victim("broker", POINTS))
     def test_exactly_once_after_the_only_broker_dies_at(self, point, tale, kafka):
         story = tale()
         lose_a_broker(story, kafka, point)
         restart(story)
 
+    @pytest.mark.full
     def test_exactly_once_after_one_of_three_brokers_dies_between_two_commits(self, job, tmp_path):
         """Three, because the only broker of a cluster may forget a commit that it has acknowledged:
         killed before it told the partitions, it starts with an empty map, takes the topic for
         deleted, and calls the transaction complete (Kafka 4.3.1, TransactionMarkerChannelManager).
         """
         with LocalKafka(3) as kafka:
-            story = Story(job, kafka, tmp_path).watch()
+            story = Scenario(job, kafka, tmp_path).watch()
             lose_a_broker(story, kafka, CrashPoint.AFTER_FIRST_COMMIT)
             restart(story)
             story.close()

@@ -17,8 +17,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kafka2pc.kafka.participant import Record
+from kafka2pc.local import flights
 from kafka2pc.operations import cli
-from kafka2pc.proof import demo
+from kafka2pc.proof import demo, demo_job, demo_picture, demo_report
 from kafka2pc.protocol.errors import TwoPhaseError
 from kafka2pc.protocol.history import Event
 
@@ -30,17 +31,17 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_every_flight_has_its_row_number():
-    header, *lines = demo.flights()
+    header, *lines = flights.flights()
     assert header.startswith("row,year,") and header.split(",")[12] == "tailnum"
     assert len(lines) == 336_776
     assert [int(line.split(",", 1)[0]) for line in lines] == list(range(1, 336_777))
     assert sum(line.split(",")[12] == "NA" for line in lines) == 2_512
-    assert len(header.split(",")) == len(demo.COLUMNS.split(","))
+    assert len(header.split(",")) == len(demo_job.COLUMNS.split(","))
 
 
 def test_files_hold_all_flights_in_order_and_age(tmp_path):
-    lines = demo.flights(1_003)
-    sizes = demo.write_files(lines, tmp_path / "flights", 8)
+    lines = flights.flights(1_003)
+    sizes = demo_job.write_files(lines, tmp_path / "flights", 8)
     files = sorted((tmp_path / "flights").iterdir(), key=lambda file: file.stat().st_mtime)
     assert [file.name for file in files] == [f"{i:03}.csv" for i in range(8)]
     read = [file.read_text().splitlines() for file in files]
@@ -49,9 +50,9 @@ def test_files_hold_all_flights_in_order_and_age(tmp_path):
 
 
 def test_without_the_flights_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(demo, "find_spec", lambda name: None)
+    monkeypatch.setattr(flights, "find_spec", lambda name: None)
     with pytest.raises(TwoPhaseError, match=r"kafka2pc\[demo\]"):
-        demo.flights()
+        flights.flights()
 
 
 # -- how it judges --
@@ -79,28 +80,34 @@ def records(*rows, key=b"N14228"):
 def test_status_is_0_only_if_nothing_is_lost_or_duplicated(
     rows, lost, duplicated, reordered, status
 ):
-    report = demo.count("kafka2pc", 3, records(*rows))
+    report = demo_report.count("kafka2pc", 3, records(*rows))
     assert (report.lost, report.duplicated, report.reordered) == (lost, duplicated, reordered)
-    assert demo.exit_status([report]) == status
+    assert demo_report.exit_status([report]) == status
 
 
 def test_a_row_too_many_is_noticed():
-    assert demo.exit_status([demo.count("kafka2pc", 3, records(1, 2, 3, 4))]) == 1
+    assert demo_report.exit_status([demo_report.count("kafka2pc", 3, records(1, 2, 3, 4))]) == 1
 
 
 def test_a_kill_that_never_came_is_no_success():
-    assert demo.exit_status([demo.count("kafka2pc", 1, records(1), kills=4, survived=3)]) == 1
+    assert (
+        demo_report.exit_status([demo_report.count("kafka2pc", 1, records(1), kills=4, survived=3)])
+        == 1
+    )
 
 
 def test_sparks_own_sink_is_not_judged_and_ours_must_be_there():
-    ours, theirs = demo.count("kafka2pc", 1, records(1)), demo.count("kafka", 1, records(1, 1))
-    assert demo.exit_status([ours, theirs]) == 0
-    assert demo.exit_status([theirs]) == 1
+    ours, theirs = (
+        demo_report.count("kafka2pc", 1, records(1)),
+        demo_report.count("kafka", 1, records(1, 1)),
+    )
+    assert demo_report.exit_status([ours, theirs]) == 0
+    assert demo_report.exit_status([theirs]) == 1
 
 
 def test_rows_without_a_key_have_no_order():
-    assert demo.count("kafka2pc", 2, records(2, 1, key=None)).reordered == 0
-    assert demo.count("kafka2pc", 2, records(2, 1)).reordered == 1
+    assert demo_report.count("kafka2pc", 2, records(2, 1, key=None)).reordered == 0
+    assert demo_report.count("kafka2pc", 2, records(2, 1)).reordered == 1
 
 
 # -- when it strikes from outside --
@@ -213,7 +220,7 @@ def drawn(svg, kind):
 
 
 def test_the_picture_is_well_formed_small_and_needs_nothing_from_outside():
-    svg = demo.picture([("kafka2pc", events()), ("kafka", events())])
+    svg = demo_picture.picture([("kafka2pc", events()), ("kafka", events())])
     root = ElementTree.fromstring(svg)
     assert root.tag == f"{SVG}svg" and root.find(f"{SVG}title").text
     assert len(svg) < 60_000
@@ -224,7 +231,7 @@ def test_the_picture_is_well_formed_small_and_needs_nothing_from_outside():
 
 
 def test_the_picture_shows_each_try_kill_absence_and_decision():
-    svg, legend = demo.picture([("kafka2pc", events())]), 1
+    svg, legend = demo_picture.picture([("kafka2pc", events())]), 1
     assert len(drawn(svg, "done")) == 31 + legend
     assert len(drawn(svg, "cut")) == 1 + legend
     assert len(drawn(svg, "drained")) == 1 + legend
@@ -235,7 +242,9 @@ def test_the_picture_shows_each_try_kill_absence_and_decision():
 
 
 def test_everything_in_the_picture_is_inside_of_it():
-    root = ElementTree.fromstring(demo.picture([("kafka2pc", events(8)), ("kafka", events(32))]))
+    root = ElementTree.fromstring(
+        demo_picture.picture([("kafka2pc", events(8)), ("kafka", events(32))])
+    )
     width, height = map(float, root.get("viewBox").split()[2:])
     for rect in root.iter(f"{SVG}rect"):
         x, y, w, h = (float(rect.get(name)) for name in ("x", "y", "width", "height"))
@@ -269,7 +278,7 @@ def test_help_is_quick_and_lists_the_commands():
 
 
 def played(monkeypatch, rows, tmp_path):
-    report = demo.count("kafka2pc", 3, records(*rows))
+    report = demo_report.count("kafka2pc", 3, records(*rows))
     monkeypatch.setattr(
         demo, "demonstrate", lambda *_, **__: [demo.Result(report=report, events=tuple(events(8)))]
     )
@@ -297,7 +306,7 @@ def failing(monkeypatch, error):
 
 
 def test_a_foreseen_error_is_told_without_a_stack_trace(monkeypatch):
-    done = failing(monkeypatch, demo.DemoFailed("nothing works"))
+    done = failing(monkeypatch, demo_job.DemoFailed("nothing works"))
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
     assert "nothing works" in done.output and "what to do" in done.output
 
@@ -406,6 +415,7 @@ def started(place):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
+@pytest.mark.full
 def test_nothing_stays_behind_when_it_is_ended(tmp_path, signum):
     process, family = started(tmp_path)
     process.send_signal(signum)

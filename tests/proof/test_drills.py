@@ -1,4 +1,6 @@
-"""A short version of `make drill`: the hard cases that no other test plays, a pipeline, a few steps of a walk; and a drill that must be red."""
+"""A short version of `make drill`: the hard cases that no other test plays, a pipeline, a few steps
+of a walk, and a drill that must be red. `make test` plays the cases that take seconds.
+"""
 
 from datetime import date
 from functools import partial
@@ -8,38 +10,33 @@ import pytest
 
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills import (
-    BLOWS,
     POINTS,
     VICTIMS,
     Drill,
-    Stage,
-    forget_the_decision,
     play,
     point_drills,
-    steps,
     summary,
-    survive,
-    take,
 )
 from kafka2pc.proof.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.proof.hard_cases import CASES
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-HERE = (
-    "two batches late",
-    "two batches later",
+SECONDS = ("two batches later", "late is refused", "purged", "Two drivers", "full disk")
+MINUTES = (
+    "two batches late ",
     "list and abort",
-    "late is refused",
-    "purged",
-    "Two drivers",
     "timed out before",
     "oversleeps",
     "two hosts",
     "the broker gave up",
-    "full disk",
     "away for longer",
 )
-QUICK = [d for d in CASES if any(words in d.title for words in HERE)]
+HERE = [drill for drill in CASES if any(words in drill.title for words in SECONDS + MINUTES)]
+
+
+def as_parameter(drill):
+    slow = any(words in drill.title for words in MINUTES)
+    return pytest.param(drill, id=drill.title, marks=[pytest.mark.full] * slow)
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +51,12 @@ def three(tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("drill", QUICK, ids=[d.title for d in QUICK])
+@pytest.mark.parametrize("drill", map(as_parameter, HERE))
 def test_case(drill, stage, tmp_path):
     assert play(drill, stage, tmp_path).found == ""
 
 
+@pytest.mark.full
 def test_a_node_that_coordinates_dies_between_decision_and_commit(three, tmp_path):
     drill = next(d for d in point_drills() if d.nodes == 3 and "after decision" in d.title)
     played = play(drill, three, tmp_path)
@@ -66,19 +64,20 @@ def test_a_node_that_coordinates_dies_between_decision_and_commit(three, tmp_pat
     assert played.restore_s > 0
 
 
-def test_a_story_of_one_drill_is_not_the_story_of_the_next(stage):
-    shared = stage.story()
+def test_a_scenario_of_one_drill_is_not_the_scenario_of_the_next(stage):
+    shared = stage.scenario()
     assert (
-        stage.story() is shared
+        stage.scenario() is shared
         and stage.fresh() is not shared
-        and stage.story() not in (shared, stage.fresh())
+        and stage.scenario() not in (shared, stage.fresh())
     )
 
 
 def test_the_short_list_names_cases():
-    assert len(QUICK) == len(HERE)
+    assert len(HERE) == len(SECONDS + MINUTES)
 
 
+@pytest.mark.full
 def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path):
     struck = (
         Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
@@ -99,32 +98,16 @@ def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path)
     assert (played.found, played.crashes) == ("", 3)
 
 
+@pytest.mark.full
 def test_a_leader_falls_silent(three, tmp_path):
     assert play(CASES[-1], three, tmp_path).found == ""
 
 
+@pytest.mark.full
 def test_a_walk(three, tmp_path):
     for step in islice(steps(seed=4), 4):
         take(three, step)
     assert three.crashes >= 3
-
-
-def test_a_drill_can_be_red_and_keeps_its_history(stage, tmp_path):
-    drill = Drill(
-        kind="point",
-        title="Decisions do not matter",
-        given="",
-        crash_at="",
-        restore="",
-        expect="",
-        play=partial(
-            survive, places=[(CrashPoint.AFTER_FIRST_COMMIT, None)], strike=forget_the_decision
-        ),
-    )
-    played = play(drill, stage, tmp_path)
-    assert played.found.startswith("NotExactlyOnce: duplicate, ")
-    assert played.counts["duplicate"] > 0
-    assert stage.kept.exists()
 
 
 def test_every_point_meets_every_victim():

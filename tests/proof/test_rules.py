@@ -20,7 +20,7 @@ from kafka2pc.kafka import row_producer as writer
 from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender
 from kafka2pc.kafka.participant import KafkaParticipant, check, read_both, read_topic, retry_unknown
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
-from kafka2pc.proof.story import until
+from kafka2pc.proof.child_process import until
 from kafka2pc.protocol import commit, precommit, restore
 from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError

@@ -17,8 +17,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from kafka2pc.proof.captions import POINTS
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.timeline import LOOKS, POINTS, Drawn, Scene, Timeline, draw
+from kafka2pc.proof.drawing import LOOKS, Drawn, draw
+from kafka2pc.proof.scene import Scene
+from kafka2pc.proof.timeline import Timeline
 from kafka2pc.proof.world import QUERY
 from kafka2pc.protocol.history import Event
 from kafka2pc.protocol.transactions import TxnState
@@ -96,6 +99,7 @@ def timeline(kafka):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_whatever_point_it_is_killed_at_nothing_is_lost_and_nothing_is_there_twice(timeline):
     for point in POINTS:
         timeline.crash(point)
@@ -116,7 +120,7 @@ def test_who_comes_back_after_the_timeout_is_told_what_the_broker_did_meanwhile(
     while timeline.store.in_doubt(QUERY):
         time.sleep(0.1)
     timeline.restart()
-    assert "The broker has aborted 1 transaction whose time was up" in str(Drawn(timeline.events))
+    assert "The broker aborted 1 transaction by timeout" in str(Drawn(timeline.events))
     assert str(timeline.verdict) == "6 rows visible, lost 0, duplicate 0"
 
 
@@ -163,11 +167,11 @@ def chromium():
 
 def short(folder):
     """The room without its lessons: what it exports, its broker, and its buttons."""
-    room = nbformat.read(ROOT / "nbs" / "proof/05_timeline.ipynb", 4)
+    room = nbformat.read(ROOT / "nbs" / "proof/18_buttons.ipynb", 4)
     wanted = [
         c
         for c in room.cells
-        if c.cell_type == "code" and re.search(r"#\| export|a_kafka\(|^play\(", c.source, re.M)
+        if c.cell_type == "code" and re.search(r"#\| export|start_kafka\(|^play\(", c.source, re.M)
     ]
     made = nbformat.v4.new_notebook(cells=copy.deepcopy(wanted), metadata=room.metadata)
     for cell in made.cells:
@@ -267,7 +271,7 @@ def test_somebody_crashes_and_restarts_it_in_a_browser(chromium, lab):
     if folder := os.environ.get("KAFKA2PC_SCREENSHOTS"):
         page.screenshot(path=f"{folder}/lab.png")
     page.get_by_role("button", name="Restart", exact=True).click()
-    said.filter(has_text="A COMMIT stands for the batch").wait_for(timeout=60_000)
+    said.filter(has_text="The decision log holds a COMMIT").wait_for(timeout=60_000)
     said.filter(has_text=re.compile("12 rows visible, lost 0, duplicate 0$")).wait_for(
         timeout=60_000
     )

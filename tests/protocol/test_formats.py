@@ -13,7 +13,7 @@ from kafka_fixtures import values
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant, retry_unknown
-from kafka2pc.proof.story import until
+from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.commit import Driver
 from kafka2pc.protocol.decisions import FileLog, Identity, Slot, dump_decision, load_decision
 from kafka2pc.protocol.restore import plan

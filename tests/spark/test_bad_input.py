@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from kafka_fixtures import records
+from marks import first_of
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -38,7 +39,8 @@ from story_fixtures import check_untouched
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import check
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.proof.story import Failed, Story, until
+from kafka2pc.proof.child_process import Failed, until
+from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.spark.options import check_columns, parse_sink_options
@@ -433,6 +435,7 @@ def test_no_checkpoint_at_all_is_refused_by_spark_itself(story):
 
 
 @on_spark
+@pytest.mark.full
 def test_a_broker_that_nobody_reaches_is_told_in_the_stated_time(story):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and nobody listens
@@ -641,7 +644,7 @@ DAMAGE = {
 
 
 @on_spark
-@pytest.mark.parametrize("name", DAMAGE, ids=dashed)
+@pytest.mark.parametrize("name", first_of(DAMAGE, ids=dashed))
 def test_a_damaged_or_newer_decision_stops_the_query_and_restored_it_loses_nothing(begun, name):
     damage, error, says = DAMAGE[name]
     file = newest(begun)
@@ -668,6 +671,7 @@ def test_a_decision_about_another_cluster_stops_the_query(begun):
 
 
 @on_spark
+@pytest.mark.full
 def test_a_checkpoint_used_against_another_cluster_stops_the_query(begun, secure):
     secure.create_topic(begun.name)
     check_stopped(
@@ -693,7 +697,7 @@ def test_a_place_for_decisions_that_cannot_be_written_stops_the_query(story):
 
 
 @on_spark
-@pytest.mark.parametrize("ask", ["stream", "write"])
+@pytest.mark.parametrize("ask", first_of(["stream", "write"]))
 def test_a_decision_log_that_cannot_be_written_stops_it(story, ask):
     file = story.folder / "file"
     file.write_text("")
@@ -721,7 +725,7 @@ def secure():
 @pytest.fixture
 def alice(job, secure, tmp_path):
     """A query of the user alice, who has no right at all."""
-    told = Story(job, secure, tmp_path)
+    told = Scenario(job, secure, tmp_path)
     told.feed()
     yield told
     told.close()

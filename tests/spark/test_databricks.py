@@ -19,7 +19,9 @@ import yaml
 from confluent_kafka.admin import AdminClient
 from kafka_fixtures import owned, state
 
-from kafka2pc.local.broker import LocalKafka, a_kafka, free_ports
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.nodes import free_ports
+from kafka2pc.local.your_cluster import start_kafka
 
 ROOT = Path(__file__).resolve().parents[2]
 NBS = ROOT / "nbs"
@@ -153,6 +155,7 @@ def shown(path):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(400)
+@pytest.mark.full
 def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, tmp_path):
     password, before, volume = (
         host.passwords["admin"],
@@ -192,10 +195,11 @@ def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, 
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_a_guest_deletes_only_what_it_made(open_host, monkeypatch):
     before = state(open_host)
     monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", open_host.bootstrap_servers)
-    guest = a_kafka()
+    guest = start_kafka()
     again = guest.create_topic("mine", partitions=2)
     admin = AdminClient(open_host.client_conf)
     admin.delete_topics([again])[again].result()

@@ -16,16 +16,17 @@ from key_value import wal
 from participant_suite import At, a_plan, rows
 
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills import Drill, Stage, forget_the_decision, play, survive
-from kafka2pc.proof.dual_drills import KAFKA, a_dual_story, dual_drills
+from kafka2pc.proof.drills import play
+from kafka2pc.proof.dual_drills import dual_drills, make_dual_scenario
+from kafka2pc.proof.stage import Stage
 from kafka2pc.protocol.decisions import FileLog, MemoryLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
 from kafka2pc.spark import driver as driver_side
 from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
-from kafka2pc.stores.file import FileParticipant, ObjectParticipant
+from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
+from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.postgres import PostgresParticipant
 
 pytestmark = pytest.mark.timeout(240)
@@ -342,6 +343,7 @@ def stage(tmp_path_factory):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.parametrize("words", SAMPLE)
+@pytest.mark.full
 def test_drill(words, stage, tmp_path):
     [drill] = [d for d in dual_drills() if d.title.endswith(words)]
     played = play(drill, stage, tmp_path)
@@ -352,8 +354,8 @@ def test_drill(words, stage, tmp_path):
 @pytest.mark.spark
 def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
     """Otherwise its first batches would be taken for those that the old one has written."""
-    stage.new_story()
-    story = stage.story(a_dual_story)
+    stage.end_scenario()
+    story = stage.scenario(make_dual_scenario)
     story.feed()
     story.run()
     for path in story.checkpoint.iterdir():
@@ -361,25 +363,8 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert "StaleCheckpoint" in str(story.fails())
     story.check()
-    stage.new_story()
+    stage.end_scenario()
 
 
 def test_there_are_fifty_and_each_has_its_own_title():
     assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
-
-
-@pytest.mark.kafka
-@pytest.mark.spark
-def test_a_drill_can_be_red(stage, tmp_path):
-    drill = Drill(
-        kind="dual",
-        title="Decisions do not matter",
-        given="",
-        crash_at="",
-        restore="",
-        expect="",
-        play=lambda stage: survive(
-            stage, [(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)], forget_the_decision, make=a_dual_story
-        ),
-    )
-    assert "duplicate" in play(drill, stage, tmp_path).found

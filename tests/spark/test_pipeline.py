@@ -8,7 +8,7 @@ from datetime import date, datetime, timedelta
 
 import pytest
 
-from kafka2pc.proof.demo import flights
+from kafka2pc.local.flights import flights
 from kafka2pc.spark.pipeline import WATERMARK, closing_event, differences, events, oracle
 
 FIRST, DAYS = date(2013, 6, 14), 3  # with a flight that left 1137 minutes late

@@ -8,12 +8,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from marks import first_of
 from typer.testing import CliRunner
 
 from kafka2pc.operations.cli import app
 from kafka2pc.proof.checker import duplicate, lost, reordered
+from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.story import Failed, Story, running, until
+from kafka2pc.proof.scenario import Scenario
+from kafka2pc.proof.spark_job import running
 from kafka2pc.spark.batch_line import BatchHistory
 from kafka2pc.spark.driver import open_participant
 from kafka2pc.spark.options import parse_sink_options
@@ -147,6 +150,7 @@ def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(
     story.check()
 
 
+@pytest.mark.full
 def test_a_driver_that_was_overtaken_stops_and_writes_nothing(story, jobs, tmp_path):
     stalled, go_on = str(tmp_path / "stalled"), tmp_path / "go on"
     story.feed(2)
@@ -185,8 +189,9 @@ def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
 # -- where it runs --
 
 
+@pytest.mark.full
 def test_separate_executors(jobs, kafka, tmp_path):
-    story = Story(
+    story = Scenario(
         jobs("cluster", master="local-cluster[2,1,1024]", conf={"spark.executor.memory": "700m"}),
         kafka,
         tmp_path,
@@ -200,8 +205,9 @@ def test_separate_executors(jobs, kafka, tmp_path):
     story.job.stop()
 
 
+@pytest.mark.full
 def test_spark_connect(jobs, kafka, tmp_path):
-    story = Story(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
+    story = Scenario(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
     story.feed(2)
     story.arm(CrashPoint.AFTER_DECISION, batch_id=1)
     with pytest.raises(Failed):
@@ -323,13 +329,15 @@ def write(story, partitions=4, **options):
 
 @pytest.mark.parametrize(
     "point",
-    [
-        CrashPoint.AFTER_PRECOMMIT,
-        CrashPoint.BEFORE_DECISION,
-        CrashPoint.AFTER_DECISION,
-        CrashPoint.AFTER_FIRST_COMMIT,
-    ],
-    ids=lambda p: p.name.lower(),
+    first_of(
+        [
+            CrashPoint.AFTER_DECISION,
+            CrashPoint.AFTER_PRECOMMIT,
+            CrashPoint.BEFORE_DECISION,
+            CrashPoint.AFTER_FIRST_COMMIT,
+        ],
+        ids=lambda p: p.name.lower(),
+    ),
 )
 def test_a_batch_write_with_a_key_is_killed_and_run_again(point, story):
     story.feed(2)

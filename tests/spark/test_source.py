@@ -4,8 +4,6 @@ reads each record once.
 
 import itertools
 import logging
-import os
-import sys
 import time
 import uuid
 
@@ -439,7 +437,6 @@ def spark(tmp_path_factory):
 
     import kafka2pc
 
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", False)
@@ -463,6 +460,7 @@ def load(reader, kafka, topic, **more):
 
 @pytest.mark.spark
 @pytest.mark.kafka
+@pytest.mark.full
 def test_columns_are_those_of_sparks_own_source(spark, kafka, topic):
     now_ms = int(time.time() * 1000)
     producer = Producer(kafka.client_conf)
@@ -566,6 +564,7 @@ def test_errors_reach_the_user_through_spark(spark, kafka, topic):
 
 @pytest.mark.spark
 @pytest.mark.kafka
+@pytest.mark.full
 def test_what_is_wrong_reaches_the_user_of_a_stream(spark, kafka, topic, ask, tmp_path):
     """A bad option, a wrong group, truncated offsets, a topic that is gone, and one that was
     created again with fewer partitions.

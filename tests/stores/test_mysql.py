@@ -1,11 +1,12 @@
-"""MariaDB as a participant: all promises, rows of every kind, upserts, owners that stay connected,
-and servers that die or cannot vote.
+"""MariaDB as a participant: all checks of the suite, rows of every kind, upserts, writers that stay
+connected, and servers that die or cannot pre-commit.
 """
 
 import itertools
 import uuid
 from dataclasses import replace
 from decimal import Decimal
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pymysql
@@ -14,13 +15,13 @@ from database_fixtures import shown
 from participant_suite import (
     DONE,
     DURABLE,
-    PROMISES,
     REFUSED,
+    REQUIRED,
     UNKNOWN,
     At,
     a_plan,
     ask,
-    promised,
+    precommit_rows,
     rows,
 )
 
@@ -50,9 +51,9 @@ def at(mariadb):
     )
 
 
-@pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
-def test_mariadb_keeps(promise, at):
-    promise(at)
+@pytest.mark.parametrize("check", REQUIRED + DURABLE, ids=lambda check: check.__name__)
+def test_mariadb_keeps(check, at):
+    check(at)
 
 
 def written(store, *batches, plan=None):
@@ -163,8 +164,8 @@ def test_while_its_owner_is_connected_a_commit_is_unknown_and_then_done(at, monk
     )
 
 
-def test_what_is_promised_survives_the_death_of_the_server(mariadb, at):
-    c = promised(at, a_plan(), "a")
+def test_a_precommitted_transaction_survives_the_death_of_the_server(mariadb, at):
+    c = precommit_rows(at, a_plan(), "a")
     mariadb.kill()
     assert at.store.commit(c) is UNKNOWN
     with pytest.raises(StoreUnreachable, match="MariaDB"):
@@ -175,7 +176,7 @@ def test_what_is_promised_survives_the_death_of_the_server(mariadb, at):
 
 def test_what_an_operator_rolled_back_is_not_open_any_more(mariadb, at):
     plan = a_plan()
-    c = promised(at, plan, "a")
+    c = precommit_rows(at, plan, "a")
     [named] = [
         data.decode()
         for _, cut, _, data in mariadb.execute("xa recover")
@@ -225,10 +226,10 @@ def test_a_table_that_cannot_vote_is_found_before_anything_is_written(mariadb, e
         ("8.0.36", "MySQL", True),
     ],
 )
-def test_a_server_that_is_too_old_is_told(mariadb, at, version, comment, good):
+def test_a_server_that_is_too_old_is_refused(mariadb, at, version, comment, good):
     answers = itertools.chain([[(version, version + comment)]], itertools.repeat([]))
     try:
-        at.store._check(lambda *_: next(answers))
+        at.store._check(lambda *_: SimpleNamespace(fetchall=lambda: next(answers)))
     except BadOption as e:
         assert not good and version in str(e)
     else:
@@ -246,7 +247,7 @@ def test_a_server_that_is_too_old_is_told(mariadb, at, version, comment, good):
     ],
     ids=["column", "table", "null", "long", "nan"],
 )
-def test_a_bad_row_is_told_and_leaves_nothing(mariadb, table, batch, says):
+def test_a_bad_row_is_reported_and_leaves_nothing(mariadb, table, batch, says):
     mariadb.execute("create table if not exists t (value varchar(5) not null) engine=innodb")
     store, plan = MysqlParticipant(mariadb.url, table), a_plan()
     with pytest.raises(BadRow, match=f"(?i){says}"), store.begin(plan) as txn:
@@ -264,7 +265,7 @@ def test_rights_are_asked_for_by_name(mariadb, at):
         as_alice.begin(a_plan())
     mariadb.execute("grant all on kafka2pc.kafka2pc_transactions to alice@localhost")
     with pytest.raises(NotAuthorized, match=at.store.table):
-        promised(At(as_alice, list, rows), a_plan(), "a")
+        precommit_rows(At(as_alice, list, rows), a_plan(), "a")
     with pytest.raises(NotAuthorized, match="user or password") as caught:
         MysqlParticipant(mariadb.url.replace("root@", "nobody:hunter2@"), "t").store_id()
     assert "hunter2" not in str(caught.value)
@@ -273,7 +274,7 @@ def test_rights_are_asked_for_by_name(mariadb, at):
 def asked(url):
     """Each call that connects to the server at `url`."""
     store = MysqlParticipant(url, "t")
-    c = store.receipt("id", 0)
+    c = store.names.committable("id", 0)
     assert "hun" not in repr(store) + repr(c)
     return (
         store.store_id,
@@ -317,7 +318,9 @@ UNREADABLE = {
 def test_a_url_that_cannot_be_read_is_reported_without_the_password(url):
     for verb in (
         *asked(url),
-        lambda: MysqlParticipant(url, "t").commit(MysqlParticipant(url, "t").receipt("id", 0)),
+        lambda: MysqlParticipant(url, "t").commit(
+            MysqlParticipant(url, "t").names.committable("id", 0)
+        ),
     ):
         error, text = shown(verb)
         assert type(error) is BadOption and "URL" in error.what and "percent" in error.action, text
@@ -328,13 +331,17 @@ def test_a_long_prefix_is_refused_and_the_longest_fits(mariadb, at):
     with pytest.raises(BadOption, match="at most 27 bytes"):
         MysqlParticipant(mariadb.url, "t", prefix="x" * 28)
     store = MysqlParticipant(mariadb.url, at.store.table, prefix="x" * 27)
-    c = promised(At(store, list, rows), a_plan(10**9), "a")
+    c = precommit_rows(At(store, list, rows), a_plan(10**9), "a")
     assert ask(store.commit, c) is DONE
 
 
 def test_lines_of_a_week_ago_are_forgotten_and_only_those_of_this_query(mariadb, at):
     plan, other = a_plan(), a_plan()
-    old, left, foreign = promised(at, plan, "a"), promised(at, plan, "b"), promised(at, other, "c")
+    old, left, foreign = (
+        precommit_rows(at, plan, "a"),
+        precommit_rows(at, plan, "b"),
+        precommit_rows(at, other, "c"),
+    )
     assert ask(at.store.commit, old) is DONE and ask(at.store.commit, foreign) is DONE
     for c in (old, foreign):
         mariadb.execute(

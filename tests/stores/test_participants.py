@@ -1,4 +1,4 @@
-"""The promises of every participant, asked of each store; and what only one of them can break."""
+"""The checks of every participant, run on each store; and what only one of them can break."""
 
 import json
 import os
@@ -18,15 +18,15 @@ from key_value import wal
 from participant_suite import (
     DONE,
     DURABLE,
-    PROMISES,
     REFUSED,
+    REQUIRED,
     UNKNOWN,
     At,
     a_plan,
-    killed,
-    promised,
+    in_another_process,
+    killed_after,
+    precommit_rows,
     rows,
-    stranger,
 )
 
 from kafka2pc.backends import storage
@@ -34,32 +34,33 @@ from kafka2pc.protocol import transactions as protocol
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.protocol.transactions import MemoryParticipant, Moment, TxnState, age_ms, this_moment
 from kafka2pc.spark.foreach_batch import Shaped
-from kafka2pc.stores import file
-from kafka2pc.stores.file import FileParticipant, ObjectParticipant
+from kafka2pc.stores import object_store
+from kafka2pc.stores.file import FileParticipant
+from kafka2pc.stores.object_store import ObjectParticipant
 
 pytestmark = pytest.mark.timeout(180)
 
 
-def promises(*of):
-    return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
+def checks(*of):
+    return pytest.mark.parametrize("check", of, ids=lambda check: check.__name__)
 
 
-@promises(*PROMISES)
-def test_memory_keeps(promise):
+@checks(*REQUIRED)
+def test_memory_keeps(check):
     store = MemoryParticipant()
-    promise(At(store, store.read))
+    check(At(store, store.read))
 
 
-@promises(*PROMISES)
-def test_a_shaped_store_keeps(promise):
+@checks(*REQUIRED)
+def test_a_shaped_store_keeps(check):
     store = MemoryParticipant()
-    promise(At(Shaped(store, lambda batch: batch["value"].to_pylist()), store.read, rows))
+    check(At(Shaped(store, lambda batch: batch["value"].to_pylist()), store.read, rows))
 
 
-@promises(*DURABLE)
-def test_a_shaped_folder_keeps(promise, tmp_path):
+@checks(*DURABLE)
+def test_a_shaped_folder_keeps(check, tmp_path):
     at = folder(tmp_path / "out")
-    promise(At(Shaped(at.store, lambda batch: batch), at.seen, rows))
+    check(At(Shaped(at.store, lambda batch: batch), at.seen, rows))
 
 
 # -- time on one machine --
@@ -114,9 +115,9 @@ def folder(path, format="parquet"):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@promises(*PROMISES, *DURABLE)
-def test_a_folder_keeps(promise, format, tmp_path):
-    promise(folder(tmp_path / "out", format))
+@checks(*REQUIRED, *DURABLE)
+def test_a_folder_keeps(check, format, tmp_path):
+    check(folder(tmp_path / "out", format))
 
 
 def bucket(url):
@@ -133,14 +134,14 @@ def bucket(url):
     )
 
 
-@promises(*PROMISES)
-def test_an_object_store_in_memory_keeps(promise, request):
-    promise(bucket(f"memory://{request.node.name}"))
+@checks(*REQUIRED)
+def test_an_object_store_in_memory_keeps(check, request):
+    check(bucket(f"memory://{request.node.name}"))
 
 
-@promises(*DURABLE)
-def test_an_object_store_keeps(promise, tmp_path):
-    promise(bucket(f"file://{tmp_path}/bucket"))
+@checks(*DURABLE)
+def test_an_object_store_keeps(check, tmp_path):
+    check(bucket(f"file://{tmp_path}/bucket"))
 
 
 def test_every_kind_of_column_comes_back(tmp_path):
@@ -179,7 +180,7 @@ def test_every_kind_of_column_comes_back(tmp_path):
 
 def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
     at = folder(tmp_path / "out")
-    c = promised(at, a_plan(), "a")
+    c = precommit_rows(at, a_plan(), "a")
     for call in ("rename", "unlink"):
         with monkeypatch.context() as broken:
             broken.setattr(
@@ -192,7 +193,7 @@ def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
 def test_a_commit_that_died_before_it_tidied_up_is_no_doubt(tmp_path, monkeypatch):
     at = bucket(f"file://{tmp_path}/bucket")
     plan = a_plan()
-    c = promised(at, plan, "a")
+    c = precommit_rows(at, plan, "a")
     with monkeypatch.context() as broken, pytest.raises(KeyboardInterrupt):
         broken.setattr(
             at.store.storage, "remove", lambda path: (_ for _ in ()).throw(KeyboardInterrupt)
@@ -216,7 +217,7 @@ def test_what_a_late_put_leaves_is_removed(tmp_path):
 
 def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_path):
     at = bucket(f"file://{tmp_path}/bucket")
-    c = promised(at, a_plan(), "a")
+    c = precommit_rows(at, a_plan(), "a")
     assert at.store.commit(c) is DONE
     with (
         patch.object(at.store, "outcome", lambda c: None),
@@ -232,12 +233,14 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
 
 def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
     at, did = bucket(f"file://{tmp_path}/bucket"), []
-    sync, outcome = file._sync, at.store.outcome
+    sync, outcome = object_store._sync, at.store.outcome
     with at.store.begin(a_plan()) as txn:
         at.write(txn, "a")
         data = at.store.path(txn.c, "data")
         monkeypatch.setattr(
-            file, "_sync", lambda path: (did.append((path, os.path.exists(data))), sync(path))
+            object_store,
+            "_sync",
+            lambda path: (did.append((path, os.path.exists(data))), sync(path)),
         )
         monkeypatch.setattr(at.store, "outcome", lambda c: (did.append("looked"), outcome(c))[1])
         txn.precommit()
@@ -281,7 +284,7 @@ def test_what_a_file_system_remembers_of_a_folder_is_not_believed(tmp_path):
 def test_names_with_an_empty_prefix_or_one_of_two_lines_are_found_again(tmp_path):
     for n, prefix in enumerate(("", "two\nlines")):
         plan, store = a_plan(), FileParticipant(tmp_path / str(n), prefix=prefix)
-        c = promised(At(store, list, rows), plan, "a")
+        c = precommit_rows(At(store, list, rows), plan, "a")
         assert [left.transactional_id for left in store.in_doubt(plan.query_id)] == [
             c.transactional_id
         ] and store.commit(c) is DONE
@@ -311,7 +314,7 @@ class Guarded(MemoryFileSystem):
 def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
     fsspec.register_implementation("guarded", Guarded, clobber=True)
     store = ObjectParticipant("guarded://bob:hunter2@host/bucket")
-    c = promised(At(store, list, rows), a_plan(), "a")
+    c = precommit_rows(At(store, list, rows), a_plan(), "a")
     assert "hunter2" not in store.store_id() + repr(store) + repr(c) + repr(store.in_doubt("q"))
     assert store.store_id() == "guarded://bob@host/bucket" and store.commit(c) is DONE
     with (
@@ -325,7 +328,7 @@ def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
 
 def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
     at, plan = folder(tmp_path / "out"), a_plan()
-    promised(at, plan, "a")
+    precommit_rows(at, plan, "a")
     (tmp_path / "out" / ".kafka2pc" / f"kafka2pc-{plan.query_id}-by-hand.0.parquet.ready").touch()
     assert len(at.store.in_doubt(plan.query_id)) == 1
 
@@ -333,22 +336,22 @@ def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
 # -- a log before a store without transactions --
 
 
-@promises(*PROMISES, *DURABLE)
-def test_a_log_before_a_store_keeps(promise, tmp_path):
-    promise(wal(tmp_path))
+@checks(*REQUIRED, *DURABLE)
+def test_a_log_before_a_store_keeps(check, tmp_path):
+    check(wal(tmp_path))
 
 
-def test_who_dies_in_the_replay_is_followed_by_a_stranger(tmp_path):
+def test_another_process_finishes_the_replay_of_a_killed_one(tmp_path):
     plan = a_plan()
-    c = killed(wal(tmp_path, dies_at="c"), plan, "commit", "a", "b", "c", "d")
+    c = killed_after(wal(tmp_path, dies_at="c"), plan, "commit", "a", "b", "c", "d")
     at = wal(tmp_path)
     assert at.seen() == ["a", "b"] and at.store.in_doubt(plan.query_id) == []
-    assert stranger(at, "abort", c) is REFUSED
-    assert stranger(at, "commit", c) is DONE and at.seen() == ["a", "b", "c", "d"]
+    assert in_another_process(at, "abort", c) is REFUSED
+    assert in_another_process(at, "commit", c) is DONE and at.seen() == ["a", "b", "c", "d"]
 
 
 def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
-    c = promised(wal(tmp_path), a_plan(), "a", "b")
+    c = precommit_rows(wal(tmp_path), a_plan(), "a", "b")
     assert wal(tmp_path, dies_at="b", error=ConnectionError()).store.commit(c) is UNKNOWN
     with pytest.raises(ZeroDivisionError):
         wal(tmp_path, dies_at="b", error=ZeroDivisionError()).store.commit(c)

@@ -1,5 +1,5 @@
-"""PostgreSQL as a participant: all promises, rows of every kind, upserts, and a server that dies,
-is full, or says no.
+"""PostgreSQL as a participant: all checks of the suite, rows of every kind, upserts, and a server
+that dies, is full, or refuses.
 """
 
 import threading
@@ -10,7 +10,17 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 from database_fixtures import shown
-from participant_suite import DONE, DURABLE, PROMISES, REFUSED, UNKNOWN, At, a_plan, promised, rows
+from participant_suite import (
+    DONE,
+    DURABLE,
+    REFUSED,
+    REQUIRED,
+    UNKNOWN,
+    At,
+    a_plan,
+    precommit_rows,
+    rows,
+)
 
 from kafka2pc.decision_logs.table import TableLog
 from kafka2pc.local.databases import LocalPostgres
@@ -45,12 +55,12 @@ def at(postgres):
     return table(postgres)
 
 
-@pytest.mark.parametrize("promise", PROMISES + DURABLE, ids=lambda promise: promise.__name__)
+@pytest.mark.parametrize("check", REQUIRED + DURABLE, ids=lambda check: check.__name__)
 @pytest.mark.parametrize(
     "kind", [PostgresParticipant, StagedParticipant], ids=["prepared", "staged"]
 )
-def test_postgres_keeps(promise, kind, postgres):
-    promise(table(postgres, kind))
+def test_postgres_keeps(check, kind, postgres):
+    check(table(postgres, kind))
 
 
 def written(store, *batches, plan=None):
@@ -65,7 +75,8 @@ def written(store, *batches, plan=None):
 
 def test_every_kind_of_column_arrives(postgres):
     postgres.execute(
-        """create table kinds (i bigint, f double precision, t text, b bytea, j jsonb, n numeric, w timestamptz, d date, ok boolean, "Ünd" text)"""
+        "create table kinds (i bigint, f double precision, t text, b bytea, j jsonb, n numeric,"
+        ' w timestamptz, d date, ok boolean, "Ünd" text)'
     )
     one = {
         "i": 1,
@@ -133,11 +144,11 @@ def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(
     ) == [(0,)]
 
 
-def test_what_is_promised_survives_the_death_of_the_server(tmp_path):
+def test_a_precommitted_transaction_survives_the_death_of_the_server(tmp_path):
     server = LocalPostgres(tmp_path)
     server.execute("create table t (value text)")
     store = PostgresParticipant(server.url, "t")
-    c = promised(At(store, list, rows), a_plan(), "a")
+    c = precommit_rows(At(store, list, rows), a_plan(), "a")
     server.kill()
     assert store.commit(c) is UNKNOWN
     with pytest.raises(StoreUnreachable, match="PostgreSQL"):
@@ -147,7 +158,7 @@ def test_what_is_promised_survives_the_death_of_the_server(tmp_path):
     server.stop()
 
 
-def test_a_server_that_cannot_vote_is_found_before_anything_is_written(tmp_path):
+def test_a_server_that_cannot_precommit_is_found_before_anything_is_written(tmp_path):
     server = LocalPostgres(tmp_path, prepared=0)
     server.execute("create table t (value text)")
     with pytest.raises(
@@ -158,9 +169,9 @@ def test_a_server_that_cannot_vote_is_found_before_anything_is_written(tmp_path)
     server.execute("alter system set max_prepared_transactions = 1")
     server.restart()
     at = At(PostgresParticipant(server.url, "t"), list, rows)
-    c = promised(at, a_plan(), "a")
+    c = precommit_rows(at, a_plan(), "a")
     with pytest.raises(PrecommitFailed, match="maximum number of prepared transactions"):
-        promised(at, a_plan(), "b")
+        precommit_rows(at, a_plan(), "b")
     assert at.store.commit(c) is DONE
     server.stop()
 
@@ -202,7 +213,7 @@ def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(tmp
     server = LocalPostgres(tmp_path)
     server.execute("create table t (value text)")
     store = StagedParticipant(server.url, "t", unlogged=unlogged)
-    c = promised(At(store, list, rows), a_plan(), "a", "b")
+    c = precommit_rows(At(store, list, rows), a_plan(), "a", "b")
     server.kill()
     server.start()
     assert store.describe([c])[0].state is (None if unlogged else TxnState.PRECOMMITTED)
@@ -213,7 +224,7 @@ def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(tmp
 
 def test_what_an_operator_rolled_back_is_not_open_any_more(postgres, at):
     plan = a_plan()
-    c = promised(at, plan, "a")
+    c = precommit_rows(at, plan, "a")
     assert at.store.describe([c])[0].state is TxnState.PRECOMMITTED
     postgres.execute(f"rollback prepared '{c.transactional_id}.0'")
     assert (at.store.describe([c])[0].state, at.store.commit(c)) == (None, REFUSED)
@@ -247,7 +258,7 @@ def test_two_tasks_with_one_key_do_not_wait_for_ever(postgres):
     ],
     ids=["column", "table", "null", "zero", "at the end"],
 )
-def test_a_bad_row_is_told_and_leaves_nothing(postgres, table, batch, says):
+def test_a_bad_row_is_reported_and_leaves_nothing(postgres, table, batch, says):
     postgres.execute(
         "create table if not exists t (value text not null, constraint deferred unique (value)"
         " deferrable initially deferred)"
@@ -266,8 +277,8 @@ def test_rights_are_asked_for_by_name(postgres, at):
         as_alice.begin(a_plan())
     postgres.execute("grant all on kafka2pc_transactions to alice")
     with pytest.raises(NotAuthorized, match=at.store.table):
-        promised(At(as_alice, list, rows), a_plan(), "a")
-    c = promised(at, a_plan(), "a")
+        precommit_rows(At(as_alice, list, rows), a_plan(), "a")
+    c = precommit_rows(at, a_plan(), "a")
     with pytest.raises(NotAuthorized, match="Only who prepared a transaction"):
         as_alice.commit(c)
     assert at.store.commit(c) is DONE
@@ -276,7 +287,7 @@ def test_rights_are_asked_for_by_name(postgres, at):
 def asked(url):
     """Each call that connects to the server at `url`, the decision log's too."""
     for store in (PostgresParticipant(url, "t"), StagedParticipant(url, "t")):
-        c = store.receipt("id", 0)
+        c = store.names.committable("id", 0)
         assert "hun" not in repr(store) + repr(c)
         yield from (
             store.store_id,
@@ -319,7 +330,7 @@ def test_a_url_that_cannot_be_read_is_reported_without_the_password(url):
     for verb in (
         *asked(url),
         lambda: PostgresParticipant(url, "t").commit(
-            PostgresParticipant(url, "t").receipt("id", 0)
+            PostgresParticipant(url, "t").names.committable("id", 0)
         ),
     ):
         error, text = shown(verb)
@@ -355,7 +366,11 @@ def test_many_that_begin_at_once_make_one_table_of_records(postgres, at):
 
 def test_lines_of_a_week_ago_are_forgotten_and_only_those_of_this_query(postgres, at):
     plan, other = a_plan(), a_plan()
-    old, open_, foreign = promised(at, plan, "a"), promised(at, plan, "b"), promised(at, other, "c")
+    old, open_, foreign = (
+        precommit_rows(at, plan, "a"),
+        precommit_rows(at, plan, "b"),
+        precommit_rows(at, other, "c"),
+    )
     assert at.store.commit(old) is DONE and at.store.commit(foreign) is DONE
     postgres.execute(
         "update kafka2pc_transactions set began = now() - interval '8 days' where outcome ="

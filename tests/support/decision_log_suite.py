@@ -15,7 +15,6 @@ import threading
 from dataclasses import replace
 
 import pytest
-from pyspark import cloudpickle
 
 from kafka2pc.protocol.decisions import (
     Decision,
@@ -257,6 +256,8 @@ for n, (mine, rivals) in enumerate(pairs, 1):
 
 def elsewhere(script, what):
     """The lines that a fresh Python process prints that gets `what`."""
+    from pyspark import cloudpickle
+
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from participant_suite import At, rows
 
-from kafka2pc.stores.file import ObjectParticipant
+from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.wal import WalParticipant
 
 

@@ -1,8 +1,8 @@
-"""What every participant promises, as plain functions: each takes `at` (`At`, or something like it)
-and raises if the promise is broken.
+"""What every participant must do, as plain functions: each takes `at` (`At`, or something like it)
+and raises if the store does not do it.
 
-`PROMISES` holds for every store, `DURABLE` also for those that outlive the process that writes.
-`check(at)` asks all of them (lessons use it).
+`REQUIRED` is for every store, `DURABLE` also for those that outlive the process that writes.
+`check(make, checks)` runs them on a fresh `make()` each; lessons use it.
 """
 
 import json
@@ -17,7 +17,6 @@ from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pytest
-from pyspark import cloudpickle
 
 from kafka2pc.kafka.participant import retry_unknown
 from kafka2pc.protocol.errors import PrecommitFailed
@@ -35,7 +34,7 @@ from kafka2pc.protocol.transactions import (
 )
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
-PROMISES, DURABLE = [], []
+REQUIRED, DURABLE = [], []
 
 
 def rows(texts):
@@ -69,7 +68,7 @@ def a_plan(batch_id=0, query_id=None, token=None):
     )
 
 
-def promised(at, plan, *texts):
+def precommit_rows(at, plan, *texts):
     with at.store.begin(plan) as txn:
         at.write(txn, *texts)
         txn.flush()
@@ -80,73 +79,73 @@ def ask(verb, c):
     return retry_unknown()(lambda: verb(c))
 
 
-def every(promise):
-    PROMISES.append(promise)
-    return promise
+def required(check):
+    REQUIRED.append(check)
+    return check
 
 
-def durable(promise):
-    DURABLE.append(promise)
-    return promise
+def durable(check):
+    DURABLE.append(check)
+    return check
 
 
-def check(make, promises):
-    """Ask each promise of a fresh `make()`; the list of their names, or the error of the first that
-    is broken.
-    """
-    return [promise.__name__ for promise in promises if promise(make()) is None]
+def check(make, checks):
+    """Run each check on a fresh `make()`. Returns their names, or raises the first failure."""
+    for one in checks:
+        one(make())
+    return [one.__name__ for one in checks]
 
 
 # -- commit and abort --
 
 
-@every
-def what_is_promised_is_invisible_until_committed_and_a_second_commit_is_harmless(at):
-    c = promised(at, a_plan(), "a", "b")
+@required
+def precommitted_rows_are_invisible_until_the_commit_and_a_second_commit_is_harmless(at):
+    c = precommit_rows(at, a_plan(), "a", "b")
     assert (c.records, c.participant, at.seen()) == (2, at.store.name, [])
     assert ask(at.store.commit, c) is DONE and ask(at.store.commit, c) is DONE
     assert at.seen() == ["a", "b"]
     assert at.store.describe([c])[0].state is TxnState.COMMITTED
 
 
-@every
-def what_is_aborted_never_shows_and_a_second_abort_is_harmless(at):
-    c = promised(at, a_plan(), "a")
+@required
+def aborted_rows_never_show_and_a_second_abort_is_harmless(at):
+    c = precommit_rows(at, a_plan(), "a")
     assert ask(at.store.abort, c) is DONE and ask(at.store.abort, c) is DONE
     assert ask(at.store.commit, c) is REFUSED
     assert at.seen() == [] and at.store.describe([c])[0].state in (TxnState.ABORTED, None)
 
 
-@every
-def after_the_commit_abort_is_refused(at):
-    c = promised(at, a_plan(), "a")
+@required
+def abort_after_commit_is_refused(at):
+    c = precommit_rows(at, a_plan(), "a")
     assert ask(at.store.commit, c) is DONE
     assert ask(at.store.abort, c) is REFUSED
     assert at.seen() == ["a"]
 
 
-@every
+@required
 def of_a_commit_and_an_abort_at_once_one_wins(at):
     expected, plan = [], a_plan()
     for n in range(5):
-        c, told, both = promised(at, plan, str(n)), {}, threading.Barrier(2)
+        c, answers, both = precommit_rows(at, plan, str(n)), {}, threading.Barrier(2)
 
-        def end(verb, c=c, told=told, both=both):
+        def end(verb, c=c, answers=answers, both=both):
             both.wait()
-            told[verb] = ask(getattr(at.store, verb), c)
+            answers[verb] = ask(getattr(at.store, verb), c)
 
         threads = [threading.Thread(target=end, args=(verb,)) for verb in ("commit", "abort")]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
-        assert sorted(o.value for o in told.values()) == ["done", "refused"], told
-        expected += [str(n)] * (told["commit"] is DONE)
+        assert sorted(o.value for o in answers.values()) == ["done", "refused"], answers
+        expected += [str(n)] * (answers["commit"] is DONE)
     assert at.seen() == expected
 
 
-@every
-def a_promise_can_be_committed_while_its_writer_is_still_there(at):
+@required
+def a_precommitted_transaction_can_be_committed_while_its_writer_lives(at):
     with at.store.begin(a_plan()) as txn:
         at.write(txn, "a")
         txn.flush()
@@ -158,10 +157,14 @@ def a_promise_can_be_committed_while_its_writer_is_still_there(at):
 # -- in doubt --
 
 
-@every
-def in_doubt_lists_what_is_open_of_this_query_and_each_can_be_ended(at):
+@required
+def in_doubt_lists_the_open_transactions_of_this_query_and_each_can_be_ended(at):
     mine, other = a_plan(), a_plan()
-    kept, left, foreign = promised(at, mine, "a"), promised(at, mine, "b"), promised(at, other, "c")
+    kept, left, foreign = (
+        precommit_rows(at, mine, "a"),
+        precommit_rows(at, mine, "b"),
+        precommit_rows(at, other, "c"),
+    )
     identity = lambda cs: {(c.transactional_id, c.state, c.participant) for c in cs}
     assert identity(at.store.in_doubt(mine.query_id)) == identity([kept, left])
     assert ask(at.store.commit, kept) is DONE
@@ -173,10 +176,10 @@ def in_doubt_lists_what_is_open_of_this_query_and_each_can_be_ended(at):
     assert at.seen() == ["a", "c"]
 
 
-@every
-def describe_answers_in_order_and_knows_nothing_of_strangers(at):
+@required
+def describe_answers_in_order_and_none_for_an_unknown_transaction(at):
     plan = a_plan()
-    one, two = promised(at, plan, "a"), promised(at, plan, "b")
+    one, two = precommit_rows(at, plan, "a"), precommit_rows(at, plan, "b")
     never = Committable(
         transactional_id=f"{two.transactional_id}0",
         state=PreparedTxnState(1, 0),
@@ -196,14 +199,16 @@ def describe_answers_in_order_and_knows_nothing_of_strangers(at):
     assert ask(at.store.commit, never) is REFUSED
 
 
-@every
-def the_store_has_one_identity(at):
+@required
+def store_id_is_always_the_same(at):
     assert at.store.store_id() == at.store.store_id() != ""
 
 
-@every
-def a_receipt_and_a_participant_can_travel(at):
-    c = promised(at, a_plan(), "a")
+@required
+def a_committable_and_a_participant_can_be_pickled(at):
+    from pyspark import cloudpickle
+
+    c = precommit_rows(at, a_plan(), "a")
     assert (
         committable_from_dict(json.loads(json.dumps(asdict(c))))
         == pickle.loads(pickle.dumps(c))
@@ -215,17 +220,17 @@ def a_receipt_and_a_participant_can_travel(at):
 # -- names --
 
 
-@every
-def one_name_is_never_used_twice_within_a_batch(at):
+@required
+def no_id_is_used_twice_within_a_batch(at):
     plan = a_plan()
-    assert len({promised(at, plan, str(n)).transactional_id for n in range(3)}) == 3
+    assert len({precommit_rows(at, plan, str(n)).transactional_id for n in range(3)}) == 3
 
 
-@every
-def a_name_taken_again_aborts_what_it_had_open_and_refuses_its_old_receipt(at):
+@required
+def a_reused_id_aborts_its_open_transaction_and_the_old_committable_is_refused(at):
     plan = a_plan()
-    old = promised(at, plan, "old")
-    new = promised(at, replace(plan, batch_id=2), "new")
+    old = precommit_rows(at, plan, "old")
+    new = precommit_rows(at, replace(plan, batch_id=2), "new")
     assert old.transactional_id == new.transactional_id and old.state != new.state
     assert [c.state for c in at.store.in_doubt(plan.query_id)] == [new.state]
     assert ask(at.store.commit, old) is REFUSED
@@ -235,7 +240,7 @@ def a_name_taken_again_aborts_what_it_had_open_and_refuses_its_old_receipt(at):
 
 
 def does_not_get_through(at, txn):
-    """Either the promise is not given, or it is worth nothing."""
+    """Either the pre-commit fails, or the commit is refused."""
     try:
         at.write(txn, "late")
         txn.flush()
@@ -245,18 +250,18 @@ def does_not_get_through(at, txn):
     assert ask(at.store.commit, c) is REFUSED
 
 
-@every
-def a_late_writer_does_not_get_through_after_a_new_life_of_its_name(at):
+@required
+def a_late_writer_does_not_get_through_after_its_id_was_reused(at):
     plan = a_plan()
     late = at.store.begin(plan)
     at.write(late, "early")
-    new = promised(at, replace(plan, batch_id=2), "new")
+    new = precommit_rows(at, replace(plan, batch_id=2), "new")
     does_not_get_through(at, late)
     assert ask(at.store.commit, new) is DONE
     assert at.seen() == ["new"]
 
 
-@every
+@required
 def a_late_writer_does_not_get_through_after_a_sweep(at):
     plan = a_plan()
     late = at.store.begin(plan)
@@ -272,8 +277,8 @@ def a_late_writer_does_not_get_through_after_a_sweep(at):
 # -- leaving --
 
 
-@every
-def an_exception_aborts_and_goes_up_unchanged(at):
+@required
+def an_exception_aborts_and_is_raised_unchanged(at):
     plan = a_plan()
     with pytest.raises(ZeroDivisionError), at.store.begin(plan) as txn:
         at.write(txn, "a")
@@ -282,8 +287,8 @@ def an_exception_aborts_and_goes_up_unchanged(at):
     assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], [])
 
 
-@every
-def leaving_normally_without_a_promise_shows_nothing_and_what_is_listed_can_be_aborted(at):
+@required
+def leaving_without_precommit_shows_nothing_and_the_listed_transactions_can_be_aborted(at):
     plan = a_plan()
     with at.store.begin(plan) as txn:
         at.write(txn, "a")
@@ -292,7 +297,7 @@ def leaving_normally_without_a_promise_shows_nothing_and_what_is_listed_can_be_a
     assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], [])
 
 
-@every
+@required
 def a_partition_without_rows_and_a_drain_begin_nothing(at):
     plan = a_plan()
     assert precommit([at.store], plan, [at.rows([]), at.rows([])]).committables == ()
@@ -312,7 +317,7 @@ def precommitted(at, txn, *texts):
     return txn.precommit()
 
 
-@every
+@required
 def a_write_after_precommit_is_refused_and_changes_nothing(at):
     with at.store.begin(a_plan()) as txn:
         c = precommitted(at, txn, "a", "b")
@@ -323,7 +328,7 @@ def a_write_after_precommit_is_refused_and_changes_nothing(at):
     assert (c.records, at.seen()) == (2, ["a", "b"])
 
 
-@every
+@required
 def a_flush_after_precommit_adds_no_rows(at):
     """A store may refuse to pre-commit rows that are not flushed, or it flushes them itself."""
     with at.store.begin(a_plan()) as txn:
@@ -346,7 +351,7 @@ def left_by_an_exception(at, plan):
     return c
 
 
-@every
+@required
 def an_exception_after_precommit_leaves_the_transaction_precommitted(at):
     plan = a_plan()
     c = left_by_an_exception(at, plan)
@@ -359,22 +364,22 @@ def an_exception_after_precommit_leaves_the_transaction_precommitted(at):
 
 
 @durable
-def another_process_commits_what_an_exception_left_after_precommit(at):
-    assert stranger(at, "commit", left_by_an_exception(at, a_plan())) is DONE
+def another_process_commits_a_transaction_that_an_exception_left_after_precommit(at):
+    assert in_another_process(at, "commit", left_by_an_exception(at, a_plan())) is DONE
     assert at.seen() == ["a"]
 
 
 # -- traces --
 
 
-@every
-def traces_names_the_transactions_of_a_query_and_of_no_other(at):
+@required
+def traces_lists_the_transactions_of_a_query_and_of_no_other(at):
     mine, other = a_plan(), a_plan()
     assert at.store.traces(mine.query_id) == []
     kept, open_, foreign = (
-        promised(at, mine, "a"),
-        promised(at, mine, "b"),
-        promised(at, other, "c"),
+        precommit_rows(at, mine, "a"),
+        precommit_rows(at, mine, "b"),
+        precommit_rows(at, other, "c"),
     )
     both = sorted([kept.transactional_id, open_.transactional_id])
     assert sorted(at.store.traces(mine.query_id)) == both
@@ -387,19 +392,19 @@ def traces_names_the_transactions_of_a_query_and_of_no_other(at):
     assert set(at.store.traces(mine.query_id)) <= set(both)
 
 
-@every
-def traces_names_an_id_that_was_used_again_once(at):
+@required
+def traces_lists_a_reused_id_once(at):
     plan = a_plan()
     for batch_id in (0, 2):
-        c = promised(at, replace(plan, batch_id=batch_id), str(batch_id))
+        c = precommit_rows(at, replace(plan, batch_id=batch_id), str(batch_id))
         assert ask(at.store.commit, c) is DONE
-    open_ = promised(at, replace(plan, batch_id=4), "4")
+    open_ = precommit_rows(at, replace(plan, batch_id=4), "4")
     assert at.store.traces(plan.query_id) == [open_.transactional_id]
 
 
 # -- other processes --
 
-STRANGER = """
+OTHER_PROCESS = """
 import json, pickle, sys
 from kafka2pc.protocol.transactions import committable_from_dict
 store, verb, receipt = pickle.load(sys.stdin.buffer)
@@ -408,7 +413,7 @@ c = committable_from_dict(json.loads(receipt))
 print(retry_unknown()(lambda: getattr(store, verb)(c)).value)
 """
 
-VICTIM = """
+KILLED_WRITER = """
 import json, os, pickle, signal, sys
 from dataclasses import asdict
 store, plan, rows, last = pickle.load(sys.stdin.buffer)
@@ -428,10 +433,12 @@ reached(last)
 """
 
 
-def elsewhere(script, *what):
+def run_python(script, *what):
     """What a fresh Python process prints that gets `what`. Classes of a notebook travel by value,
     as Spark sends them.
     """
+    from pyspark import cloudpickle
+
     env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -444,48 +451,57 @@ def elsewhere(script, *what):
     return done.stdout.decode().strip()
 
 
-def stranger(at, verb, c):
-    return Outcome(elsewhere(STRANGER, at.store, verb, json.dumps(asdict(c))))
+def in_another_process(at, verb, c):
+    return Outcome(run_python(OTHER_PROCESS, at.store, verb, json.dumps(asdict(c))))
 
 
-def killed(at, plan, last, *texts):
+def killed_after(at, plan, last, *texts):
     """A process that writes `texts` and dies by SIGKILL right after the verb `last`: its receipt,
     if it gave one.
     """
-    said = elsewhere(VICTIM, at.store, plan, at.rows(texts), last)
+    said = run_python(KILLED_WRITER, at.store, plan, at.rows(texts), last)
     return committable_from_dict(json.loads(said)) if said else None
 
 
 @durable
-def a_stranger_commits_and_aborts_with_nothing_but_the_receipt(at):
-    kept, left = promised(at, a_plan(), "a"), promised(at, a_plan(), "b")
-    assert (stranger(at, "commit", kept), stranger(at, "abort", left)) == (DONE, DONE)
-    assert (stranger(at, "commit", left), stranger(at, "abort", kept)) == (REFUSED, REFUSED)
+def another_process_commits_and_aborts_with_only_the_committable(at):
+    kept, left = precommit_rows(at, a_plan(), "a"), precommit_rows(at, a_plan(), "b")
+    assert (in_another_process(at, "commit", kept), in_another_process(at, "abort", left)) == (
+        DONE,
+        DONE,
+    )
+    assert (in_another_process(at, "commit", left), in_another_process(at, "abort", kept)) == (
+        REFUSED,
+        REFUSED,
+    )
     assert at.seen() == ["a"]
 
 
 @durable
-def who_dies_before_the_promise_leaves_nothing_that_a_sweep_does_not_end(at):
+def a_writer_killed_before_precommit_leaves_only_what_a_sweep_ends(at):
     for last in ("begin", "write", "flush"):
         plan = a_plan()
-        assert killed(at, plan, last, "a") is None
+        assert killed_after(at, plan, last, "a") is None
         assert {ask(at.store.abort, c) for c in at.store.in_doubt(plan.query_id)} <= {DONE}
         assert at.store.in_doubt(plan.query_id) == []
     assert at.seen() == []
 
 
 @durable
-def who_dies_after_the_promise_has_kept_it(at):
+def a_writer_killed_after_precommit_leaves_its_transaction_precommitted(at):
     plan = a_plan()
-    kept, left = killed(at, plan, "precommit", "a", "b"), killed(at, plan, "precommit", "c")
+    kept, left = (
+        killed_after(at, plan, "precommit", "a", "b"),
+        killed_after(at, plan, "precommit", "c"),
+    )
     assert len(at.store.in_doubt(plan.query_id)) == 2 and at.seen() == []
     assert ask(at.store.commit, kept) is DONE and ask(at.store.abort, left) is DONE
     assert (at.store.in_doubt(plan.query_id), at.seen()) == ([], ["a", "b"])
 
 
 @durable
-def who_dies_after_commit_or_abort_has_done_it_once(at):
-    kept, left = killed(at, a_plan(), "commit", "a"), killed(at, a_plan(), "abort", "b")
+def a_process_killed_after_commit_or_abort_has_done_it_once(at):
+    kept, left = killed_after(at, a_plan(), "commit", "a"), killed_after(at, a_plan(), "abort", "b")
     assert (ask(at.store.commit, kept), ask(at.store.abort, left)) == (DONE, DONE)
     assert (ask(at.store.abort, kept), ask(at.store.commit, left)) == (REFUSED, REFUSED)
     assert at.seen() == ["a"]

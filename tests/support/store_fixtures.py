@@ -235,7 +235,7 @@ def s3a(server):
     """The conf of a Spark session that reads and writes s3a://... on this server, past the proxy.
     Fetches the jars once: half a minute.
     """
-    from kafka2pc.local.broker import fetch_jars
+    from kafka2pc.local.jars import fetch_jars
 
     modules = [
         ("software.amazon.awssdk", name, SDK)

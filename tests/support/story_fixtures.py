@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory):
     """Makes jobs, and ends them with everything that they started."""
-    from kafka2pc.proof.story import Job
+    from kafka2pc.proof.spark_job import Job
 
     made = []
 
@@ -27,9 +27,9 @@ def job(jobs):
 
 @pytest.fixture
 def story(job, kafka, tmp_path):
-    from kafka2pc.proof.story import Story
+    from kafka2pc.proof.scenario import Scenario
 
-    with Story(job, kafka, tmp_path) as told:
+    with Scenario(job, kafka, tmp_path) as told:
         yield told
 
 
