@@ -241,11 +241,15 @@ def bench(
         )
 
 # %% ../../nbs/operations/14_cli.ipynb #c017
-app.command()(doctor)
+_FOR_OPERATORS = {
+    "doctor": doctor,
+    "progress": show_progress,
+    "restore": restore,
+    "adopt": adopt,
+    "abort": abort,
+    "commit": commit,
+}
+for name, command in _FOR_OPERATORS.items():
+    app.command(name)(command)
 app.add_typer(transactions, name="transactions")
 app.add_typer(decisions, name="decisions")
-app.command("progress")(show_progress)
-app.command()(restore)
-app.command()(adopt)
-app.command()(abort)
-app.command()(commit)
