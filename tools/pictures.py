@@ -1,9 +1,9 @@
-"""Draws what is in images/ but for the demonstration: one batch, the three acts, the record format,
-and the timeline after a crash.
+"""Draws what is in images/ but for the demonstration: one batch, the three phases, the record
+format, and the timeline after a crash.
 
-`python tools/pictures.py`. The acts run in memory, the timeline runs on a local Kafka; both are
-drawn by the room `proof/05_timeline`, and all colours of states come from its table. The bytes of
-the record format are those that the columnar engine sends.
+`python tools/pictures.py`. The phases run in memory, the timeline runs on a local Kafka; both are
+drawn by `proof.drawing`, and all colours of states come from its table. The bytes of the record
+format are those that the columnar engine sends.
 """
 
 import struct
@@ -25,25 +25,22 @@ from kafka2pc.kafka.encoder import (
     varints,
 )  # noqa: E402
 from kafka2pc.local.broker import LocalKafka  # noqa: E402
+from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drawing import LOOKS, draw
 from kafka2pc.proof.timeline import Timeline  # noqa: E402
 from kafka2pc.proof.world import QUERY  # noqa: E402
 from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
 from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
 from kafka2pc.protocol.history import History  # noqa: E402
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit  # noqa: E402
-from kafka2pc.protocol.restore import plan  # noqa: E402
-from kafka2pc.protocol.transactions import (
-    MemoryParticipant,
-    PreparedTxnState,
-    TxnState,
-)  # noqa: E402
+from kafka2pc.protocol.transactions import PreparedTxnState, TxnState  # noqa: E402
 
-# -- one batch: a story, told with its own words --
+# -- one batch, with its own words --
 
 WIDTH, LANE, LEFT = 860, 62, 118
 LANES = ["task 1", "task 2", "driver", "reader"]
-# lane, from, to, class, text: what stands in a lane and for how long (x in percent of the story)
+# lane, from, to, class, text: what is in a lane and for how long (x in percent of the width)
 BARS = [
     ("task 1", 10, 31, "open", "begin · write · flush"),
     ("task 1", 31, 54, "pre", "pre-committed"),
@@ -76,10 +73,13 @@ STYLE = (
         )
     )
     + """
-text{font:13px system-ui,sans-serif;fill:#24292f} .lane{font-weight:600} .in{fill:#111;text-anchor:middle;font-size:12px} .say{text-anchor:middle;font-size:12px}
+text{font:13px system-ui,sans-serif;fill:#24292f} .lane{font-weight:600}
+.in{fill:#111;text-anchor:middle;font-size:12px} .say{text-anchor:middle;font-size:12px}
 .line{stroke:#8c959f} .none{fill:#d9dde2} .half{fill:#f3b49a}
-.step{fill:#57606a} .decision{fill:#0072b2} .crash{fill:none;stroke:#d55e00;stroke-width:3.5} .arrow{stroke:#57606a;stroke-width:1.6;marker-end:url(#a)}
-@media(prefers-color-scheme:dark){text{fill:#e6edf3} .in{fill:#111} .step{fill:#adbac7} .arrow{stroke:#adbac7} .decision{fill:#56b4e9} .head{fill:#adbac7}}
+.step{fill:#57606a} .decision{fill:#0072b2} .crash{fill:none;stroke:#d55e00;stroke-width:3.5}
+.arrow{stroke:#57606a;stroke-width:1.6;marker-end:url(#a)}
+@media(prefers-color-scheme:dark){text{fill:#e6edf3} .in{fill:#111} .step{fill:#adbac7}
+.arrow{stroke:#adbac7} .decision{fill:#56b4e9} .head{fill:#adbac7}}
 """
 )
 
@@ -147,12 +147,12 @@ def one_batch():
     )
 
 
-# -- the three acts, played by the code that does them --
+# -- the three phases, run by the code that does them --
 
 
-def acts():
-    """Name -> SVG: the same batch up to the end of act one, up to the end of act two, and a death
-    in between that act three mends.
+def phases():
+    """Name -> SVG: the same batch up to the end of the pre-commit phase, up to the end of the commit
+    phase, and a crash in between that the restore phase repairs.
     """
     drawn = {}
     for name, dies in (("commit", False), ("restore", True)):
@@ -160,13 +160,13 @@ def acts():
         driver = Driver(
             query_id=QUERY, log=MemoryLog(), participants={"store": store}, history=history
         )
-        history.append("invoke", "press", text="act one: pre-commit")
-        made = plan(driver, 0)
-        messages = [precommit([store], made, [["row"]], history) for _ in range(2)]
+        history.append("invoke", "press", text="pre-commit phase")
+        first = restore(driver, 0)
+        messages = [precommit([store], first, [["row"]], history) for _ in range(2)]
         drawn["precommit"] = draw(history.events)
-        history.append("invoke", "press", text="act two: commit")
+        history.append("invoke", "press", text="commit phase")
         if dies:
-            decide(driver, made, messages)
+            decide(driver, first, messages)
             history.append(
                 "info",
                 "crash",
@@ -174,9 +174,9 @@ def acts():
                 pid=history.events[-1].process,
                 text="after the decision",
             )
-            history.append("invoke", "press", text="act three: restore")
-            made = plan(driver, 0)
-            messages = [precommit([store], made, [["row"]], history) for _ in range(2)]
+            history.append("invoke", "press", text="restore phase")
+            again = restore(driver, 0)
+            messages = [precommit([store], again, [["row"]], history) for _ in range(2)]
         commit(driver, messages, 0)
         history.append("ok", "commit log", batch_id=0)
         drawn[name] = draw(history.events)
@@ -269,9 +269,9 @@ def record_format():
 
 def wrapped(name, count):
     """The words of a name, in lines that fit over so many bytes."""
-    lines, room = [""], max(count, 2) * CELL // 6
+    lines, width = [""], max(count, 2) * CELL // 6
     for word in name.split():
-        if lines[-1] and len(lines[-1]) + 1 + len(word) > room:
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
             lines.append("")
         lines[-1] = f"{lines[-1]} {word}".strip()
     return lines
@@ -294,7 +294,7 @@ def crash():
 
 if __name__ == "__main__":
     for name, svg in (
-        {"one-batch": one_batch(), "record-format": record_format()} | acts() | crash()
+        {"one-batch": one_batch(), "record-format": record_format()} | phases() | crash()
     ).items():
         (ROOT / "images" / f"{name}.svg").write_text(svg, encoding="utf-8")
         print(f"images/{name}.svg, {len(svg)} characters")

@@ -10,7 +10,7 @@ import re
 from typing import Iterable, Mapping
 
 # %% ../../nbs/operations/10_doctor.ipynb #c003
-from ..kafka.control import TOKEN_PROVIDER
+from ..kafka.login import TOKEN_PROVIDER
 from .access import Access
 from kafka2pc.operations.cluster_checks import (
     check_copies,

@@ -13,8 +13,9 @@ from typing import Callable, Mapping
 # %% ../../nbs/operations/03_query.ipynb #c003
 from ..backends.places import absolute_place, normal_place
 from ..backends.storage import Storage
+from ..decision_logs.opening import open_folder_log
 from ..kafka.control import Control
-from ..protocol.decisions import DecisionLog, open_log
+from ..protocol.decisions import DecisionLog
 from ..protocol.errors import BadOption, StaleCheckpoint
 from ..spark.checkpoint import Checkpoint, log_at
 
@@ -70,7 +71,7 @@ def open_query(
     if decision_log:
         log = _log(decision_log.rstrip("/"), query_id, conf, prefix)
     else:
-        log = open_log(f"{checkpoint.location}/kafka2pc")
+        log = open_folder_log(f"{checkpoint.location}/kafka2pc")
     return Query(
         place=place,
         query_id=query_id,

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Iterator, Mapping
 
 # %% ../../nbs/operations/05_repair.ipynb #c003
-from ..kafka.participant import KafkaParticipant, parallel, retry_unknown
+from ..kafka.participant import KafkaParticipant
 from .query import Query
 from .survey import Survey, find_prefix
-from ..protocol.commit import Driver, check_own, finish, overtaken, standings, sweep
+from ..protocol.commit import Driver, check_own, describe_all, finish, has_newer_run, sweep
 from kafka2pc.protocol.decisions import (
     Decision,
     Identity,
@@ -26,6 +26,7 @@ from kafka2pc.protocol.decisions import (
     newest_record,
 )
 from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused, Superseded
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.restore import adopt, check_identity, claim
 from kafka2pc.protocol.transactions import (
     Committable,
@@ -130,7 +131,7 @@ def fence(driver: Driver) -> Token:
     decided = newest.slot.batch_id if newest else -1
     last = batches[-1] if batches else 0
     claimed = claim(driver, max(decided + 1, last))
-    if claimed.commit or overtaken(driver.log.listing(), claimed):
+    if claimed.commit or has_newer_run(driver.log.listing(), claimed):
         raise _still_runs(driver)
     return claimed.token
 
@@ -347,7 +348,7 @@ def _steps_of(driver: Driver, decision: Decision) -> list[Step]:
             left_ms=_left_ms(c) if s.state is TxnState.PRECOMMITTED else None,
         )
         for c, s in zip(
-            decision.committables, standings(driver, decision.committables), strict=True
+            decision.committables, describe_all(driver, decision.committables), strict=True
         )
     ]
 

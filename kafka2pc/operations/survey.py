@@ -15,7 +15,8 @@ from kafka.protocol.admin import DescribeProducersRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../../nbs/operations/04_survey.ipynb #c004
-from ..kafka.control import Control, DescribedTransaction
+from ..kafka.control import Control
+from ..kafka.coordinators import DescribedTransaction
 from ..kafka.participant import NEVER_MS
 from .query import Query
 from ..protocol.decisions import newest_commit, newest_record

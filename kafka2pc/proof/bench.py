@@ -31,8 +31,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from rich.table import Table
 
 # %% ../../nbs/proof/32_bench.ipynb #c004
+from ..kafka.cluster_check import check
 from ..kafka.control import Control
-from ..kafka.participant import KafkaParticipant, check
+from ..kafka.participant import KafkaParticipant
 from ..local.broker import LocalKafka
 from ..local.databases import LocalMariaDB, LocalPostgres
 from ..local.jars import KAFKA_VERSION

@@ -18,7 +18,7 @@ from typing import Callable, Sequence
 from confluent_kafka import Consumer, TopicPartition
 
 # %% ../../nbs/proof/22_demo.ipynb #c004
-from ..kafka.participant import read_topic
+from ..kafka.readers import read_topic
 from ..local.broker import LocalKafka
 from ..local.flights import flights
 from .crash_points import Crash, CrashPoint, arm

@@ -14,7 +14,7 @@ from typing import Iterable
 from rich.table import Table
 
 # %% ../../nbs/proof/20_demo_report.ipynb #c004
-from ..kafka.participant import Record
+from ..kafka.readers import Record
 from .checker import Seen, duplicate, lost, reordered
 
 # %% ../../nbs/proof/20_demo_report.ipynb #c007

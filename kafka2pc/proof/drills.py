@@ -4,18 +4,21 @@
 
 # %% auto #0
 __all__ = ['EXACTLY_ONCE', 'VICTIMS', 'POINTS', 'Place', 'Drill', 'Played', 'play', 'kill_driver', 'forget_the_decision',
-           'kill_driver_python', 'kill_executor_python', 'kill_broker', 'kill_coordinator', 'survive', 'point_drills',
-           'play_all', 'summary']
+           'kill_driver_python', 'kill_executor_python', 'kill_broker', 'kill_coordinator', 'survive', 'survive_all',
+           'point_drills', 'together', 'play_all', 'summary']
 
 # %% ../../nbs/proof/24_drills.ipynb #c002
 import os
 import signal
 import tempfile
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Callable, Iterable, Mapping
+from threading import Lock
+from typing import Callable, Hashable, Iterable, Mapping
 
 # %% ../../nbs/proof/24_drills.ipynb #c003
 from rich.box import SIMPLE_HEAD
@@ -23,7 +26,7 @@ from rich.table import Table
 
 # %% ../../nbs/proof/24_drills.ipynb #c004
 from ..kafka.control import Control
-from .child_process import until
+from .child_process import Failed, until
 from .crash_points import CrashPoint
 from .scenario import Scenario, Stop
 from .spark_job import Job, running
@@ -34,7 +37,7 @@ from ..protocol.history import Event
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
     """`title` is the sentence that it proves; `play(stage)` raises if not. `kind`: point, case,
-    dual, pipeline or walk; `nodes`: of its cluster.
+    dual, pipeline or walk; `nodes`: of its cluster; `count`: of drills that were merged into it.
     """
 
     kind: str
@@ -45,6 +48,7 @@ class Drill:
     expect: str
     play: Callable[[Stage], None] = field(repr=False)
     nodes: int = 1
+    count: int = 1
 
     def _repr_html_(self) -> str:
         rows = (
@@ -195,30 +199,62 @@ def survive(
     make: Callable[[Stage, Job], Scenario] = make_scenario,
     session: Mapping[str, str] | None = None,
 ):
-    """Two more batches: strike when the second one comes to the first place, and again for each
-    other place, in the restart that heals the blow before. Every restart has another number of
-    tasks and another engine. Then check.
+    """Two more batches: strike when the second one comes to the first place, and again at each
+    other place, in the restart that heals the blow before. Then check. Raises `NotExactlyOnce`.
+    """
+    survive_all(stage, [places], strike, make=make, session=session)
+
+
+def survive_all(
+    stage: Stage,
+    rounds: list[list[Place]],
+    strike: Callable,
+    *,
+    make: Callable[[Stage, Job], Scenario] = make_scenario,
+    session: Mapping[str, str] | None = None,
+):
+    """The same for several lists of places: each gets a batch of its own, and the run that heals
+    one blow goes on to the next. Every run has another number of tasks and another engine.
     """
     scenario, struck = stage.scenario(make, **(session or {})), []
 
     def now(event: Event) -> bool:
+        stage.heal()
         struck.append(time.monotonic())
         stage.crashes += 1
         return strike(stage, scenario, event)
 
-    scenario.feed(2)
-    stage.records += 2 * scenario.size
-    for n, (point, participant) in enumerate(places):
-        batch_id = None if n else scenario.files - 1
-        failed = scenario.interrupt(
-            Stop(point=point, participant=participant, batch_id=batch_id, strike=now),
-            **stage.life(),
-        )
-        stage.heal()
+    first = scenario.files + 1
+    scenario.feed(1 + len(rounds))
+    stage.records += (1 + len(rounds)) * scenario.size
+    stops = [
+        Stop(point=point, participant=who, batch_id=None if n else batch_id, strike=now)
+        for batch_id, places in enumerate(rounds, first)
+        for n, (point, who) in enumerate(places)
+    ]
+    failed = None
+    while len(struck) < len(stops):
+        failed = _run_through(stage, scenario, stops[len(struck) :])
     if failed:
         scenario.run(**stage.life())
-    stage.restores_s.append(time.monotonic() - struck[0])
+    struck.append(time.monotonic())
+    stage.restores_s += [after - before for before, after in pairwise(struck)]
     scenario.check()
+
+
+def _run_through(stage: Stage, scenario: Scenario, stops: list[Stop]) -> Exception | None:
+    """One run, with as many of the stops as it comes to before it dies. Returns its error. Raises
+    `Failed` if it comes to none.
+    """
+    crashes = stage.crashes
+    try:
+        return scenario.interrupt(*stops, **stage.life())
+    except Failed as e:  # it died before the next stop
+        if stage.crashes == crashes or e.__cause__ is None:
+            raise
+        return e
+    finally:
+        stage.heal()
 
 
 def point_drills() -> list[Drill]:
@@ -241,26 +277,98 @@ def point_drills() -> list[Drill]:
     ]
 
 # %% ../../nbs/proof/24_drills.ipynb #c019
-def play_all(
-    drills: Iterable[Drill], output: Path, tell: Callable[[Played], None] = lambda played: None
-) -> list[Played]:
-    """Play drills, those on one node first. `tell` is called with each result. Raises what
-    LocalKafka raises.
+def together(drills: Iterable[Drill], most: int = 7) -> list[Drill]:
+    """Merge drills that differ only in their places, at most so many: each becomes one batch of a
+    running query.
     """
-    results, drills = [], sorted(drills, key=lambda d: d.nodes)
-    for nodes in sorted({d.nodes for d in drills}):
-        with (
-            tempfile.TemporaryDirectory(
-                prefix="kafka2pc-drill-", ignore_cleanup_errors=True
-            ) as folder,
-            Stage(Path(folder), nodes) as stage,
-        ):
-            for d in drills:
-                if d.nodes != nodes:
-                    continue
-                results.append(play(d, stage, output))
-                tell(results[-1])
+    groups = {}
+    for d in drills:
+        groups.setdefault(_group(d), []).append(d)
+    merged = []
+    for group in groups.values():
+        for n in range(0, len(group), most):
+            merged.append(_merge(group[n : n + most]))
+    return merged
+
+
+def _group(drill: Drill) -> Hashable:
+    """What merged drills have in common. Only plain crashes can be merged."""
+    play = drill.play
+    if not isinstance(play, partial) or play.func is not survive:
+        return id(drill)
+    more = {k: str(v) for k, v in play.keywords.items() if k != "places"}
+    return drill.kind, drill.nodes, *sorted(more.items())
+
+
+def _merge(drills: list[Drill]) -> Drill:
+    first = drills[0]
+    if len(drills) == 1:
+        return first
+    rounds = [d.play.keywords["places"] for d in drills]
+    common = {k: v for k, v in first.play.keywords.items() if k != "places"}
+    prefix = os.path.commonprefix([d.title for d in drills]).rpartition(" ")[0] + " "
+    return replace(
+        first,
+        title=prefix + ", ".join(d.title.removeprefix(prefix) for d in drills),
+        given=f"{len(drills) + 1} more batches of 40 rows",
+        crash_at="one batch each: " + "; ".join(d.crash_at for d in drills),
+        count=len(drills),
+        play=partial(survive_all, rounds=rounds, **common),
+    )
+
+# %% ../../nbs/proof/24_drills.ipynb #c021
+def play_all(
+    drills: Iterable[Drill],
+    output: Path,
+    tell: Callable[[Played], None] = lambda played: None,
+    at_once: int | None = None,
+) -> list[Played]:
+    """Play drills on as many stages at once (None: two, if there are two processors). `tell` is
+    called with each result. Raises what LocalKafka raises.
+    """
+    lanes = {}
+    for d in together(drills):
+        lanes.setdefault((d.kind, d.nodes), []).append(d)
+    order = sorted(lanes, key=lambda lane: (_SLOWEST_FIRST.index(lane[0]), lane[1]))
+    stages, results, calls = [], [], Lock()
+
+    def report(played: Played):
+        with calls:
+            results.append(played)
+            tell(played)
+
+    pool = ThreadPoolExecutor(at_once or min(2, os.cpu_count() or 1))
+    try:
+        running_lanes = [
+            pool.submit(_play_lane, lanes[lane], lane[1], stages, output, report) for lane in order
+        ]
+        for done in as_completed(running_lanes):
+            done.result()
+    except BaseException:  # a cluster does not start, or Ctrl-C
+        pool.shutdown(wait=False, cancel_futures=True)
+        for stage in stages:
+            stage.abandon()
+        raise
+    pool.shutdown()
     return results
+
+
+_SLOWEST_FIRST = ("pipeline", "case", "dual", "point", "walk")
+
+
+def _play_lane(
+    drills: list[Drill], nodes: int, stages: list[Stage], output: Path, report: Callable
+):
+    """Play drills one after the other on a stage of their own, which `stages` gets."""
+    with (
+        tempfile.TemporaryDirectory(prefix="kafka2pc-drill-", ignore_cleanup_errors=True) as folder,
+        Stage(Path(folder), nodes) as stage,
+    ):
+        stages.append(stage)
+        for d in drills:
+            if stage.abandoned:
+                return
+            report(play(d, stage, output))
 
 
 _KINDS = {
@@ -286,7 +394,7 @@ def summary(played: Iterable[Played]) -> Table:
         ]
         table.add_row(
             title,
-            str(len(those)),
+            str(sum(p.drill.count for p in those)),
             str(sum(p.crashes for p in those)),
             f"{sum(p.records for p in those):,}",
             *anomalies,

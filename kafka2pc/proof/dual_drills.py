@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 # %% ../../nbs/proof/28_dual_drills.ipynb #c004
+from ..decision_logs.files import FileLog
 from ..local.databases import LocalPostgres
 from .checker import Seen, anomalies
 from .crash_points import CrashPoint
@@ -30,7 +31,6 @@ from kafka2pc.proof.drills import (
 from .scenario import NotExactlyOnce, Scenario
 from .spark_job import COLUMNS, Job
 from .stage import ONE_HOST, Stage
-from ..protocol.decisions import FileLog
 from ..spark.driver import open_participant
 from ..spark.foreach_batch import Shaped, TwoPhase
 from ..spark.options import parse_sink_options

@@ -184,7 +184,7 @@ def through_blows(
     scenario.check()
 
 
-def pipeline_drills(seed: int, count: int = 10) -> Iterator[Drill]:
+def pipeline_drills(seed: int, count: int = 6) -> Iterator[Drill]:
     """So many drills, each with other days and other blows."""
     for n in range(count):
         dice = random.Random(f"{seed} {n}")

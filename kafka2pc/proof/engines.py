@@ -20,17 +20,19 @@ from typing import Callable
 import pyarrow as pa
 
 # %% ../../nbs/proof/31_engines.ipynb #c004
+from ..kafka.cluster_check import check
 from ..kafka.column_producer import ColumnTransaction
 from ..kafka.control import Control
-from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
+from ..kafka.participant import KafkaParticipant
 from ..kafka.row_producer import RowTransaction
 from ..local.broker import LocalKafka
 from ..local.jars import fetch_jars, fetch_kafka, find_java
 from .measure import Measured, in_turns
 from ..protocol.commit import Driver, commit
 from ..protocol.decisions import MemoryLog
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.precommit import precommit
-from ..protocol.restore import plan
+from ..protocol.restore import restore
 
 # %% ../../nbs/proof/31_engines.ipynb #c007
 def rows_of_size(size: int, keyed: bool, rows: int = 10_000) -> pa.RecordBatch:
@@ -167,13 +169,13 @@ def drive(kafka: LocalKafka, transactions: int) -> dict[str, float]:
     write = lambda run: each(
         lambda _: precommit([participant], run, iter([chunk])), range(transactions)
     )
-    messages = write(plan(driver, 0))
+    messages = write(restore(driver, 0))
     start = time.perf_counter()
     commit(driver, messages, 0)
     committed = time.perf_counter() - start
-    write(plan(driver, 1))
+    write(restore(driver, 1))
     start = time.perf_counter()
-    plan(driver, 1)
+    restore(driver, 1)
     swept = time.perf_counter() - start
     participant.close()
     return {"commit": committed, "restore": swept}

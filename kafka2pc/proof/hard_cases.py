@@ -25,8 +25,11 @@ from typing import Callable
 import pyarrow as pa
 
 # %% ../../nbs/proof/27_hard_cases.ipynb #c004
+from ..decision_logs.files import FileLog
+from ..kafka.cluster_check import check
 from ..kafka.control import Control
-from ..kafka.participant import KafkaParticipant, check, read_topic, retry_unknown
+from ..kafka.participant import KafkaParticipant
+from ..kafka.readers import read_topic
 from ..local.broker import LocalKafka
 from .child_process import Failed, until
 from .crash_points import CrashPoint
@@ -37,11 +40,12 @@ from .spark_job import Job, running
 from .stage import Stage
 from .walks import after_a_race, pause_node
 from ..protocol.commit import Driver, commit
-from ..protocol.decisions import Decision, FileLog
+from ..protocol.decisions import Decision
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History
+from ..protocol.policies import retry_unknown
 from ..protocol.precommit import precommit
-from ..protocol.restore import plan
+from ..protocol.restore import restore
 from ..protocol.transactions import Token
 
 # %% ../../nbs/proof/27_hard_cases.ipynb #c007
@@ -469,7 +473,7 @@ class BareQuery:
             )
             | driver
         )
-        first = plan(driver, batch_id, mine=mine)
+        first = restore(driver, batch_id, mine=mine)
         begin = batch_id * self.rows
         chunks = [
             pa.record_batch(

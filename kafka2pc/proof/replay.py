@@ -265,7 +265,7 @@ def call_plan(
 ) -> Plan:
     """The restore phase of run `number`. `mine`: the token that its planner has."""
     driver = make_driver(calls.setting, transcript, number)
-    return restore_phase.plan(driver, batch, offsets_hash=offsets_hash(version), mine=mine)
+    return restore_phase.restore(driver, batch, offsets_hash=offsets_hash(version), mine=mine)
 
 
 def call_precommit(

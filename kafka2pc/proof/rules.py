@@ -34,11 +34,11 @@ from .world import ANOMALIES, QUERY, Config, Worker, World, name_of, spell
 from ..protocol import commit as commit_phase
 from ..protocol import precommit as precommit_phase
 from ..protocol import restore as restore_phase
-from ..protocol.commit import abort, decide, finish, sweep, tell
+from ..protocol.commit import abort, decide, finish, send, sweep
 from ..protocol.decisions import Chains, Decision, Listing, commit_of, newest_commit, win
 from ..protocol.errors import OutcomeUnknown
 from ..protocol.precommit import precommit
-from ..protocol.restore import plan
+from ..protocol.restore import restore
 from ..protocol.transactions import CommitMessage, Committable, Mode, Outcome, Plan, Token
 
 # %% ../../nbs/proof/09_rules.ipynb #c005
@@ -137,8 +137,8 @@ def skip_check(driver, cs, planned):
 
 
 _UNFLUSHED, _UNCHECKED = (
-    ("precommit.promise", precommit_unflushed),
-    ("commit.check_votes", skip_check),
+    ("precommit.flush_and_precommit", precommit_unflushed),
+    ("commit.check_open", skip_check),
 )
 RULES |= {
     "flush": Rule(
@@ -182,7 +182,7 @@ def committables_of(messages) -> list[Committable]:
 
 def commit_first(driver, plan, messages) -> Decision:
     for c in committables_of(messages):
-        tell(driver, "commit", c, plan.batch_id)
+        send(driver, "commit", c, plan.batch_id)
     return decide(driver, plan, messages)
 
 
@@ -206,7 +206,7 @@ RULES |= {
 # %% ../../nbs/proof/09_rules.ipynb #c015
 def abort_at_once(driver, messages, batch_id):
     for c in committables_of(messages):
-        tell(driver, "abort", c, batch_id)
+        send(driver, "abort", c, batch_id)
 
 
 def abort_after_reading(driver, messages, batch_id):
@@ -310,14 +310,14 @@ def claim_past_commit(driver, batch_id, seen=None) -> Decision:
 
 
 def plan_and_sweep_when_drained(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
-    result = plan(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
+    result = restore(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
     if result.mode is Mode.DRAIN:
         sweep(driver, driver.new_token(batch_id + 1, 0))
     return result
 
 
 def plan_any_rows(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
-    return plan(driver, batch_id, mine=mine)
+    return restore(driver, batch_id, mine=mine)
 
 
 def decide_any_rows(driver, plan, messages) -> Decision:
@@ -340,7 +340,7 @@ RULES |= {
         "a drained replay sweeps",
         _LOST,
         Config(),
-        (("restore.plan", plan_and_sweep_when_drained),),
+        (("restore.restore", plan_and_sweep_when_drained),),
         "5",
         "H3",
     ),
@@ -348,7 +348,7 @@ RULES |= {
         "a decision does not say for which rows it is",
         _SILENT,
         replace(_TWO, new_rows=1),
-        (("restore.plan", plan_any_rows), ("commit.decide", decide_any_rows)),
+        (("restore.restore", plan_any_rows), ("commit.decide", decide_any_rows)),
         "5",
     ),
     "the rows that were planned": Rule(
@@ -384,7 +384,7 @@ def plan_sweep_first(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     chain = driver.log.chain(batch_id)
     if not any(d.commit for d in chain):
         sweep(driver, driver.new_token(batch_id, len(chain) + 1))
-    return plan(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
+    return restore(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
 
 
 def plan_without_claim(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
@@ -401,7 +401,7 @@ def plan_without_claim(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
             token=before.token,
             offsets_hash=offsets_hash,
         )
-    return plan(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
+    return restore(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
 
 
 RULES |= {
@@ -409,14 +409,14 @@ RULES |= {
         "a run starts writing at once, in the next free slot",
         "DUPLICATE",
         _TWO,
-        (("restore.plan", plan_nothing),),
+        (("restore.restore", plan_nothing),),
         "6",
     ),
     "claim before the sweep": Rule(
         "first the sweep, then the claim",
         _LOST,
         _TWO,
-        (("restore.plan", plan_sweep_first),),
+        (("restore.restore", plan_sweep_first),),
         "6",
         "H7",
     ),
@@ -424,7 +424,7 @@ RULES |= {
         "where nothing is open, a run goes on without a claim",
         _LOST,
         Config(batches=3),
-        (("restore.plan", plan_without_claim),),
+        (("restore.restore", plan_without_claim),),
         "6",
         "H4",
     ),
@@ -446,7 +446,7 @@ def sweep_all_but_mine(driver, token, own_parity=None, seen=None):
     for c in store.in_doubt(QUERY):
         name = name_of(c.transactional_id)
         if c.transactional_id not in spared and (name.token != token or name.parity == own_parity):
-            tell(driver, "abort", c, 0)
+            send(driver, "abort", c, 0)
 
 
 def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None):
@@ -455,7 +455,7 @@ def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None):
             re.search("-..00....-", c.transactional_id)
             and name_of(c.transactional_id).token < token
         ):
-            tell(driver, "abort", c, 0)
+            send(driver, "abort", c, 0)
 
 
 def sweep_by_init(prepared_too: bool) -> Callable:
@@ -508,7 +508,7 @@ def report_nothing(driver, decision, lost):
 
 
 def take_unknown_as_done(driver, verb, c, batch_id, retry=None) -> Outcome:
-    outcome = tell(driver, verb, c, batch_id, retry)
+    outcome = send(driver, verb, c, batch_id, retry)
     return Outcome.DONE if outcome is Outcome.UNKNOWN else outcome
 
 
@@ -540,7 +540,7 @@ RULES |= {
         "no answer from the store counts as done",
         _SILENT,
         replace(_ONE, late_end=1),
-        (("commit.tell", take_unknown_as_done),),
+        (("commit.send", take_unknown_as_done),),
         "7",
     ),
     "ask before lost": Rule(

@@ -21,10 +21,11 @@ from confluent_kafka import Consumer
 
 # %% ../../nbs/proof/12_scenario.ipynb #c004
 from ..kafka.control import Control
-from ..kafka.participant import Record, read_both, read_topic
+from ..kafka.readers import Record, read_topic
 from .checker import Seen, anomalies
 from .child_process import Failed, until
 from .crash_points import Crash, CrashPoint, arm
+from .readers import read_both
 from .spark_job import Job
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History, read_history

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Callable
 
 # %% ../../nbs/proof/23_stage.ipynb #c003
+import psutil
 from pyspark.find_spark_home import _find_spark_home
 
 # %% ../../nbs/proof/23_stage.ipynb #c004
@@ -85,7 +86,7 @@ class TwoHosts:
 
 # %% ../../nbs/proof/23_stage.ipynb #c009
 ONE_HOST = {"master": "local[2,3]"}  # two tasks at a time, three tries for each
-DRILLS_OF_A_SCENARIO = 20  # then a new one: reading a topic to its end takes longer and longer
+DRILLS_OF_A_SCENARIO = 5  # then a new one: reading a topic to its end takes longer and longer
 
 
 def make_scenario(stage: "Stage", job: Job) -> Scenario:
@@ -105,6 +106,7 @@ class Stage:
         self.records = 0
         self.restores_s = []
         self.kept = None  # the history of the last drill that ended badly
+        self.abandoned = False
         self._scenario = None
         self._left = 0  # drills that this scenario still has
         self._make = make_scenario
@@ -195,6 +197,14 @@ class Stage:
         """Wait until everything that was to be healed is."""
         while self._healing:
             self._healing.pop().result()
+
+    def abandon(self):
+        """Kill the jobs, so that a drill in another thread ends soon. No more drills follow."""
+        self.abandoned = True
+        for job in self._jobs.values():
+            for process in job.processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def keep(self, output: Path):
         """Keep the history of a scenario that ended badly."""

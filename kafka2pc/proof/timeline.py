@@ -19,7 +19,9 @@ from typing import Callable, Iterator
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../nbs/proof/17_timeline.ipynb #c004
-from ..kafka.participant import NEVER_MS, KafkaParticipant, check, read_topic, retry_unknown
+from ..kafka.cluster_check import check
+from ..kafka.participant import NEVER_MS, KafkaParticipant
+from ..kafka.readers import read_topic
 from .captions import POINTS, Verdict, verdict
 from .crash_points import Crash, CrashPoint, arm
 from .drawing import READERS, Drawn
@@ -29,6 +31,7 @@ from .timeline_run import Run, RunFailed
 from .world import QUERY
 from ..protocol.errors import BadOption
 from ..protocol.history import Event
+from ..protocol.policies import retry_unknown
 from ..protocol.transactions import TxnState
 
 # %% ../../nbs/proof/17_timeline.ipynb #c007

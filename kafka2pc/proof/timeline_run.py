@@ -13,16 +13,17 @@ from contextlib import nullcontext
 from pathlib import Path
 
 # %% ../../nbs/proof/16_timeline_run.ipynb #c003
-from ..kafka.participant import KafkaParticipant, retry_unknown
+from ..decision_logs.files import FileLog
+from ..kafka.participant import KafkaParticipant
 from .child_process import ChildProcess
 from .rules import RULES, switch_off
 from .world import QUERY
 from ..protocol.commit import Driver, commit
-from ..protocol.decisions import FileLog
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History, read_history
+from ..protocol.policies import retry_unknown
 from ..protocol.precommit import precommit
-from ..protocol.restore import plan
+from ..protocol.restore import restore
 from ..protocol.transactions import Mode, Token
 
 # %% ../../nbs/proof/16_timeline_run.ipynb #c006
@@ -59,7 +60,7 @@ def run_batch(order: dict, mine: Token | None) -> Token | None:
     )
     rows = range(batch_id * size, (batch_id + 1) * size)
     with switch_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
-        first = plan(driver, batch_id, mine=mine)
+        first = restore(driver, batch_id, mine=mine)
         chunks = [
             pa.record_batch({"value": [str(row) for row in rows[task::tasks]]})
             for task in range(tasks)

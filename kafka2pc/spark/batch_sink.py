@@ -20,14 +20,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter
 
 # %% ../../nbs/spark/06_batch_sink.ipynb #c004
 from ..backends.places import masked
+from ..decision_logs.files import FileLog
 from ..kafka.participant import KafkaParticipant
-from ..protocol.commit import Driver, finish, said, sweep
+from ..protocol.commit import Driver, describe_error, finish, sweep
 from ..protocol.commit import abort as abort_batch
 from ..protocol.commit import commit as commit_batch
 from kafka2pc.protocol.decisions import (
     Decision,
     DecisionLog,
-    FileLog,
     NamedLog,
     commit_of,
     holds_later,
@@ -35,7 +35,7 @@ from kafka2pc.protocol.decisions import (
 )
 from ..protocol.errors import BadOption, OutcomeUnknown, ReplayDiffers
 from ..protocol.restore import claim
-from ..protocol.restore import plan as restore_and_plan
+from ..protocol.restore import restore as restore_and_plan
 from ..protocol.transactions import CommitMessage, Mode, Plan
 from .batch_line import count_aborts, log_batch
 from .driver import make_driver, open_participant, open_place
@@ -67,7 +67,7 @@ def close_key(driver: Driver, days: int):
         _LOG.warning(
             "the write under this idempotenceKey is complete; tidying up failed and is tried"
             " again: %s",
-            said(e),
+            describe_error(e),
         )
 
 
@@ -195,7 +195,9 @@ class BatchWriter(DataSourceArrowWriter):
         try:
             driver.log.purge(1)
         except Exception as e:
-            _LOG.warning("the write has ended; its decision stays in the log: %s", said(e))
+            _LOG.warning(
+                "the write has ended; its decision stays in the log: %s", describe_error(e)
+            )
 
     def _driver(self) -> Driver:
         log = _batch_log(self.options, self.plan.query_id, self.folder)

@@ -14,7 +14,8 @@ from typing import Iterable
 # %% ../../nbs/spark/02_checkpoint.ipynb #c003
 from ..backends.places import absolute_place, check_place, masked, normal_place
 from ..backends.storage import Storage
-from ..protocol.decisions import DecisionLog, Identity, open_log
+from ..decision_logs.opening import open_folder_log
+from ..protocol.decisions import DecisionLog, Identity
 from ..protocol.errors import BadOption, StaleCheckpoint
 
 # %% ../../nbs/spark/02_checkpoint.ipynb #c005
@@ -159,7 +160,7 @@ def log_at(
     try:
         if not place.startswith(("postgresql:", "postgres:")):
             # in an object store log//x is not log/x
-            return open_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{query_id}")
+            return open_folder_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{query_id}")
         from kafka2pc.decision_logs.table import TableLog  # with psycopg
 
         return TableLog(place, query_id)

@@ -12,12 +12,15 @@ from dataclasses import asdict, replace
 from functools import partial
 
 # %% ../../nbs/spark/04_driver.ipynb #c003
-from ..kafka.column_producer import without_use
-from ..kafka.participant import KafkaParticipant, check, parallel, retry_unknown
+from ..decision_logs.opening import open_folder_log
+from ..kafka.cluster_check import check
+from ..kafka.participant import KafkaParticipant
+from ..kafka.producer_settings import without_use
 from ..protocol.commit import Driver
-from ..protocol.decisions import DecisionLog, open_log
+from ..protocol.decisions import DecisionLog
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.restore import back_off
-from ..protocol.restore import plan as restore_and_plan
+from ..protocol.restore import restore as restore_and_plan
 from ..protocol.transactions import Mode, Plan
 from .batch_line import BatchHistory
 from .checkpoint import Checkpoint, identity_of, log_at
@@ -68,7 +71,7 @@ def log_in(checkpoint: Checkpoint) -> DecisionLog:
     """The decision log inside a checkpoint, opened once in each process."""
     opened = os.getpid(), checkpoint.location
     if opened not in _LOGS:
-        _LOGS[opened] = open_log(checkpoint.log_place)
+        _LOGS[opened] = open_folder_log(checkpoint.log_place)
     return _LOGS[opened]
 
 

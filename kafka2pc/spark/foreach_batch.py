@@ -20,11 +20,12 @@ from pyspark.sql import DataFrame
 # %% ../../nbs/spark/16_foreach_batch.ipynb #c004
 from ..backends.places import check_place
 from ..kafka.encoder import payload_bytes
-from ..kafka.participant import parallel, retry_unknown, with_prefix
+from ..kafka.participant import with_prefix
 from ..protocol.commit import Driver, abort, commit, sweep
 from ..protocol.decisions import Decision, DecisionLog, Identity, holds_later
 from ..protocol.errors import BadOption, TwoPhaseError
 from ..protocol.history import from_environment
+from ..protocol.policies import parallel, retry_unknown
 from ..protocol.precommit import precommit
 from ..protocol.restore import adopt, back_off, claim
 from kafka2pc.protocol.transactions import (

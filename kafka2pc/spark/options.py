@@ -12,7 +12,7 @@ from typing import Iterable, Mapping, Sequence
 
 # %% ../../nbs/spark/01_options.ipynb #c003
 from ..backends.places import check_place
-from ..kafka.control import client_conf
+from ..kafka.settings import client_conf
 from ..protocol.errors import BadOption
 
 # %% ../../nbs/spark/01_options.ipynb #c005

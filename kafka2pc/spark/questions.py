@@ -29,7 +29,8 @@ from tenacity import (
 )
 
 # %% ../../nbs/spark/09_questions.ipynb #c004
-from ..kafka.control import TOKEN_PROVIDER, Control, for_librdkafka
+from ..kafka.control import Control
+from ..kafka.login import TOKEN_PROVIDER, for_librdkafka
 from ..protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
 from .source_options import TopicPart

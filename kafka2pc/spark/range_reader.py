@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 
 # %% ../../nbs/spark/11_range_reader.ipynb #c004
 from ..kafka.decoder import HEADERS, Columns
-from ..kafka.fetcher import NotFetched, fetch, manner
+from ..kafka.fetcher import NotFetched, fetch, fetch_settings
 from ..kafka.participant import KafkaParticipant
 from ..protocol.errors import BrokerUnreachable, RecordsGone, TopicGone, TopicRecreated
 from .offsets import Bounds, Loss, Range, report_losses
@@ -42,7 +42,7 @@ def fetch_range(options: SourceOptions, r: Range) -> Iterator[Columns]:
         r.partition,
         r.begin,
         r.end,
-        manner(conf, options.wait_ms),
+        fetch_settings(conf, options.wait_ms),
         headers=options.headers,
     )
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Callable, Mapping, Sequence
 
 # %% ../../nbs/spark/07_source_options.ipynb #c003
-from ..kafka.control import client_conf
+from ..kafka.settings import client_conf
 from ..protocol.errors import BadOption
 from .options import choose, lower_names, whole_number
 

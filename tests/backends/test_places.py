@@ -7,7 +7,9 @@ import os
 import pytest
 
 from kafka2pc.backends.places import check_place, normal_place
-from kafka2pc.protocol.decisions import FileLog, ObjectLog, open_log
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.decision_logs.objects import ObjectLog
+from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.spark.checkpoint import Checkpoint, log_at
 from kafka2pc.spark.foreach_batch import TwoPhase
@@ -252,7 +254,7 @@ ASKED = {
         {"kafka.bootstrap.servers": "h:1", "topic": "t", "decisionLog": place}
     ),
     "log_at": lambda place: log_at(place, "query"),
-    "open_log": open_log,
+    "open_folder_log": open_folder_log,
     "TwoPhase": lambda place: TwoPhase("orders", [], place),
 }
 
@@ -278,7 +280,7 @@ def test_a_relative_checkpoint_is_where_spark_has_it(empty):
 @pytest.mark.parametrize("place", ["kafka:decisions", "postgresql://h/db"])
 def test_open_log_opens_folders_only(empty, place):
     with pytest.raises(BadOption, match="no folder"):
-        open_log(place)
+        open_folder_log(place)
 
 
 def test_a_dual_write_with_decisions_in_a_topic_names_what_to_write(empty):

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from kafka2pc.backends import storage
 from kafka2pc.backends.storage import Storage
-from kafka2pc.protocol.decisions import open_log
+from kafka2pc.decision_logs.opening import open_folder_log, open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
 from kafka2pc.spark import driver
 from kafka2pc.spark.checkpoint import Checkpoint
@@ -62,18 +62,18 @@ def test_an_error_that_stays_is_told_with_its_cause_and_never_as_an_empty_folder
 
 def test_the_check_for_an_exclusive_create_is_made_once_in_a_process(moody):
     with patch.object(storage, "_CHECKED", set()):
-        open_log("moody://bucket/one")
+        open_folder_log("moody://bucket/one")
         Moody.calls = 0
-        open_log("moody://bucket/two")
+        open_folder_log("moody://bucket/two")
         assert Moody.calls == 0
-        open_log("moody://other/one")
+        open_folder_log("moody://other/one")
         assert Moody.calls > 0
 
 
 @pytest.mark.parametrize("place", ["hdfs://namenode/checkpoints/kafka2pc", "webhdfs://namenode/x"])
 def test_a_store_without_an_exclusive_create_is_refused_before_it_is_asked(place):
     with pytest.raises(BadOption, match="no exclusive create") as e:
-        open_log(place)
+        open_folder_log(place)
     assert (
         "decisionLog to kafka:TOPIC" in e.value.action
         and "the checkpoint can stay" in e.value.action

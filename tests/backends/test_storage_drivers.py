@@ -12,7 +12,8 @@ from store_proxy import Answer
 
 from kafka2pc.backends.places import masked
 from kafka2pc.backends.storage import Storage
-from kafka2pc.protocol.decisions import FileLog, open_log
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
 from kafka2pc.protocol.transactions import Outcome
 from kafka2pc.spark.checkpoint import Checkpoint, log_at
@@ -109,14 +110,14 @@ def test_a_request_that_gcs_calls_invalid_says_nothing_of_exclusive_creates(fail
 @pytest.mark.usefixtures("s3fs")
 def test_a_bucket_that_cannot_be_is_named_as_such():
     with pytest.raises(StoreUnreachable, match="was refused(?s:.*)Invalid bucket name"):
-        open_log("s3://My_Bucket!/x")
+        open_folder_log("s3://My_Bucket!/x")
 
 
 @pytest.mark.usefixtures("s3fs")
 @pytest.mark.parametrize("place", ["s3://KEYID:SECRET@bucket/x", "s3a://KEYID:SE/SECRET@bucket/x"])
 def test_credentials_in_the_url_of_a_bucket_are_refused_and_not_shown(place):
     """The driver of S3 takes them for a part of the bucket's name, and says so in its errors."""
-    for ask in (lambda: Checkpoint(place).query_id(), lambda: open_log(place)):
+    for ask in (lambda: Checkpoint(place).query_id(), lambda: open_folder_log(place)):
         with pytest.raises(BadOption, match=r"\*\*\*@bucket(?s:.*)environment") as e:
             ask()
         assert "SECRET" not in "".join(traceback.format_exception(e.value))

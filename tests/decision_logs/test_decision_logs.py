@@ -18,11 +18,12 @@ from confluent_kafka import Producer
 from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
 from fsspec.implementations.local import LocalFileSystem
 
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.decision_logs.table import TableLog
 from kafka2pc.decision_logs.topic import TopicLog
 from kafka2pc.kafka.control import Control
-from kafka2pc.protocol import decisions
-from kafka2pc.protocol.decisions import FileLog, MemoryLog, ObjectLog, open_log
+from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 from kafka2pc.protocol.transactions import Outcome
 from kafka2pc.stores.object_store import ObjectParticipant
@@ -67,10 +68,10 @@ def file(request):
         os.makedirs(f"{folder}/{name}")
         Path(f"{folder}/{name}/{slot.batch_id}.{slot.attempt}.json").write_bytes(content)
 
-    losing = lambda when: lose(decisions.os, "link", when, OSError(5, "I/O error"))
+    losing = lambda when: lose(os, "link", when, OSError(5, "I/O error"))
     return Place(
         lambda name="a": FileLog(f"{folder}/{name}"),
-        steps=["create", "_put"],
+        steps=["create", "_put", "create_file"],
         spoil=spoil,
         lost=both(losing),
     )
@@ -132,7 +133,7 @@ def topic(request):
 
     return Place(
         lambda name="a": TopicLog(conf, "decisions", f"{start}-{name}"),
-        steps=["create", "end_txn"],
+        steps=["_try", "end_txn"],
         spoil=spoil,
         lost=both(losing),
     )
@@ -261,7 +262,7 @@ def test_a_server_that_does_not_answer_is_reported_without_the_password():
 
 
 class LooksFirst(LocalFileSystem):
-    """fsspec's own way to create an object: look, then write. Two may do so at once."""
+    """fsspec's own way to create an object: look first, then write. Two may do so at once."""
 
     protocol = "looks"
 
@@ -270,7 +271,7 @@ class LooksFirst(LocalFileSystem):
 def test_a_file_system_without_hard_links_is_named_and_nothing_stands(tmp_path, code):
     log, wanted = FileLog(tmp_path), record()
     with (
-        patch.object(decisions.os, "link", side_effect=OSError(code, os.strerror(code))),
+        patch.object(os, "link", side_effect=OSError(code, os.strerror(code))),
         pytest.raises(LogUnwritable, match="no hard links here") as caught,
     ):
         log.create(wanted)
@@ -284,7 +285,7 @@ def test_a_file_system_without_hard_links_is_named_and_nothing_stands(tmp_path, 
 
 def test_a_store_that_looks_first_and_writes_then_is_refused(tmp_path):
     fsspec.register_implementation("looks", LooksFirst, clobber=True)
-    for make in (open_log, ObjectParticipant):
+    for make in (ObjectLog, ObjectParticipant):
         with pytest.raises(BadOption, match="overwrites an object"):
             make(f"looks://{tmp_path}/log")
 

@@ -23,10 +23,13 @@ from confluent_kafka.admin import (
 from decision_log_suite import record
 from kafka_fixtures import records
 
-from kafka2pc.decision_logs import topic as decision_topic
-from kafka2pc.decision_logs.topic import Bookmark, Tail, TopicLog
-from kafka2pc.kafka.column_producer import Sender
+from kafka2pc.decision_logs import topic_reader, topic_records, topic_settings
+from kafka2pc.decision_logs.topic import TopicLog
+from kafka2pc.decision_logs.topic_bookmark import Bookmark
+from kafka2pc.decision_logs.topic_reader import HIGH_WATERMARK, LAST_STABLE, Tail, end_of_topic
+from kafka2pc.decision_logs.topic_settings import read_settings
 from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.sender import Sender
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.protocol.decisions import Identity, Slot, dump_decision, load_decision
 from kafka2pc.protocol.errors import (
@@ -61,6 +64,10 @@ def keys_in(kafka, log):
     """(key, is it a deletion?) of each record with the log's name, in order."""
     found = [(m.key().decode(), m.value() is None) for m in records(kafka, log.topic)]
     return [(key, gone) for key, gone in found if key.startswith((f"{log.name}/", f"{log.name}:"))]
+
+
+def end_of(log, end=HIGH_WATERMARK):
+    return end_of_topic(log._control, log.topic, end)
 
 
 def content(log):
@@ -207,7 +214,7 @@ def test_a_run_with_another_prefix_fences_the_one_with_the_old(kafka, n):
 
     def sleeps(state, lines):
         with patch.object(
-            decision_topic,
+            topic_records,
             "load_decision",
             side_effect=None if n == 1 else AssertionError("parsed"),
             wraps=load_decision,
@@ -349,7 +356,7 @@ def open_between(other):
         if opened:
             return
         opened.append(None)
-        self.settle()
+        self.flush()
         opened[0] = other._control.init_producer_id(other.transactional_id, timeout_ms=60_000)
         other._append(opened[0], {"open": b"x"})
 
@@ -365,7 +372,7 @@ def test_a_reader_that_stops_between_the_parts_of_a_decision_sees_no_decision(ka
     )
     with open_between(other) as end:
         assert small.create(wanted) == wanted
-    assert reader._standing(Slot(7, 0), decision_topic._STABLE) is None and reader.tail.found, (
+    assert reader._record_in(Slot(7, 0), LAST_STABLE) is None and reader.tail.found, (
         "the reader has seen no part"
     )
     with pytest.raises(BrokerUnreachable, match="was read to"):
@@ -457,7 +464,7 @@ def test_a_new_process_reads_only_what_is_not_purged_and_finds_the_same(full):
 )
 def test_a_bookmark_that_does_not_count_is_as_none(full, wrong):
     wanted, good = content(again(full)), bookmark(full)
-    end, epoch = full._end_of_topic(decision_topic._HIGH)
+    end, epoch = end_of(full)
     try:
         if wrong == "none":
             admin = AdminClient(full._kafka.conf)
@@ -479,7 +486,7 @@ def test_a_bookmark_that_does_not_count_is_as_none(full, wrong):
 
 def test_an_older_bookmark_costs_time_and_no_decision(full):
     wanted, good = content(again(full)), bookmark(full)
-    epoch = full._end_of_topic(decision_topic._HIGH)[1]
+    epoch = end_of(full)[1]
     good.save(FILLER, epoch)
     found, read = read_by(full)
     good.save(good.at, epoch)
@@ -509,7 +516,7 @@ def test_records_that_were_cut_off_and_written_again_are_read():
         log = topic_log(kafka)
         log.create(record(0))
         # until the transaction's marker is written
-        while (found := log._end_of_topic(decision_topic._STABLE))[0] < 2:
+        while (found := end_of(log, LAST_STABLE))[0] < 2:
             time.sleep(0.05)
         old_epoch = found[1]
         kafka.kill()
@@ -518,7 +525,7 @@ def test_records_that_were_cut_off_and_written_again_are_read():
         written = {d.slot: d for d in map(log.create, map(record, range(1, 5)))}
         log.slots()
         ended = bookmark(log)._end_of(old_epoch)
-        assert ended == 2 and log._end_of_topic(decision_topic._HIGH)[1] > old_epoch
+        assert ended == 2 and end_of(log)[1] > old_epoch
         for at, counts in ((ended, True), (ended + 1, False), (log.tail.at, False)):
             bookmark(log).save(at, old_epoch)
             assert bookmark(log).at == (at if counts else 0)
@@ -532,9 +539,9 @@ def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     log._append(state, {f"{log.name}/1.0": b"aborted"})
     log._control.end_txn(log.transactional_id, state, commit=False)
     wanted = log.create(record(2))
-    while log._end_of_topic(decision_topic._HIGH)[0] < 6:  # a record and a marker each
+    while end_of(log)[0] < 6:  # a record and a marker each
         time.sleep(0.05)
-    epoch = log._end_of_topic(decision_topic._HIGH)[1]
+    epoch = end_of(log)[1]
     for at in range(1, 5):
         bookmark(log).save(at, epoch)
         assert (
@@ -665,7 +672,7 @@ class Slow(Tail):
 
 
 def test_a_read_that_makes_progress_has_no_end_and_is_logged(caplog):
-    with patch.object(decision_topic, "_SLOW_S", 0.5):
+    with patch.object(topic_reader, "_SLOW_S", 0.5):
         Slow().read(6, within_ms=300)
     said = [r.getMessage() for r in caplog.records if r.name == "kafka2pc"]
     assert (
@@ -720,7 +727,7 @@ def message_of(error):
 
 def settings(kafka, topic):
     with Control(kafka.client_conf) as control:
-        return control.topic_settings(topic, decision_topic._ASKED)
+        return read_settings(control, topic)
 
 
 def test_a_topic_that_we_make_stays_short_and_one_that_may_grow_is_reported(kafka, caplog):
@@ -760,11 +767,11 @@ def test_a_cluster_that_refuses_our_settings_gets_a_topic_with_what_must_be(kafk
             raise KafkaException(KafkaError(code, "not here"))
         return real(self, topics, **more)
 
-    with patch.object(decision_topic.AdminClient, "create_topics", strict):
+    with patch.object(topic_settings.AdminClient, "create_topics", strict):
         log = topic_log(kafka, name)
     assert settings(kafka, name)["segment.ms"] == "604800000" and log.create(d := record()) == d
     with patch.object(
-        decision_topic.AdminClient,
+        topic_settings.AdminClient,
         "create_topics",
         side_effect=KafkaException(KafkaError(code, "not here")),
     ):

@@ -29,12 +29,13 @@ from participant_suite import At, rows
 from store_proxy import Answer
 
 from kafka2pc.backends import storage
+from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.commit import Driver, commit
-from kafka2pc.protocol.decisions import dump_decision, open_log
+from kafka2pc.protocol.decisions import dump_decision
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
-from kafka2pc.protocol.transactions import MemoryParticipant
+from kafka2pc.protocol.restore import restore
 from kafka2pc.stores.object_store import ObjectParticipant
 
 pytestmark = pytest.mark.timeout(180)
@@ -69,7 +70,7 @@ def place(server, url):
 
     # a process that gets this function imports the driver once, for all that it forks
     def open(name="a", driver=type(fs)):
-        return open_log(f"{url}/decisions/{name}")
+        return open_folder_log(f"{url}/decisions/{name}")
 
     def spoil(name, slot, content):
         fs.pipe_file(
@@ -212,7 +213,7 @@ def test_if_no_answer_comes_at_all_the_outcome_is_unknown_and_known_later(
 
 @pytest.mark.parametrize("server", ["gcs"], indirect=True)
 def test_a_server_that_accepts_requests_and_never_answers_is_given_up(place, url, says, server):
-    """gcsfs has no limit of its own. (s3fs gives up after 25 times 15 s, adlfs after 4 times 60 s.)"""
+    """gcsfs has no limit. (s3fs gives up after 25 times 15 s, adlfs after 4 times 60 s.)"""
     assert storage.Storage(url).fs.requests_timeout == 60
     with patch.dict(storage._LIMITS, gs={"requests_timeout": 1}):
         log = place()
@@ -225,20 +226,20 @@ def test_an_answer_that_is_lost_while_a_log_is_opened_is_no_reason_to_refuse_the
     when, url, server
 ):
     with server.proxy.loses(when) as lost:
-        log = open_log(f"{url}/decisions/a")
+        log = open_folder_log(f"{url}/decisions/a")
     first = record()
     assert lost and log.create(first) == first
 
 
 # ADLS signs the condition: it cannot be lost on the way
 @pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
-@pytest.mark.parametrize("make", [open_log, ObjectParticipant], ids=["log", "participant"])
+@pytest.mark.parametrize("make", [open_folder_log, ObjectParticipant], ids=["log", "participant"])
 def test_a_store_that_ignores_the_condition_is_refused(make, url, server):
     with server.proxy.without_conditions(), pytest.raises(BadOption, match="overwrites an object"):
         make(f"{url}/out")
 
 
-@pytest.mark.parametrize("make", [open_log, ObjectParticipant], ids=["log", "participant"])
+@pytest.mark.parametrize("make", [open_folder_log, ObjectParticipant], ids=["log", "participant"])
 def test_a_bucket_that_is_not_there_is_named_and_not_made(make, url, server):
     missing = f"{url}x"
     with pytest.raises(StoreUnreachable, match=missing) as e:
@@ -256,7 +257,7 @@ def test_a_store_that_refuses_is_reported_at_once(place, url, says, server):
         with pytest.raises(StoreUnreachable, match="refused"):
             log.chain(7)
         with pytest.raises(StoreUnreachable, match="refused"):
-            open_log(f"{url}/decisions/b").chain(7)
+            open_folder_log(f"{url}/decisions/b").chain(7)
     assert len(requests) < 10
     assert log.chain(7) == []
 
@@ -301,7 +302,7 @@ def test_a_micro_batch_asks_its_log_five_times(place, server):
     mine = None
     for batch_id in range(5):
         with server.proxy.counted() as requests:
-            planned = plan(driver, batch_id, mine=mine)
+            planned = restore(driver, batch_id, mine=mine)
             commit(driver, [precommit([store], planned, [["row"]])], batch_id)
         mine = planned.token
     assert len(requests) == 5, requests
@@ -314,6 +315,6 @@ def test_a_start_after_many_failed_ones_asks_no_more_than_after_twenty(place, se
     asked = []
     for _ in range(60):
         with server.proxy.counted() as requests:
-            plan(driver, 0)
+            restore(driver, 0)
         asked.append(len(requests))
     assert asked[59] == asked[19] <= 24, asked

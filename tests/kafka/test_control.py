@@ -8,31 +8,21 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from unittest.mock import patch
 
-import pyarrow as pa
 import pytest
-from confluent_kafka import IsolationLevel, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Producer
 from kafka.protocol.admin import CreateAclsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest
 from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
+from kafka_fixtures import settled
 
-from kafka2pc.kafka import control as control_module
-from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.kafka.control import (
-    REFUSED_OPTIONS,
-    Control,
-    NotSent,
-    Recovery,
-    TimeoutTooLarge,
-    TooOld,
-    TopicInfo,
-    client_conf,
-)
-from kafka2pc.kafka.fetcher import Manner, fetch
-from kafka2pc.kafka.participant import check
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.connection import NotSent
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.fetcher import FetchSettings, fetch
+from kafka2pc.kafka.requests import TimeoutTooLarge
+from kafka2pc.kafka.topics import TopicInfo
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor import doctor
@@ -41,148 +31,6 @@ from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 PASSWORD = "correct horse battery staple"
-SERVERS = {"kafka.bootstrap.servers": "a:9092"}
-
-
-# -- options --
-
-
-@pytest.mark.parametrize(
-    ("given", "made"),
-    [
-        ({"KAFKA.Linger.MS": "5", "topic": "x", "transactionalidprefix": "y"}, {"linger.ms": "5"}),
-        (
-            {"kafka.max.request.size": "9", "kafka.send.buffer.bytes": "8"},
-            {"message.max.bytes": "9", "socket.send.buffer.bytes": "8"},
-        ),
-        ({"kafka.sasl.mechanism": "PLAIN"}, {"sasl.mechanisms": "PLAIN"}),
-        ({"kafka.enable.idempotence": "true", "kafka.acks": "all"}, {"acks": "all"}),
-        (
-            {"kafka.ssl.endpoint.identification.algorithm": ""},
-            {"ssl.endpoint.identification.algorithm": "none"},
-        ),
-        ({"kafka.ssl.truststore.certificates": "-----BEGIN"}, {"ssl.ca.pem": "-----BEGIN"}),
-        ({"kafka.queue.buffering.max.kbytes": "7"}, {"queue.buffering.max.kbytes": "7"}),
-    ],
-)
-def test_options_become_librdkafka_settings(given, made):
-    assert client_conf(SERVERS | given) == {"bootstrap.servers": "a:9092"} | made
-
-
-@pytest.mark.parametrize(
-    ("mechanism", "module", "expected"),
-    [
-        (None, "org.apache.kafka.common.security.plain.PlainLoginModule", "PLAIN"),
-        ("plain", "kafkashaded.org.apache.kafka.common.security.plain.PlainLoginModule", "PLAIN"),
-        (
-            "SCRAM-SHA-512",
-            "org.apache.kafka.common.security.scram.ScramLoginModule",
-            "SCRAM-SHA-512",
-        ),
-    ],
-)
-def test_a_jaas_line_gives_user_and_password(mechanism, module, expected):
-    options = SERVERS | {
-        "kafka.sasl.jaas.config": (
-            f' {module} required\n username="al=ice"  password="a;b=\\"c\\"" ;\n'
-        )
-    }
-    conf = client_conf(options | ({"kafka.sasl.mechanism": mechanism} if mechanism else {}))
-    assert (conf["sasl.mechanisms"], conf["sasl.username"], conf["sasl.password"]) == (
-        expected,
-        "al=ice",
-        'a;b="c"',
-    )
-    assert "sasl.jaas.config" not in conf
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {
-            "kafka.sasl.jaas.config": (
-                f'com.example.LoginModule required username="u" password="{PASSWORD}";'
-            )
-        },
-        {
-            "kafka.sasl.jaas.config": (
-                f'a.ScramLoginModule required username="u" password="{PASSWORD}" tokenauth="true";'
-            )
-        },
-        {"kafka.sasl.jaas.config": f'a.PlainLoginModule required user="u" password="{PASSWORD}";'},
-        {
-            "kafka.sasl.jaas.config": (
-                f'a.PlainLoginModule required username="u" password="{PASSWORD};'
-            )
-        },
-        {
-            "kafka.sasl.jaas.config": (
-                f'a.PlainLoginModule required username="u" password="{PASSWORD}";'
-            ),
-            "kafka.sasl.mechanism": "SCRAM-SHA-256",
-        },
-        {"kafka.ssl.keystore.key": PASSWORD},
-    ],
-)
-def test_a_refused_option_keeps_the_secret(options):
-    with pytest.raises(BadOption) as caught:
-        client_conf(SERVERS | options)
-    assert PASSWORD not in str(caught.value) and not caught.value.__cause__
-
-
-@pytest.mark.parametrize("name", sorted(REFUSED_OPTIONS))
-def test_what_cannot_be_honoured_says_what_to_do(name):
-    with pytest.raises(BadOption, match="what to do: Instead, ") as caught:
-        client_conf(SERVERS | {f"kafka.{name}": "x"})
-    assert f"kafka.{name}" in caught.value.what
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "says"),
-    [
-        ("kafka.enable.idempotence", "False", "need it to be true"),
-        ("kafka.acks", "1", "acks must be all"),
-        ("kafka.bootstrap.servers", "", "missing"),
-    ],
-)
-def test_contradictions_are_refused(option, value, says):
-    with pytest.raises(BadOption, match=says):
-        client_conf(SERVERS | {option: value})
-
-
-def test_librdkafka_takes_what_we_make_and_refuses_what_nobody_knows():
-    jaas = (
-        'org.apache.kafka.common.security.scram.ScramLoginModule required username="u"'
-        ' password="p";'
-    )
-    made = client_conf(
-        {
-            "kafka.bootstrap.servers": "127.0.0.1:1",
-            "kafka.security.protocol": "SASL_PLAINTEXT",
-            "kafka.sasl.jaas.config": jaas,
-            "kafka.compression.type": "lz4",
-            "kafka.delivery.timeout.ms": "1000",
-            "kafka.max.request.size": "2000000",
-        }
-    )
-    Producer(made | {"log_level": 0})
-    with pytest.raises(KafkaException, match="no.such.thing"):
-        Producer(client_conf(SERVERS | {"kafka.no.such.thing": "1"}) | {"log_level": 0})
-
-
-@pytest.mark.parametrize(
-    "conf",
-    [
-        {"ssl.key.pem": "x"},
-        {"security.protocol": "SSL", "ssl.ca.location": "/no/such.pem"},
-        {"security.protocol": "SSL", "ssl.ca.pem": "x"},
-        {"security.protocol": "SSL", "ssl.certificate.location": __file__},
-        {"security.protocol": "SASL_SSL", "sasl.mechanisms": "OAUTHBEARER"},
-    ],
-)
-def test_security_that_only_one_client_could_do_is_refused_before_connecting(conf):
-    with pytest.raises(BadOption):
-        Control({"bootstrap.servers": "127.0.0.1:1"} | conf)
 
 
 # -- nobody there --
@@ -269,17 +117,6 @@ def begun(control, transactional_id, topic="control", **timeout):
         time.sleep(0.01)
     assert code == 0
     return state
-
-
-def settled(control, transactional_id, state):
-    """(broker's state, epochs passed) once the transaction is neither open nor in preparation."""
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        d = control.describe_transactions([transactional_id])[transactional_id]
-        if d.state not in ("Ongoing", "PrepareCommit", "PrepareAbort"):
-            return d.state, d.epoch - state.epoch
-        time.sleep(0.01)
-    raise AssertionError(f"{transactional_id} is still {d.state}")
 
 
 @pytest.mark.kafka
@@ -437,7 +274,7 @@ def test_tls_against_a_plain_listener_says_so(kafka):
 @pytest.mark.kafka
 def test_a_node_that_nobody_has_heard_of_is_looked_for(control):
     with (
-        patch.object(control._manager.cluster, "request_update") as renewed,
+        patch.object(control.connection._manager.cluster, "request_update") as renewed,
         pytest.raises(NotSent),
     ):
         control.ask(FindCoordinatorRequest(coordinator_keys=["x"], key_type=1), 4711)
@@ -693,47 +530,6 @@ def test_topics_tell_what_alice_may_do(alice, grant):
     assert alice.topic_max_message_bytes("own") is None
 
 
-# -- KIP-939's way back --
-
-
-class Accepts(Recovery):
-    """A coordinator of the day when keepPreparedTxn is accepted: it keeps what is open, under a
-    raised epoch.
-    """
-
-    def __init__(self, ongoing):
-        self.ongoing, self.ended = ongoing, []
-
-    def _init(self, transactional_id, timeout_ms, enable_2pc, keep_prepared):
-        assert enable_2pc and keep_prepared
-        return SimpleNamespace(
-            producer_id=7,
-            producer_epoch=6,
-            ongoing_txn_producer_id=self.ongoing[0],
-            ongoing_txn_producer_epoch=self.ongoing[1],
-        )
-
-    def end_txn(self, transactional_id, state, *, commit, version=None):
-        self.ended.append((state, commit))
-        return Outcome.DONE
-
-
-@pytest.mark.parametrize(
-    ("ongoing", "stored", "ended"),
-    [
-        ((7, 5), PreparedTxnState(7, 5), [(PreparedTxnState(7, 6), True)]),
-        ((7, 5), PreparedTxnState(7, 4), [(PreparedTxnState(7, 6), False)]),
-        ((7, 5), None, [(PreparedTxnState(7, 6), False)]),
-        ((-1, -1), PreparedTxnState(7, 5), []),
-    ],
-    ids=["the stored one", "another one", "nothing stored", "nothing open"],
-)
-def test_a_kept_transaction_is_ended_by_its_raised_epoch(ongoing, stored, ended):
-    broker = Accepts(ongoing)
-    assert broker.complete_transaction("x", stored) is (Outcome.DONE if ended else None)
-    assert broker.ended == ended
-
-
 @pytest.mark.kafka
 def test_why_a_broker_has_no_two_phase_commit_is_told():
     for config, why, finding in (
@@ -772,7 +568,7 @@ def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_n
     def read(control):
         return [
             v
-            for c in fetch(control, "own", 0, 0, 1, Manner(patience_ms=5000))
+            for c in fetch(control, "own", 0, 0, 1, FetchSettings(patience_ms=5000))
             for v in c.values.to_pylist()
         ]
 
@@ -786,120 +582,3 @@ def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_n
             read(alice)
     grant(TOPIC, "own", LITERAL, READ)
     soon(lambda: allowed(lambda: read(alice)), True)
-
-
-# -- old and mixed clusters --
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize("request_key", [66, 65], ids=["ListTransactions", "DescribeTransactions"])
-def test_a_server_without_a_request_is_told_in_four_parts(kafka, request_key):
-    with Control(kafka.client_conf, timeout_ms=4000) as control:
-        del control._manager.broker_version_data.api_versions[request_key]
-        with pytest.raises(
-            TooOld,
-            match=(
-                "Transactions: node 0 does not offer(.|\n)*why: (.|\n)*No. Nothing was"
-                " written(.|\n)*what to do: Use Apache Kafka 3.6"
-            ),
-        ):
-            (
-                control.list_transactions("x")
-                if request_key == 66
-                else control.describe_transactions(["x"])
-            )
-
-
-def last_stable_and_end(kafka, topic):
-    """Where readers of both isolation levels stop in partition 0."""
-    ask = AdminClient(kafka.client_conf).list_offsets
-    found = [
-        ask({TopicPartition(topic, 0): OffsetSpec.latest()}, isolation_level=level)
-        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
-    ]
-    return tuple(next(iter(f.values())).result().offset for f in found)
-
-
-@pytest.mark.kafka
-def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
-    """A sweep aborts by EndTxn version 3, which leaves the epoch; the transaction's own task is
-    alive and writes once more.
-    """
-    with (
-        LocalKafka(version="3.5.2", two_phase_commit=False, progress=None) as kafka,
-        Control(kafka.client_conf) as control,
-    ):
-        kafka.create_topic("t")
-        before = control.list_transactions(states=())
-        with pytest.raises(
-            TooOld, match="node 0 does not offer AddPartitionsToTxn version 4(.|\n)*Kafka 3.6"
-        ):
-            check(kafka.client_conf, topics=["t"])
-        with pytest.raises(TooOld, match="AddPartitionsToTxn version 4"):
-            control.init_producer_id("x", timeout_ms=60_000)
-        assert control.list_transactions(states=()) == before, "refused before anything was written"
-        check(kafka.client_conf, prefix=None, topics=["t"])  # at least once needs no transactions
-        monkeypatch.setattr(control_module, "VERIFIES", 3)
-        task = ColumnTransaction(control, kafka.client_conf, "task", 60_000, topic="t").begin()
-        task.write(pa.record_batch({"value": ["before the abort"]}))
-        task.flush()
-        assert control.end_txn("task", task.state, commit=False, version=task.version) is DONE
-        assert settled(control, "task", task.state) == ("CompleteAbort", 0)
-        task.write(pa.record_batch({"value": ["after the abort"]}))
-        task.flush()
-        time.sleep(0.5)
-        assert last_stable_and_end(kafka, "t") == (2, 3) and control.list_transactions() == [], (
-            "readers wait, and nothing is open that could be ended"
-        )
-
-
-@pytest.fixture(scope="module")
-def upgrade():
-    """A cluster in the middle of an upgrade: node 0 is old."""
-    with LocalKafka(nodes=3, version=["3.9.1", "4.3.1", "4.3.1"], progress=None) as running:
-        running.create_topic("t")
-        yield running
-
-
-def node(cluster, number):
-    return {"bootstrap.servers": f"127.0.0.1:{cluster.ports[number][0]}"}
-
-
-def timeout_given(control, transactional_id):
-    """Of the id's transactions in ms, after it was asked for none; or the error."""
-    try:
-        control.init_producer_id(transactional_id, timeout_ms=60_000, enable_2pc=True)
-    except BadOption as e:
-        return e.what.partition(": ")[2]
-    return control.describe_transactions([transactional_id])[transactional_id].timeout_ms
-
-
-@pytest.mark.kafka
-def test_in_the_middle_of_an_upgrade_no_transaction_gets_a_timeout_that_was_not_wanted(upgrade):
-    with Control(node(upgrade, 1)) as control:
-        given = {timeout_given(control, f"wanted-{n}") for n in range(12)}
-    assert given == {2**31 - 1, "not every broker offers InitProducerId version 6"}
-    with Control(node(upgrade, 0)) as control:
-        assert {timeout_given(control, f"wanted-{n}") for n in range(12)} == {
-            "not every broker offers InitProducerId version 6"
-        }
-
-
-@pytest.mark.kafka
-@pytest.mark.parametrize("connected_to", range(3))
-def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
-    conf = node(upgrade, connected_to)
-    with pytest.raises(BadOption, match="twoPhaseCommit=required") as caught:
-        check(conf, topics=["t"], two_phase="required")
-    assert "InitProducerId version 6 (node 0)" in caught.value.why
-    facts = check(conf, topics=["t"], two_phase="auto")
-    assert (facts.two_phase, facts.end_txn_version) == (False, 4)
-
-
-@pytest.mark.kafka
-def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
-    monkeypatch.setattr(
-        Control, "highest_everywhere", lambda self, request: {0: 4, 1: 3, 2: 5, 3: -1}
-    )
-    with pytest.raises(TooOld, match="node 1, 3 does not offer AddPartitionsToTxn version 4"):
-        check(node(upgrade, 0), topics=["t"])

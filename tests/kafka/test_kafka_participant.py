@@ -7,13 +7,11 @@ import os
 import pickle
 import signal
 import socket
-import threading
 import time
 import uuid
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import psutil
 import pyarrow as pa
@@ -29,26 +27,25 @@ from confluent_kafka.admin import (
 )
 from kafka_fixtures import records, values
 from marks import first_of
-from participant_suite import DONE, DURABLE, REFUSED, REQUIRED, UNKNOWN, At, a_plan, ask
+from participant_suite import DONE, DURABLE, REQUIRED, At, a_plan, ask
 
-from kafka2pc.kafka import column_producer as produce
-from kafka2pc.kafka import participant as room
-from kafka2pc.kafka import row_producer as writer
+from kafka2pc.kafka import column_producer, requests, row_producer
+from kafka2pc.kafka import participant as participant_module
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.kafka.control import DescribedTransaction, ListedTransaction, TooOld
-from kafka2pc.kafka.participant import (
-    KafkaParticipant,
-    check,
-    parallel,
-    read_both,
-    read_topic,
-    retry_unknown,
-)
-from kafka2pc.kafka.row_producer import NameWornOut, RowTransaction, RowWriter
+from kafka2pc.kafka.connection import TooOld
+from kafka2pc.kafka.coordinators import DescribedTransaction, ListedTransaction
+from kafka2pc.kafka.deliveries import Reports
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.producer_settings import DELIVERY_MS
+from kafka2pc.kafka.readers import read_topic
+from kafka2pc.kafka.requests import NameWornOut
+from kafka2pc.kafka.row_producer import RowTransaction, RowWriter
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.readers import read_both
 from kafka2pc.proof.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.protocol import restore
 from kafka2pc.protocol import transactions as protocol
@@ -64,6 +61,7 @@ from kafka2pc.protocol.errors import (
     UnclearAnswer,
 )
 from kafka2pc.protocol.history import History
+from kafka2pc.protocol.policies import parallel, retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.transactions import Committable, PreparedTxnState, TxnState
 
@@ -136,7 +134,7 @@ def test_kafka_keeps(promise, engine, kafka, topic):
 )
 def test_the_row_engine_counts_offsets_that_are_right_or_unknown(offsets, expected):
     """librdkafka has no offset for a record of which the broker only says that it has it already."""
-    reports = writer.Reports()
+    reports = Reports()
     for offset in offsets:
         reports.on_delivery(
             None,
@@ -193,9 +191,11 @@ def test_after_a_fork_the_child_opens_its_own_connections(store):
 
 @pytest.mark.kafka
 def test_thirty_threads_open_one_connection(kafka, topic, monkeypatch):
-    opened, real = [], room.Control
+    opened, real = [], participant_module.Control
     monkeypatch.setattr(
-        room, "Control", lambda conf: opened.append(conf) or time.sleep(0.1) or real(conf)
+        participant_module,
+        "Control",
+        lambda conf: opened.append(conf) or time.sleep(0.1) or real(conf),
     )
     store = KafkaParticipant(kafka.client_conf, topic=topic)
     assert len(set(parallel(30)(lambda _: id(store.control), range(30)))) == len(opened) == 1
@@ -509,7 +509,7 @@ def test_at_least_once_checks_the_same_and_is_visible_at_once(kafka, topic):
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     ("given", "limit"),
-    [({"delivery.timeout.ms": "9000"}, 9000), ({"message.timeout.ms": "0"}, writer.DELIVERY_MS)],
+    [({"delivery.timeout.ms": "9000"}, 9000), ({"message.timeout.ms": "0"}, DELIVERY_MS)],
 )
 def test_the_users_delivery_timeout_bounds_every_wait_and_there_is_always_one(
     kafka, topic, given, limit
@@ -570,7 +570,7 @@ def test_a_late_init_costs_the_name_and_not_the_promise(slow, engine):
 
 @pytest.mark.kafka
 def test_without_that_rule_the_late_init_breaks_the_promise(slow, monkeypatch):
-    monkeypatch.setattr(writer, "_unclear", lambda heard: False)
+    monkeypatch.setattr(row_producer, "_init_may_be_under_way", lambda heard: False)
     assert promise_while_an_init_is_late(slow, "rows") == (False, [])
 
 
@@ -623,8 +623,7 @@ def test_a_dead_server_in_the_list_costs_no_name(kafka, topic):
 def test_a_worn_out_name_is_replaced(store, monkeypatch):
     plan = a_plan()
     store.begin(plan)
-    for module in (writer, produce):
-        monkeypatch.setattr(module, "EPOCH_MAX", 0)
+    monkeypatch.setattr(requests, "EPOCH_MAX", 0)
     store.history = History()
     later = store.begin(replace(plan, batch_id=2))  # the same name again, epoch 1
     assert (later.state.epoch, [e.ids["error"] for e in store.history.events]) == (
@@ -807,47 +806,6 @@ def test_a_wrong_password_is_told_apart_from_silence_and_is_not_shown(alice):
         assert "hunter2" not in str(caught.value)
 
 
-# -- limits --
-
-
-def test_unknown_is_asked_again_in_limits_and_refused_is_not():
-    asked = []
-    say = lambda outcome: lambda: asked.append(1) or outcome
-    assert (retry_unknown(5, first_ms=1)(say(UNKNOWN)), len(asked)) == (UNKNOWN, 5)
-    assert (retry_unknown(5, first_ms=1)(say(REFUSED)), len(asked)) == (REFUSED, 6)
-    started = time.monotonic()
-    assert retry_unknown(10_000, total_ms=300, longest_ms=50)(say(UNKNOWN)) is UNKNOWN
-    assert time.monotonic() - started < 2
-
-
-@pytest.mark.parametrize("tries", [10, 20, 200])
-def test_as_often_as_it_is_told_if_answers_come_fast(tries):
-    asked, clock = [], [0.0]
-    sleep = lambda seconds: clock.append(clock.pop() + seconds)
-    with patch.object(time, "sleep", sleep), patch.object(time, "monotonic", lambda: clock[0]):
-        retry_unknown(tries)(lambda: asked.append(1) or UNKNOWN)
-        assert len(asked) == tries
-        retry_unknown(tries)(lambda: sleep(30) or asked.append(1) or UNKNOWN)
-        assert len(asked) < 1.2 * tries + 2, "six seconds a try, if each takes thirty"
-
-
-def test_parallel_keeps_order_makes_every_call_and_raises_the_first_error():
-    made, lock = [], threading.Lock()
-
-    def call(n):
-        with lock:
-            made.append(n)
-        if n in (3, 5):
-            raise ValueError(n)
-        return -n
-
-    with pytest.raises(ValueError, match="3"):
-        parallel(4)(call, range(20))
-    assert sorted(made) == list(range(20))
-    assert parallel(4)(lambda n: -n, range(20)) == [-n for n in range(20)]
-    assert parallel()(lambda n: n, []) == []
-
-
 # -- the reader --
 
 
@@ -958,7 +916,7 @@ def test_the_reader_says_what_is_wrong(kafka):
 def with_a_clock_that_is_off(monkeypatch, minutes):
     """The driver's wall clock is `minutes` ahead of the broker's (negative: behind)."""
     wall = SimpleNamespace(**vars(time) | {"time": lambda: time.time() + 60 * minutes})
-    for module in (room, protocol):
+    for module in (row_producer, column_producer, protocol):
         monkeypatch.setattr(module, "time", wall)
 
 
@@ -975,7 +933,7 @@ def batch_written(kafka, topic, engine, timeout_ms, margin_ms):
         retry=retry_unknown,
         margin_ms=margin_ms,
     )
-    return driver, [precommit([store], restore.plan(driver, 0), [rows("a")])]
+    return driver, [precommit([store], restore.restore(driver, 0), [rows("a")])]
 
 
 @pytest.mark.kafka

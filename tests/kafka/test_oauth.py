@@ -2,25 +2,25 @@
 log; without a token nothing is written.
 """
 
-import base64
 import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+import tokens
 from kafka_fixtures import values
 from rights import Rights, error_of
 from shell import typed
 
-from kafka2pc.kafka.control import TOKEN_PROVIDER, Control, find_provider
-from kafka2pc.kafka.participant import KafkaParticipant, check
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.login import TOKEN_PROVIDER, find_provider
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.rights import RIGHTS
@@ -29,7 +29,7 @@ from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore
 from kafka2pc.spark.checkpoint import log_at
 from kafka2pc.spark.offsets import Range
 from kafka2pc.spark.questions import Questions
@@ -39,31 +39,11 @@ from kafka2pc.spark.starting_offsets import take_snapshot
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 ROOT = Path(__file__).resolve().parents[2]
-ASKED = SimpleNamespace(times=0)
 LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
 ALSO = {
     "sasl.enabled.mechanisms": "SCRAM-SHA-256,OAUTHBEARER",
     "listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config": LOGIN,
 }
-
-
-def token(user="alice", seconds=3600):
-    """What an authority would sign; Kafka's validator for tests takes it unsigned."""
-    ASKED.times += 1
-    part = lambda claims: base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
-    now = time.time()
-    return (
-        f"{part({'alg': 'none'})}.{part({'sub': user, 'iat': now - 1, 'exp': now + seconds})}.",
-        now + seconds,
-    )
-
-
-def no_token():
-    raise RuntimeError("hunter2")
-
-
-def not_a_token():
-    return "hunter2", time.time() + 3600
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +59,7 @@ def oauth():
         yield kafka
 
 
-def settings(kafka, provider="test_oauth:token"):
+def settings(kafka, provider="tokens:token"):
     return {
         "bootstrap.servers": kafka.bootstrap_servers,
         "security.protocol": "SASL_PLAINTEXT",
@@ -100,7 +80,7 @@ def test_both_engines_write_the_driver_commits_and_the_source_reads(engine, oaut
     before = len(values(oauth, "tokens"))
     commit(
         driver,
-        [precommit([participant], plan(driver, 0), [pa.record_batch({"value": ["a", "b"]})])],
+        [precommit([participant], restore(driver, 0), [pa.record_batch({"value": ["a", "b"]})])],
         0,
     )
     participant.close()
@@ -132,10 +112,10 @@ def test_a_decision_log_in_a_topic_is_reached_with_a_token(oauth):
 
 
 def test_a_token_is_asked_for_once_until_it_ends(oauth):
-    before = ASKED.times
+    before = tokens.CALLS.count
     with Control(settings(oauth)) as control:
         control.topics(["tokens"])
-        assert ASKED.times == before + 1
+        assert tokens.CALLS.count == before + 1
 
 
 JOB = """
@@ -151,12 +131,12 @@ print(spark.read.format("kafka2pc").options(**options, subscribe="jobs").load().
 
 COMPANY_LOGIN = """
 import os
-import test_oauth
+import tokens
 
 def token():
     with open({!r}, "a") as file:
         file.write(str(os.getpid()) + " ")
-    return test_oauth.token()
+    return tokens.token()
 """
 
 
@@ -175,7 +155,9 @@ def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
     options = {
         f"kafka.{name}": value for name, value in settings(oauth, "company_login:token").items()
     }
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "tests")))}
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "tests" / "support")))
+    }
     done = subprocess.run(
         [sys.executable, "-c", JOB, json.dumps(options)],
         cwd=tmp_path,
@@ -195,9 +177,9 @@ def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
     [
         ("", BadOption, "OAUTHBEARER needs a function"),
         ("no.such.module:token", BadOption, "ModuleNotFoundError"),
-        ("test_oauth:nobody", BadOption, "AttributeError"),
-        ("test_oauth:no_token", NotAuthorized, "RuntimeError"),
-        ("test_oauth:not_a_token", NotAuthorized, "the cluster refused this user"),
+        ("tokens:missing", BadOption, "AttributeError"),
+        ("tokens:no_token", NotAuthorized, "RuntimeError"),
+        ("tokens:not_a_token", NotAuthorized, "the cluster refused this user"),
     ],
 )
 @pytest.mark.parametrize("part", ["sink", "source"])

@@ -12,8 +12,10 @@ import pytest
 from kafka_fixtures import values
 from typer.testing import CliRunner
 
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import KafkaParticipant, check
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
@@ -21,10 +23,9 @@ from kafka2pc.operations.cli import app
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.commit import Driver, commit, decide
-from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore
 from kafka2pc.spark.offsets import Range
 from kafka2pc.spark.questions import Questions
 from kafka2pc.spark.range_reader import read_range
@@ -64,7 +65,7 @@ class Query:
             log=FileLog(self.place / "kafka2pc"),
             participants={"kafka": self.participant},
         )
-        made = plan(self.driver, 0)
+        made = restore(self.driver, 0)
         self.messages = [
             precommit([self.participant], made, [pa.record_batch({"value": list(task)})])
             for task in ("ab", "cd")

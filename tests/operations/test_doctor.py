@@ -9,6 +9,7 @@ import pytest
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, names, newest_file, write
 from shell import typed
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.cluster_checks import find_speculation
 from kafka2pc.operations.doctor import doctor
@@ -16,7 +17,7 @@ from kafka2pc.operations.findings import FINDINGS
 from kafka2pc.operations.survey import Survey
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.commit import commit
-from kafka2pc.protocol.decisions import FileLog, dump_decision, load_decision
+from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.restore import claim
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]

@@ -8,6 +8,7 @@ import pytest
 from dead_query_fixtures import ROWS, DeadQuery, finding_of, newest_file
 from shell import typed
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations import repair
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.query import open_query
@@ -15,9 +16,9 @@ from kafka2pc.operations.repair import fence, operate, plan_restore, restore
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.protocol.commit import commit, decide
-from kafka2pc.protocol.decisions import FileLog, dump_decision, load_decision
+from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore as restore_batch
 from kafka2pc.protocol.transactions import (
     Mode,
     Plan,
@@ -146,7 +147,7 @@ def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
         with pytest.raises(Superseded, match="is running"):
             restore(driver)
     again = dead.run()
-    assert plan(again, batch_id).mode is Mode.DRAIN
+    assert restore_batch(again, batch_id).mode is Mode.DRAIN
     assert dead.seen() == [f"{n}{v}" for n in range(batch_id + 1) for v in "abcd"]
 
 
@@ -171,7 +172,7 @@ def test_after_restore_the_query_goes_on_without_loss_or_double(dead):
     messages = dead.write(first, 1)
     decide(first, messages[0].plan, messages)
     second = dead.run()
-    assert plan(second, 1).mode is Mode.DRAIN
+    assert restore_batch(second, 1).mode is Mode.DRAIN
     dead.write(second, 2)
     with operate(dead.conf, dead.query) as driver:
         assert sorted(s.do for s in plan_restore(driver)) == [

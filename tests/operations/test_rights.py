@@ -10,7 +10,7 @@ from kafka_tools import administered
 from rights import Rights, error_of
 from shell import typed
 
-from kafka2pc.kafka.participant import check
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor import doctor

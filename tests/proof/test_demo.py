@@ -16,7 +16,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from kafka2pc.kafka.participant import Record
+from kafka2pc.kafka.readers import Record
 from kafka2pc.local import flights
 from kafka2pc.operations import cli
 from kafka2pc.proof import demo, demo_job, demo_picture, demo_report

@@ -8,17 +8,22 @@ from itertools import islice
 
 import pytest
 
+from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills import (
     POINTS,
     VICTIMS,
     Drill,
     play,
+    play_all,
     point_drills,
     summary,
+    together,
 )
 from kafka2pc.proof.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.proof.hard_cases import CASES
+from kafka2pc.proof.stage import Stage
+from kafka2pc.proof.walks import BLOWS, steps, take
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 SECONDS = ("two batches later", "late is refused", "purged", "Two drivers", "full disk")
@@ -113,6 +118,33 @@ def test_a_walk(three, tmp_path):
 def test_every_point_meets_every_victim():
     drills = point_drills()
     assert len(drills) == len(POINTS) * len(VICTIMS) == len({d.title for d in drills}) == 65
+
+
+def test_drills_of_one_victim_become_batches_of_one_query():
+    merged = together([*point_drills(), *CASES])
+    plain = [d for d in merged if d.kind == "point"]
+    assert [d.count for d in plain] == [7, 6] * len(VICTIMS)
+    places = [(d.nodes, d.play.keywords["strike"], *d.play.keywords["rounds"]) for d in plain]
+    assert len({str(p) for p in places}) == len(plain)
+    assert sum(len(d.play.keywords["rounds"]) for d in plain) == 65
+    assert plain[0].title.startswith("Exactly once when the driver's JVM dies before begin, after")
+    assert [d for d in merged if d.kind == "case"] == list(CASES)
+
+
+def test_the_blows_of_one_query_are_survived_one_after_the_other(stage, tmp_path):
+    wanted = ("JVM dies in write", "JVM dies after first commit")
+    [drill] = together(d for d in point_drills() if d.title.endswith(wanted))
+    played = play(drill, stage, tmp_path)
+    assert (played.found, played.crashes, played.records) == ("", 2, 120)
+
+
+def test_an_error_of_a_stage_is_raised_and_nothing_goes_on(monkeypatch, tmp_path):
+    def no_broker(*_):
+        raise BrokerFailed("no broker here")
+
+    monkeypatch.setattr(Stage, "__enter__", no_broker)
+    with pytest.raises(BrokerFailed, match="no broker here"):
+        play_all(point_drills(), tmp_path)
 
 
 def test_the_same_seed_is_the_same_walk_and_dice_leave_nothing_out():

@@ -19,7 +19,7 @@ class Called(Exception):
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [(restore, "plan"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")],
+    [(restore, "restore"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")],
 )
 def test_the_functions_are_those_of_the_package(module, function, monkeypatch):
     def refuse(*args, **kwargs):

@@ -9,13 +9,15 @@ from dataclasses import replace
 
 import pytest
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.repair import fence
 from kafka2pc.protocol.commit import Driver, commit, decide
-from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, Slot, commit_of
+from kafka2pc.protocol.decisions import Identity, MemoryLog, Slot, commit_of
 from kafka2pc.protocol.errors import StaleCheckpoint, Superseded
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import adopt, back_off, plan
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Moment
+from kafka2pc.protocol.restore import adopt, back_off, restore
+from kafka2pc.protocol.transactions import Mode, Moment
 from kafka2pc.spark.foreach_batch import TwoPhase
 
 
@@ -65,7 +67,7 @@ def rows_of(driver):
 
 def what_a_start_costs(driver, batch_id=0):
     driver.log.asked.clear()
-    plan(driver, batch_id)
+    restore(driver, batch_id)
     return dict(driver.log.asked)
 
 
@@ -76,7 +78,7 @@ def test_the_thousandth_start_costs_what_the_twentieth_did():
     assert (
         costs[999]["create"] == 1 and costs[999]["slots"] == 2 and sum(costs[999].values()) < 40
     ), costs[999]
-    commit(driver, prepared(driver, plan(driver, 0)), 0)
+    commit(driver, prepared(driver, restore(driver, 0)), 0)
     assert rows_of(driver) == ["row"]
 
 
@@ -84,7 +86,7 @@ def test_a_long_chain_of_an_older_version_gets_shorter_with_each_start():
     """It was claimed from slot 0 on, and nothing was removed."""
     driver = driver_of(Counting(), keep_claims=10**6)
     for _ in range(300):
-        plan(driver, 0)
+        restore(driver, 0)
     assert len(driver.log.slots()) == 300
     now = replace(driver, keep_claims=8)
     for _ in range(12):
@@ -96,10 +98,10 @@ def test_a_long_chain_of_an_older_version_gets_shorter_with_each_start():
 @pytest.mark.parametrize("sleeps", ["before it writes", "before it decides", "after its COMMIT"])
 def test_a_run_that_slept_while_its_slot_was_removed_writes_nothing(tmp_path, sleeps):
     driver = driver_of(FileLog(tmp_path / "log"))
-    first = plan(driver, 0)
+    first = restore(driver, 0)
     messages = prepared(driver, first) if sleeps != "before it writes" else []
     for _ in range(20):
-        last = plan(driver, 0)
+        last = restore(driver, 0)
     assert Slot(0, first.attempt) not in driver.log.slots()
     messages = messages or prepared(driver, first)  # in time for no sweep
     if sleeps == "after its COMMIT":
@@ -108,8 +110,10 @@ def test_a_run_that_slept_while_its_slot_was_removed_writes_nothing(tmp_path, sl
         commit(driver, messages, 0)
     assert "attempt" in str(e.value) or "later" in str(e.value) or "aborted" in str(e.value)
     assert commit_of(driver.log, 0) is None and rows_of(driver) == []
-    assert plan(driver, 0).mode is Mode.WRITE, "a COMMIT behind which a claim stands is not drained"
-    commit(driver, prepared(driver, plan(driver, 0)), 0)
+    assert restore(driver, 0).mode is Mode.WRITE, (
+        "a COMMIT behind which a claim stands is not drained"
+    )
+    commit(driver, prepared(driver, restore(driver, 0)), 0)
     assert rows_of(driver) == ["row"] and last.attempt < 30
 
 
@@ -131,12 +135,12 @@ def sleeps_before_its_claim(driver):
     """A run decides in slot 1 after that was removed, and the next claim comes from a run that
     listed the log before.
     """
-    first = plan(driver, 0)
+    first = restore(driver, 0)
     messages = prepared(driver, first)
 
     def others():
         for _ in range(20):
-            plan(driver, 0)
+            restore(driver, 0)
         decide(driver, first, messages)
 
     driver.log.meanwhile = others
@@ -146,8 +150,8 @@ def test_a_claim_that_meets_a_commit_which_does_not_count_is_not_drained():
     driver = driver_of(Sleepy())
     sleeps_before_its_claim(driver)
     with pytest.raises(Superseded):
-        plan(driver, 0)
-    commit(driver, prepared(driver, plan(driver, 0)), 0)
+        restore(driver, 0)
+    commit(driver, prepared(driver, restore(driver, 0)), 0)
     assert rows_of(driver) == ["row"]
 
 
@@ -180,20 +184,20 @@ def test_the_shell_claims_no_batch_behind_a_commit_that_does_not_count():
     the run whose slot it had been.
     """
     driver = driver_of(SlowToLoad())
-    first = plan(driver, 0)
+    first = restore(driver, 0)
     messages = prepared(driver, first)
-    plan(driver, 0)
+    restore(driver, 0)
 
     def others():
         for _ in range(20):
-            plan(driver, 0)
+            restore(driver, 0)
         decide(driver, first, messages)
 
     driver.log.meanwhile = others
     with pytest.raises(Superseded):
         fence(driver)
     assert driver.log.batches() == [0], "a later batch in the log says that batch 0 is finished"
-    commit(driver, prepared(driver, plan(driver, 0)), 0)
+    commit(driver, prepared(driver, restore(driver, 0)), 0)
     assert rows_of(driver) == ["row"]
 
 
@@ -202,8 +206,8 @@ def test_the_shell_fences_no_run_with_a_claim_that_came_too_late():
     one, and is not fenced.
     """
     driver = driver_of(Sleepy())
-    plan(driver, 0)
-    driver.log.meanwhile = lambda: [plan(driver, 0) for _ in range(20)]
+    restore(driver, 0)
+    driver.log.meanwhile = lambda: [restore(driver, 0) for _ in range(20)]
     with pytest.raises(Superseded):
         fence(driver)
 
@@ -218,29 +222,29 @@ def test_the_wait_before_a_claim_is_not_part_of_the_age_of_a_plan():
         clock[0] += 100_000
 
     driver = driver_of(MemoryLog(), wait_to_claim=wait, now=lambda: Moment("boot", clock[0]))
-    assert plan(driver, 0).planned == Moment("boot", 100_000)
+    assert restore(driver, 0).planned == Moment("boot", 100_000)
 
 
 def test_a_commit_with_an_adopted_log_behind_it_counts():
     driver = driver_of(MemoryLog())
-    planned = plan(driver, 0)
+    planned = restore(driver, 0)
     decide(driver, planned, prepared(driver, planned))
     moved = replace(driver, about=replace(driver.about, checkpoint="file:///moved"))
     adopt(moved)
     assert commit_of(moved.log, 0).slot == Slot(0, 1)
-    assert plan(moved, 0).mode is Mode.DRAIN and rows_of(moved) == ["row"]
+    assert restore(moved, 0).mode is Mode.DRAIN and rows_of(moved) == ["row"]
 
 
 def test_claims_under_a_former_prefix_are_kept_because_a_sweep_needs_them():
     driver = driver_of(MemoryLog())
-    plan(driver, 0)
+    restore(driver, 0)
     asked = []
     renamed = replace(
         driver, about=Identity(prefix="new"), former=lambda prefix: asked.append(prefix) or ()
     )
     adopt(renamed)
     for _ in range(30):
-        plan(renamed, 0)
+        restore(renamed, 0)
     assert asked == ["kafka2pc"] * 30
     assert {d.identity.prefix for d in driver.log.chain(0)} == {"kafka2pc", "new"} and len(
         driver.log.slots()
@@ -250,7 +254,7 @@ def test_claims_under_a_former_prefix_are_kept_because_a_sweep_needs_them():
 def test_many_claims_under_a_former_prefix_get_fewer_and_one_is_kept():
     driver = driver_of(Counting(), keep_claims=10**6)
     for _ in range(100):
-        plan(driver, 0)
+        restore(driver, 0)
     asked = []
     renamed = replace(
         driver,
@@ -260,7 +264,7 @@ def test_many_claims_under_a_former_prefix_get_fewer_and_one_is_kept():
     )
     adopt(renamed)
     for _ in range(20):
-        plan(renamed, 0)
+        restore(renamed, 0)
     assert asked == ["kafka2pc"] * 20
     assert [d.identity.prefix for d in driver.log.chain(0)] == ["kafka2pc"] + ["new"] * 9
 
@@ -281,7 +285,7 @@ def duel(patience, batch_s=20, restart_s=1, seed=7, limit_s=3600):
         now, planned = runs[name]
         if planned is None:
             waited = []
-            planned = plan(
+            planned = restore(
                 replace(
                     driver, wait_to_claim=lambda attempt: waited.append(patience(attempt, dice))
                 ),
@@ -309,14 +313,14 @@ def by_back_off(attempt, dice):
 def test_a_run_that_has_waited_looks_at_the_log_again():
     """Meanwhile another run has decided the batch: it is drained, and not claimed."""
     driver = driver_of(MemoryLog())
-    others = plan(driver, 0)
+    others = restore(driver, 0)
 
     def wait(attempt):
         if commit_of(driver.log, 0) is None:
             commit(driver, prepared(driver, others), 0)
         return True
 
-    assert plan(replace(driver, wait_to_claim=wait), 0).mode is Mode.DRAIN
+    assert restore(replace(driver, wait_to_claim=wait), 0).mode is Mode.DRAIN
     assert len(driver.log.slots()) == 2 and rows_of(driver) == ["row"]
 
 
@@ -324,11 +328,11 @@ def test_a_record_that_is_gone_when_it_is_read_stops_the_start():
     """It was listed. If it were passed over, an older record would speak for the batch."""
     driver = driver_of(Counting())
     for _ in range(3):
-        plan(driver, 0)
+        restore(driver, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Counting, "load", lambda log, slot: None)
         with pytest.raises(Superseded, match="removed while it was read"):
-            plan(driver, 0)
+            restore(driver, 0)
 
 
 def test_two_supervisors_that_duel_come_to_an_end_because_they_back_off():

@@ -15,25 +15,23 @@ from itertools import count
 import pyarrow as pa
 import pytest
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka import participant as kafka_room
 from kafka2pc.kafka import row_producer as writer
-from kafka2pc.kafka.column_producer import ColumnTransaction, Lane, Sender
-from kafka2pc.kafka.participant import KafkaParticipant, check, read_both, read_topic, retry_unknown
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.readers import read_topic
+from kafka2pc.kafka.sender import Lane, Sender
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.readers import read_both
 from kafka2pc.protocol import commit, precommit, restore
-from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History
-from kafka2pc.protocol.transactions import (
-    Committable,
-    MemoryParticipant,
-    MemoryTransaction,
-    Names,
-    Outcome,
-    Plan,
-    TxnState,
-)
+from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
+from kafka2pc.protocol.policies import retry_unknown
+from kafka2pc.protocol.transactions import Committable, Names, Outcome, Plan, TxnState
 from kafka2pc.spark.driver import plan_batch
 
 pytestmark = pytest.mark.timeout(120)
@@ -251,7 +249,7 @@ class World:
         """One life of the driver, to the last batch."""
         driver, mine = self.driver(**driver), None
         for batch_id in (b for b in range(self.batches) if b not in self.done):
-            plan = restore.plan(driver, batch_id, mine=mine)
+            plan = restore.restore(driver, batch_id, mine=mine)
             messages = self.tasks(plan)
             self.before_commit()
             try:
@@ -396,7 +394,7 @@ def two_begin_at_once(world):
 
 def overtaken_by_one_that_dies(world):
     """The same, but the second driver dies after it has restored."""
-    world.log.before_commit = lambda: restore.plan(world.driver(), 0)
+    world.log.before_commit = lambda: restore.restore(world.driver(), 0)
     world.go_on()
 
 
@@ -409,7 +407,7 @@ def zombie_begins_late(world):
         with world.store.elsewhere() as participant:
             participant.begin(first)
 
-    plan, world.batches = restore.plan, 3
+    plan, world.batches = restore.restore, 3
     first = None
 
     def remembered(*args, **kw):
@@ -421,7 +419,7 @@ def zombie_begins_late(world):
         return made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(restore, "plan", remembered)
+        patch.setattr(restore, "restore", remembered)
         world.go_on()
 
 
@@ -532,7 +530,7 @@ def unchecked_receipts(patch):
     patch.setattr(
         ColumnTransaction,
         "precommit",
-        lambda txn: Committable(state=txn.state, partitions=txn.partitions, **txn._receipt),
+        lambda txn: Committable(state=txn.state, partitions=txn.partitions, **txn._identity),
     )
 
 
@@ -545,7 +543,7 @@ def flush_before_the_last_rows(patch):
             txn.write(chunk)
 
     patch.setattr(precommit, "_write", write)
-    patch.setattr(precommit, "promise", lambda txn, history, **ids: txn.precommit())
+    patch.setattr(precommit, "flush_and_precommit", lambda txn, history, **ids: txn.precommit())
     unchecked_receipts(patch)
 
 
@@ -557,7 +555,7 @@ def nobody_checks_deliveries(patch):
             txn.flush()
         return txn.precommit()
 
-    patch.setattr(precommit, "promise", promise)
+    patch.setattr(precommit, "flush_and_precommit", promise)
     unchecked_receipts(patch)
 
 
@@ -571,7 +569,7 @@ def decision_without_the_last_task(patch):
 
 def no_look_before_the_decision(patch):
     """Rule 4."""
-    patch.setattr(commit, "check_votes", lambda driver, cs, planned: None)
+    patch.setattr(commit, "check_open", lambda driver, cs, planned: None)
 
 
 def decided_is_as_good_as_committed(patch):
@@ -631,7 +629,7 @@ def no_decision_before_the_first_commit(patch):
     def too_late(driver, plan, messages):
         for m in messages:
             for c in m.committables:
-                commit.tell(driver, "commit", c, plan.batch_id)
+                commit.send(driver, "commit", c, plan.batch_id)
         return decide(driver, plan, messages)
 
     patch.setattr(commit, "decide", too_late)
@@ -643,7 +641,7 @@ def abort_whatever_was_decided(patch):
     def naive(driver, messages, batch_id):
         for m in messages:
             for c in m.committables:
-                commit.tell(driver, "abort", c, batch_id)
+                commit.send(driver, "abort", c, batch_id)
 
     patch.setattr(commit, "abort", naive)
 

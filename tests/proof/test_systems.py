@@ -8,7 +8,8 @@ import pytest
 from kafka_fixtures import values
 
 from kafka2pc.kafka import participant as kafka
-from kafka2pc.kafka.control import Control, DescribedTransaction
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.coordinators import DescribedTransaction
 from kafka2pc.kafka.participant import NEVER_MS
 from kafka2pc.kafka.row_producer import RowTransaction
 from kafka2pc.proof import systems

@@ -10,16 +10,18 @@ import pyarrow as pa
 import pytest
 from kafka_fixtures import values
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import KafkaParticipant, retry_unknown
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.commit import Driver
-from kafka2pc.protocol.decisions import FileLog, Identity, Slot, dump_decision, load_decision
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.decisions import Identity, Slot, dump_decision, load_decision
+from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.policies import retry_unknown
+from kafka2pc.protocol.restore import restore
 from kafka2pc.protocol.transactions import (
     Committable,
-    MemoryParticipant,
     Mode,
     Outcome,
     PartitionRange,
@@ -136,8 +138,8 @@ def test_the_old_version_decided_and_the_new_one_finishes(tmp_path):
     driver = Driver(
         query_id=QUERY, log=old_checkpoint(tmp_path / "log"), participants={"kafka": store}
     )
-    assert plan(driver, 7, offsets_hash="a" * 64).mode is Mode.DRAIN and store.read() == ["row"]
-    assert plan(driver, 8).mode is Mode.WRITE, "and goes on"
+    assert restore(driver, 7, offsets_hash="a" * 64).mode is Mode.DRAIN and store.read() == ["row"]
+    assert restore(driver, 8).mode is Mode.WRITE, "and goes on"
 
 
 def precommitted(control, kafka, topic, name):
@@ -164,7 +166,7 @@ def test_the_old_version_decided_on_a_real_broker_and_the_new_one_finishes(kafka
     participant = KafkaParticipant(kafka.client_conf)
     try:
         assert (
-            plan(
+            restore(
                 Driver(query_id=QUERY, log=log, participants={"kafka": participant}),
                 7,
                 offsets_hash="a" * 64,

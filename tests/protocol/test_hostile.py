@@ -11,11 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
 from kafka2pc.protocol.commit import Driver
 from kafka2pc.protocol.decisions import (
     Decision,
-    FileLog,
     Slot,
     _checksum,
     commit_of,
@@ -23,11 +23,11 @@ from kafka2pc.protocol.decisions import (
     load_decision,
 )
 from kafka2pc.protocol.errors import CorruptDecision, StaleCheckpoint, TwoPhaseError, UnknownFormat
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore
 from kafka2pc.protocol.transactions import (
     Committable,
-    MemoryParticipant,
     Names,
     PartitionRange,
     Plan,
@@ -161,7 +161,7 @@ def test_a_forged_file_with_a_fitting_checksum_ends_nothing_that_is_not_this_que
     driver = Driver(query_id=QUERY, log=log, participants={"memory": theirs})
     # whoever computes a checksum can make the query stop, in whatever way
     with suppress(Exception):
-        plan(driver, 0)
+        restore(driver, 0)
     assert {t.state for t in theirs.txns.values()} == {TxnState.PRECOMMITTED}, (
         "nobody was told anything"
     )
@@ -212,7 +212,7 @@ def test_a_whole_file_about_another_query_commits_nothing(number):
     with pytest.raises(
         (CorruptDecision, StaleCheckpoint), match="about another query|decisions of query"
     ):
-        plan(Driver(query_id=QUERY, log=log, participants={"memory": store}), 0)
+        restore(Driver(query_id=QUERY, log=log, participants={"memory": store}), 0)
     assert store.read() == [] and len(store.in_doubt(OTHER)) == 1
 
 

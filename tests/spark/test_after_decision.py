@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from kafka2pc.kafka.encoder import payload_bytes
-from kafka2pc.kafka.participant import retry_unknown
 from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import MemoryLog, Slot, newest_record
 from kafka2pc.protocol.errors import (
@@ -22,9 +21,11 @@ from kafka2pc.protocol.errors import (
     Refused,
     ReplayDiffers,
 )
+from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, Outcome, Standing, TxnState
+from kafka2pc.protocol.restore import restore
+from kafka2pc.protocol.transactions import Mode, Outcome, Standing, TxnState
 
 
 class Moody(MemoryParticipant):
@@ -62,7 +63,7 @@ def driver_of(*stores, **more):
 
 
 def run(driver, batch_id=0, *tasks):
-    planned = plan(driver, batch_id)
+    planned = restore(driver, batch_id)
     messages = [
         precommit(
             driver.participants.values(),
@@ -223,7 +224,7 @@ def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_dec
     def refused(log, batch_id):
         raise NotAuthorized("the log: 29")
 
-    planned = plan(driver, 0)
+    planned = restore(driver, 0)
     message = precommit(driver.participants.values(), planned, iter([["row"]]))
     monkeypatch.setattr("kafka2pc.protocol.commit.holds_later", refused)
     with pytest.raises(NotAuthorized) as e:
@@ -251,7 +252,7 @@ def test_a_log_that_gave_no_answer_and_then_refuses_leaves_the_decision_unknown(
 def test_a_replay_without_partitions_is_compared_too():
     driver = driver_of(Moody())
     run(driver, 0, ["a"])
-    assert plan(driver, 0).mode is Mode.DRAIN
+    assert restore(driver, 0).mode is Mode.DRAIN
     with pytest.raises(ReplayDiffers, match="the replay has 0 rows"):
         commit(driver, [], 0)
 

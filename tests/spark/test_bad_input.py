@@ -36,8 +36,8 @@ from pyspark.sql.types import (
 )
 from story_fixtures import check_untouched
 
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import check
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.scenario import Scenario

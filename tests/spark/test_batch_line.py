@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from dead_query_fixtures import ROWS, closing, dead  # noqa: F401  (fixtures)
 
-from kafka2pc.kafka.participant import retry_unknown
 from kafka2pc.proof.scenario import Scenario
 from kafka2pc.protocol.commit import commit
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.transactions import (
     CommitMessage,
     Committable,

@@ -15,21 +15,18 @@ import pytest
 from kafka_fixtures import values
 from typer.testing import CliRunner
 
-from kafka2pc.kafka.participant import ClusterFacts, KafkaParticipant, retry_unknown
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.kafka.cluster_check import ClusterFacts
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations.cli import app
 from kafka2pc.protocol.commit import Driver
-from kafka2pc.protocol.decisions import FileLog, Identity, MemoryLog, commit_of, newest_record
+from kafka2pc.protocol.decisions import Identity, MemoryLog, commit_of, newest_record
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
+from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import claim
-from kafka2pc.protocol.transactions import (
-    MemoryParticipant,
-    Mode,
-    Outcome,
-    Plan,
-    TxnState,
-    new_token,
-)
+from kafka2pc.protocol.transactions import Mode, Outcome, Plan, TxnState, new_token
 from kafka2pc.spark import batch_sink
 from kafka2pc.spark import driver as driver_side
 from kafka2pc.spark.batch_sink import close_key, plan_write, purge_keys

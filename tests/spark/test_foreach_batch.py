@@ -15,13 +15,15 @@ from kafka_fixtures import values
 from key_value import wal
 from participant_suite import At, a_plan, rows
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.proof.drills import play
 from kafka2pc.proof.dual_drills import dual_drills, make_dual_scenario
 from kafka2pc.proof.stage import Stage
-from kafka2pc.protocol.decisions import FileLog, MemoryLog
+from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
-from kafka2pc.protocol.transactions import IllegalStep, MemoryParticipant, MemoryTransaction
+from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
+from kafka2pc.protocol.transactions import IllegalStep
 from kafka2pc.spark import driver as driver_side
 from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
 from kafka2pc.stores.file import FileParticipant

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.query import Query
 from kafka2pc.operations.repair import adopt_place
 from kafka2pc.protocol.commit import Driver, commit, finish
 from kafka2pc.protocol.decisions import (
-    FileLog,
     Identity,
     MemoryLog,
     Slot,
@@ -23,9 +23,10 @@ from kafka2pc.protocol.decisions import (
     newest_record,
 )
 from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import adopt, claim, plan
-from kafka2pc.protocol.transactions import MemoryParticipant, Mode, TxnState
+from kafka2pc.protocol.restore import adopt, claim, restore
+from kafka2pc.protocol.transactions import Mode, TxnState
 from kafka2pc.spark.foreach_batch import TwoPhase
 
 ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")
@@ -47,7 +48,7 @@ def driver(tmp_path, store):
 
 
 def prepare(driver, batch_id, rows=("row",)):
-    planned = plan(driver, batch_id)
+    planned = restore(driver, batch_id)
     return precommit(driver.participants.values(), planned, iter([rows]))
 
 
@@ -95,7 +96,7 @@ def test_a_copied_checkpoint_stops_before_it_claims_sweeps_or_writes(driver, sto
                 " file:///.*/copy/kafka2pc.*file:///copy"
             ),
         ):
-            plan(copy, batch_id)
+            restore(copy, batch_id)
     assert content(copy.log) == before
     assert finish(driver, commit_of(driver.log, 1)), (
         "the original goes on, and its decided rows are there"
@@ -108,7 +109,7 @@ def test_a_copied_checkpoint_that_shares_the_log_is_refused(driver):
     with pytest.raises(
         MovedLog, match="checkpoint is file:///orders, and this run uses file:///copy"
     ):
-        plan(replace(driver, about=replace(ORDERS, checkpoint="file:///copy")), 1)
+        restore(replace(driver, about=replace(ORDERS, checkpoint="file:///copy")), 1)
     assert driver.log.batches() == [0]
 
 
@@ -134,7 +135,7 @@ def test_a_decided_batch_is_finished_after_the_adoption(driver, store, tmp_path)
     moved = copied(driver, tmp_path)
     adopt(moved)
     assert store.read() == []
-    assert plan(moved, 0).mode is Mode.DRAIN
+    assert restore(moved, 0).mode is Mode.DRAIN
     assert store.read() == ["row"]
     write(moved, 1)
 
@@ -184,7 +185,7 @@ def test_other_options_wait_until_the_batch_is_finished(change, state, driver):
     changed = replace(driver, about=about)
     before = content(driver.log)
     with pytest.raises(UnfinishedBatch, match=says):
-        plan(changed, 0)
+        restore(changed, 0)
     assert content(driver.log) == before
     commit(driver, [prepare(driver, 0)], 0)
     write(changed, 1)
@@ -196,8 +197,8 @@ def test_another_set_of_participants_waits_too(driver, store):
     both = replace(driver, participants={store.name: store, second.name: second})
     decide_only(both, 0)
     with pytest.raises(UnfinishedBatch, match="participants was memory, second and is memory"):
-        plan(driver, 0)
-    plan(both, 0)
+        restore(driver, 0)
+    restore(both, 0)
     write(driver, 1)
     assert store.read() == ["row", "row"] and second.read() == ["row"]
 
@@ -249,23 +250,23 @@ def test_what_is_open_under_a_former_prefix_is_swept_even_if_the_first_sweep_fai
     store = Prefixed()
     old, new = (with_prefix(driver, store, prefix) for prefix in ("kafka2pc", "mine"))
     write(old, 0)
-    store.begin(replace(plan(old, 0), batch_id=1))  # a straggler of the old run
-    store.begin(replace(plan(old, 0), batch_id=1))
+    store.begin(replace(restore(old, 0), batch_id=1))  # a straggler of the old run
+    store.begin(replace(restore(old, 0), batch_id=1))
 
     def fails(fn, items):
         raise ConnectionError("after the claim")
 
     with pytest.raises(ConnectionError):
-        plan(replace(new, each=fails), 1)
+        restore(replace(new, each=fails), 1)
     assert open_ones(store) == 2
-    plan(new, 1)
+    restore(new, 1)
     assert open_ones(store) == 0
 
 
 def test_after_an_adoption_with_another_prefix_the_former_one_is_swept(driver):
     store = Prefixed()
     old, new = (with_prefix(driver, store, prefix) for prefix in ("kafka2pc", "mine"))
-    store.begin(plan(old, 0))
+    store.begin(restore(old, 0))
     adopt(new)
     write(new, 0)
     assert open_ones(store) == 0 and store.read() == ["row"]
@@ -290,7 +291,7 @@ def test_a_replay_behind_a_later_batch_is_refused(driver):
     for batch_id in range(3):
         write(driver, batch_id)
     with pytest.raises(StaleCheckpoint, match="about to replay batch 1, but its log holds batch 2"):
-        plan(driver, 1)
+        restore(driver, 1)
 
 
 def test_a_replay_behind_a_claim_is_drained(driver):
@@ -299,7 +300,7 @@ def test_a_replay_behind_a_claim_is_drained(driver):
     """
     write(driver, 0)
     claim(driver, 1)
-    assert plan(driver, 0).mode is Mode.DRAIN
+    assert restore(driver, 0).mode is Mode.DRAIN
 
 
 def test_participants_are_compared_with_a_record_of_the_old_form_too(driver, store):
@@ -309,7 +310,7 @@ def test_participants_are_compared_with_a_record_of_the_old_form_too(driver, sto
     slot = Slot(0, 1)
     both.log.records[slot] = replace(both.log.records[slot], identity=None, rows=None, bytes=None)
     with pytest.raises(UnfinishedBatch, match="participants was memory, second and is memory"):
-        plan(replace(driver, log=both.log), 0)
+        restore(replace(driver, log=both.log), 0)
     assert store.read() == second.read() == []
 
 
@@ -338,7 +339,7 @@ def test_an_empty_log_is_not_the_log_of_a_query_that_has_written(state, driver):
         write(driver, 0)
     lost = replace(driver, log=MemoryLog())
     with pytest.raises(StaleCheckpoint, match="this decision log is empty"):
-        plan(lost, 1)
+        restore(lost, 1)
     assert lost.log.records == {}
 
 
@@ -349,11 +350,11 @@ def test_a_claim_that_comes_while_the_stores_are_asked_is_no_false_alarm(driver,
             return store.traces(query_id)
 
     slow = Slow(store.name)
-    assert plan(replace(driver, participants={slow.name: slow}), 0).attempt == 2
+    assert restore(replace(driver, participants={slow.name: slow}), 0).attempt == 2
 
 
 def test_another_cluster_is_still_refused(driver, store):
     write(driver, 0)
     store.store_id = lambda: "other"
     with pytest.raises(WrongCluster):
-        plan(driver, 1)
+        restore(driver, 1)

@@ -18,10 +18,11 @@ from kafka_fixtures import values
 
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import KafkaParticipant, retry_unknown
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import UnknownFormat
 from kafka2pc.protocol.history import Silence
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.transactions import Outcome
 
 TESTS = Path(__file__).parents[1]

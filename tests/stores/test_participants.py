@@ -32,7 +32,8 @@ from participant_suite import (
 from kafka2pc.backends import storage
 from kafka2pc.protocol import transactions as protocol
 from kafka2pc.protocol.errors import BadOption
-from kafka2pc.protocol.transactions import MemoryParticipant, Moment, TxnState, age_ms, this_moment
+from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.transactions import Moment, TxnState, age_ms, this_moment
 from kafka2pc.spark.foreach_batch import Shaped
 from kafka2pc.stores import object_store
 from kafka2pc.stores.file import FileParticipant

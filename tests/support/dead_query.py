@@ -10,11 +10,13 @@ from pathlib import Path
 import pyarrow as pa
 from confluent_kafka import Producer
 
-from kafka2pc.kafka.participant import KafkaParticipant, check, read_topic
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.readers import read_topic
 from kafka2pc.operations.query import open_query
 from kafka2pc.protocol.commit import Driver, decide
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore
 
 
 def leave(kafka, topic, number, decided):
@@ -30,7 +32,7 @@ def leave(kafka, topic, number, decided):
     conf = kafka.client_conf
     participant = KafkaParticipant(conf, topic=topic, **asdict(check(conf, topics=[topic])))
     driver = Driver(query_id=query.query_id, log=query.log, participants={"kafka": participant})
-    batch = plan(driver, 0)
+    batch = restore(driver, 0)
     tasks = [["a", "b"], ["c", "d"]]
     messages = [precommit([participant], batch, [pa.record_batch({"value": v})]) for v in tasks]
     if decided:

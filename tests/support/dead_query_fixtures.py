@@ -10,17 +10,18 @@ import pytest
 from confluent_kafka import Producer
 from kafka_fixtures import values
 
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.participant import KafkaParticipant, check
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor import doctor
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.survey import Survey, find_transactions
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.commit import Driver, decide
-from kafka2pc.protocol.decisions import FileLog
 from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import plan
+from kafka2pc.protocol.restore import restore
 
 
 class DeadQuery:
@@ -67,7 +68,7 @@ class DeadQuery:
     def write(self, driver, batch_id=0, mine=None):
         """The messages of both tasks of a batch. `mine`: the token of the driver's run."""
         (self.place / "offsets" / str(batch_id)).write_text("v1")
-        planned = plan(driver, batch_id, mine=mine)
+        planned = restore(driver, batch_id, mine=mine)
         stores = list(driver.participants.values())
         tasks = [[f"{batch_id}{v}" for v in task] for task in ("ab", "cd")]
         return [precommit(stores, planned, [pa.record_batch({"value": v})]) for v in tasks]

@@ -3,6 +3,8 @@
 conftest.py imports the fixtures before every test, so each function imports what it needs.
 """
 
+import time
+
 import pytest
 
 
@@ -47,7 +49,7 @@ def state(kafka):
     from confluent_kafka.admin import AdminClient
 
     from kafka2pc.kafka.control import Control
-    from kafka2pc.kafka.participant import read_topic
+    from kafka2pc.kafka.readers import read_topic
 
     admin = AdminClient(kafka.client_conf)
     found = {
@@ -110,3 +112,14 @@ def _to_the_end(reader, start, wait_s):
 def values(kafka, topic, isolation="read_committed"):
     """The values of `records`, as text."""
     return [message.value().decode() for message in records(kafka, topic, isolation)]
+
+
+def settled(control, transactional_id, state):
+    """(broker's state, epochs passed) once the transaction is neither open nor in preparation."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        d = control.describe_transactions([transactional_id])[transactional_id]
+        if d.state not in ("Ongoing", "PrepareCommit", "PrepareAbort"):
+            return d.state, d.epoch - state.epoch
+        time.sleep(0.01)
+    raise AssertionError(f"{transactional_id} is still {d.state}")

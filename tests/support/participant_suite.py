@@ -18,8 +18,8 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from kafka2pc.kafka.participant import retry_unknown
 from kafka2pc.protocol.errors import PrecommitFailed
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.transactions import (
     Committable,
@@ -408,7 +408,7 @@ OTHER_PROCESS = """
 import json, pickle, sys
 from kafka2pc.protocol.transactions import committable_from_dict
 store, verb, receipt = pickle.load(sys.stdin.buffer)
-from kafka2pc.kafka.participant import retry_unknown
+from kafka2pc.protocol.policies import retry_unknown
 c = committable_from_dict(json.loads(receipt))
 print(retry_unknown()(lambda: getattr(store, verb)(c)).value)
 """

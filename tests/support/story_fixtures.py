@@ -1,21 +1,21 @@
-"""The jobs and stories (room 24) that the tests share. conftest.py imports the fixtures."""
+"""The jobs and scenarios that the tests share (proof.spark_job, proof.scenario)."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory):
-    """Makes jobs, and ends them with everything that they started."""
+    """Creates jobs, and ends them with everything that they started."""
     from kafka2pc.proof.spark_job import Job
 
-    made = []
+    started = []
 
     def make(name, **session):
-        made.append(Job(tmp_path_factory.mktemp(name) / "job", **session))
-        return made[-1]
+        started.append(Job(tmp_path_factory.mktemp(name) / "job", **session))
+        return started[-1]
 
     yield make
-    for job in made:
+    for job in started:
         job.stop()
 
 
@@ -29,8 +29,8 @@ def job(jobs):
 def story(job, kafka, tmp_path):
     from kafka2pc.proof.scenario import Scenario
 
-    with Scenario(job, kafka, tmp_path) as told:
-        yield told
+    with Scenario(job, kafka, tmp_path) as scenario:
+        yield scenario
 
 
 def check_untouched(story):

@@ -1,0 +1,522 @@
+"""The columnar engine among failures: against a broker made of ten lines and dice, and against real ones."""
+
+import random
+import time
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace as Answer
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.future import Future
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.kafka.connection import NoAnswer
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.encoder import CODECS, Section
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.partitioner import Dealer
+from kafka2pc.kafka.producer_settings import without_use
+from kafka2pc.kafka.readers import read_topic
+from kafka2pc.kafka.sender import Lane, Sender
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.jars import fetch_kafka
+from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, PrecommitFailed
+from kafka2pc.protocol.transactions import Plan, PreparedTxnState, new_token
+
+# -- a broker of ten lines --
+
+
+class Dice:
+    """Keeps batches by their sequence, as brokers do, and answers what the dice say: at once, late, or not at all."""
+
+    start = 1000  # the offset of the first record
+
+    def __init__(self, seed, partitions, forgets=0.0):
+        self.forgets = forgets
+        self.dice, self.partitions, self.waiting = random.Random(seed), partitions, []
+        self.logs, self.seen = (
+            {p: [] for p in range(partitions)},
+            {p: [] for p in range(partitions)},
+        )
+
+    def leaders(self, topics):
+        if self.waiting and self.dice.random() < 0.2:
+            raise BrokerUnreachable("dice")
+        return {("t", p): 0 for p in range(self.partitions)}
+
+    def append(self, part):
+        """Error code and base offset. A batch that is there already is acknowledged with its offset, or without it (DUPLICATE_SEQUENCE_NUMBER)."""
+        first = int.from_bytes(part.records[53:57], "big")
+        code = self.appended(part, first)
+        if code == 0 and self.dice.random() < self.forgets:
+            return 46, -1
+        return code, self.start + first if code == 0 else -1
+
+    def appended(self, part, first):
+        count, seen = int.from_bytes(part.records[57:61], "big"), self.seen[part.index]
+        if (first, count) in seen[-5:]:
+            return 0
+        # also for what it has got, but no longer remembers
+        if seen and first != sum(c for _, c in seen):
+            return 45
+        # without a past, any first sequence is taken: as brokers before 4.0 did
+        seen.append((first, count))
+        self.logs[part.index] += range(first, first + count)
+        return 0
+
+    def send(self, request, node, within_ms):
+        future, parts = Future(), request.topic_data[0].partition_data
+        fate = self.dice.choice(["good"] * 5 + ["lost before", "lost after", "moved"])
+        codes = {
+            p.index: (
+                (6, -1) if fate == "moved" else self.append(p) if fate != "lost before" else (0, -1)
+            )
+            for p in parts
+        }
+        rows = [
+            Answer(index=p, error_code=code, base_offset=offset)
+            for p, (code, offset) in codes.items()
+        ]
+        self.waiting.append(
+            (
+                future,
+                (
+                    NoAnswer("dice")
+                    if "lost" in fate
+                    else Answer(responses=[Answer(name="t", partition_responses=rows)])
+                ),
+            )
+        )
+        while self.waiting and self.dice.random() < 0.6:
+            done, said = self.waiting.pop(0)
+            done.failure(said) if isinstance(said, Exception) else done.success(said)
+        return future
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 4),
+    st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    st.sampled_from([0.0, 0.1]),
+)
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(
+    seed, partitions, counts, forgets
+):
+    broker = Dice(seed, partitions, forgets)
+    sender = Sender(broker, "dice", PreparedTxnState(1, 0), delivery_ms=60_000)
+    assert sender.leaders("t") == partitions
+    sent = {p: 0 for p in range(partitions)}
+    for n, count in enumerate(counts):
+        sender.put(Section("t", n % partitions, count, 0, 0, pa.py_buffer(b"")))
+        sent[n % partitions] += count
+    for _ in range(2000):
+        if not any(lane.batches for lane in sender.lanes.values()):
+            break
+        for lane in sender.lanes.values():
+            lane.not_before = 0
+        for future, said in broker.waiting:
+            future.failure(said) if isinstance(said, Exception) else future.success(said)
+        broker.waiting = []
+        sender.step()
+    assert {p: broker.logs[p] for p in sent} == {p: list(range(n)) for p, n in sent.items()}
+    assert {lane.partition: lane.records for lane in sender.lanes.values()} == {
+        p: n for p, n in sent.items() if n
+    } and sender.held == 0
+    for lane in sender.lanes.values():
+        whole = broker.start, broker.start + sent[lane.partition] - 1
+        assert (lane.first, lane.last) in ([whole, (-1, -1)] if forgets else [whole])
+
+
+def a_lane(*counts):
+    lane = Lane("t", 0, sure=True)
+    for count in counts:
+        lane.append(Section("t", 0, count, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
+    return lane, list(lane.batches)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([(0, 0), (1, 100), (2, 200)], (0, 299)),
+        ([(1, 100), (2, 200), (0, 0)], (0, 299)),  # the answer to the first batch was lost
+        ([(2, 200), (0, 0), (1, 100)], (0, 299)),
+        ([(1, 100), (2, 200), (0, -1)], (-1, -1)),  # DUPLICATE_SEQUENCE_NUMBER has no offset
+        ([(0, 0), (1, -1), (2, 200)], (-1, -1)),
+        ([(0, -1), (1, 100), (2, 200)], (-1, -1)),
+    ],
+    ids=str,
+)
+def test_the_offsets_of_a_partition_are_right_or_unknown(answers, expected):
+    lane, batches = a_lane(100, 100, 100)
+    for n, offset in answers:
+        lane.acknowledge(batches[n], offset)
+    assert (lane.records, lane.first, lane.last) == (300, *expected)
+
+
+def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
+    """A broker remembers five batches: were others sent meanwhile, it would forget that it has got this one."""
+    lane = Lane("t", 0, sure=True)
+    for _ in range(3):
+        lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
+    missing, second, _ = lane.batches
+    lane.send_again(13, pause_s=0)
+    lane.acknowledge(second, 1)
+    now = time.monotonic() + 1
+    assert lane.next_batch(now) is missing
+    missing.flying = True
+    assert lane.next_batch(now) is None
+    lane.acknowledge(missing, 0)
+    assert lane.next_batch(now) is not None
+
+
+def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
+    broker = Dice(0, 1)
+    broker.send = lambda *_: Future()
+    sender = Sender(broker, "silent", PreparedTxnState(1, 0), delivery_ms=200)
+    sender.leaders("t")
+    sender.put(Section("t", 0, 7, 0, 0, pa.py_buffer(b"")))
+    with pytest.raises(PrecommitFailed, match="7 of t-0.*200 ms"):
+        sender.flush()
+
+
+def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_took():
+    clock, broker = [0.0], Dice(0, 1)
+    broker.dice.choice = lambda fates: "good"
+    sender = Sender(broker, "slow rows", PreparedTxnState(1, 0), delivery_ms=1000)
+    with patch.object(time, "monotonic", lambda: clock[0]):
+        sender.leaders("t")
+        sender._stepped = 0.0
+        for _ in range(4):
+            sender.put(Section("t", 0, 5, 0, 0, pa.py_buffer(b"")))
+        clock[0] = 300.0  # a minute of somebody else's computations, and more
+        for _ in range(20):
+            for future, said in broker.waiting:
+                future.success(said)
+            broker.waiting = []
+            sender.step()
+    assert broker.logs[0] == list(range(20)) and sender.held == 0
+
+
+@pytest.mark.parametrize(
+    ("codes", "error", "said"),
+    [({0: 55, 1: 3}, None, ""), ({0: 55, 1: 29}, NotAuthorized, "topic t: ")],
+)
+def test_a_partition_that_was_not_tried_is_not_the_cause(codes, error, said):
+    broker = Dice(0, 2)
+    broker.add_partitions = lambda who, state, parts: {("t", p): codes[p] for _, p in parts}
+    sender = Sender(broker, "protocol 1", PreparedTxnState(1, 0), implicit_add=False)
+    sender.leaders("t")
+    for p in range(2):
+        sender.lanes["t", p] = Lane("t", p, added=False)
+    for lane in sender.lanes.values():
+        lane.append(Section("t", lane.partition, 1, 0, 0, pa.py_buffer(b"")), sender.state, "none")
+    if error:
+        with pytest.raises(error, match=said):
+            sender.step()
+        return
+    sender.step()
+    broker.add_partitions = lambda who, state, parts: {}
+    for lane in sender.lanes.values():
+        lane.not_before = 0
+    sender.step()
+    assert all(lane.added for lane in sender.lanes.values())
+
+
+def test_what_the_engine_has_no_use_for_is_known():
+    assert without_use(
+        {
+            "linger.ms": "5",
+            "sasl.password": "x",
+            "ssl.ca.location": "y",
+            "compression.type": "lz4",
+            "retries": "1",
+        }
+    ) == ["linger.ms", "retries"]
+
+
+# -- a real one --
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def topic(kafka):
+    kafka.create_topic(name := f"produce-{uuid.uuid4().hex[:8]}", partitions=3)
+    return name
+
+
+@pytest.fixture(scope="module")
+def control(kafka):
+    with Control(kafka.client_conf) as made:
+        yield made
+
+
+def committed(control, conf, topic, *batches, **options):
+    name = f"produce-{uuid.uuid4().hex}"
+    with ColumnTransaction(control, conf, name, 60_000, topic=topic, **options).begin() as txn:
+        for batch in batches:
+            txn.write(batch)
+        txn.flush()
+        c = txn.precommit()
+    control.end_txn(name, c.state, commit=True, version=c.end_txn_version)
+    while control.describe_transactions([name])[name].state != "CompleteCommit":
+        time.sleep(0.02)
+    return c
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("codec", CODECS)
+def test_broker_and_librdkafka_read_every_compression(kafka, control, topic, codec):
+    values = [f"{n} {'flight ' * 20}" for n in range(60_000)]
+    committed(
+        control,
+        kafka.client_conf | {"compression.type": codec},
+        topic,
+        pa.record_batch({"value": values}),
+    )
+    assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, topic)) == sorted(values)
+
+
+@pytest.mark.kafka
+def test_both_engines_write_the_same_records(kafka):
+    headers = pa.array(
+        [[("a", b"1"), ("b", None)], [], None] * 40,
+        pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+    )
+    batch = pa.record_batch(
+        {
+            "key": pa.array([f"k{n % 17}".encode() if n % 9 else b"" for n in range(120)]),
+            "headers": headers,
+            "value": pa.array([None if n % 13 == 0 else b"v" * n for n in range(120)], pa.binary()),
+            "partition": pa.array([n % 3 if n % 5 == 0 else None for n in range(120)], pa.int32()),
+            "timestamp": pa.array(
+                [1_700_000_000_123_456 + n for n in range(120)], pa.timestamp("us", "Europe/Paris")
+            ),
+        }
+    )
+    found = {}
+    for engine in ("columnar", "rows"):
+        kafka.create_topic(name := f"engine-{uuid.uuid4().hex[:8]}", partitions=3)
+        store = KafkaParticipant(kafka.client_conf, topic=name, engine=engine)
+        with store.begin(
+            Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=0, token=new_token(0, 0))
+        ) as txn:
+            txn.write(batch)
+            txn.flush()
+            c = txn.precommit()
+        store.commit(c)
+        while (
+            store.control.describe_transactions([c.transactional_id])[c.transactional_id].state
+            != "CompleteCommit"
+        ):
+            time.sleep(0.02)
+        records = read_topic(kafka.client_conf, name)
+        found[engine] = (
+            [(r.partition, r.offset, r.key, r.value, r.headers, r.timestamp_ms) for r in records],
+            [(p.partition, p.records, p.first_offset, p.last_offset) for p in c.partitions],
+        )
+    assert found["columnar"] == found["rows"] and len(found["rows"][0]) == 120
+
+
+@pytest.fixture(scope="module")
+def javas_partitioner():
+    """The partitioner of Kafka's own Java client, called from here."""
+    import pyspark
+
+    jars = [
+        *Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"),
+        *fetch_kafka(progress=None).glob("*.jar"),
+    ]
+    port = launch_gateway(
+        jarpath=str(jars[0]), classpath=":".join(map(str, jars)), die_on_exit=True
+    )
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
+    yield gateway.jvm.org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey
+    gateway.shutdown()
+
+
+@pytest.mark.kafka
+def test_keys_go_where_javas_own_producer_sends_them(javas_partitioner):
+    keys = [bytes(random.Random(n).randbytes(n % 70)) for n in range(300)]
+    for partitions in (1, 7, 200):
+        ours = Dealer(partitions).deal(pa.array(keys, pa.large_binary()), len(keys))
+        assert ours.tolist() == [javas_partitioner(bytearray(k), partitions) for k in keys]
+
+
+@pytest.mark.kafka
+def test_an_answer_that_is_lost_costs_nothing(kafka, control, topic, monkeypatch):
+    """Every third answer is thrown away after the broker has done its work."""
+    sent, real = [], control.send
+
+    def send(request, node, within_ms):
+        future = real(request, node, within_ms)
+        sent.append(future)
+        if len(sent) % 3:
+            return future
+        lost = Future()
+        future.add_both(lambda _: lost.failure(NoAnswer("thrown away")))
+        return lost
+
+    monkeypatch.setattr(control, "send", send)
+    rows = [
+        pa.record_batch({"value": [str(n) for n in range(start, start + 1000)]})
+        for start in range(0, 30_000, 1000)
+    ]
+    c = committed(control, kafka.client_conf, topic, *rows)
+    assert len(sent) > 10 and c.records == 30_000
+    found = read_topic(kafka.client_conf, topic)
+    assert sorted(int(r.value) for r in found) == list(range(30_000))
+    offsets = {
+        p.partition: [r.offset for r in found if r.partition == p.partition] for p in c.partitions
+    }
+    assert {p.partition: (p.first_offset, p.last_offset) for p in c.partitions} == {
+        p: (min(o), max(o)) for p, o in offsets.items()
+    }
+
+
+@pytest.mark.kafka
+@pytest.mark.full
+def test_a_leader_that_dies_costs_time_only():
+    with LocalKafka(3, progress=None) as kafka, Control(kafka.client_conf) as control:
+        kafka.create_topic("moves", partitions=6)
+        control.list_transactions()
+        name, rows = (
+            "moves-1",
+            [
+                pa.record_batch({"value": [str(n) for n in range(start, start + 5000)]})
+                for start in range(0, 60_000, 5000)
+            ],
+        )
+        with ColumnTransaction(
+            control, kafka.client_conf, name, 60_000, topic="moves"
+        ).begin() as txn:
+            for n, batch in enumerate(rows):
+                if n == 4:
+                    kafka.kill(0)
+                txn.write(batch)
+            txn.flush()
+            c = txn.precommit()
+        kafka.restart(0)
+        while (
+            control.end_txn(name, c.state, commit=True, version=c.end_txn_version).value
+            == "unknown"
+        ):
+            time.sleep(0.1)
+        while control.describe_transactions([name])[name].state != "CompleteCommit":
+            time.sleep(0.05)
+        assert sorted(int(r.value) for r in read_topic(kafka.client_conf, "moves")) == list(
+            range(60_000)
+        )
+
+
+@pytest.mark.kafka
+def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, control):
+    names = [f"many-{uuid.uuid4().hex[:8]}" for _ in range(3)]
+    for name in names:
+        kafka.create_topic(name, partitions=20)
+    batch = pa.record_batch(
+        {"topic": [names[n % 3] for n in range(3000)], "value": [str(n) for n in range(3000)]}
+    )
+    c = committed(control, kafka.client_conf, None, batch)
+    assert {p.topic for p in c.partitions} == set(names) and c.records == 3000
+    for n, name in enumerate(names):
+        assert sorted(int(r.value) for r in read_topic(kafka.client_conf, name)) == list(
+            range(n, 3000, 3)
+        )
+
+
+@pytest.mark.kafka
+def test_a_row_may_bring_its_own_time(kafka, control, topic):
+    committed(
+        control,
+        kafka.client_conf,
+        topic,
+        pa.record_batch(
+            {
+                "value": ["a"],
+                "timestamp": pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC")),
+            }
+        ),
+    )
+    assert [r.timestamp_ms for r in read_topic(kafka.client_conf, topic)] == [1_700_000_000_123]
+
+
+# as long as its markers are on the way, the coordinator gives no clear answer
+RUNNING = ("Ongoing", "PrepareEpochFence", "PrepareAbort")
+
+
+@pytest.mark.kafka
+@pytest.mark.full
+def test_a_transaction_without_a_timeout_outlives_one_with_it(kafka, control, topic):
+    """KIP-939: the same second of timeout, the same pause."""
+    fate = {}
+    for two_phase in (False, True):
+        name = f"timeless-{two_phase}-{uuid.uuid4().hex[:8]}"
+        with ColumnTransaction(
+            control, kafka.client_conf, name, 1000, topic=topic, two_phase=two_phase
+        ).begin() as txn:
+            txn.write(pa.record_batch({"value": [str(two_phase)]}))
+            txn.flush()
+            c = txn.precommit()
+        end = time.monotonic() + (15 if two_phase else 60)
+        while (
+            time.monotonic() < end and control.describe_transactions([name])[name].state in RUNNING
+        ):
+            time.sleep(0.2)
+        fate[two_phase] = (
+            control.end_txn(name, c.state, commit=True, version=c.end_txn_version).value,
+            c.timeout_ms,
+        )
+    assert fate == {False: ("refused", 1000), True: ("done", None)}
+
+
+@pytest.mark.kafka
+def test_what_the_broker_offers_is_found_out_and_said(kafka):
+    assert check(kafka.client_conf, two_phase="auto").two_phase is True
+    assert check(kafka.client_conf, two_phase="off").two_phase is False
+    assert check(kafka.client_conf, two_phase="auto", timeout_ms=60_000).two_phase is False
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(
+    ("version", "protocol", "two_phase"), [("3.9.1", 4, False), ("4.4.0", 5, True)]
+)
+def test_older_and_newer_brokers(version, protocol, two_phase):
+    """Before 4.0 the coordinator must hear of each partition first (protocol 1), and KIP-939 is not there."""
+    with LocalKafka(version=version, progress=None) as kafka:
+        kafka.create_topic("t", partitions=3)
+        store = KafkaParticipant(
+            kafka.client_conf,
+            topic="t",
+            **asdict(check(kafka.client_conf, topics=["t"], two_phase="auto")),
+        )
+        assert (store.end_txn_version, store.two_phase) == (protocol, two_phase)
+        ends = {}
+        for verb in ("commit", "abort", "commit"):
+            with store.begin(
+                Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=0, token=new_token(0, 0))
+            ) as txn:
+                txn.write(pa.record_batch({"value": [f"{verb} {n}" for n in range(3000)]}))
+                txn.flush()
+                c = txn.precommit()
+            assert getattr(store, verb)(c).value == "done"
+            while not (
+                ended := store.control.describe_transactions([c.transactional_id])[
+                    c.transactional_id
+                ].state
+            ).startswith("Complete"):
+                time.sleep(0.02)
+            ends.setdefault(verb, []).append(ended)
+        assert ends == {"commit": ["CompleteCommit"] * 2, "abort": ["CompleteAbort"]}
+        assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, "t")) == sorted(
+            f"commit {n}" for n in range(3000) for _ in range(2)
+        )
+        store.close()

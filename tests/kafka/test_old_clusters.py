@@ -1,0 +1,134 @@
+"""Brokers that are too old, and clusters in the middle of an upgrade: refused before anything is written."""
+
+import time
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from kafka_fixtures import settled
+
+from kafka2pc.kafka import requests
+from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.kafka.connection import Connection, TooOld
+from kafka2pc.kafka.control import Control
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.protocol.errors import BadOption
+from kafka2pc.protocol.transactions import Outcome
+
+DONE = Outcome.DONE
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("request_key", [66, 65], ids=["ListTransactions", "DescribeTransactions"])
+def test_a_server_without_a_request_is_told_in_four_parts(kafka, request_key):
+    with Control(kafka.client_conf, timeout_ms=4000) as control:
+        del control.connection._manager.broker_version_data.api_versions[request_key]
+        with pytest.raises(
+            TooOld,
+            match=(
+                "Transactions: node 0 does not offer(.|\n)*why: (.|\n)*No. Nothing was"
+                " written(.|\n)*what to do: Use Apache Kafka 3.6"
+            ),
+        ):
+            (
+                control.list_transactions("x")
+                if request_key == 66
+                else control.describe_transactions(["x"])
+            )
+
+
+def last_stable_and_end(kafka, topic):
+    """Where readers of both isolation levels stop in partition 0."""
+    ask = AdminClient(kafka.client_conf).list_offsets
+    found = [
+        ask({TopicPartition(topic, 0): OffsetSpec.latest()}, isolation_level=level)
+        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    ]
+    return tuple(next(iter(f.values())).result().offset for f in found)
+
+
+@pytest.mark.kafka
+def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
+    """A sweep aborts by EndTxn version 3, which leaves the epoch; the transaction's own task is
+    alive and writes once more.
+    """
+    with (
+        LocalKafka(version="3.5.2", two_phase_commit=False, progress=None) as kafka,
+        Control(kafka.client_conf) as control,
+    ):
+        kafka.create_topic("t")
+        before = control.list_transactions(states=())
+        with pytest.raises(
+            TooOld, match="node 0 does not offer AddPartitionsToTxn version 4(.|\n)*Kafka 3.6"
+        ):
+            check(kafka.client_conf, topics=["t"])
+        with pytest.raises(TooOld, match="AddPartitionsToTxn version 4"):
+            control.init_producer_id("x", timeout_ms=60_000)
+        assert control.list_transactions(states=()) == before, "refused before anything was written"
+        check(kafka.client_conf, prefix=None, topics=["t"])  # at least once needs no transactions
+        monkeypatch.setattr(requests, "VERIFIES", 3)
+        task = ColumnTransaction(control, kafka.client_conf, "task", 60_000, topic="t").begin()
+        task.write(pa.record_batch({"value": ["before the abort"]}))
+        task.flush()
+        assert control.end_txn("task", task.state, commit=False, version=task.version) is DONE
+        assert settled(control, "task", task.state) == ("CompleteAbort", 0)
+        task.write(pa.record_batch({"value": ["after the abort"]}))
+        task.flush()
+        time.sleep(0.5)
+        assert last_stable_and_end(kafka, "t") == (2, 3) and control.list_transactions() == [], (
+            "readers wait, and nothing is open that could be ended"
+        )
+
+
+@pytest.fixture(scope="module")
+def upgrade():
+    """A cluster in the middle of an upgrade: node 0 is old."""
+    with LocalKafka(nodes=3, version=["3.9.1", "4.3.1", "4.3.1"], progress=None) as running:
+        running.create_topic("t")
+        yield running
+
+
+def node(cluster, number):
+    return {"bootstrap.servers": f"127.0.0.1:{cluster.ports[number][0]}"}
+
+
+def timeout_given(control, transactional_id):
+    """Of the id's transactions in ms, after it was asked for none; or the error."""
+    try:
+        control.init_producer_id(transactional_id, timeout_ms=60_000, enable_2pc=True)
+    except BadOption as e:
+        return e.what.partition(": ")[2]
+    return control.describe_transactions([transactional_id])[transactional_id].timeout_ms
+
+
+@pytest.mark.kafka
+def test_in_the_middle_of_an_upgrade_no_transaction_gets_a_timeout_that_was_not_wanted(upgrade):
+    with Control(node(upgrade, 1)) as control:
+        given = {timeout_given(control, f"wanted-{n}") for n in range(12)}
+    assert given == {2**31 - 1, "not every broker offers InitProducerId version 6"}
+    with Control(node(upgrade, 0)) as control:
+        assert {timeout_given(control, f"wanted-{n}") for n in range(12)} == {
+            "not every broker offers InitProducerId version 6"
+        }
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("connected_to", range(3))
+def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
+    conf = node(upgrade, connected_to)
+    with pytest.raises(BadOption, match="twoPhaseCommit=required") as caught:
+        check(conf, topics=["t"], two_phase="required")
+    assert "InitProducerId version 6 (node 0)" in caught.value.why
+    facts = check(conf, topics=["t"], two_phase="auto")
+    assert (facts.two_phase, facts.end_txn_version) == (False, 4)
+
+
+@pytest.mark.kafka
+def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
+    monkeypatch.setattr(
+        Connection, "highest_everywhere", lambda self, request: {0: 4, 1: 3, 2: 5, 3: -1}
+    )
+    with pytest.raises(TooOld, match="node 1, 3 does not offer AddPartitionsToTxn version 4"):
+        check(node(upgrade, 0), topics=["t"])
