@@ -16,8 +16,8 @@ from ..protocol.errors import BadOption
 
 # %% ../../nbs/operations/01_access.ipynb #c006
 def read_properties(path: str) -> dict[str, str]:
-    """The `key=value` lines of a file. Raises `BadOption`, which names a line by its number: it may
-    hold a password.
+    """Read the `key=value` lines of a file; lines that begin with # or ! are comments. Raises
+    `BadOption`, which names a wrong line by its number only, because it may hold a password.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -25,42 +25,43 @@ def read_properties(path: str) -> dict[str, str]:
         raise BadOption(
             f"{path}: {type(e).__name__}", action="Name a readable file of key=value lines."
         ) from None
-    pairs = [
-        (n, *(part.strip() for part in line.partition("=")))
-        for n, line in enumerate(lines, 1)
-        if line.strip() and line.strip()[0] not in "#!"
-    ]
-    wrong = [n for n, key, sign, _ in pairs if not (key and sign)]
-    if wrong:
-        raise BadOption(f"{path}, line {wrong[0]}: no key=value")
-    return {key: value for _, key, _, value in pairs}
+    pairs = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.strip().startswith(("#", "!")):
+            continue
+        key, sign, value = (part.strip() for part in line.partition("="))
+        if not (key and sign):
+            raise BadOption(f"{path}, line {number}: no key=value")
+        pairs[key] = value
+    return pairs
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a cluster is reached. `config`: a file of client settings in librdkafka's or Java's
-    names.
+    """Where a cluster is and with which settings it is reached. `servers`: host:port, separated by
+    commas. `config`: a file of client settings in librdkafka's or Java's names.
     """
 
     servers: str | None
     config: str | None = None
 
     def conf(self) -> dict[str, str]:
-        """The settings, in librdkafka's names. Raises `BadOption`."""
-        given = read_properties(self.config) if self.config else {}
+        """The client settings in librdkafka's names. Raises `BadOption`."""
+        settings = read_properties(self.config) if self.config else {}
         if self.servers:
-            given["bootstrap.servers"] = self.servers
-        if not given.get("bootstrap.servers"):
+            settings["bootstrap.servers"] = self.servers
+        if not settings.get("bootstrap.servers"):
             raise BadOption(
                 "bootstrap.servers is missing",
                 action="--bootstrap-servers host:port, or KAFKA2PC_BOOTSTRAP_SERVERS=host:port.",
             )
-        return client_conf({f"kafka.{k}": v for k, v in given.items()})
+        return client_conf({f"kafka.{k}": v for k, v in settings.items()})
 
     def command(self, *words: str) -> str:
-        """`kafka2pc ...` for this cluster, as one types it."""
-        known = [
-            *(["--bootstrap-servers", self.servers] if self.servers else []),
-            *(["--config", self.config] if self.config else []),
-        ]
-        return shlex.join(["kafka2pc", *words, *known])
+        """The shell line `kafka2pc WORDS` for this cluster, quoted so that it can be typed."""
+        line = ["kafka2pc", *words]
+        if self.servers:
+            line += ["--bootstrap-servers", self.servers]
+        if self.config:
+            line += ["--config", self.config]
+        return shlex.join(line)

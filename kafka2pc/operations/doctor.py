@@ -22,9 +22,9 @@ from kafka2pc.operations.cluster_checks import (
     find_speculation,
 )
 from .findings import STATUS, Diagnosis, Examination, Finding
-from .query import open_query
+from .query import Query, open_query
 from .repair import driver_of
-from .survey import Found, Survey, find_prefix, find_transactions
+from .survey import FoundTransaction, Survey, find_prefix, find_transactions
 from kafka2pc.operations.transaction_checks import (
     check_decisions,
     check_hanging,
@@ -51,15 +51,15 @@ CHECKS = (
 
 
 def _as_finding(e: TwoPhaseError) -> Finding:
-    name, level = (
-        re.sub("(?<=[a-z])(?=[A-Z])", "-", type(e).__name__).lower(),
-        ("trouble" if e.risk.startswith("No") else "danger"),
-    )
+    """The finding of an error: MovedLog becomes moved-log."""
+    name = re.sub("(?<=[a-z])(?=[A-Z])", "-", type(e).__name__).lower()
+    level = "trouble" if e.risk.startswith("No") else "danger"
     return Finding(name=name, level=level, what=e.what, why=e.why, risk=e.risk, action=e.action)
 
 
 def _facts(exam: Examination) -> tuple[tuple[str, str], ...]:
-    survey, most = exam.survey, exam.survey.max_timeout_ms()
+    survey = exam.survey
+    most = survey.max_timeout_ms()
     versions = [
         f"{name} {survey.api_version(key)[1]}"
         for name, key in (("InitProducerId", 22), ("EndTxn", 26), ("ListTransactions", 66))
@@ -75,18 +75,16 @@ def _facts(exam: Examination) -> tuple[tuple[str, str], ...]:
 
 
 def _principal(conf: Mapping) -> str:
-    """As ACLs name the user. With a certificate or a token the broker makes the name out of its
-    subject.
+    """The user as ACLs name it. With a certificate or a token the broker makes the name out of its
+    subject, so a placeholder is returned.
     """
     if "sasl.username" in conf:
         return f"User:{conf['sasl.username']}"
     if TOKEN_PROVIDER in conf:
         return "User:SUBJECT-OF-THE-TOKEN"
-    return (
-        "User:SUBJECT-OF-THE-CERTIFICATE"
-        if "ssl.certificate.location" in conf
-        else "User:ANONYMOUS"
-    )
+    if "ssl.certificate.location" in conf:
+        return "User:SUBJECT-OF-THE-CERTIFICATE"
+    return "User:ANONYMOUS"
 
 # %% ../../nbs/operations/10_doctor.ipynb #c007
 def doctor(
@@ -100,49 +98,67 @@ def doctor(
     older_ms: int = 60_000,
     spark_conf: str | None = None,
 ) -> Diagnosis:
-    """Can this cluster and this checkpoint keep the guarantees? `topics`: where the query writes;
-    those of its decision and of what is open are added.
-
-    A probe begins under an id of its own; nothing else is written. Raises `BrokerUnreachable`,
-    `NotAuthorized` (login), `BadOption`, `StaleCheckpoint`.
+    """Look for everything that can keep this cluster and this checkpoint from the guarantees.
+    `topics`: where the query writes; those of its decision and of open transactions are added.
+    `timeout_ms`: its kafka.transaction.timeout.ms. `older_ms`: report no transaction that is open
+    for less. `spark_conf`: the folder of spark-defaults.conf.
+    Initialises a producer under an id that no query uses; writes nothing else. Raises
+    `BrokerUnreachable`, `NotAuthorized` (login), `BadOption`, `StaleCheckpoint`.
     """
-    conf, findings, newest = access.conf(), [], None
+    conf = access.conf()
     query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix) if checkpoint else None
-    try:
-        newest = query and newest_commit(query.log)
-        if query:
-            check_identity(driver_of(query), -1)
-    except TwoPhaseError as e:
-        findings, query = [_as_finding(e)], None
+    query, newest, findings = _check_log(query)
     with Survey(conf) as survey:
         prefix = prefix or find_prefix(survey, query)
         transactions = find_transactions(survey, prefix)
-        if query and not query.log.batches():
-            own = [f.transactional_id for f in transactions if f.query_id == query.query_id]
-            if own:
-                findings.append(_as_finding(not_its_log(query.query_id, own)))
-                query = None
+        findings += _check_empty_log(query, transactions)
         exam = Examination(
             access=access,
             survey=survey,
             user=_principal(conf),
             topics=_topics(topics, newest, transactions),
             prefix=prefix,
-            query=query,
+            query=None if findings else query,
             decision_log=decision_log,
             timeout_ms=timeout_ms,
             older_ms=older_ms,
             speculation=find_speculation(spark_conf),
         )
         findings += _run_checks(exam)
-        return Diagnosis(
-            _facts(exam),
-            tuple(sorted(dict.fromkeys(findings), key=lambda f: -STATUS[f.level])),
-        )
+        worst_first = sorted(dict.fromkeys(findings), key=lambda f: -STATUS[f.level])
+        return Diagnosis(_facts(exam), tuple(worst_first))
+
+
+def _check_log(
+    query: Query | None,
+) -> tuple[Query | None, Decision | None, list[Finding]]:
+    """The query, its newest decision, and the findings about its log. With a finding no check may
+    use the log: then the query is None.
+    """
+    newest = None
+    try:
+        if query:
+            newest = newest_commit(query.log)
+            check_identity(driver_of(query), -1)
+    except TwoPhaseError as e:
+        return None, newest, [_as_finding(e)]
+    return query, newest, []
+
+
+def _check_empty_log(
+    query: Query | None, transactions: Iterable[FoundTransaction]
+) -> list[Finding]:
+    """A finding if the log is empty although the query has open transactions: then it is the log of
+    another query.
+    """
+    if query is None or query.log.batches():
+        return []
+    own = [f.transactional_id for f in transactions if f.query_id == query.query_id]
+    return [_as_finding(not_its_log(query.query_id, own))] if own else []
 
 
 def _topics(
-    topics: Iterable[str], newest: Decision | None, transactions: Iterable[Found]
+    topics: Iterable[str], newest: Decision | None, transactions: Iterable[FoundTransaction]
 ) -> tuple[str, ...]:
     """The topics that were named, those of the newest decision, and those of open transactions."""
     decided = [p.topic for c in (newest.committables if newest else ()) for p in c.partitions]
@@ -151,7 +167,7 @@ def _topics(
 
 
 def _run_checks(exam: Examination) -> list[Finding]:
-    """The findings of all checks; an error while a check looks is one, too."""
+    """The findings of all checks. An error that a check raises is a finding, too."""
     findings = []
     for check in CHECKS:
         try:

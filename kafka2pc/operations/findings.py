@@ -19,13 +19,14 @@ from .survey import Survey
 from ..protocol.errors import NotAuthorized
 
 # %% ../../nbs/operations/07_findings.ipynb #c006
-STATUS = {"note": 0, "trouble": 3, "danger": 4}  # what a level is worth as an exit code
+STATUS = {"note": 0, "trouble": 3, "danger": 4}  # level -> exit status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One answer of doctor. `name` stays the same, for scripts; `commands` are lines as one types
-    them.
+    """One result of doctor. `name`: stays the same from release to release, for scripts. `level`:
+    note, trouble or danger. `what`, `why`, `risk`, `action`: the four parts of an error.
+    `commands`: shell lines.
     """
 
     name: str
@@ -39,34 +40,35 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What doctor knows of a cluster, and what it found, worst first. `status` is an exit code:
-    that of the worst.
-    """
+    """What doctor knows of a cluster (`facts`), and what it found, worst first."""
 
     facts: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
 
     @property
     def status(self) -> int:
+        """The exit status: that of the worst finding."""
         return max((STATUS[f.level] for f in self.findings), default=0)
 
 
-FINDINGS = {}  # name: (level, why, is data at risk, what to do)
+# name -> (level, why, is data at risk, what to do). The modules with the checks add theirs.
+FINDINGS: dict[str, tuple[str, str, str, str]] = {}
 
 
 def finding(name: str, what: str, *commands: str, **parts: str) -> Finding:
-    """The finding of this name; `parts` where the case knows better than the table."""
-    return Finding(
-        **(dict(zip(("level", "why", "risk", "action"), FINDINGS[name], strict=True)) | parts),
-        name=name,
-        what=what,
-        commands=commands,
-    )
+    """Make the finding of this name with the texts of `FINDINGS`. `parts` replace them where a
+    check knows more.
+    """
+    level, why, risk, action = FINDINGS[name]
+    texts = {"level": level, "why": why, "risk": risk, "action": action} | parts
+    return Finding(name=name, what=what, commands=commands, **texts)
 
 # %% ../../nbs/operations/07_findings.ipynb #c008
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What doctor looks at, and how. `older_ms`: what is open for less is left in peace."""
+    """What the checks of doctor read. `older_ms`: transactions that are open for less are not
+    reported. `speculation`: the file that sets spark.speculation, or None.
+    """
 
     access: Access
     survey: Survey
@@ -81,21 +83,25 @@ class Examination:
 
     @property
     def probe(self) -> str:
+        """The transactional id under which doctor tries what this user may do."""
         return f"{self.prefix}-probe"
 
     @property
     def ids(self) -> str:
+        """The transactional ids of the query, in the words of kafka-acls.sh."""
         return _IDS.format(prefix=shlex.quote(self.prefix))
 
     def acl(self, operation: str, resource: str) -> str:
+        """The shell line that gives the user this right."""
         return acl_command(self.survey.servers, self.user, operation, resource)
 
     def tool(self, script: str, rest: str) -> str:
+        """A shell line of Kafka's own tools."""
         return admin_command(self.survey.servers, script, rest)
 
     @cached_property
     def may_begin(self) -> bool:
-        """May this user begin a transaction under the prefix? Asked with an id of its own."""
+        """May this user begin a transaction under the prefix? Tried once, with the id `probe`."""
         try:
             self.survey.init_producer_id(self.probe, timeout_ms=1000)
         except NotAuthorized:
@@ -103,11 +109,10 @@ class Examination:
         return True
 
     def restores(self) -> tuple[str, str]:
-        """The two lines that settle the query: what would be done, and doing it."""
-        words = [
-            "restore",
-            masked(self.query.place),
-            *(["--decision-log", masked(self.decision_log)] if self.decision_log else []),
-            *(["--prefix", self.prefix] if self.prefix != "kafka2pc" else []),
-        ]
+        """The two shell lines that restore the query: the dry run, and the restore."""
+        words = ["restore", masked(self.query.place)]
+        if self.decision_log:
+            words += ["--decision-log", masked(self.decision_log)]
+        if self.prefix != "kafka2pc":
+            words += ["--prefix", self.prefix]
         return self.access.command(*words, "--dry-run"), self.access.command(*words)

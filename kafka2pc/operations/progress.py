@@ -7,21 +7,23 @@ __all__ = ['Progress', 'find_progress', 'progress']
 
 # %% ../../nbs/operations/06_progress.ipynb #c002
 import time
-from dataclasses import asdict, dataclass, fields
-from typing import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Iterable, Mapping
 
 # %% ../../nbs/operations/06_progress.ipynb #c003
 from .query import Query, open_query
 from ..protocol.decisions import Decision, commit_of, holds_later
+from ..protocol.transactions import Committable
 
 # %% ../../nbs/operations/06_progress.ipynb #c006
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A batch, as its checkpoint tells it. `state`: `writing` (not decided), `decided` (Spark does
-    not know it yet) or `done`. `run`: the claim under which it was decided (None: not by this sink,
-    or purged), `attempt` its slot. `began_ms` and `ended_ms` are ms since 1970, `took_ms` what lies
-    between. `used`: the share of the transaction timeout that was gone at the end (of what is not
-    done: until now). None: not known, or no timeout.
+    """A batch, as checkpoint and log describe it. `state`: `writing` (not decided), `decided`
+    (Spark has not recorded its end yet) or `done`. `run`: the claim under which it was decided
+    (None: not by this sink, or purged), `attempt` its slot. `began_ms` and `ended_ms`: ms since
+    1970; `took_ms`: the time between. `left_ms` and `used`: ms and share of the transaction timeout
+    that were left and used at the end; of a batch that is not done, now. None: unknown, or no
+    timeout.
     """
 
     batch_id: int
@@ -40,43 +42,53 @@ class Progress:
 
 
 def find_progress(query: Query, last: int = 20) -> list[Progress]:
-    """The last batches of a query, oldest first, from its decisions and from Spark's entries."""
+    """The `last` batches of a query, oldest first, from its decisions and Spark's own entries."""
     batches = sorted({*query.log.batches(), *query.times})[-last:]
     return [_progress(query, b, commit_of(query.log, b), time.time() * 1000) for b in batches]
 
 
-def _progress(query: Query, batch_id: int, stands: Decision | None, now_ms: float) -> Progress:
+def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: float) -> Progress:
     began_ms, ended_ms = query.times.get(batch_id, (None, None))
-    times = dict(
+    batch = Progress(
+        batch_id=batch_id,
+        state="writing" if ended_ms is None else "done",
         began_ms=began_ms,
         ended_ms=ended_ms,
         took_ms=None if ended_ms is None else ended_ms - began_ms,
     )
-    if stands is None:
-        return Progress(batch_id=batch_id, state="writing" if ended_ms is None else "done", **times)
+    if decision is None:
+        return batch
     done = (
         ended_ms is not None or query.spark_committed(batch_id) or holds_later(query.log, batch_id)
     )
-    cs = stands.committables
-    limits = [c for c in cs if c.timeout_ms]
-    first = min(limits, key=lambda c: c.started_ms + c.timeout_ms, default=None)
-    until_ms = ended_ms if done else now_ms
-    if first and until_ms is not None:
-        times |= dict(
-            left_ms=first.started_ms + first.timeout_ms - until_ms,
-            used=(until_ms - first.started_ms) / first.timeout_ms,
-        )
-    return Progress(
-        batch_id=batch_id,
+    committables = decision.committables
+    partitions = {(p.topic, p.partition) for c in committables for p in c.partitions if p.records}
+    return replace(
+        batch,
         state="done" if done else "decided",
-        attempt=stands.slot.attempt,
-        run=str(stands.token),
-        rows=sum(c.records for c in cs),
-        transactions=len(cs),
-        timeout_ms=first and first.timeout_ms,
-        partitions=len({(p.topic, p.partition) for c in cs for p in c.partitions if p.records}),
-        **times,
+        attempt=decision.slot.attempt,
+        run=str(decision.token),
+        rows=sum(c.records for c in committables),
+        transactions=len(committables),
+        partitions=len(partitions),
+        **_timeout(committables, ended_ms if done else now_ms),
     )
+
+
+def _timeout(committables: Iterable[Committable], until_ms: float | None) -> dict:
+    """The timeout of the transaction that times out first, and its share that was used."""
+    limited = [c for c in committables if c.timeout_ms]
+    first = min(limited, key=lambda c: c.started_ms + c.timeout_ms, default=None)
+    if first is None:
+        return {}
+    if until_ms is None:
+        return {"timeout_ms": first.timeout_ms}
+    used_ms = until_ms - first.started_ms
+    return {
+        "timeout_ms": first.timeout_ms,
+        "left_ms": first.timeout_ms - used_ms,
+        "used": used_ms / first.timeout_ms,
+    }
 
 
 def progress(
@@ -87,12 +99,12 @@ def progress(
     prefix: str | None = None,
     last: int = 20,
 ):
-    """The last batches of a query as a pandas.DataFrame, one row each, columns as in `Progress`.
+    """The `last` batches of a query as a pandas.DataFrame: one row each, columns as in `Progress`.
     Arguments and errors are those of `open_query`.
     """
     import pandas as pd
 
-    found = find_progress(open_query(place, decision_log, conf=conf, prefix=prefix), last)
-    return pd.DataFrame(
-        [asdict(p) for p in found], columns=[f.name for f in fields(Progress)]
-    ).astype({"attempt": "Int64", "timeout_ms": "Int64"})
+    query = open_query(place, decision_log, conf=conf, prefix=prefix)
+    rows = [asdict(p) for p in find_progress(query, last)]
+    frame = pd.DataFrame(rows, columns=[f.name for f in fields(Progress)])
+    return frame.astype({"attempt": "Int64", "timeout_ms": "Int64"})

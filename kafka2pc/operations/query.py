@@ -25,9 +25,10 @@ _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """A query by its decisions. `place` is what was named: a checkpoint, or the log of one batch
-    write. `times`: when Spark began and ended its last batches, batch -> (ms, ms since 1970; None:
-    not ended). `checkpoint`: its normal form, empty for a batch write.
+    """A query as its checkpoint and its decision log describe it. `place`: the checkpoint that was
+    named, or the log of one batch write. `checkpoint`: the normal form of its place, empty for a
+    batch write. `times`: when Spark began and ended its last batches: batch -> (begin, end), in ms
+    since 1970; end None: not ended.
     """
 
     place: str
@@ -39,6 +40,7 @@ class Query:
 
     @property
     def batch_ms(self) -> list[float]:
+        """How long each of the last batches took, in ms."""
         return [end - begin for begin, end in self.times.values() if end is not None]
 
 
@@ -49,10 +51,10 @@ def open_query(
     conf: Mapping | None = None,
     prefix: str | None = None,
 ) -> Query:
-    """The query whose checkpoint is `place`. `decision_log`: its option decisionLog, if it has one.
-    A batch write has no checkpoint: then `place` is decisionLog/ID. A log in a topic needs `conf`,
-    and the `prefix` of its query (None: it is looked for). Raises `StaleCheckpoint` if it is
-    neither, `BadOption`, and what the log raises.
+    """Open the query whose checkpoint is `place`. `decision_log`: its option decisionLog, if it has
+    one. A batch write has no checkpoint: then `place` is decisionLog/ID. A log in a topic needs
+    `conf` and the `prefix` of its query (None: find it in the cluster). Raises `StaleCheckpoint` if
+    `place` is neither, `BadOption`, and what the log raises.
     """
     place = absolute_place(place)
     decision_log = decision_log and absolute_place(decision_log)
@@ -81,7 +83,7 @@ def open_query(
 
 
 def _log(root: str, name: str, conf: Mapping | None, prefix: str | None) -> DecisionLog:
-    """The log `name` of the option decisionLog=`root`. It is never made here."""
+    """Open the log `name` of the option decisionLog=`root`. Never creates a topic or a table."""
     in_topic = root.startswith("kafka:")
     if in_topic and not conf:
         raise BadOption(
@@ -94,7 +96,9 @@ def _log(root: str, name: str, conf: Mapping | None, prefix: str | None) -> Deci
 
 
 def _prefix_of_log(conf: Mapping, name: str) -> str | None:
-    """The prefix of a log in a topic, from its transactional id: another writer needs the same."""
+    """The prefix in the transactional id of a log in a topic. A second writer must use the same id,
+    so that it fences the first.
+    """
     ending = f"-decisions-{name}"
     with Control(conf) as control:
         ids = [t.transactional_id for t in control.list_transactions(states=())]
@@ -102,8 +106,8 @@ def _prefix_of_log(conf: Mapping, name: str) -> str | None:
 
 
 def batch_times(location: str, last: int = 20) -> dict[int, tuple[float, float | None]]:
-    """When Spark wrote the offsets entry and the commits entry of its last batches; empty where the
-    storage tells no times.
+    """When Spark wrote the offsets entry and the commits entry of its `last` batches: batch ->
+    (ms, ms or None). Empty if the storage keeps no times.
     """
     storage = Storage(re.sub("^file:/+", "/", location), "checkpoint")
 

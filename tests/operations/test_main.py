@@ -1,4 +1,4 @@
-"""The script where the extra of the command line is missing, and operations without PySpark."""
+"""The script `kafka2pc` where the extra of the command line is missing."""
 
 import subprocess
 import sys
@@ -31,13 +31,3 @@ def test_without_the_extra_one_line_says_how_to_install_it(missing):
 def test_another_missing_module_is_not_hidden():
     done = run(["kafka2pc.protocol.errors"], "from kafka2pc.operations.main import main; main()")
     assert done.returncode == 1 and "pip install 'kafka2pc[cli]'" not in done.stderr
-
-
-def test_decisions_are_listed_without_spark_and_pandas(tmp_path):
-    for folder in ("offsets", "commits"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "metadata").write_text('{"id": "00000001-2222-3333-4444-555555555555"}')
-    then = f"sys.argv = ['kafka2pc', 'decisions', 'list', {str(tmp_path)!r}, '--json']\n"
-    then += "from kafka2pc.operations.main import main; main()"
-    done = run(["pyspark", "py4j", "pandas"], then)
-    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -1,0 +1,3 @@
+"""The fixtures of these tests: a query that dies, and what removes its traces."""
+
+from dead_query_fixtures import closing, dead  # noqa: F401

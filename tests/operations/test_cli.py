@@ -1,0 +1,153 @@
+"""The command line: listings, tables, and errors without a stack trace."""
+
+import json
+import shlex
+import uuid
+from dataclasses import replace
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from dead_query_fixtures import ROWS, DeadQuery, find_open
+from shell import typed
+
+from kafka2pc.backends.places import masked
+from kafka2pc.protocol.commit import decide
+from kafka2pc.protocol.errors import Superseded
+from kafka2pc.spark.checkpoint import log_at
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize(
+    "prefix", ["kafka2pc", None], ids=["the default prefix", "a prefix of its own"]
+)
+def test_decisions_in_a_topic_are_listed_shown_and_restored_from_the_shell(prefix, kafka, tmp_path):
+    dead, topic = (
+        DeadQuery(kafka, tmp_path, prefix=prefix),
+        f"kafka:decisions-{uuid.uuid4().hex[:8]}",
+    )
+    driver = replace(dead.run(), log=log_at(topic, dead.id, dead.conf.items(), dead.prefix))
+    decide(driver, (messages := dead.write(driver))[0].plan, messages)
+    for place in ([str(dead.place), "--decision-log", topic], [f"{topic}/{dead.id}"]):
+        shown, status = typed(dead.access.command("decisions", "show", *place[:1], "0", *place[1:]))
+        assert (status, shown.count(f"{dead.prefix}-{dead.id}")) == (0, 2)
+    line = dead.access.command("restore", str(dead.place), "--decision-log", topic)
+    assert [typed(f"{line} --dry-run")[1], typed(line)[1]] == [3, 0]
+    assert dead.seen() == ROWS
+    slow = replace(dead.run(), log=driver.log)
+    messages = dead.write(slow, 1)
+    words = ["--checkpoint", str(dead.place), "--decision-log", topic]
+    # others use the default prefix, too
+    ours = [t.transactional_id for t in find_open(kafka, f"{dead.prefix}-{dead.id}")]
+    assert [typed(dead.access.command("abort", name, *words))[1] for name in ours] == [0, 0]
+    # an abort fences: a driver that is not dead after all may not decide
+    with pytest.raises(Superseded):
+        decide(slow, messages[0].plan, messages)
+    writers = {
+        t.transactional_id
+        for t in find_open(kafka, "", ())
+        if t.transactional_id.endswith(f"-decisions-{dead.id}")
+    }
+    # one id, so whoever writes last fences all others
+    assert writers == {f"{dead.prefix}-decisions-{dead.id}"}
+
+
+def test_listings_are_json_and_the_environment_names_the_servers(dead):
+    dead.leave(decided=True)
+    place, env = (
+        shlex.quote(str(dead.place)),
+        {"KAFKA2PC_BOOTSTRAP_SERVERS": dead.kafka.bootstrap_servers},
+    )
+    listed = [
+        t
+        for t in json.loads(
+            typed(f"kafka2pc transactions list --all --json --checkpoint {place}", **env)[0]
+        )
+        if t["query_id"] == dead.id
+    ]
+    assert [(t["decided"], t["fenced"], t["run"][:4]) for t in listed] == [
+        (True, False, "0.1.")
+    ] * 2 and listed[0]["left_ms"] > 0
+    first = listed[0]["transactional_id"]
+    assert (
+        json.loads(typed(f"kafka2pc transactions describe {first} --json", **env)[0])[0]["state"]
+        == "Ongoing"
+    )
+    assert json.loads(typed(f"kafka2pc transactions hanging {dead.topic} --json", **env)[0]) == []
+    assert [
+        d["commit"] for d in json.loads(typed(f"kafka2pc decisions list {place} --json")[0])
+    ] == [False, True]
+    shown = json.loads(typed(f"kafka2pc decisions show {place} 0 --json")[0])
+    assert {c["transactional_id"] for c in shown[1]["committables"]} == {
+        t["transactional_id"] for t in listed
+    }
+    assert [
+        s["do"] for s in json.loads(typed(f"kafka2pc restore {place} --dry-run --json", **env)[0])
+    ] == ["commit", "commit"]
+    found = json.loads(typed(f"kafka2pc doctor --checkpoint {place} --json", **env)[0])
+    assert (
+        found["status"] == 4
+        and found["facts"]["cluster"] == dead.kafka.cluster_id
+        and found["findings"][0]["name"] == "decided-and-open"
+    )
+
+
+def test_tables_and_words_say_the_same(dead):
+    dead.leave(decided=True)
+    place, env = (
+        shlex.quote(str(dead.place)),
+        {
+            "KAFKA2PC_BOOTSTRAP_SERVERS": dead.kafka.bootstrap_servers,
+            "COLUMNS": "250",
+        },
+    )
+    first = dead.open()[0].transactional_id
+    listed = typed(f"kafka2pc transactions list --checkpoint {place}", **env)[0]
+    assert first in listed and "yes" in listed
+    assert "decided: ?" in typed(f"kafka2pc transactions describe {first}", **env)[0]
+    assert "COMMIT" in typed(f"kafka2pc decisions list {place}", **env)[0]
+    assert f"{dead.topic}-0 [0..1]" in typed(f"kafka2pc decisions show {place} 0", **env)[0]
+    assert "DANGER  decided-and-open" in typed(f"kafka2pc doctor --checkpoint {place}", **env)[0]
+    assert typed(f"kafka2pc decisions show {place} 7", **env)[1] == 1
+    assert typed("kafka2pc transactions describe nobody", **env)[1] == 1
+
+
+def test_missing_servers_are_an_error(monkeypatch):
+    monkeypatch.delenv("KAFKA2PC_BOOTSTRAP_SERVERS", raising=False)
+    said, status = typed("kafka2pc transactions list")
+    assert status == 1 and "bootstrap.servers is missing" in said
+
+
+def test_a_decision_topic_is_not_created_by_a_command_that_only_reads(kafka, dead):
+    dead.leave(decided=True)
+    topic = f"typo-{uuid.uuid4().hex[:8]}"
+    said, status = typed(
+        dead.access.command(
+            "decisions", "list", str(dead.place), "--decision-log", f"kafka:{topic}"
+        )
+    )
+    assert status == 1 and "there is no such topic" in said
+    assert topic not in AdminClient(kafka.client_conf).list_topics(timeout=10).topics
+    said, status = typed(f"kafka2pc decisions list {dead.place} --decision-log kafka:{topic}")
+    assert status == 1 and "no cluster is named" in said
+
+
+def test_a_password_in_the_name_of_a_log_is_not_shown():
+    assert masked("postgresql://u:hunter2@h/db?x=1") == "postgresql://u:***@h/db?x=1"
+    assert [masked(place) for place in ("/a/b", "kafka:t", "s3://b/k", "postgresql://h/db")] == [
+        "/a/b",
+        "kafka:t",
+        "s3://b/k",
+        "postgresql://h/db",
+    ]
+
+
+def test_what_is_missing_for_a_storage_is_printed_without_a_stack_trace(monkeypatch):
+    def no_s3(*args, **kwargs):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr("kafka2pc.operations.query.open_query", no_s3)
+    assert typed("kafka2pc decisions list s3://bucket/checkpoint") == (
+        "Install s3fs to access S3\n",
+        1,
+    )

@@ -1,0 +1,113 @@
+"""Doctor on clusters that lack something: settings, versions, copies, a coordinator that knows."""
+
+import time
+from functools import partial
+
+import pyarrow as pa
+import pytest
+from dead_query_fixtures import finding_of, names
+from kafka_tools import administered
+from shell import typed
+
+from kafka2pc.kafka import column_producer as produce
+from kafka2pc.kafka.column_producer import ColumnTransaction
+from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.encoder import rows_of
+from kafka2pc.local.broker import LocalKafka
+from kafka2pc.operations.access import Access
+from kafka2pc.operations.doctor import doctor
+from kafka2pc.operations.survey import Survey, find_hanging
+from kafka2pc.proof.child_process import until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+
+class Forgetful(Control):
+    """A client with a bug: it never tells the coordinator where it writes."""
+
+    def add_partitions(self, transactional_id, state, partitions):
+        return dict.fromkeys(partitions, 0)
+
+
+def test_a_cluster_without_kip_939_with_a_short_timeout_and_a_hanging_transaction(
+    tmp_path, monkeypatch
+):
+    config = {
+        "transaction.max.timeout.ms": 120_000,
+        "transaction.partition.verification.enable": False,
+    }
+    with LocalKafka(two_phase_commit=False, config=config, progress=None) as kafka:
+        kafka.create_topic("t")
+        access = Access(kafka.bootstrap_servers)
+        monkeypatch.setattr(
+            produce, "rows_of", partial(rows_of, now_ms=int(time.time() * 1000) - 121_000)
+        )
+        hang(kafka, "t")
+        with Survey(kafka.client_conf) as survey:
+            assert find_hanging(survey, ["t"], idle_ms=200_000) == [], (
+                "what was heard of lately may have begun or ended just now"
+            )
+        found = doctor(access, topics=["t"], older_ms=0, timeout_ms=120_001)
+        finding_of(found, "two-phase-no-version", "unstable.api.versions.enable=true")
+        finding_of(found, "timeout-too-large", "=120001", "transaction.max.timeout.ms=120000")
+        finding_of(found, "readers-held-back", "no coordinator knows")
+        assert typed(access.command("transactions", "hanging", "t"))[1] == 3
+        administered(
+            kafka, tmp_path, *finding_of(found, "hanging", "t-0", "from offset 0").commands
+        )
+        until(
+            lambda: (
+                not names(doctor(access, topics=["t"], older_ms=0))
+                & {"hanging", "readers-held-back"}
+            ),
+            "its end is written",
+            20,
+        )
+
+
+def hang(kafka, topic):
+    """Leave a record in a transaction that no coordinator knows."""
+    with Forgetful(kafka.client_conf) as control:
+        txn = ColumnTransaction(
+            control, kafka.client_conf, "forgetful", 60_000, topic=topic, end_txn_version=4
+        ).begin()
+        txn.write(pa.record_batch({"value": ["a"]}))
+        txn.flush()
+
+
+def test_an_old_cluster():
+    with LocalKafka(version="3.9.1", two_phase_commit=False, progress=None) as kafka:
+        found = doctor(Access(kafka.bootstrap_servers))
+        finding_of(found, "two-phase-too-old", "Kafka 4.1")
+        finding_of(found, "old-transactions", "kafka-features.sh", "transaction.version=2")
+        assert found.status == 3, "one copy"
+
+
+@pytest.mark.full
+def test_three_nodes_are_fine_until_copies_are_missing(tmp_path):
+    with LocalKafka(nodes=3, progress=None) as kafka:
+        kafka.create_topic("sound")
+        access = Access(kafka.bootstrap_servers)
+        assert (
+            doctor(access, topics=["sound"]).findings == ()
+            and "can be kept" in typed(access.command("doctor", "--topic", "sound"))[0]
+        )
+        kafka.create_topic("lonely", replication=1)
+        kafka.create_topic("careless", config={"min.insync.replicas": 1})
+        kafka.create_topic("strict", config={"min.insync.replicas": 3})
+        found = doctor(access, topics=["lonely", "careless"])
+        finding_of(found, "one-copy", "lonely")
+        finding_of(
+            doctor(access, topics=["sound"], decision_log="kafka:lonely"), "one-copy", "lonely"
+        )
+        administered(kafka, tmp_path, *finding_of(found, "one-copy-is-enough", "careless").commands)
+        assert names(doctor(access, topics=["careless", "strict"])) == set()
+        kafka.kill(2)
+        until(
+            lambda: "too-few-copies" in names(doctor(access, topics=["strict"])),
+            "the broker knows that one is down",
+            30,
+        )
+        finding_of(
+            doctor(access, topics=["strict"]), "too-few-copies", "2 copies in sync; 3 are needed"
+        )

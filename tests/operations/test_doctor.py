@@ -1,0 +1,203 @@
+"""Every finding about a query is provoked on a real broker, and its printed commands repair it."""
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, names, newest_file, write
+from shell import typed
+
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.operations.access import Access
+from kafka2pc.operations.cluster_checks import find_speculation
+from kafka2pc.operations.doctor import doctor
+from kafka2pc.operations.findings import FINDINGS
+from kafka2pc.operations.survey import Survey
+from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.commit import commit
+from kafka2pc.protocol.decisions import dump_decision, load_decision
+from kafka2pc.protocol.restore import claim
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+
+def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_goes_on(dead):
+    dead.leave(decided=False)
+    write(dead, "somebody else's")
+    assert dead.seen() == []
+    found = dead.doctor()
+    finding_of(
+        found, "readers-held-back", dead.open()[0].transactional_id, f"{dead.topic}-0 at 0 of 5"
+    )
+    leftover = finding_of(found, "leftovers", "2 open transactions", dead.id, "No. Spark replays")
+    said, statuses = zip(*map(typed, leftover.commands), strict=True)
+    assert statuses == (3, 0) and all(text.count("abort") == 2 for text in said)
+    assert dead.seen() == ["somebody else's"]
+    assert names(dead.doctor()) == {"one-copy"}
+
+
+def test_what_is_decided_is_committed_by_the_printed_lines(dead):
+    dead.leave(decided=True)
+    found = dead.doctor()
+    assert found.status == 4 and "leftovers" not in names(found)
+    settled = finding_of(found, "decided-and-open", "batch 0", "2 of its transactions", "YES, in ")
+    assert [typed(line)[1] for line in settled.commands] == [3, 0]
+    assert dead.seen() == ROWS
+    assert names(dead.doctor()) == {"one-copy"}
+    assert typed(settled.commands[1])[1] == 0, "asked again it finds nothing to do"
+
+
+def test_with_kip_939_no_decided_batch_times_out(kafka, tmp_path):
+    finding_of(
+        DeadQuery(kafka, tmp_path, two_phase="required").leave(decided=True).doctor(),
+        "decided-and-open",
+        "No: these never time out.",
+    )
+
+
+def test_a_decided_batch_that_timed_out_is_reported_with_its_records(kafka, tmp_path):
+    dead = DeadQuery(kafka, tmp_path, timeout_ms=1000).leave(decided=True)
+    until(lambda: not dead.open(), "the broker has aborted them", 20)
+    found = finding_of(
+        dead.doctor(),
+        "decided-and-lost",
+        "batch 0",
+        "2 records in",
+        f"{dead.topic}-0 [0..1]",
+        "YES: these records are lost",
+    )
+    assert found.level == "danger"
+    assert typed(dead.access.command("restore", str(dead.place), "--dry-run"))[1] == 4
+    said, status = typed(dead.access.command("restore", str(dead.place)))
+    assert status == 4 and "LostTransaction" in said and "lostTransactions=skip" in said
+    assert typed(dead.access.command("restore", str(dead.place), "--skip-lost"))[1] == 4
+
+
+def test_without_its_checkpoint_it_is_unknown_what_is_decided(dead):
+    dead.leave(decided=True)
+    found = finding_of(
+        dead.doctor(checkpoint=None),
+        "leftovers-of-unknown",
+        dead.id,
+        "no checkpoint was named",
+        "file metadata",
+    )
+    assert found.commands == (dead.access.command("doctor", "--checkpoint", "CHECKPOINT"),)
+
+
+def test_what_is_young_is_left_in_peace_unless_it_is_fenced(dead):
+    dead.leave(decided=False)
+    young = dead.doctor(older_ms=60_000)
+    assert not names(young) & {"leftovers", "readers-held-back"}
+    claim(dead.run(), 0)  # a new run, that dies before its sweep
+    finding_of(dead.doctor(older_ms=60_000), "leftovers", "2 open transactions")
+
+
+def test_a_decision_log_elsewhere_and_a_prefix_of_its_own_are_in_the_printed_lines(kafka, tmp_path):
+    dead = DeadQuery(kafka, tmp_path, prefix="operations v1")
+    driver = replace(dead.run(), log=FileLog(tmp_path / "log" / dead.id))
+    dead.write(driver)
+    found = dead.doctor(decision_log=str(tmp_path / "log"))
+    lines = finding_of(found, "leftovers").commands
+    assert "--prefix 'operations v1'" in lines[1] and f"--decision-log {tmp_path}/log" in lines[1]
+    assert [typed(line)[1] for line in lines] == [3, 0] and find_open(kafka, "operations v1") == []
+
+
+DAMAGE = {
+    "corrupt-decision": lambda d: d[:-40],
+    "unknown-format": lambda d: d.replace(b'"format": 2', b'"format": 3'),
+    "wrong-cluster": lambda d: dump_decision(
+        replace(load_decision(d, "here"), stores=(("kafka", "another-cluster"),))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_decision_that_cannot_be_trusted_is_a_finding_and_nothing_is_ended(name, dead):
+    file = newest_file(dead.leave(decided=True))
+    file.write_bytes(DAMAGE[name](file.read_bytes()))
+    finding_of(dead.doctor(), name)
+    for words in (
+        ["restore", str(dead.place)],
+        ["restore", str(dead.place), "--dry-run"],
+        ["abort", find_open_of(dead)[0], "--checkpoint", str(dead.place)],
+    ):
+        assert typed(dead.access.command(*words))[1] == 1
+    assert len(find_open_of(dead)) == 2
+
+
+def find_open_of(dead):
+    return [t.transactional_id for t in find_open(dead.kafka, dead.prefix)]
+
+
+def test_a_copied_checkpoint_is_a_finding_and_nothing_is_ended_from_there(dead, tmp_path):
+    dead.leave(decided=True)
+    copy = shutil.copytree(dead.place, tmp_path / "copy")
+    found = doctor(dead.access, prefix=dead.prefix, checkpoint=str(copy)).findings
+    (finding,) = [f for f in found if f.name == "moved-log"]
+    assert finding.level == "danger" and "kafka2pc adopt" in finding.action
+    assert not any("restore" in line for f in found for line in f.commands)
+    said, status = typed(dead.access.command("restore", str(copy), "--prefix", dead.prefix))
+    assert status == 1 and "MovedLog" in said and len(dead.open()) == 2
+
+
+def test_batches_that_take_most_of_the_timeout_are_reported_before_it_hurts(kafka, tmp_path):
+    dead = DeadQuery(kafka, tmp_path, timeout_ms=60_000)
+    driver = dead.run()
+    commit(driver, dead.write(driver), 0)
+    (dead.place / "commits" / "0").write_text("v1")
+    began = (dead.place / "offsets" / "0").stat().st_mtime
+    for took, level in ((20, None), (40, "trouble"), (55, "danger")):
+        os.utime(dead.place / "commits" / "0", (began + took, began + took))
+        found = dead.doctor()
+        assert {f.level for f in found.findings if f.name == "timeout-short"} == (
+            {level} if level else set()
+        )
+    finding_of(
+        found, "timeout-short", "55 s of a transaction timeout of 60 s", "Make batches smaller"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "on"),
+    [
+        ("spark.speculation true\n", True),
+        ("spark.speculation=TRUE\n", True),
+        ("#spark.speculation true\n", False),
+        ("spark.speculation false\nspark.speculation.interval 1s\n", False),
+    ],
+)
+def test_speculation_is_seen_in_sparks_defaults(text, on, tmp_path):
+    (tmp_path / "spark-defaults.conf").write_text(text)
+    assert bool(find_speculation(str(tmp_path))) is on
+
+
+def test_speculation_and_a_missing_topic_are_reported(kafka, tmp_path):
+    (tmp_path / "spark-defaults.conf").write_text("spark.speculation true")
+    found = doctor(Access(kafka.bootstrap_servers), topics=["no such"], spark_conf=str(tmp_path))
+    finding_of(found, "speculation", str(tmp_path))
+    (line,) = finding_of(found, "topic-missing", "no such", "--create --topic 'no such'").commands
+    assert line.startswith(f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} ")
+    assert "decided-and-open" not in names(found) and found.status == 3
+
+
+def test_doctor_outlives_answers_that_are_not_there(dead, monkeypatch):
+    dead.leave(decided=True)
+    monkeypatch.setattr(Survey, "why_no_two_phase", lambda self, probe: "The broker is too old.")
+    monkeypatch.setattr(
+        Survey,
+        "ends",
+        lambda self, layout, committed: (
+            {} if committed else {(p.topic, p.partition): 9 for p in layout}
+        ),
+    )
+    assert any("KIP-939 cannot be had" in f.what for f in dead.doctor().findings)
+
+
+def test_every_finding_of_the_table_is_provoked_here_or_beside_the_wire():
+    tests = Path(__file__).parents[1]
+    files = [*tests.glob("operations/*.py"), *tests.glob("kafka/*.py")]
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert [name for name in FINDINGS if f'"{name}"' not in text] == []

@@ -1,0 +1,276 @@
+"""No command without --force loses a decided row or shows a row twice."""
+
+import json
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from dead_query_fixtures import ROWS, DeadQuery, finding_of, newest_file
+from shell import typed
+
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.operations import repair
+from kafka2pc.operations.access import Access
+from kafka2pc.operations.query import open_query
+from kafka2pc.operations.repair import fence, operate, plan_restore, restore
+from kafka2pc.proof.child_process import Failed
+from kafka2pc.proof.crash_points import CrashPoint
+from kafka2pc.protocol.commit import commit, decide
+from kafka2pc.protocol.decisions import dump_decision, load_decision
+from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
+from kafka2pc.protocol.restore import restore as restore_batch
+from kafka2pc.protocol.transactions import (
+    Mode,
+    Plan,
+    new_token,
+)
+from kafka2pc.spark.driver import plan_batch
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+
+def by_hand(dead, commit, force=False, known=True):
+    first = dead.open()[0].transactional_id
+    words = [
+        "commit" if commit else "abort",
+        first,
+        *(["--checkpoint", str(dead.place)] if known else []),
+        *(["--force"] if force else []),
+    ]
+    return typed(dead.access.command(*words))
+
+
+@pytest.mark.parametrize(
+    ("decided", "commit", "known", "says"),
+    [
+        (True, False, True, "it is decided"),
+        (False, True, True, "it is not decided"),
+        (True, True, False, "no checkpoint was named"),
+        (False, False, False, "no checkpoint was named"),
+    ],
+)
+def test_what_would_lose_or_double_rows_is_refused(decided, commit, known, says, dead):
+    dead.leave(decided)
+    said, status = by_hand(dead, commit, known=known)
+    assert status == 1 and says in said and "--force" in said and "Nothing was touched" in said
+    assert len(dead.open()) == 2
+
+
+@pytest.mark.parametrize(
+    ("decided", "says", "rows"),
+    [(True, "; lost: 2 records in", []), (False, "there twice after the replay", ["0a", "0b"])],
+)
+def test_force_does_it_and_names_the_loss(decided, says, rows, dead):
+    dead.leave(decided)
+    said, status = by_hand(dead, commit=not decided, force=True)
+    assert status == 0 and says in said and len(dead.open()) == 1
+    assert dead.seen() == rows
+    if decided:
+        finding_of(dead.doctor(), "decided-and-lost", "2 records")
+
+
+def test_force_without_a_checkpoint_says_what_it_could_mean(dead):
+    dead.leave(decided=True)
+    assert (
+        "lost, if it was decided: an unknown number of records in"
+        in by_hand(dead, commit=False, force=True, known=False)[0]
+    )
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_what_was_decided_is_done(decided, dead):
+    dead.leave(decided)
+    assert [by_hand(dead, commit=decided)[1] for _ in range(2)] == [0, 0] and dead.open() == []
+    assert dead.seen() == (ROWS if decided else [])
+
+
+@pytest.mark.parametrize(("word", "decided"), [("commit", True), ("abort", False)])
+def test_what_was_ended_by_hand_is_printed_as_json(word, decided, dead):
+    dead.leave(decided)
+    first = dead.open()[0].transactional_id
+    said, status = typed(
+        dead.access.command(word, first, "--checkpoint", str(dead.place), "--json")
+    )
+    assert status == 0 and json.loads(said) == {
+        "transactional_id": first,
+        "do": word,
+        "said": f"{first}: {word}{'t' * decided}ed",
+    }
+
+
+def test_what_is_not_open_cannot_be_ended(dead):
+    dead.leave(decided=True)
+    first = dead.open()[0].transactional_id
+    assert by_hand(dead, commit=True)[1] == 0
+    said, status = typed(dead.access.command("abort", first, "--checkpoint", str(dead.place)))
+    assert status == 1 and ("is CompleteCommit" in said or "is PrepareCommit" in said)
+    assert "unknown to its coordinator" in typed(dead.access.command("abort", "nobody"))[0]
+
+
+@pytest.mark.parametrize("how", ["abort", "restore"])
+def test_a_living_run_is_fenced_before_anything_of_it_is_aborted(how, dead):
+    """Otherwise it could decide between our look and our abort, and lose rows."""
+    living = dead.run()
+    messages = dead.write(living)
+    if how == "abort":
+        by_hand(dead, commit=False)
+    else:
+        with operate(dead.conf, dead.query) as driver:
+            assert [s.do for s in restore(driver)] == ["abort", "abort"]
+    with pytest.raises(Superseded):
+        decide(living, messages[0].plan, messages)
+    again = dead.run()
+    commit(again, dead.write(again), 0)
+    assert dead.seen() == ROWS
+
+
+@pytest.mark.parametrize(("when", "batch_id"), [("claim", 0), ("claim", 1), ("finish", 1)])
+def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
+    when, batch_id, dead, monkeypatch
+):
+    """A slot won after a decision that nobody has finished would hide it for ever."""
+    living, token = dead.run(), None
+    if batch_id:
+        first = dead.write(living)
+        commit(living, first, 0)
+        token = first[0].plan.token
+    messages = dead.write(living, batch_id, token)
+    with operate(dead.conf, dead.query) as driver:
+        step, decided = getattr(repair, when), []
+
+        def late(*args):
+            if not decided:
+                decided.append(decide(living, messages[0].plan, messages))
+            return step(*args)
+
+        monkeypatch.setattr(repair, when, late)
+        with pytest.raises(Superseded, match="is running"):
+            restore(driver)
+    again = dead.run()
+    assert restore_batch(again, batch_id).mode is Mode.DRAIN
+    assert dead.seen() == [f"{n}{v}" for n in range(batch_id + 1) for v in "abcd"]
+
+
+def test_an_undecided_leftover_is_not_aborted_before_the_decision_is_finished(dead):
+    """The slot that fences would hide the decision."""
+    dead.leave(decided=True)
+    lone = (
+        dead.run()
+        .participants["kafka"]
+        .begin(Plan(query_id=dead.id, batch_id=0, attempt=1, token=new_token(9, 9)))
+    )
+    lone.write(pa.record_batch({"value": ["of a copy that was not heard"]}))
+    lone.flush()
+    left = next(f for f in dead.open() if not f.decided).transactional_id
+    assert typed(dead.access.command("abort", left, "--checkpoint", str(dead.place)))[1] == 0
+    assert dead.open() == [] and dead.seen() == ROWS
+
+
+def test_after_restore_the_query_goes_on_without_loss_or_double(dead):
+    first = dead.run()
+    commit(first, dead.write(first), 0)
+    messages = dead.write(first, 1)
+    decide(first, messages[0].plan, messages)
+    second = dead.run()
+    assert restore_batch(second, 1).mode is Mode.DRAIN
+    dead.write(second, 2)
+    with operate(dead.conf, dead.query) as driver:
+        assert sorted(s.do for s in plan_restore(driver)) == [
+            "abort",
+            "abort",
+            "nothing",
+            "nothing",
+        ]
+        restore(driver)
+    again = dead.run()
+    commit(again, dead.write(again, 2), 2)
+    assert dead.seen() == [f"{n}{v}" for n in range(3) for v in "abcd"]
+
+
+def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
+    dead = DeadQuery(kafka, tmp_path)
+    log = FileLog(tmp_path / "log" / dead.id)
+    driver = replace(dead.run(), log=log)
+    decide(driver, (messages := dead.write(driver))[0].plan, messages)
+    assert typed(dead.access.command("restore", str(tmp_path / "log" / dead.id)))[1] == 0
+    assert dead.seen() == ROWS
+    with pytest.raises(BadOption):
+        open_query(str(tmp_path / "log"))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_and_then_goes_on(
+    story,
+):
+    if not story.job.alive:
+        story.job.start()
+    story.feed(2)
+    story.arm(CrashPoint.AFTER_DECISION, batch_id=1, pid=0)
+    with pytest.raises(Failed):
+        story.run()
+    line = Access(story.kafka.bootstrap_servers).command("restore", str(story.checkpoint), "--json")
+    planned, status = typed(f"{line} --dry-run")
+    assert ({step["do"] for step in json.loads(planned)}, status) == (
+        {"commit"},
+        3,
+    ) and story.open()
+    assert typed(line)[1] == 0 and story.open() == [] and len(story.rows()) == 2 * story.size
+    with operate(story.kafka.client_conf, open_query(str(story.checkpoint))) as driver:
+        # also what aborts do: Spark has not heard that batch 1 is done, and a slot of batch 2 is
+        # taken
+        fence(driver)
+    story.feed()
+    story.run()
+    story.check()
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_decisions_that_also_concern_a_database_are_not_finished_from_here(decided, dead):
+    file = newest_file(dead.leave(decided))
+    decision = load_decision(file.read_bytes(), "here")
+    file.write_bytes(
+        dump_decision(replace(decision, stores=(*decision.stores, ("postgres", "5432"))))
+    )
+    with pytest.raises(BadOption, match="also about postgres"), operate(dead.conf, dead.query):
+        pass
+
+
+def test_a_missing_checkpoint_is_an_error(dead, tmp_path):
+    assert typed(dead.access.command("restore", str(tmp_path / "nowhere")))[1] == 1
+
+
+def test_an_empty_log_never_counts_as_nothing_decided(dead, tmp_path):
+    driver = dead.leave(decided=True).run()
+    place, (first, *_) = str(dead.place), dead.open()
+    elsewhere = tmp_path / "elsewhere" / dead.id
+    elsewhere.parent.mkdir()
+    (dead.place / "kafka2pc").rename(elsewhere)
+    for line in (
+        ["abort", first.transactional_id, "--checkpoint", place],
+        ["restore", place],
+        ["restore", place, "--dry-run"],
+    ):
+        said, status = typed(
+            dead.access.command(*line, *(["--prefix", dead.prefix] if line[0] == "restore" else []))
+        )
+        assert (
+            status == 1 and "this decision log is empty" in said and "is data at risk: Yes" in said
+        )
+    with pytest.raises(StaleCheckpoint, match="this decision log is empty"):
+        plan_batch(driver, 0, "")
+    findings = dead.doctor().findings
+    assert any("this decision log is empty" in f.what for f in findings)
+    assert not any("restore" in line for f in findings for line in f.commands), (
+        "it would throw away what is decided"
+    )
+    there = ["--decision-log", str(elsewhere.parent)]
+    said, status = typed(dead.access.command("restore", place, *there, "--prefix", dead.prefix))
+    assert status == 1 and "MovedLog" in said and dead.seen() == []
+    said, status = typed(f"kafka2pc adopt {place} {there[0]} {there[1]}")
+    assert status == 0 and "adopted in slot 0.2" in said
+    said, status = typed(dead.access.command("restore", place, *there, "--prefix", dead.prefix))
+    assert status == 0, said
+    assert dead.seen() == ROWS
+    said, status = typed(f"kafka2pc adopt {place} {there[0]} {there[1]}")
+    assert status == 0 and "nothing has changed" in said

@@ -1,0 +1,128 @@
+"""The line in the log for each batch, and the warning about a batch that takes too long."""
+
+import time
+import uuid
+from dataclasses import replace
+
+import pytest
+from dead_query_fixtures import ROWS, closing, dead  # noqa: F401  (fixtures)
+
+from kafka2pc.proof.scenario import Scenario
+from kafka2pc.protocol.commit import commit
+from kafka2pc.protocol.policies import retry_unknown
+from kafka2pc.protocol.transactions import (
+    CommitMessage,
+    Committable,
+    Outcome,
+    Plan,
+    PreparedTxnState,
+    new_token,
+)
+from kafka2pc.spark.batch_line import (
+    BatchHistory,
+    batch_line,
+    count_aborts,
+    log_batch,
+    warn_if_late,
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+
+def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead):
+    dead.leave(decided=False)
+    planner = replace(dead.run(), history=BatchHistory())
+    messages = dead.write(planner)
+    answers = iter([Outcome.UNKNOWN] * 2)
+    participant = planner.participants["kafka"]
+    ends = type(
+        "Twice",
+        (),
+        {
+            "name": "kafka",
+            "store_id": participant.store_id,
+            "describe": participant.describe,
+            "in_doubt": participant.in_doubt,
+            "abort": participant.abort,
+            "commit": lambda self, c: next(answers, None) or participant.commit(c),
+        },
+    )()
+    noted = BatchHistory()
+    commit(
+        replace(planner, history=noted, participants={"kafka": ends}, retry=retry_unknown),
+        messages,
+        0,
+    )
+    line = batch_line(
+        [replace(m, bytes=100) for m in messages],
+        noted.kept,
+        time.time() * 1000,
+        swept=count_aborts(planner.history.kept),
+    )
+    assert (line.query, line.batch, line.mode, line.rows, line.bytes, line.transactions) == (
+        dead.id,
+        0,
+        "write",
+        4,
+        200,
+        2,
+    )
+    assert (
+        line.swept == 2
+        and line.retries >= 2
+        and line.commit_ms >= 50
+        and 0 < line.left_ms < participant.timeout_ms
+    )
+    assert dead.seen() == ROWS
+
+
+def test_a_late_batch_is_reported_in_four_parts_and_once_for_each_query(caplog):
+    plan_of = lambda query: Plan(query_id=query, batch_id=7, attempt=0, token=new_token(7, 0))
+    slow = Committable(transactional_id="x", state=PreparedTxnState(1, 0), timeout_ms=1000)
+    late = lambda query: [CommitMessage(plan=plan_of(query), committables=(slow,))]
+    first, second, third = (str(uuid.uuid4()) for _ in range(3))
+    assert warn_if_late(late(first), 499) is None and not caplog.records
+    for query in (first, first, second):
+        said = warn_if_late(late(query), 501)
+        assert f"batch 7 of query {query} has used 501 of the 1000 ms" in said
+        assert all(
+            part in said for part in ("why: ", "is data at risk: ", "what to do: Make batches")
+        )
+    assert [first in r.message or second in r.message for r in caplog.records] == [True, True]
+    assert warn_if_late([CommitMessage(plan=plan_of(first))], 10**9) is None, (
+        "an empty batch is never late"
+    )
+    log_batch(late(third), [])
+    assert third in caplog.records[-1].message, "the committer asks"
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.full
+def test_under_spark_every_batch_has_its_line_on_standard_error_if_that_is_asked_for(
+    jobs, kafka, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("KAFKA2PC_LOG", "1")
+    with Scenario(jobs("lines"), kafka, tmp_path) as story:
+        story.feed(2)
+        story.run()
+        said = story.job.log_end(10**6)
+        story.job.ask(
+            "write", source=str(story.source), options=story.options(checkpointLocation=None)
+        )
+        more = story.job.log_end(10**6).removeprefix(said)
+        story.job.stop()
+    first, second, third = (
+        dict(pair.split("=") for pair in line.split())
+        for line in (said + more).splitlines()
+        if line.startswith("query=")
+    )
+    read = lambda line: [line[k] for k in ("batch", "mode", "rows", "transactions", "swept")]
+    assert [read(line) for line in (first, second)] == [[n, "write", "40", "2", "0"] for n in "01"]
+    assert first["query"] == second["query"] != third["query"] and (
+        third["batch"],
+        third["rows"],
+    ) == ("0", "80")
+    assert all(
+        int(line["bytes"]) > 40 and int(line["commit_ms"]) > 0 for line in (first, second, third)
+    )

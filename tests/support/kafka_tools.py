@@ -1,0 +1,61 @@
+"""Kafka's own tools, run as an administrator runs them."""
+
+import shlex
+import subprocess
+
+from kafka2pc.local.jars import fetch_jars, fetch_kafka, find_java
+
+TOOLS = {
+    "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
+    "kafka-transactions.sh": "org.apache.kafka.tools.TransactionsCommand",
+    "kafka-configs.sh": "kafka.admin.ConfigCommand",
+    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
+    "kafka-features.sh": "org.apache.kafka.tools.FeatureCommand",
+}
+
+
+def administered(kafka, folder, *lines):
+    """Type lines of Kafka's own tools, as an administrator with his admin.properties."""
+    (folder / "admin.properties").write_text(
+        "".join(f"{k}={v}\n" for k, v in java_conf(kafka).items())
+    )
+    jars = fetch_jars(
+        "kafka-tools-4.3.1",
+        [
+            ("org.apache.kafka", "kafka-tools", "4.3.1"),
+            ("net.sourceforge.argparse4j", "argparse4j", "0.7.0"),
+        ],
+        transitive=False,
+        progress=None,
+    )
+    java = [
+        find_java(),
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{jars}/*:{fetch_kafka(progress=None)}/*",
+    ]
+    for line in lines:
+        script, *words = shlex.split(line)
+        done = subprocess.run(
+            [*java, TOOLS[script], *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+        )
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+
+
+def java_conf(kafka):
+    if not kafka.secure:
+        return {}
+    login = (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="admin"'
+        f' password="{kafka.passwords["admin"]}";'
+    )
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.jaas.config": login,
+    }
