@@ -34,6 +34,7 @@ from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
 from kafka2pc.protocol.history import History  # noqa: E402
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit  # noqa: E402
+from kafka2pc.protocol.restore import restore
 from kafka2pc.protocol.transactions import PreparedTxnState, TxnState  # noqa: E402
 
 # -- one batch, with its own words --

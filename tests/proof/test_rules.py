@@ -152,7 +152,9 @@ class Broker:
     def slow_client(self):
         conf = row_producer.transaction_conf
         self.monkeypatch.setattr(
-            row_producer, "transaction_conf", lambda *args, **kw: conf(*args, **kw) | {"linger.ms": 1500}
+            row_producer,
+            "transaction_conf",
+            lambda *args, **kw: conf(*args, **kw) | {"linger.ms": 1500},
         )
 
     def hurry(self):
