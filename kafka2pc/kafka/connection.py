@@ -254,13 +254,13 @@ class Connection:
         return self._manager.run(add)
 
 # %% ../../nbs/kafka/04_connection.ipynb #c010
-def _bad_certificate(server: str, said: str) -> Exception | None:
+def _bad_certificate(server: str, message: str) -> Exception | None:
     """The error for a TLS handshake that fails over a certificate, and so will fail again; None for
     any other trouble.
     """
-    if "CERTIFICATE_VERIFY_FAILED" in said:
+    if "CERTIFICATE_VERIFY_FAILED" in message:
         return BadOption(
-            f"{server}: {said}",
+            f"{server}: {message}",
             why=(
                 "The broker's certificate is not signed by kafka.ssl.ca.location, or is for another"
                 " name."
@@ -269,9 +269,9 @@ def _bad_certificate(server: str, said: str) -> Exception | None:
                 "Name the file of the brokers' authority, and the brokers as in their certificates."
             ),
         )
-    if re.search("alert.*(certificate|unknown ca)", said, re.I):
+    if re.search("alert.*(certificate|unknown ca)", message, re.I):
         return NotAuthorized(
-            f"{server}: {said}",
+            f"{server}: {message}",
             why=(
                 "The broker wants a certificate, and there was none, or one that it does not"
                 " believe."
