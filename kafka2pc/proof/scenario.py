@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Callable, Iterable
 
 # %% ../../nbs/proof/12_scenario.ipynb #c003
-from confluent_kafka import Consumer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 # %% ../../nbs/proof/12_scenario.ipynb #c004
 from ..kafka.control import Control
@@ -49,12 +49,14 @@ class Watcher:
         conf = {
             "group.id": f"watcher-{uuid.uuid4()}",
             "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
+            "reconnect.backoff.max.ms": 1000,
             "log_level": 0,
         }
         reader = Consumer(self.conf | conf)
-        reader.subscribe([self.topic])
+        # not a group: after its broker has died, a group can take a minute to read again
+        partitions = reader.list_topics(self.topic, 30).topics[self.topic].partitions
+        reader.assign([TopicPartition(self.topic, p, OFFSET_BEGINNING) for p in partitions])
         while not self._over.is_set():
             found = {self.batch_of(m) for m in reader.consume(1000, 0.1) if m.error() is None}
             if found:
@@ -271,7 +273,7 @@ class Scenario:
             raise NotExactlyOnce(f"open at the end: {left}\n{self.told()}")
         if self.watcher:
             every = set(range(self.files))
-            until(lambda: self.read() == every, "the watching reader has read every batch")
+            until(lambda: self.read() == every, "the watching reader has read every batch", 60)
         conf = self.kafka.client_conf
         committed, uncommitted = read_both(conf, self.name, lambda r: int(r.value))
         # the rows of a key come from several tasks, in any order

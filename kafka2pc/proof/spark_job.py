@@ -187,7 +187,7 @@ class FaultyWriter(DataSourceStreamArrowWriter):
         time.sleep(self.faults["return early"])
         return self.writer.write(iter(()))
 
-# %% ../../nbs/proof/11_spark_job.ipynb #c011
+# %% ../../nbs/proof/11_spark_job.ipynb #c012
 def stream(
     spark: SparkSession,
     source: str,
@@ -272,7 +272,7 @@ def serve():
             said = {"error": f"{type(e).__name__}: {e}"}
         print(json.dumps(said), file=answers, flush=True)
 
-# %% ../../nbs/proof/11_spark_job.ipynb #c013
+# %% ../../nbs/proof/11_spark_job.ipynb #c014
 START_SECONDS = 120
 
 
