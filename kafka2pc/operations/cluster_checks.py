@@ -198,7 +198,7 @@ def _lacks_setting(exam: Examination) -> bool:
     """May this user read the brokers' settings, and is the one of KIP-939 not among them?"""
     if not exam.survey.max_timeout_ms():
         return False
-    return exam.survey.broker_config("transaction.two.phase.commit.enable") is None
+    return exam.survey.broker_setting("transaction.two.phase.commit.enable") is None
 
 # %% ../../nbs/operations/08_cluster_checks.ipynb #c011
 FINDINGS.update(

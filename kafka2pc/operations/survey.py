@@ -56,13 +56,9 @@ class Survey(Control):
         """Every partition of those topics that exist and that this user may DESCRIBE."""
         return [
             Layout(t.name, p.partition_index, p.leader_id, len(p.replica_nodes), len(p.isr_nodes))
-            for t in self._rows(topics)
+            for t in self.topic_rows(topics)
             for p in t.partitions
         ]
-
-    def broker_config(self, key: str) -> str | None:
-        """A setting of a broker; None if it has none, or this user may not DESCRIBE_CONFIGS."""
-        return self._config(4, str, key)
 
     def _at_leaders(self, layout: Iterable[Layout], request: Callable) -> list:
         """(topic, row) for each partition in the leaders' answers to `request({topic:
