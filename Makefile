@@ -80,11 +80,11 @@ images: $(READY) ## renew the pictures in images/: the phases, the timeline afte
 	@$(BIN)/kafka2pc demo --images images
 
 .PHONY: check
-check: $(READY) ## execute notebooks and rewrite nothing (NOTEBOOK=protocol/04_decisions for one)
+check: $(READY) ## execute notebooks and rewrite nothing (NOTEBOOK=protocol/05_decisions for one)
 	@$(BIN)/python tools/run_notebooks.py --check $(NOTEBOOK)
 
 .PHONY: run
-run: $(READY) ## execute notebooks and keep their new outputs (NOTEBOOK=protocol/04_decisions for one)
+run: $(READY) ## execute notebooks and keep their new outputs (NOTEBOOK=protocol/05_decisions for one)
 	@$(BIN)/python tools/run_notebooks.py $(NOTEBOOK)
 
 .PHONY: prepare

@@ -247,14 +247,14 @@ OWN_BROKER = {
     "local/04_readiness",
     "local/05_broker",
     "local/06_your_cluster",
-    "kafka/01_control",
-    "protocol/06_commit",
-    "proof/04_story",
+    "kafka/10_control",
+    "protocol/07_commit",
+    "proof/13_scenario",
     "operations/04_survey",
     "operations/05_repair",
     "operations/06_progress",
     "operations/10_doctor",
-    "proof/11_bench",
+    "proof/33_bench",
 }
 
 
@@ -427,7 +427,7 @@ def test_wheel_needs_little_and_says_what_settings_say(wheel):
     requirements = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", text, re.M)
     assert {library for library, rest in requirements if "extra ==" not in rest} == NEEDED
     scripts = metadata(wheel, "entry_points.txt")
-    assert scripts.strip() == "[console_scripts]\nkafka2pc = kafka2pc.operations.cli:app"
+    assert scripts.strip() == "[console_scripts]\nkafka2pc = kafka2pc.operations.main:main"
 
 
 # -- what can be imported without what --

@@ -21,9 +21,9 @@ from run_notebooks import CELL_SECONDS, NBS, execute  # noqa: E402
 NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
 # The lessons hold for other values, too.
 OTHER = {
-    "proof/06_demo": {"rows": 4000},
-    "proof/07_drills": {"seed": 8},
-    "proof/11_bench": {"rows": 30_000},
+    "proof/23_demo": {"rows": 4000},
+    "proof/25_drills": {"seed": 8},
+    "proof/33_bench": {"rows": 30_000},
 }
 # What the lessons must show. No other test plays these.
 SHOWS = {
@@ -100,7 +100,7 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
 
 def test_most_rooms_that_need_a_broker_are_guests():
     guests = [short(notebook) for notebook in NOTEBOOKS if is_guest(notebook)]
-    assert {"index", "protocol/05_precommit", "spark/05_sink", "spark/16_foreach_batch"} <= set(
+    assert {"index", "protocol/06_precommit", "spark/05_sink", "spark/16_foreach_batch"} <= set(
         guests
     ) and len(guests) > 12, guests
 

@@ -29,6 +29,8 @@ from kafka_fixtures import records, values
 from marks import first_of
 from participant_suite import DONE, DURABLE, REQUIRED, At, a_plan, ask
 
+from kafka2pc.proof.child_process import until
+from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.kafka import column_producer, requests, row_producer
 from kafka2pc.kafka import participant as participant_module
 from kafka2pc.kafka.cluster_check import check

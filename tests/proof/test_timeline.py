@@ -167,7 +167,7 @@ def chromium():
 
 def short(folder):
     """The room without its lessons: what it exports, its broker, and its buttons."""
-    room = nbformat.read(ROOT / "nbs" / "proof/18_buttons.ipynb", 4)
+    room = nbformat.read(ROOT / "nbs" / "proof/19_buttons.ipynb", 4)
     wanted = [
         c
         for c in room.cells
