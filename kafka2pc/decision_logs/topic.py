@@ -226,7 +226,7 @@ class TopicLog(NamedLog):
         rows = pa.record_batch({"key": list(records), "value": values})
         for section in sections(rows_of(rows), np.zeros(len(rows), int), self.topic, self._limit):
             send.put(section)
-        send.settle()
+        send.flush()
 
     def _end(self, state: PreparedTxnState) -> Outcome:
         return self._control.end_txn(self.transactional_id, state, commit=True)
