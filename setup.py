@@ -19,7 +19,7 @@ def words(key: str) -> list[str]:
 
 
 def description() -> str:
-    """README.md for a reader who does not have the repository: its relative links become absolute."""
+    """README.md for a reader without the repository: its relative links become absolute."""
     readme = HERE / "README.md"
     if not readme.exists():
         return settings["description"]

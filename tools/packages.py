@@ -122,7 +122,8 @@ def arrows(graph: dict[str, set[str]], placed: dict):
         sources = [p for p, o in wanted if o == other]
         to = o_left + o_width * (sources.index(package) + 1) / (len(sources) + 1)
         yield (
-            f'<line x1="{at:.0f}" y1="{top + height}" x2="{to:.0f}" y2="{o_top - 3}" class="arrow"/>'
+            f'<line x1="{at:.0f}" y1="{top + height}" x2="{to:.0f}" y2="{o_top - 3}"'
+            ' class="arrow"/>'
         )
 
 

@@ -152,8 +152,8 @@ def one_batch():
 
 
 def phases():
-    """Name -> SVG: the same batch up to the end of the pre-commit phase, up to the end of the commit
-    phase, and a crash in between that the restore phase repairs.
+    """Name -> SVG: the same batch up to the end of the pre-commit phase, up to the end of the
+    commit phase, and a crash in between that the restore phase repairs.
     """
     drawn = {}
     for name, dies in (("commit", False), ("restore", True)):

@@ -79,7 +79,7 @@ class Control:
         return self.connection.nodes()
 
     def api_version(self, api_key: int) -> tuple[int, int] | None:
-        """(lowest, highest) version of a request that a broker accepts: `Connection.api_version`."""
+        """(lowest, highest) version of a request that a broker accepts."""
         return self.connection.api_version(api_key)
 
     # -- transactions --

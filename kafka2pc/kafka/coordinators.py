@@ -70,8 +70,8 @@ class Coordinators:
             self._nodes.pop(i, None)
 
     def check(self, code: int, transactional_id: str, accepted: Iterable[int] = (0,)):
-        """Raises `NotAuthorized`, or `NotYet` (and forgets the coordinator), unless `code` is one of
-        `accepted`.
+        """Raises `NotAuthorized`, or `NotYet` (and forgets the coordinator), unless `code` is one
+        of `accepted`.
         """
         if code in accepted:
             return
@@ -109,8 +109,8 @@ class ListedTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedTransaction:
-    """One answer of DescribeTransactions. `started_ms`: milliseconds since 1970 (-1: nothing begun);
-    `timeout_ms` 2147483647: never.
+    """One answer of DescribeTransactions. `started_ms`: milliseconds since 1970 (-1: nothing
+    begun); `timeout_ms` 2147483647: never.
     """
 
     transactional_id: str

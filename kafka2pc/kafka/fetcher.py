@@ -26,9 +26,9 @@ from ..protocol.errors import BrokerUnreachable, RecordsBroken, UnknownFormat
 # %% ../../nbs/kafka/20_fetcher.ipynb #c007
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchSettings:
-    """How to ask. `wait_ms`: how long a broker may collect `min_bytes`; `most_bytes`: of one answer;
-    `patience_ms`: how long no record may come; `rack`: ask a replica in this one, if the broker
-    knows any.
+    """How to ask. `wait_ms`: how long a broker may collect `min_bytes`; `most_bytes`: of one
+    answer; `patience_ms`: how long no record may come; `rack`: ask a replica in this one, if the
+    broker knows any.
     """
 
     committed_only: bool = True

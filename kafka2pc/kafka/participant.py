@@ -94,7 +94,8 @@ class KafkaParticipant:
     connections, which are opened at first use.
 
     `timeout_ms`, `cluster_id`, `end_txn_version`, `batch_bytes` and `two_phase` are those of
-    `ClusterFacts`. `engine`: columnar or rows. Verbs may raise `BrokerUnreachable`, `NotAuthorized`.
+    `ClusterFacts`. `engine`: columnar or rows. Verbs may raise `BrokerUnreachable`,
+    `NotAuthorized`.
     """
 
     def __init__(

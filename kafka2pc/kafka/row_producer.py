@@ -385,7 +385,7 @@ class RowTransaction(RowWriter, TransactionBase):
         return None
 
     def _statistics(self, wait_s: float = 5) -> dict:
-        """librdkafka's next statistics. Those in the queue are older than this call, and dropped."""
+        """librdkafka's next statistics; older ones in the queue are dropped."""
         self._serve(0)
         self._reports.statistics = None
         end = time.monotonic() + wait_s

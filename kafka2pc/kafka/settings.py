@@ -78,8 +78,8 @@ def _read_jaas(text: str) -> tuple[str, dict[str, str]]:
 
 
 def _jaas(text: str, mechanism: str | None) -> dict[str, str]:
-    """librdkafka's settings for a `sasl.jaas.config` line. Raises `BadOption`, which names the login
-    module, never the rest of the line.
+    """librdkafka's settings for a `sasl.jaas.config` line. Raises `BadOption`, which names the
+    login module, never the rest of the line.
     """
     module, options = _read_jaas(text)
     mechanisms = _LOGIN_MODULES.get(module.rpartition(".")[2])

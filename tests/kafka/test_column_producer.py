@@ -1,4 +1,4 @@
-"""The columnar engine among failures: against a broker made of ten lines and dice, and against real ones."""
+"""The columnar engine among failures: against a simulated broker with dice, and real ones."""
 
 import random
 import time
@@ -34,7 +34,7 @@ from kafka2pc.protocol.transactions import Plan, PreparedTxnState, new_token
 
 
 class Dice:
-    """Keeps batches by their sequence, as brokers do, and answers what the dice say: at once, late, or not at all."""
+    """Keeps batches by their sequence, as brokers do; dice decide whether an answer comes."""
 
     start = 1000  # the offset of the first record
 
@@ -52,7 +52,7 @@ class Dice:
         return {("t", p): 0 for p in range(self.partitions)}
 
     def append(self, part):
-        """Error code and base offset. A batch that is there already is acknowledged with its offset, or without it (DUPLICATE_SEQUENCE_NUMBER)."""
+        """Error code and base offset. A known batch is acknowledged with or without its offset."""
         first = int.from_bytes(part.records[53:57], "big")
         code = self.appended(part, first)
         if code == 0 and self.dice.random() < self.forgets:
@@ -162,7 +162,7 @@ def test_the_offsets_of_a_partition_are_right_or_unknown(answers, expected):
 
 
 def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
-    """A broker remembers five batches: were others sent meanwhile, it would forget that it has got this one."""
+    """A broker remembers five batches: after more of them it would forget this one."""
     lane = Lane("t", 0, sure=True)
     for _ in range(3):
         lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
@@ -490,7 +490,7 @@ def test_what_the_broker_offers_is_found_out_and_said(kafka):
     ("version", "protocol", "two_phase"), [("3.9.1", 4, False), ("4.4.0", 5, True)]
 )
 def test_older_and_newer_brokers(version, protocol, two_phase):
-    """Before 4.0 the coordinator must hear of each partition first (protocol 1), and KIP-939 is not there."""
+    """Before 4.0 each partition is added to the transaction first, and there is no KIP-939."""
     with LocalKafka(version=version, progress=None) as kafka:
         kafka.create_topic("t", partitions=3)
         store = KafkaParticipant(

@@ -120,7 +120,7 @@ def test_whatever_is_lost_or_moved_every_record_comes_once_and_in_order(seed, si
 
 
 class Always:
-    """Says one thing. `code` is the partition's, `content` its records; or `future` is the answer."""
+    """One answer. `code` is the partition's, `content` its records; or `future` is the answer."""
 
     def __init__(self, code=0, content=b"", future=None):
         self.code, self.content, self.future = code, content, future

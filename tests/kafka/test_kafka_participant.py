@@ -29,8 +29,6 @@ from kafka_fixtures import records, values
 from marks import first_of
 from participant_suite import DONE, DURABLE, REQUIRED, At, a_plan, ask
 
-from kafka2pc.proof.child_process import until
-from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.kafka import column_producer, requests, row_producer
 from kafka2pc.kafka import participant as participant_module
 from kafka2pc.kafka.cluster_check import check
@@ -46,6 +44,8 @@ from kafka2pc.kafka.row_producer import RowTransaction, RowWriter
 from kafka2pc.kafka.sender import Sender
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import BrokerFailed
+from kafka2pc.proof.checker import inconsistent_offsets
+from kafka2pc.proof.child_process import until
 from kafka2pc.proof.readers import read_both
 from kafka2pc.proof.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.protocol import restore
@@ -134,7 +134,7 @@ def test_kafka_keeps(promise, engine, kafka, topic):
     ],
 )
 def test_the_row_engine_counts_offsets_that_are_right_or_unknown(offsets, expected):
-    """librdkafka has no offset for a record of which the broker only says that it has it already."""
+    """librdkafka has no offset for a record that the broker reports as a duplicate."""
     reports = Reports()
     for offset in offsets:
         reports.on_delivery(

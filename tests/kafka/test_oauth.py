@@ -125,7 +125,8 @@ import kafka2pc
 options = json.loads(sys.argv[1])
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", False).getOrCreate()
 kafka2pc.register(spark)
-spark.range(10).selectExpr("cast(id as string) value").write.format("kafka2pc").mode("append").options(**options, topic="jobs").save()
+rows = spark.range(10).selectExpr("cast(id as string) value")
+rows.write.format("kafka2pc").mode("append").options(**options, topic="jobs").save()
 print(spark.read.format("kafka2pc").options(**options, subscribe="jobs").load().count())
 """
 

@@ -1,4 +1,6 @@
-"""Brokers that are too old, and clusters in the middle of an upgrade: refused before anything is written."""
+"""Brokers that are too old, and clusters in the middle of an upgrade: refused before anything is
+written.
+"""
 
 import time
 

@@ -58,7 +58,7 @@ class Memory:
         return list(rows)
 
     def read(self):
-        """What a read_committed reader finds when nothing is open, and then a read_uncommitted one."""
+        """What a read_committed consumer finds, and then a read_uncommitted one."""
         p = self.participant
         found = [
             (

@@ -1,4 +1,6 @@
-"""The policies of the sink: an unclear answer is asked for again within limits, and every call is made."""
+"""The policies of the sink: an unclear answer is asked for again within limits, and every call is
+made.
+"""
 
 import threading
 import time

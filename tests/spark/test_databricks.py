@@ -56,7 +56,8 @@ class _Secrets:
 def pip(line): _note(f"pip {line}")
 
 from pyspark.sql import SparkSession
-dbutils = SimpleNamespace(widgets=_Widgets(), secrets=_Secrets(), library=SimpleNamespace(restartPython=lambda: _note("restart")))
+library = SimpleNamespace(restartPython=lambda: _note("restart"))
+dbutils = SimpleNamespace(widgets=_Widgets(), secrets=_Secrets(), library=library)
 spark = SparkSession.builder.remote(_job["spark"]).getOrCreate()
 """
 

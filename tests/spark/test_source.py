@@ -472,7 +472,8 @@ def test_columns_are_those_of_sparks_own_source(spark, kafka, topic):
     rows = load(spark.read, kafka, topic, includeHeaders="true").orderBy("offset")
     assert (
         rows.schema.simpleString()
-        == "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int,"
+        == "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int,"
         "headers:array<struct<key:string,value:binary>>>"
     )
     full, empty = rows.selectExpr("*", "unix_millis(timestamp) ms").collect()
