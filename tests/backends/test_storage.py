@@ -109,7 +109,7 @@ def test_a_driver_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
 def test_the_log_inside_a_checkpoint_is_opened_once_in_a_process(tmp_path):
     with (
         patch.object(driver, "_LOGS", {}),
-        patch.object(driver, "open_log", side_effect=open_log) as opened,
+        patch.object(driver, "open_folder_log", side_effect=open_folder_log) as opened,
     ):
         logs = [driver.log_in(Checkpoint(f"{tmp_path}/{name}")) for name in ("a", "a", "b")]
     assert logs[0] is logs[1] is not logs[2] and opened.call_count == 2
