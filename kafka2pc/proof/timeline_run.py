@@ -16,6 +16,7 @@ from pathlib import Path
 from ..decision_logs.files import FileLog
 from ..kafka.participant import KafkaParticipant
 from .child_process import ChildProcess
+from .crash_points import CrashWatcher
 from .rules import RULES, switch_off
 from .world import QUERY
 from ..protocol.commit import Driver, commit
@@ -31,7 +32,7 @@ class PacedHistory(History):
     """A history that waits after every event, so that people can follow."""
 
     def __init__(self, path: str, crash: str, pace_ms: int):
-        super().__init__(path, crash)
+        super().__init__(path, CrashWatcher(crash))
         self.pace_ms = pace_ms
 
     def append(self, kind: str, op: str, **ids) -> Event:

@@ -11,7 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from kafka2pc.backends import storage
 from kafka2pc.backends.storage import Storage
-from kafka2pc.decision_logs.opening import open_folder_log, open_log
+from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
 from kafka2pc.spark import driver
 from kafka2pc.spark.checkpoint import Checkpoint
