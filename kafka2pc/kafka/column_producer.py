@@ -8,7 +8,7 @@ __all__ = ['BLOCK_BYTES', 'ColumnTransaction']
 # %% ../../nbs/kafka/18_column_producer.ipynb #c002
 import math
 import time
-from typing import Iterable, Mapping
+from typing import Any, Iterable, Mapping
 
 # %% ../../nbs/kafka/18_column_producer.ipynb #c003
 import numpy as np
@@ -35,6 +35,7 @@ from ..protocol.errors import BadRow, TwoPhaseError
 from kafka2pc.protocol.transactions import (
     Committable,
     PartitionRange,
+    PreparedTxnState,
     TransactionBase,
     TxnState,
 )
@@ -71,16 +72,16 @@ class ColumnTransaction(TransactionBase):
         self.version = end_txn_version or control.end_txn_version()
         self._settings = producer_conf(conf, batch_bytes=batch_bytes)
         self._codec = codec_named(self._settings.get("compression.type", "none"))
-        self._identity = dict(
+        self._identity: dict[str, Any] = dict(
             transactional_id=transactional_id,
             timeout_ms=None if two_phase else timeout_ms,
             participant=participant,
             cluster_id=cluster_id,
             end_txn_version=self.version,
         )
-        self.state = None
-        self._sender = None
-        self._dealers = {}
+        self.state: PreparedTxnState = None
+        self._sender: Sender = None
+        self._dealers: dict[str, Dealer] = {}
         self._written = 0
 
     def _waits(self) -> dict[str, int]:

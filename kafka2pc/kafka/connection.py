@@ -281,6 +281,7 @@ def _bad_certificate(server: str, message: str) -> Exception | None:
                 " kafka.ssl.key.location."
             ),
         )
+    return None
 
 
 def _versions_request() -> ApiVersionsRequest:

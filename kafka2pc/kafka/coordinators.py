@@ -174,7 +174,7 @@ def list_transactions(
     answer, `TooOld` if it does not know the request.
     """
     connection = coordinators.connection
-    more = {}
+    more: dict = {}
     if prefix and connection.highest(ListTransactionsRequest) >= 2:
         more["transactional_id_pattern"] = re.escape(prefix) + ".*"
     if longer_ms is not None:

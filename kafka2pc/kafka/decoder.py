@@ -366,7 +366,9 @@ def decode(
     Raises `RecordsBroken`.
     """
     for group in _groups((b for b in batches if begin < b.next_offset and b.offset < end), most):
-        columns = _columns(*zip(*group, strict=True), begin, end, headers)
+        packed = [batch for batch, _ in group]
+        contents = [content for _, content in group]
+        columns = _columns(packed, contents, begin, end, headers)
         if len(columns):
             yield columns
 

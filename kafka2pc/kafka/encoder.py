@@ -10,7 +10,7 @@ __all__ = ['BATCH_HEAD', 'HEADER_BYTES', 'RECORD_BYTES', 'CODECS', 'varint_sizes
 import struct
 import time
 from dataclasses import dataclass
-from typing import Iterable, Iterator
+from typing import Callable, Iterable, Iterator
 
 # %% ../../nbs/kafka/15_encoder.ipynb #c003
 import google_crc32c
@@ -113,23 +113,24 @@ class Rows:
 
     def take(self, which: np.ndarray) -> "Rows":
         """These rows, in this order."""
-        which = pa.array(which)
         stamps = self.timestamps_ms
-        return Rows(
-            *(c if c is None else c.take(which) for c in (self.values, self.keys, self.headers)),
-            stamps if isinstance(stamps, int) else stamps[which.to_numpy()],
+        return self._changed(
+            lambda column: column.take(pa.array(which)),
+            stamps if isinstance(stamps, int) else stamps[which],
         )
 
     def slice(self, start: int, stop: int) -> "Rows":
         """The rows from `start` on, below `stop`, without a copy."""
         stamps = self.timestamps_ms
-        return Rows(
-            *(
-                c if c is None else c.slice(start, stop - start)
-                for c in (self.values, self.keys, self.headers)
-            ),
+        return self._changed(
+            lambda column: column.slice(start, stop - start),
             stamps if isinstance(stamps, int) else stamps[start:stop],
         )
+
+    def _changed(self, change: Callable[[pa.Array], pa.Array], stamps: np.ndarray | int) -> "Rows":
+        keys = None if self.keys is None else change(self.keys)
+        headers = None if self.headers is None else change(self.headers)
+        return Rows(change(self.values), keys, headers, stamps)
 
 
 def lengths(column: pa.Array) -> np.ndarray:

@@ -80,9 +80,9 @@ class PartitionFetch:
         self.topic = topic
         self.partition = partition
         self.settings = settings
-        self.offset = None  # of the last request
-        self._answer = None  # the queue in which its answer arrives
-        self._node = None
+        self.offset: int = None  # of the last request
+        self._answer: queue.SimpleQueue = None  # the queue in which its answer arrives
+        self._node: int | None = None
         self._on_replica = False  # the node does not lead
         self._rack = settings.rack
 

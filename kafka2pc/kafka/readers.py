@@ -7,7 +7,7 @@ __all__ = ['Record', 'read_topic', 'read_both_levels']
 
 # %% ../../nbs/kafka/22_readers.ipynb #c002
 import time
-from typing import Mapping, NamedTuple
+from typing import Mapping, NamedTuple, cast
 
 # %% ../../nbs/kafka/22_readers.ipynb #c003
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
@@ -66,7 +66,7 @@ def _record(m: Message) -> Record:
         m.offset(),
         m.key(),
         m.value(),
-        tuple(m.headers() or ()),
+        tuple(cast(list, m.headers()) or ()),
         m.timestamp()[1],
     )
 

@@ -9,10 +9,10 @@ __all__ = ['BEGIN_MS', 'RowWriter', 'RowTransaction']
 import json
 import time
 from itertools import repeat
-from typing import Iterable
+from typing import Any, Iterable
 
 # %% ../../nbs/kafka/14_row_producer.ipynb #c003
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 # %% ../../nbs/kafka/14_row_producer.ipynb #c004
 from .deliveries import Reports, check_acknowledged, delivery_error, record_size
@@ -128,10 +128,10 @@ class RowWriter:
         self.topic = topic
         self.begin_ms = begin_ms
         self.who = "at least once"
-        self._producer = None
+        self._producer: Producer = None
         self._reports = Reports()
         self._written = 0
-        self._existing = set()
+        self._existing: set[str] = set()
 
     def begin(self) -> "RowWriter":
         """Connect. Raises `BadOption`, or `BrokerUnreachable` after `begin_ms`."""
@@ -316,8 +316,8 @@ class RowTransaction(RowWriter, TransactionBase):
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
         self.conf = transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes)
         self.who = transactional_id
-        self.state = None
-        self._identity = dict(
+        self.state: PreparedTxnState = None
+        self._identity: dict[str, Any] = dict(
             transactional_id=transactional_id,
             timeout_ms=timeout_ms,
             participant=participant,

@@ -349,7 +349,7 @@ def _describe_in_time(
     """What the stores say. The margin is made larger by the time that they may take to answer; if
     they took longer, they are asked again.
     """
-    spare_ms = driver.margin_ms // 10
+    spare_ms: float = driver.margin_ms // 10
     for _ in range(3):
         began = driver.now()
         margin_ms = driver.margin_ms + spare_ms

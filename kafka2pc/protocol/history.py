@@ -68,9 +68,12 @@ class History:
         return event
 
     def _keep(self, event: Event):
-        if not self._path:
+        if self._path:
+            self._write_line(event)
+        else:
             self.events.append(event)
-            return
+
+    def _write_line(self, event: Event):
         with open(self._path, "ab", buffering=0) as f:
             f.write((json.dumps(asdict(event), default=str) + "\n").encode())
 

@@ -149,7 +149,7 @@ def check_unchanged(driver: Driver, newest: Decision):
     `UnfinishedBatch`.
     """
     old, now = newest.identity or Identity(), driver.identity()
-    values = [
+    values: list[tuple[str, str | tuple, str | tuple]] = [
         ("participants", tuple(sorted(dict(newest.stores))), tuple(sorted(driver.participants)))
     ]
     if old.prefix:
@@ -298,9 +298,9 @@ def remove_old_claims(driver: Driver, claimed: Decision, seen: Listing, most: in
     try:
         gone = _old_claims(driver, claimed, seen)[:most]
         kept = _last_of_each_prefix(driver, gone)
-        gone = [d.slot for d in gone if d.slot not in kept]
-        if gone:
-            driver.log.remove(gone)
+        slots = [d.slot for d in gone if d.slot not in kept]
+        if slots:
+            driver.log.remove(slots)
     except Exception as e:  # a store may raise what it likes: the claim is won
         _LOG.warning(
             "query %s: old claims of batch %s could not be removed; the next claim tries again: %s",

@@ -185,7 +185,11 @@ class Names:
     """
 
     def __init__(self):
-        self._pid = None
+        self._pid: int | None = None
+        self._process = ""
+        self._batch: tuple | None = None
+        self._counter = 0
+        self._retired: set[str] = set()
 
     def next(self, prefix: str, plan: Plan) -> str:
         """A name for one more transaction of `plan`."""
@@ -326,6 +330,9 @@ class TransactionBase:
     """
 
     txn_state = TxnState.OPEN
+    who: str
+    store: "Participant"
+    c: Committable
 
     def __enter__(self):
         return self

@@ -23,22 +23,25 @@ _LOG = logging.getLogger("kafka2pc")
 
 
 class BatchHistory(History):
-    """A history that also keeps its events in `kept`, for the line of the batch. It writes them to
-    a file, too, if the environment asks for it (see `from_environment`). Lost transactions are
-    logged as errors.
+    """A history that has its events in `events`, for the line of the batch, and writes them to a
+    file, too, if the environment asks for it (see `from_environment`). Lost transactions are logged
+    as errors.
     """
 
     def __init__(self):
         super().__init__(os.environ.get("KAFKA2PC_HISTORY"), crash_watcher())
-        self.kept: list[Event] = []
 
     def append(self, kind: str, op: str, **ids) -> Event:
         event = super().append(kind, op, **ids)
-        self.kept.append(event)
         # also where lostTransactions=skip goes on
         if op == "lost":
             _LOG.error("lost: %s", ids["what"])
         return event
+
+    def _keep(self, event: Event):
+        self.events.append(event)
+        if self._path:
+            self._write_line(event)
 
 
 def count_aborts(events: Iterable[Event]) -> int:

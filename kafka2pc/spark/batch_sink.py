@@ -13,7 +13,7 @@ import tempfile
 import time
 import uuid
 from dataclasses import replace
-from typing import Iterator
+from typing import Iterator, cast
 
 # %% ../../nbs/spark/06_batch_sink.ipynb #c003
 from pyspark.sql.datasource import DataSourceArrowWriter
@@ -62,7 +62,7 @@ def close_key(driver: Driver, days: int):
         if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S:
             return
         _PURGED[place] = time.monotonic()
-        purge_keys(driver.log, time.time() * 1000)
+        purge_keys(cast(NamedLog, driver.log), time.time() * 1000)
     except Exception as e:  # a store may raise what it likes: the write is complete
         _LOG.warning(
             "the write under this idempotenceKey is complete; tidying up failed and is tried"
@@ -127,7 +127,7 @@ class BatchWriter(DataSourceArrowWriter):
             self._complete(driver)
             raise
         swept = max((m.swept for m in messages), default=0)
-        log_batch(contents(messages), driver.history.kept, swept)
+        log_batch(contents(messages), driver.history.events, swept)
         self._complete(driver)
 
     def _complete(self, driver: Driver):
@@ -233,7 +233,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
         raise
     if plan.mode is Mode.DRAIN:
         _check_earlier_write(options, commit_of(log, 0))
-    return BatchWriter(options, participant, plan, folder, count_aborts(driver.history.kept))
+    return BatchWriter(options, participant, plan, folder, count_aborts(driver.history.events))
 
 
 def _folder_of(query_id: str) -> str:

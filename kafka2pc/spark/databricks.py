@@ -8,6 +8,7 @@ __all__ = ['on_databricks', 'parameter', 'Secret', 'secret', 'gives_a_name_once'
 # %% ../../nbs/spark/18_databricks.ipynb #c005
 import os
 from pathlib import Path
+from typing import Callable
 from uuid import uuid4
 
 # %% ../../nbs/spark/18_databricks.ipynb #c006
@@ -16,10 +17,10 @@ from ..protocol.errors import BadOption
 # %% ../../nbs/spark/18_databricks.ipynb #c009
 def on_databricks() -> bool:
     """Does this Python run on Databricks?"""
-    return "DATABRICKS_RUNTIME_VERSION" in os.environ
+    return bool(os.environ.get("DATABRICKS_RUNTIME_VERSION"))
 
 # %% ../../nbs/spark/18_databricks.ipynb #c014
-_READ = {
+_READ: dict[type, Callable[[str], object]] = {
     str: str,
     int: int,
     float: float,

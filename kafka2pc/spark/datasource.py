@@ -6,7 +6,7 @@
 __all__ = ['Kafka2pc', 'register']
 
 # %% ../../nbs/spark/14_datasource.ipynb #c002
-from typing import Mapping
+from typing import MutableMapping
 
 # %% ../../nbs/spark/14_datasource.ipynb #c003
 from pyspark.sql.datasource import DataSource
@@ -32,7 +32,7 @@ class Kafka2pc(DataSource):
     def name(cls) -> str:
         return "kafka2pc"
 
-    def __init__(self, options: Mapping[str, str]):
+    def __init__(self, options: MutableMapping[str, str]):
         super().__init__(options)
         self.planning = True
 

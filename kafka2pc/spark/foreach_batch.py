@@ -11,7 +11,7 @@ import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 # %% ../../nbs/spark/16_foreach_batch.ipynb #c003
 from pyarrow import RecordBatch, record_batch
@@ -53,7 +53,9 @@ class ShapedTransaction(TransactionBase):
     def __init__(
         self, begin: Callable[[], Transaction], shape: Callable[[RecordBatch], RecordBatch]
     ):
-        self.begin, self.shape, self.txn = begin, shape, None
+        self.begin = begin
+        self.shape = shape
+        self.txn: Transaction | None = None
 
     def __exit__(self, *exc):
         return self.txn and self.txn.__exit__(*exc)
@@ -75,6 +77,7 @@ class ShapedTransaction(TransactionBase):
         if self.txn:
             return self.txn.precommit()
         self.step("precommit")
+        return None
 
 
 class Shaped:
@@ -135,7 +138,7 @@ def query_of(df: DataFrame) -> str:
 
 def about(participants: Iterable[Participant]) -> Identity:
     """What the decisions are about: topics and prefixes of those participants that have them."""
-    inner = [getattr(p, "participant", p) for p in participants]
+    inner: list[Any] = [getattr(p, "participant", p) for p in participants]
     topics = {p.topic for p in inner if getattr(p, "topic", None)}
     prefixes = {p.prefix for p in inner if getattr(p, "prefix", None)}
     return Identity(topics=tuple(sorted(topics)), prefix=",".join(sorted(prefixes)))

@@ -121,7 +121,7 @@ def departures(rows: DataFrame, watermark: str = WATERMARK) -> DataFrame:
 
 
 def run(
-    spark: SparkSession, source: dict, sink: dict, watermark: str = WATERMARK, seconds: float = 240
+    spark: SparkSession, source: dict, sink: dict, watermark: str = WATERMARK, seconds: int = 240
 ) -> dict:
     """Run the query to the end of what is there now. `source` and `sink`: options of kafka2pc.
     Returns the batches, and how many events came too late. Raises `TimeoutError` after `seconds`.

@@ -7,7 +7,7 @@ __all__ = ['NOTHING_READ', 'Questions']
 
 # %% ../../nbs/spark/09_questions.ipynb #c002
 import re
-from typing import Callable, Iterable, Mapping
+from typing import Callable, Iterable, Mapping, cast
 
 # %% ../../nbs/spark/09_questions.ipynb #c003
 from confluent_kafka import (
@@ -142,7 +142,8 @@ class Questions:
         try:
             return retrying(ask)
         except RetryError as e:
-            raise _translate(e.last_attempt.exception(), f"{what} at {self.servers}") from None
+            last = cast(KafkaException, e.last_attempt.exception())
+            raise _translate(last, f"{what} at {self.servers}") from None
         except KafkaException as e:
             raise _translate(e, f"{what} at {self.servers}") from None
 

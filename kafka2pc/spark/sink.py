@@ -43,7 +43,7 @@ class SparkMessage(WriterCommitMessage):
 
 def contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage | None]:
     """What is in the envelopes; None for a task that failed."""
-    return [m and m.content for m in messages]
+    return [None if m is None else m.content for m in messages]
 
 
 def check_task(plan: Plan):
@@ -136,7 +136,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         with driver.history.of("act two", batch_id=batchId):
             commit_batch(driver, contents(messages), batchId)
         swept = max((m.swept for m in messages), default=0)
-        log_batch(contents(messages), driver.history.kept, swept)
+        log_batch(contents(messages), driver.history.events, swept)
 
     def abort(self, messages: list, batchId: int):
         """A task or `commit` failed: write ABORT in our slot, then abort our transactions. Do
@@ -156,5 +156,5 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
     checkpoint = Checkpoint(options.checkpoint)
     driver, batch_id = stream_driver(options, checkpoint), checkpoint.newest_batch()
     plan = plan_batch(driver, batch_id, checkpoint.offsets_hash(batch_id))
-    swept = count_aborts(driver.history.kept)
+    swept = count_aborts(driver.history.events)
     return StreamWriter(options, open_participant(options), plan, swept)

@@ -9,7 +9,7 @@ __all__ = ['drop_unwanted', 'limit_snapshot', 'RangePartition', 'StreamReader', 
 import logging
 import time
 from dataclasses import dataclass
-from typing import Iterator, Mapping
+from typing import Iterator, Mapping, cast
 
 # %% ../../nbs/spark/12_source.ipynb #c003
 import pyarrow as pa
@@ -26,7 +26,7 @@ try:
     )
 # PySpark 4.1
 except ImportError:
-    ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = None
+    ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = None  # type: ignore
 
 # %% ../../nbs/spark/12_source.ipynb #c005
 from ..protocol.errors import TopicRecreated
@@ -92,7 +92,7 @@ class RangePartition(InputPartition):
     range: Range
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object):
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object):  # type: ignore
     """The source of a streaming query. Spark makes one beside the driver, which plans, and ships
     another one to the tasks, which only reads.
     """
@@ -189,9 +189,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
         report_losses(losses, self.options.fail_on_loss)
         return [r for r in ranges if r.topic not in recreated]
 
-    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
-        return read_range(self.options, partition.range)
+        return read_range(self.options, cast(RangePartition, partition).range)
 
     def _commit_to_group(self, start: Offsets, snapshot: Snapshot):
         """Commit to the group how far the query is, in the topics that still exist."""
