@@ -22,7 +22,7 @@ NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
 # The lessons hold for other values, too.
 OTHER = {
     "proof/23_demo": {"rows": 4000},
-    "proof/25_drills": {"seed": 8},
+    "proof/26_walks": {"seed": 8},
     "proof/33_bench": {"rows": 30_000},
 }
 # What the lessons must show. No other test plays these.

@@ -5,6 +5,7 @@ another host.
 The notebooks are taken as they stand. With --run each one is executed first, on a copy.
 """
 
+import logging
 import re
 import shutil
 import sys
@@ -93,7 +94,7 @@ def assemble(folder: Path) -> list:
     shutil.copytree(ROOT / "images", PAGES / "images")
     for name in TEXTS:
         text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
-        (PAGES / f"{name.lower()}.md").write_text(moved(text), encoding="utf-8")
+        (PAGES / f"{name.lower()}.md").write_text(text.replace("](nbs/", "]("), encoding="utf-8")
     contents, reference = {}, {}
     for notebook in notebooks(folder):
         place = notebook.relative_to(folder)
@@ -176,6 +177,7 @@ def problems(site: Path) -> list[str]:
 
 
 def main() -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     folder = (
         executed(notebooks(NBS), ROOT / "output" / "executed") if "--run" in sys.argv[1:] else NBS
     )
