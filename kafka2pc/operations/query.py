@@ -13,11 +13,11 @@ from typing import Callable, Mapping
 # %% ../../nbs/operations/03_query.ipynb #c003
 from ..backends.places import absolute_place, normal_place
 from ..backends.storage import Storage
-from ..decision_logs.opening import open_folder_log
+from ..decision_logs.opening import open_folder_log, open_log
 from ..kafka.control import Control
 from ..protocol.decisions import DecisionLog
 from ..protocol.errors import BadOption, StaleCheckpoint
-from ..spark.checkpoint import Checkpoint, log_at
+from ..spark.checkpoint import Checkpoint
 
 # %% ../../nbs/operations/03_query.ipynb #c006
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -92,7 +92,7 @@ def _log(root: str, name: str, conf: Mapping | None, prefix: str | None) -> Deci
         )
     if in_topic and not prefix:
         prefix = _prefix_of_log(conf, name)
-    return log_at(root, name, (conf or {}).items(), prefix or "kafka2pc", make=False)
+    return open_log(root, name, (conf or {}).items(), prefix or "kafka2pc", make=False)
 
 
 def _prefix_of_log(conf: Mapping, name: str) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 
 # %% ../../nbs/spark/04_driver.ipynb #c003
-from ..decision_logs.opening import open_folder_log
+from ..decision_logs.opening import open_folder_log, open_log
 from ..kafka.cluster_check import check
 from ..kafka.participant import KafkaParticipant
 from ..kafka.producer_settings import without_use
@@ -23,7 +23,7 @@ from ..protocol.restore import back_off
 from ..protocol.restore import restore as restore_and_plan
 from ..protocol.transactions import Mode, Plan
 from .batch_line import BatchHistory
-from .checkpoint import Checkpoint, identity_of, log_at
+from .checkpoint import Checkpoint, identity_of
 from .options import SinkOptions
 
 # %% ../../nbs/spark/04_driver.ipynb #c005
@@ -77,7 +77,7 @@ def log_in(checkpoint: Checkpoint) -> DecisionLog:
 
 def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
     """The decision log of a query at the place that `decisionLog` names, opened once in each
-    process. All batch writes to a place share one opened log. Raises what `log_at` raises.
+    process. All batch writes to a place share one opened log. Raises what `open_log` raises.
     """
     opened = (
         os.getpid(),
@@ -87,7 +87,7 @@ def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
         query_id if options.checkpoint else None,
     )
     if opened not in _LOGS:
-        _LOGS[opened] = log_at(options.decision_log, query_id, options.conf, options.prefix)
+        _LOGS[opened] = open_log(options.decision_log, query_id, options.conf, options.prefix)
     return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
 # %% ../../nbs/spark/04_driver.ipynb #c009

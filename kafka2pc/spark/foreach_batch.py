@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame
 
 # %% ../../nbs/spark/16_foreach_batch.ipynb #c004
 from ..backends.places import check_place
+from ..decision_logs.opening import open_log
 from ..kafka.encoder import payload_bytes
 from ..kafka.participant import with_prefix
 from ..protocol.commit import Driver, abort, commit, sweep
@@ -39,7 +40,6 @@ from kafka2pc.protocol.transactions import (
     Transaction,
     TransactionBase,
 )
-from .checkpoint import log_at
 from .driver import plan_batch
 
 # %% ../../nbs/spark/16_foreach_batch.ipynb #c010
@@ -154,7 +154,7 @@ def _log_of(name: str, query_id: str, place: str) -> DecisionLog:
                 " kafka2pc.decision_logs.topic."
             ),
         )
-    return log_at(place, query_id)
+    return open_log(place, query_id)
 
 
 class TwoPhase:

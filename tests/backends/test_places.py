@@ -9,9 +9,9 @@ import pytest
 from kafka2pc.backends.places import check_place, normal_place
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.decision_logs.objects import ObjectLog
-from kafka2pc.decision_logs.opening import open_folder_log
+from kafka2pc.decision_logs.opening import open_folder_log, open_log
 from kafka2pc.protocol.errors import BadOption
-from kafka2pc.spark.checkpoint import Checkpoint, log_at
+from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import TwoPhase
 from kafka2pc.spark.options import parse_sink_options
 
@@ -253,7 +253,7 @@ ASKED = {
     "parse_options": lambda place: parse_sink_options(
         {"kafka.bootstrap.servers": "h:1", "topic": "t", "decisionLog": place}
     ),
-    "log_at": lambda place: log_at(place, "query"),
+    "open_log": lambda place: open_log(place, "query"),
     "open_folder_log": open_folder_log,
     "TwoPhase": lambda place: TwoPhase("orders", [], place),
 }

@@ -13,10 +13,10 @@ from store_proxy import Answer
 from kafka2pc.backends.places import masked
 from kafka2pc.backends.storage import Storage
 from kafka2pc.decision_logs.files import FileLog
-from kafka2pc.decision_logs.opening import open_folder_log
+from kafka2pc.decision_logs.opening import open_folder_log, open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
 from kafka2pc.protocol.transactions import Outcome
-from kafka2pc.spark.checkpoint import Checkpoint, log_at
+from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.stores.wal import WalParticipant
 
 
@@ -168,7 +168,7 @@ def test_a_slash_at_the_end_of_a_place_makes_no_other_log():
     """In an object store log//q and log/q are two folders; the command line looks into the second
     one.
     """
-    logs = [log_at(place, "q") for place in ("memory://slash/log/", "memory://slash/log")]
+    logs = [open_log(place, "q") for place in ("memory://slash/log/", "memory://slash/log")]
     assert logs[0].folder == logs[1].folder and logs[0].place == logs[1].place
 
 

@@ -11,9 +11,9 @@ from dead_query_fixtures import ROWS, DeadQuery, find_open
 from shell import typed
 
 from kafka2pc.backends.places import masked
+from kafka2pc.decision_logs.opening import open_log
 from kafka2pc.protocol.commit import decide
 from kafka2pc.protocol.errors import Superseded
-from kafka2pc.spark.checkpoint import log_at
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -26,7 +26,7 @@ def test_decisions_in_a_topic_are_listed_shown_and_restored_from_the_shell(prefi
         DeadQuery(kafka, tmp_path, prefix=prefix),
         f"kafka:decisions-{uuid.uuid4().hex[:8]}",
     )
-    driver = replace(dead.run(), log=log_at(topic, dead.id, dead.conf.items(), dead.prefix))
+    driver = replace(dead.run(), log=open_log(topic, dead.id, dead.conf.items(), dead.prefix))
     decide(driver, (messages := dead.write(driver))[0].plan, messages)
     for place in ([str(dead.place), "--decision-log", topic], [f"{topic}/{dead.id}"]):
         shown, status = typed(dead.access.command("decisions", "show", *place[:1], "0", *place[1:]))

@@ -193,9 +193,9 @@ def test_a_key_writes_once(store, tmp_path):
 
 def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, monkeypatch):
     opened, looked = [], []
-    log_at, purge = driver_side.log_at, batch_sink.purge_keys
+    open_log, purge = driver_side.open_log, batch_sink.purge_keys
     monkeypatch.setattr(
-        driver_side, "log_at", lambda place, *more: opened.append(place) or log_at(place, *more)
+        driver_side, "open_log", lambda place, *more: opened.append(place) or open_log(place, *more)
     )
     monkeypatch.setattr(batch_sink, "purge_keys", lambda *what: looked.append(1) or purge(*what))
     for n in range(50):

@@ -17,6 +17,7 @@ from kafka_fixtures import values
 from rights import Rights, error_of
 from shell import typed
 
+from kafka2pc.decision_logs.opening import open_log
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.login import TOKEN_PROVIDER, find_provider
@@ -30,7 +31,6 @@ from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import restore
-from kafka2pc.spark.checkpoint import log_at
 from kafka2pc.spark.offsets import Range
 from kafka2pc.spark.questions import Questions
 from kafka2pc.spark.range_reader import read_range
@@ -108,7 +108,7 @@ def test_a_decision_log_in_a_topic_is_reached_with_a_token(oauth):
         "her rights are in force",
         20,
     )
-    assert log_at("kafka:token-decisions", str(uuid.uuid4()), conf.items()).batches() == []
+    assert open_log("kafka:token-decisions", str(uuid.uuid4()), conf.items()).batches() == []
 
 
 def test_a_token_is_asked_for_once_until_it_ends(oauth):
