@@ -7,23 +7,29 @@ is not what the code says.
 
 import ast
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Iterator
 from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "kafka2pc"
 PICTURE = ROOT / "images" / "packages.svg"
-ROWS = [
-    ["proof", "course"],
-    ["operations"],
-    ["spark"],
-    ["decision_logs", "local"],
-    ["kafka", "stores"],
-    ["backends"],
-    ["protocol"],
-]
+# Package -> its first and last row, and its part of the width: every arrow goes to the row below.
+PLACES = {
+    "operations": (0, 0, 0, 0.5),
+    "proof": (0, 0, 0.5, 1),
+    "spark": (1, 1, 0, 0.5),
+    "stores": (1, 2, 0.5, 0.75),
+    "local": (1, 3, 0.75, 1),
+    "decision_logs": (2, 2, 0, 0.5),
+    "kafka": (3, 3, 0, 0.5),
+    "backends": (3, 3, 0.5, 0.75),
+    "protocol": (4, 4, 0, 1),
+}
 WIDTH, LINE, PAD, GAP = 860, 17, 10, 34
 LETTERS = 7.1  # pixels of a letter
+ASIDE = 40  # pixels from the side of a box to an arrow that goes to a box beside the one below
 STYLE = """
 text{font:13px system-ui,sans-serif;fill:#24292f} .name{font-weight:600;font-size:14px}
 .box{fill:#f6f8fa;stroke:#57606a} .arrow{stroke:#57606a;stroke-width:1.4;marker-end:url(#a)}
@@ -34,7 +40,10 @@ text{font:13px system-ui,sans-serif;fill:#24292f} .name{font-weight:600;font-siz
 
 
 def modules(package: str) -> list[str]:
-    return sorted(p.stem for p in (PACKAGE / package).glob("[!_]*.py"))
+    """In the order of the notebooks."""
+    exported = {p.stem for p in (PACKAGE / package).glob("[!_]*.py")}
+    notebooks = sorted((ROOT / "nbs" / package).glob("*.ipynb"))
+    return [name for name in (p.stem[3:] for p in notebooks) if name in exported]
 
 
 def imported(path: Path) -> set[str]:
@@ -55,8 +64,7 @@ def edges() -> dict[str, set[str]]:
     """Package -> the packages that it imports."""
     return {
         package: set().union(set(), *(imported(p) for p in (PACKAGE / package).glob("[!_]*.py")))
-        for row in ROWS
-        for package in row
+        for package in PLACES
         if modules(package)
     }
 
@@ -90,53 +98,83 @@ def wrapped(words: list[str], width: float) -> list[str]:
     return lines
 
 
-def boxes(graph: dict[str, set[str]]) -> dict[str, tuple[float, float, float, float, list[str]]]:
-    """Package -> left, top, width, height, lines of its box."""
-    placed, top = {}, PAD
-    for row in ROWS:
-        row = [package for package in row if package in graph]
-        width = (WIDTH - PAD) / len(row) - PAD
-        texts = {package: wrapped(modules(package), width) for package in row}
-        height = 2 * PAD + LINE * (1 + max(map(len, texts.values())))
-        for n, package in enumerate(row):
-            placed[package] = PAD + n * (width + PAD), top, width, height, texts[package]
-        top += height + GAP
+@dataclass(frozen=True)
+class Box:
+    """A package in the picture, in pixels."""
+
+    package: str
+    left: float
+    top: float
+    width: float
+    height: float
+    lines: tuple[str, ...]
+
+    @property
+    def right(self) -> float:
+        return self.left + self.width
+
+    @property
+    def bottom(self) -> float:
+        return self.top + self.height
+
+
+def boxes(graph: dict[str, set[str]]) -> dict[str, Box]:
+    sides, texts, heights = {}, {}, {}
+    for package in graph:
+        first, last, begin, end = PLACES[package]
+        sides[package] = PAD + begin * (WIDTH - PAD), (end - begin) * (WIDTH - PAD) - PAD
+        texts[package] = wrapped(modules(package), sides[package][1])
+        if first == last:
+            needed = 2 * PAD + LINE * (1 + len(texts[package]))
+            heights[first] = max(heights.get(first, 0), needed)
+    tops = {row: PAD + sum(heights[r] + GAP for r in range(row)) for row in heights}
+    placed = {}
+    for package, (left, width) in sides.items():
+        first, last, *_ = PLACES[package]
+        height = tops[last] + heights[last] - tops[first]
+        placed[package] = Box(package, left, tops[first], width, height, tuple(texts[package]))
     return placed
 
 
-def box(package: str, left: float, top: float, width: float, height: float, lines: list[str]):
-    yield f'<rect x="{left}" y="{top}" width="{width}" height="{height}" rx="5" class="box"/>'
-    yield f'<text x="{left + PAD}" y="{top + LINE + 4}" class="name">{package}</text>'
-    for n, line in enumerate(lines):
-        yield f'<text x="{left + PAD}" y="{top + LINE * (n + 2) + 6}">{escape(line)}</text>'
+def drawn(box: Box) -> Iterator[str]:
+    yield (
+        f'<rect x="{box.left}" y="{box.top}" width="{box.width}" height="{box.height}" rx="5"'
+        ' class="box"/>'
+    )
+    left = box.left + PAD
+    yield f'<text x="{left}" y="{box.top + LINE + 4}" class="name">{box.package}</text>'
+    for n, line in enumerate(box.lines):
+        yield f'<text x="{left}" y="{box.top + LINE * (n + 2) + 6}">{escape(line)}</text>'
 
 
-def arrows(graph: dict[str, set[str]], placed: dict):
-    """One for each direct edge, from the lower rim of a box to the upper rim of the other."""
-    wanted = direct(graph)
-    for package, other in wanted:
-        left, top, width, height, _ = placed[package]
-        others = [o for p, o in wanted if p == package]
-        at = left + width * (others.index(other) + 1) / (len(others) + 1)
-        o_left, o_top, o_width, *_ = placed[other]
-        sources = [p for p, o in wanted if o == other]
-        to = o_left + o_width * (sources.index(package) + 1) / (len(sources) + 1)
-        yield (
-            f'<line x1="{at:.0f}" y1="{top + height}" x2="{to:.0f}" y2="{o_top - 3}"'
-            ' class="arrow"/>'
-        )
+def arrow(above: Box, below: Box) -> str:
+    """From the lower rim of a box to the upper rim of another, straight down where they overlap."""
+    begin, end = max(above.left, below.left), min(above.right, below.right)
+    if begin < end:
+        start = goal = (begin + end) / 2
+    elif above.left > below.left:
+        start, goal = above.left + ASIDE, below.right - ASIDE
+    else:
+        start, goal = above.right - ASIDE, below.left + ASIDE
+    return (
+        f'<line x1="{start:.0f}" y1="{above.bottom}" x2="{goal:.0f}" y2="{below.top - 3}"'
+        ' class="arrow"/>'
+    )
 
 
 def draw() -> str:
     graph = edges()
     placed = boxes(graph)
-    bottom = max(top + height for _, top, _, height, _ in placed.values()) + PAD
+    bottom = max(box.bottom for box in placed.values()) + PAD
     title = "The packages of kafka2pc and their modules; an arrow points to what is imported"
     head = (
         '<defs><marker id="a" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7"'
         ' markerHeight="7" orient="auto"><path d="M0 0L8 4L0 8z" class="head"/></marker></defs>'
     )
-    parts = [*arrows(graph, placed), *(line for p in placed for line in box(p, *placed[p]))]
+    parts = [
+        *(arrow(placed[package], placed[other]) for package, other in direct(graph)),
+        *(line for box in placed.values() for line in drawn(box)),
+    ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom}" width="{WIDTH}"'
         f' role="img"><title>{title}</title><style>{STYLE}</style>{head}'
@@ -146,11 +184,11 @@ def draw() -> str:
 
 
 def main() -> int:
-    drawn = draw()
+    picture = draw()
     if "--check" not in sys.argv[1:]:
-        PICTURE.write_text(drawn, encoding="utf-8")
+        PICTURE.write_text(picture, encoding="utf-8")
         return 0
-    if PICTURE.exists() and PICTURE.read_text(encoding="utf-8") == drawn:
+    if PICTURE.exists() and PICTURE.read_text(encoding="utf-8") == picture:
         return 0
     print("images/packages.svg is not what the imports say: run `make prepare`.")
     return 1
