@@ -65,7 +65,7 @@ class ColumnTransaction(TransactionBase):
         two_phase: bool = False,
     ):
         self.control = control
-        self.who = transactional_id
+        self.label = transactional_id
         self.topic = topic
         self.timeout_ms = timeout_ms
         self.two_phase = two_phase
@@ -99,12 +99,12 @@ class ColumnTransaction(TransactionBase):
         and take another), `NotAuthorized`, `BadOption`, `BrokerUnreachable`.
         """
         self.state = self.control.init_producer_id(
-            self.who, timeout_ms=self.timeout_ms, enable_2pc=self.two_phase
+            self.label, timeout_ms=self.timeout_ms, enable_2pc=self.two_phase
         )
-        check_epoch(self.who, self.state)
+        check_epoch(self.label, self.state)
         self._sender = Sender(
             self.control,
-            self.who,
+            self.label,
             self.state,
             codec=self._codec,
             implicit_add=self.version >= 5,
@@ -152,7 +152,7 @@ class ColumnTransaction(TransactionBase):
         while not partitions:
             if time.monotonic() > end:
                 unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-                raise delivery_error(self.who, {(topic, -1): (unknown, 1, 0)})
+                raise delivery_error(self.label, {(topic, -1): (unknown, 1, 0)})
             time.sleep(0.1)
             partitions = self._sender.leaders(topic)
         dealer = Dealer(partitions, next=self.state.producer_id % partitions)
@@ -184,7 +184,7 @@ class ColumnTransaction(TransactionBase):
         """The Committable. From here on a process that has it ends the transaction. Raises
         `PrecommitFailed`, `IllegalStep` if it is called again.
         """
-        check_acknowledged(self.who, self._written, sum(p.records for p in self.partitions))
+        check_acknowledged(self.label, self._written, sum(p.records for p in self.partitions))
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._identity)
 
@@ -193,7 +193,7 @@ class ColumnTransaction(TransactionBase):
             return
         self._sender.wait_for_answers()
         try:
-            self.control.end_txn(self.who, self.state, commit=False, version=self.version)
+            self.control.end_txn(self.label, self.state, commit=False, version=self.version)
         # the first error counts; a transaction that stays open is swept, or aborted by its timeout
         except TwoPhaseError:
             pass

@@ -83,21 +83,21 @@ def record_size(value: bytes | str | None, key: bytes | str | None) -> int:
     return len(value or b"") + len(key or b"")
 
 # %% ../../nbs/kafka/13_deliveries.ipynb #c008
-def _not_allowed(who: str, topic: str, error: KafkaError, count: int, size: int) -> NotAuthorized:
-    return topic_not_authorized(topic, what=f"{who}: topic {topic}: {error.str()}")
+def _not_allowed(label: str, topic: str, error: KafkaError, count: int, size: int) -> NotAuthorized:
+    return topic_not_authorized(topic, what=f"{label}: topic {topic}: {error.str()}")
 
 
-def _no_such(who: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
+def _no_such(label: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
     return BadRow(
-        f"{who}: topic {topic}: {error.str()}",
+        f"{label}: topic {topic}: {error.str()}",
         why="There is no such topic or partition.",
         action="Create it, or correct the option topic, the column topic or the column partition.",
     )
 
 
-def _too_large(who: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
+def _too_large(label: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
     return BadRow(
-        f"{who}: topic {topic} refused {count} records; the largest has {size} bytes",
+        f"{label}: topic {topic} refused {count} records; the largest has {size} bytes",
         why="A record, or a batch of records, is larger than the topic's max.message.bytes.",
         action=(
             "Raise the topic's max.message.bytes, or leave the record out; if all records are"
@@ -106,16 +106,16 @@ def _too_large(who: str, topic: str, error: KafkaError, count: int, size: int) -
     )
 
 
-def _not_valid(who: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
+def _not_valid(label: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
     return BadRow(
-        f"{who}: topic {topic} refused {count} records: {error.str()}",
+        f"{label}: topic {topic} refused {count} records: {error.str()}",
         why="A compacted topic takes no record without a key.",
     )
 
 
-def _wrong_time(who: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
+def _wrong_time(label: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
     return BadRow(
-        f"{who}: topic {topic} refused {count} records: {error.str()}",
+        f"{label}: topic {topic} refused {count} records: {error.str()}",
         why=(
             "A timestamp is further away than the topic's message.timestamp.before.max.ms or"
             " message.timestamp.after.max.ms allow."
@@ -150,7 +150,7 @@ def _causes(failed: dict, reason: KafkaError | None) -> dict[str, tuple]:
     return causes
 
 
-def delivery_error(who: str, failed: dict, reason: KafkaError | None = None) -> Exception:
+def delivery_error(label: str, failed: dict, reason: KafkaError | None = None) -> Exception:
     """The error for records that failed: `failed` is that of `Reports`. `who` names the
     transaction. `reason`: why the client gave the whole transaction up. A `BadRow` or
     `NotAuthorized` where the user can cure the cause, else `PrecommitFailed`.
@@ -158,24 +158,24 @@ def delivery_error(who: str, failed: dict, reason: KafkaError | None = None) -> 
     causes = _causes(failed, reason)
     for name, error_for in _CAUSES.items():
         if name in causes:
-            return error_for(who, *causes[name])
+            return error_for(label, *causes[name])
     where = [
         f"{count} of {topic}-{'?' if p is None or p < 0 else p} ({error.name()})"
         for (topic, p), (error, count, _) in failed.items()
     ]
     return PrecommitFailed(
-        f"{who}: records not acknowledged: {', '.join(where)}", why=reason.str() if reason else ""
+        f"{label}: records not acknowledged: {', '.join(where)}", why=reason.str() if reason else ""
     )
 
 # %% ../../nbs/kafka/13_deliveries.ipynb #c013
-def check_acknowledged(who: str, written: int, acknowledged: int):
+def check_acknowledged(label: str, written: int, acknowledged: int):
     """Raises `PrecommitFailed` unless at least one record was written, and all are acknowledged."""
     missing = written - acknowledged
     if missing:
         raise PrecommitFailed(
-            f"{who}: {missing} of {written} records are not acknowledged: flush first"
+            f"{label}: {missing} of {written} records are not acknowledged: flush first"
         )
     if not written:
         raise PrecommitFailed(
-            f"{who}: no record was written, so the broker has no transaction to commit"
+            f"{label}: no record was written, so the broker has no transaction to commit"
         )

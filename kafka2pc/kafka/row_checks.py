@@ -110,11 +110,11 @@ def timestamps_ms(column):
     return stamps
 
 # %% ../../nbs/kafka/12_row_checks.ipynb #c009
-def record_too_large(size: int, topic: str, most: int, who: str = "") -> BadRow:
+def record_too_large(size: int, topic: str, most: int, label: str = "") -> BadRow:
     """The error for a record whose key, value and headers have `size` bytes, more than `most`.
     `who` names the transaction.
     """
-    prefix = f"{who}: " if who else ""
+    prefix = f"{label}: " if label else ""
     return BadRow(
         f"{prefix}a record of {size} bytes for topic {topic}",
         why=f"kafka.max.request.size is {most}.",

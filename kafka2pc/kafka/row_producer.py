@@ -127,7 +127,7 @@ class RowWriter:
         self.conf = producer_conf(conf, batch_bytes=batch_bytes)
         self.topic = topic
         self.begin_ms = begin_ms
-        self.who = "at least once"
+        self.label = "at least once"
         self._producer: Producer = None
         self._reports = Reports()
         self._written = 0
@@ -156,7 +156,7 @@ class RowWriter:
         try:
             self._producer.poll(seconds)
         except KafkaException as e:
-            raise PrecommitFailed(f"{self.who}: {e.args[0].str()}") from None
+            raise PrecommitFailed(f"{self.label}: {e.args[0].str()}") from None
 
     def _wait_for_deliveries(self, seconds: float):
         """Wait for every record. By `poll`: the client's own `flush` would call back with a fatal
@@ -169,7 +169,7 @@ class RowWriter:
     def _unreachable(self) -> Exception:
         self._serve(0)
         trouble = self._reports.trouble
-        what = f"{self.who}: {self.conf['bootstrap.servers']}"
+        what = f"{self.label}: {self.conf['bootstrap.servers']}"
         if trouble and trouble.name() == "_AUTHENTICATION":
             return login_refused(f"{what}: {trouble.str()}")
         return BrokerUnreachable(
@@ -224,15 +224,15 @@ class RowWriter:
                 continue
         self._raise_failure()
         raise PrecommitFailed(
-            f"{self.who}: no place in the queue for {self.conf['message.timeout.ms']} ms,"
+            f"{self.label}: no place in the queue for {self.conf['message.timeout.ms']} ms,"
             f" {self._reports.count} records arrived"
         )
 
     def _refused(self, error: KafkaError, topic: str, size: int) -> Exception:
         """The error for a row that librdkafka did not take."""
         if error.name() == "MSG_SIZE_TOO_LARGE":
-            return record_too_large(size, topic, self.conf["message.max.bytes"], self.who)
-        return delivery_error(self.who, {(topic, -1): (error, 1, size)})
+            return record_too_large(size, topic, self.conf["message.max.bytes"], self.label)
+        return delivery_error(self.label, {(topic, -1): (error, 1, size)})
 
     def _look_up(self, topic: str, wait_s: float = 2):
         """A topic that does not exist is an error now, not after minutes in a queue (where
@@ -267,7 +267,7 @@ class RowWriter:
 
     def _raise_failure(self):
         if self._reports.failed:
-            raise delivery_error(self.who, self._reports.failed, self._reason())
+            raise delivery_error(self.label, self._reports.failed, self._reason())
 
     def _reason(self) -> KafkaError | None:
         return None
@@ -315,7 +315,7 @@ class RowTransaction(RowWriter, TransactionBase):
     ):
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
         self.conf = transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes)
-        self.who = transactional_id
+        self.label = transactional_id
         self.state: PreparedTxnState = None
         self._identity: dict[str, Any] = dict(
             transactional_id=transactional_id,
@@ -346,16 +346,16 @@ class RowTransaction(RowWriter, TransactionBase):
         statistics = self._statistics()
         if _init_may_be_under_way(statistics):
             raise UnclearAnswer(
-                f"{self.who}: a connection broke, or a request timed out, while InitProducerId was"
-                " under way"
+                f"{self.label}: a connection broke, or a request timed out, while InitProducerId"
+                " was under way"
             )
         self.state = _state(statistics)
-        check_epoch(self.who, self.state)
+        check_epoch(self.label, self.state)
         self._producer.begin_transaction()
 
     def _init_failed(self, error: KafkaError) -> Exception:
         name = error.name()
-        what = f"{self.who}: {error.str()}"
+        what = f"{self.label}: {error.str()}"
         if name in ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
             return NotAuthorized(what, action=GRANT_WRITE_ON_ID)
         if name == "INVALID_TRANSACTION_TIMEOUT":
@@ -392,7 +392,7 @@ class RowTransaction(RowWriter, TransactionBase):
         while self._reports.statistics is None and time.monotonic() < end:
             self._serve(0.1)
         if self._reports.statistics is None:
-            raise PrecommitFailed(f"{self.who}: the client gave no statistics within {wait_s} s")
+            raise PrecommitFailed(f"{self.label}: the client gave no statistics within {wait_s} s")
         return json.loads(self._reports.statistics)
 
     def precommit(self) -> Committable:
@@ -400,12 +400,12 @@ class RowTransaction(RowWriter, TransactionBase):
         dropped, and never closed. Raises `PrecommitFailed`, `IllegalStep` if it is called again.
         """
         self._raise_failure()
-        check_acknowledged(self.who, self._written, self._reports.count)
+        check_acknowledged(self.label, self._written, self._reports.count)
         statistics = self._statistics()
         now = _state(statistics)
         phase = statistics["eos"]["txn_state"]
         if (now, phase) != (self.state, "InTransaction"):
-            raise PrecommitFailed(f"{self.who}: began as {self.state}, and is {now}, {phase}")
+            raise PrecommitFailed(f"{self.label}: began as {self.state}, and is {now}, {phase}")
         self._producer = None  # no close(): that would abort
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._identity)

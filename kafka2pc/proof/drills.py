@@ -228,9 +228,9 @@ def survive_all(
     scenario.feed(1 + len(rounds))
     stage.records += (1 + len(rounds)) * scenario.size
     stops = [
-        Stop(point=point, participant=who, batch_id=None if n else batch_id, strike=now)
+        Stop(point=point, participant=name, batch_id=None if n else batch_id, strike=now)
         for batch_id, places in enumerate(rounds, first)
-        for n, (point, who) in enumerate(places)
+        for n, (point, name) in enumerate(places)
     ]
     failed = None
     while len(struck) < len(stops):

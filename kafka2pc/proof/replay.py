@@ -23,11 +23,11 @@ from ..protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
 from kafka2pc.protocol.transactions import (
     CommitMessage,
     Committable,
+    Description,
     Outcome,
     PartitionRange,
     Plan,
     PreparedTxnState,
-    Standing,
     Token,
 )
 
@@ -158,10 +158,10 @@ class StepStore:
 
     def describe(
         self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
-    ) -> list[Standing]:
+    ) -> list[Description]:
         tuples = tuple((c.transactional_id, c.state.epoch) for c in cs)
         return [
-            Standing(state, not (late and margin_ms))
+            Description(state, not (late and margin_ms))
             for state, late in self.transcript.ask("describe", tuples)
         ]
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
-           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'standing', 'on_describe', 'on_list', 'on_known', 'on_open',
-           'on_create', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers', 'uses_copy',
-           'late_answer', 'events', 'messages_arrive', 'time_passes', 'files_change']
+           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'description', 'on_describe', 'on_list', 'on_known',
+           'on_open', 'on_create', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers',
+           'uses_copy', 'late_answer', 'events', 'messages_arrive', 'time_passes', 'files_change']
 
 # %% ../../nbs/proof/04_systems.ipynb #c002
 from typing import Iterable, Iterator
@@ -160,11 +160,11 @@ def may_abort(world: World, run: int, txn: Txn) -> bool:
     return any(token == claim or token < claim for owner, claim in world.claims if owner == run)
 
 # %% ../../nbs/proof/04_systems.ipynb #c015
-def standing(txn: Txn | None, epoch: int, end_txn: int) -> TxnState | None:
+def description(txn: Txn | None, epoch: int, end_txn: int) -> TxnState | None:
     """The state that DescribeTransactions shows for exactly this epoch; None: no longer known.
 
-    `kafka.participant.standing` is the same rule, written a second time on purpose: a test compares
-    the two (an oracle pair), so do not call one from the other.
+    `kafka.participant.description` is the same rule, written a second time on purpose: a test
+    compares the two (an oracle pair), so do not call one from the other.
     """
     if txn is None:
         return None
@@ -181,7 +181,7 @@ def on_describe(setting: Setting, world: World, run: int, tuples: tuple) -> Answ
     states = []
     for name, epoch in tuples:
         txn = find(world, name)
-        states.append((standing(txn, epoch, setting.config.end_txn), bool(txn and txn.late)))
+        states.append((description(txn, epoch, setting.config.end_txn), bool(txn and txn.late)))
     return Answer(world, tuple(states))
 
 

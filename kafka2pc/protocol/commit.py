@@ -46,13 +46,13 @@ from .history import History, Silence
 from kafka2pc.protocol.transactions import (
     CommitMessage,
     Committable,
+    Description,
     Mode,
     Moment,
     Outcome,
     Participant,
     PartitionRange,
     Plan,
-    Standing,
     Token,
     TxnState,
     age_ms,
@@ -160,7 +160,7 @@ def send_all(driver: Driver, verb: str, cs: Sequence[Committable], batch_id: int
     return [outcomes[c] for c in cs]
 
 
-def describe_all(driver: Driver, cs: Sequence[Committable], **limits) -> list[Standing]:
+def describe_all(driver: Driver, cs: Sequence[Committable], **limits) -> list[Description]:
     """What the stores say of each Committable, in order. `limits`: `margin_ms` and `age_ms`, as in
     `Participant.describe`.
     """
@@ -345,7 +345,7 @@ def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None
 
 def _describe_in_time(
     driver: Driver, cs: Sequence[Committable], planned: Moment | None
-) -> list[Standing]:
+) -> list[Description]:
     """What the stores say. The margin is made larger by the time that they may take to answer; if
     they took longer, they are asked again.
     """

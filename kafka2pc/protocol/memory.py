@@ -14,12 +14,12 @@ from typing import Iterable
 from kafka2pc.protocol.transactions import (
     TRANSITIONS,
     Committable,
+    Description,
     Names,
     Outcome,
     PartitionRange,
     Plan,
     PreparedTxnState,
-    Standing,
     TxnState,
     parse_name,
     step,
@@ -85,16 +85,16 @@ class MemoryParticipant:
 
     def describe(
         self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
-    ) -> list[Standing]:
+    ) -> list[Description]:
         # a transaction that began before has less than the margin left
         latest = self.clock() + margin_ms - self.timeout_ms
         return [self._describe(c, latest) for c in cs]
 
-    def _describe(self, c: Committable, latest: float) -> Standing:
+    def _describe(self, c: Committable, latest: float) -> Description:
         txn = self._current(c)
         if txn is None:
-            return Standing(None)
-        return Standing(txn.state, txn.began_ms >= latest)
+            return Description(None)
+        return Description(txn.state, txn.began_ms >= latest)
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         return [

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRANSITIONS', 'TxnState', 'IllegalStep', 'step', 'Token', 'new_token', 'parse_token', 'Name', 'parse_name', 'Mode',
            'Moment', 'this_moment', 'age_ms', 'Plan', 'Names', 'PreparedTxnState', 'PartitionRange', 'Committable',
-           'committable_from_dict', 'Outcome', 'Standing', 'Transaction', 'TransactionBase', 'Participant',
+           'committable_from_dict', 'Outcome', 'Description', 'Transaction', 'TransactionBase', 'Participant',
            'CommitMessage']
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c002
@@ -299,7 +299,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Description:
     """What a store says of a transaction: its state (None: it no longer knows it), and whether the
     wanted margin is left before its timeout.
     """
@@ -325,12 +325,12 @@ class Transaction(Protocol):
 
 class TransactionBase:
     """Base class of a store's `Transaction`: its state in this task. `write` begins with
-    `self.step("write")`, `precommit` ends with `self.step("precommit")`. Subclasses set `who` (the
-    transactional id) and, for `__exit__`, `store` and `c` (the Committable to abort).
+    `self.step("write")`, `precommit` ends with `self.step("precommit")`. Subclasses set `label`
+    (the transactional id) and, for `__exit__`, `store` and `c` (the Committable to abort).
     """
 
     txn_state = TxnState.OPEN
-    who: str
+    label: str
     store: "Participant"
     c: Committable
 
@@ -343,7 +343,7 @@ class TransactionBase:
 
     def step(self, event: str):
         """Take a step of `TRANSITIONS`, or raise `IllegalStep`."""
-        self.txn_state = step(self.txn_state, event, self.who)
+        self.txn_state = step(self.txn_state, event, self.label)
 
 
 class Participant(Protocol):
@@ -368,7 +368,7 @@ class Participant(Protocol):
     def abort(self, c: Committable) -> Outcome: ...
     def describe(
         self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
-    ) -> list[Standing]: ...
+    ) -> list[Description]: ...
     def in_doubt(self, query_id: str) -> list[Committable]: ...
 
 # %% ../../nbs/protocol/02_transactions.ipynb #c032

@@ -32,11 +32,11 @@ from ..protocol.restore import adopt, back_off, claim
 from kafka2pc.protocol.transactions import (
     CommitMessage,
     Committable,
+    Description,
     Mode,
     Outcome,
     Participant,
     Plan,
-    Standing,
     Transaction,
     TransactionBase,
 )
@@ -48,7 +48,7 @@ class ShapedTransaction(TransactionBase):
     the store, at the first row that `shape` leaves; without such a row there is none.
     """
 
-    who = "a transaction without rows"
+    label = "a transaction without rows"
 
     def __init__(
         self, begin: Callable[[], Transaction], shape: Callable[[RecordBatch], RecordBatch]
@@ -100,7 +100,7 @@ class Shaped:
     def abort(self, c: Committable) -> Outcome:
         return self.participant.abort(c)
 
-    def describe(self, cs: Iterable[Committable], **limits) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **limits) -> list[Description]:
         return self.participant.describe(cs, **limits)
 
     def in_doubt(self, query_id: str) -> list[Committable]:

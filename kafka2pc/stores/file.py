@@ -21,10 +21,10 @@ from pyarrow import RecordBatch
 from ..protocol.errors import BadOption
 from kafka2pc.protocol.transactions import (
     Committable,
+    Description,
     Names,
     Outcome,
     Plan,
-    Standing,
     TransactionBase,
     TxnState,
     parse_name,
@@ -198,9 +198,9 @@ class FileParticipant(FileStore):
             return Outcome.UNKNOWN
         return Outcome.REFUSED if os.path.exists(self.path(c)) else Outcome.DONE
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
         """An aborted file is gone, so its state is None."""
-        return [Standing(self._state(c)) for c in cs]
+        return [Description(self._state(c)) for c in cs]
 
     def _state(self, c: Committable) -> TxnState | None:
         states = {"open": TxnState.OPEN, "ready": TxnState.PRECOMMITTED, "": TxnState.COMMITTED}
@@ -233,7 +233,7 @@ class OpenFile(TransactionBase):
     def __init__(self, store: FileStore, c: Committable, file):
         self.store = store
         self.c = c
-        self.who = c.transactional_id
+        self.label = c.transactional_id
         self.rows = 0
         self.file = file
         self.writer = FORMATS[store.format](file)
@@ -271,4 +271,4 @@ class FileTransaction(OpenFile):
     def _prepare(self):
         os.fsync(self.file.fileno())
         if not _move(self.store.path(self.c, "open"), self.store.path(self.c, "ready")):
-            raise aborted_error(f"{self.who}: its file is gone")
+            raise aborted_error(f"{self.label}: its file is gone")

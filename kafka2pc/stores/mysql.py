@@ -28,10 +28,10 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.transactions import (
     Committable,
+    Description,
     Names,
     Outcome,
     Plan,
-    Standing,
     TransactionBase,
     parse_name,
 )
@@ -288,13 +288,13 @@ class MysqlParticipant:
             found.add((text[:cut], text[cut:]))
         return found
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
         """An open transaction that is not prepared cannot be committed, so its state is None."""
         cs = list(cs)
         with self._recorded() as run:
             prepared = self._prepared(run)
             outcomes = read_outcomes(run, cs)
-        return [Standing(state_of(outcomes.get(key(c)), xid(c) in prepared)) for c in cs]
+        return [Description(state_of(outcomes.get(key(c)), xid(c) in prepared)) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         """The transactions of this query that are neither committed nor aborted. The number of
@@ -345,7 +345,7 @@ class MysqlTransaction(TransactionBase):
     def __init__(self, store: MysqlParticipant, c: Committable):
         self.store = store
         self.c = c
-        self.who = c.transactional_id
+        self.label = c.transactional_id
         self.rows = 0
         self.db = store.connect()
         with _our_errors(store.table), self.db.cursor() as cursor:
@@ -374,7 +374,7 @@ class MysqlTransaction(TransactionBase):
         with _our_errors(self.store.table):
             with self.db.cursor() as cursor:
                 if not mark_line(partial(self.store.run, cursor), self.c, "committed"):
-                    raise aborted_error(f"{self.who} was aborted")
+                    raise aborted_error(f"{self.label} was aborted")
                 cursor.execute("xa end %s, %s", xid(self.c))
                 cursor.execute("xa prepare %s, %s", xid(self.c))
             self.db.close()  # while it is open, no other connection may commit

@@ -15,7 +15,7 @@ from typing import Iterable, Iterator
 # %% ../../nbs/stores/03_object_store.ipynb #c003
 from ..backends.storage import Storage, check_driver
 from ..protocol.errors import StoreUnreachable
-from ..protocol.transactions import Committable, Outcome, Plan, Standing, TxnState
+from ..protocol.transactions import Committable, Description, Outcome, Plan, TxnState
 from .file import FORMATS, FileStore, OpenFile
 from .parts import aborted_error
 
@@ -121,9 +121,9 @@ class ObjectParticipant(FileStore):
             return ""
         return self.storage.read(path).decode()
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
         """Raises `StoreUnreachable`."""
-        return [Standing(self._state(c)) for c in cs]
+        return [Description(self._state(c)) for c in cs]
 
     def _state(self, c: Committable) -> TxnState | None:
         outcome = self.outcome(c)
@@ -188,4 +188,4 @@ class ObjectTransaction(OpenFile):
                 _sync(path)
         if self.store.outcome(self.c):
             self.store.abort(self.c)
-            raise aborted_error(f"{self.who} was aborted")
+            raise aborted_error(f"{self.label} was aborted")

@@ -73,7 +73,7 @@ class BufferedTransaction(TransactionBase):
     def __init__(self, store, c: Committable):
         self.store = store
         self.c = c
-        self.who = c.transactional_id
+        self.label = c.transactional_id
         self.rows = []
 
     def write(self, rows):
@@ -87,6 +87,6 @@ class BufferedTransaction(TransactionBase):
     def precommit(self) -> Committable:
         """Raises `PrecommitFailed` if another process has aborted the transaction."""
         if not self.store.prepare(self.c, self.rows):
-            raise aborted_error(f"{self.who} was aborted")
+            raise aborted_error(f"{self.label} was aborted")
         self.step("precommit")
         return self.store.names.committable(*key(self.c), len(self.rows))

@@ -36,10 +36,10 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.transactions import (
     Committable,
+    Description,
     Names,
     Outcome,
     Plan,
-    Standing,
     TransactionBase,
 )
 from .parts import StoreNames, aborted_error, key
@@ -220,7 +220,7 @@ class PostgresParticipant:
         except (StoreUnreachable, OperationalError, ObjectNotInPrerequisiteState):
             return Outcome.UNKNOWN
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
         """An open transaction that is not prepared cannot be committed, so its state is None."""
         cs = list(cs)
         gids = [_gid(c) for c in cs]
@@ -228,7 +228,7 @@ class PostgresParticipant:
             text = "select gid from pg_prepared_xacts where gid = any(%s)"
             prepared = {gid for (gid,) in db.execute(text, (gids,))}
             outcomes = read_outcomes(partial(self.run, db), cs)
-        return [Standing(state_of(outcomes.get(key(c)), _gid(c) in prepared)) for c in cs]
+        return [Description(state_of(outcomes.get(key(c)), _gid(c) in prepared)) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         """The transactions of this query that are neither committed nor aborted. The number of
@@ -329,7 +329,7 @@ class PostgresTransaction(TransactionBase):
     def __init__(self, store: PostgresParticipant, c: Committable):
         self.store = store
         self.c = c
-        self.who = c.transactional_id
+        self.label = c.transactional_id
         self.rows = 0
         self.columns = None
         self.db = store.connect(autocommit=False)

@@ -17,7 +17,7 @@ from psycopg.errors import OperationalError
 
 # %% ../../nbs/stores/08_staged.ipynb #c004
 from ..protocol.errors import PrecommitFailed, Refused, StoreUnreachable
-from ..protocol.transactions import Committable, Outcome, Standing, TxnState
+from ..protocol.transactions import Committable, Description, Outcome, TxnState
 from .parts import aborted_error, key
 from .postgres import PostgresParticipant, PostgresTransaction, move_rows, our_errors
 from .record import compare_outcome, mark_line, read_outcomes, state_of
@@ -102,12 +102,12 @@ class StagedParticipant(PostgresParticipant):
         except Refused:
             return Outcome.REFUSED
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
         """An open transaction without waiting rows cannot be committed, so its state is None."""
         cs = list(cs)
         with self._recorded() as db:
             outcomes = read_outcomes(partial(self.run, db), cs)
-            return [Standing(self._state(db, c, outcomes.get(key(c)))) for c in cs]
+            return [Description(self._state(db, c, outcomes.get(key(c)))) for c in cs]
 
     def _state(
         self, db: psycopg.Connection, c: Committable, outcome: str | None
@@ -142,5 +142,5 @@ class StagedTransaction(PostgresTransaction):
     def _prepare(self):
         """Commit the rows into the waiting table, beside the table of the readers."""
         if not mark_line(partial(self.store.run, self.db), self.c, "open"):
-            raise aborted_error(f"{self.who} was aborted")
+            raise aborted_error(f"{self.label} was aborted")
         self.db.commit()

@@ -13,10 +13,10 @@ from typing import Callable, Iterable, Iterator, Protocol
 from ..protocol.errors import StoreUnreachable
 from kafka2pc.protocol.transactions import (
     Committable,
+    Description,
     Outcome,
     Participant,
     Plan,
-    Standing,
     Transaction,
 )
 
@@ -50,7 +50,7 @@ class WalParticipant:
     def abort(self, c: Committable) -> Outcome:
         return self.log.abort(c)
 
-    def describe(self, cs: Iterable[Committable], **limits) -> list[Standing]:
+    def describe(self, cs: Iterable[Committable], **limits) -> list[Description]:
         return self.log.describe(cs, **limits)
 
     def in_doubt(self, query_id: str) -> list[Committable]:

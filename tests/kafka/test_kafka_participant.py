@@ -490,7 +490,7 @@ def test_fenced_in_the_middle_there_is_no_promise(store):
     ):
         txn.write(rows("a"))
         txn.flush()
-        store.control.init_producer_id(txn.who, timeout_ms=60_000)
+        store.control.init_producer_id(txn.label, timeout_ms=60_000)
         txn.write(rows("b"))
         txn.flush()
 
@@ -597,7 +597,7 @@ def test_names_with_unclear_answers_are_given_up_in_limits(store, monkeypatch):
         monkeypatch.setattr(
             kind,
             "begin",
-            lambda txn: (_ for _ in ()).throw(UnclearAnswer(tried.append(txn.who) or txn.who)),
+            lambda txn: (_ for _ in ()).throw(UnclearAnswer(tried.append(txn.label) or txn.label)),
         )
     store.history = History()
     with pytest.raises(UnclearAnswer):
@@ -635,7 +635,7 @@ def test_a_worn_out_name_is_replaced(store, monkeypatch):
     )
     monkeypatch.undo()
     # the worn out one does not come back
-    assert store.begin(replace(plan, batch_id=4)).who == later.who
+    assert store.begin(replace(plan, batch_id=4)).label == later.label
 
 
 # -- silent brokers --

@@ -255,7 +255,7 @@ def test_the_evidence_is_what_offends(judge, evidence):
 
 
 @pytest.mark.parametrize(
-    ("attempts", "standing"),
+    ("attempts", "winner"),
     [
         ([("invoke", 0), ("ok", 0)], [0]),
         ([("invoke", 0), ("fail", 0)], []),
@@ -266,10 +266,10 @@ def test_the_evidence_is_what_offends(judge, evidence):
         ([("invoke", 0), ("invoke", 1), ("fail", 1)], [0]),
     ],
 )
-def test_an_unclear_decision_stands_until_another_attempt_wins(attempts, standing):
+def test_an_unclear_decision_stands_until_another_attempt_wins(attempts, winner):
     assert [
         e.ids["attempt"] for e in decided(decide(kind, 0, attempt) for kind, attempt in attempts)
-    ] == standing
+    ] == winner
 
 
 def test_two_runs_that_both_won_the_same_slot_are_both_decided():

@@ -56,7 +56,10 @@ def test_standing_is_the_same_as_in_the_participant(end_txn, epoch):
             started_ms=0,
             partitions=(),
         )
-        assert systems.standing(txn, epoch, end_txn) == kafka.standing(c, d).state, (txn, epoch)
+        assert systems.description(txn, epoch, end_txn) == kafka.description(c, d).state, (
+            txn,
+            epoch,
+        )
 
 
 SEQUENCES = [

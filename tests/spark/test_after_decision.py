@@ -25,7 +25,7 @@ from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import restore
-from kafka2pc.protocol.transactions import Mode, Outcome, Standing, TxnState
+from kafka2pc.protocol.transactions import Description, Mode, Outcome, TxnState
 
 
 class Moody(MemoryParticipant):
@@ -174,7 +174,7 @@ def test_what_gave_no_clear_answer_is_described_before_it_is_called_unclear():
     store = Moody(commit=lambda: Outcome.UNKNOWN)
     driver = driver_of(store)
     store.moods["describe"] = lambda: (
-        [Standing(TxnState.COMMITTED)] if "commit" in store.asked else None
+        [Description(TxnState.COMMITTED)] if "commit" in store.asked else None
     )
     run(driver)
 
@@ -265,7 +265,8 @@ class Aged(MemoryParticipant):
 
     def describe(self, cs, *, margin_ms=0, age_ms=None):
         return [
-            Standing(s.state, self.timeout_ms - age_ms >= margin_ms) for s in super().describe(cs)
+            Description(s.state, self.timeout_ms - age_ms >= margin_ms)
+            for s in super().describe(cs)
         ]
 
 
