@@ -311,4 +311,6 @@ def _shown(place: str) -> str:
     elif len(scheme) and "@" in place and "//" not in place:
         place = f"***@{place.rpartition('@')[2]}"
     shown, asks, _ = place.partition("?")
-    return re.sub(r"(?is)(pass\w*\s*=|pwd\s*=).*", r"\1***", shown) + "?..." * bool(asks)
+    if asks:
+        asks = "?..."
+    return re.sub(r"(?is)(pass\w*\s*=|pwd\s*=).*", r"\1***", shown) + asks

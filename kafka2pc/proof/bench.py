@@ -280,19 +280,15 @@ def stores(
         FileParticipant(folder / "files"),
         lambda df: df.write.mode("append").parquet(str(folder / "plain")),
     )
-    (postgres := place.enter_context(LocalPostgres())).execute(table)
-    yield (
-        "PostgreSQL",
-        (store := PostgresParticipant(postgres.url, "jobs")),
-        plainly(partial(copied, store)),
-    )
+    postgres = place.enter_context(LocalPostgres())
+    postgres.execute(table)
+    rows = PostgresParticipant(postgres.url, "jobs")
+    yield "PostgreSQL", rows, plainly(partial(copied, rows))
     if shutil.which("mariadbd"):
-        (mariadb := place.enter_context(LocalMariaDB())).execute(table)
-        yield (
-            "MariaDB",
-            (store := MysqlParticipant(mariadb.url, "jobs")),
-            plainly(partial(inserted, store)),
-        )
+        mariadb = place.enter_context(LocalMariaDB())
+        mariadb.execute(table)
+        rows = MysqlParticipant(mariadb.url, "jobs")
+        yield "MariaDB", rows, plainly(partial(inserted, rows))
     target = KeyValue(folder / "target")
     yield (
         "a log before SQLite",

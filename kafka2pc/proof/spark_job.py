@@ -246,7 +246,8 @@ def _answer(spark: SparkSession | None, command: dict) -> tuple[SparkSession, di
     """Carry out a command. `do`: a function of this module, or the full name of another one."""
     module, _, name = command.pop("do").rpartition(".")
     if name == "session":
-        return (spark := session(**command)), {"jvm": _jvm(spark)}
+        spark = session(**command)
+        return spark, {"jvm": _jvm(spark)}
     return spark, getattr(importlib.import_module(module or __name__), name)(spark, **command)
 
 

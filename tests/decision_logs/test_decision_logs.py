@@ -250,9 +250,9 @@ def test_a_commit_behind_a_later_batch_is_refused_with_its_work(postgres):
     log.create(record(8, commit=False))
     with pytest.raises(Superseded, match="a later batch stands"):
         log.create(record(7))
-    assert (log.chain(7), done) == ([], []) and log.create(
-        closed := record(7, commit=False)
-    ) == closed
+    assert (log.chain(7), done) == ([], [])
+    closed = record(7, commit=False)
+    assert log.create(closed) == closed
 
 
 def test_a_server_that_does_not_answer_is_reported_without_the_password():

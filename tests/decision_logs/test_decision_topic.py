@@ -186,7 +186,8 @@ def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purge
         append(kafka, name, "somebody else", b"to begin a new segment")
     for reader in (again(log), again(log, prefix="without-a-bookmark"), log.sibling(log.name)):
         assert (reader.batches(), reader.chain(4) + reader.chain(5)) == ([4, 5], kept)
-    assert log.create(longer := record(6, n=5000)) == longer and again(log).chain(6) == [longer]
+    longer = record(6, n=5000)
+    assert log.create(longer) == longer and again(log).chain(6) == [longer]
 
 
 def test_all_names_of_a_topic_share_one_reader(kafka):
@@ -234,23 +235,24 @@ def test_a_run_with_another_prefix_fences_the_one_with_the_old(kafka, n):
 def long_record(batch_id=7, attempt=0, tasks=200, partitions=400):
     """A decision of a large batch, with numbers as they are in production: 12.8 MB of JSON."""
     rng = random.Random(batch_id)
-    ranges = lambda: tuple(
-        PartitionRange(
+
+    def written(partition):
+        n, at = rng.randrange(900, 1100), rng.randrange(10**9, 10**10)
+        return PartitionRange(
             topic="shop.orders.enriched",
-            partition=p,
-            records=(n := rng.randrange(900, 1100)),
-            first_offset=(at := rng.randrange(10**9, 10**10)),
+            partition=partition,
+            records=n,
+            first_offset=at,
             last_offset=at + n - 1,
         )
-        for p in range(partitions)
-    )
+
     cs = tuple(
         Committable(
             transactional_id=f"kafka2pc-{uuid.uuid4()}-{batch_id}-{t}-0-{rng.randrange(16**8):08x}",
             end_txn_version=5,
             state=PreparedTxnState(4000 + t, 3),
             cluster_id="MkU3OEVBNTcwNTJENDM2Qk",
-            partitions=ranges(),
+            partitions=tuple(map(written, range(partitions))),
             started_ms=1_700_000_000_000 + t,
             timeout_ms=900_000,
         )
@@ -643,7 +645,8 @@ def test_without_a_right_to_any_group_all_works_and_every_start_reads_the_topic(
     time.sleep(1)
     log = TopicLog(secure.client_conf_for("alice"), "decisions", "orders")
     for batch_id in range(3):
-        assert (d := log.create(record(batch_id))) and log.chain(batch_id) == [d]
+        d = log.create(record(batch_id))
+        assert d and log.chain(batch_id) == [d]
         log.purge(batch_id)
         time.sleep(0.3)  # librdkafka reports the missing right when it likes
     assert content(again(log)) == {Slot(2, 0): d} and bookmark(log).at == 0
@@ -693,17 +696,16 @@ def test_an_error_in_the_middle_leaves_no_record_out(kafka):
     class Failing:
         """Gives an error first, and records behind it."""
 
-        poll = staticmethod(
-            lambda seconds: message_of(broken) if not taken else consumer.poll(seconds)
-        )
-        consume = staticmethod(
-            lambda n, seconds: (
-                [taken.append(m := consumer.poll(5)) or m]
-                if not taken
-                else consumer.consume(n, seconds)
-            )
-        )
         close = consumer.close
+
+        def poll(self, seconds):
+            return consumer.poll(seconds) if taken else message_of(broken)
+
+        def consume(self, n, seconds):
+            if taken:
+                return consumer.consume(n, seconds)
+            taken.append(consumer.poll(5))
+            return taken[:]
 
     reader.tail._consumer = Failing
     with pytest.raises(BrokerUnreachable):
@@ -769,7 +771,9 @@ def test_a_cluster_that_refuses_our_settings_gets_a_topic_with_what_must_be(kafk
 
     with patch.object(topic_settings.AdminClient, "create_topics", strict):
         log = topic_log(kafka, name)
-    assert settings(kafka, name)["segment.ms"] == "604800000" and log.create(d := record()) == d
+    assert settings(kafka, name)["segment.ms"] == "604800000"
+    d = record()
+    assert log.create(d) == d
     with patch.object(
         topic_settings.AdminClient,
         "create_topics",

@@ -249,7 +249,8 @@ pytestmark = pytest.mark.timeout(240)
 
 @pytest.fixture
 def topic(kafka):
-    kafka.create_topic(name := f"produce-{uuid.uuid4().hex[:8]}", partitions=3)
+    name = f"produce-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name, partitions=3)
     return name
 
 
@@ -304,7 +305,8 @@ def test_both_engines_write_the_same_records(kafka):
     )
     found = {}
     for engine in ("columnar", "rows"):
-        kafka.create_topic(name := f"engine-{uuid.uuid4().hex[:8]}", partitions=3)
+        name = f"engine-{uuid.uuid4().hex[:8]}"
+        kafka.create_topic(name, partitions=3)
         store = KafkaParticipant(kafka.client_conf, topic=name, engine=engine)
         with store.begin(
             Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=0, token=new_token(0, 0))

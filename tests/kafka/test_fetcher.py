@@ -196,7 +196,8 @@ def test_a_range_is_asked_for_as_its_settings_say():
 
 @pytest.fixture
 def topic(kafka):
-    kafka.create_topic(name := f"fetch-{uuid.uuid4().hex[:8]}")
+    name = f"fetch-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(name)
     return name
 
 
@@ -321,7 +322,8 @@ def test_transactions_of_several_producers_in_one_partition(kafka, control, topi
     for producer in producers:
         producer.init_transactions(30)
     for step in range(25):
-        for producer in (busy := dice.sample(producers, dice.randrange(1, 4))):
+        busy = dice.sample(producers, dice.randrange(1, 4))
+        for producer in busy:
             producer.begin_transaction()
         for n in range(dice.randrange(1, 12)):
             writer = dice.choice([*busy, plain])

@@ -27,7 +27,8 @@ def test_decisions_in_a_topic_are_listed_shown_and_restored_from_the_shell(prefi
         f"kafka:decisions-{uuid.uuid4().hex[:8]}",
     )
     driver = replace(dead.run(), log=open_log(topic, dead.id, dead.conf.items(), dead.prefix))
-    decide(driver, (messages := dead.write(driver))[0].plan, messages)
+    messages = dead.write(driver)
+    decide(driver, messages[0].plan, messages)
     for place in ([str(dead.place), "--decision-log", topic], [f"{topic}/{dead.id}"]):
         shown, status = typed(dead.access.command("decisions", "show", *place[:1], "0", *place[1:]))
         assert (status, shown.count(f"{dead.prefix}-{dead.id}")) == (0, 2)

@@ -191,7 +191,8 @@ def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
     dead = DeadQuery(kafka, tmp_path)
     log = FileLog(tmp_path / "log" / dead.id)
     driver = replace(dead.run(), log=log)
-    decide(driver, (messages := dead.write(driver))[0].plan, messages)
+    messages = dead.write(driver)
+    decide(driver, messages[0].plan, messages)
     assert typed(dead.access.command("restore", str(tmp_path / "log" / dead.id)))[1] == 0
     assert dead.seen() == ROWS
     with pytest.raises(BadOption):

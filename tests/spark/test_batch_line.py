@@ -55,9 +55,9 @@ def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead
     )
     line = batch_line(
         [replace(m, bytes=100) for m in messages],
-        noted.kept,
+        noted.events,
         time.time() * 1000,
-        swept=count_aborts(planner.history.kept),
+        swept=count_aborts(planner.history.events),
     )
     assert (line.query, line.batch, line.mode, line.rows, line.bytes, line.transactions) == (
         dead.id,
