@@ -5,7 +5,6 @@ nothing there. `make test` runs those that need no Spark, and the front page; th
 package proof run in `make test-all`.
 """
 
-import json
 import re
 import time
 from pathlib import Path
@@ -88,7 +87,7 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
     assert parameters.keys() <= inspect_notebook(str(notebook)).keys(), (
         "papermill would not complain"
     )
-    trouble = execute(notebook, own_folders / notebook.name, CELL_SECONDS, json.dumps(parameters))
+    trouble = execute(notebook, own_folders / notebook.name, CELL_SECONDS, parameters)
     with capsys.disabled():
         print(f"  {short(notebook)}: {time.monotonic() - started:.0f} s ", end="", flush=True)
     assert not trouble, f"{short(notebook)} failed:\n{trouble}"

@@ -9,7 +9,7 @@ import logging
 import re
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -74,7 +74,7 @@ def executed(sources: list[Path], folder: Path) -> Path:
     """Copies of the notebooks, as they come out of a fresh kernel, two at a time. Ends the program
     if one fails.
     """
-    with ThreadPoolExecutor(2) as pool:
+    with ProcessPoolExecutor(2) as pool:
         running = {
             pool.submit(execute, notebook, copy(notebook, folder), CELL_SECONDS): notebook
             for notebook in sources

@@ -11,44 +11,32 @@ import time
 from pathlib import Path
 
 import nbformat
+from papermill import execute_notebook
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
 CELL_SECONDS = 300
 
 
-def execute(notebook: Path, output: Path, cell_seconds: int, parameters: str = "") -> str:
-    """Papermill in a process of its own, with its folder as working directory; `parameters` in
-    YAML. Empty if all went well, otherwise the end of what it said.
+def execute(notebook: Path, output: Path, cell_seconds: int, parameters: dict | None = None) -> str:
+    """Papermill in this process, and the kernel in another one, in the notebook's folder. Empty if
+    all went well, otherwise what failed.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "papermill",
-        "--cwd",
-        str(notebook.parent),
-        "-k",
-        "python3",
-        "--no-progress-bar",
-        "--log-output",
-    ]
-    command += [
-        "--execution-timeout",
-        str(cell_seconds),
-        "--parameters_yaml",
-        parameters or "{}",
-        str(notebook),
-        str(output),
-    ]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    return "\n".join(done.stdout.splitlines()[-60:]) if done.returncode else ""
+    try:
+        execute_notebook(
+            notebook,
+            output,
+            parameters=parameters,
+            kernel_name="python3",
+            progress_bar=False,
+            execution_timeout=cell_seconds,
+            cwd=notebook.parent,
+            extra_arguments=["--IPKernelApp.log_level=50"],
+        )
+    # a cell failed, took too long, or killed its kernel
+    except Exception as e:
+        return "\n".join(f"{type(e).__name__}: {e}".splitlines()[-60:])
+    return ""
 
 
 def keep_outputs(notebook: Path, executed: Path) -> None:
