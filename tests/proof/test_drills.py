@@ -56,7 +56,7 @@ def three(tmp_path_factory):
         yield made
 
 
-@pytest.mark.parametrize("drill", map(as_parameter, HERE))
+@pytest.mark.parametrize("drill", [as_parameter(drill) for drill in HERE])
 def test_case(drill, stage, tmp_path):
     assert play(drill, stage, tmp_path).found == ""
 
