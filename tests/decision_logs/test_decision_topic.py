@@ -707,7 +707,7 @@ def test_an_error_in_the_middle_leaves_no_record_out(kafka):
             taken.append(consumer.poll(5))
             return taken[:]
 
-    reader.tail._consumer = Failing
+    reader.tail._consumer = Failing()
     with pytest.raises(BrokerUnreachable):
         reader.slots()
     assert taken and reader.tail.records == 1
