@@ -17,7 +17,8 @@ NOTEBOOK ?=
 MINUTES ?= 0
 SEED ?=
 ROUNDS ?= 3
-JOBS ?= 2
+# Tests wait for brokers and timeouts: with one job for each of two cores, a quarter of the time is idle.
+JOBS ?= 3
 # Prints one line now and then instead of everything that pip says; errors are shown in full.
 PROGRESS := awk '/^Collecting/ { if (++n % 25 == 0) { print "   " n " packages looked up"; fflush() } } /^(Building|Installing collected)/ { print "   " substr($$0, 1, 60); fflush() }'
 
