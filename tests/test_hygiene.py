@@ -135,19 +135,26 @@ def test_functions_are_short():
     )
 
 
-def python():
+def python_sources():
     """(where, text) of all code: modules, tests, tools, and each cell of the lessons."""
     files = [*MODULES, *(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").glob("*.py")]
     for path in files:
         if "fixtures" not in path.relative_to(ROOT).parts:
             yield name(path), path.read_text(encoding="utf-8")
     for notebook in NOTEBOOKS:
-        for n, cell in enumerate(cells(notebook)):
-            if cell.cell_type == "code" and not is_exported(cell):
-                yield (
-                    f"{name(notebook)}, cell {n}",
-                    re.sub(r"(?m)^( *)[%!]\w.*", r"\1pass", cell.source),
-                )
+        for n, source in enumerate(lessons(notebook)):
+            without_magics = re.sub(r"(?m)^( *)[%!]\w.*", r"\1pass", source)
+            yield f"{name(notebook)}, code cell {n} of those not exported", without_magics
+
+
+def is_text(node):
+    return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str)
+
+
+def is_truth(node):
+    called = isinstance(node, ast.Call) and ast.unparse(node.func) == "bool"
+    negated = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+    return called or negated or isinstance(node, ast.Compare)
 
 
 def tangled(expression):
@@ -159,19 +166,16 @@ def tangled(expression):
     for node in nodes:
         if isinstance(node, ast.NamedExpr) and node.target.id in read:
             yield node
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mult):
-            continue
-        sides = [ast.unparse(side) for side in (node.left, node.right)]
-        if any(s[0] in "'\"" for s in sides) and any(
-            re.match(r"bool\(|not | in ", s) for s in sides
-        ):
-            yield node
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            sides = node.left, node.right
+            if any(map(is_text, sides)) and any(map(is_truth, sides)):
+                yield node
 
 
 def test_expressions_are_not_tangled():
     report(
         f"{where}: {ast.unparse(part)}"
-        for where, text in python()
+        for where, text in python_sources()
         for statement in ast.walk(ast.parse(text))
         if isinstance(statement, ast.stmt)
         for child in ast.iter_child_nodes(statement)
@@ -292,8 +296,7 @@ def test_what_is_made_of_the_notebooks_is_current(tool):
 # -- the shape of a notebook --
 
 # Their lessons stop, secure, configure or measure the broker. All others call start_kafka(), and so
-# run
-# on a cluster of the reader, too.
+# run on a cluster of the reader, too.
 OWN_BROKER = {
     "local/04_readiness",
     "local/05_broker",

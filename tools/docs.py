@@ -61,7 +61,7 @@ def moved(text: str) -> str:
     """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures."""
     text = text.replace("](../images", "](images").replace("](../../images", "](../images")
     text = re.sub(r"\]\(\.\./(\w+)\.md", lambda page: f"]({page[1].lower()}.html", text)
-    return re.sub(r"\]\((?:nbs/)?([\w./]+)\.ipynb", r"](\1.html", text)
+    return re.sub(r"\]\(([\w./]+)\.ipynb", r"](\1.html", text)
 
 
 def copy(notebook: Path, folder: Path) -> Path:

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Iterator
 from xml.sax.saxutils import escape
 
+from contents import PACKAGES
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "kafka2pc"
 PICTURE = ROOT / "images" / "packages.svg"
@@ -64,7 +66,7 @@ def edges() -> dict[str, set[str]]:
     """Package -> the packages that it imports."""
     return {
         package: set().union(set(), *(imported(p) for p in (PACKAGE / package).glob("[!_]*.py")))
-        for package in PLACES
+        for package in PACKAGES
         if modules(package)
     }
 

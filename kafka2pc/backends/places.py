@@ -311,6 +311,5 @@ def _shown(place: str) -> str:
     elif len(scheme) and "@" in place and "//" not in place:
         place = f"***@{place.rpartition('@')[2]}"
     shown, asks, _ = place.partition("?")
-    if asks:
-        asks = "?..."
-    return re.sub(r"(?is)(pass\w*\s*=|pwd\s*=).*", r"\1***", shown) + asks
+    shown = re.sub(r"(?is)(pass\w*\s*=|pwd\s*=).*", r"\1***", shown)
+    return f"{shown}?..." if asks else shown

@@ -114,8 +114,9 @@ class Rows:
     def take(self, which: np.ndarray) -> "Rows":
         """These rows, in this order."""
         stamps = self.timestamps_ms
+        index = pa.array(which)
         return self._changed(
-            lambda column: column.take(pa.array(which)),
+            lambda column: column.take(index),
             stamps if isinstance(stamps, int) else stamps[which],
         )
 

@@ -92,7 +92,7 @@ def _log(root: str, name: str, conf: Mapping | None, prefix: str | None) -> Deci
         )
     if in_topic and not prefix:
         prefix = _prefix_of_log(conf, name)
-    return open_log(root, name, (conf or {}).items(), prefix or "kafka2pc", make=False)
+    return open_log(root, name, conf or {}, prefix or "kafka2pc", make=False)
 
 
 def _prefix_of_log(conf: Mapping, name: str) -> str | None:

@@ -282,13 +282,13 @@ def stores(
     )
     postgres = place.enter_context(LocalPostgres())
     postgres.execute(table)
-    rows = PostgresParticipant(postgres.url, "jobs")
-    yield "PostgreSQL", rows, plainly(partial(copied, rows))
+    store = PostgresParticipant(postgres.url, "jobs")
+    yield "PostgreSQL", store, plainly(partial(copied, store))
     if shutil.which("mariadbd"):
         mariadb = place.enter_context(LocalMariaDB())
         mariadb.execute(table)
-        rows = MysqlParticipant(mariadb.url, "jobs")
-        yield "MariaDB", rows, plainly(partial(inserted, rows))
+        store = MysqlParticipant(mariadb.url, "jobs")
+        yield "MariaDB", store, plainly(partial(inserted, store))
     target = KeyValue(folder / "target")
     yield (
         "a log before SQLite",

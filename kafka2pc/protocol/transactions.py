@@ -184,12 +184,13 @@ class Names:
     that was retired.
     """
 
+    _process: str
+    _batch: tuple | None
+    _counter: int
+    _retired: set[str]
+
     def __init__(self):
         self._pid: int | None = None
-        self._process = ""
-        self._batch: tuple | None = None
-        self._counter = 0
-        self._retired: set[str] = set()
 
     def next(self, prefix: str, plan: Plan) -> str:
         """A name for one more transaction of `plan`."""
