@@ -16,7 +16,15 @@ from typing import Sequence
 # %% ../../nbs/decision_logs/01_files.ipynb #c003
 from ..backends.local_files import NoHardLinks, NotCreated, create_file
 from ..backends.places import normal_place
-from ..protocol.decisions import Decision, NamedLog, Slot, dump_decision, load_decision
+from kafka2pc.protocol.decisions import (
+    Decision,
+    Late,
+    NamedLog,
+    Slot,
+    dump_decision,
+    load_decision,
+    never_late,
+)
 from ..protocol.errors import BrokerUnreachable, LogUnwritable, StoreUnreachable
 
 # %% ../../nbs/decision_logs/01_files.ipynb #c006
@@ -42,7 +50,7 @@ class FileLog(NamedLog):
     def siblings(self) -> list[str]:
         return self._list(self.folder.rpartition("/")[0])
 
-    def create(self, decision: Decision) -> Decision | None:
+    def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         try:
             self._put(decision.slot, dump_decision(decision))
         except FileExistsError:

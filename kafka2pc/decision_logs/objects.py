@@ -9,7 +9,7 @@ __all__ = ['ObjectLog']
 from ..backends.places import normal_place
 from ..backends.storage import Storage, check_driver
 from .files import FileLog
-from ..protocol.decisions import Decision, dump_decision
+from ..protocol.decisions import Decision, Late, dump_decision, never_late
 from ..protocol.errors import LogUnwritable, StoreUnreachable
 
 # %% ../../nbs/decision_logs/02_objects.ipynb #c005
@@ -35,7 +35,7 @@ class ObjectLog(FileLog):
         twin.url = f"{self.url.rstrip('/').rpartition('/')[0]}/{name}"
         return twin
 
-    def create(self, decision: Decision) -> Decision | None:
+    def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         """One request; two if the slot is taken, perhaps by a request of our own whose answer was
         lost.
         """

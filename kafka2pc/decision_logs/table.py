@@ -16,7 +16,15 @@ from psycopg.errors import LockNotAvailable, OperationalError
 
 # %% ../../nbs/decision_logs/08_table.ipynb #c004
 from ..backends.postgres_connection import connect_postgres, postgres_place, unreachable
-from ..protocol.decisions import Decision, NamedLog, Slot, dump_decision, load_decision
+from kafka2pc.protocol.decisions import (
+    Decision,
+    Late,
+    NamedLog,
+    Slot,
+    dump_decision,
+    load_decision,
+    never_late,
+)
 from ..protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 
 # %% ../../nbs/decision_logs/08_table.ipynb #c012
@@ -97,7 +105,7 @@ class TableLog(NamedLog):
         """A statement about the table, which is `{}` in it."""
         return db.execute(sql.SQL(text).format(sql.Identifier(*self.table.split("."))), args)
 
-    def create(self, decision: Decision) -> Decision | None:
+    def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         """1 insert, 2 do what goes with it, 3 commit. None: the answer to 3 was lost, or somebody
         else's insert is not ended yet.
         """

@@ -32,7 +32,14 @@ from ..kafka.control import Control
 from ..kafka.encoder import HEADER_BYTES, RECORD_BYTES, rows_of, sections
 from ..kafka.participant import KafkaParticipant
 from ..kafka.sender import Sender
-from ..protocol.decisions import Decision, Listing, NamedLog, Slot
+from kafka2pc.protocol.decisions import (
+    Decision,
+    Late,
+    Listing,
+    NamedLog,
+    Slot,
+    never_late,
+)
 from kafka2pc.protocol.errors import (
     BadRow,
     BrokerUnreachable,
@@ -126,7 +133,7 @@ class TopicLog(NamedLog):
 
     # -- writing --
 
-    def create(self, decision: Decision) -> Decision | None:
+    def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         """1 fence, 2 read, 3 append, 4 end the transaction; again, as long as the answer is
         unclear.
         """

@@ -40,7 +40,7 @@ from .spark_job import Job, running
 from .stage import Stage
 from .walks import after_a_race, pause_node
 from ..protocol.commit import Driver, commit
-from ..protocol.decisions import Decision
+from ..protocol.decisions import Decision, Late, never_late
 from ..protocol.errors import TwoPhaseError
 from ..protocol.history import Event, History
 from ..protocol.policies import retry_unknown
@@ -437,11 +437,11 @@ class SuspendedLog(FileLog):
 
     before_commit: Callable | None = None
 
-    def create(self, decision: Decision) -> Decision | None:
+    def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         if decision.commit and self.before_commit:
             happens, self.before_commit = self.before_commit, None
             happens()
-        return super().create(decision)
+        return super().create(decision, late)
 
 
 class BareQuery:

@@ -18,7 +18,14 @@ from ..protocol import commit as commit_phase
 from ..protocol import precommit as precommit_phase
 from ..protocol import restore as restore_phase
 from ..protocol.commit import Driver
-from ..protocol.decisions import Decision, DecisionLog, Identity, Slot
+from kafka2pc.protocol.decisions import (
+    Decision,
+    DecisionLog,
+    Identity,
+    Late,
+    Slot,
+    never_late,
+)
 from ..protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
 from kafka2pc.protocol.transactions import (
     CommitMessage,
@@ -73,7 +80,7 @@ class StepLog(DecisionLog):
         self.silent: set[int] = set()  # the decisions that get no answer any more
         self.records: dict[Slot, int] = {}
 
-    def create(self, decision: Decision) -> Decision | None:
+    def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         """Send a create; the record in the slot is the answer. None: no answer."""
         n = self.decisions.number(decision)
         if n in self.silent:

@@ -28,9 +28,9 @@ class Counting(MemoryLog):
         super().__init__()
         self.asked = Counter()
 
-    def create(self, decision):
+    def create(self, decision, *late):
         self.asked["create"] += 1
-        return super().create(decision)
+        return super().create(decision, *late)
 
     def slots(self):
         found = super().slots()
@@ -124,11 +124,11 @@ class Sleepy(MemoryLog):
 
     meanwhile = None
 
-    def create(self, decision):
+    def create(self, decision, *late):
         if self.meanwhile and not decision.commit:
             others, self.meanwhile = self.meanwhile, None
             others()
-        return super().create(decision)
+        return super().create(decision, *late)
 
 
 def sleeps_before_its_claim(driver):

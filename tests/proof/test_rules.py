@@ -197,13 +197,13 @@ class Slots(FileLog):
 
     before_commit = before_claim = None
 
-    def create(self, decision):
+    def create(self, decision, *late):
         hook = "before_commit" if decision.commit else "before_claim"
         happens = getattr(self, hook)
         setattr(self, hook, None)
         if happens:
             happens()
-        return super().create(decision)
+        return super().create(decision, *late)
 
 
 class World:

@@ -236,12 +236,12 @@ def test_a_log_that_gave_no_answer_and_then_refuses_leaves_the_decision_unknown(
     """The first answer was lost on its way; the second try could not even be sent."""
 
     class Lost(MemoryLog):
-        def create(self, decision):
+        def create(self, decision, *late):
             if not decision.commit:
-                return super().create(decision)
+                return super().create(decision, *late)
             if decision.slot in self.records:
                 raise LogUnwritable("the brokers are gone")
-            super().create(decision)
+            super().create(decision, *late)
 
     driver = replace(driver_of(Moody()), log=Lost())
     with pytest.raises(OutcomeUnknown):

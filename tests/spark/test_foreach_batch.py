@@ -66,10 +66,10 @@ class Dying(FileLog):
         super().__init__(folder)
         self.after = after
 
-    def create(self, decision):
+    def create(self, decision, *late):
         if decision.commit and not self.after:
             raise KeyboardInterrupt
-        stands = super().create(decision)
+        stands = super().create(decision, *late)
         if decision.commit:
             raise KeyboardInterrupt
         return stands
@@ -78,10 +78,10 @@ class Dying(FileLog):
 class Full(FileLog):
     """A log that has no room for a COMMIT."""
 
-    def create(self, decision):
+    def create(self, decision, *late):
         if decision.commit:
             raise LogUnwritable("no space left on device")
-        return super().create(decision)
+        return super().create(decision, *late)
 
 
 def files(request, folder):
