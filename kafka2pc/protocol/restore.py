@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['claim', 'next_attempt', 'back_off', 'check_identity', 'check_place', 'check_unchanged', 'check_empty', 'not_its_log',
-           'restore', 'look_again', 'sweep_former', 'remove_old_claims', 'adopt']
+           'restore', 'look_again', 'sweep_former', 'remove_old_claims', 'fence', 'adopt']
 
 # %% ../../nbs/protocol/08_restore.ipynb #c002
 import logging
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Callable, Sequence
 
 # %% ../../nbs/protocol/08_restore.ipynb #c003
-from .commit import Driver, describe_error, finish, sweep
+from .commit import Driver, describe_error, finish, has_newer_run, sweep
 from kafka2pc.protocol.decisions import (
     Decision,
     Identity,
@@ -30,6 +30,7 @@ from kafka2pc.protocol.decisions import (
 )
 from kafka2pc.protocol.errors import (
     DECIDED,
+    UNTOUCHED,
     MovedLog,
     OutcomeUnknown,
     StaleCheckpoint,
@@ -348,6 +349,38 @@ def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
         mode=Mode.DRAIN,
         offsets_hash=offsets_hash,
         planned=driver.now(),
+    )
+
+# %% ../../nbs/protocol/08_restore.ipynb #c062
+def fence(driver: Driver) -> Token:
+    """Claim the next slot of the query, so that every older run of it can decide nothing more and
+    stops with `Superseded`. Returns the fencing token of the claim.
+
+    1. Finish the newest decision, unless a later claim of its batch exists: every driver takes a
+      batch for done once the log holds a later one.
+    2. Claim the newest batch that is not decided, or the one after the decision.
+    3. If the claim meets a COMMIT or a later record, here or in step 1, the query runs and has
+      moved on. Raises `Superseded`; nothing was changed.
+    """
+    newest, batches = newest_commit(driver.log), driver.log.batches()
+    # its slot was removed and won again after the log was listed
+    if newest and claimed_again(driver.log, newest):
+        raise _still_runs(driver)
+    if newest:
+        finish(driver, newest)
+    decided = newest.slot.batch_id if newest else -1
+    last = batches[-1] if batches else 0
+    claimed = claim(driver, max(decided + 1, last))
+    if claimed.commit or has_newer_run(driver.log.listing(), claimed):
+        raise _still_runs(driver)
+    return claimed.token
+
+
+def _still_runs(driver: Driver) -> Superseded:
+    return Superseded(
+        f"query {driver.query_id} is running: it went on just now",
+        risk=UNTOUCHED,
+        action="Stop it first, or leave it alone.",
     )
 
 # %% ../../nbs/protocol/08_restore.ipynb #c050

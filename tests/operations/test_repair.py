@@ -9,15 +9,16 @@ from dead_query_fixtures import ROWS, DeadQuery, finding_of, newest_file
 from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
-from kafka2pc.operations import repair
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.query import open_query
-from kafka2pc.operations.repair import fence, operate, plan_restore, restore
+from kafka2pc.operations.repair import operate, plan_restore, restore
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
+from kafka2pc.protocol import restore as restore_phase
 from kafka2pc.protocol.commit import commit, decide
 from kafka2pc.protocol.decisions import dump_decision, load_decision
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
+from kafka2pc.protocol.restore import fence
 from kafka2pc.protocol.restore import restore as restore_batch
 from kafka2pc.protocol.transactions import (
     Mode,
@@ -136,14 +137,14 @@ def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
         token = first[0].plan.token
     messages = dead.write(living, batch_id, token)
     with operate(dead.conf, dead.query) as driver:
-        step, decided = getattr(repair, when), []
+        step, decided = getattr(restore_phase, when), []
 
         def late(*args):
             if not decided:
                 decided.append(decide(living, messages[0].plan, messages))
             return step(*args)
 
-        monkeypatch.setattr(repair, when, late)
+        monkeypatch.setattr(restore_phase, when, late)
         with pytest.raises(Superseded, match="is running"):
             restore(driver)
     again = dead.run()
