@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Iterator, Mapping
 
 # %% ../../nbs/operations/05_repair.ipynb #c003
+from ..decision_logs.opening import left_log
 from ..kafka.participant import KafkaParticipant
 from .query import Query
 from .survey import Survey, find_prefix
@@ -98,7 +99,7 @@ def adopt_place(
         topics=(topic,) if topic else driver.about.topics,
         prefix=prefix or driver.about.prefix,
     )
-    return adopt(replace(driver, about=about))
+    return adopt(replace(driver, about=about), left_log(query.log))
 
 
 def driver_of(query: Query) -> Driver:

@@ -35,7 +35,15 @@ from ..protocol import commit as commit_phase
 from ..protocol import precommit as precommit_phase
 from ..protocol import restore as restore_phase
 from ..protocol.commit import abort, decide, finish, send, sweep
-from ..protocol.decisions import Chains, Decision, Listing, commit_of, newest_commit, win
+from kafka2pc.protocol.decisions import (
+    Chains,
+    Decision,
+    Listing,
+    commit_of,
+    never_late,
+    newest_commit,
+    win,
+)
 from ..protocol.errors import OutcomeUnknown
 from ..protocol.precommit import precommit
 from ..protocol.restore import restore
@@ -134,6 +142,7 @@ def begin_always(participants, plan, chunks, history=None) -> CommitMessage:
 
 def skip_check(driver, cs, planned):
     """No check before the decision."""
+    return never_late
 
 
 _UNFLUSHED, _UNCHECKED = (
@@ -180,10 +189,10 @@ def committables_of(messages) -> list[Committable]:
     return [c for m in messages if m is not None for c in m.committables]
 
 
-def commit_first(driver, plan, messages) -> Decision:
+def commit_first(driver, plan, messages, late) -> Decision:
     for c in committables_of(messages):
         send(driver, "commit", c, plan.batch_id)
-    return decide(driver, plan, messages)
+    return decide(driver, plan, messages, late)
 
 
 RULES |= {
@@ -223,9 +232,9 @@ def abort_in_first_free_slot(driver, messages, batch_id):
     )
 
 
-def decide_or_abort(driver, plan, messages) -> Decision:
+def decide_or_abort(driver, plan, messages, late) -> Decision:
     try:
-        return decide(driver, plan, messages)
+        return decide(driver, plan, messages, late)
     except OutcomeUnknown:
         abort_at_once(driver, messages, plan.batch_id)
         raise
@@ -320,8 +329,8 @@ def plan_any_rows(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     return restore(driver, batch_id, mine=mine)
 
 
-def decide_any_rows(driver, plan, messages) -> Decision:
-    return decide(driver, replace(plan, offsets_hash=""), messages)
+def decide_any_rows(driver, plan, messages, late) -> Decision:
+    return decide(driver, replace(plan, offsets_hash=""), messages, late)
 
 
 def remember_always(run: Run, plan: Plan) -> Token | None:
@@ -575,9 +584,9 @@ def claim_by_reading(driver, batch_id, seen=None) -> Decision:
     )
 
 
-def decide_in_first_free_slot(driver, plan, messages) -> Decision:
+def decide_in_first_free_slot(driver, plan, messages, late) -> Decision:
     plan = replace(plan, attempt=len(driver.log.chain(plan.batch_id)))
-    return decide(driver, plan, [replace(m, plan=plan) for m in messages])
+    return decide(driver, plan, [replace(m, plan=plan) for m in messages], late)
 
 
 RULES |= {

@@ -11,6 +11,7 @@ __all__ = ['one_by_one', 'Driver', 'send', 'send_all', 'describe_all', 'check_ow
 import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/protocol/07_commit.ipynb #c003
@@ -19,11 +20,13 @@ from kafka2pc.protocol.decisions import (
     Decision,
     DecisionLog,
     Identity,
+    Late,
     Listing,
     Slot,
     claimed_again,
     commit_of,
     holds_later,
+    never_late,
     newest_commit,
     win,
 )
@@ -325,11 +328,16 @@ def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: in
     return True
 
 # %% ../../nbs/protocol/07_commit.ipynb #c017
-def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None = None):
-    """Rule 4: every transaction is open under the same state, with `margin_ms` left when the last
-    store has answered. `planned`: before they began. Raises `Refused` otherwise.
+def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None = None) -> Late:
+    """Rule 4: every transaction is open under the same state and has `margin_ms` left. `planned`:
+    before they began. Raises `Refused` otherwise. Returns `late`: may less than `margin_ms` be left
+    by now? So long may a request to the decision log be under way.
     """
-    for c, s in zip(cs, _describe_in_time(driver, cs, planned), strict=True):
+    began = driver.now()
+    age = age_ms(planned, began)
+    least_ms = driver.margin_ms + driver.margin_ms // 10  # the stores need time to answer
+    answers = describe_all(driver, cs, margin_ms=least_ms, age_ms=age)
+    for c, s in zip(cs, answers, strict=True):
         what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
         if s.state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
             raise Refused(
@@ -341,27 +349,22 @@ def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None
                 f"{what}: {driver.margin_ms} ms must be left of its timeout of {c.timeout_ms} ms,"
                 " and its store does not confirm that"
             )
+    timeouts = [c.timeout_ms for c in cs if c.timeout_ms]
+    if not driver.margin_ms or not timeouts:
+        return never_late
+    left_ms = least_ms if age is None else max(least_ms, min(timeouts) - age)
+    late = partial(_has_passed, driver, began, left_ms - driver.margin_ms)
+    if late():
+        raise Refused(
+            f"{driver.margin_ms} ms must be left of the timeout of {min(timeouts)} ms, and it took"
+            " the stores too long to answer"
+        )
+    return late
 
 
-def _describe_in_time(
-    driver: Driver, cs: Sequence[Committable], planned: Moment | None
-) -> list[Description]:
-    """What the stores say. The margin is made larger by the time that they may take to answer; if
-    they took longer, they are asked again.
-    """
-    spare_ms: float = driver.margin_ms // 10
-    for _ in range(3):
-        began = driver.now()
-        margin_ms = driver.margin_ms + spare_ms
-        answers = describe_all(driver, cs, margin_ms=margin_ms, age_ms=age_ms(planned))
-        took_ms = age_ms(began) or 0
-        if took_ms <= spare_ms or not driver.margin_ms:
-            return answers
-        spare_ms = 2 * took_ms
-    raise Refused(
-        f"the stores took {took_ms} ms to describe the transactions of the batch",
-        action="If it comes again: look why they are slow.",
-    )
+def _has_passed(driver: Driver, began: Moment | None, ms: float) -> bool:
+    passed_ms = age_ms(began, driver.now())
+    return passed_ms is not None and passed_ms > ms
 
 
 def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
@@ -378,12 +381,12 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     """The commit phase, on the driver (steps COMMIT 1-8). Raises `Refused`, `Superseded`,
     `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a participant raises.
 
-    1. No message: no plan is known; a COMMIT of the batch is compared with a replay of nothing.
-      Mode drain: finish the COMMIT of the batch, then compare what was decided with what was
-      replayed.
+    1. Mode drain, or no message, so that no plan is known: finish the COMMIT of the batch, then
+      compare what was decided with what was replayed.
     2. All messages carry one plan.
     3. Every transaction is open and has time left; else abort and raise.
-    4. Win the slot with COMMIT. Lost: abort and raise. Unknown: raise and touch nothing.
+    4. Win the slot with COMMIT, while they have time left. Lost: abort and raise. Unknown: raise
+      and touch nothing.
     5. The log holds a later batch, or a later claim: a newer run has gone on; raise and touch
       nothing. This listing is made after step 4, and step 8 needs no other.
     6. Finish.
@@ -391,17 +394,15 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     8. Purge old batches, never the newest. What fails in 7 and 8 is logged: the batch is complete,
       and the next sweep and purge look again.
     """
-    if not messages:
-        return _check_nothing(driver, batch_id)
-    plan = one_plan(messages, batch_id)
-    if plan.mode is Mode.DRAIN:
+    plan = one_plan(messages, batch_id) if messages else None
+    if plan is None or plan.mode is Mode.DRAIN:
         return _finish_again(driver, messages, batch_id)
     try:
-        check_open(driver, [c for m in messages for c in m.committables], plan.planned)
+        late = check_open(driver, [c for m in messages for c in m.committables], plan.planned)
     except Refused:
         abort(driver, messages, batch_id)
         raise
-    decision = decide(driver, plan, messages)
+    decision = decide(driver, plan, messages, late)
     with after_the_decision():
         seen = driver.log.listing(decision)
     if not finish(driver, decision, seen):
@@ -429,9 +430,12 @@ def describe_error(e: Exception) -> str:
     return f"{type(e).__name__}: {getattr(e, 'what', e)}"
 
 
-def decide(driver: Driver, plan: Plan, messages: Sequence[CommitMessage]) -> Decision:
-    """Win the slot of `plan` with COMMIT (step 4). Raises `Superseded` after an abort if the slot
-    holds another record, `OutcomeUnknown` if the log gave no clear answer.
+def decide(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late = never_late
+) -> Decision:
+    """Win the slot of `plan` with COMMIT (step 4); send nothing once `late()` is True. Raises
+    `Superseded` after an abort if the slot holds another record, `OutcomeUnknown` if the log gave
+    no clear answer, `LogUnwritable` if it is certain that nothing was written.
     """
     cs = tuple(c for m in messages for c in m.committables)
     rows, size = counts(messages)
@@ -440,13 +444,10 @@ def decide(driver: Driver, plan: Plan, messages: Sequence[CommitMessage]) -> Dec
     )
     ids = dict(batch_id=plan.batch_id, attempt=plan.attempt)
     with driver.history.of("decide", **ids, ranges=_ranges(cs)) as noted:
-        record = win(driver.log, wanted)
+        record = win(driver.log, wanted, late=late)
         noted["outcome"] = _outcome(record, wanted)
     if record is None:
-        raise OutcomeUnknown(
-            f"decision {plan.batch_id}.{plan.attempt} of query {driver.query_id}: the log gave no"
-            " clear answer"
-        )
+        raise _unclear_decision(driver, plan, late())
     if record != wanted:
         abort(driver, messages, plan.batch_id)
         raise Superseded(
@@ -454,6 +455,24 @@ def decide(driver: Driver, plan: Plan, messages: Sequence[CommitMessage]) -> Dec
             " in its slot"
         )
     return record
+
+
+def _unclear_decision(driver: Driver, plan: Plan, late: bool) -> OutcomeUnknown:
+    what = (
+        f"decision {plan.batch_id}.{plan.attempt} of query {driver.query_id}: the log gave no clear"
+        " answer"
+    )
+    if not late:
+        return OutcomeUnknown(what)
+    return OutcomeUnknown(
+        f"{what} until its transactions had less than {driver.margin_ms} ms left",
+        risk=(
+            "Hardly. No request was sent later, and Spark replays the batch. But one that was under"
+            " way may still arrive: if it arrives after the transactions have timed out, and before"
+            " the restart, the restart reports them as lost."
+        ),
+        action="Restart the query when the place of the decisions answers again.",
+    )
 
 
 def _ranges(cs: Sequence[Committable]) -> list[tuple[str, int, int, int]]:
@@ -479,19 +498,14 @@ def counts(messages: Sequence[CommitMessage]) -> tuple[int, int]:
 
 def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     decided = commit_of(driver.log, batch_id)
-    if decided is None:
+    if decided:
+        finish(driver, decided)
+        check_replay(driver, decided, messages)
+    elif messages:
         raise StaleCheckpoint(
             f"batch {batch_id} of query {driver.query_id} was drained, but its COMMIT is gone from"
             " the log"
         )
-    finish(driver, decided)
-    check_replay(driver, decided, messages)
-
-
-def _check_nothing(driver: Driver, batch_id: int):
-    decided = commit_of(driver.log, batch_id)
-    if decided:
-        check_replay(driver, decided, ())
 
 
 def check_replay(driver: Driver, decided: Decision, messages: Sequence[CommitMessage]):

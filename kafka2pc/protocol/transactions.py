@@ -152,13 +152,13 @@ def _seconds_since_boot() -> float:
     return time.monotonic()
 
 
-def age_ms(moment: Moment | None) -> float | None:
+def age_ms(moment: Moment | None, now: Moment | None = None) -> float | None:
     """How many ms ago that was. None if this cannot be known: another machine, another boot, no
-    boot id, or a moment that is still to come.
+    boot id, or a moment that is still to come. `now` None: the present moment of this machine.
     """
     if moment is None or not moment.boot:
         return None
-    now = this_moment()
+    now = now or this_moment()
     if moment.boot != now.boot or moment.ms > now.ms:
         return None
     return now.ms - moment.ms

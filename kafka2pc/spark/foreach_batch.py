@@ -6,6 +6,7 @@
 __all__ = ['ShapedTransaction', 'Shaped', 'Task', 'query_of', 'about', 'TwoPhase']
 
 # %% ../../nbs/spark/16_foreach_batch.ipynb #c002
+import copy
 import pickle
 import uuid
 from contextlib import suppress
@@ -19,7 +20,7 @@ from pyspark.sql import DataFrame
 
 # %% ../../nbs/spark/16_foreach_batch.ipynb #c004
 from ..backends.places import check_place
-from ..decision_logs.opening import open_log
+from ..decision_logs.opening import left_log, open_log
 from ..kafka.encoder import payload_bytes
 from ..kafka.participant import with_prefix
 from ..protocol.commit import Driver, abort, commit, sweep
@@ -28,7 +29,7 @@ from ..protocol.errors import BadOption, TwoPhaseError
 from ..protocol.history import from_environment
 from ..protocol.policies import parallel, retry_unknown
 from ..protocol.precommit import precommit
-from ..protocol.restore import adopt, back_off, claim
+from ..protocol.restore import adopt, back_off, claim, end_all
 from kafka2pc.protocol.transactions import (
     CommitMessage,
     Committable,
@@ -227,11 +228,18 @@ class TwoPhase:
             for prefix in prefixes.split(",")
         ]
 
-    def adopt(self) -> Decision | None:
-        """Record that this object's log and participants are those of the query from now on. See
+    def adopt(self, without: Sequence[str] = ()) -> Decision | None:
+        """Record that this object's log and participants are those of the query from now on; the
+        log that it leaves is marked, if it is a folder that can be reached. `without`: the names of
+        participants that the query gives up. What is decided is finished in them, and what is open
+        is aborted; from then on pass a list without them. Stop the query before. See
         `kafka2pc.protocol.restore.adopt`.
         """
-        return adopt(self.driver())
+        others = copy.copy(self)
+        if without:
+            end_all(self.driver())
+            others.participants = tuple(p for p in self.participants if p.name not in without)
+        return adopt(others.driver(), left_log(others.log))
 
     def __call__(self, df: DataFrame, batch_id: int):
         """Write one micro-batch; `foreachBatch` calls this. `batch_id` is the idempotence key."""

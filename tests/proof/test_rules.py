@@ -27,6 +27,7 @@ from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.readers import read_both
 from kafka2pc.protocol import commit, precommit, restore
+from kafka2pc.protocol.decisions import never_late
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
@@ -565,13 +566,15 @@ def decision_without_the_last_task(patch):
     """Rule 2: it is decided before all have pre-committed."""
     decide = commit.decide
     patch.setattr(
-        commit, "decide", lambda driver, plan, messages: decide(driver, plan, messages[:-1])
+        commit,
+        "decide",
+        lambda driver, plan, messages, late: decide(driver, plan, messages[:-1], late),
     )
 
 
 def no_look_before_the_decision(patch):
     """Rule 4."""
-    patch.setattr(commit, "check_open", lambda driver, cs, planned: None)
+    patch.setattr(commit, "check_open", lambda driver, cs, planned: never_late)
 
 
 def decided_is_as_good_as_committed(patch):
@@ -614,25 +617,27 @@ def the_log_forgets(patch):
     """Rule 2: the decision is not durable. (An empty log would be refused, because the store knows
     the query.)
     """
-    patch.setattr(Slots, "create", lambda log, decision: decision)
+    patch.setattr(Slots, "create", lambda log, decision, late: decision)
     patch.setattr(restore, "check_empty", lambda driver: None)
 
 
 def the_log_lets_everybody_win(patch):
     """Rule 8: who comes second has won as well."""
     for room in (commit, restore):
-        patch.setattr(room, "win", lambda log, decision: log.create(decision) and decision)
+        patch.setattr(
+            room, "win", lambda log, decision, late=never_late: log.create(decision) and decision
+        )
 
 
 def no_decision_before_the_first_commit(patch):
     """Rule 2: commit first, decide then."""
     decide = commit.decide
 
-    def too_late(driver, plan, messages):
+    def too_late(driver, plan, messages, late):
         for m in messages:
             for c in m.committables:
                 commit.send(driver, "commit", c, plan.batch_id)
-        return decide(driver, plan, messages)
+        return decide(driver, plan, messages, late)
 
     patch.setattr(commit, "decide", too_late)
 

@@ -199,8 +199,10 @@ def test_another_set_of_participants_waits_too(driver, store):
     with pytest.raises(UnfinishedBatch, match="participants was memory, second and is memory"):
         restore(driver, 0)
     restore(both, 0)
-    write(driver, 1)
-    assert store.read() == ["row", "row"] and second.read() == ["row"]
+    third = MemoryParticipant("third")
+    more = {p.name: p for p in (store, second, third)}
+    write(replace(driver, participants=more), 1)
+    assert store.read() == second.read() == ["row", "row"] and third.read() == ["row"]
 
 
 class Prefixed(MemoryParticipant):
