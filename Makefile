@@ -68,8 +68,9 @@ demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by
 	@$(BIN)/kafka2pc demo
 
 .PHONY: drill
-drill: $(READY) ## crash real queries at every point, into one store and two, the hard cases, whole pipelines, about an hour (MINUTES=10 SEED=7: then at random)
+drill: $(READY) ## crash real queries at every point, into one store and two, the hard cases, whole pipelines, then two worlds of the model that take long: about an hour (MINUTES=10 SEED=7: then at random)
 	@$(BIN)/kafka2pc drill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	@$(BIN)/python -c 'from kafka2pc.proof.explorer import main; raise SystemExit(main(["three runs, the newest claim is kept, late create", "three runs, the newest claim is kept, purge, break"]))'
 
 .PHONY: bench
 bench: $(READY) ## measure engines, sinks and sources side by side, taking turns (a quiet machine, ROUNDS=3: about a quarter of an hour)

@@ -73,6 +73,8 @@ class LoneRun:
             ("LostTransaction" in notes and world.lost)
             or ("StaleCheckpoint" in notes and turned_back)
             or ("Superseded" in notes and run.token)
+            or ("MovedLog" in notes and self.config.copied.startswith("same log"))
+            or ("UnfinishedBatch" in notes and self.config.shrinks)
         )
         return wrong if reported else (*wrong, "STUCK")
 
@@ -221,9 +223,18 @@ SMALL = {
     "offsets/N is written anew": Config(new_rows=1),
     "a copied checkpoint": Config(copied="own log"),
     "a copied checkpoint, one log": Config(copied="same log"),
+    "an early copy, one log": Config(copied="same log, before the first claim"),
+    "a silent log": Config(batches=1, late_create=1, timeout=1, silent_log=True),
+    "a participant is left out": Config(slots=(2, 1), shrinks=True),
     "fewer tasks after the restart": Config(slots=(2, 1)),
     "a batch without rows": Config(empty=((0, 0),)),
     "a batch without partitions": Config(no_tasks=(0,)),
+    "claims removed, a late create": Config(
+        drivers=3, batches=1, keep_claims=0, late_create=1, crash=1, one_supervisor=True
+    ),
+    "claims and batches removed, break": Config(
+        drivers=3, keep_claims=0, keep_batches=0, broken=1, one_supervisor=True
+    ),
 }
 
 # %% ../../nbs/proof/08_explorer.ipynb #c018
@@ -233,6 +244,12 @@ LARGE = {
     "three batches, second try, late EndTxn": Config(batches=3, retry=1, late_end=1),
     "three runs, purge": Config(drivers=3, keep_batches=0),
     "three runs, the newest claim is kept": Config(drivers=3, batches=1, keep_claims=0),
+    "three runs, the newest claim is kept, late create": Config(
+        drivers=3, batches=1, keep_claims=0, late_create=1
+    ),
+    "three runs, the newest claim is kept, purge, break": Config(
+        drivers=3, keep_claims=0, keep_batches=0, broken=1
+    ),
     "three runs, death, timeout": Config(drivers=3, batches=1, crash=1, timeout=1),
     "two tasks, death, break": Config(slots=(2,), crash=1, broken=1),
     "two late EndTxn, death": Config(late_end=2, crash=1),

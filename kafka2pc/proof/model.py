@@ -7,8 +7,8 @@ __all__ = ['AFTER', 'Run', 'Task', 'Move', 'Model', 'moves_of', 'run_of', 'copy_
            'start_query', 'begin_batch', 'write_commits', 'after_plan', 'kept_token', 'start_tasks', 'new_task',
            'retired_names', 'collect_messages', 'complete_messages', 'start_ahead', 'after_commit', 'start_abort',
            'after_abort', 'dead_run', 'advance', 'overlaps', 'note_of', 'false_alarms', 'Step', 'successors',
-           'apply_move', 'label_of', 'is_needed', 'waits_for', 'report_to_run', 'put_message', 'accidents', 'inherit',
-           'accidents_while_waiting']
+           'may_start', 'apply_move', 'label_of', 'is_needed', 'waits_for', 'report_to_run', 'put_message', 'accidents',
+           'inherit', 'accidents_while_waiting']
 
 # %% ../../nbs/proof/06_model.ipynb #c002
 import re
@@ -127,10 +127,10 @@ def run_of(proc: Run | Task) -> int:
 
 def copy_checkpoint(m: Model, world: World, run: Run) -> Iterator[Move]:
     """An operator copies the checkpoint, as soon as Spark has begun a batch."""
-    early = m.config.copied == "before the first claim"
+    early = m.config.copied.endswith("before the first claim")
     if world.offsets < 0 or early == bool(world.log):
         return
-    if m.config.copied == "same log":
+    if m.config.copied.startswith("same log"):
         away = None, world.offsets, world.version + OTHER_TOPIC, world.commits
     else:
         away = world.log, world.offsets, world.version, world.commits
@@ -384,7 +384,7 @@ def successors(m: Model, state: tuple) -> Iterator[Step]:
     runs = m.runs(state)
     for i, p in enumerate(state[1:]):
         proc = m.procs[p]
-        if 0 < i < len(runs) and proc.phase == "off" and runs[i - 1].phase == "off":
+        if 0 < i < len(runs) and proc.phase == "off" and not may_start(m, i, runs[i - 1]):
             continue
         for move in m.moves(state[0], p):
             yield apply_move(m, state, i, move)
@@ -393,9 +393,17 @@ def successors(m: Model, state: tuple) -> Iterator[Step]:
         elif m.calls[proc.call].end[0] == "return":
             yield report_to_run(m, state, i)
     requests = [m.calls[run.call].end[1] for run in runs if run.call is not None]
-    creating = tuple(request[1] for request in requests if request[0] == "create")
+    # the drivers that have looked at the time, and send a create now
+    creating = tuple(r[1] for r in requests if r[0] == "create" and len(r) == 2)
     for actor, action, a in m.events(state[0], creating):
         yield Step((m.worlds.number(a.world), *state[1:]), actor, action, a)
+
+
+def may_start(m: Model, i: int, before: Run) -> bool:
+    """May process `i` start, a run that is still off, after the run before it?"""
+    if m.config.one_supervisor and i > 1:
+        return before.phase in ("dead", "done")
+    return before.phase != "off"
 
 # %% ../../nbs/proof/06_model.ipynb #c020
 def apply_move(m: Model, state: tuple, i: int, move: Move) -> Step:

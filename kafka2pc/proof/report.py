@@ -33,10 +33,11 @@ REQUEST_WORDS = {
         f"EndTxn({'commit' if commit else 'abort'}) {short(name, epoch)}"
     ),
     "describe": lambda m, tuples: f"describes {', '.join(short(*t) for t in tuples)}",
+    "clock": lambda m, tuples: "looks at its clock",
     "list": lambda m, prepared: "lists what is open",
     "known": lambda m: "lists what is known, in any state",
     "open": lambda m, ids: f"describes {', '.join(map(short, ids))}",
-    "create": lambda m, number: f"creates {short_decision(m, number)}",
+    "create": lambda m, number, *unchecked: f"creates {short_decision(m, number)}",
     "listing": lambda m: "lists the slots of the log",
     "remove": lambda m, slots: f"removes the records {', '.join(f'{b}.{k}' for b, k in slots)}",
     "spark": lambda m, batch: f"looks for commits/{batch}",
@@ -68,6 +69,7 @@ ANSWER_WORDS = {
     "init": lambda m, reply: f"epoch {reply}",
     "epoch": lambda m, reply: "nothing" if reply is None else f"epoch {reply}",
     "produce": lambda m, reply: "acknowledged" if reply else "fenced",
+    "clock": lambda m, reply: "too little time is left" if reply else "in time",
 }
 
 
@@ -79,7 +81,8 @@ def describe_answer(m: Model, action: tuple, reply) -> str:
         return "no answer"
     kind = action[1] if action[0] == "late" else action[0]
     if kind == "create":
-        return "won" if reply == action[-1] else f"the slot has {short_decision(m, reply)}"
+        number = action[3] if action[0] == "late" else action[1]
+        return "won" if reply == number else f"the slot has {short_decision(m, reply)}"
     if kind in ANSWER_WORDS:
         return ANSWER_WORDS[kind](m, reply)
     return "" if reply is None else f"{reply}"

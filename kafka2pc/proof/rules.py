@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['RULES', 'MODULES', 'HARMLESS', 'LIMITS', 'Rule', 'switch_off', 'without', 'write_in_background',
            'precommit_unflushed', 'begin_always', 'skip_check', 'some_messages', 'committables_of', 'commit_first',
-           'abort_at_once', 'abort_after_reading', 'abort_in_first_free_slot', 'decide_or_abort', 'commit_unseen',
-           'abort_record', 'claim_past_commit', 'plan_and_sweep_when_drained', 'plan_any_rows', 'decide_any_rows',
-           'remember_always', 'plan_nothing', 'plan_sweep_first', 'plan_without_claim', 'sweep_nothing',
-           'sweep_no_losers', 'sweep_all_but_mine', 'sweep_as_many_slots_as_mine', 'sweep_by_init', 'report_nothing',
-           'take_unknown_as_done', 'Blind', 'finish_unasked', 'claim_existing', 'claim_beside', 'claim_by_reading',
-           'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'suspend_third_run',
-           'never_again', 'any_commit', 'suspend_first_run', 'all_commits', 'name_without_token', 'name_by_slot',
-           'name_by_try', 'name_without_parity', 'begin_resending', 'begin_without_init', 'forget_retired',
-           'sweep_both_parities', 'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing',
-           'token_without_random', 'precommit_always']
+           'abort_at_once', 'abort_after_reading', 'abort_in_first_free_slot', 'decide_or_abort', 'decide_however_late',
+           'commit_unseen', 'abort_record', 'claim_past_commit', 'plan_and_sweep_when_drained', 'plan_any_rows',
+           'decide_any_rows', 'remember_always', 'plan_nothing', 'plan_sweep_first', 'plan_without_claim',
+           'sweep_nothing', 'sweep_no_losers', 'sweep_all_but_mine', 'sweep_as_many_slots_as_mine', 'sweep_by_init',
+           'report_nothing', 'take_unknown_as_done', 'Blind', 'finish_unasked', 'claim_existing', 'claim_beside',
+           'claim_by_reading', 'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_existing',
+           'suspend_third_run', 'never_again', 'any_commit', 'suspend_first_run', 'all_commits', 'name_without_token',
+           'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending', 'begin_without_init',
+           'forget_retired', 'sweep_both_parities', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
+           'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../nbs/proof/09_rules.ipynb #c002
 import re
@@ -46,7 +46,7 @@ from kafka2pc.protocol.decisions import (
 )
 from ..protocol.errors import OutcomeUnknown
 from ..protocol.precommit import precommit
-from ..protocol.restore import restore
+from ..protocol.restore import next_attempt, restore
 from ..protocol.transactions import CommitMessage, Committable, Mode, Outcome, Plan, Token
 
 # %% ../../nbs/proof/09_rules.ipynb #c005
@@ -276,7 +276,19 @@ RULES |= {
 }
 
 # %% ../../nbs/proof/09_rules.ipynb #c018
+def decide_however_late(driver, plan, messages, late) -> Decision:
+    return decide(driver, plan, messages)
+
+
 RULES |= {
+    "deadline": Rule(
+        "a decision is sent again and again, without a look at the time",
+        "DECIDED-A-DEAD-TXN",
+        replace(_ONE, late_create=1, timeout=1, silent_log=True),
+        (("commit.decide", decide_however_late),),
+        of="4",
+        hole="new",
+    ),
     "check": Rule(
         "the driver does not check before the decision",
         "DECIDED-A-DEAD-TXN",
@@ -867,6 +879,22 @@ RULES |= {
 }
 
 
+def claim_unchecked(driver, batch_id, seen=None) -> Decision:
+    seen = seen or driver.log.listing()
+    attempt = next_attempt(seen, batch_id)
+    decided = commit_of(seen, batch_id)
+    while not decided:
+        wanted = abort_record(driver, batch_id, attempt)
+        record = win(driver.log, wanted)
+        decided = record if record == wanted or record.commit else None
+        attempt += 1
+    return decided
+
+
+def miss_nobody(driver, newest):
+    """A run does not ask whether it has all participants."""
+
+
 def believe_the_place(driver, recorded):
     """A run believes whatever log it finds."""
 
@@ -886,6 +914,22 @@ RULES |= {
         replace(_TWO, copied="same log"),
         _ANY_PLACE,
         of="log",
+    ),
+    "whose record": Rule(
+        "a claim that meets a record does not ask whose it is",
+        _SILENT,
+        replace(_TWO, copied="same log, before the first claim"),
+        (("restore.claim", claim_unchecked),),
+        of="log",
+        hole="new",
+    ),
+    "all participants": Rule(
+        "a run may leave a participant out as soon as the last batch is finished",
+        "HANGING",
+        Config(drivers=1, slots=(2, 1), shrinks=True),
+        (("restore.check_participants", miss_nobody),),
+        of="log",
+        hole="new",
     ),
 }
 
@@ -965,6 +1009,11 @@ LIMITS = {
         "DECIDED-A-DEAD-TXN",
         replace(_ONE, timeout=1, stall=True),
         hole="H15",
+    ),
+    "a decision that arrives late": Rule(
+        "a create that was sent in time arrives after the timeout",
+        "DECIDED-A-DEAD-TXN",
+        replace(_ONE, late_create=1, timeout=1, silent_log=True, late_arrival=True),
     ),
     "a copy at the same path": Rule(
         "a checkpoint is copied to the same path on another machine",

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
-           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'description', 'on_describe', 'on_list', 'on_known',
-           'on_open', 'on_create', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers',
-           'uses_copy', 'late_answer', 'events', 'messages_arrive', 'time_passes', 'files_change']
+           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'description', 'on_describe', 'on_clock', 'is_late',
+           'on_list', 'on_known', 'on_open', 'on_create', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark',
+           'on_remove', 'answers', 'uses_copy', 'late_answer', 'events', 'messages_arrive', 'is_over', 'time_passes',
+           'files_change']
 
 # %% ../../nbs/proof/04_systems.ipynb #c002
 from typing import Iterable, Iterator
@@ -185,6 +186,16 @@ def on_describe(setting: Setting, world: World, run: int, tuples: tuple) -> Answ
     return Answer(world, tuple(states))
 
 
+def on_clock(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
+    """The driver looks at its clock: may less than the margin be left for one of these?"""
+    return Answer(world, is_late(world, [name for name, _ in tuples]))
+
+
+def is_late(world: World, names: Iterable[str]) -> bool:
+    """Is less than the margin left for one of these transactions, or has its timeout struck?"""
+    return any(t.late or t.struck for t in world.txns if t.id in names)
+
+
 def on_list(setting: Setting, world: World, run: int, prepared_too: bool) -> Answer:
     """ListTransactions: the names that are ongoing."""
     return Answer(
@@ -202,8 +213,12 @@ def on_open(setting: Setting, world: World, run: int, ids: tuple) -> Answer:
     return Answer(world, tuple((t.id, t.epoch) for t in world.txns if t.id in ids and t.ongoing))
 
 # %% ../../nbs/proof/04_systems.ipynb #c018
-def on_create(setting: Setting, world: World, run: int, number: int) -> Answer:
-    """Create in the log: the answer is the number of the record that is in the slot now."""
+def on_create(
+    setting: Setting, world: World, run: int, number: int, unchecked: bool = False
+) -> Answer:
+    """Create in the log: the answer is the number of the record that is in the slot now.
+    `unchecked`: nobody has looked at the time since the create before.
+    """
     d = setting.decisions[number]
     record = next((n for *slot, n in world.log if tuple(slot) == d.slot), None)
     if record not in (None, number):
@@ -280,6 +295,7 @@ REQUESTS = {
     "produce": on_produce,
     "end": on_end,
     "describe": on_describe,
+    "clock": on_clock,
     "list": on_list,
     "known": on_known,
     "open": on_open,
@@ -324,7 +340,8 @@ def events(
     that living runs are about to write.
     """
     yield from messages_arrive(setting, world)
-    creating = {*creating, *(message[2] for message in world.mail if message[0] == "create")}
+    if not setting.config.silent_log:
+        creating = {*creating, *(message[2] for message in world.mail if message[0] == "create")}
     checked = {
         (c.transactional_id, c.state.epoch)
         for n in creating
@@ -346,8 +363,17 @@ def messages_arrive(setting: Setting, world: World) -> Iterator[tuple[str, tuple
     """Each message that is under way arrives now."""
     for kind, run, *what in sorted(set(world.mail)):
         after = world._replace(mail=minus(world.mail, (kind, run, *what)))
+        if kind == "create" and is_over(setting, world, what[0]):
+            continue
         if answer := late_answer(setting, after, run, kind, *what):
             yield "network", ("late", kind, run, *what), answer._replace(note=f"late {answer.note}")
+
+
+def is_over(setting: Setting, world: World, number: int) -> bool:
+    """Has a create with this decision been under way for so long that it will not arrive?"""
+    if not setting.config.silent_log or setting.config.late_arrival:
+        return False
+    return is_late(world, [c.transactional_id for c in setting.decisions[number].committables])
 
 
 def time_passes(

@@ -50,7 +50,8 @@ def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) ->
     """Win ABORT in the first free slot of a batch, and with it the slot after. Returns our ABORT,
     or the COMMIT that was met. `seen`: a listing that shows no COMMIT of the batch (it may be old:
     a slot that was taken since is met, not skipped). `more` goes into the record. Raises
-    `OutcomeUnknown`, and what `check_record` raises for a record that was met.
+    `OutcomeUnknown`, and what `check_record` and `check_participants` raise for a record that was
+    met.
     """
     seen = seen or driver.log.listing()
     decided = commit_of(seen, batch_id)
@@ -74,6 +75,7 @@ def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) ->
         if record == wanted:
             return record
         check_record(driver, record)
+        check_participants(driver, record)
         if record.commit:
             return record
         attempt += 1
@@ -185,14 +187,14 @@ def check_unchanged(driver: Driver, newest: Decision):
     )
 
 
-def check_participants(driver: Driver, newest: Decision):
+def check_participants(driver: Driver, record: Decision):
     """A query keeps its participants: a batch that is written without a claim may be open in each
     of them. Raises `UnfinishedBatch` if one is missing. (A driver that has none touches nothing.)
     """
-    missing = sorted(set(dict(newest.stores)) - set(driver.participants))
+    missing = sorted(set(dict(record.stores)) - set(driver.participants))
     if missing and driver.participants:
         raise UnfinishedBatch(
-            f"query {driver.query_id}: batch {newest.slot.batch_id} was written to"
+            f"query {driver.query_id}: batch {record.slot.batch_id} was written to"
             f" {', '.join(missing)} too, and this run does not have it",
             why="Transactions of the next batch may be open there, and no other run ends them.",
             action=(

@@ -41,6 +41,11 @@ STATES = {
     "a batch without partitions": 2_400,
     "a copied checkpoint": 180,
     "a copied checkpoint, one log": 120,
+    "an early copy, one log": 300,
+    "a silent log": 80_000,
+    "a participant is left out": 3_000,
+    "claims removed, a late create": 450_000,
+    "claims and batches removed, break": 100_000,
 }
 
 
@@ -89,6 +94,7 @@ REACHED = [
     "commit: LogUnwritable",
     "a checkpoint was copied",
     "plan: MovedLog",
+    "plan: UnfinishedBatch",
 ]
 
 
