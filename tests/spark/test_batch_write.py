@@ -38,16 +38,16 @@ DAY_MS = 24 * 3600 * 1000
 
 
 class Moody(MemoryParticipant):
-    """A store whose commits get no answer for the transactions that `silent` names by their order;
-    they are not carried out.
+    """A store whose commits get no answer for the transactions that `silent` names by the order in
+    which they began (commits run in parallel); they are not carried out.
     """
 
     def __init__(self):
         super().__init__("kafka")
-        self.silent, self.order = set(), {}
+        self.silent = set()
 
     def commit(self, c):
-        nth = self.order.setdefault(c.transactional_id, len(self.order))
+        nth = list(self.txns).index((c.transactional_id, c.state.epoch))
         return Outcome.UNKNOWN if nth in self.silent else super().commit(c)
 
     def states(self):
