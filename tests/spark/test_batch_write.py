@@ -456,11 +456,12 @@ def test_what_is_open_under_a_former_prefix_is_found(kafka):
     planned = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
     message = precommit([old], planned, [pa.record_batch({"value": ["a"]})])
     new = old.under("new")
-    assert new.in_doubt(planned.query_id) == [] and new.traces(planned.query_id) == []
+    assert new.in_doubt(planned.query_id) == []
     (leftover,) = new.under("old").in_doubt(planned.query_id)
     assert (
         leftover.transactional_id
         == message.committables[0].transactional_id
         == old.traces(planned.query_id)[0]
+        == new.traces(planned.query_id)[0]
     )
     assert retry_unknown()(lambda: new.abort(leftover)) is Outcome.DONE

@@ -272,6 +272,17 @@ def test_after_an_adoption_with_another_prefix_the_former_one_is_swept(driver):
     assert open_ones(store) == 0 and store.read() == ["row"]
 
 
+@pytest.mark.parametrize("prefix", ["kafka2pc", "mine"])
+def test_an_empty_log_is_refused_whatever_the_prefix(driver, prefix):
+    """The option that names the log and the prefix were changed, perhaps together."""
+    store = Prefixed()
+    write(with_prefix(driver, store, "kafka2pc"), 0)
+    other = replace(with_prefix(driver, store, prefix), log=MemoryLog("elsewhere"))
+    with pytest.raises(StaleCheckpoint, match="decision log is empty"):
+        restore(other, 0)
+    assert other.log.slots() == [] and store.read() == ["row"]
+
+
 def test_participants_that_share_a_job_keep_each_former_prefix():
     first, second = Prefixed("bills"), Prefixed("orders")
     second.name = "second"
