@@ -98,10 +98,11 @@ class Control:
         states: Iterable[str] = ("Ongoing",),
         *,
         longer_ms: int | None = None,
+        part: str = "",
     ) -> list[ListedTransaction]:
         """The transactions under a prefix, in these states: `coordinators.list_transactions`."""
         return coordinators.list_transactions(
-            self._coordinators, prefix, states, longer_ms=longer_ms
+            self._coordinators, prefix, states, longer_ms=longer_ms, part=part
         )
 
     def init_producer_id(

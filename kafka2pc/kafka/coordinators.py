@@ -164,19 +164,20 @@ def list_transactions(
     states: Iterable[str] = ("Ongoing",),
     *,
     longer_ms: int | None = None,
+    part: str = "",
 ) -> list[ListedTransaction]:
-    """Transactions whose id begins with `prefix`, in these states (none given: all), by id. Only
-    those that this user may DESCRIBE are listed.
+    """Transactions whose id begins with `prefix` and holds `part` behind it, in these states (none
+    given: all), by id. Only those that this user may DESCRIBE are listed.
 
     `longer_ms`: only those that run for longer than that, by their coordinator's clock (KIP-994,
-    Kafka 3.8); raises `TooOld` where a broker cannot filter so. The prefix is filtered by the
-    broker from Kafka 4.1 on (KIP-1152). Never a part: `BrokerUnreachable` if one broker does not
+    Kafka 3.8); raises `TooOld` where a broker cannot filter so. Ids are filtered by the broker from
+    Kafka 4.1 on (KIP-1152). Never a part: `BrokerUnreachable` if one broker does not
     answer, `TooOld` if it does not know the request.
     """
     connection = coordinators.connection
     more: dict = {}
-    if prefix and connection.highest(ListTransactionsRequest) >= 2:
-        more["transactional_id_pattern"] = re.escape(prefix) + ".*"
+    if (prefix or part) and connection.highest(ListTransactionsRequest) >= 2:
+        more["transactional_id_pattern"] = f"{re.escape(prefix)}.*{re.escape(part)}.*"
     if longer_ms is not None:
         more |= {"duration_filter": longer_ms, "min_version": 1}
 
@@ -193,5 +194,6 @@ def list_transactions(
         ListedTransaction(row.transactional_id, row.producer_id, row.transaction_state)
         for row in connection.persist(once)
         if row.transactional_id.startswith(prefix)
+        and part in row.transactional_id.removeprefix(prefix)
     ]
     return sorted(found, key=lambda t: t.transactional_id)

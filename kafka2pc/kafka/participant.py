@@ -9,19 +9,21 @@ __all__ = ['NEVER_MS', 'description', 'with_prefix', 'KafkaParticipant']
 import copy
 import os
 import threading
+import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Iterable, TypeVar
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, TypeVar
 
 # %% ../../nbs/kafka/23_participant.ipynb #c003
 from .connection import TooOld
 from .control import Control
-from .coordinators import DescribedTransaction
+from .coordinators import DescribedTransaction, ListedTransaction
 from .row_producer import RowTransaction
 from ..protocol.errors import Refused, UnclearAnswer
 from ..protocol.history import History, from_environment
 from kafka2pc.protocol.transactions import (
     Committable,
     Description,
+    Name,
     Names,
     Outcome,
     PartitionRange,
@@ -78,6 +80,19 @@ def _age_unknown(what: str) -> Refused:
     )
 
 
+def _of_query(listed: Iterable[ListedTransaction], query_id: str) -> Iterator[tuple[str, Name]]:
+    """The ids that `Names` made for this query, and their parts."""
+    for t in listed:
+        name = parse_name(t.transactional_id)
+        if name and name.query_id == query_id:
+            yield t.transactional_id, name
+
+
+def _is_made_of_name(name: Name) -> bool:
+    """Is the query id that of a `TwoPhase` or an idempotence key? Spark chooses one at random."""
+    return uuid.UUID(name.query_id).version == 5
+
+
 _NAMES = Names()  # the transactional ids of this process
 # one `Control` in each process for each set of client settings
 _CONTROLS = {}
@@ -89,6 +104,9 @@ def with_prefix(participant: _P, prefix: str) -> _P:
     """The same store, of any kind that has a prefix, with another one."""
     twin: Any = copy.copy(participant)
     twin.prefix = prefix
+    # those of `stores.parts`
+    if hasattr(twin, "names"):
+        twin.names = replace(twin.names, prefix=prefix)
     return twin
 
 
@@ -265,7 +283,8 @@ class KafkaParticipant:
         """The open transactions of this query, by exact (producer id, epoch). Names of another
         query are left out, whatever they begin with.
         """
-        ours = self._listed(query_id, ("Ongoing",))
+        listed = self.control.list_transactions(f"{self.prefix}-{query_id}-")
+        ours = [i for i, name in _of_query(listed, query_id) if name.prefix == self.prefix]
         return [
             self._leftover(d)
             for d in self.control.describe_transactions(ours).values()
@@ -273,19 +292,14 @@ class KafkaParticipant:
         ]
 
     def traces(self, query_id: str) -> list[str]:
-        """The transactional ids of this query that a coordinator knows, in any state. Brokers
-        forget one that is not used for seven days.
+        """The transactional ids of this query that a coordinator knows, in any state: under any
+        prefix that this user may DESCRIBE. (If the query id is made of a name or a key: under this
+        prefix only, because another application may use the same one.) Brokers forget an id that
+        is not used for seven days.
         """
-        return self._listed(query_id, ())
-
-    def _listed(self, query_id: str, states: Iterable[str]) -> list[str]:
-        listed = self.control.list_transactions(f"{self.prefix}-{query_id}-", states)
-        names = {t.transactional_id: parse_name(t.transactional_id) for t in listed}
-        return [
-            i
-            for i, name in names.items()
-            if name and (name.prefix, name.query_id) == (self.prefix, query_id)
-        ]
+        listed = self.control.list_transactions(states=(), part=f"-{query_id}-")
+        found = _of_query(listed, query_id)
+        return [i for i, name in found if name.prefix == self.prefix or not _is_made_of_name(name)]
 
     def under(self, prefix: str) -> "KafkaParticipant":
         """The same store with another prefix of its transactional ids."""

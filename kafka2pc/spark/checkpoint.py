@@ -13,7 +13,7 @@ import re
 # %% ../../nbs/spark/02_checkpoint.ipynb #c003
 from ..backends.places import absolute_place, check_place, masked, normal_place
 from ..backends.storage import Storage
-from ..protocol.decisions import Identity
+from ..protocol.decisions import Identity, Slot
 from ..protocol.errors import BadOption, StaleCheckpoint
 
 # %% ../../nbs/spark/02_checkpoint.ipynb #c005
@@ -47,6 +47,12 @@ class Checkpoint:
     def log_place(self) -> str:
         """Where the decisions are unless `decisionLog` names another place."""
         return f"{self.location}/kafka2pc"
+
+    def decided_slots(self) -> list[Slot]:
+        """The slots that are taken in the folder of the decisions, in order."""
+        names = self._storage.names(f"{self._root}/kafka2pc")
+        found = [re.fullmatch(r"(\d+)\.(\d+)\.json", name) for name in names]
+        return sorted(Slot(int(m[1]), int(m[2])) for m in found if m)
 
     def query_id(self) -> str:
         """The id of the query: the same after every restart from this checkpoint. Raises

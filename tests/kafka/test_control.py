@@ -207,6 +207,10 @@ def test_list_takes_the_prefix_literally(control):
         ".*+(x-1",
         ".*+(x-2",
     ]
+    found = lambda *prefix: control.list_transactions(*prefix, states=(), part="+(x-")
+    assert [t.transactional_id for t in found()] == [".*+(x-1", ".*+(x-2", "ab+(x-3"]
+    assert [t.transactional_id for t in found("ab")] == ["ab+(x-3"]
+    assert found("ab+(x") == found("b") == [], "the part comes behind the prefix"
     assert control.list_transactions(".*+(x") == []  # none is Ongoing
     assert {t.state for t in control.list_transactions(".*+(x", states=["Empty"])} == {"Empty"}
 

@@ -59,6 +59,7 @@ from kafka2pc.protocol.errors import (
     NotAuthorized,
     PrecommitFailed,
     Refused,
+    StaleCheckpoint,
     UnclearAnswer,
 )
 from kafka2pc.protocol.history import History
@@ -958,6 +959,27 @@ def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, minutes, p
     with pytest.raises(Refused, match="6500 ms must be left of its timeout of 8000 ms"):
         commit(driver, messages, 0)
     assert values(kafka, topic) == ["a"] and [d.kind for d in driver.log.chain(0)][-1] == "ABORT"
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("prefix", ["kafka2pc", "another"])
+def test_another_log_is_refused_under_any_prefix(kafka, topic, prefix):
+    """It is empty, but the query has written before."""
+    driver, messages = batch_written(kafka, topic, "columnar", timeout_ms=60_000, margin_ms=1_000)
+    commit(driver, messages, 0)
+    store = driver.participants["kafka"].under(prefix)
+    other = replace(driver, log=MemoryLog("another"), participants={"kafka": store})
+    with pytest.raises(StaleCheckpoint, match="knows 1 of its transactions .kafka2pc-.* is empty"):
+        restore.restore(other, 0)
+    assert other.log.slots() == [] and values(kafka, topic) == ["a"]
+
+
+@pytest.mark.kafka
+def test_applications_with_other_prefixes_may_use_the_same_name(store):
+    named = replace(a_plan(), query_id=str(uuid.uuid5(uuid.NAMESPACE_OID, store.topic)))
+    name = store.begin(named).label
+    assert store.traces(named.query_id) == [name]
+    assert store.under("another").traces(named.query_id) == []
 
 
 class Coordinators:

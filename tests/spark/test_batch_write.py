@@ -6,9 +6,11 @@ import copy
 import os
 import pickle
 import re
+import sys
 import time
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,6 +21,7 @@ from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import ClusterFacts
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations.cli import app
+from kafka2pc.proof.child_process import Failed
 from kafka2pc.protocol.commit import Driver
 from kafka2pc.protocol.decisions import Identity, MemoryLog, commit_of, newest_record
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
@@ -29,25 +32,32 @@ from kafka2pc.protocol.restore import claim
 from kafka2pc.protocol.transactions import Mode, Outcome, Plan, TxnState, new_token
 from kafka2pc.spark import batch_sink
 from kafka2pc.spark import driver as driver_side
-from kafka2pc.spark.batch_sink import close_key, plan_write, purge_keys
+from kafka2pc.spark.batch_sink import (
+    CompleteWrite,
+    close_key,
+    plan_write,
+    purge_keys,
+    remove_folders,
+)
 from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
 from kafka2pc.spark.options import parse_sink_options
 from kafka2pc.spark.sink import SparkMessage
 
-DAY_MS = 24 * 3600 * 1000
+DAY_S = 24 * 3600
+DAY_MS = DAY_S * 1000
 
 
 class Moody(MemoryParticipant):
-    """A store whose commits get no answer for the transactions that `silent` names by their order;
-    they are not carried out.
+    """A store whose commits get no answer for the transactions that `silent` names by the order in
+    which they began (commits run in parallel); they are not carried out.
     """
 
     def __init__(self):
         super().__init__("kafka")
-        self.silent, self.order = set(), {}
+        self.silent = set()
 
     def commit(self, c):
-        nth = self.order.setdefault(c.transactional_id, len(self.order))
+        nth = list(self.txns).index((c.transactional_id, c.state.epoch))
         return Outcome.UNKNOWN if nth in self.silent else super().commit(c)
 
     def states(self):
@@ -98,9 +108,9 @@ def test_a_write_whose_commit_gives_no_clear_answer_is_finished_not_aborted(stor
     assert "kafka2pc restore" in e.value.action and writer.plan.query_id in e.value.action
     assert store.read() == ["a", "b"]
     store.silent = set()
-    another_process(writer).abort(messages)  # Spark calls it after a failed commit
+    with pytest.raises(CompleteWrite, match="3 rows is complete"):
+        another_process(writer).abort(messages)  # Spark calls it after a failed commit
     assert store.read() == ["a", "b", "c"]
-    assert not os.path.exists(os.path.dirname(writer.folder)), "nothing is left on the disk"
 
 
 def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finishes(
@@ -116,8 +126,37 @@ def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finish
         m.setattr("kafka2pc.protocol.commit.finish", die)
         another_process(writer).commit(messages)
     assert store.read() == []
-    another_process(writer).abort([None, None, None])
+    with pytest.raises(CompleteWrite):
+        another_process(writer).abort([None, None, None])
     assert store.read() == ["a", "b", "c"]
+
+
+@pytest.fixture(params=["no log", "log", "key"])
+def place(request, tmp_path):
+    """The options that say where the decision of a write is kept."""
+    log = {} if request.param == "no log" else {"decisionLog": str(tmp_path / "log")}
+    return log | ({"idempotenceKey": "today"} if request.param == "key" else {})
+
+
+def test_a_committer_that_dies_before_spark_hears_is_followed_by_one_that_says_it(
+    store, place, caplog
+):
+    writer = plan_write(options(**place))
+    messages = rows_written(writer)
+    another_process(writer).commit(messages)  # its answer never reaches Spark
+    for _ in range(2):
+        with pytest.raises(CompleteWrite, match="Do not repeat it"):
+            another_process(writer).abort(messages)
+    assert store.read() == ["a", "b", "c"] and caplog.text.count("Do not repeat it") == 2
+
+
+def test_a_write_that_is_aborted_leaves_nothing(store, place, tmp_path):
+    writer = plan_write(options(**place))
+    messages = rows_written(writer)
+    another_process(writer).abort(messages)
+    assert store.read() == []
+    left = [path.name for path in tmp_path.rglob("*.json")]
+    assert left == [] or "idempotenceKey" in place
 
 
 def test_what_still_gives_no_answer_stays_decided_and_says_how_to_finish_it(store):
@@ -139,10 +178,62 @@ def test_a_write_that_fails_before_its_decision_is_aborted_and_leaves_nothing(st
     assert not os.path.exists(os.path.dirname(writer.folder))
 
 
-def test_a_finished_write_leaves_nothing_on_the_disk(store, tmp_path):
+def test_a_finished_write_leaves_the_disk_after_a_day(store, tmp_path):
     writer = plan_write(options())
     another_process(writer).commit(rows_written(writer))
-    assert store.read() == ["a", "b", "c"] and not os.listdir(tmp_path)
+    decided, unfinished = Path(writer.folder).parent, Path(plan_write(options()).folder).parent
+    assert set(tmp_path.iterdir()) == {decided, unfinished}
+    grow_old(decided, DAY_S + store.timeout_ms / 1000 - 60)
+    plan_write(options())
+    assert decided.exists(), "not before its transactions have ended, too"
+    grow_old(decided, 120)
+    plan_write(options())
+    assert not decided.exists() and unfinished.exists()
+
+
+def test_a_write_that_goes_on_for_longer_than_a_day_is_decided_all_the_same(store):
+    writer = plan_write(options())
+    messages = rows_written(writer)
+    grow_old(Path(writer.folder).parent, 3 * DAY_S)
+    plan_write(options())
+    assert not os.path.exists(writer.folder)
+    another_process(writer).commit(messages)
+    with pytest.raises(CompleteWrite):
+        another_process(writer).abort(messages)
+    assert store.read() == ["a", "b", "c"]
+
+
+def test_only_folders_of_this_user_are_removed_and_no_link_is_followed(
+    store, tmp_path, monkeypatch
+):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    mine, link = tmp_path / "kafka2pc-batch-mine", tmp_path / "kafka2pc-batch-link"
+    mine.mkdir()
+    (mine / "link").symlink_to(precious)
+    link.symlink_to(precious)
+    (tmp_path / "kafka2pc-batch-file").touch()
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    remove_folders(time.time() + 60)
+    assert mine.exists()
+    monkeypatch.undo()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    remove_folders(time.time() + 60)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "kafka2pc-batch-file",
+        "kafka2pc-batch-link",
+        "precious",
+    ]
+    assert (precious / "file").exists()
+
+
+def grow_old(folder, seconds):
+    """Make a folder, and all in it, older by so many seconds."""
+    for path in (folder, *folder.rglob("*")):
+        changed = path.stat().st_mtime - seconds
+        os.utime(path, (changed, changed))
 
 
 def test_a_write_that_is_refused_before_its_tasks_begin_leaves_nothing_on_the_disk(
@@ -228,15 +319,14 @@ def test_a_replay_under_a_key_that_differs_closes_the_key_all_the_same(store, tm
     assert store.read() == ["a"]
 
 
-def test_a_write_without_a_key_leaves_nothing_in_its_decision_log(store, tmp_path):
+def test_a_write_without_a_key_leaves_its_decision_log_after_a_day(store, tmp_path):
     for _ in range(3):
         writer = plan_write(options(decisionLog=str(tmp_path / "log")))
         another_process(writer).commit(rows_written(writer))
-    assert (
-        len(store.read()) == 9
-        and os.listdir(tmp_path / "log") == []
-        and len(driver_side._LOGS) == 1
-    )
+    log = FileLog(str(tmp_path / "log" / writer.plan.query_id))
+    assert len(store.read()) == 9 and len(log.siblings()) == 3 and len(driver_side._LOGS) == 1
+    assert purge_keys(log, (time.time() + DAY_S - 60) * 1000) == []
+    assert len(purge_keys(log, (time.time() + DAY_S + 60) * 1000)) == 3 and log.siblings() == []
 
 
 def test_the_place_to_restore_shows_no_password(store, tmp_path):
@@ -336,6 +426,29 @@ def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     assert sorted(values(kafka, topic)) == ["a", "b", "c"]
 
 
+@pytest.fixture(scope="module")
+def dying(jobs, tmp_path_factory):
+    """A driver that finds `dying_committer`, and so do its workers."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TMPDIR", str(tmp_path_factory.mktemp("dying")))
+        environment.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+        job = jobs("dying")
+        job.start()
+        yield job
+        job.stop()
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_who_runs_the_job_reads_in_sparks_error_that_all_is_written(dying, kafka, place):
+    topic = kafka.create_topic(f"dying-{uuid.uuid4().hex[:8]}", partitions=2)
+    security = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}
+    with pytest.raises(Failed, match="the write of 100 rows is complete(.|\n)*Do not repeat it"):
+        dying.ask("dying_committer.write", rows=100, options=security | {"topic": topic} | place)
+    assert sorted(values(kafka, topic), key=int) == [str(n) for n in range(100)]
+
+
 @pytest.mark.kafka
 def test_what_is_open_under_a_former_prefix_is_found(kafka):
     topic = kafka.create_topic(f"prefix-{uuid.uuid4().hex[:8]}", partitions=1)
@@ -343,11 +456,12 @@ def test_what_is_open_under_a_former_prefix_is_found(kafka):
     planned = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
     message = precommit([old], planned, [pa.record_batch({"value": ["a"]})])
     new = old.under("new")
-    assert new.in_doubt(planned.query_id) == [] and new.traces(planned.query_id) == []
+    assert new.in_doubt(planned.query_id) == []
     (leftover,) = new.under("old").in_doubt(planned.query_id)
     assert (
         leftover.transactional_id
         == message.committables[0].transactional_id
         == old.traces(planned.query_id)[0]
+        == new.traces(planned.query_id)[0]
     )
     assert retry_unknown()(lambda: new.abort(leftover)) is Outcome.DONE

@@ -3,6 +3,7 @@ claimed, swept or written.
 """
 
 import copy
+import json
 import shutil
 import uuid
 from dataclasses import replace
@@ -27,7 +28,10 @@ from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.restore import adopt, claim, restore
 from kafka2pc.protocol.transactions import Mode, TxnState
+from kafka2pc.spark import driver as driver_side
+from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import TwoPhase
+from kafka2pc.spark.options import parse_sink_options
 
 ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")
 
@@ -274,6 +278,17 @@ def test_after_an_adoption_with_another_prefix_the_former_one_is_swept(driver):
     assert open_ones(store) == 0 and store.read() == ["row"]
 
 
+@pytest.mark.parametrize("prefix", ["kafka2pc", "mine"])
+def test_an_empty_log_is_refused_whatever_the_prefix(driver, prefix):
+    """The option that names the log and the prefix were changed, perhaps together."""
+    store = Prefixed()
+    write(with_prefix(driver, store, "kafka2pc"), 0)
+    other = replace(with_prefix(driver, store, prefix), log=MemoryLog("elsewhere"))
+    with pytest.raises(StaleCheckpoint, match="decision log is empty"):
+        restore(other, 0)
+    assert other.log.slots() == [] and store.read() == ["row"]
+
+
 def test_participants_that_share_a_job_keep_each_former_prefix():
     first, second = Prefixed("bills"), Prefixed("orders")
     second.name = "second"
@@ -328,6 +343,84 @@ def test_other_participants_are_adopted_unless_the_batch_is_decided_for_one_that
     with pytest.raises(UnfinishedBatch, match="decided for second") as e:
         adopt(driver)
     assert "The batch is decided" in e.value.risk
+
+
+# -- the option decisionLog, added to a query that ran without it --
+
+
+@pytest.fixture
+def orders(driver, store, tmp_path, monkeypatch):
+    """The driver of the sink for the query of `driver`, as another process opens it: a function of
+    the option decisionLog.
+    """
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "metadata").write_text(json.dumps({"id": driver.query_id}))
+    monkeypatch.setattr(driver_side, "open_participant", lambda options: store)
+    looked, look = [], Checkpoint.decided_slots
+    monkeypatch.setattr(
+        Checkpoint, "decided_slots", lambda checkpoint: looked.append(1) or look(checkpoint)
+    )
+
+    def open_with(decision_log=None, new_process=True):
+        if new_process:
+            monkeypatch.setattr(driver_side, "_LOGS", {})
+            monkeypatch.setattr(driver_side, "_BESIDE", set())
+        options = {
+            "kafka.bootstrap.servers": "nowhere:1",
+            "topic": "orders",
+            "checkpointLocation": str(tmp_path / "orders"),
+            "decisionLog": decision_log,
+        }
+        given = parse_sink_options({k: v for k, v in options.items() if v})
+        return driver_side.stream_driver(given, Checkpoint(given.checkpoint))
+
+    open_with.looked = looked
+    return open_with
+
+
+@pytest.fixture(params=["log", "orders/log", "orders/kafka2pc"])
+def beside(request, tmp_path):
+    """A place beside the decisions in the checkpoint."""
+    return tmp_path / request.param
+
+
+def files(folder):
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def test_another_log_is_refused_while_the_checkpoint_holds_decisions(orders, beside, tmp_path):
+    write(orders(), 0)
+    decide_only(orders(), 1)
+    before = files(tmp_path)
+    for _ in range(2):
+        with pytest.raises(MovedLog, match="up to batch 1, are in .*/orders/kafka2pc") as e:
+            orders(str(beside), new_process=False)
+    assert "Leave decisionLog out" in e.value.action and files(tmp_path) == before
+    assert restore(orders(), 1).mode is Mode.DRAIN
+
+
+def test_a_log_in_the_checkpoint_is_as_good_as_one_outside(orders, beside):
+    for batch_id in range(3):
+        write(orders(str(beside)), batch_id)
+    assert orders(str(beside)).log.batches() == [0, 1, 2]
+
+
+def test_a_log_that_was_copied_out_of_the_checkpoint_is_adopted(orders, driver, store, tmp_path):
+    write(orders(), 0)
+    decide_only(orders(), 1)
+    shutil.copytree(tmp_path / "orders" / "kafka2pc", tmp_path / "log" / driver.query_id)
+    with pytest.raises(MovedLog, match="kafka2pc adopt"):
+        restore(orders(str(tmp_path / "log")), 1)
+    adopt(orders(str(tmp_path / "log")))
+    assert restore(orders(str(tmp_path / "log")), 1).mode is Mode.DRAIN
+    write(orders(str(tmp_path / "log")), 2)
+    assert store.read() == ["row"] * 3
+
+
+def test_a_process_looks_into_the_checkpoint_once(orders, tmp_path):
+    for batch_id in range(3):
+        write(orders(str(tmp_path / "log"), new_process=False), batch_id)
+    assert len(orders.looked) == 1
 
 
 # -- empty logs --

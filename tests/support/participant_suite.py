@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
+from kafka2pc.kafka.participant import with_prefix
 from kafka2pc.protocol.errors import PrecommitFailed
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.precommit import precommit
@@ -390,6 +391,19 @@ def traces_lists_the_transactions_of_a_query_and_of_no_other(at):
     )
     assert ask(at.store.abort, open_) is DONE and ask(at.store.abort, foreign) is DONE
     assert set(at.store.traces(mine.query_id)) <= set(both)
+
+
+@required
+def in_doubt_lists_what_is_open_under_its_own_prefix(at):
+    """A run with another prefix looks under the former one, too."""
+    plan = a_plan()
+    c = precommit_rows(at, plan, "a")
+    if hasattr(at.store, "prefix"):
+        other = with_prefix(at.store, "other")
+        assert other.in_doubt(plan.query_id) == []
+        former = with_prefix(other, at.store.prefix)
+        assert [d.state for d in former.in_doubt(plan.query_id)] == [c.state]
+    assert ask(at.store.abort, c) is DONE
 
 
 @required
