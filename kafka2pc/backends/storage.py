@@ -26,7 +26,7 @@ from tenacity import (
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
 from .places import masked
-from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable
+from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable, TwoPhaseError
 
 # %% ../../nbs/backends/02_storage.ipynb #c008
 class Answer(Enum):
@@ -150,6 +150,10 @@ def _one_request(fs) -> dict:
     return {}
 
 
+def _nothing():
+    pass
+
+
 class Storage:
     """A folder in a file system that fsspec has a driver for. `what`: how errors name it.
     `instead`: what they advise if decisions cannot be there. Each request is asked again, at most
@@ -183,38 +187,43 @@ class Storage:
             )
         self._at_once = _one_request(self.fs)
 
-    def create(self, path: str, content: bytes) -> bool | None:
+    def create(
+        self, path: str, content: bytes, before: Callable[[], None] = _nothing
+    ) -> bool | None:
         """Write an object unless its name is taken. True: it is written. False: the name is taken,
-        perhaps by an earlier try of this call: read it. None: no clear answer. Raises `BadOption`
-        where there is no exclusive create.
+        perhaps by an earlier try of this call: read it. None: no clear answer. `before()` is called
+        right before each try; if it raises a `TwoPhaseError`, no more are made. Raises that error
+        if no earlier try was unclear, and `BadOption` where there is no exclusive create.
         """
         unclear = []
 
         def once() -> bool:
             try:
                 self._make_folder(path)
+                before()
                 _alone(lambda: self.fs.pipe_file(path, content, mode="create"))
+            except TwoPhaseError:
+                raise
             except Exception as e:
                 if meaning(e) is Answer.EXISTS:
                     return False
-                if meaning(e) is Answer.AGAIN:
+                if _is_unclear(e):
                     unclear.append(e)
                 raise
             return True
 
         try:
             return _patiently(once)
+        except TwoPhaseError:
+            if not unclear:
+                raise
         except Exception as e:  # a driver may raise what it likes
             if not unclear:
                 raise self._error(e, path, creates=True) from e
-            _LOG.warning(
-                "%s: it is not known whether %s was written: %s: %s",
-                self.what,
-                path,
-                type(e).__name__,
-                masked(str(e)),
-            )
-            return None
+        e = unclear[-1]
+        says = "%s: it is not known whether %s was written: %s: %s"
+        _LOG.warning(says, self.what, path, type(e).__name__, masked(str(e)))
+        return None
 
     def _make_folder(self, path: str):
         # a file system. An object store has no folders, and might make a bucket
@@ -332,9 +341,15 @@ class Storage:
         _CHECKED.add(key)
 
 
+def _is_unclear(e: BaseException) -> bool:
+    """Did the store give no clear answer? An error of ours is none of the store's."""
+    ours = isinstance(e, TwoPhaseError) or not isinstance(e, Exception)
+    return not ours and meaning(e) is Answer.AGAIN
+
+
 def _patiently(call: Callable):
     retrying = Retrying(
-        retry=retry_if_exception(lambda e: isinstance(e, Exception) and meaning(e) is Answer.AGAIN),
+        retry=retry_if_exception(_is_unclear),
         reraise=True,
         stop=stop_after_attempt(5) | stop_after_delay(60),
         wait=wait_random_exponential(multiplier=0.1, max=5),

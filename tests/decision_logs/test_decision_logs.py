@@ -32,24 +32,23 @@ pytestmark = pytest.mark.timeout(180)
 DURABLE_LOGS = ["file", "object", pytest.param("topic", marks=pytest.mark.kafka), "table"]
 
 
-def first_only(fails, real):
-    """`fails` in place of `real`, for the first call."""
-    calls = []
+def first_only(fails, real, calls):
+    """`fails` in place of `real`, for the first call, which is added to `calls`."""
     return lambda *args, **more: (real if calls else calls.append(1) or fails)(*args, **more)
 
 
 @contextmanager
 def lose(target, name, when, error):
     """The first call of `target.name` raises `error`, before or after it was done."""
-    real = getattr(target, name)
+    real, calls = getattr(target, name), []
 
     def fails(*args, **more):
         if when == "after":
             real(*args, **more)
         raise error
 
-    with patch.object(target, name, first_only(fails, real)):
-        yield
+    with patch.object(target, name, first_only(fails, real, calls)):
+        yield calls
 
 
 def both(losing):
@@ -121,15 +120,15 @@ def topic(request):
 
     @contextmanager
     def losing(when):
-        real = Control.end_txn
+        real, calls = Control.end_txn, []
 
         def fails(*args, **more):
             if when == "after":
                 real(*args, **more)
             return Outcome.UNKNOWN
 
-        with patch.object(Control, "end_txn", first_only(fails, real)):
-            yield
+        with patch.object(Control, "end_txn", first_only(fails, real, calls)):
+            yield calls
 
     return Place(
         lambda name="a": TopicLog(conf, "decisions", f"{start}-{name}"),
