@@ -11,6 +11,7 @@ import os
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import Callable
 
 # %% ../../nbs/backends/03_local_files.ipynb #c007
 class NotCreated(OSError):
@@ -33,14 +34,19 @@ def sync(path: str):
         os.close(fd)
 
 
-def create_file(path: str, content: bytes, drafts: str):
+def _nothing():
+    pass
+
+
+def create_file(path: str, content: bytes, drafts: str, before: Callable[[], None] = _nothing):
     """Create a file, whole and on the disk. Its draft is written into the folder `drafts`, which is
-    made if it does not exist, on the same file system. Raises `FileExistsError` if the name is
-    taken, `NotCreated` if nothing was created, `NoHardLinks`, and another `OSError` if it is not
-    known whether the file was created.
+    made if it does not exist, on the same file system. `before()` is called right before the draft
+    gets its name; if it raises, nothing was created. Raises `FileExistsError` if the name is taken,
+    `NotCreated` if nothing was created, `NoHardLinks`, and another `OSError` if it is not known
+    whether the file was created.
     """
     draft = f"{drafts}/.{uuid.uuid4().hex}"
-    _write_draft(draft, content)
+    _write_draft(draft, content, before)
     try:
         os.link(draft, path)
     except OSError as e:
@@ -52,12 +58,15 @@ def create_file(path: str, content: bytes, drafts: str):
         sync(os.path.dirname(path))
 
 
-def _write_draft(draft: str, content: bytes):
+def _write_draft(draft: str, content: bytes, before: Callable[[], None]):
     try:
         os.makedirs(os.path.dirname(draft), exist_ok=True)
         Path(draft).write_bytes(content)
         sync(draft)
-    except OSError as e:
+        before()
+    except Exception as e:
         with suppress(OSError):
             os.unlink(draft)
-        raise NotCreated(e.errno, e.strerror) from e
+        if isinstance(e, OSError):
+            raise NotCreated(e.errno, e.strerror) from e
+        raise

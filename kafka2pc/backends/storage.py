@@ -8,6 +8,7 @@ __all__ = ['Answer', 'http_status', 'meaning', 'Storage', 'check_driver']
 # %% ../../nbs/backends/02_storage.ipynb #c003
 import inspect
 import logging
+import math
 import os
 import re
 import sys
@@ -20,13 +21,14 @@ from tenacity import (
     Retrying,
     retry_if_exception,
     stop_after_attempt,
-    stop_after_delay,
+    stop_before_delay,
     wait_random_exponential,
 )
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
+from .drivers import open_driver, send_once, write_limit
 from .places import masked
-from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable
+from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable, TwoPhaseError
 
 # %% ../../nbs/backends/02_storage.ipynb #c008
 class Answer(Enum):
@@ -134,8 +136,7 @@ _INSTEAD = (
     "Set decisionLog to kafka:TOPIC or postgresql://USER@HOST/DATABASE; the checkpoint can stay"
     " where it is."
 )
-# seconds for one request; without it, gcsfs waits for ever
-_LIMITS = dict.fromkeys(("gs", "gcs"), {"requests_timeout": 60})
+_ASK_S = 45  # seconds in which a request is asked again
 _CHECKED: set = set()  # (process, driver, bucket) where the first of two creates won
 
 
@@ -150,22 +151,23 @@ def _one_request(fs) -> dict:
     return {}
 
 
+def _nothing():
+    pass
+
+
 class Storage:
     """A folder in a file system that fsspec has a driver for. `what`: how errors name it.
-    `instead`: what they advise if decisions cannot be there. Each request is asked again, at most
-    five times within a minute, while its answer is unclear; the driver's own retries come before.
-    All methods raise `StoreUnreachable` if the store refuses, or gives no clear answer in time.
-    Raises `BadOption` if the driver cannot be opened.
+    `instead`: what they advise if decisions cannot be there. A request is asked again while its
+    answer is unclear: for 45 seconds, and at most ten times. If a store does not answer at all, a
+    call ends within a minute (`backends.drivers`). All methods raise `StoreUnreachable` if the
+    store refuses, or gives no clear answer in time. Raises `BadOption` if the driver cannot be
+    opened.
     """
 
     def __init__(self, url: str, what: str = "storage", instead: str = _INSTEAD):
-        from fsspec.core import url_to_fs  # only for those who use it
-
         self.url, self.what, self.instead = url, f"{what} {masked(url)}", instead
         try:
-            self.fs, self.root = url_to_fs(
-                url, use_listings_cache=False, **_LIMITS.get(url.partition(":")[0], {})
-            )
+            self.fs, self.root = open_driver(url)
         except (ImportError, OSError, ValueError) as e:
             raise BadOption(
                 f"{self.what}: its driver cannot be opened",
@@ -183,38 +185,49 @@ class Storage:
             )
         self._at_once = _one_request(self.fs)
 
-    def create(self, path: str, content: bytes) -> bool | None:
+    def __setstate__(self, state: dict):
+        self.__dict__.update(state)
+        send_once(self.fs)
+
+    def create(
+        self, path: str, content: bytes, before: Callable[[], None] = _nothing
+    ) -> bool | None:
         """Write an object unless its name is taken. True: it is written. False: the name is taken,
-        perhaps by an earlier try of this call: read it. None: no clear answer. Raises `BadOption`
-        where there is no exclusive create.
+        perhaps by an earlier try of this call: read it. None: no clear answer. `before()` is called
+        right before each try; if it raises a `TwoPhaseError`, no more are made. Raises that error
+        if no earlier try was unclear, and `BadOption` where there is no exclusive create.
         """
         unclear = []
-
-        def once() -> bool:
-            try:
-                self._make_folder(path)
-                _alone(lambda: self.fs.pipe_file(path, content, mode="create"))
-            except Exception as e:
-                if meaning(e) is Answer.EXISTS:
-                    return False
-                if meaning(e) is Answer.AGAIN:
-                    unclear.append(e)
-                raise
-            return True
-
         try:
-            return _patiently(once)
+            return _patiently(lambda: self._create_once(path, content, before, unclear))
+        except TwoPhaseError:  # of `before`
+            if not unclear:
+                raise
         except Exception as e:  # a driver may raise what it likes
             if not unclear:
                 raise self._error(e, path, creates=True) from e
-            _LOG.warning(
-                "%s: it is not known whether %s was written: %s: %s",
-                self.what,
-                path,
-                type(e).__name__,
-                masked(str(e)),
-            )
-            return None
+        e = unclear[-1]
+        says = "%s: it is not known whether %s was written: %s: %s"
+        _LOG.warning(says, self.what, path, type(e).__name__, masked(str(e)))
+        return None
+
+    def _create_once(
+        self, path: str, content: bytes, before: Callable[[], None], unclear: list
+    ) -> bool:
+        limit = write_limit(self.fs, len(content))
+        try:
+            self._make_folder(path)
+            before()
+            _alone(lambda: self.fs.pipe_file(path, content, mode="create", **limit))
+        except TwoPhaseError:
+            raise
+        except Exception as e:
+            if meaning(e) is Answer.EXISTS:
+                return False
+            if meaning(e) is Answer.AGAIN:
+                unclear.append(e)
+            raise
+        return True
 
     def _make_folder(self, path: str):
         # a file system. An object store has no folders, and might make a bucket
@@ -224,12 +237,16 @@ class Storage:
     def write(self, path: str, content: bytes):
         """Write an object, whatever is there."""
         self._make_folder(path)
-        self._ask(path, lambda: self.fs.pipe_file(path, content))
+        limit = write_limit(self.fs, len(content))
+        self._ask(path, lambda: self.fs.pipe_file(path, content, **limit))
 
     def upload(self, local: str, path: str):
-        """Write the content of a local file, whatever is there."""
+        """Write the content of a local file, whatever is there. Asks ten times, however long one
+        takes.
+        """
         self._make_folder(path)
-        self._ask(path, lambda: self.fs.put_file(local, path))
+        limit = write_limit(self.fs, os.path.getsize(local))
+        self._ask(path, lambda: self.fs.put_file(local, path, **limit), within_s=math.inf)
 
     def read(self, path: str) -> bytes:
         """The content of an object. Raises `FileNotFoundError`."""
@@ -264,9 +281,9 @@ class Storage:
         except FileNotFoundError:
             return
 
-    def _ask(self, path: str, call: Callable):
+    def _ask(self, path: str, call: Callable, within_s: float = _ASK_S):
         try:
-            return _patiently(call)
+            return _patiently(call, within_s)
         except Exception as e:
             if meaning(e) is Answer.ABSENT:
                 raise FileNotFoundError(path) from e
@@ -332,12 +349,18 @@ class Storage:
         _CHECKED.add(key)
 
 
-def _patiently(call: Callable):
+def _is_unclear(e: BaseException) -> bool:
+    """Did the store give no clear answer? An error of ours is none of the store's."""
+    ours = isinstance(e, TwoPhaseError) or not isinstance(e, Exception)
+    return not ours and meaning(e) is Answer.AGAIN
+
+
+def _patiently(call: Callable, within_s: float = _ASK_S):
     retrying = Retrying(
-        retry=retry_if_exception(lambda e: isinstance(e, Exception) and meaning(e) is Answer.AGAIN),
+        retry=retry_if_exception(_is_unclear),
         reraise=True,
-        stop=stop_after_attempt(5) | stop_after_delay(60),
-        wait=wait_random_exponential(multiplier=0.1, max=5),
+        stop=stop_after_attempt(10) | stop_before_delay(within_s),
+        wait=wait_random_exponential(multiplier=0.5, max=10),
     )
     return _alone(lambda: retrying(_alone, call))
 

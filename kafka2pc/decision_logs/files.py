@@ -10,6 +10,7 @@ import copy
 import os
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Sequence
 
@@ -24,6 +25,7 @@ from kafka2pc.protocol.decisions import (
     dump_decision,
     load_decision,
     never_late,
+    stop_if_late,
 )
 from ..protocol.errors import BrokerUnreachable, LogUnwritable, StoreUnreachable
 
@@ -31,8 +33,8 @@ from ..protocol.errors import BrokerUnreachable, LogUnwritable, StoreUnreachable
 class FileLog(NamedLog):
     """Decisions as files `BATCH.ATTEMPT.json` in a folder of a local disk. (On NFS the mount must
     not cache what is in a folder: lookupcache=none, actimeo=0.) Raises `StoreUnreachable` if the
-    folder cannot be listed; `create` raises `LogUnwritable` if the disk refuses before a file has
-    the name.
+    folder cannot be listed; `create` raises `LogUnwritable` if the disk refuses, or it is too late,
+    before a file has the name.
     """
 
     def __init__(self, folder: str):
@@ -52,7 +54,7 @@ class FileLog(NamedLog):
 
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         try:
-            self._put(decision.slot, dump_decision(decision))
+            self._put(decision, late)
         except FileExistsError:
             pass
         except OSError:
@@ -82,10 +84,11 @@ class FileLog(NamedLog):
     def _path(self, slot: Slot) -> str:
         return f"{self.folder}/{slot.batch_id}.{slot.attempt}.json"
 
-    def _put(self, slot: Slot, content: bytes):
-        path = self._path(slot)
+    def _put(self, decision: Decision, late: Late):
+        path, content = self._path(decision.slot), dump_decision(decision)
+        before = partial(stop_if_late, late, decision)
         try:
-            create_file(path, content, drafts=self.folder)
+            create_file(path, content, drafts=self.folder, before=before)
         except NoHardLinks as e:
             raise LogUnwritable(
                 f"{path}: no hard links here ({e.strerror})",

@@ -6,17 +6,19 @@
 __all__ = ['ObjectLog']
 
 # %% ../../nbs/decision_logs/02_objects.ipynb #c002
+from functools import partial
+
 from ..backends.places import normal_place
 from ..backends.storage import Storage, check_driver
 from .files import FileLog
-from ..protocol.decisions import Decision, Late, dump_decision, never_late
+from ..protocol.decisions import Decision, Late, dump_decision, never_late, stop_if_late
 from ..protocol.errors import LogUnwritable, StoreUnreachable
 
 # %% ../../nbs/decision_logs/02_objects.ipynb #c005
 class ObjectLog(FileLog):
     """Decisions as objects `BATCH.ATTEMPT.json` at an fsspec URL. Raises `BadOption` if the store
     has no exclusive create, `StoreUnreachable` if it refuses or gives no clear answer; `create`
-    raises `LogUnwritable` if the store refuses to write.
+    raises `LogUnwritable` if the store refuses to write, or it is too late to ask it.
     """
 
     def __init__(self, url: str):
@@ -37,10 +39,11 @@ class ObjectLog(FileLog):
 
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         """One request; two if the slot is taken, perhaps by a request of our own whose answer was
-        lost.
+        lost. More, while the answer is unclear, until it is late.
         """
+        path, content = self._path(decision.slot), dump_decision(decision)
         try:
-            won = self.storage.create(self._path(decision.slot), dump_decision(decision))
+            won = self.storage.create(path, content, partial(stop_if_late, late, decision))
         except StoreUnreachable as e:
             raise LogUnwritable(e.what, why=e.why, action=e.action) from e
         if won is None:

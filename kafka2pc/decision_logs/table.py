@@ -24,6 +24,7 @@ from kafka2pc.protocol.decisions import (
     dump_decision,
     load_decision,
     never_late,
+    stop_if_late,
 )
 from ..protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 
@@ -48,7 +49,8 @@ class TableLog(NamedLog):
     neither.
 
     Raises `BadOption` (a server that forgets, a URL that cannot be read), `StoreUnreachable`;
-    `create` raises `LogUnwritable`, or what `also` raises: then nothing is written.
+    `create` raises `LogUnwritable` (also if it is too late), or what `also` raises: then nothing is
+    written.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class TableLog(NamedLog):
 
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         """1 insert, 2 do what goes with it, 3 commit. None: the answer to 3 was lost, or somebody
-        else's insert is not ended yet.
+        else's insert is not ended yet. Only 3 makes the record, so `late` ends 1 and 2 safely.
         """
         try:
             db = self._connect()
@@ -115,7 +117,10 @@ class TableLog(NamedLog):
             raise LogUnwritable(e.what, why=e.why, action=e.action) from None
         asked = False
         try:
+            stop_if_late(late, decision)
             won = self._insert(db, decision)
+            if won:
+                stop_if_late(late, decision)
             asked = True
             db.commit()
         except psycopg.Error as e:

@@ -30,7 +30,8 @@ class Moody(FailingDriver):
 
 
 @pytest.fixture
-def moody():
+def moody(monkeypatch):
+    monkeypatch.setattr(storage, "wait_random_exponential", lambda **_: lambda state: 0)
     fsspec.register_implementation("moody", Moody, clobber=True)
     Moody.store.clear()
     Moody.left = 0
@@ -55,7 +56,7 @@ def test_an_error_that_stays_is_told_with_its_cause_and_never_as_an_empty_folder
         match="no clear answer about /a(?s:.*)RuntimeError: the driver's own error",
     ):
         moody.names("/a")
-    assert Moody.calls == 5
+    assert Moody.calls == 10
     assert moody.create("/a/y", b"1") is None, "it may have been written"
     Moody.left = 0
 

@@ -44,13 +44,18 @@ class OldS3(Failing):
 
 
 @pytest.fixture
-def failing(monkeypatch):
-    fsspec.register_implementation("failing", Failing, clobber=True)
-    fsspec.register_implementation("olds3", OldS3, clobber=True)
-    Failing.store.clear()
+def hurry(monkeypatch):
+    """A request is asked again at once."""
     monkeypatch.setattr(
         "kafka2pc.backends.storage.wait_random_exponential", lambda **_: lambda state: 0
     )
+
+
+@pytest.fixture
+def failing(monkeypatch, hurry):
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    fsspec.register_implementation("olds3", OldS3, clobber=True)
+    Failing.store.clear()
     storage = Storage("failing://a")
     storage.write("/a/0.0.json", b"1")
     yield lambda error: monkeypatch.setattr(Failing, "error", error)
@@ -147,6 +152,7 @@ def test_a_folder_that_cannot_be_listed_is_not_empty(tmp_path):
     assert FileLog(f"{tmp_path}/none").slots() == []
 
 
+@pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("name", ["s3", "azure"])
 def test_a_404_that_is_not_the_stores_is_no_empty_folder(request, name):
     """A proxy before a store answers so while the store is away."""

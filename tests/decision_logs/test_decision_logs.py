@@ -6,9 +6,11 @@ import errno
 import os
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Event
 from unittest.mock import patch
 
 import fsspec
@@ -18,6 +20,7 @@ from confluent_kafka import Producer
 from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
 from fsspec.implementations.local import LocalFileSystem
 
+from kafka2pc.backends import local_files
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.decision_logs.table import TableLog
@@ -32,24 +35,23 @@ pytestmark = pytest.mark.timeout(180)
 DURABLE_LOGS = ["file", "object", pytest.param("topic", marks=pytest.mark.kafka), "table"]
 
 
-def first_only(fails, real):
-    """`fails` in place of `real`, for the first call."""
-    calls = []
+def first_only(fails, real, calls):
+    """`fails` in place of `real`, for the first call, which is added to `calls`."""
     return lambda *args, **more: (real if calls else calls.append(1) or fails)(*args, **more)
 
 
 @contextmanager
 def lose(target, name, when, error):
     """The first call of `target.name` raises `error`, before or after it was done."""
-    real = getattr(target, name)
+    real, calls = getattr(target, name), []
 
     def fails(*args, **more):
         if when == "after":
             real(*args, **more)
         raise error
 
-    with patch.object(target, name, first_only(fails, real)):
-        yield
+    with patch.object(target, name, first_only(fails, real, calls)):
+        yield calls
 
 
 def both(losing):
@@ -121,15 +123,15 @@ def topic(request):
 
     @contextmanager
     def losing(when):
-        real = Control.end_txn
+        real, calls = Control.end_txn, []
 
         def fails(*args, **more):
             if when == "after":
                 real(*args, **more)
             return Outcome.UNKNOWN
 
-        with patch.object(Control, "end_txn", first_only(fails, real)):
-            yield
+        with patch.object(Control, "end_txn", first_only(fails, real, calls)):
+            yield calls
 
     return Place(
         lambda name="a": TopicLog(conf, "decisions", f"{start}-{name}"),
@@ -206,6 +208,37 @@ def test_when_the_answer_is_lost(promise, when, place):
 @pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
 def test_with_damaged_content(promise, kind, place):
     promise(place, kind)
+
+
+# -- a deadline --
+
+
+def test_a_file_whose_draft_took_too_long_gets_no_name(tmp_path):
+    log, synced = FileLog(tmp_path), []
+    with (
+        patch.object(local_files, "sync", synced.append),
+        pytest.raises(LogUnwritable, match="too little time"),
+    ):
+        log.create(record(), lambda: bool(synced))
+    assert len(synced) == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_was_locked_for_too_long_gets_no_record(postgres):
+    log, late, done = TableLog(postgres.url, uuid.uuid4().hex, lock_ms=60_000), Event(), []
+    log.also = lambda db, decision: done.append(decision)
+    with psycopg.connect(postgres.url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("lock table kafka2pc_decisions in exclusive mode")
+        answer = pool.submit(log.create, record(), late.is_set)
+        while not other.execute("select from pg_locks where not granted").fetchall():
+            time.sleep(0.02)
+        late.set()
+        other.rollback()
+        with pytest.raises(LogUnwritable, match="too little time"):
+            answer.result()
+    assert len(done) == 1 and log.chain(7) == []
+    with pytest.raises(LogUnwritable, match="too little time"):
+        log.create(record(), late.is_set)
+    assert len(done) == 1, "the insert was sent too late"
 
 
 # -- a table --

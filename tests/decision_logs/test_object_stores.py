@@ -6,9 +6,9 @@ Each request passes a proxy (`store_proxy`). It loses answers as a network does,
 
 import asyncio
 import json
+import pickle
 import time
 import uuid
-from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -27,8 +27,9 @@ from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
 from participant_suite import REQUIRED as KEPT_BY_STORES
 from participant_suite import At, rows
 from store_proxy import Answer
+from tenacity import stop_after_attempt
 
-from kafka2pc.backends import storage
+from kafka2pc.backends import drivers, storage
 from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.commit import Driver, commit
 from kafka2pc.protocol.decisions import dump_decision
@@ -78,7 +79,7 @@ def place(server, url):
         )
 
     lost = {when: partial(server.proxy.loses, when) for when in ("before", "after")}
-    return Place(open, steps=["create", "once"], spoil=spoil, lost=lost)
+    return Place(open, steps=["create", "_create_once"], spoil=spoil, lost=lost)
 
 
 @promises(*PROMISES)
@@ -211,14 +212,46 @@ def test_if_no_answer_comes_at_all_the_outcome_is_unknown_and_known_later(
     assert log.chain(7) == place().chain(7) == ([first] if when == "after" else [])
 
 
-@pytest.mark.parametrize("server", ["gcs"], indirect=True)
-def test_a_server_that_accepts_requests_and_never_answers_is_given_up(place, url, says, server):
-    """gcsfs has no limit. (s3fs gives up after 25 times 15 s, adlfs after 4 times 60 s.)"""
-    assert storage.Storage(url).fs.requests_timeout == 60
-    with patch.dict(storage._LIMITS, gs={"requests_timeout": 1}):
-        log = place()
-        with server.proxy.faults(lambda request: replace(says(500, "late"), wait_s=20)):
-            assert log.create(record()) is None
+@pytest.fixture
+def impatient():
+    """Drivers give a silent store up after two seconds, and two tries are made."""
+    with (
+        patch.multiple(drivers, CONNECT_S=1, SILENCE_S=1),
+        patch.object(storage, "stop_after_attempt", lambda tries: stop_after_attempt(2)),
+    ):
+        yield
+
+
+def test_a_driver_sends_each_request_once_to_a_silent_store(place, server, impatient):
+    log, first = pickle.loads(pickle.dumps(place())), record()
+    path = log._path(first.slot)
+    for ask in (log.slots, lambda: log.load(first.slot), lambda: log.storage.remove(path)):
+        with server.proxy.silent(), server.proxy.counted() as requests:
+            with pytest.raises(StoreUnreachable, match="no clear answer"):
+                ask()
+        assert len(requests) == 2, requests
+    with server.proxy.silent(), server.proxy.counted() as requests:
+        assert log.create(first) is None
+    assert len(requests) == 2, requests
+
+
+def test_a_driver_sends_each_request_once_to_a_store_that_is_busy(place, says, server, impatient):
+    log, busy = place(), says(503, "SlowDown")
+    with server.proxy.faults(lambda request: busy), server.proxy.counted() as requests:
+        assert log.create(record()) is None
+    assert len(requests) == 2, requests
+
+
+def test_no_create_is_sent_to_a_silent_store_once_it_is_too_late(place, server, impatient):
+    log, first, seen = place(), record(), server.proxy.seen
+    start = len(seen)
+    with server.proxy.silent():
+        assert log.create(first, lambda: len(seen) > start) is None
+        with pytest.raises(LogUnwritable, match="too little time"):
+            log.create(first, lambda: len(seen) > start)
+    assert len(seen) == start + 1
+    assert log.chain(7) == place().chain(7) == []
+    assert log.create(first) == first
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -1,5 +1,5 @@
 """An HTTP proxy before the server of an object store. It counts requests, and on request it loses
-answers or gives an answer of its own.
+answers, gives an answer of its own, or is silent.
 """
 
 import http.client
@@ -56,6 +56,7 @@ class Proxy:
             lambda request: None,
             False,
         )
+        self.silence = None  # or an event, which ends it
         self.server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": self}))
         self.port = self.server.server_address[1]
         threading.Thread(
@@ -93,6 +94,18 @@ class Proxy:
             yield lost
 
     @contextmanager
+    def silent(self):
+        """Inside the `with`, requests are accepted and not answered, not even a question whether
+        their content is wanted. At its end their connections are closed; nothing is forwarded.
+        """
+        self.silence = threading.Event()
+        try:
+            yield
+        finally:
+            self.silence.set()
+            self.silence = None
+
+    @contextmanager
     def without_conditions(self):
         """Inside the `with`, every create overwrites."""
         self.unconditional = True
@@ -120,7 +133,23 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
+    def handle_expect_100(self):
+        return not self._is_silent() and super().handle_expect_100()
+
+    def _is_silent(self):
+        """Waits for the end of the silence, if there is one."""
+        silence = self.proxy.silence
+        if silence is None:
+            return False
+        agent = self.headers.get("User-Agent", "")
+        self.proxy.seen.append(Request(self.command, self.path, agent))
+        silence.wait(60)
+        self.close_connection = True
+        return True
+
     def _serve(self):
+        if self._is_silent():
+            return None
         body = self._body()
         request = Request(self.command, self.path, self.headers.get("User-Agent", ""), body)
         self.proxy.seen.append(request)
