@@ -38,7 +38,6 @@ from kafka2pc.protocol.errors import (
     CorruptDecision,
     LogUnwritable,
     MovedLog,
-    NotAuthorized,
     Superseded,
     UnknownFormat,
 )
