@@ -9,7 +9,7 @@ __all__ = ['TXN_MS', 'TopicLog']
 import copy
 import random
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, Mapping, Sequence
 
 # %% ../../nbs/decision_logs/07_topic.ipynb #c003
@@ -39,31 +39,37 @@ from kafka2pc.protocol.decisions import (
     NamedLog,
     Slot,
     never_late,
+    stop_if_late,
 )
 from kafka2pc.protocol.errors import (
+    UNTOUCHED,
     BadRow,
     BrokerUnreachable,
-    CorruptDecision,
     LogUnwritable,
+    MovedLog,
+    NotAuthorized,
     PrecommitFailed,
+    Superseded,
     UnclearAnswer,
-    UnknownFormat,
 )
 from ..protocol.transactions import Outcome, PreparedTxnState
 
 # %% ../../nbs/decision_logs/07_topic.ipynb #c022
+_FINAL = (LogUnwritable, MovedLog, NotAuthorized, Superseded)
 TXN_MS = 10_000  # a record is sent and its transaction ended in this time, or the broker aborts it
 
 
 @dataclass
 class _Attempt:
-    """What one `create` knows while it tries. `may_exist`: the end of a transaction with its record
-    was asked for, and the answer is not known. `deadline`: when it gives up, set at the first try.
+    """What one `create` knows while it tries. `unclear`: the prefixes under whose ids the end of a
+    transaction with its record was asked for, and the answer is not known. `deadline`: when it
+    gives up, set at the first try.
     """
 
     decision: Decision
+    late: Late
     records: dict[str, bytes] | None = None
-    may_exist: bool = False
+    unclear: set[str] = field(default_factory=set)
     deadline: float = float("inf")
 
 
@@ -73,8 +79,12 @@ class TopicLog(NamedLog):
     has librdkafka's names. For one thread at a time; pickles without its connections. A read fails
     if nothing arrives for `within_ms`.
 
-    Raises `BadOption` (topic), `NotAuthorized`, `BrokerUnreachable`; `create` raises
-    `LogUnwritable` while it is certain that nothing was written.
+    One prefix owns the log at any time: the one that the newest record names (`owner`). Only under
+    its id is anything written, so all writers fence each other. An ADOPT hands the log over.
+
+    Raises `BadOption` (topic), `NotAuthorized`, `BrokerUnreachable`. While it is certain that
+    nothing was written, `create` raises `LogUnwritable`, `MovedLog` if another prefix owns the log,
+    and `Superseded` for an ADOPT while the query goes on.
     """
 
     def __init__(
@@ -106,7 +116,10 @@ class TopicLog(NamedLog):
     @property
     def transactional_id(self) -> str:
         """Also the consumer group of the bookmark."""
-        return f"{self.prefix}-decisions-{self.name}"
+        return self._id(self.prefix)
+
+    def _id(self, prefix: str) -> str:
+        return f"{prefix}-decisions-{self.name}"
 
     @property
     def _control(self) -> Control:
@@ -137,7 +150,7 @@ class TopicLog(NamedLog):
         """1 fence, 2 read, 3 append, 4 end the transaction; again, as long as the answer is
         unclear.
         """
-        attempt = _Attempt(decision)
+        attempt = _Attempt(decision, late)
         while True:
             trouble = None
             try:
@@ -146,9 +159,9 @@ class TopicLog(NamedLog):
                     return record
             except (UnclearAnswer, PrecommitFailed) as e:  # most often: fenced
                 trouble = e
-            except (BrokerUnreachable, BadRow) as e:
+            except (BrokerUnreachable, BadRow, *_FINAL) as e:
                 return self._give_up(attempt, e)
-            if time.monotonic() > attempt.deadline:
+            if late() or time.monotonic() > attempt.deadline:
                 return self._give_up(attempt, trouble)
             time.sleep(random.uniform(0, 0.2))
 
@@ -162,45 +175,120 @@ class TopicLog(NamedLog):
         if record:
             return record
         attempt.deadline = min(attempt.deadline, time.monotonic() + self.within_ms / 1000)
-        state = self._fence()
+        prefix = self._writer(decision)
+        state = self._fence(prefix)
         record = self._record_in(decision.slot)
         if record:
             return record
-        # whatever was asked before: its record is not there, and will never be
-        attempt.may_exist = False
+        # whatever was asked under this id: its record is not there, and will never be
+        attempt.unclear.discard(prefix)
+        known = self._check_turn(decision, prefix)
         attempt.records = attempt.records or self._encode(decision)
-        self._append(state, attempt.records)
-        attempt.may_exist = True
-        return decision if self._end(state) is Outcome.DONE else None
+        stop_if_late(attempt.late, decision)
+        self._append(prefix, state, attempt.records)
+        stop_if_late(attempt.late, decision)  # what is not ended is never visible
+        attempt.unclear.add(prefix)
+        if self._end(prefix, state) is not Outcome.DONE:
+            return None
+        if not known:
+            self._record_in(
+                decision.slot
+            )  # the first writers of two prefixes do not fence each other
+        return decision
 
     def _record_in(self, slot: Slot, end: int = HIGH_WATERMARK) -> Decision | None:
         self._read(end)
         return self.load(slot) if self._records().holds(slot) else None
 
     def _give_up(self, attempt: _Attempt, trouble: Exception | None) -> None:
-        """Raises `LogUnwritable` if it is certain that nothing was written."""
-        if not attempt.may_exist:
-            raise LogUnwritable(
-                f"kafka:{self.topic}: {trouble.what}", why=trouble.why, action=trouble.action
-            ) from trouble
+        """Raises what is wrong if it is certain that nothing was written."""
+        if attempt.unclear:
+            return
+        if isinstance(trouble, _FINAL):
+            raise trouble
+        raise LogUnwritable(
+            f"kafka:{self.topic}: {trouble.what}", why=trouble.why, action=trouble.action
+        ) from trouble
 
-    def _fence(self) -> PreparedTxnState:
-        """A fresh epoch of the log's own id, and one of the id that it had under another prefix: a
-        run with the old options may still be at work.
+    # -- one prefix at a time --
+
+    def owner(self) -> str:
+        """The prefix that the newest record names: only under it may anything be written. Empty if
+        it is not known (the log is empty, or the record has format 1): then any prefix may write,
+        and the first record decides. Raises what `load` raises.
         """
-        former = self._former_prefix()
-        if former:
-            self._control.init_producer_id(f"{former}-decisions-{self.name}", timeout_ms=TXN_MS)
-        return self._control.init_producer_id(self.transactional_id, timeout_ms=TXN_MS)
+        self._read()
+        return self._owner()
 
-    def _former_prefix(self) -> str | None:
+    def _owner(self) -> str:
+        """The owner, as far as the log has been read."""
         records = self._records()
-        newest = max(records.slots(), default=None)
+        slots = records.slots()
+        return records.fence(slots[-1]) if slots else ""
+
+    def _writer(self, decision: Decision) -> str:
+        """The prefix under whose id a record is written: ours. An ADOPT takes the log from its
+        owner, and excludes every run of the owner only by the owner's id.
+        """
+        return (decision.adopts and self._owner()) or self.prefix
+
+    def _check_turn(self, decision: Decision, prefix: str) -> bool:
+        """May this record be written under the id of `prefix`, which is fenced and read? False:
+        yes, but no owner is known. Raises `MovedLog`; for an ADOPT `Superseded`, and
+        `UnclearAnswer` if another one came first.
+        """
+        owner = self._owner()
+        if decision.adopts:
+            if owner not in ("", prefix):
+                raise UnclearAnswer(f"decision log kafka:{self.topic}: {owner} has adopted it")
+            if self._records().slots()[-1:] > [decision.slot]:
+                raise Superseded(
+                    f"decision log kafka:{self.topic}: query {self.name} runs, it went on just now",
+                    why="An adoption counts only if its record is the newest one.",
+                    risk=UNTOUCHED,
+                    action="Stop the query, and every copy of it; then adopt again.",
+                )
+        elif owner not in ("", self.prefix):
+            raise self._belongs_to(owner)
+        return owner != ""
+
+    def _belongs_to(self, owner: str) -> MovedLog:
+        return MovedLog(
+            f"decision log kafka:{self.topic} of query {self.name} belongs to the prefix {owner}"
+            f" since its newest record, and this run uses {self.prefix}",
+            why="Runs with different prefixes do not fence each other, so only one prefix writes.",
+            risk=UNTOUCHED,
+            action=(
+                f"Restore the option transactionalIdPrefix={owner}. Or stop every run with {owner},"
+                f" and hand the log over: `kafka2pc adopt CHECKPOINT --prefix {self.prefix}`"
+                " (TwoPhase: its method adopt)."
+            ),
+        )
+
+    def _may_not_use(self, owner: str) -> NotAuthorized:
+        return NotAuthorized(
+            f"decision log kafka:{self.topic} of query {self.name} belongs to the prefix {owner},"
+            f" and this user may not use the transactional_id {self._id(owner)}",
+            why=(
+                f"The right on the TransactionalId {self._id(owner)} was revoked. Only with it can"
+                f" an adoption exclude the runs with {owner}."
+            ),
+            action=(
+                "Grant WRITE on that TransactionalId while `kafka2pc adopt` runs, and revoke it"
+                f" afterwards. Or restore the option transactionalIdPrefix={owner}."
+            ),
+        )
+
+    # -- what is asked of Kafka --
+
+    def _fence(self, prefix: str) -> PreparedTxnState:
+        """A fresh epoch of the log's id under this prefix."""
         try:
-            fence = records.fence(newest) if newest else ""
-        except (CorruptDecision, UnknownFormat):  # a read of that slot raises it
-            return None
-        return fence if fence not in ("", self.prefix) else None
+            return self._control.init_producer_id(self._id(prefix), timeout_ms=TXN_MS)
+        except NotAuthorized:
+            if prefix == self.prefix:
+                raise
+            raise self._may_not_use(prefix) from None
 
     def _encode(self, decision: Decision) -> dict[str, bytes]:
         keys = Keys(self.name)
@@ -216,14 +304,14 @@ class TopicLog(NamedLog):
         self._settings = self._settings or read_settings(self._control, self.topic)
         return int(self._settings.get("max.message.bytes", 1_048_588))
 
-    def _append(self, state: PreparedTxnState, records: Mapping[str, bytes | None]):
+    def _append(self, prefix: str, state: PreparedTxnState, records: Mapping[str, bytes | None]):
         """Records in an open transaction of this epoch: invisible until it is ended, and only this
         epoch can end it.
         """
         implicit_add = self._control.end_txn_version() >= 5
         send = Sender(
             self._control,
-            self.transactional_id,
+            self._id(prefix),
             state,
             codec="gzip",
             implicit_add=implicit_add,
@@ -235,8 +323,8 @@ class TopicLog(NamedLog):
             send.put(section)
         send.flush()
 
-    def _end(self, state: PreparedTxnState) -> Outcome:
-        return self._control.end_txn(self.transactional_id, state, commit=True)
+    def _end(self, prefix: str, state: PreparedTxnState) -> Outcome:
+        return self._control.end_txn(self._id(prefix), state, commit=True)
 
     # -- removing --
 
@@ -261,9 +349,9 @@ class TopicLog(NamedLog):
                 gone.append(key)
         try:
             if gone:
-                state = self._fence()
-                self._append(state, dict.fromkeys(gone))
-                if self._end(state) is not Outcome.DONE:
+                state = self._fence(self.prefix)
+                self._append(self.prefix, state, dict.fromkeys(gone))
+                if self._end(self.prefix, state) is not Outcome.DONE:
                     return
             self._save_bookmark(set(gone))
         except (UnclearAnswer, PrecommitFailed, BrokerUnreachable):

@@ -93,7 +93,7 @@ class Tail:
         self.records = 0
         self.found = {}
         self._consumer = Consumer(for_librdkafka(conf) | _READER)
-        self._consumer.assign([TopicPartition(topic, 0, at)])
+        self._go_to(at)
 
     def close(self):
         self._consumer.close()
@@ -136,19 +136,22 @@ class Tail:
         )
 
     def _take_all(self):
-        """Take all records that have arrived; wait for the first one. An error is raised after
-        them: none may be left out.
+        """Take all records that have arrived; wait for the first one. Nothing behind an error is
+        taken: librdkafka goes on behind a batch that it cannot read, and the next read must meet
+        that batch again.
         """
         first = self._consumer.poll(0.1)
         if first is None:
             return
-        messages = [first, *self._consumer.consume(_BULK, 0)]
-        for message in messages:
-            self._take(message)
-        for message in messages:
+        for message in [first, *self._consumer.consume(_BULK, 0)]:
             error = message.error()
             if error and error.name() not in _HARMLESS and not error.retriable():
+                self._go_to(self.at)
                 raise KafkaException(error)
+            self._take(message)
+
+    def _go_to(self, offset: int):
+        self._consumer.assign([TopicPartition(self.topic, 0, offset)])
 
     def _take(self, message):
         error = message.error()

@@ -93,13 +93,19 @@ def _print_findings(diagnosis):
 decisions = typer.Typer(help="What a checkpoint has decided.", no_args_is_help=True)
 
 
-def _query(place: str, decision_log: str | None, servers: str | None, config: str | None):
-    """Open the query at `place`. Only a log in a topic needs a cluster."""
+def _query(
+    place: str,
+    decision_log: str | None,
+    servers: str | None,
+    config: str | None,
+    prefix: str | None = None,
+):
+    """Open the query at `place`. Only a log in a topic needs a cluster, and has a `prefix`."""
     from kafka2pc.operations.access import Access
     from kafka2pc.operations.query import open_query
 
     conf = Access(servers, config).conf() if servers or config else None
-    return open_query(place, decision_log, conf=conf)
+    return open_query(place, decision_log, conf=conf, prefix=prefix)
 
 
 @decisions.command("list")
@@ -253,7 +259,7 @@ def adopt(
         from kafka2pc.backends.places import masked
         from kafka2pc.operations.repair import adopt_place
 
-        query = _query(place, decision_log, servers, config)
+        query = _query(place, decision_log, servers, config, prefix)
         record = adopt_place(query, topic=topic, prefix=prefix)
         done = "nothing has changed"
         if record:

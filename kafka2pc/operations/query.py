@@ -53,8 +53,8 @@ def open_query(
 ) -> Query:
     """Open the query whose checkpoint is `place`. `decision_log`: its option decisionLog, if it has
     one. A batch write has no checkpoint: then `place` is decisionLog/ID. A log in a topic needs
-    `conf` and the `prefix` of its query (None: find it in the cluster). Raises `StaleCheckpoint` if
-    `place` is neither, `BadOption`, and what the log raises.
+    `conf`, and is opened under `prefix` (None: under the one that owns it). Raises
+    `StaleCheckpoint` if `place` is neither, `BadOption`, and what the log raises.
     """
     place = absolute_place(place)
     decision_log = decision_log and absolute_place(decision_log)
@@ -84,25 +84,37 @@ def open_query(
 
 def _log(root: str, name: str, conf: Mapping | None, prefix: str | None) -> DecisionLog:
     """Open the log `name` of the option decisionLog=`root`. Never creates a topic or a table."""
-    in_topic = root.startswith("kafka:")
-    if in_topic and not conf:
+    if not root.startswith("kafka:"):
+        return open_log(root, name, make=False)
+    if not conf:
         raise BadOption(
             f"decision log {root}: no cluster is named",
             action="Add --bootstrap-servers or --config.",
         )
-    if in_topic and not prefix:
-        prefix = _prefix_of_log(conf, name)
-    return open_log(root, name, conf or {}, prefix or "kafka2pc", make=False)
+    if prefix:
+        return open_log(root, name, conf, prefix, make=False)
+    return _log_of_owner(root, name, conf)
 
 
-def _prefix_of_log(conf: Mapping, name: str) -> str | None:
-    """The prefix in the transactional id of a log in a topic. A second writer must use the same id,
-    so that it fences the first.
+def _log_of_owner(root: str, name: str, conf: Mapping) -> DecisionLog:
+    """Open a log in a topic under the prefix that owns it: no other may write. As long as none is
+    known, under one that has an id for this log in the cluster.
     """
+    prefix = _any_prefix(conf, name)
+    log = open_log(root, name, conf, prefix, make=False)
+    owner = log.owner()
+    if owner in ("", prefix):
+        return log
+    log.close()
+    return open_log(root, name, conf, owner, make=False)
+
+
+def _any_prefix(conf: Mapping, name: str) -> str:
+    """The first prefix with a transactional id for this log, kafka2pc if there is none."""
     ending = f"-decisions-{name}"
     with Control(conf) as control:
         ids = [t.transactional_id for t in control.list_transactions(states=())]
-    return next((i.removesuffix(ending) for i in ids if i.endswith(ending)), None)
+    return next((i.removesuffix(ending) for i in ids if i.endswith(ending)), "kafka2pc")
 
 
 def batch_times(location: str, last: int = 20) -> dict[int, tuple[float, float | None]]:

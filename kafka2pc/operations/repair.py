@@ -89,8 +89,9 @@ def adopt_place(
 ) -> Decision | None:
     """Record that the checkpoint and the log of a query were moved to the places of `query`.
     `topic`, `prefix`: options that the query will have from now on, though its last batch is not
-    finished. Returns the record, or None if nothing has changed. Stop the query, and every copy of
-    it, before. Sends nothing to Kafka, unless the log is there. Raises `StaleCheckpoint`,
+    finished. A log in a topic takes the prefix under which `query` opened it. Returns the record,
+    or None if nothing has changed. Stop the query, and every copy of it, before. Sends nothing to
+    Kafka, unless the log is there. Raises `StaleCheckpoint`,
     `OutcomeUnknown`, and what the log raises.
     """
     driver = driver_of(query)

@@ -37,6 +37,8 @@ from kafka2pc.protocol.errors import (
     BrokerUnreachable,
     CorruptDecision,
     LogUnwritable,
+    MovedLog,
+    Superseded,
     UnknownFormat,
 )
 from kafka2pc.protocol.transactions import Committable, Outcome, PartitionRange, PreparedTxnState
@@ -93,7 +95,7 @@ def test_a_second_line_past_the_log_is_found_and_so_is_a_key_that_names_no_slot(
 def test_another_logs_open_transaction_hides_nothing(kafka):
     mine, other = topic_log(kafka, within_ms=3000), topic_log(kafka)
     state = other._control.init_producer_id(other.transactional_id, timeout_ms=10_000)
-    other._append(state, {f"{other.name}/7.0": b"not ended"})
+    other._append(other.prefix, state, {f"{other.name}/7.0": b"not ended"})
     first = record()
     with pytest.raises(LogUnwritable, match="was read to"):  # its end cannot be known yet
         mine.create(first)
@@ -200,33 +202,70 @@ def test_all_names_of_a_topic_share_one_reader(kafka):
     log.close()
 
 
-@pytest.mark.parametrize("n", [1, 6000])
-def test_a_run_with_another_prefix_fences_the_one_with_the_old(kafka, n):
-    """The old driver sleeps between its look into the topic and its line; meanwhile the prefix was
-    changed, and the slot was won.
-    """
-    old = topic_log(kafka, prefix="old")
-    of = lambda prefix, **more: replace(
-        record(**more), identity=Identity(log=old.place, prefix=prefix, fence=prefix)
+def owned(prefix, *, n=1, adopts=False, **more):
+    """A record that a run with this prefix writes, with `n` Committables if it is a COMMIT."""
+    return replace(
+        record(n=n, **more), identity=Identity(prefix=prefix, fence=prefix), adopts=adopts
     )
-    old.create(of("old", n=n))
-    new = TopicLog(kafka.client_conf, old.topic, old.name, prefix="new")
-    append_line, won = old._append, []
 
-    def sleeps(state, lines):
-        with patch.object(
-            topic_records,
-            "load_decision",
-            side_effect=None if n == 1 else AssertionError("parsed"),
-            wraps=load_decision,
-        ):
-            won.append(new.create(of("new", batch_id=8)))
-        old._append = append_line
-        append_line(state, lines)
 
-    old._append = sleeps
-    assert old.create(of("old", batch_id=8)) == won[0]
-    assert TopicLog(kafka.client_conf, old.topic, old.name, prefix="third").chain(8) == won
+@pytest.mark.parametrize("n", [1, 6000])
+def test_one_prefix_owns_the_log_until_another_one_adopts_it(kafka, n):
+    old, new = topic_log(kafka, prefix="old"), None
+    assert old.owner() == ""
+    old.create(owned("old", n=n))
+    new = again(old, prefix="new")
+    with patch.object(
+        topic_records,
+        "load_decision",
+        side_effect=None if n == 1 else AssertionError("parsed"),
+        wraps=load_decision,
+    ):
+        with pytest.raises(MovedLog, match="belongs to the prefix old"):
+            new.create(owned("new", batch_id=8))
+        adopted = owned("new", attempt=1, commit=False, adopts=True)
+        assert new.create(adopted) == adopted
+    with pytest.raises(MovedLog, match="belongs to the prefix new"):
+        old.create(owned("old", batch_id=8))
+    wanted = owned("new", batch_id=8)
+    assert new.create(wanted) == wanted
+    assert again(old, prefix="third").owner() == "new" and again(old).chain(8) == [wanted]
+
+
+@pytest.mark.parametrize("point", ["_fence", "_append", "_end"])
+def test_an_adoption_fences_an_owner_that_is_suspended(kafka, point):
+    """The old driver sleeps right before a request; meanwhile the log is adopted."""
+    old = topic_log(kafka, prefix="old")
+    old.create(owned("old"))
+    new, real, adopted = again(old, prefix="new"), getattr(old, point), []
+
+    def sleeps(*args):
+        if not adopted:
+            adopted.append(new.create(owned("new", attempt=1, commit=False, adopts=True)))
+        return real(*args)
+
+    setattr(old, point, sleeps)
+    with pytest.raises(MovedLog, match="belongs to the prefix new"):
+        old.create(owned("old", batch_id=8))
+    assert content(again(new)).keys() == {Slot(7, 0), Slot(7, 1)}
+    assert content(again(new))[Slot(7, 1)] == adopted[0]
+
+
+def test_an_owner_that_goes_on_fences_an_adoption_that_is_suspended(kafka):
+    old = topic_log(kafka, prefix="old")
+    old.create(owned("old"))
+    new, decided = again(old, prefix="new"), []
+    real = new._append
+
+    def sleeps(*args):
+        if not decided:
+            decided.append(old.create(owned("old", batch_id=8)))
+        return real(*args)
+
+    new._append = sleeps
+    with pytest.raises(Superseded, match="it went on just now"):
+        new.create(owned("new", attempt=1, commit=False, adopts=True))
+    assert content(again(old)).keys() == {Slot(7, 0), Slot(8, 0)} and old.owner() == "old"
 
 
 # -- decisions that are longer than a record --
@@ -360,18 +399,16 @@ def open_between(other):
         opened.append(None)
         self.flush()
         opened[0] = other._control.init_producer_id(other.transactional_id, timeout_ms=60_000)
-        other._append(opened[0], {"open": b"x"})
+        other._append(other.prefix, opened[0], {"open": b"x"})
 
     with patch.object(Sender, "put", put):
         yield lambda: other._control.end_txn(other.transactional_id, opened[0], commit=False)
 
 
 def test_a_reader_that_stops_between_the_parts_of_a_decision_sees_no_decision(kafka, small):
-    other, reader, wanted = (
-        topic_log(kafka, small.topic),
-        again(small, within_ms=500),
-        record(n=2000),
-    )
+    other, reader = topic_log(kafka, small.topic), again(small, within_ms=500)
+    first, wanted = (owned(small.prefix, batch_id=batch_id, n=2000) for batch_id in (6, 7))
+    small.create(first)
     with open_between(other) as end:
         assert small.create(wanted) == wanted
     assert reader._record_in(Slot(7, 0), LAST_STABLE) is None and reader.tail.found, (
@@ -380,7 +417,7 @@ def test_a_reader_that_stops_between_the_parts_of_a_decision_sees_no_decision(ka
     with pytest.raises(BrokerUnreachable, match="was read to"):
         reader.slots()
     assert end() is Outcome.DONE
-    assert content(reader) == {Slot(7, 0): wanted}
+    assert content(reader) == {Slot(6, 0): first, Slot(7, 0): wanted}
 
 
 def test_a_purge_deletes_slots_before_their_parts(kafka, small):
@@ -537,8 +574,8 @@ def test_records_that_were_cut_off_and_written_again_are_read():
 def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     log = topic_log(kafka, uuid.uuid4().hex)
     log.create(record(0))
-    state = log._fence()
-    log._append(state, {f"{log.name}/1.0": b"aborted"})
+    state = log._fence(log.prefix)
+    log._append(log.prefix, state, {f"{log.name}/1.0": b"aborted"})
     log._control.end_txn(log.transactional_id, state, commit=False)
     wanted = log.create(record(2))
     while end_of(log)[0] < 6:  # a record and a marker each
@@ -696,7 +733,7 @@ def test_an_error_in_the_middle_leaves_no_record_out(kafka):
     class Failing:
         """Gives an error first, and records behind it."""
 
-        close = consumer.close
+        close, assign = consumer.close, consumer.assign
 
         def poll(self, seconds):
             return consumer.poll(seconds) if taken else message_of(broken)
@@ -710,8 +747,8 @@ def test_an_error_in_the_middle_leaves_no_record_out(kafka):
     reader.tail._consumer = Failing()
     with pytest.raises(BrokerUnreachable):
         reader.slots()
-    assert taken and reader.tail.records == 1
-    reader.slots()
+    assert taken and reader.tail.records == 0
+    assert reader.slots() == [Slot(7, 0)]
     reader.close()
 
 
