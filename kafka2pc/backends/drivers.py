@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 # %% ../../nbs/backends/05_drivers.ipynb #c006
-CONNECT_S, SILENCE_S = 5, 10  # seconds for a connection, and without a byte of an answer
+# seconds for a connection, and without a byte of an answer: together less than the margin that a
+# decision leaves
+CONNECT_S, SILENCE_S = 3, 6
 _SLOW = 100_000  # a line that carries fewer bytes each second is too slow for a write
 
 
 def open_driver(url: str) -> "tuple[AbstractFileSystem, str]":
     """The driver of this URL, and the path in it. It remembers no listing. The drivers of S3, GCS
-    and ADLS give a request up when the store was silent for 10 seconds, unless the user has set
+    and ADLS give a request up when the store was silent for 6 seconds, unless the user has set
     another limit; and they send it once. Raises what the driver raises.
     """
     from fsspec.config import conf  # only for those who use it

@@ -75,6 +75,9 @@ class LoneRun:
             or ("Superseded" in notes and run.token)
             or ("MovedLog" in notes and self.config.copied.startswith("same log"))
             or ("UnfinishedBatch" in notes and self.config.shrinks)
+            or ("MovedLog" in notes and self.config.prefixes)
+            or ("CorruptDecision" in notes and self.config.prefixes == "refused")
+            or ("StaleCheckpoint" in notes and self.config.prefixes and not world.log)
         )
         return wrong if reported else (*wrong, "STUCK")
 
@@ -225,6 +228,8 @@ SMALL = {
     "a copied checkpoint, one log": Config(copied="same log"),
     "an early copy, one log": Config(copied="same log, before the first claim"),
     "a silent log": Config(batches=1, late_create=1, timeout=1, silent_log=True),
+    "another prefix": Config(batches=1, prefixes="refused"),
+    "an adopted prefix": Config(prefixes="adopted"),
     "a participant is left out": Config(slots=(2, 1), shrinks=True),
     "fewer tasks after the restart": Config(slots=(2, 1)),
     "a batch without rows": Config(empty=((0, 0),)),

@@ -38,6 +38,10 @@ REQUEST_WORDS = {
     "known": lambda m: "lists what is known, in any state",
     "open": lambda m, ids: f"describes {', '.join(map(short, ids))}",
     "create": lambda m, number, *unchecked: f"creates {short_decision(m, number)}",
+    "log fence": lambda m, prefix: f"InitProducerId for the log under {prefix}",
+    "log write": lambda m, prefix, epoch, number: (
+        f"writes {short_decision(m, number)} under {prefix}"
+    ),
     "listing": lambda m: "lists the slots of the log",
     "remove": lambda m, slots: f"removes the records {', '.join(f'{b}.{k}' for b, k in slots)}",
     "spark": lambda m, batch: f"looks for commits/{batch}",
@@ -69,6 +73,7 @@ ANSWER_WORDS = {
     "init": lambda m, reply: f"epoch {reply}",
     "epoch": lambda m, reply: "nothing" if reply is None else f"epoch {reply}",
     "produce": lambda m, reply: "acknowledged" if reply else "fenced",
+    "log write": lambda m, reply: "won" if reply else "fenced",
     "clock": lambda m, reply: "too little time is left" if reply else "in time",
 }
 

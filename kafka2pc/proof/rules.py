@@ -13,8 +13,9 @@ __all__ = ['RULES', 'MODULES', 'HARMLESS', 'LIMITS', 'Rule', 'switch_off', 'with
            'claim_by_reading', 'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_existing',
            'suspend_third_run', 'never_again', 'any_commit', 'suspend_first_run', 'all_commits', 'name_without_token',
            'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending', 'begin_without_init',
-           'forget_retired', 'sweep_both_parities', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
-           'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
+           'forget_retired', 'sweep_both_parities', 'any_turn', 'own_prefix', 'adopt_at_once', 'claim_unchecked',
+           'miss_nobody', 'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random',
+           'precommit_always']
 
 # %% ../../nbs/proof/09_rules.ipynb #c002
 import re
@@ -24,6 +25,7 @@ from functools import cache
 from typing import Callable
 
 # %% ../../nbs/proof/09_rules.ipynb #c003
+from ..decision_logs.topic import TopicLog
 from . import model, replay
 from .explorer import explore
 from .model import Model, Run, Step
@@ -879,6 +881,21 @@ RULES |= {
 }
 
 
+def any_turn(log, decision, prefix) -> bool:
+    """A log in a topic does not ask to whom it belongs."""
+    return True
+
+
+def own_prefix(log, decision) -> str:
+    """An ADOPT is written under the new prefix."""
+    return log.prefix
+
+
+def adopt_at_once(log, decision, prefix) -> bool:
+    """An ADOPT does not ask under whose prefix it is written."""
+    return decision.adopts or TopicLog._check_turn(log, decision, prefix)  # noqa: SLF001
+
+
 def claim_unchecked(driver, batch_id, seen=None) -> Decision:
     seen = seen or driver.log.listing()
     attempt = next_attempt(seen, batch_id)
@@ -920,6 +937,25 @@ RULES |= {
         _SILENT,
         replace(_TWO, copied="same log, before the first claim"),
         (("restore.claim", claim_unchecked),),
+        of="log",
+        hole="new",
+    ),
+    "whose prefix": Rule(
+        "a run writes into a log in a topic that another prefix has adopted",
+        "DUPLICATE",
+        Config(prefixes="adopted"),
+        (("replay.StepTopicLog._check_turn", any_turn),),
+        of="log",
+        hole="new",
+    ),
+    "adopt under the old prefix": Rule(
+        "an ADOPT is written under the new prefix, which fences no run of the old one",
+        "STUCK",
+        Config(prefixes="adopted"),
+        (
+            ("replay.StepTopicLog._writer", own_prefix),
+            ("replay.StepTopicLog._check_turn", adopt_at_once),
+        ),
         of="log",
         hole="new",
     ),

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
            'on_produce', 'on_epoch', 'on_end', 'may_abort', 'description', 'on_describe', 'on_clock', 'is_late',
-           'on_list', 'on_known', 'on_open', 'on_create', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark',
-           'on_remove', 'answers', 'uses_copy', 'late_answer', 'events', 'messages_arrive', 'is_over', 'time_passes',
-           'files_change']
+           'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence', 'on_log_write', 'add_claim', 'owe',
+           'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers', 'uses_copy', 'late_answer', 'events',
+           'messages_arrive', 'is_over', 'time_passes', 'files_change']
 
 # %% ../../nbs/proof/04_systems.ipynb #c002
 from typing import Iterable, Iterator
@@ -236,6 +236,29 @@ def on_create(
     return Answer(after, number, wrong, f"{d.kind} won")
 
 
+def on_log_fence(setting: Setting, world: World, run: int, prefix: str) -> Answer:
+    """InitProducerId for the id that a log in a topic has under this prefix."""
+    epoch = dict(world.fences).get(prefix, -1) + 1
+    others = tuple(f for f in world.fences if f[0] != prefix)
+    return Answer(world._replace(fences=plus(others, (prefix, epoch))), epoch)
+
+
+def on_log_write(
+    setting: Setting, world: World, run: int, prefix: str, epoch: int, number: int
+) -> Answer:
+    """A record in a log in a topic, and the end of its transaction. The broker knows nothing of
+    slots: a second record in a slot is written too, and its writer believes that it won.
+    """
+    if dict(world.fences)[prefix] != epoch:
+        return Answer(world, False, note="a write to the log was fenced")
+    d = setting.decisions[number]
+    if any(tuple(slot) == d.slot for *slot, _ in world.log):
+        after, wrong = owe(world, d) if d.commit else (world, ())
+        after = after._replace(log=plus(after.log, (*d.slot, number)))
+        return Answer(after, True, wrong, "a slot has two records")
+    return on_create(setting, world, run, number)._replace(reply=True)
+
+
 def add_claim(world: World, run: int, token: Token) -> World:
     """The newest claim of this run is `token`, or the one that it has, if that is newer."""
     own = next((claim for owner, claim in world.claims if owner == run), token)
@@ -300,6 +323,8 @@ REQUESTS = {
     "known": on_known,
     "open": on_open,
     "create": on_create,
+    "log fence": on_log_fence,
+    "log write": on_log_write,
     "listing": on_listing,
     "remove": on_remove,
     "spark": on_spark,

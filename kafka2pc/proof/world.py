@@ -57,6 +57,7 @@ class World(NamedTuple):
     # log, offsets, version and commits of a copied checkpoint; a log of None: the copy uses the log
     # of the original
     away: tuple = ()
+    fences: tuple = ()  # of a log in a topic: the epoch of its id under each prefix
 
 # %% ../../nbs/proof/03_world.ipynb #c010
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -186,6 +187,8 @@ class Config:
     # is under way for less than that, or, with `late_arrival`, for as long as it likes
     silent_log: bool = False
     late_arrival: bool = False
+    # the log is in a topic, and run 2 has another prefix: "refused", or "adopted" by it as it starts
+    prefixes: str = ""
     # task 1 of run 1 writes to a second store, which later runs do not have
     shrinks: bool = False
     # run 3 starts when run 2 has ended: one supervisor restarts the query, and run 1 is a zombie

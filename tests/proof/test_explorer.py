@@ -44,6 +44,8 @@ STATES = {
     "an early copy, one log": 300,
     "a silent log": 80_000,
     "a participant is left out": 3_000,
+    "another prefix": 450,
+    "an adopted prefix": 35_000,
     "claims removed, a late create": 450_000,
     "claims and batches removed, break": 100_000,
 }

@@ -384,8 +384,9 @@ CONTENT = {
 @into(DAMAGED)
 def what_is_no_decision_of_this_slot_is_refused_and_never_overwritten(place, kind):
     make, error = CONTENT[kind]
-    d = record()
+    d, later, between = record(), record(9), record(8)
     assert make(d) != dump_decision(d)
+    assert place().create(later) == later
     place.spoil("a", d.slot, make(d))
     for ask in (
         lambda: place().chain(7),
@@ -395,5 +396,5 @@ def what_is_no_decision_of_this_slot_is_refused_and_never_overwritten(place, kin
         with pytest.raises(error) as e:
             ask()
         assert "7.0" in str(e.value) and isinstance(e.value, TwoPhaseError)
-    good = record(9)
-    assert place().create(good) == good and place().chain(9) == [good]
+    assert place().create(between) == between
+    assert (place().chain(8), place().chain(9)) == ([between], [later])
