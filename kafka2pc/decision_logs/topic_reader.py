@@ -137,7 +137,7 @@ class Tail:
 
     def _take_all(self):
         """Take all records that have arrived; wait for the first one. Nothing behind an error is
-        taken: librdkafka goes on behind a batch that it cannot read, and the next read must meet
+        taken: librdkafka may go on behind a batch that it cannot read, and the next read must meet
         that batch again.
         """
         first = self._consumer.poll(0.1)

@@ -38,6 +38,7 @@ from kafka2pc.protocol.errors import (
     CorruptDecision,
     LogUnwritable,
     MovedLog,
+    NotAuthorized,
     Superseded,
     UnknownFormat,
 )
@@ -692,6 +693,21 @@ def test_without_a_right_to_any_group_all_works_and_every_start_reads_the_topic(
     time.sleep(1)
     again(log).purge(2)
     assert bookmark(log).at > 0 and content(again(log)) == {Slot(2, 0): d}
+    check_adoption_without_the_owners_right(secure, log)
+
+
+def check_adoption_without_the_owners_right(secure, log):
+    """The log belongs to a prefix that alice has no right on; then she gets it back."""
+    former = TopicLog(secure.client_conf, log.topic, log.name, prefix="revoked")
+    written = [former.create(owned("revoked", batch_id=3))]
+    adopted = owned(log.prefix, batch_id=3, attempt=1, commit=False, adopts=True)
+    with pytest.raises(NotAuthorized, match="was revoked") as caught:
+        log.create(adopted)
+    assert "Grant WRITE on that TransactionalId" in str(caught.value)
+    assert log.chain(3) == written
+    assert TopicLog(secure.client_conf, log.topic, log.name).create(adopted) == adopted
+    wanted = owned(log.prefix, batch_id=4)
+    assert log.create(wanted) == wanted  # the right is needed for the adoption only
 
 
 class Slow(Tail):
@@ -759,6 +775,39 @@ def message_of(error):
     message = Message()
     message.error = lambda: error
     return message
+
+
+def test_a_damaged_batch_is_met_again_by_every_later_read():
+    """A byte is changed on the broker's disk: no read may succeed without this COMMIT, and when the
+    disk is repaired, the same reader finds it.
+    """
+    with LocalKafka(progress=None) as kafka:
+        log = topic_log(kafka)
+        for batch_id in range(3):
+            log.create(owned(log.prefix, batch_id=batch_id))
+        (segment,) = kafka.data_dir.rglob("decisions-0/00000000000000000000.log")
+        written = bytearray(segment.read_bytes())
+        starts = batch_starts(written)
+        written[starts[2] + 70] ^= 1  # a record and a marker of batch 0 are before it
+        segment.write_bytes(written)
+        reader = again(log, within_ms=3000)
+        for _ in range(3):
+            with pytest.raises(BrokerUnreachable, match="CRC|checksum|Bad message"):
+                reader.slots()
+            assert list(reader.tail.found) == [f"{log.name}/0.0"]
+        written[starts[2] + 70] ^= 1
+        segment.write_bytes(written)
+        assert reader.slots() == [Slot(n, 0) for n in range(3)]
+        reader.close()
+
+
+def batch_starts(segment):
+    """Where each record batch begins in the bytes of a segment."""
+    starts, at = [], 0
+    while at < len(segment):
+        starts.append(at)
+        at += 12 + int.from_bytes(segment[at + 8 : at + 12], "big")
+    return starts
 
 
 # -- the topic's settings --

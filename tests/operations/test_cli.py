@@ -12,10 +12,45 @@ from shell import typed
 
 from kafka2pc.backends.places import masked
 from kafka2pc.decision_logs.opening import open_log
-from kafka2pc.protocol.commit import decide
-from kafka2pc.protocol.errors import Superseded
+from kafka2pc.operations.query import open_query
+from kafka2pc.protocol.commit import commit, decide
+from kafka2pc.protocol.errors import MovedLog, Superseded
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+
+
+def test_adopt_gives_a_log_in_a_topic_to_another_prefix_and_then_restore_writes_under_it(
+    kafka, tmp_path
+):
+    """The new prefix comes after the old one in the alphabet, so the ids in the cluster mislead."""
+    dead, topic = DeadQuery(kafka, tmp_path), f"kafka:decisions-{uuid.uuid4().hex[:8]}"
+    driver = lambda prefix: replace(
+        dead.run(), log=open_log(topic, dead.id, dead.conf.items(), prefix)
+    )
+    where = ["--decision-log", topic]
+    opened = lambda: open_query(str(dead.place), topic, conf=dead.conf).log.prefix
+    old, new = driver("a-old"), driver("b-new")
+    first = dead.write(old)
+    commit(old, first, 0)
+    assert opened() == "a-old"
+    with pytest.raises(MovedLog):
+        dead.write(new, 1)
+    line = dead.access.command("adopt", str(dead.place), *where)
+    said, status = typed(f"{line} --prefix b-new")
+    assert (status, "adopted in slot" in said, opened()) == (0, True, "b-new"), said
+    assert "nothing has changed" in typed(line)[0]  # without --prefix it stays the owner
+    with pytest.raises(MovedLog):  # in line it claims nothing: at the decision
+        messages = dead.write(old, 1, first[0].plan.token)
+        decide(old, messages[0].plan, messages)
+    living = driver("b-new")
+    messages = dead.write(living, 1)
+    restored, status = typed(dead.access.command("restore", str(dead.place), *where))
+    assert status == 0, restored
+    with pytest.raises(Superseded):
+        decide(living, messages[0].plan, messages)
+    again = driver("b-new")
+    commit(again, dead.write(again, 1), 1)
+    assert dead.seen() == sorted([*ROWS, *(f"1{v}" for v in "abcd")])
 
 
 @pytest.mark.parametrize(
