@@ -92,6 +92,7 @@ def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
         _LOGS[opened] = open_log(options.decision_log, query_id, options.conf, options.prefix)
     return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
+
 # the logs for which this process has looked into the checkpoint
 _BESIDE: set = set()
 
