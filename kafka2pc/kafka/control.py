@@ -30,6 +30,7 @@ class Control:
     def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000):
         self.connection = Connection(conf, timeout_ms=timeout_ms)
         self._coordinators = Coordinators(self.connection)
+        self._brokers_are_new = False
 
     def __enter__(self):
         return self
@@ -146,8 +147,12 @@ class Control:
         return requests.end_txn_version(self.connection)
 
     def check_brokers(self):
-        """Raises `TooOld` for a broker before Kafka 3.6: `requests.check_brokers`."""
-        requests.check_brokers(self.connection)
+        """Raises `TooOld` for a broker before Kafka 3.6: `requests.check_brokers`. Asks until all
+        are new enough, and then no more.
+        """
+        if not self._brokers_are_new:
+            requests.check_brokers(self.connection)
+            self._brokers_are_new = True
 
     # -- limits --
 

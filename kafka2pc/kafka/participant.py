@@ -171,8 +171,14 @@ class KafkaParticipant:
             control.close()
 
     def store_id(self) -> str:
-        """The id of the cluster."""
-        return self.cluster_id or self.control.cluster_id
+        """The id of the cluster, which each decision records, the first one before anything is
+        written. Without a `cluster_id` from `check`, every broker is asked for its version, once in
+        each process: raises `TooOld` for one before Kafka 3.6.
+        """
+        if self.cluster_id:
+            return self.cluster_id
+        self.control.check_brokers()
+        return self.control.cluster_id
 
     def begin(self, plan: Plan, tries: int = 5) -> Transaction:
         """An open transaction under a name that no other one has. Raises the last `UnclearAnswer`

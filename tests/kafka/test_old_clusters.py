@@ -3,20 +3,26 @@ written.
 """
 
 import time
+import uuid
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
-from kafka_fixtures import settled
+from kafka_fixtures import settled, values
 
 from kafka2pc.kafka import requests
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.connection import Connection, TooOld
 from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.protocol.commit import Driver, commit
+from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption
+from kafka2pc.protocol.precommit import precommit
+from kafka2pc.protocol.restore import restore
 from kafka2pc.protocol.transactions import Outcome
 
 DONE = Outcome.DONE
@@ -69,6 +75,10 @@ def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
         with pytest.raises(TooOld, match="AddPartitionsToTxn version 4"):
             control.init_producer_id("x", timeout_ms=60_000)
         assert control.list_transactions(states=()) == before, "refused before anything was written"
+        check_that_queries_are_refused(kafka.client_conf, "node 0")
+        assert control.list_transactions(states=()) == before and last_stable_and_end(
+            kafka, "t"
+        ) == (0, 0)
         check(kafka.client_conf, prefix=None, topics=["t"])  # at least once needs no transactions
         monkeypatch.setattr(requests, "VERIFIES", 3)
         task = ColumnTransaction(control, kafka.client_conf, "task", 60_000, topic="t").begin()
@@ -82,6 +92,23 @@ def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
         assert last_stable_and_end(kafka, "t") == (2, 3) and control.list_transactions() == [], (
             "readers wait, and nothing is open that could be ended"
         )
+
+
+def query(conf, engine, topic="t"):
+    """The driver of a query whose participant nobody has checked."""
+    store = KafkaParticipant(conf, topic=topic, engine=engine)
+    return Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store})
+
+
+def check_that_queries_are_refused(conf, where):
+    """With both engines, and before anything is claimed."""
+    for engine in ("columnar", "rows"):
+        driver = query(conf, engine)
+        for _ in range(2):
+            with pytest.raises(TooOld, match=f"{where} does not offer AddPartitionsToTxn"):
+                restore(driver, 0)
+        driver.participants["kafka"].close()
+        assert driver.log.records == {}
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +161,22 @@ def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
     )
     with pytest.raises(TooOld, match="node 1, 3 does not offer AddPartitionsToTxn version 4"):
         check(node(upgrade, 0), topics=["t"])
+    check_that_queries_are_refused(node(upgrade, 0), "node 1, 3")
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("engine", ["columnar", "rows"])
+def test_a_process_asks_all_brokers_once(upgrade, monkeypatch, engine):
+    asked, ask = [], Connection.highest_everywhere
+    monkeypatch.setattr(
+        Connection, "highest_everywhere", lambda *what: asked.append(1) or ask(*what)
+    )
+    upgrade.create_topic(engine)
+    driver = query(node(upgrade, 0), engine, topic=engine)
+    store = driver.participants["kafka"]
+    for batch_id in range(3):
+        planned = restore(driver, batch_id)
+        rows = [pa.record_batch({"value": [str(batch_id)]})]
+        commit(driver, [precommit([store], planned, rows)], batch_id)
+    store.close()
+    assert asked == [1] and sorted(values(upgrade, engine)) == ["0", "1", "2"]
