@@ -9,7 +9,6 @@ __all__ = ['close_key', 'purge_keys', 'CompleteWrite', 'BatchWriter', 'plan_writ
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import time
 import uuid
@@ -265,7 +264,7 @@ def _folder_of(query_id: str) -> str:
 
 def remove_folders(before: float):
     """Remove the decisions of this user's earlier writes without a key and without a `decisionLog`
-    that were last changed before that time (seconds since 1970). Links are not followed, and errors
+    that were last changed before that time (seconds since 1970). `rmtree` follows no link. Errors
     are ignored.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
@@ -277,7 +276,7 @@ def remove_folders(before: float):
 def _last_change(folder: Path) -> float:
     """Of a folder or the log in it. Raises `OSError` for what this user did not make."""
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    if found.st_uid != os.getuid():
         raise PermissionError(folder)
     return max([found.st_mtime, *(inner.lstat().st_mtime for inner in folder.iterdir())])
 
