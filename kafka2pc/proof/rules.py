@@ -13,7 +13,7 @@ __all__ = ['RULES', 'MODULES', 'HARMLESS', 'LIMITS', 'Rule', 'switch_off', 'with
            'claim_by_reading', 'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_existing',
            'suspend_third_run', 'never_again', 'any_commit', 'suspend_first_run', 'all_commits', 'name_without_token',
            'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending', 'begin_without_init',
-           'forget_retired', 'sweep_both_parities', 'any_turn', 'own_prefix', 'adopt_at_once', 'claim_unchecked',
+           'forget_retired', 'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked',
            'miss_nobody', 'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random',
            'precommit_always']
 
@@ -25,11 +25,10 @@ from functools import cache
 from typing import Callable
 
 # %% ../../nbs/proof/09_rules.ipynb #c003
-from ..decision_logs.topic import TopicLog
 from . import model, replay
 from .explorer import explore
 from .model import Model, Run, Step
-from .replay import StepTxn
+from .replay import StepTxn, topic_log
 from .report import Exploration
 from .systems import UNKNOWN
 from .world import ANOMALIES, QUERY, Config, Worker, World, name_of, spell
@@ -881,19 +880,22 @@ RULES |= {
 }
 
 
-def any_turn(log, decision, prefix) -> bool:
-    """A log in a topic does not ask to whom it belongs."""
-    return True
+def topic_log_of_all(setting, transcript, number):
+    """A log in a topic that does not ask to whom it belongs."""
+    log = topic_log(setting, transcript, number)
+    log._check_turn = lambda decision, prefix: True  # noqa: SLF001
+    return log
 
 
-def own_prefix(log, decision) -> str:
-    """An ADOPT is written under the new prefix."""
-    return log.prefix
-
-
-def adopt_at_once(log, decision, prefix) -> bool:
-    """An ADOPT does not ask under whose prefix it is written."""
-    return decision.adopts or TopicLog._check_turn(log, decision, prefix)  # noqa: SLF001
+def topic_log_of_the_newest(setting, transcript, number):
+    """A log in a topic whose ADOPT is written under the new prefix."""
+    log = topic_log(setting, transcript, number)
+    check_turn = log._check_turn  # noqa: SLF001
+    log._writer = lambda decision: log.prefix  # noqa: SLF001
+    log._check_turn = (  # noqa: SLF001
+        lambda decision, prefix: decision.adopts or check_turn(decision, prefix)
+    )
+    return log
 
 
 def claim_unchecked(driver, batch_id, seen=None) -> Decision:
@@ -944,7 +946,7 @@ RULES |= {
         "a run writes into a log in a topic that another prefix has adopted",
         "DUPLICATE",
         Config(prefixes="adopted"),
-        (("replay.StepTopicLog._check_turn", any_turn),),
+        (("replay.topic_log", topic_log_of_all),),
         of="log",
         hole="new",
     ),
@@ -952,10 +954,7 @@ RULES |= {
         "an ADOPT is written under the new prefix, which fences no run of the old one",
         "STUCK",
         Config(prefixes="adopted"),
-        (
-            ("replay.StepTopicLog._writer", own_prefix),
-            ("replay.StepTopicLog._check_turn", adopt_at_once),
-        ),
+        (("replay.topic_log", topic_log_of_the_newest),),
         of="log",
         hole="new",
     ),

@@ -187,7 +187,7 @@ class Config:
     # is under way for less than that, or, with `late_arrival`, for as long as it likes
     silent_log: bool = False
     late_arrival: bool = False
-    # the log is in a topic, and run 2 has another prefix: "refused", or "adopted" by it as it starts
+    # the log is in a topic, and run 2 has another prefix: "refused", or "adopted" when it starts
     prefixes: str = ""
     # task 1 of run 1 writes to a second store, which later runs do not have
     shrinks: bool = False
