@@ -186,14 +186,14 @@ class TopicLog(NamedLog):
         attempt.records = attempt.records or self._encode(decision)
         stop_if_late(attempt.late, decision)
         self._append(prefix, state, attempt.records)
-        stop_if_late(attempt.late, decision)  # what is not ended is never visible
+        # what is not ended is never visible
+        stop_if_late(attempt.late, decision)
         attempt.unclear.add(prefix)
         if self._end(prefix, state) is not Outcome.DONE:
             return None
+        # the first writers of two prefixes do not fence each other
         if not known:
-            self._record_in(
-                decision.slot
-            )  # the first writers of two prefixes do not fence each other
+            self._record_in(decision.slot)
         return decision
 
     def _record_in(self, slot: Slot, end: int = HIGH_WATERMARK) -> Decision | None:

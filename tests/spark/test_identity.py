@@ -298,7 +298,41 @@ def test_participants_that_share_a_job_keep_each_former_prefix():
     assert job.driver().about.prefix == "bills,orders" and job.driver().former is not None
 
 
+def test_the_folder_that_an_adoption_leaves_is_marked(driver, tmp_path):
+    write(driver, 0)
+    moved = copied(driver, tmp_path)
+    query = Query(place="copy", query_id=driver.query_id, log=moved.log, checkpoint="file:///copy")
+    assert adopt_place(query).slot == Slot(0, 2)
+    with pytest.raises(MovedLog, match="and this run uses file:///.*/orders/kafka2pc"):
+        restore(driver, 1)
+    assert adopt_place(query) is None
+    write(moved, 1)
+
+
+def test_an_older_copy_is_not_adopted(driver, tmp_path):
+    write(driver, 0)
+    moved = copied(driver, tmp_path)
+    write(driver, 1)
+    query = Query(place="copy", query_id=driver.query_id, log=moved.log, checkpoint="file:///copy")
+    with pytest.raises(StaleCheckpoint, match="holds COMMIT 1.1, and its copy"):
+        adopt_place(query)
+    write(driver, 2)
+
+
 # -- foreachBatch: no checkpoint is known --
+
+
+def test_a_job_gives_a_participant_up_by_its_own_method():
+    log, kept, gone = MemoryLog(), MemoryParticipant("kept"), MemoryParticipant("gone")
+    job = TwoPhase("job", [kept, gone], log, margin_ms=0)
+    prepare(job.driver(), 0)
+    rest = TwoPhase("job", [kept], log, margin_ms=0)
+    with pytest.raises(UnfinishedBatch):
+        restore(rest.driver(), 0)
+    assert dict(job.adopt(without=["gone"]).stores) == {"kept": "kept-store"}
+    assert gone.in_doubt(job.query_id) == kept.in_doubt(job.query_id) == []
+    write(rest.driver(), 0)
+    assert (kept.read(), gone.read()) == (["row"], [])
 
 
 def test_a_replay_behind_a_later_batch_is_refused(driver):
