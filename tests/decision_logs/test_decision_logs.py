@@ -67,7 +67,7 @@ def file(request):
     folder = str(request.getfixturevalue("tmp_path"))
 
     def spoil(name, slot, content):
-        os.makedirs(f"{folder}/{name}")
+        os.makedirs(f"{folder}/{name}", exist_ok=True)
         Path(f"{folder}/{name}/{slot.batch_id}.{slot.attempt}.json").write_bytes(content)
 
     losing = lambda when: lose(os, "link", when, OSError(5, "I/O error"))

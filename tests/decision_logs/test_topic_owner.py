@@ -24,6 +24,7 @@ from kafka2pc.protocol.errors import (
     Superseded,
     TwoPhaseError,
     UnfinishedBatch,
+    UnknownFormat,
 )
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.precommit import precommit
@@ -128,6 +129,18 @@ def test_a_log_whose_newest_record_has_format_1_takes_any_prefix():
     assert log.owner() == ""
     wanted = record("p2", 1, 0)
     assert log.create(wanted) == wanted and log.owner() == "p2"
+
+
+@pytest.mark.parametrize(
+    ("content", "error"), [(b"x", CorruptDecision), (b'{"format": 3}', UnknownFormat)]
+)
+def test_nothing_is_written_while_the_newest_record_cannot_be_read(content, error):
+    """It may be the ADOPT of another prefix, or of a newer version."""
+    broker = broker_of("p1")
+    broker.log.append((f"{QUERY}/0.1", content))
+    with pytest.raises(error):
+        FakeTopicLog(broker, QUERY, "p1").create(record("p1", 1, 0, commit=True))
+    assert len(broker.log) == 2
 
 
 def test_a_right_that_was_revoked_has_its_own_error():

@@ -27,12 +27,7 @@ from kafka2pc.protocol.decisions import (
     newest_commit,
     win,
 )
-from kafka2pc.protocol.errors import (
-    CorruptDecision,
-    LogUnwritable,
-    TwoPhaseError,
-    UnknownFormat,
-)
+from kafka2pc.protocol.errors import CorruptDecision, TwoPhaseError, UnknownFormat
 from kafka2pc.protocol.transactions import Committable, PartitionRange, PreparedTxnState, new_token
 
 PROMISES, DURABLE, UNCLEAR, DAMAGED = [], [], [], []
@@ -42,8 +37,7 @@ QUERY = "11111111-2222-3333-4444-555555555555"
 class Place:
     """Where a kind of log keeps its decisions. `steps`: the functions between whose lines a driver
     may die. `spoil(name, slot, content)`: put bytes into a slot past the log. `lost`: context
-    managers inside which the first answer to a write is lost, "before" or "after" it was done;
-    their value is a list, which is empty until then.
+    managers inside which the first answer to a write is lost, "before" or "after" it was done.
     """
 
     def __init__(self, open, *, steps=(), spoil=None, lost=None):
@@ -138,15 +132,6 @@ def slots_do_not_touch_each_other(open):
     elsewhere = record(7, 0)
     assert (other.chain(7), other.batches(), other.create(elsewhere)) == ([], [], elsewhere)
     assert (log.chain(7), open("b").chain(7)) == (written[:2], [elsewhere])
-
-
-@into(PROMISES)
-def a_create_that_is_too_late_writes_nothing_and_raises(open):
-    log, first = open(), record()
-    with pytest.raises(LogUnwritable, match=r"7\.0.*too little time"):
-        log.create(first, lambda: True)
-    assert log.chain(7) == open().chain(7) == []
-    assert open().create(first) == first
 
 
 # -- reading --
@@ -353,21 +338,6 @@ def asked_again_after_a_lost_answer_the_same_record_wins(place, when):
     assert place().chain(7) == [first] and win(place(), record(commit=False)) == first
 
 
-@into(UNCLEAR)
-def nothing_is_sent_after_a_lost_answer_if_it_is_too_late(place, when):
-    log, first, second, asked = place(), record(), record(commit=False), []
-
-    def late():
-        asked.append(bool(lost))
-        return asked[-1]
-
-    with place.lost[when]() as lost:
-        told = log.create(first, late)
-    # a client of HTTP may have sent it again on a new connection, at once
-    assert lost and asked and told in ((None,) if asked[-1] else (None, first))
-    assert win(place(), second) == (first if told or when == "after" else second)
-
-
 # -- what is no decision --
 
 CONTENT = {
@@ -384,9 +354,9 @@ CONTENT = {
 @into(DAMAGED)
 def what_is_no_decision_of_this_slot_is_refused_and_never_overwritten(place, kind):
     make, error = CONTENT[kind]
-    d, later, between = record(), record(9), record(8)
+    d = record()
     assert make(d) != dump_decision(d)
-    assert place().create(later) == later
+    place().create(record(8))  # a log in a topic needs its newest record: it names the owner
     place.spoil("a", d.slot, make(d))
     for ask in (
         lambda: place().chain(7),
@@ -396,5 +366,5 @@ def what_is_no_decision_of_this_slot_is_refused_and_never_overwritten(place, kin
         with pytest.raises(error) as e:
             ask()
         assert "7.0" in str(e.value) and isinstance(e.value, TwoPhaseError)
-    assert place().create(between) == between
-    assert (place().chain(8), place().chain(9)) == ([between], [later])
+    good = record(9)
+    assert place().create(good) == good and place().chain(9) == [good]
