@@ -27,7 +27,12 @@ from kafka2pc.protocol.decisions import (
     newest_commit,
     win,
 )
-from kafka2pc.protocol.errors import CorruptDecision, TwoPhaseError, UnknownFormat
+from kafka2pc.protocol.errors import (
+    CorruptDecision,
+    LogUnwritable,
+    TwoPhaseError,
+    UnknownFormat,
+)
 from kafka2pc.protocol.transactions import Committable, PartitionRange, PreparedTxnState, new_token
 
 PROMISES, DURABLE, UNCLEAR, DAMAGED = [], [], [], []
@@ -37,7 +42,8 @@ QUERY = "11111111-2222-3333-4444-555555555555"
 class Place:
     """Where a kind of log keeps its decisions. `steps`: the functions between whose lines a driver
     may die. `spoil(name, slot, content)`: put bytes into a slot past the log. `lost`: context
-    managers inside which the first answer to a write is lost, "before" or "after" it was done.
+    managers inside which the first answer to a write is lost, "before" or "after" it was done;
+    their value is a list, which is empty until then.
     """
 
     def __init__(self, open, *, steps=(), spoil=None, lost=None):
@@ -132,6 +138,15 @@ def slots_do_not_touch_each_other(open):
     elsewhere = record(7, 0)
     assert (other.chain(7), other.batches(), other.create(elsewhere)) == ([], [], elsewhere)
     assert (log.chain(7), open("b").chain(7)) == (written[:2], [elsewhere])
+
+
+@into(PROMISES)
+def a_create_that_is_too_late_writes_nothing_and_raises(open):
+    log, first = open(), record()
+    with pytest.raises(LogUnwritable, match=r"7\.0.*too little time"):
+        log.create(first, lambda: True)
+    assert log.chain(7) == open().chain(7) == []
+    assert open().create(first) == first
 
 
 # -- reading --
@@ -336,6 +351,21 @@ def asked_again_after_a_lost_answer_the_same_record_wins(place, when):
     with place.lost[when]():
         assert win(log, first) == first
     assert place().chain(7) == [first] and win(place(), record(commit=False)) == first
+
+
+@into(UNCLEAR)
+def nothing_is_sent_after_a_lost_answer_if_it_is_too_late(place, when):
+    log, first, second, asked = place(), record(), record(commit=False), []
+
+    def late():
+        asked.append(bool(lost))
+        return asked[-1]
+
+    with place.lost[when]() as lost:
+        told = log.create(first, late)
+    # a client of HTTP may have sent it again on a new connection, at once
+    assert lost and asked and told in ((None,) if asked[-1] else (None, first))
+    assert win(place(), second) == (first if told or when == "after" else second)
 
 
 # -- what is no decision --
