@@ -38,6 +38,7 @@ from kafka2pc.protocol.errors import (
     CorruptDecision,
     LogUnwritable,
     LostTransaction,
+    MovedLog,
     OutcomeUnknown,
     Refused,
     ReplayDiffers,
@@ -319,7 +320,7 @@ def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: in
         return False
     try:
         record = win(driver.log, driver.decision(plans[0], commit=False))
-    except LogUnwritable:
+    except (LogUnwritable, MovedLog):
         return False
     if record is None or record.commit:
         return False
