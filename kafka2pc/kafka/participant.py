@@ -88,9 +88,9 @@ def _of_query(listed: Iterable[ListedTransaction], query_id: str) -> Iterator[tu
             yield t.transactional_id, name
 
 
-def _is_made_of_name(name: Name) -> bool:
-    """Is the query id that of a `TwoPhase` or an idempotence key? Spark chooses one at random."""
-    return uuid.UUID(name.query_id).version == 5
+def _is_random(name: Name) -> bool:
+    """Has Spark chosen the query id? That of a `TwoPhase` or an idempotence key is made of a name."""
+    return uuid.UUID(name.query_id).version == 4
 
 
 _NAMES = Names()  # the transactional ids of this process
@@ -305,7 +305,7 @@ class KafkaParticipant:
         """
         listed = self.control.list_transactions(states=(), part=f"-{query_id}-")
         found = _of_query(listed, query_id)
-        return [i for i, name in found if name.prefix == self.prefix or not _is_made_of_name(name)]
+        return [i for i, name in found if name.prefix == self.prefix or _is_random(name)]
 
     def under(self, prefix: str) -> "KafkaParticipant":
         """The same store with another prefix of its transactional ids."""
