@@ -89,7 +89,7 @@ def _of_query(listed: Iterable[ListedTransaction], query_id: str) -> Iterator[tu
 
 
 def _is_random(name: Name) -> bool:
-    """Has Spark chosen the query id? That of a `TwoPhase` or an idempotence key is made of a name."""
+    """Has Spark chosen the query id? That of a `TwoPhase`, or of a key, is made of a name."""
     return uuid.UUID(name.query_id).version == 4
 
 
