@@ -220,16 +220,16 @@ def _wait_for_timeout(scenario: Scenario) -> bool:
     return True
 
 
-def timed_out_before(stage: Stage):
-    """The only task of batch 1 waits after its pre-commit until the broker has aborted its
-    transaction.
+def timed_out_before(stage: Stage, point: CrashPoint):
+    """Batch 1 waits at `point` until the broker has aborted its transaction: the task after its
+    pre-commit, or the driver between its last look at the transactions and its decision.
     """
     scenario = stage.fresh()
     scenario.feed()
     scenario.run()
     scenario.feed()
     stop = Stop(
-        point=CrashPoint.AFTER_PRECOMMIT,
+        point=point,
         batch_id=1,
         strike=lambda event: _wait_for_timeout(scenario),
     )
@@ -240,10 +240,9 @@ def timed_out_before(stage: Stage):
     end(stage, scenario)
 
 
-def timed_out_after(stage: Stage, expired: bool = False, asleep: bool = False):
+def timed_out_after(stage: Stage, expired: bool = False):
     """The one loss that a sink without KIP-939 cannot prevent. It is told in full, the query does
-    not go on, and nothing else is lost. `asleep`: the driver does not die after its decision, it
-    sleeps between its last look and its decision.
+    not go on, and nothing else is lost.
     """
     with (
         LocalKafka(progress=None, config=FORGETFUL if expired else {}) as kafka,
@@ -254,11 +253,9 @@ def timed_out_after(stage: Stage, expired: bool = False, asleep: bool = False):
         scenario.feed()
         stage.crashes += 1
         stop = Stop(
-            point=CrashPoint.BEFORE_DECISION if asleep else CrashPoint.AFTER_DECISION,
+            point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=lambda event: (
-                _wait_for_timeout(scenario) if asleep else kill_driver(stage, scenario, event)
-            ),
+            strike=partial(kill_driver, stage, scenario),
         )
         scenario.interrupt(stop, partitions=3, options=SHORT)
         _wait_for_timeout(scenario)
@@ -645,15 +642,14 @@ CASES = (
         "a timeout of 12 s",
         "AFTER_PRECOMMIT, until the broker aborted",
         SAME,
-        timed_out_before,
+        partial(timed_out_before, point=CrashPoint.AFTER_PRECOMMIT),
     ),
     _case(
-        "A driver that oversleeps between its last check and its decision loses nothing silently",
+        "A driver that oversleeps between its last look and its decision writes no decision",
         "a timeout of 12 s",
         "BEFORE_DECISION, until the broker aborted",
         SAME,
-        partial(timed_out_after, asleep=True),
-        expect=REPORTED,
+        partial(timed_out_before, point=CrashPoint.BEFORE_DECISION),
     ),
     _case(
         "A decided transaction that the broker gave up is reported in full",
