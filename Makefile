@@ -129,5 +129,6 @@ compat-%:
 .PHONY: clean
 clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv)
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache _proc output .test-output
-	rm -rf spark-warehouse metastore_db artifacts nbs/spark-warehouse nbs/metastore_db nbs/artifacts nbs/*/spark-warehouse nbs/*/metastore_db nbs/*/artifacts .venvs
+	rm -rf spark-warehouse metastore_db artifacts .venvs
+	find nbs \( -name spark-warehouse -o -name metastore_db -o -name artifacts \) -prune -exec rm -rf {} +
 	find kafka2pc nbs tests tools -name __pycache__ -prune -exec rm -rf {} +

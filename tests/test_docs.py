@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-from docs import SITE, problems  # noqa: E402
+from docs import NBS, SITE, moved, problems  # noqa: E402
+
+PACKAGE = ROOT / "kafka2pc"
 
 
 @pytest.mark.full
@@ -22,12 +24,34 @@ def test_the_site_is_built_and_whole():
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    assert "KafkaParticipant" in (SITE / "api" / "kafka.participant.html").read_text(
-        encoding="utf-8"
-    )
-    assert {page.stem for page in SITE.rglob("*.html")} >= {
-        notebook.stem for notebook in (ROOT / "nbs").rglob("*.ipynb")
-    }
+    reference = SITE / "api" / "kafka.participant.html"
+    assert "KafkaParticipant" in reference.read_text(encoding="utf-8")
+    assert expected() - pages() == set()
+
+
+def pages():
+    return {str(page.relative_to(SITE)) for page in SITE.rglob("*.html")}
+
+
+def expected():
+    """One page for each notebook, where the notebook is, and one for each module."""
+    notebooks = {path.relative_to(NBS).with_suffix(".html") for path in NBS.rglob("*.ipynb")}
+    modules = (path.relative_to(PACKAGE).with_suffix("") for path in PACKAGE.rglob("[!_]*.py"))
+    return {*map(str, notebooks), *(f"api/{'.'.join(place.parts)}.html" for place in modules)}
+
+
+@pytest.mark.parametrize(
+    ("link", "on_the_site"),
+    [
+        ("[a](../images/a.svg)", "[a](images/a.svg)"),
+        ("[a](../../../images/a.svg)", "[a](../../images/a.svg)"),
+        ("[a](../SECURITY.md)", "[a](security.html)"),
+        ("[a](../../../SECURITY.md)", "[a](../../security.html)"),
+        ("[a](../kafka/01_settings.ipynb)", "[a](../kafka/01_settings.html)"),
+    ],
+)
+def test_links_of_a_notebook_lead_to_the_same_place_on_the_site(link, on_the_site):
+    assert moved(link) == on_the_site
 
 
 @pytest.mark.parametrize(

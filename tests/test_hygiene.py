@@ -15,6 +15,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from contents import module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -91,7 +92,7 @@ HOOK = "kafka2pc.proof.crash_points"  # loaded by name, when KAFKA2PC_CRASH is s
 def test_protocol_imports_the_standard_library_only():
     report(
         f"{name(path)}:{node.lineno} imports {module}"
-        for path in sorted((PACKAGE / "protocol").glob("*.py"))
+        for path in sorted((PACKAGE / "protocol").rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         for module in imported(node)
         if module.partition(".")[0] not in sys.stdlib_module_names
@@ -321,10 +322,10 @@ def test_notebooks_have_the_shape():
 
 
 def opens(path):
-    """`#| default_exp package.module` if it exports, `# Noun`, `> one sentence`, a paragraph."""
+    """`#| default_exp` with its place if it exports, `# Noun`, `> one sentence`, a paragraph."""
     first = cells(path)
     if any(is_exported(cell) for cell in code(path)):
-        module = path.parent.name + "." + re.sub(r"^\d\d_", "", path.stem)
+        module = module_of(path)
         if not re.match(rf"#\|\s*default_exp {re.escape(module)}\s*$", first[0].source, re.M):
             yield f"must begin with #| default_exp {module}"
         first = first[1:]
@@ -425,6 +426,31 @@ def test_no_file_names_this_machine_or_a_registry():
         for word in FORBIDDEN
         if word in text
     )
+
+
+# `07_commit`, or protocol/07_commit: a name in a text. What a link leads to, the site's test sees.
+REFERENCE = re.compile(r"(?<![\w.-])(?:[a-z_]+/)*\d\d_[a-z][a-z_]*\b(?![(\[=])")
+
+
+def test_notebooks_that_are_named_exist():
+    """Outputs are not searched: `was_executed` wants them renewed, not edited."""
+    places = {short(path) for path in NOTEBOOKS}
+    known = places | {path.stem for path in NOTEBOOKS}
+    texts = {name(path): path.read_text(encoding="utf-8") for path in written()}
+    for path in NOTEBOOKS:
+        texts[name(path)] = "\n".join(cell.source for cell in cells(path))
+    report(
+        f"{where}: {found}"
+        for where, text in texts.items()
+        for found in sorted(set(REFERENCE.findall(text)))
+        if found.removeprefix("nbs/") not in known
+    )
+
+
+def written():
+    """The texts under version control that people wrote, notebooks apart."""
+    suffixes = {".md", ".py", ".ini", ".toml", ".yml"}
+    return [p for p in tracked() if p.suffix in suffixes or p.name == "Makefile"]
 
 
 def test_constraints_are_exact_versions():
@@ -564,13 +590,20 @@ def modules_of(part):
     """The modules that a key of WITHOUT names."""
     if part == "kafka2pc":
         return ["kafka2pc"]
-    folder = PACKAGE / part
+    folder = PACKAGE / part.replace(".", "/")
     if not folder.is_dir():
         return [f"kafka2pc.{part}"]
-    found = sorted(path.stem for path in folder.glob("*.py"))
-    return [
-        f"kafka2pc.{part}" if stem == "__init__" else f"kafka2pc.{part}.{stem}" for stem in found
-    ]
+    return [dotted(path) for path in sorted(folder.rglob("*.py"))]
+
+
+def dotted(path):
+    """The name by which a module, or a package, is imported."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_every_module_is_imported_alone_by_the_test_below():
+    named = {module for part in WITHOUT for module in modules_of(part)}
+    report(dotted(path) for path in MODULES if dotted(path) not in named)
 
 
 @pytest.mark.parametrize("part", WITHOUT)

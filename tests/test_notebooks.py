@@ -26,10 +26,10 @@ OTHER = {
 }
 # What the lessons must show. No other test plays these.
 SHOWS = {
-    "drills": ["'', 1, 80)", "'NotExactlyOnce: duplicate'"],
-    "hard_cases": ["late is refused', '')", "was purged', '')"],
-    "dual_drills": ["'NotExactlyOnce: duplicate'"],
-    "end_to_end": ["('', 1, 1785)", "('NotExactlyOnce: duplicate', ['duplicate'])"],
+    "proof/25_drills": ["'', 1, 80)", "'NotExactlyOnce: duplicate'"],
+    "proof/28_hard_cases": ["late is refused', '')", "was purged', '')"],
+    "proof/29_dual_drills": ["'NotExactlyOnce: duplicate'"],
+    "proof/30_end_to_end": ["('', 1, 1785)", "('NotExactlyOnce: duplicate', ['duplicate'])"],
 }
 
 
@@ -48,11 +48,6 @@ def is_guest(notebook):
     )
 
 
-def module(notebook):
-    """Its name without the folder and the number."""
-    return re.sub(r"^\d\d_", "", notebook.stem)
-
-
 def marked(notebook):
     """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook."""
     needs = [
@@ -60,20 +55,20 @@ def marked(notebook):
         for name in ("kafka", "spark", "mysql")
         if any(re.match(rf"#\|\s*{name}\b", source) for source in code(notebook))
     ]
-    large = "spark" in needs or (needs and notebook.parent.name == "proof")
-    if (large and notebook.stem != "index") or module(notebook) == "bench":
+    large = "spark" in needs or (needs and "proof" in notebook.parts)
+    if (large and notebook.stem != "index") or notebook.stem.endswith("_bench"):
         needs.append("full")
     return pytest.param(
         notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in needs]
     )
 
 
-def missing(executed):
-    """What the executed notebook does not show, of `SHOWS`."""
+def missing(notebook, executed):
+    """What an executed notebook does not show, of `SHOWS`."""
     cells = nbformat.read(executed, 4).cells
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     shown = [output.get("data", {}).get("text/plain", "") for output in outputs]
-    return [text for text in SHOWS.get(module(executed), []) if text not in "\n".join(shown)]
+    return [text for text in SHOWS.get(short(notebook), []) if text not in "\n".join(shown)]
 
 
 @pytest.mark.timeout(900)
@@ -91,7 +86,7 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
     with capsys.disabled():
         print(f"  {short(notebook)}: {time.monotonic() - started:.0f} s ", end="", flush=True)
     assert not trouble, f"{short(notebook)} failed:\n{trouble}"
-    assert missing(own_folders / notebook.name) == []
+    assert missing(notebook, own_folders / notebook.name) == []
     assert not host or state(host) == before, (
         "the notebook left something, or touched what is not its own"
     )
@@ -105,8 +100,8 @@ def test_most_rooms_that_need_a_broker_are_guests():
 
 
 def test_there_are_notebooks():
-    assert NOTEBOOKS and SHOWS.keys() <= set(map(module, NOTEBOOKS))
+    assert NOTEBOOKS and SHOWS.keys() <= set(map(short, NOTEBOOKS))
 
 
 def test_the_outputs_that_must_show_are_in_the_committed_notebooks():
-    assert [path for path in NOTEBOOKS if missing(path)] == []
+    assert [path for path in NOTEBOOKS if missing(path, path)] == []

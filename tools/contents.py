@@ -14,7 +14,7 @@ from readme import visible
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
 INDEX = NBS / "index.ipynb"
-PACKAGES = [
+FOLDERS = [  # in reading order
     "course",
     "protocol",
     "backends",
@@ -26,15 +26,22 @@ PACKAGES = [
     "local",
     "proof",
 ]
+PACKAGES = list(dict.fromkeys(folder.partition("/")[0] for folder in FOLDERS))
 WORDS, LINES, STEP = 130, 8, 5
 HEAD = "| notebook | in one sentence | minutes |\n|---|---|---|\n"
 TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
 
 
 def notebooks(folder: Path = NBS) -> list[Path]:
-    """The front page, then package by package in reading order."""
-    inside = (path for package in PACKAGES for path in sorted((folder / package).glob("*.ipynb")))
+    """The front page, then folder by folder in reading order."""
+    inside = (path for name in FOLDERS for path in sorted((folder / name).glob("*.ipynb")))
     return [folder / "index.ipynb", *inside]
+
+
+def module_of(notebook: Path) -> str:
+    """What the notebook exports, if it exports: the module's name below kafka2pc."""
+    place = notebook.relative_to(NBS).with_suffix("")
+    return ".".join([*place.parent.parts, re.sub(r"^\d\d_", "", place.name)])
 
 
 def minutes(cells: list) -> int:

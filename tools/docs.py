@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import nbformat
-from contents import NBS, PACKAGES, notebooks
+from contents import FOLDERS, NBS, notebooks
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from readme import is_solution, plain, visible
@@ -53,14 +53,14 @@ def page(notebook: Path, target: Path) -> None:
     for cell in nb.cells:
         if cell.cell_type == "markdown":
             cell.source = moved(cell.source)
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nb, target)
 
 
 def moved(text: str) -> str:
     """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures."""
-    text = text.replace("](../images", "](images").replace("](../../images", "](../images")
-    text = re.sub(r"\]\(\.\./(\w+)\.md", lambda page: f"]({page[1].lower()}.html", text)
+    text = re.sub(r"\]\(\.\./((?:\.\./)*images)", r"](\1", text)
+    text = re.sub(r"\]\(\.\./((?:\.\./)*\w+)\.md", lambda page: f"]({page[1].lower()}.html", text)
     return re.sub(r"\]\(([\w./]+)\.ipynb", r"](\1.html", text)
 
 
@@ -100,19 +100,27 @@ def assemble(folder: Path) -> list:
         place = notebook.relative_to(folder)
         page(notebook, PAGES / place)
         if notebook.stem != "index":
-            contents.setdefault(place.parent.name, []).append({title(notebook): str(place)})
-    for package in PACKAGES:
-        for module in sorted((ROOT / "kafka2pc" / package).glob("[!_]*.py")):
-            file = f"api/{package}.{module.stem}.md"
-            (PAGES / file).write_text(f"::: kafka2pc.{package}.{module.stem}\n", encoding="utf-8")
-            reference.setdefault(package, []).append({module.stem: file})
-    sections = [{package: pages} for package, pages in contents.items()]
+            contents.setdefault(str(place.parent), []).append({title(notebook): str(place)})
+    for part in FOLDERS:
+        for module in sorted((ROOT / "kafka2pc" / part).glob("[!_]*.py")):
+            name = f"{part}/{module.stem}".replace("/", ".")
+            (PAGES / f"api/{name}.md").write_text(f"::: kafka2pc.{name}\n", encoding="utf-8")
+            reference.setdefault(part, []).append({module.stem: f"api/{name}.md"})
     return [
         {"kafka2pc": "index.ipynb"},
-        *sections,
+        *nested(contents),
         *({name.title(): f"{name.lower()}.md"} for name in TEXTS),
-        {"Reference": [{p: pages} for p, pages in reference.items()]},
+        {"Reference": nested(reference)},
     ]
+
+
+def nested(pages: dict[str, list]) -> list:
+    """Folder -> its pages, as a table of contents: a package holds its wings."""
+    packages = {}
+    for folder, inside in pages.items():
+        package, _, wing = folder.partition("/")
+        packages.setdefault(package, []).extend([{wing: inside}] if wing else inside)
+    return [{package: inside} for package, inside in packages.items()]
 
 
 class Links(HTMLParser):

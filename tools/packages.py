@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Iterator
 from xml.sax.saxutils import escape
 
-from contents import PACKAGES
+from contents import FOLDERS, NBS, PACKAGES, module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "kafka2pc"
@@ -41,33 +41,34 @@ text{font:13px system-ui,sans-serif;fill:#24292f} .name{font-weight:600;font-siz
 """
 
 
-def modules(package: str) -> list[str]:
-    """In the order of the notebooks."""
-    exported = {p.stem for p in (PACKAGE / package).glob("[!_]*.py")}
-    notebooks = sorted((ROOT / "nbs" / package).glob("*.ipynb"))
-    return [name for name in (p.stem[3:] for p in notebooks) if name in exported]
+def modules(folder: str) -> list[str]:
+    """Of a package or a wing, in the order of the notebooks."""
+    exported = {p.stem for p in (PACKAGE / folder).glob("[!_]*.py")}
+    names = (module_of(p).rpartition(".")[2] for p in sorted((NBS / folder).glob("*.ipynb")))
+    return [name for name in names if name in exported]
+
+
+def absolute(node: ast.ImportFrom, path: Path) -> list[str]:
+    """The parts of the name of the module or package that `from` names in the module at `path`."""
+    start = path.relative_to(ROOT).parts[: -node.level] if node.level else ()
+    return [*start, *(node.module.split(".") if node.module else ())]
 
 
 def imported(path: Path) -> set[str]:
     """The packages that a module imports when it is imported itself, its own left out."""
-    found = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        module = node.module or ""
-        if node.level == 2:
-            found.add(module.split(".")[0])
-        elif node.level == 0 and module.startswith("kafka2pc."):
-            found.add(module.split(".")[1])
-    return found - {path.parent.name}
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    names = [absolute(node, path) for node in body if isinstance(node, ast.ImportFrom)]
+    found = {parts[1] for parts in names if parts[0] == "kafka2pc" and len(parts) > 1}
+    return found - {path.relative_to(PACKAGE).parts[0]}
 
 
 def edges() -> dict[str, set[str]]:
     """Package -> the packages that it imports."""
+    files = {package: sorted((PACKAGE / package).rglob("[!_]*.py")) for package in PACKAGES}
     return {
-        package: set().union(set(), *(imported(p) for p in (PACKAGE / package).glob("[!_]*.py")))
-        for package in PACKAGES
-        if modules(package)
+        package: set().union(*(imported(path) for path in paths))
+        for package, paths in files.items()
+        if paths
     }
 
 
@@ -91,12 +92,22 @@ def direct(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
     ]
 
 
-def wrapped(words: list[str], width: float) -> list[str]:
-    lines = [""]
+def listed(package: str, width: float) -> list[str]:
+    """The lines of a box: the modules of the package, then each wing with its own."""
+    lines = []
+    for folder in FOLDERS:
+        owner, _, wing = folder.partition("/")
+        if owner == package and (inside := modules(folder)):
+            lines += wrapped(inside, width, f"{wing}/ " if wing else "")
+    return lines
+
+
+def wrapped(words: list[str], width: float, start: str) -> list[str]:
+    lines = [start]
     for word in words:
-        if lines[-1] and (len(lines[-1]) + len(word) + 2) * LETTERS > width - 2 * PAD:
+        if (len(lines[-1]) + len(word) + 2) * LETTERS > width - 2 * PAD:
             lines.append("")
-        lines[-1] += (", " if lines[-1] else "") + word
+        lines[-1] += (", " if lines[-1] not in ("", start) else "") + word
     return lines
 
 
@@ -125,7 +136,7 @@ def boxes(graph: dict[str, set[str]]) -> dict[str, Box]:
     for package in graph:
         first, last, begin, end = PLACES[package]
         sides[package] = PAD + begin * (WIDTH - PAD), (end - begin) * (WIDTH - PAD) - PAD
-        texts[package] = wrapped(modules(package), sides[package][1])
+        texts[package] = listed(package, sides[package][1])
         if first == last:
             needed = 2 * PAD + LINE * (1 + len(texts[package]))
             heights[first] = max(heights.get(first, 0), needed)
