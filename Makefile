@@ -70,7 +70,7 @@ demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by
 .PHONY: drill
 drill: $(READY) ## crash real queries at every point, into one store and two, the hard cases, whole pipelines, then two worlds of the model that take long: about an hour (MINUTES=10 SEED=7: then at random)
 	@$(BIN)/kafka2pc drill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
-	@$(BIN)/python -c 'from kafka2pc.proof.explorer import main; raise SystemExit(main(["three runs, the newest claim is kept, late create", "three runs, the newest claim is kept, purge, break"]))'
+	@$(BIN)/python -c 'from kafka2pc.proof.model.explorer import main; raise SystemExit(main(["three runs, the newest claim is kept, late create", "three runs, the newest claim is kept, purge, break"]))'
 
 .PHONY: bench
 bench: $(READY) ## measure engines, sinks and sources side by side, taking turns (a quiet machine, ROUNDS=3: about a quarter of an hour)
@@ -82,11 +82,11 @@ images: $(READY) ## renew the pictures in images/: the phases, the timeline afte
 	@$(BIN)/kafka2pc demo --images images
 
 .PHONY: check
-check: $(READY) ## execute notebooks and rewrite nothing (NOTEBOOK=protocol/05_decisions for one)
+check: $(READY) ## execute notebooks and rewrite nothing (NOTEBOOK=protocol/log/01_decisions for one)
 	@$(BIN)/python tools/run_notebooks.py --check $(NOTEBOOK)
 
 .PHONY: run
-run: $(READY) ## execute notebooks and keep their new outputs (NOTEBOOK=protocol/05_decisions for one)
+run: $(READY) ## execute notebooks and keep their new outputs (NOTEBOOK=protocol/log/01_decisions for one)
 	@$(BIN)/python tools/run_notebooks.py $(NOTEBOOK)
 
 .PHONY: prepare

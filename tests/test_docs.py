@@ -47,7 +47,7 @@ def expected():
         ("[a](../../../images/a.svg)", "[a](../../images/a.svg)"),
         ("[a](../SECURITY.md)", "[a](security.html)"),
         ("[a](../../../SECURITY.md)", "[a](../../security.html)"),
-        ("[a](../kafka/01_settings.ipynb)", "[a](../kafka/01_settings.html)"),
+        ("[a](../wire/01_settings.ipynb)", "[a](../wire/01_settings.html)"),
     ],
 )
 def test_links_of_a_notebook_lead_to_the_same_place_on_the_site(link, on_the_site):

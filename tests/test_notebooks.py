@@ -20,16 +20,16 @@ from run_notebooks import CELL_SECONDS, NBS, execute  # noqa: E402
 NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
 # The lessons hold for other values, too.
 OTHER = {
-    "proof/23_demo": {"rows": 4000},
-    "proof/26_walks": {"seed": 8},
-    "proof/33_bench": {"rows": 30_000},
+    "proof/demo/04_demo": {"rows": 4000},
+    "proof/drills/05_walks": {"seed": 8},
+    "proof/bench/03_bench": {"rows": 30_000},
 }
 # What the lessons must show. No other test plays these.
 SHOWS = {
-    "proof/25_drills": ["'', 1, 80)", "'NotExactlyOnce: duplicate'"],
-    "proof/28_hard_cases": ["late is refused', '')", "was purged', '')"],
-    "proof/29_dual_drills": ["'NotExactlyOnce: duplicate'"],
-    "proof/30_end_to_end": ["('', 1, 1785)", "('NotExactlyOnce: duplicate', ['duplicate'])"],
+    "proof/drills/04_one_store": ["'', 1, 80)", "'NotExactlyOnce: duplicate'"],
+    "proof/drills/07_hard_cases": ["late is refused', '')", "was purged', '')"],
+    "proof/drills/08_two_stores": ["'NotExactlyOnce: duplicate'"],
+    "proof/drills/10_end_to_end": ["('', 1, 1785)", "('NotExactlyOnce: duplicate', ['duplicate'])"],
 }
 
 
@@ -94,9 +94,12 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
 
 def test_most_rooms_that_need_a_broker_are_guests():
     guests = [short(notebook) for notebook in NOTEBOOKS if is_guest(notebook)]
-    assert {"index", "protocol/06_precommit", "spark/05_sink", "spark/16_foreach_batch"} <= set(
-        guests
-    ) and len(guests) > 12, guests
+    assert {
+        "index",
+        "protocol/phases/01_precommit",
+        "spark/sink/04_stream_writer",
+        "spark/04_foreach_batch",
+    } <= set(guests) and len(guests) > 12, guests
 
 
 def test_there_are_notebooks():

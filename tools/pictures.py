@@ -16,7 +16,7 @@ import pyarrow as pa
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kafka2pc.kafka.encoder import (
+from kafka2pc.kafka.records.encoder import (
     BATCH_HEAD,
     Section,
     record_batch,
@@ -26,15 +26,15 @@ from kafka2pc.kafka.encoder import (
 )  # noqa: E402
 from kafka2pc.local.broker import LocalKafka  # noqa: E402
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drawing import LOOKS, draw
-from kafka2pc.proof.timeline import Timeline  # noqa: E402
-from kafka2pc.proof.world import QUERY  # noqa: E402
-from kafka2pc.protocol.commit import Driver, commit, decide  # noqa: E402
-from kafka2pc.protocol.decisions import MemoryLog  # noqa: E402
+from kafka2pc.proof.model.world import QUERY  # noqa: E402
+from kafka2pc.proof.timeline.drawing import LOOKS, draw
+from kafka2pc.proof.timeline.timeline import Timeline  # noqa: E402
 from kafka2pc.protocol.history import History  # noqa: E402
+from kafka2pc.protocol.log.decisions import MemoryLog  # noqa: E402
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.precommit import precommit  # noqa: E402
-from kafka2pc.protocol.restore import restore
+from kafka2pc.protocol.phases.commit import Driver, commit, decide  # noqa: E402
+from kafka2pc.protocol.phases.precommit import precommit  # noqa: E402
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.transactions import PreparedTxnState, TxnState  # noqa: E402
 
 # -- one batch, with its own words --

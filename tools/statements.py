@@ -8,7 +8,7 @@ import ast
 import sys
 from pathlib import Path
 
-PROTOCOL = Path(__file__).resolve().parent.parent / "kafka2pc" / "protocol"
+FOLDER = Path(__file__).resolve().parent.parent / "kafka2pc" / "protocol" / "phases"
 PHASES = ["precommit", "commit", "restore"]
 
 
@@ -26,7 +26,7 @@ def statements(module: Path) -> int:
 
 
 def main() -> int:
-    counts = {phase: statements(PROTOCOL / f"{phase}.py") for phase in PHASES}
+    counts = {phase: statements(FOLDER / f"{phase}.py") for phase in PHASES}
     words = ", ".join(f"{phase} {count}" for phase, count in counts.items())
     print(f"statements: {words}; together {sum(counts.values())}")
     return 0

@@ -17,7 +17,8 @@ from typing import Sequence
 # %% ../../nbs/decision_logs/01_files.ipynb #c003
 from ..backends.local_files import NoHardLinks, NotCreated, create_file
 from ..backends.places import normal_place
-from kafka2pc.protocol.decisions import (
+from ..protocol.errors import BrokerUnreachable, LogUnwritable, StoreUnreachable
+from kafka2pc.protocol.log.decisions import (
     Decision,
     Late,
     NamedLog,
@@ -27,7 +28,6 @@ from kafka2pc.protocol.decisions import (
     never_late,
     stop_if_late,
 )
-from ..protocol.errors import BrokerUnreachable, LogUnwritable, StoreUnreachable
 
 # %% ../../nbs/decision_logs/01_files.ipynb #c006
 class FileLog(NamedLog):

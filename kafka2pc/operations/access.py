@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # %% ../../nbs/operations/01_access.ipynb #c003
-from ..kafka.settings import client_conf
+from ..kafka.wire.settings import client_conf
 from ..protocol.errors import BadOption
 
 # %% ../../nbs/operations/01_access.ipynb #c006

@@ -13,7 +13,7 @@ from kafka2pc.decision_logs.opening import open_folder_log, open_log
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import TwoPhase
-from kafka2pc.spark.options import parse_sink_options
+from kafka2pc.spark.sink.options import parse_sink_options
 
 # -- one place, many names --
 

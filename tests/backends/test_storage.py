@@ -13,8 +13,8 @@ from kafka2pc.backends import storage
 from kafka2pc.backends.storage import Storage
 from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
-from kafka2pc.spark import driver
 from kafka2pc.spark.checkpoint import Checkpoint
+from kafka2pc.spark.sink import opening as driver
 
 
 class Moody(FailingDriver):

@@ -24,10 +24,10 @@ from kafka2pc.backends import local_files
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.decision_logs.table import TableLog
-from kafka2pc.decision_logs.topic import TopicLog
-from kafka2pc.kafka.control import Control
-from kafka2pc.protocol.decisions import MemoryLog
+from kafka2pc.decision_logs.topic.log import TopicLog
+from kafka2pc.kafka.wire.control import Control
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
+from kafka2pc.protocol.log.decisions import MemoryLog
 from kafka2pc.protocol.transactions import Outcome
 from kafka2pc.stores.object_store import ObjectParticipant
 

@@ -23,15 +23,16 @@ from confluent_kafka.admin import (
 from decision_log_suite import record
 from kafka_fixtures import records
 
-from kafka2pc.decision_logs import topic_reader, topic_records, topic_settings
-from kafka2pc.decision_logs.topic import TopicLog
-from kafka2pc.decision_logs.topic_bookmark import Bookmark
-from kafka2pc.decision_logs.topic_reader import HIGH_WATERMARK, LAST_STABLE, Tail, end_of_topic
-from kafka2pc.decision_logs.topic_settings import read_settings
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.sender import Sender
+from kafka2pc.decision_logs.topic import reader as topic_reader
+from kafka2pc.decision_logs.topic import records as topic_records
+from kafka2pc.decision_logs.topic import settings as topic_settings
+from kafka2pc.decision_logs.topic.bookmark import Bookmark
+from kafka2pc.decision_logs.topic.log import TopicLog
+from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK, LAST_STABLE, Tail, end_of_topic
+from kafka2pc.decision_logs.topic.settings import read_settings
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.protocol.decisions import Identity, Slot, dump_decision, load_decision
 from kafka2pc.protocol.errors import (
     BadOption,
     BrokerUnreachable,
@@ -42,6 +43,7 @@ from kafka2pc.protocol.errors import (
     Superseded,
     UnknownFormat,
 )
+from kafka2pc.protocol.log.decisions import Identity, Slot, dump_decision, load_decision
 from kafka2pc.protocol.transactions import Committable, Outcome, PartitionRange, PreparedTxnState
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.kafka]

@@ -12,8 +12,6 @@ from fake_topic_log import (
     without_waiting,
 )
 
-from kafka2pc.protocol.commit import Driver, commit
-from kafka2pc.protocol.decisions import Decision, Identity, Slot, dump_decision
 from kafka2pc.protocol.errors import (
     CorruptDecision,
     LogUnwritable,
@@ -26,9 +24,11 @@ from kafka2pc.protocol.errors import (
     UnfinishedBatch,
     UnknownFormat,
 )
+from kafka2pc.protocol.log.decisions import Decision, Identity, Slot, dump_decision
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import adopt, restore
+from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import adopt, restore
 from kafka2pc.protocol.transactions import Mode, new_token
 
 QUERY = "11111111-2222-3333-4444-555555555555"

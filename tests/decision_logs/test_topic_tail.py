@@ -3,8 +3,8 @@
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka2pc.decision_logs import topic_reader
-from kafka2pc.decision_logs.topic_reader import Tail
+from kafka2pc.decision_logs.topic import reader as topic_reader
+from kafka2pc.decision_logs.topic.reader import Tail
 
 
 class Message:

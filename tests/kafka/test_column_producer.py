@@ -16,15 +16,15 @@ from kafka.future import Future
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.kafka.connection import NoAnswer
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.encoder import CODECS, Section
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.partitioner import Dealer
-from kafka2pc.kafka.producer_settings import without_use
-from kafka2pc.kafka.readers import read_topic
-from kafka2pc.kafka.sender import Lane, Sender
+from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.records.encoder import CODECS, Section
+from kafka2pc.kafka.records.partitioner import Dealer
+from kafka2pc.kafka.wire.connection import NoAnswer
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.write.column_producer import ColumnTransaction
+from kafka2pc.kafka.write.sender import Lane, Sender
+from kafka2pc.kafka.write.settings import without_use
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, PrecommitFailed

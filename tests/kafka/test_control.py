@@ -18,14 +18,14 @@ from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
 from kafka_fixtures import settled
 
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.connection import NotSent
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.fetcher import FetchSettings, fetch
-from kafka2pc.kafka.requests import TimeoutTooLarge
-from kafka2pc.kafka.topics import TopicInfo
+from kafka2pc.kafka.read.fetcher import FetchSettings, fetch
+from kafka2pc.kafka.wire.connection import NotSent
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.topics import TopicInfo
+from kafka2pc.kafka.wire.transactions import TimeoutTooLarge
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
-from kafka2pc.operations.doctor import doctor
+from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
 from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
 

@@ -13,8 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
-from kafka2pc.kafka.decoder import PackedBatch, committed, decode, split, unpack
-from kafka2pc.kafka.encoder import CODECS, HEADER_BYTES, record_batch, rows_of, sections, varints
+from kafka2pc.kafka.records.decoder import PackedBatch, committed, decode, split, unpack
+from kafka2pc.kafka.records.encoder import (
+    CODECS,
+    HEADER_BYTES,
+    record_batch,
+    rows_of,
+    sections,
+    varints,
+)
 from kafka2pc.protocol.errors import RecordsBroken, UnknownFormat
 from kafka2pc.protocol.transactions import PreparedTxnState
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kafka.partitioner import murmur2 as one_murmur2
 from kafka.record import MemoryRecords
 
-from kafka2pc.kafka.encoder import (
+from kafka2pc.kafka.records.encoder import (
     CODECS,
     HEADER_BYTES,
     Rows,
@@ -20,7 +20,7 @@ from kafka2pc.kafka.encoder import (
     varint_sizes,
     varints,
 )
-from kafka2pc.kafka.partitioner import PIECE, Dealer, murmur2
+from kafka2pc.kafka.records.partitioner import PIECE, Dealer, murmur2
 from kafka2pc.protocol.transactions import PreparedTxnState
 
 TEXT = st.one_of(st.none(), st.binary(max_size=300))

@@ -20,10 +20,10 @@ from kafka.future import Future
 from kafka_fixtures import records
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from kafka2pc.kafka.connection import NoAnswer, NotSent
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.encoder import record_batch, rows_of, sections
-from kafka2pc.kafka.fetcher import FetchSettings, NotFetched, fetch, fetch_settings
+from kafka2pc.kafka.read.fetcher import FetchSettings, NotFetched, fetch, fetch_settings
+from kafka2pc.kafka.records.encoder import record_batch, rows_of, sections
+from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
+from kafka2pc.kafka.wire.control import Control
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
@@ -108,7 +108,7 @@ def test_whatever_is_lost_or_moved_every_record_comes_once_and_in_order(seed, si
     begin = data.draw(st.integers(0, top))
     end = data.draw(st.integers(begin, top))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kafka2pc.kafka.fetcher._PAUSE_S", 0)
+        patch.setattr("kafka2pc.kafka.read.fetcher._PAUSE_S", 0)
         found = [
             (o, int(v))
             for c in fetch(broker, "t", 0, begin, end, FetchSettings())
@@ -232,7 +232,7 @@ def theirs(kafka, topic, isolation="read_committed"):
 
 
 def end_of(kafka, topic):
-    from kafka2pc.spark.questions import Questions
+    from kafka2pc.spark.source.cluster import Questions
 
     return Questions(kafka.client_conf, committed_only=False).bounds([(topic, 0)])[topic, 0].end
 
@@ -335,7 +335,7 @@ def test_transactions_of_several_producers_in_one_partition(kafka, control, topi
                 if dice.random() < 0.5
                 else producer.abort_transaction(30)
             )
-    from kafka2pc.spark.questions import Questions
+    from kafka2pc.spark.source.cluster import Questions
 
     stable, end = Questions(kafka.client_conf), end_of(kafka, topic)
     while stable.bounds([(topic, 0)])[topic, 0].end < end:

@@ -29,29 +29,27 @@ from kafka_fixtures import records, values
 from marks import first_of
 from participant_suite import DONE, DURABLE, REQUIRED, At, a_plan, ask
 
-from kafka2pc.kafka import column_producer, requests, row_producer
 from kafka2pc.kafka import participant as participant_module
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.kafka.connection import TooOld
-from kafka2pc.kafka.coordinators import DescribedTransaction, ListedTransaction
-from kafka2pc.kafka.deliveries import Reports
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.producer_settings import DELIVERY_MS
-from kafka2pc.kafka.readers import read_topic
-from kafka2pc.kafka.requests import NameWornOut
-from kafka2pc.kafka.row_producer import RowTransaction, RowWriter
-from kafka2pc.kafka.sender import Sender
+from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.wire import transactions as requests
+from kafka2pc.kafka.wire.connection import TooOld
+from kafka2pc.kafka.wire.coordinators import DescribedTransaction, ListedTransaction
+from kafka2pc.kafka.wire.transactions import NameWornOut
+from kafka2pc.kafka.write import column_producer, row_producer
+from kafka2pc.kafka.write.column_producer import ColumnTransaction
+from kafka2pc.kafka.write.deliveries import Reports
+from kafka2pc.kafka.write.row_producer import RowTransaction, RowWriter
+from kafka2pc.kafka.write.sender import Sender
+from kafka2pc.kafka.write.settings import DELIVERY_MS
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.drills.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.proof.readers import read_both
-from kafka2pc.proof.slow_network import INIT_PRODUCER_ID, SlowNetwork
-from kafka2pc.protocol import restore
 from kafka2pc.protocol import transactions as protocol
-from kafka2pc.protocol.commit import Driver, commit
-from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import (
     BadOption,
     BadRow,
@@ -63,8 +61,11 @@ from kafka2pc.protocol.errors import (
     UnclearAnswer,
 )
 from kafka2pc.protocol.history import History
+from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.phases import restore
+from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import parallel, retry_unknown
-from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.transactions import Committable, PreparedTxnState, TxnState
 
 QUIET = {"logger": logging.Logger("librdkafka", logging.CRITICAL + 1)}

@@ -11,18 +11,18 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from kafka_fixtures import settled, values
 
-from kafka2pc.kafka import requests
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.kafka.connection import Connection, TooOld
-from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.wire import transactions as requests
+from kafka2pc.kafka.wire.connection import Connection, TooOld
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.protocol.commit import Driver, commit
-from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import restore
+from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.transactions import Outcome
 
 DONE = Outcome.DONE

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka2pc.kafka import recovery
-from kafka2pc.kafka.recovery import complete_transaction
+from kafka2pc.kafka.wire import recovery
+from kafka2pc.kafka.wire.recovery import complete_transaction
 from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
 
 

@@ -3,8 +3,8 @@
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.settings import REFUSED_OPTIONS, client_conf
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.settings import REFUSED_OPTIONS, client_conf
 from kafka2pc.protocol.errors import BadOption
 
 PASSWORD = "correct horse battery staple"

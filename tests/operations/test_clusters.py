@@ -9,13 +9,13 @@ from dead_query_fixtures import finding_of, names
 from kafka_tools import administered
 from shell import typed
 
-from kafka2pc.kafka import column_producer as produce
-from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.encoder import rows_of
+from kafka2pc.kafka.records.encoder import rows_of
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.write import column_producer as produce
+from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
-from kafka2pc.operations.doctor import doctor
+from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.survey import Survey, find_hanging
 from kafka2pc.proof.child_process import until
 

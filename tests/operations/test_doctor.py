@@ -11,14 +11,14 @@ from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
-from kafka2pc.operations.cluster_checks import find_speculation
-from kafka2pc.operations.doctor import doctor
-from kafka2pc.operations.findings import FINDINGS
+from kafka2pc.operations.doctor.cluster_checks import find_speculation
+from kafka2pc.operations.doctor.doctor import doctor
+from kafka2pc.operations.doctor.findings import FINDINGS
 from kafka2pc.operations.survey import Survey
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.commit import commit
-from kafka2pc.protocol.decisions import dump_decision, load_decision
-from kafka2pc.protocol.restore import claim
+from kafka2pc.protocol.log.decisions import dump_decision, load_decision
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.restore import claim
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -21,7 +21,7 @@ def run(names, then):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_one_line_says_how_to_install_it(missing):
-    done = run([missing], "from kafka2pc.operations.main import main; main()")
+    done = run([missing], "from kafka2pc.operations.cli.main import main; main()")
     assert done.returncode == 1
     assert done.stderr == (
         "The command line needs two more packages: pip install 'kafka2pc[cli]'\n"
@@ -29,5 +29,7 @@ def test_without_the_extra_one_line_says_how_to_install_it(missing):
 
 
 def test_another_missing_module_is_not_hidden():
-    done = run(["kafka2pc.protocol.errors"], "from kafka2pc.operations.main import main; main()")
+    done = run(
+        ["kafka2pc.protocol.errors"], "from kafka2pc.operations.cli.main import main; main()"
+    )
     assert done.returncode == 1 and "pip install 'kafka2pc[cli]'" not in done.stderr

@@ -13,13 +13,13 @@ from shell import typed
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
-from kafka2pc.operations.doctor import doctor
-from kafka2pc.operations.rights import RIGHTS
+from kafka2pc.operations.doctor.doctor import doctor
+from kafka2pc.operations.doctor.rights import RIGHTS
 from kafka2pc.proof.child_process import until
-from kafka2pc.spark.offsets import Range
-from kafka2pc.spark.questions import Questions
-from kafka2pc.spark.range_reader import read_range
-from kafka2pc.spark.source_options import parse_source_options
+from kafka2pc.spark.source.cluster import Questions
+from kafka2pc.spark.source.offsets import Range
+from kafka2pc.spark.source.options import parse_source_options
+from kafka2pc.spark.source.range_reader import read_range
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

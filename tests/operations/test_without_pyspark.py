@@ -31,11 +31,14 @@ def run(code, *words):
 
 
 def typed(*words):
-    return run("from kafka2pc.operations.main import main; main()", *words)
+    return run("from kafka2pc.operations.cli.main import main; main()", *words)
 
 
 def test_every_module_is_imported():
-    names = [f"kafka2pc.operations.{m.name}" for m in pkgutil.iter_modules(operations.__path__)]
+    names = [
+        f"kafka2pc.operations.{m.name}"
+        for m in pkgutil.walk_packages(operations.__path__, "kafka2pc.operations.")
+    ]
     assert len(names) > 10
     assert run("".join(f"import {name}\n" for name in names)) == ("", 0)
 

@@ -14,8 +14,8 @@ from marks import with_victim
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.scenario import Scenario
-from kafka2pc.proof.spark_job import running
+from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.proof.drills.spark_job import running
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 BEFORE_COMMITS = (

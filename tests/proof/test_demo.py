@@ -16,10 +16,13 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from kafka2pc.kafka.readers import Record
+from kafka2pc.kafka.read.readers import Record
 from kafka2pc.local import flights
-from kafka2pc.operations import cli
-from kafka2pc.proof import demo, demo_job, demo_picture, demo_report
+from kafka2pc.operations.cli import app as cli
+from kafka2pc.proof.demo import demo
+from kafka2pc.proof.demo import job as demo_job
+from kafka2pc.proof.demo import picture as demo_picture
+from kafka2pc.proof.demo import report as demo_report
 from kafka2pc.protocol.errors import TwoPhaseError
 from kafka2pc.protocol.history import Event
 
@@ -268,7 +271,7 @@ def test_help_is_quick_and_lists_the_commands():
     )
     assert said.returncode == 0 and "broker" in said.stdout and "demo" in said.stdout
     heavy = (
-        "import sys, kafka2pc.operations.cli; print([m for m in ('pyspark', 'pyarrow',"
+        "import sys, kafka2pc.operations.cli.app; print([m for m in ('pyspark', 'pyarrow',"
         " 'confluent_kafka', 'kafka', 'pandas') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -316,7 +319,7 @@ def test_a_missing_package_is_told_with_its_extra_and_a_missing_room_is_a_bug(mo
     assert done.exit_code == 1 and "pip install 'kafka2pc[demo]'" in done.output
     assert isinstance(
         failing(
-            monkeypatch, ModuleNotFoundError("no module", name="kafka2pc.proof.demo")
+            monkeypatch, ModuleNotFoundError("no module", name="kafka2pc.proof.demo.demo")
         ).exception,
         ModuleNotFoundError,
     )

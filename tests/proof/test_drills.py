@@ -10,7 +10,9 @@ import pytest
 
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills import (
+from kafka2pc.proof.drills.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
+from kafka2pc.proof.drills.hard_cases import CASES
+from kafka2pc.proof.drills.one_store import (
     POINTS,
     VICTIMS,
     Drill,
@@ -20,10 +22,8 @@ from kafka2pc.proof.drills import (
     summary,
     together,
 )
-from kafka2pc.proof.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
-from kafka2pc.proof.hard_cases import CASES
-from kafka2pc.proof.stage import Stage
-from kafka2pc.proof.walks import BLOWS, steps, take
+from kafka2pc.proof.drills.stage import Stage
+from kafka2pc.proof.drills.walks import BLOWS, steps, take
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 SECONDS = ("two batches later", "late is refused", "purged", "Two drivers", "full disk")

@@ -7,11 +7,11 @@ from functools import cache
 
 import pytest
 
-from kafka2pc.proof import explorer, replay
-from kafka2pc.proof.explorer import SMALL, explore, main
-from kafka2pc.proof.rules import HARMLESS, LIMITS, RULES, switch_off, without
-from kafka2pc.proof.world import ANOMALIES, FAULTS, Config
-from kafka2pc.protocol import commit, restore
+from kafka2pc.proof.model import explorer, replay
+from kafka2pc.proof.model.explorer import SMALL, explore, main
+from kafka2pc.proof.model.rules import HARMLESS, LIMITS, RULES, switch_off, without
+from kafka2pc.proof.model.world import ANOMALIES, FAULTS, Config
+from kafka2pc.protocol.phases import commit, restore
 
 NOT_ALLOWED = {"lost_entry", "expire"}  # accidents that no rule survives: see RULES and LIMITS
 

@@ -13,8 +13,8 @@ from store_fixtures import s3a
 
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.scenario import Scenario
-from kafka2pc.proof.spark_job import running
+from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.proof.drills.spark_job import running
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(300)]
 # Elsewhere a crash touches the decisions and the checkpoint as on a disk: see test_crashes.

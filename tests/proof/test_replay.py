@@ -6,10 +6,10 @@ from itertools import count
 
 import pytest
 
-from kafka2pc.proof import replay
-from kafka2pc.proof.explorer import explore
-from kafka2pc.proof.world import Config
-from kafka2pc.protocol import commit, precommit, restore
+from kafka2pc.proof.model import replay
+from kafka2pc.proof.model.explorer import explore
+from kafka2pc.proof.model.world import Config
+from kafka2pc.protocol.phases import commit, precommit, restore
 from kafka2pc.protocol.transactions import TRANSITIONS, IllegalStep, TxnState
 
 

@@ -17,23 +17,23 @@ import pytest
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka import participant as kafka_room
-from kafka2pc.kafka import row_producer
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.column_producer import ColumnTransaction
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.readers import read_topic
-from kafka2pc.kafka.sender import Lane, Sender
+from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.write import row_producer
+from kafka2pc.kafka.write.column_producer import ColumnTransaction
+from kafka2pc.kafka.write.sender import Lane, Sender
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.readers import read_both
-from kafka2pc.protocol import commit, precommit, restore
-from kafka2pc.protocol.decisions import never_late
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History
+from kafka2pc.protocol.log.decisions import never_late
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
+from kafka2pc.protocol.phases import commit, precommit, restore
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.transactions import Committable, Names, Outcome, Plan, TxnState
-from kafka2pc.spark.driver import plan_batch
+from kafka2pc.spark.sink.opening import plan_batch
 
 pytestmark = pytest.mark.timeout(120)
 TASKS, ROWS = 2, 6  # of a batch

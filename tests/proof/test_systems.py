@@ -8,12 +8,12 @@ import pytest
 from kafka_fixtures import values
 
 from kafka2pc.kafka import participant as kafka
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.coordinators import DescribedTransaction
 from kafka2pc.kafka.participant import NEVER_MS
-from kafka2pc.kafka.row_producer import RowTransaction
-from kafka2pc.proof import systems
-from kafka2pc.proof.world import QUERY, Config, Setting, Txn, Worker, World, find, worker_name
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.coordinators import DescribedTransaction
+from kafka2pc.kafka.write.row_producer import RowTransaction
+from kafka2pc.proof.model import systems
+from kafka2pc.proof.model.world import QUERY, Config, Setting, Txn, Worker, World, find, worker_name
 from kafka2pc.protocol.transactions import Committable, Plan, PreparedTxnState, Token, TxnState
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from kafka2pc.proof.captions import POINTS
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drawing import LOOKS, Drawn, draw
-from kafka2pc.proof.scene import Scene
-from kafka2pc.proof.timeline import Timeline
-from kafka2pc.proof.world import QUERY
+from kafka2pc.proof.model.world import QUERY
+from kafka2pc.proof.timeline.captions import POINTS
+from kafka2pc.proof.timeline.drawing import LOOKS, Drawn, draw
+from kafka2pc.proof.timeline.scene import Scene
+from kafka2pc.proof.timeline.timeline import Timeline
 from kafka2pc.protocol.history import Event
 from kafka2pc.protocol.transactions import TxnState
 
@@ -167,7 +167,7 @@ def chromium():
 
 def short(folder):
     """The room without its lessons: what it exports, its broker, and its buttons."""
-    room = nbformat.read(ROOT / "nbs" / "proof/19_buttons.ipynb", 4)
+    room = nbformat.read(ROOT / "nbs" / "proof/timeline/06_buttons.ipynb", 4)
     wanted = [
         c
         for c in room.cells

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from kafka2pc.protocol.commit import Driver, commit, decide
-from kafka2pc.protocol.decisions import Identity, MemoryLog, Slot, commit_of, newest_record
 from kafka2pc.protocol.errors import (
     LogUnwritable,
     MovedLog,
@@ -16,9 +14,11 @@ from kafka2pc.protocol.errors import (
     StaleCheckpoint,
     UnfinishedBatch,
 )
+from kafka2pc.protocol.log.decisions import Identity, MemoryLog, Slot, commit_of, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import adopt, claim, end_all, restore
+from kafka2pc.protocol.phases.commit import Driver, commit, decide
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import adopt, claim, end_all, restore
 from kafka2pc.protocol.transactions import Mode, Moment, TxnState
 
 QUERY = str(uuid.uuid4())

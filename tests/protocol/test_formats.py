@@ -11,15 +11,15 @@ import pytest
 from kafka_fixtures import values
 
 from kafka2pc.decision_logs.files import FileLog
-from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.commit import Driver
-from kafka2pc.protocol.decisions import Identity, Slot, dump_decision, load_decision
+from kafka2pc.protocol.log.decisions import Identity, Slot, dump_decision, load_decision
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.phases.commit import Driver
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.restore import restore
 from kafka2pc.protocol.transactions import (
     Committable,
     Mode,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
-from kafka2pc.protocol.commit import Driver
-from kafka2pc.protocol.decisions import (
+from kafka2pc.protocol.errors import CorruptDecision, StaleCheckpoint, TwoPhaseError, UnknownFormat
+from kafka2pc.protocol.log.decisions import (
     Decision,
     Slot,
     _checksum,
@@ -22,10 +22,10 @@ from kafka2pc.protocol.decisions import (
     dump_decision,
     load_decision,
 )
-from kafka2pc.protocol.errors import CorruptDecision, StaleCheckpoint, TwoPhaseError, UnknownFormat
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import restore
+from kafka2pc.protocol.phases.commit import Driver
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.transactions import (
     Committable,
     Names,
@@ -38,7 +38,7 @@ from kafka2pc.protocol.transactions import (
     new_token,
     parse_name,
 )
-from kafka2pc.spark.options import SinkOptions, parse_sink_options
+from kafka2pc.spark.sink.options import SinkOptions, parse_sink_options
 
 QUERY, OTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
 pytestmark = pytest.mark.timeout(120)

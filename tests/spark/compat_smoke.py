@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import kafka2pc
-from kafka2pc.kafka.readers import read_topic
+from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.crash_points import Crash, CrashPoint, arm
 

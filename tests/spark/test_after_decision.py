@@ -9,9 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from kafka2pc.kafka.encoder import payload_bytes
-from kafka2pc.protocol.commit import Driver, commit
-from kafka2pc.protocol.decisions import MemoryLog, Slot, newest_record
+from kafka2pc.kafka.records.encoder import payload_bytes
 from kafka2pc.protocol.errors import (
     NOTHING_WRITTEN,
     BrokerUnreachable,
@@ -21,10 +19,12 @@ from kafka2pc.protocol.errors import (
     Refused,
     ReplayDiffers,
 )
+from kafka2pc.protocol.log.decisions import MemoryLog, Slot, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import restore
 from kafka2pc.protocol.transactions import Description, Mode, Outcome, TxnState
 
 
@@ -226,7 +226,7 @@ def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_dec
 
     planned = restore(driver, 0)
     message = precommit(driver.participants.values(), planned, iter([["row"]]))
-    monkeypatch.setattr("kafka2pc.protocol.commit.holds_later", refused)
+    monkeypatch.setattr("kafka2pc.protocol.phases.commit.holds_later", refused)
     with pytest.raises(NotAuthorized) as e:
         commit(driver, [message], 0)
     assert newest_record(driver.log).commit and "decided" in e.value.risk

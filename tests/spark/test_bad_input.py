@@ -37,13 +37,13 @@ from pyspark.sql.types import (
 from story_fixtures import check_untouched
 
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.wire.control import Control
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import Failed, until
-from kafka2pc.proof.scenario import Scenario
-from kafka2pc.protocol.decisions import dump_decision, load_decision
+from kafka2pc.proof.drills.scenario import Scenario
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.spark.options import check_columns, parse_sink_options
+from kafka2pc.protocol.log.decisions import dump_decision, load_decision
+from kafka2pc.spark.sink.options import check_columns, parse_sink_options
 
 pytestmark = pytest.mark.timeout(120)
 # at a restart, something decided may be waiting

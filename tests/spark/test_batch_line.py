@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from dead_query_fixtures import ROWS, closing, dead  # noqa: F401  (fixtures)
 
-from kafka2pc.proof.scenario import Scenario
-from kafka2pc.protocol.commit import commit
+from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.transactions import (
     CommitMessage,
@@ -18,7 +18,7 @@ from kafka2pc.protocol.transactions import (
     PreparedTxnState,
     new_token,
 )
-from kafka2pc.spark.batch_line import (
+from kafka2pc.spark.sink.batch_line import (
     BatchHistory,
     batch_line,
     count_aborts,

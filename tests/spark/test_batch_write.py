@@ -20,28 +20,28 @@ from typer.testing import CliRunner
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import ClusterFacts
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.operations.cli import app
+from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.child_process import Failed
-from kafka2pc.protocol.commit import Driver
-from kafka2pc.protocol.decisions import Identity, MemoryLog, commit_of, newest_record
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
+from kafka2pc.protocol.log.decisions import Identity, MemoryLog, commit_of, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.phases.commit import Driver
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import claim
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import claim
 from kafka2pc.protocol.transactions import Mode, Outcome, Plan, TxnState, new_token
-from kafka2pc.spark import batch_sink
-from kafka2pc.spark import driver as driver_side
-from kafka2pc.spark.batch_sink import (
+from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
+from kafka2pc.spark.sink import batch_writer as batch_sink
+from kafka2pc.spark.sink import opening as driver_side
+from kafka2pc.spark.sink.batch_writer import (
     CompleteWrite,
     close_key,
     plan_write,
     purge_keys,
     remove_folders,
 )
-from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
-from kafka2pc.spark.options import parse_sink_options
-from kafka2pc.spark.sink import SparkMessage
+from kafka2pc.spark.sink.options import parse_sink_options
+from kafka2pc.spark.sink.stream_writer import SparkMessage
 
 DAY_S = 24 * 3600
 DAY_MS = DAY_S * 1000
@@ -123,7 +123,7 @@ def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finish
         raise KeyboardInterrupt
 
     with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
-        m.setattr("kafka2pc.protocol.commit.finish", die)
+        m.setattr("kafka2pc.protocol.phases.commit.finish", die)
         another_process(writer).commit(messages)
     assert store.read() == []
     with pytest.raises(CompleteWrite):

@@ -17,15 +17,15 @@ from participant_suite import At, a_plan, rows
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.proof.drills import play
-from kafka2pc.proof.dual_drills import dual_drills, make_dual_scenario
-from kafka2pc.proof.stage import Stage
-from kafka2pc.protocol.decisions import MemoryLog
+from kafka2pc.proof.drills.one_store import play
+from kafka2pc.proof.drills.stage import Stage
+from kafka2pc.proof.drills.two_stores import dual_drills, make_dual_scenario
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
+from kafka2pc.protocol.log.decisions import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
 from kafka2pc.protocol.transactions import IllegalStep
-from kafka2pc.spark import driver as driver_side
 from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
+from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
 from kafka2pc.stores.object_store import ObjectParticipant

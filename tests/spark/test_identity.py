@@ -13,8 +13,8 @@ import pytest
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.query import Query
 from kafka2pc.operations.repair import adopt_place
-from kafka2pc.protocol.commit import Driver, commit, finish
-from kafka2pc.protocol.decisions import (
+from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
+from kafka2pc.protocol.log.decisions import (
     Identity,
     MemoryLog,
     Slot,
@@ -23,15 +23,15 @@ from kafka2pc.protocol.decisions import (
     load_decision,
     newest_record,
 )
-from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import adopt, claim, restore
+from kafka2pc.protocol.phases.commit import Driver, commit, finish
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import adopt, claim, restore
 from kafka2pc.protocol.transactions import Mode, TxnState
-from kafka2pc.spark import driver as driver_side
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import TwoPhase
-from kafka2pc.spark.options import parse_sink_options
+from kafka2pc.spark.sink import opening as driver_side
+from kafka2pc.spark.sink.options import parse_sink_options
 
 ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")
 

@@ -6,18 +6,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_PYSPARK = [
-    "options",
+    "sink.options",
     "checkpoint",
-    "batch_line",
-    "driver",
-    "source_options",
-    "offsets",
-    "questions",
-    "starting_offsets",
-    "lag",
+    "sink.batch_line",
+    "sink.opening",
+    "source.options",
+    "source.offsets",
+    "source.cluster",
+    "source.starting_offsets",
+    "source.lag",
 ]
 # the command line reads checkpoints on machines that have none of these
-WITHOUT_ARROW = ["options", "checkpoint", "batch_line", "source_options", "offsets"]
+WITHOUT_ARROW = [
+    "sink.options",
+    "checkpoint",
+    "sink.batch_line",
+    "source.options",
+    "source.offsets",
+]
 ALONE = """
 import importlib, sys
 class Absent:

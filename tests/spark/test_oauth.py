@@ -19,23 +19,23 @@ from shell import typed
 
 from kafka2pc.decision_logs.opening import open_log
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.control import Control
-from kafka2pc.kafka.login import TOKEN_PROVIDER, find_provider
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.login import TOKEN_PROVIDER, find_provider
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
-from kafka2pc.operations.rights import RIGHTS
+from kafka2pc.operations.doctor.rights import RIGHTS
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.commit import Driver, commit
-from kafka2pc.protocol.decisions import MemoryLog
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import restore
-from kafka2pc.spark.offsets import Range
-from kafka2pc.spark.questions import Questions
-from kafka2pc.spark.range_reader import read_range
-from kafka2pc.spark.source_options import parse_source_options
-from kafka2pc.spark.starting_offsets import take_snapshot
+from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.spark.source.cluster import Questions
+from kafka2pc.spark.source.offsets import Range
+from kafka2pc.spark.source.options import parse_source_options
+from kafka2pc.spark.source.range_reader import read_range
+from kafka2pc.spark.source.starting_offsets import take_snapshot
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 ROOT = Path(__file__).resolve().parents[2]

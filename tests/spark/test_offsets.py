@@ -12,7 +12,7 @@ from kafka2pc.protocol.errors import (
     TopicGone,
     TopicRecreated,
 )
-from kafka2pc.spark.offsets import (
+from kafka2pc.spark.source.offsets import (
     Bounds,
     Offsets,
     Range,

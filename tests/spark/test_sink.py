@@ -11,15 +11,15 @@ import pytest
 from marks import first_of
 from typer.testing import CliRunner
 
-from kafka2pc.operations.cli import app
+from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.checker import duplicate, lost, reordered
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.scenario import Scenario
-from kafka2pc.proof.spark_job import running
-from kafka2pc.spark.batch_line import BatchHistory
-from kafka2pc.spark.driver import open_participant
-from kafka2pc.spark.options import parse_sink_options
+from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.proof.drills.spark_job import running
+from kafka2pc.spark.sink.batch_line import BatchHistory
+from kafka2pc.spark.sink.opening import open_participant
+from kafka2pc.spark.sink.options import parse_sink_options
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
 

@@ -17,8 +17,9 @@ from kafka2pc.protocol.errors import (
     TopicGone,
     TopicRecreated,
 )
-from kafka2pc.spark.lag import measure_lag, read_last_offsets
-from kafka2pc.spark.offsets import (
+from kafka2pc.spark.source.cluster import Questions
+from kafka2pc.spark.source.lag import measure_lag, read_last_offsets
+from kafka2pc.spark.source.offsets import (
     Bounds,
     Offsets,
     Range,
@@ -27,11 +28,15 @@ from kafka2pc.spark.offsets import (
     plan_end,
     to_json,
 )
-from kafka2pc.spark.questions import Questions
-from kafka2pc.spark.range_reader import read_range
-from kafka2pc.spark.source import RangePartition, StreamReader, drop_unwanted, limit_snapshot
-from kafka2pc.spark.source_options import parse_source_options
-from kafka2pc.spark.starting_offsets import plan_read, take_snapshot
+from kafka2pc.spark.source.options import parse_source_options
+from kafka2pc.spark.source.range_reader import read_range
+from kafka2pc.spark.source.readers import (
+    RangePartition,
+    StreamReader,
+    drop_unwanted,
+    limit_snapshot,
+)
+from kafka2pc.spark.source.starting_offsets import plan_read, take_snapshot
 
 T = "t"
 

@@ -5,7 +5,7 @@ import pytest
 from kafka2pc.protocol.errors import (
     BadOption,
 )
-from kafka2pc.spark.source_options import parse_source_options
+from kafka2pc.spark.source.options import parse_source_options
 
 
 @pytest.mark.parametrize(

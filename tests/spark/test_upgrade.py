@@ -16,9 +16,9 @@ import pyarrow as pa
 import pytest
 from kafka_fixtures import values
 
-from kafka2pc.kafka.column_producer import ColumnTransaction
-from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import UnknownFormat
 from kafka2pc.protocol.history import Silence

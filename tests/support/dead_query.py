@@ -12,11 +12,11 @@ from confluent_kafka import Producer
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.readers import read_topic
+from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.operations.query import open_query
-from kafka2pc.protocol.commit import Driver, decide
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import restore
+from kafka2pc.protocol.phases.commit import Driver, decide
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
 
 
 def leave(kafka, topic, number, decided):

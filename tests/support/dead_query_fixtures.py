@@ -12,16 +12,16 @@ from kafka_fixtures import values
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.control import Control
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.wire.control import Control
 from kafka2pc.operations.access import Access
-from kafka2pc.operations.doctor import doctor
+from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.survey import Survey, find_transactions
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.commit import Driver, decide
-from kafka2pc.protocol.precommit import precommit
-from kafka2pc.protocol.restore import restore
+from kafka2pc.protocol.phases.commit import Driver, decide
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
 
 
 class DeadQuery:

@@ -16,7 +16,13 @@ from dataclasses import replace
 
 import pytest
 
-from kafka2pc.protocol.decisions import (
+from kafka2pc.protocol.errors import (
+    CorruptDecision,
+    LogUnwritable,
+    TwoPhaseError,
+    UnknownFormat,
+)
+from kafka2pc.protocol.log.decisions import (
     Decision,
     Identity,
     Slot,
@@ -26,12 +32,6 @@ from kafka2pc.protocol.decisions import (
     load_decision,
     newest_commit,
     win,
-)
-from kafka2pc.protocol.errors import (
-    CorruptDecision,
-    LogUnwritable,
-    TwoPhaseError,
-    UnknownFormat,
 )
 from kafka2pc.protocol.transactions import Committable, PartitionRange, PreparedTxnState, new_token
 
@@ -220,7 +220,7 @@ def a_purge_removes_older_batches_and_nothing_else(open):
 STRANGER = """
 import pickle, sys
 log = pickle.load(sys.stdin.buffer)
-from kafka2pc.protocol.decisions import dump_decision
+from kafka2pc.protocol.log.decisions import dump_decision
 print(dump_decision(log.chain(7)[0]).decode())
 """
 

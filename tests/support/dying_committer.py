@@ -4,8 +4,8 @@ import os
 
 from pyspark.sql import SparkSession
 
-from kafka2pc.spark.batch_sink import BatchWriter
 from kafka2pc.spark.datasource import Kafka2pc
+from kafka2pc.spark.sink.batch_writer import BatchWriter
 
 
 class Dying(Kafka2pc):

@@ -5,10 +5,10 @@ scheduler that lets several drivers take turns at each request.
 import threading
 from types import SimpleNamespace
 
-from kafka2pc.decision_logs import topic
-from kafka2pc.decision_logs.topic import TopicLog
-from kafka2pc.decision_logs.topic_reader import HIGH_WATERMARK
-from kafka2pc.decision_logs.topic_records import Keys
+from kafka2pc.decision_logs.topic import log as topic
+from kafka2pc.decision_logs.topic.log import TopicLog
+from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK
+from kafka2pc.decision_logs.topic.records import Keys
 from kafka2pc.protocol.errors import NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
 

@@ -48,8 +48,8 @@ def state(kafka):
     """
     from confluent_kafka.admin import AdminClient
 
-    from kafka2pc.kafka.control import Control
-    from kafka2pc.kafka.readers import read_topic
+    from kafka2pc.kafka.read.readers import read_topic
+    from kafka2pc.kafka.wire.control import Control
 
     admin = AdminClient(kafka.client_conf)
     found = {

@@ -20,8 +20,8 @@ import pytest
 
 from kafka2pc.kafka.participant import with_prefix
 from kafka2pc.protocol.errors import PrecommitFailed
+from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.precommit import precommit
 from kafka2pc.protocol.transactions import (
     Committable,
     IllegalStep,

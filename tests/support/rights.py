@@ -2,7 +2,7 @@
 
 from kafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
-from kafka2pc.kafka.control import Control
+from kafka2pc.kafka.wire.control import Control
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 
 CODES = {"Read": 3, "Write": 4, "DescribeConfigs": 10, "TwoPhaseCommit": 15}

@@ -4,7 +4,7 @@ import shlex
 
 from typer.testing import CliRunner
 
-from kafka2pc.operations.cli import app
+from kafka2pc.operations.cli.app import app
 
 
 def typed(line, **env):

@@ -6,7 +6,7 @@ import pytest
 @pytest.fixture(scope="session")
 def jobs(tmp_path_factory):
     """Creates jobs, and ends them with everything that they started."""
-    from kafka2pc.proof.spark_job import Job
+    from kafka2pc.proof.drills.spark_job import Job
 
     started = []
 
@@ -27,7 +27,7 @@ def job(jobs):
 
 @pytest.fixture
 def story(job, kafka, tmp_path):
-    from kafka2pc.proof.scenario import Scenario
+    from kafka2pc.proof.drills.scenario import Scenario
 
     with Scenario(job, kafka, tmp_path) as scenario:
         yield scenario
