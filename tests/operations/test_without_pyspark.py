@@ -35,10 +35,8 @@ def typed(*words):
 
 
 def test_every_module_is_imported():
-    names = [
-        f"kafka2pc.operations.{m.name}"
-        for m in pkgutil.walk_packages(operations.__path__, "kafka2pc.operations.")
-    ]
+    walked = pkgutil.walk_packages(operations.__path__, "kafka2pc.operations.")
+    names = [module.name for module in walked]
     assert len(names) > 10
     assert run("".join(f"import {name}\n" for name in names)) == ("", 0)
 
