@@ -25,18 +25,13 @@ from kafka2pc.protocol.log.decisions import (
     newest_commit,
     newest_record,
 )
+from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
+from ..protocol.names import Token, parse_name
+from ..protocol.participant import Outcome
 from ..protocol.phases.commit import Driver, check_own, describe_all, finish, sweep
 from ..protocol.phases.restore import adopt, check_identity, fence
 from ..protocol.policies import parallel, retry_unknown
-from kafka2pc.protocol.transactions import (
-    Committable,
-    Outcome,
-    PartitionRange,
-    PreparedTxnState,
-    Token,
-    TxnState,
-    parse_name,
-)
+from ..protocol.states import TxnState
 
 # %% ../../nbs/operations/04_repair.ipynb #c006
 @contextmanager

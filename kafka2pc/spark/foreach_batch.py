@@ -26,21 +26,18 @@ from ..kafka.records.encoder import payload_bytes
 from ..protocol.errors import BadOption, TwoPhaseError
 from ..protocol.history import from_environment
 from ..protocol.log.decisions import Decision, DecisionLog, Identity, holds_later
+from ..protocol.messages import CommitMessage, Committable, Mode, Plan
+from kafka2pc.protocol.participant import (
+    Description,
+    Outcome,
+    Participant,
+    Transaction,
+    TransactionBase,
+)
 from ..protocol.phases.commit import Driver, abort, commit, sweep
 from ..protocol.phases.precommit import precommit
 from ..protocol.phases.restore import adopt, back_off, claim, end_all
 from ..protocol.policies import parallel, retry_unknown
-from kafka2pc.protocol.transactions import (
-    CommitMessage,
-    Committable,
-    Description,
-    Mode,
-    Outcome,
-    Participant,
-    Plan,
-    Transaction,
-    TransactionBase,
-)
 from .sink.opening import plan_batch
 
 # %% ../../nbs/spark/04_foreach_batch.ipynb #c010

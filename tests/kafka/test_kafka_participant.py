@@ -49,7 +49,7 @@ from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.drills.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.proof.readers import read_both
-from kafka2pc.protocol import transactions as protocol
+from kafka2pc.protocol import clock
 from kafka2pc.protocol.errors import (
     BadOption,
     BadRow,
@@ -62,11 +62,12 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.messages import Committable, PreparedTxnState
 from kafka2pc.protocol.phases import restore
 from kafka2pc.protocol.phases.commit import Driver, commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import parallel, retry_unknown
-from kafka2pc.protocol.transactions import Committable, PreparedTxnState, TxnState
+from kafka2pc.protocol.states import TxnState
 
 QUIET = {"logger": logging.Logger("librdkafka", logging.CRITICAL + 1)}
 pytestmark = pytest.mark.timeout(180)

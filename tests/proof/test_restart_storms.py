@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 
 from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.protocol.clock import Moment
 from kafka2pc.protocol.errors import StaleCheckpoint, Superseded
 from kafka2pc.protocol.log.decisions import Identity, MemoryLog, Slot, commit_of
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.phases.commit import Driver, commit, decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import adopt, back_off, fence, restore
-from kafka2pc.protocol.transactions import Mode, Moment
 from kafka2pc.spark.foreach_batch import TwoPhase
 
 

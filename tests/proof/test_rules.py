@@ -30,9 +30,12 @@ from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseE
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.decisions import never_late
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
+from kafka2pc.protocol.messages import Committable, Plan
+from kafka2pc.protocol.names import Names
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import commit, precommit, restore
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import Committable, Names, Outcome, Plan, TxnState
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.sink.opening import plan_batch
 
 pytestmark = pytest.mark.timeout(120)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kafka2pc.protocol.clock import Moment
 from kafka2pc.protocol.errors import (
     LogUnwritable,
     MovedLog,
@@ -16,10 +17,11 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.log.decisions import Identity, MemoryLog, Slot, commit_of, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.phases.commit import Driver, commit, decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import adopt, claim, end_all, restore
-from kafka2pc.protocol.transactions import Mode, Moment, TxnState
+from kafka2pc.protocol.states import TxnState
 
 QUERY = str(uuid.uuid4())
 

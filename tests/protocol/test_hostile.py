@@ -23,21 +23,18 @@ from kafka2pc.protocol.log.decisions import (
     load_decision,
 )
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver
-from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import restore
-from kafka2pc.protocol.transactions import (
+from kafka2pc.protocol.messages import (
     Committable,
-    Names,
     PartitionRange,
     Plan,
     PreparedTxnState,
-    Token,
-    TxnState,
     committable_from_dict,
-    new_token,
-    parse_name,
 )
+from kafka2pc.protocol.names import Names, Token, new_token, parse_name
+from kafka2pc.protocol.phases.commit import Driver
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.sink.options import SinkOptions, parse_sink_options
 
 QUERY, OTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"

@@ -21,11 +21,13 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.log.decisions import MemoryLog, Slot, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.participant import Description, Outcome
 from kafka2pc.protocol.phases.commit import Driver, commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import Description, Mode, Outcome, TxnState
+from kafka2pc.protocol.states import TxnState
 
 
 class Moody(MemoryParticipant):

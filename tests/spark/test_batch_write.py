@@ -25,11 +25,14 @@ from kafka2pc.proof.child_process import Failed
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
 from kafka2pc.protocol.log.decisions import Identity, MemoryLog, commit_of, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.messages import Mode, Plan
+from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.commit import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import claim
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import Mode, Outcome, Plan, TxnState, new_token
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
 from kafka2pc.spark.sink import batch_writer as batch_sink
 from kafka2pc.spark.sink import opening as driver_side

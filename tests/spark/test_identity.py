@@ -24,10 +24,11 @@ from kafka2pc.protocol.log.decisions import (
     newest_record,
 )
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.phases.commit import Driver, commit, finish
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import adopt, claim, restore
-from kafka2pc.protocol.transactions import Mode, TxnState
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import TwoPhase
 from kafka2pc.spark.sink import opening as driver_side

@@ -48,11 +48,11 @@ from .walks import after_a_race, pause_node
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History
 from ...protocol.log.decisions import Decision, Late, never_late
+from ...protocol.names import Token
 from ...protocol.phases.commit import Driver, commit
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
 from ...protocol.policies import retry_unknown
-from ...protocol.transactions import Token
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c007
 # a request that is not answered in a second is unclear

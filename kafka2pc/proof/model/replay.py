@@ -14,6 +14,7 @@ from typing import Callable, Iterable, NamedTuple, Sequence
 # %% ../../../nbs/proof/model/03_replay.ipynb #c003
 from .systems import SILENT, UNKNOWN, uses_copy
 from .world import QUERY, Setting, Worker, worker_in, worker_name
+from ...protocol.clock import Moment
 from ...protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
 from kafka2pc.protocol.log.decisions import (
     Decision,
@@ -24,21 +25,19 @@ from kafka2pc.protocol.log.decisions import (
     never_late,
     stop_if_late,
 )
+from kafka2pc.protocol.messages import (
+    CommitMessage,
+    Committable,
+    PartitionRange,
+    Plan,
+    PreparedTxnState,
+)
+from ...protocol.names import Token
+from ...protocol.participant import Description, Outcome
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import precommit as precommit_phase
 from ...protocol.phases import restore as restore_phase
 from ...protocol.phases.commit import Driver
-from kafka2pc.protocol.transactions import (
-    CommitMessage,
-    Committable,
-    Description,
-    Moment,
-    Outcome,
-    PartitionRange,
-    Plan,
-    PreparedTxnState,
-    Token,
-)
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c006
 class Stop(BaseException):

@@ -43,13 +43,15 @@ from kafka2pc.protocol.log.decisions import (
     newest_commit,
     win,
 )
+from ...protocol.messages import CommitMessage, Committable, Mode, Plan
+from ...protocol.names import Token
+from ...protocol.participant import Outcome
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import precommit as precommit_phase
 from ...protocol.phases import restore as restore_phase
 from ...protocol.phases.commit import abort, decide, finish, send, sweep
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import next_attempt, restore
-from ...protocol.transactions import CommitMessage, Committable, Mode, Outcome, Plan, Token
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c005
 RULES = {}

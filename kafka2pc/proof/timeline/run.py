@@ -21,11 +21,12 @@ from ..model.rules import RULES, switch_off
 from ..model.world import QUERY
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History, read_history
+from ...protocol.messages import Mode
+from ...protocol.names import Token
 from ...protocol.phases.commit import Driver, commit
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
 from ...protocol.policies import retry_unknown
-from ...protocol.transactions import Mode, Token
 
 # %% ../../../nbs/proof/timeline/04_run.ipynb #c006
 class PacedHistory(History):

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Callable, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../../nbs/protocol/phases/02_commit.ipynb #c003
+from ..clock import Moment, age_ms, this_moment
 from kafka2pc.protocol.errors import (
     DECIDED,
     NOTHING_WRITTEN,
@@ -47,23 +48,10 @@ from kafka2pc.protocol.log.decisions import (
     newest_commit,
     win,
 )
-from kafka2pc.protocol.transactions import (
-    CommitMessage,
-    Committable,
-    Description,
-    Mode,
-    Moment,
-    Outcome,
-    Participant,
-    PartitionRange,
-    Plan,
-    Token,
-    TxnState,
-    age_ms,
-    new_token,
-    parse_name,
-    this_moment,
-)
+from ..messages import CommitMessage, Committable, Mode, PartitionRange, Plan
+from ..names import Token, new_token, parse_name
+from ..participant import Description, Outcome, Participant
+from ..states import TxnState
 
 # %% ../../../nbs/protocol/phases/02_commit.ipynb #c006
 _LOG = logging.getLogger(__name__)

@@ -12,14 +12,8 @@ from typing import Callable, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c003
 from ..history import History, Silence
-from kafka2pc.protocol.transactions import (
-    CommitMessage,
-    Committable,
-    Mode,
-    Participant,
-    Plan,
-    Transaction,
-)
+from ..messages import CommitMessage, Committable, Mode, Plan
+from ..participant import Participant, Transaction
 
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c008
 def flush_and_precommit(txn: Transaction, history: History, **ids) -> Committable | None:

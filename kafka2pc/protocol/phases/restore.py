@@ -39,8 +39,9 @@ from kafka2pc.protocol.log.decisions import (
     newest_record,
     win,
 )
+from ..messages import Mode, Plan
+from ..names import Token
 from .commit import Driver, describe_error, finish, has_newer_run, sweep
-from ..transactions import Mode, Plan, Token
 
 # %% ../../../nbs/protocol/phases/03_restore.ipynb #c006
 _LOG = logging.getLogger(__name__)

@@ -19,11 +19,11 @@ from ...kafka.participant import KafkaParticipant
 from ...kafka.write.settings import without_use
 from ...protocol.errors import MovedLog
 from ...protocol.log.decisions import DecisionLog
+from ...protocol.messages import Mode, Plan
 from ...protocol.phases.commit import Driver
 from ...protocol.phases.restore import back_off
 from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.policies import parallel, retry_unknown
-from ...protocol.transactions import Mode, Plan
 from ..checkpoint import Checkpoint, identity_of
 from .batch_line import BatchHistory
 from .options import SinkOptions

@@ -21,10 +21,10 @@ from ...kafka.records.encoder import payload_bytes
 from ...kafka.write.row_producer import RowWriter
 from ...protocol.errors import StaleCheckpoint
 from ...protocol.history import from_environment
+from ...protocol.messages import CommitMessage, Plan
 from ...protocol.phases.commit import abort as abort_batch
 from ...protocol.phases.commit import commit as commit_batch
 from ...protocol.phases.precommit import precommit
-from ...protocol.transactions import CommitMessage, Plan
 from ..checkpoint import Checkpoint
 from .batch_line import count_aborts, log_batch
 from .opening import open_participant, plan_batch, stream_driver
