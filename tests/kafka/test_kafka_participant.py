@@ -922,7 +922,7 @@ def test_the_reader_says_what_is_wrong(kafka):
 def with_a_clock_that_is_off(monkeypatch, minutes):
     """The driver's wall clock is `minutes` ahead of the broker's (negative: behind)."""
     wall = SimpleNamespace(**vars(time) | {"time": lambda: time.time() + 60 * minutes})
-    for module in (row_producer, column_producer, protocol):
+    for module in (row_producer, column_producer, clock):
         monkeypatch.setattr(module, "time", wall)
 
 

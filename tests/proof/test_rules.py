@@ -684,9 +684,7 @@ def ids_that_two_processes_share(patch):
     patch.setattr(
         Names,
         "next",
-        lambda names, prefix, plan: re.sub(
-            r"-[0-9a-f]{8}-(\d+-[01])$", r"-00000000-\1", own(names, prefix, plan)
-        ),
+        lambda *of_a_batch: re.sub(r"-[0-9a-f]{8}-(\d+-[01])$", r"-00000000-\1", own(*of_a_batch)),
     )
 
 

@@ -233,12 +233,12 @@ def test_a_name_that_is_not_ours_is_nobodys(text):
 @often
 @given(st.text(max_size=20) | st.sampled_from(["", "two\nlines"]))
 def test_a_name_is_parsed_whatever_its_prefix(prefix):
-    made = Plan(query_id=QUERY, batch_id=1, attempt=0, token=new_token(0, 1))
-    found = parse_name(Names().next(prefix, made))
+    token = new_token(0, 1)
+    found = parse_name(Names().next(prefix, QUERY, token, 1))
     assert (found.prefix, found.query_id, found.token, found.parity) == (
         prefix,
         QUERY,
-        made.token,
+        token,
         1,
     )
 
