@@ -303,7 +303,7 @@ OWN_BROKER = {
     "local/05_broker",
     "local/06_your_cluster",
     "kafka/wire/06_transactions",
-    "protocol/phases/02_commit",
+    "protocol/phases/03_commit",
     "proof/drills/02_scenario",
     "operations/03_survey",
     "operations/04_repair",
@@ -428,7 +428,7 @@ def test_no_file_names_this_machine_or_a_registry():
     )
 
 
-# `02_commit`, or a place: a name in a text. What a link leads to, the test of the site sees.
+# A number and a name, perhaps with a folder, in a text. What a link leads to, the test of the site sees.
 LINKED = re.compile(r"\]\([^)\s]*\)")
 REFERENCE = re.compile(r"(?<![\w.-])(?:[a-z_]+/)*\d\d_[a-z][a-z_]*\b(?![(\[=])")
 

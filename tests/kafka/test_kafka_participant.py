@@ -64,7 +64,8 @@ from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.decisions import MemoryLog
 from kafka2pc.protocol.messages import Committable, PreparedTxnState
 from kafka2pc.protocol.phases import restore
-from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import parallel, retry_unknown
 from kafka2pc.protocol.states import TxnState
@@ -936,8 +937,7 @@ def batch_written(kafka, topic, engine, timeout_ms, margin_ms):
         query_id=str(uuid.uuid4()),
         log=MemoryLog(),
         participants={"kafka": store},
-        retry=retry_unknown,
-        margin_ms=margin_ms,
+        policy=Policy(retry=retry_unknown, margin_ms=margin_ms),
     )
     return driver, [precommit([store], restore.restore(driver, 0), [rows("a")])]
 

@@ -26,7 +26,7 @@ from kafka2pc.protocol.messages import (
 )
 from kafka2pc.protocol.names import Token
 from kafka2pc.protocol.participant import Outcome
-from kafka2pc.protocol.phases.commit import Driver
+from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState

@@ -31,7 +31,7 @@ from kafka2pc.protocol.messages import (
     committable_from_dict,
 )
 from kafka2pc.protocol.names import Names, Token, new_token, parse_name
-from kafka2pc.protocol.phases.commit import Driver
+from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState

@@ -44,7 +44,7 @@ def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead
     )()
     noted = BatchHistory()
     commit(
-        replace(planner, history=noted, participants={"kafka": ends}, retry=retry_unknown),
+        replace(planner.within(retry=retry_unknown), history=noted, participants={"kafka": ends}),
         messages,
         0,
     )

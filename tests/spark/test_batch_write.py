@@ -28,7 +28,7 @@ from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome
-from kafka2pc.protocol.phases.commit import Driver
+from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import claim
 from kafka2pc.protocol.policies import retry_unknown
@@ -353,7 +353,7 @@ def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
     assert driver.identity() == Identity(
         log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine"
     )
-    assert (driver.replay_check, list(driver.former("old"))) == (
+    assert (driver.policy.replay_check, list(driver.former("old"))) == (
         "warn",
         [{"kafka": ("old", store)}],
     )

@@ -34,9 +34,10 @@ from kafka2pc.protocol.log.decisions import (
     newest_record,
 )
 from ...protocol.messages import CommitMessage, Mode, Plan
-from ...protocol.phases.commit import Driver, describe_error, finish, sweep
 from ...protocol.phases.commit import abort as abort_batch
 from ...protocol.phases.commit import commit as commit_batch
+from ...protocol.phases.commit import describe_error, finish, sweep
+from ...protocol.phases.driver import Driver
 from ...protocol.phases.restore import claim
 from ...protocol.phases.restore import restore as restore_and_plan
 from .batch_line import count_aborts, log_batch

@@ -154,7 +154,8 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
     if not options.exactly_once:
         return StreamWriter(options, open_participant(options), None)
     checkpoint = Checkpoint(options.checkpoint)
-    driver, batch_id = stream_driver(options, checkpoint), checkpoint.newest_batch()
-    plan = plan_batch(driver, batch_id, checkpoint.offsets_hash(batch_id))
+    batch = checkpoint.planned()
+    driver = stream_driver(options, checkpoint, batch.query_id)
+    plan = plan_batch(driver, batch.batch_id, batch.offsets_hash)
     swept = count_aborts(driver.history.events)
     return StreamWriter(options, open_participant(options), plan, swept)
