@@ -214,7 +214,7 @@ STORE_WORDS = re.compile(
 def test_the_phases_name_no_store():
     report(
         f"{phase}.py:{number} {line.strip()}"
-        for phase in ("precommit", "commit", "restore")
+        for phase in ("driver", "precommit", "commit", "identity", "restore", "adopt")
         for number, line in without_imports(PACKAGE / "protocol" / "phases" / f"{phase}.py")
         if not line.startswith("#") and STORE_WORDS.search(line)
     )

@@ -362,7 +362,8 @@ def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
 def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
     store = MemoryParticipant()
     job = TwoPhase("job", [store], MemoryLog(), in_order=True, replay_check="warn")
-    assert (job.driver().in_order, job.driver().replay_check) == (True, "warn")
+    limits = job.driver().policy
+    assert (limits.in_order, limits.replay_check) == (True, "warn")
     shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
     planned = Plan(query_id=job.query_id, batch_id=0, attempt=1, token=new_token(0, 1))
     (row,) = Task((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))

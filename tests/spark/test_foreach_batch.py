@@ -314,7 +314,7 @@ def test_a_frame_without_partitions_is_decided_too():
 
 def test_after_a_loss_one_can_go_on():
     assert [
-        TwoPhase("orders", [], MemoryLog(), **how).driver().skip_lost
+        TwoPhase("orders", [], MemoryLog(), **how).driver().policy.skip_lost
         for how in ({}, {"skip_lost": True})
     ] == [False, True]
 
