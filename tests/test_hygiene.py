@@ -428,7 +428,7 @@ def test_no_file_names_this_machine_or_a_registry():
     )
 
 
-# A number and a name, perhaps with a folder, in a text. What a link leads to, the test of the site sees.
+# A number and a name, perhaps with a folder. What a link leads to, the test of the site sees.
 LINKED = re.compile(r"\]\([^)\s]*\)")
 REFERENCE = re.compile(r"(?<![\w.-])(?:[a-z_]+/)*\d\d_[a-z][a-z_]*\b(?![(\[=])")
 
