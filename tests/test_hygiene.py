@@ -214,7 +214,7 @@ STORE_WORDS = re.compile(
 def test_the_phases_name_no_store():
     report(
         f"{phase}.py:{number} {line.strip()}"
-        for phase in ("precommit", "commit", "restore")
+        for phase in ("driver", "precommit", "commit", "identity", "restore", "adopt")
         for number, line in without_imports(PACKAGE / "protocol" / "phases" / f"{phase}.py")
         if not line.startswith("#") and STORE_WORDS.search(line)
     )
@@ -303,7 +303,7 @@ OWN_BROKER = {
     "local/05_broker",
     "local/06_your_cluster",
     "kafka/wire/06_transactions",
-    "protocol/phases/02_commit",
+    "protocol/phases/03_commit",
     "proof/drills/02_scenario",
     "operations/03_survey",
     "operations/04_repair",
@@ -428,7 +428,7 @@ def test_no_file_names_this_machine_or_a_registry():
     )
 
 
-# `02_commit`, or a place: a name in a text. What a link leads to, the test of the site sees.
+# A number and a name, perhaps with a folder. What a link leads to, the test of the site sees.
 LINKED = re.compile(r"\]\([^)\s]*\)")
 REFERENCE = re.compile(r"(?<![\w.-])(?:[a-z_]+/)*\d\d_[a-z][a-z_]*\b(?![(\[=])")
 

@@ -32,10 +32,12 @@ from kafka2pc.proof.timeline.timeline import Timeline  # noqa: E402
 from kafka2pc.protocol.history import History  # noqa: E402
 from kafka2pc.protocol.log.decisions import MemoryLog  # noqa: E402
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver, commit, decide  # noqa: E402
+from kafka2pc.protocol.messages import PreparedTxnState
+from kafka2pc.protocol.phases.commit import commit, decide
+from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit  # noqa: E402
 from kafka2pc.protocol.phases.restore import restore
-from kafka2pc.protocol.transactions import PreparedTxnState, TxnState  # noqa: E402
+from kafka2pc.protocol.states import TxnState
 
 # -- one batch, with its own words --
 

@@ -20,19 +20,10 @@ from .wire.coordinators import DescribedTransaction, ListedTransaction
 from .write.row_producer import RowTransaction
 from ..protocol.errors import Refused, UnclearAnswer
 from ..protocol.history import History, from_environment
-from kafka2pc.protocol.transactions import (
-    Committable,
-    Description,
-    Name,
-    Names,
-    Outcome,
-    PartitionRange,
-    Plan,
-    PreparedTxnState,
-    Transaction,
-    TxnState,
-    parse_name,
-)
+from ..protocol.messages import Committable, PartitionRange, Plan, PreparedTxnState
+from ..protocol.names import Name, Names, parse_name
+from ..protocol.participant import Description, Outcome, Transaction
+from ..protocol.states import TxnState
 
 if TYPE_CHECKING:
     from kafka2pc.kafka.write.column_producer import ColumnTransaction
@@ -186,7 +177,7 @@ class KafkaParticipant:
         """
         unclear = None
         for _ in range(tries):
-            name = _NAMES.next(self.prefix, plan)
+            name = _NAMES.next(self.prefix, plan.query_id, plan.token, plan.batch_id)
             try:
                 return self._transaction(name).begin()
             except UnclearAnswer as e:

@@ -13,7 +13,7 @@ from typing import Iterable, Mapping
 # %% ../../nbs/operations/05_progress.ipynb #c003
 from .query import Query, open_query
 from ..protocol.log.decisions import Decision, commit_of, holds_later
-from ..protocol.transactions import Committable
+from ..protocol.messages import Committable
 
 # %% ../../nbs/operations/05_progress.ipynb #c006
 @dataclass(frozen=True, slots=True, kw_only=True)

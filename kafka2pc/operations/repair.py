@@ -25,18 +25,16 @@ from kafka2pc.protocol.log.decisions import (
     newest_commit,
     newest_record,
 )
-from ..protocol.phases.commit import Driver, check_own, describe_all, finish, sweep
-from ..protocol.phases.restore import adopt, check_identity, fence
+from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
+from ..protocol.names import Token, parse_name
+from ..protocol.participant import Outcome
+from ..protocol.phases.adopt import adopt
+from ..protocol.phases.commit import check_own, describe_all, finish, sweep
+from ..protocol.phases.driver import Driver, Policy
+from ..protocol.phases.identity import check_identity
+from ..protocol.phases.restore import fence
 from ..protocol.policies import parallel, retry_unknown
-from kafka2pc.protocol.transactions import (
-    Committable,
-    Outcome,
-    PartitionRange,
-    PreparedTxnState,
-    Token,
-    TxnState,
-    parse_name,
-)
+from ..protocol.states import TxnState
 
 # %% ../../nbs/operations/04_repair.ipynb #c006
 @contextmanager
@@ -64,11 +62,9 @@ def operate(
             query_id=query.query_id,
             log=query.log,
             participants={"kafka": participant},
-            each=parallel(),
-            retry=retry_unknown,
+            policy=Policy(each=parallel(), retry=retry_unknown, skip_lost=skip_lost),
             about=_about(query, last),
             spark_committed=query.spark_committed,
-            skip_lost=skip_lost,
         )
         check_identity(driver, -1)
         if newest:

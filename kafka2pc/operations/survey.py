@@ -21,7 +21,8 @@ from ..kafka.wire.coordinators import DescribedTransaction
 from .query import Query
 from ..protocol.errors import UNTOUCHED, NotAuthorized
 from ..protocol.log.decisions import newest_commit, newest_record
-from ..protocol.transactions import PreparedTxnState, Token, parse_name
+from ..protocol.messages import PreparedTxnState
+from ..protocol.names import Token, parse_name
 
 # %% ../../nbs/operations/03_survey.ipynb #c007
 @dataclass(frozen=True, slots=True)

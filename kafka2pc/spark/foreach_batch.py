@@ -26,22 +26,20 @@ from ..kafka.records.encoder import payload_bytes
 from ..protocol.errors import BadOption, TwoPhaseError
 from ..protocol.history import from_environment
 from ..protocol.log.decisions import Decision, DecisionLog, Identity, holds_later
-from ..protocol.phases.commit import Driver, abort, commit, sweep
-from ..protocol.phases.precommit import precommit
-from ..protocol.phases.restore import adopt, back_off, claim, end_all
-from ..protocol.policies import parallel, retry_unknown
-from kafka2pc.protocol.transactions import (
-    CommitMessage,
-    Committable,
+from ..protocol.messages import CommitMessage, Committable, Mode, Plan
+from kafka2pc.protocol.participant import (
     Description,
-    Mode,
     Outcome,
     Participant,
-    Plan,
     Transaction,
     TransactionBase,
 )
-from .sink.opening import plan_batch
+from ..protocol.phases.adopt import adopt
+from ..protocol.phases.commit import abort, commit, sweep
+from ..protocol.phases.driver import Driver
+from ..protocol.phases.precommit import precommit
+from ..protocol.phases.restore import claim, end_all
+from .sink.opening import new_driver, plan_batch
 
 # %% ../../nbs/spark/04_foreach_batch.ipynb #c010
 class ShapedTransaction(TransactionBase):
@@ -204,20 +202,18 @@ class TwoPhase:
 
     def driver(self) -> Driver:
         """The driver's side of the protocol for this object."""
-        return Driver(
-            query_id=self.query_id,
-            log=self.log,
-            participants={p.name: p for p in self.participants},
+        return new_driver(
+            self.query_id,
+            self.log,
+            self.participants,
+            max_commit_retries=self.max_commit_retries,
+            margin_ms=self.margin_ms,
+            skip_lost=self.skip_lost,
+            in_order=self.in_order,
+            replay_check=self.replay_check,
             about=about(self.participants),
             former=self._under,
             history=from_environment(),
-            in_order=self.in_order,
-            replay_check=self.replay_check,
-            each=parallel(),
-            retry=partial(retry_unknown, self.max_commit_retries),
-            margin_ms=self.margin_ms,
-            skip_lost=self.skip_lost,
-            wait_to_claim=back_off,
         )
 
     def _under(self, prefixes: str) -> list[dict[str, Participant]]:
@@ -233,7 +229,7 @@ class TwoPhase:
         log that it leaves is marked, if it is a folder that can be reached. `without`: the names of
         participants that the query gives up. What is decided is finished in them, and what is open
         is aborted; from then on pass a list without them. Stop the query before. See
-        `kafka2pc.protocol.phases.restore.adopt`.
+        `kafka2pc.protocol.phases.adopt.adopt`.
         """
         others = copy.copy(self)
         if without:

@@ -19,16 +19,10 @@ from pyarrow import RecordBatch
 
 # %% ../../nbs/stores/02_file.ipynb #c004
 from ..protocol.errors import BadOption
-from kafka2pc.protocol.transactions import (
-    Committable,
-    Description,
-    Names,
-    Outcome,
-    Plan,
-    TransactionBase,
-    TxnState,
-    parse_name,
-)
+from ..protocol.messages import Committable, Plan
+from ..protocol.names import Names, parse_name
+from ..protocol.participant import Description, Outcome, TransactionBase
+from ..protocol.states import TxnState
 from .parts import StoreNames, aborted_error, key
 
 # %% ../../nbs/stores/02_file.ipynb #c009

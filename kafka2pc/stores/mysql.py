@@ -26,15 +26,9 @@ from kafka2pc.protocol.errors import (
     PrecommitFailed,
     StoreUnreachable,
 )
-from kafka2pc.protocol.transactions import (
-    Committable,
-    Description,
-    Names,
-    Outcome,
-    Plan,
-    TransactionBase,
-    parse_name,
-)
+from ..protocol.messages import Committable, Plan
+from ..protocol.names import Names, parse_name
+from ..protocol.participant import Description, Outcome, TransactionBase
 from .parts import StoreNames, aborted_error, key
 from kafka2pc.stores.record import (
     add_line,

@@ -15,7 +15,9 @@ from typing import Iterable, Iterator
 # %% ../../nbs/stores/03_object_store.ipynb #c003
 from ..backends.storage import Storage, check_driver
 from ..protocol.errors import StoreUnreachable
-from ..protocol.transactions import Committable, Description, Outcome, Plan, TxnState
+from ..protocol.messages import Committable, Plan
+from ..protocol.participant import Description, Outcome
+from ..protocol.states import TxnState
 from .file import FORMATS, FileStore, OpenFile
 from .parts import aborted_error
 

@@ -10,15 +10,9 @@ from dataclasses import dataclass
 
 # %% ../../nbs/stores/01_parts.ipynb #c003
 from ..protocol.errors import PrecommitFailed
-from kafka2pc.protocol.transactions import (
-    Committable,
-    Names,
-    PartitionRange,
-    Plan,
-    PreparedTxnState,
-    TransactionBase,
-    parse_name,
-)
+from ..protocol.messages import Committable, PartitionRange, Plan, PreparedTxnState
+from ..protocol.names import Names, parse_name
+from ..protocol.participant import TransactionBase
 
 # %% ../../nbs/stores/01_parts.ipynb #c006
 @dataclass(frozen=True)
@@ -35,7 +29,9 @@ class StoreNames:
 
     def new(self, names: Names, plan: Plan) -> Committable:
         """One more transaction of `plan`, with the next id of this process from `names`."""
-        return self.committable(names.next(self.prefix, plan), plan.batch_id)
+        return self.committable(
+            names.next(self.prefix, plan.query_id, plan.token, plan.batch_id), plan.batch_id
+        )
 
     def committable(self, transactional_id: str, epoch: int, rows: int = 0) -> Committable:
         """What another process needs to end this transaction."""

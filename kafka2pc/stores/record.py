@@ -9,7 +9,9 @@ __all__ = ['Run', 'add_line', 'mark_line', 'read_outcomes', 'compare_outcome', '
 from typing import Any, Callable, Iterable
 
 # %% ../../nbs/stores/04_record.ipynb #c003
-from ..protocol.transactions import Committable, Outcome, TxnState
+from ..protocol.messages import Committable
+from ..protocol.participant import Outcome
+from ..protocol.states import TxnState
 from .parts import StoreNames, key
 
 # %% ../../nbs/stores/04_record.ipynb #c006

@@ -17,7 +17,9 @@ from psycopg.errors import OperationalError
 
 # %% ../../nbs/stores/08_staged.ipynb #c004
 from ..protocol.errors import PrecommitFailed, Refused, StoreUnreachable
-from ..protocol.transactions import Committable, Description, Outcome, TxnState
+from ..protocol.messages import Committable
+from ..protocol.participant import Description, Outcome
+from ..protocol.states import TxnState
 from .parts import aborted_error, key
 from .postgres import PostgresParticipant, PostgresTransaction, move_rows, our_errors
 from .record import compare_outcome, mark_line, read_outcomes, state_of

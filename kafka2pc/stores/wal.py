@@ -11,14 +11,8 @@ from typing import Callable, Iterable, Iterator, Protocol
 
 # %% ../../nbs/stores/07_wal.ipynb #c003
 from ..protocol.errors import StoreUnreachable
-from kafka2pc.protocol.transactions import (
-    Committable,
-    Description,
-    Outcome,
-    Participant,
-    Plan,
-    Transaction,
-)
+from ..protocol.messages import Committable, Plan
+from ..protocol.participant import Description, Outcome, Participant, Transaction
 
 # %% ../../nbs/stores/07_wal.ipynb #c010
 class Log(Participant, Protocol):

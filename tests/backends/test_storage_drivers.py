@@ -15,7 +15,7 @@ from kafka2pc.backends.storage import Storage
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.decision_logs.opening import open_folder_log, open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
-from kafka2pc.protocol.transactions import Outcome
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.stores.wal import WalParticipant
 

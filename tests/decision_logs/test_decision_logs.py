@@ -28,7 +28,7 @@ from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.kafka.wire.control import Control
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 from kafka2pc.protocol.log.decisions import MemoryLog
-from kafka2pc.protocol.transactions import Outcome
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.stores.object_store import ObjectParticipant
 
 pytestmark = pytest.mark.timeout(180)

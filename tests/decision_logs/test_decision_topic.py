@@ -44,7 +44,8 @@ from kafka2pc.protocol.errors import (
     UnknownFormat,
 )
 from kafka2pc.protocol.log.decisions import Identity, Slot, dump_decision, load_decision
-from kafka2pc.protocol.transactions import Committable, Outcome, PartitionRange, PreparedTxnState
+from kafka2pc.protocol.messages import Committable, PartitionRange, PreparedTxnState
+from kafka2pc.protocol.participant import Outcome
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.kafka]
 COMPACT = {"cleanup.policy": "compact"}

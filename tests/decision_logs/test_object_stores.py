@@ -34,7 +34,8 @@ from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable
 from kafka2pc.protocol.log.decisions import dump_decision
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.stores.object_store import ObjectParticipant
@@ -330,7 +331,10 @@ def test_a_micro_batch_asks_its_log_five_times(place, server):
     """
     store = MemoryParticipant()
     driver = Driver(
-        query_id=str(uuid.uuid4()), log=place(), participants={store.name: store}, keep_batches=1
+        query_id=str(uuid.uuid4()),
+        log=place(),
+        participants={store.name: store},
+        policy=Policy(keep_batches=1),
     )
     mine = None
     for batch_id in range(5):

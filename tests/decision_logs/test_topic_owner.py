@@ -26,10 +26,13 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.log.decisions import Decision, Identity, Slot, dump_decision
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.phases.adopt import adopt
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import adopt, restore
-from kafka2pc.protocol.transactions import Mode, new_token
+from kafka2pc.protocol.phases.restore import restore
 
 QUERY = "11111111-2222-3333-4444-555555555555"
 POINTS = ["read", "fence", "append", "end"]

@@ -28,7 +28,8 @@ from kafka2pc.kafka.write.settings import without_use
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, PrecommitFailed
-from kafka2pc.protocol.transactions import Plan, PreparedTxnState, new_token
+from kafka2pc.protocol.messages import Plan, PreparedTxnState
+from kafka2pc.protocol.names import new_token
 
 # -- a broker of ten lines --
 

@@ -27,7 +27,8 @@ from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
-from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
+from kafka2pc.protocol.messages import PreparedTxnState
+from kafka2pc.protocol.participant import Outcome
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 PASSWORD = "correct horse battery staple"

@@ -23,7 +23,7 @@ from kafka2pc.kafka.records.encoder import (
     varints,
 )
 from kafka2pc.protocol.errors import RecordsBroken, UnknownFormat
-from kafka2pc.protocol.transactions import PreparedTxnState
+from kafka2pc.protocol.messages import PreparedTxnState
 
 TEXT = st.one_of(st.none(), st.binary(max_size=300))
 HEADERS = st.lists(

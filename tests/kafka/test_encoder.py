@@ -21,7 +21,7 @@ from kafka2pc.kafka.records.encoder import (
     varints,
 )
 from kafka2pc.kafka.records.partitioner import PIECE, Dealer, murmur2
-from kafka2pc.protocol.transactions import PreparedTxnState
+from kafka2pc.protocol.messages import PreparedTxnState
 
 TEXT = st.one_of(st.none(), st.binary(max_size=300))
 HEADERS = st.one_of(

@@ -27,7 +27,7 @@ from kafka2pc.kafka.wire.control import Control
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
-from kafka2pc.protocol.transactions import PreparedTxnState
+from kafka2pc.protocol.messages import PreparedTxnState
 
 pytestmark = pytest.mark.timeout(240)
 

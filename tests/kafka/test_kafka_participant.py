@@ -49,7 +49,7 @@ from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.drills.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.proof.readers import read_both
-from kafka2pc.protocol import transactions as protocol
+from kafka2pc.protocol import clock
 from kafka2pc.protocol.errors import (
     BadOption,
     BadRow,
@@ -62,11 +62,13 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.messages import Committable, PreparedTxnState
 from kafka2pc.protocol.phases import restore
-from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import parallel, retry_unknown
-from kafka2pc.protocol.transactions import Committable, PreparedTxnState, TxnState
+from kafka2pc.protocol.states import TxnState
 
 QUIET = {"logger": logging.Logger("librdkafka", logging.CRITICAL + 1)}
 pytestmark = pytest.mark.timeout(180)
@@ -921,7 +923,7 @@ def test_the_reader_says_what_is_wrong(kafka):
 def with_a_clock_that_is_off(monkeypatch, minutes):
     """The driver's wall clock is `minutes` ahead of the broker's (negative: behind)."""
     wall = SimpleNamespace(**vars(time) | {"time": lambda: time.time() + 60 * minutes})
-    for module in (row_producer, column_producer, protocol):
+    for module in (row_producer, column_producer, clock):
         monkeypatch.setattr(module, "time", wall)
 
 
@@ -935,8 +937,7 @@ def batch_written(kafka, topic, engine, timeout_ms, margin_ms):
         query_id=str(uuid.uuid4()),
         log=MemoryLog(),
         participants={"kafka": store},
-        retry=retry_unknown,
-        margin_ms=margin_ms,
+        policy=Policy(retry=retry_unknown, margin_ms=margin_ms),
     )
     return driver, [precommit([store], restore.restore(driver, 0), [rows("a")])]
 

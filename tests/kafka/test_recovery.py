@@ -6,7 +6,8 @@ import pytest
 
 from kafka2pc.kafka.wire import recovery
 from kafka2pc.kafka.wire.recovery import complete_transaction
-from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
+from kafka2pc.protocol.messages import PreparedTxnState
+from kafka2pc.protocol.participant import Outcome
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,12 @@ from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
 from kafka2pc.protocol.log.decisions import dump_decision, load_decision
+from kafka2pc.protocol.messages import Mode, Plan
+from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.phases import restore as restore_phase
 from kafka2pc.protocol.phases.commit import commit, decide
 from kafka2pc.protocol.phases.restore import fence
 from kafka2pc.protocol.phases.restore import restore as restore_batch
-from kafka2pc.protocol.transactions import (
-    Mode,
-    Plan,
-    new_token,
-)
 from kafka2pc.spark.sink.opening import plan_batch
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]

@@ -10,7 +10,7 @@ from kafka2pc.proof.model import replay
 from kafka2pc.proof.model.explorer import explore
 from kafka2pc.proof.model.world import Config
 from kafka2pc.protocol.phases import commit, precommit, restore
-from kafka2pc.protocol.transactions import TRANSITIONS, IllegalStep, TxnState
+from kafka2pc.protocol.states import TRANSITIONS, IllegalStep, TxnState
 
 
 class Called(Exception):

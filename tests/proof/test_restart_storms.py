@@ -10,13 +10,16 @@ from dataclasses import replace
 import pytest
 
 from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.protocol.clock import Moment
 from kafka2pc.protocol.errors import StaleCheckpoint, Superseded
 from kafka2pc.protocol.log.decisions import Identity, MemoryLog, Slot, commit_of
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver, commit, decide
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.phases.adopt import adopt
+from kafka2pc.protocol.phases.commit import commit, decide
+from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import adopt, back_off, fence, restore
-from kafka2pc.protocol.transactions import Mode, Moment
+from kafka2pc.protocol.phases.restore import back_off, fence, restore
 from kafka2pc.spark.foreach_batch import TwoPhase
 
 
@@ -83,11 +86,11 @@ def test_the_thousandth_start_costs_what_the_twentieth_did():
 
 def test_a_long_chain_of_an_older_version_gets_shorter_with_each_start():
     """It was claimed from slot 0 on, and nothing was removed."""
-    driver = driver_of(Counting(), keep_claims=10**6)
+    driver = driver_of(Counting(), policy=Policy(keep_claims=10**6))
     for _ in range(300):
         restore(driver, 0)
     assert len(driver.log.slots()) == 300
-    now = replace(driver, keep_claims=8)
+    now = driver.within(keep_claims=8)
     for _ in range(12):
         cost = what_a_start_costs(now)
         assert cost["create"] == 1 and cost["remove"] <= 32
@@ -155,7 +158,7 @@ def test_a_claim_that_meets_a_commit_which_does_not_count_is_not_drained():
 
 
 def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_written(monkeypatch):
-    monkeypatch.setattr("kafka2pc.spark.foreach_batch.back_off", lambda attempt: False)
+    monkeypatch.setattr("kafka2pc.spark.sink.opening.back_off", lambda attempt: False)
     log, store = Sleepy(), MemoryParticipant()
     job = TwoPhase("job", [store], log, margin_ms=0)
     sleeps_before_its_claim(job.driver())
@@ -220,7 +223,9 @@ def test_the_wait_before_a_claim_is_not_part_of_the_age_of_a_plan():
     def wait(attempt):
         clock[0] += 100_000
 
-    driver = driver_of(MemoryLog(), wait_to_claim=wait, now=lambda: Moment("boot", clock[0]))
+    driver = driver_of(
+        MemoryLog(), policy=Policy(wait_to_claim=wait), now=lambda: Moment("boot", clock[0])
+    )
     assert restore(driver, 0).planned == Moment("boot", 100_000)
 
 
@@ -251,15 +256,14 @@ def test_claims_under_a_former_prefix_are_kept_because_a_sweep_needs_them():
 
 
 def test_many_claims_under_a_former_prefix_get_fewer_and_one_is_kept():
-    driver = driver_of(Counting(), keep_claims=10**6)
+    driver = driver_of(Counting(), policy=Policy(keep_claims=10**6))
     for _ in range(100):
         restore(driver, 0)
     asked = []
     renamed = replace(
-        driver,
+        driver.within(keep_claims=8),
         about=Identity(prefix="new"),
         former=lambda prefix: asked.append(prefix) or (),
-        keep_claims=8,
     )
     adopt(renamed)
     for _ in range(20):
@@ -285,9 +289,7 @@ def duel(patience, batch_s=20, restart_s=1, seed=7, limit_s=3600):
         if planned is None:
             waited = []
             planned = restore(
-                replace(
-                    driver, wait_to_claim=lambda attempt: waited.append(patience(attempt, dice))
-                ),
+                driver.within(wait_to_claim=lambda attempt: waited.append(patience(attempt, dice))),
                 0,
             )
             runs[name] = now + sum(waited) + batch_s, planned
@@ -319,7 +321,7 @@ def test_a_run_that_has_waited_looks_at_the_log_again():
             commit(driver, prepared(driver, others), 0)
         return True
 
-    assert restore(replace(driver, wait_to_claim=wait), 0).mode is Mode.DRAIN
+    assert restore(driver.within(wait_to_claim=wait), 0).mode is Mode.DRAIN
     assert len(driver.log.slots()) == 2 and rows_of(driver) == ["row"]
 
 

@@ -30,9 +30,13 @@ from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseE
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.decisions import never_late
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
-from kafka2pc.protocol.phases import commit, precommit, restore
+from kafka2pc.protocol.messages import Committable, Plan
+from kafka2pc.protocol.names import Names
+from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases import commit, identity, precommit, restore
+from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import Committable, Names, Outcome, Plan, TxnState
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.sink.opening import plan_batch
 
 pytestmark = pytest.mark.timeout(120)
@@ -223,14 +227,14 @@ class World:
         self.done, self.state, self.stopped_by, self.looks = set(), set(), [], []
         self.before_commit = self.before_next_life = lambda: None
 
-    def driver(self, **more):
+    def driver(self, **limits):
         p = self.store.participant
-        return commit.Driver(
+        return Driver(
             query_id=self.query_id,
             log=self.log,
             participants={p.name: p},
             history=self.history,
-            **{"retry": retry_unknown} | more,
+            policy=Policy(**{"retry": retry_unknown} | limits),
         )
 
     def input(self, batch_id, task):
@@ -248,9 +252,9 @@ class World:
             for task in range(TASKS)
         ]
 
-    def live(self, **driver):
+    def live(self, **limits):
         """One life of the driver, to the last batch."""
-        driver, mine = self.driver(**driver), None
+        driver, mine = self.driver(**limits), None
         for batch_id in (b for b in range(self.batches) if b not in self.done):
             plan = restore.restore(driver, batch_id, mine=mine)
             messages = self.tasks(plan)
@@ -263,15 +267,15 @@ class World:
             self.done.add(batch_id)
             mine = plan.token if plan.mode.value == "write" else None
 
-    def go_on(self, lives=3, **driver):
-        """Lives of the driver, until all is done; `driver` is for the first one."""
+    def go_on(self, lives=3, **limits):
+        """Lives of the driver, until all is done; `limits` are for the first one."""
         for _ in range(lives):
             try:
-                return self.live(**driver)
+                return self.live(**limits)
             except (Killed, TwoPhaseError) as e:
                 self.stopped_by.append(e)
                 self.before_next_life()
-                driver = {}
+                limits = {}
 
     @property
     def batch_of(self):
@@ -618,7 +622,7 @@ def the_log_forgets(patch):
     the query.)
     """
     patch.setattr(Slots, "create", lambda log, decision, late: decision)
-    patch.setattr(restore, "check_empty", lambda driver: None)
+    patch.setattr(identity, "check_empty", lambda driver: None)
 
 
 def the_log_lets_everybody_win(patch):
@@ -658,7 +662,7 @@ def no_claim(patch):
     empty, which would be refused.)
     """
     attempts = count()
-    patch.setattr(restore, "check_empty", lambda driver: None)
+    patch.setattr(identity, "check_empty", lambda driver: None)
 
     def claim(driver, batch_id, seen):
         attempt = next(attempts)
@@ -681,9 +685,7 @@ def ids_that_two_processes_share(patch):
     patch.setattr(
         Names,
         "next",
-        lambda names, prefix, plan: re.sub(
-            r"-[0-9a-f]{8}-(\d+-[01])$", r"-00000000-\1", own(names, prefix, plan)
-        ),
+        lambda *of_a_batch: re.sub(r"-[0-9a-f]{8}-(\d+-[01])$", r"-00000000-\1", own(*of_a_batch)),
     )
 
 
@@ -753,7 +755,7 @@ def test_every_rule_and_every_anomaly_has_a_witness():
 def planner(tmp_path):
     """A driver on the store in memory, as one planner process has it."""
     p = MemoryParticipant()
-    return commit.Driver(
+    return Driver(
         query_id=str(uuid.uuid4()),
         log=FileLog(tmp_path),
         participants={p.name: p},

@@ -14,7 +14,9 @@ from kafka2pc.kafka.wire.coordinators import DescribedTransaction
 from kafka2pc.kafka.write.row_producer import RowTransaction
 from kafka2pc.proof.model import systems
 from kafka2pc.proof.model.world import QUERY, Config, Setting, Txn, Worker, World, find, worker_name
-from kafka2pc.protocol.transactions import Committable, Plan, PreparedTxnState, Token, TxnState
+from kafka2pc.protocol.messages import Committable, Plan, PreparedTxnState
+from kafka2pc.protocol.names import Token
+from kafka2pc.protocol.states import TxnState
 
 
 def txns():

@@ -24,7 +24,7 @@ from kafka2pc.proof.timeline.drawing import LOOKS, Drawn, draw
 from kafka2pc.proof.timeline.scene import Scene
 from kafka2pc.proof.timeline.timeline import Timeline
 from kafka2pc.protocol.history import Event
-from kafka2pc.protocol.transactions import TxnState
+from kafka2pc.protocol.states import TxnState
 
 ROOT = Path(__file__).resolve().parents[2]
 NO_BROWSER = "needs a browser (Debian: chromium) and playwright (the extra browser)"

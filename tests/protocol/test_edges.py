@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kafka2pc.protocol.clock import Moment
 from kafka2pc.protocol.errors import (
     LogUnwritable,
     MovedLog,
@@ -16,10 +17,13 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.log.decisions import Identity, MemoryLog, Slot, commit_of, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver, commit, decide
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.phases.adopt import adopt
+from kafka2pc.protocol.phases.commit import commit, decide
+from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import adopt, claim, end_all, restore
-from kafka2pc.protocol.transactions import Mode, Moment, TxnState
+from kafka2pc.protocol.phases.restore import claim, end_all, restore
+from kafka2pc.protocol.states import TxnState
 
 QUERY = str(uuid.uuid4())
 
@@ -82,7 +86,7 @@ def slow(takes_ms, mute, arrives=False):
     clock = Clock()
     store = MemoryParticipant(timeout_ms=60_000, clock=lambda: clock.ms)
     log = SlowLog(clock, takes_ms, mute, arrives)
-    return driver_of(log, store, margin_ms=10_000, now=clock), log, store, clock
+    return driver_of(log, store, policy=Policy(margin_ms=10_000), now=clock), log, store, clock
 
 
 def test_no_create_is_sent_once_less_than_the_margin_is_left():
@@ -238,7 +242,7 @@ def test_a_run_that_still_writes_is_fenced_before_a_participant_goes():
 @pytest.mark.parametrize("check", ["fail", "warn"])
 def test_a_batch_without_partitions_finishes_what_another_run_has_decided(check):
     log, store = MemoryLog(), MemoryParticipant()
-    driver = driver_of(log, store, replay_check=check)
+    driver = driver_of(log, store, policy=Policy(replay_check=check))
     restore(driver, 0)
     other = restore(driver, 0)
     decide(driver, other, [written(driver, other)])  # decides, and dies before the first commit

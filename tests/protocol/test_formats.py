@@ -17,19 +17,19 @@ from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.log.decisions import Identity, Slot, dump_decision, load_decision
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver
-from kafka2pc.protocol.phases.restore import restore
-from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import (
+from kafka2pc.protocol.messages import (
     Committable,
     Mode,
-    Outcome,
     PartitionRange,
     PreparedTxnState,
-    Token,
-    TxnState,
     committable_from_dict,
 )
+from kafka2pc.protocol.names import Token
+from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases.driver import Driver
+from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.policies import retry_unknown
+from kafka2pc.protocol.states import TxnState
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUERY = "0f8fad5b-d9cb-469f-a165-70867728950e"

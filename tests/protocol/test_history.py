@@ -13,7 +13,7 @@ from kafka2pc.protocol.history import (
     read_history,
     requests_of,
 )
-from kafka2pc.protocol.transactions import Outcome
+from kafka2pc.protocol.participant import Outcome
 
 
 @pytest.fixture

@@ -23,21 +23,18 @@ from kafka2pc.protocol.log.decisions import (
     load_decision,
 )
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver
-from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import restore
-from kafka2pc.protocol.transactions import (
+from kafka2pc.protocol.messages import (
     Committable,
-    Names,
     PartitionRange,
     Plan,
     PreparedTxnState,
-    Token,
-    TxnState,
     committable_from_dict,
-    new_token,
-    parse_name,
 )
+from kafka2pc.protocol.names import Names, Token, new_token, parse_name
+from kafka2pc.protocol.phases.driver import Driver
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.sink.options import SinkOptions, parse_sink_options
 
 QUERY, OTHER = "11111111-2222-3333-4444-555555555555", "99999999-2222-3333-4444-555555555555"
@@ -236,12 +233,12 @@ def test_a_name_that_is_not_ours_is_nobodys(text):
 @often
 @given(st.text(max_size=20) | st.sampled_from(["", "two\nlines"]))
 def test_a_name_is_parsed_whatever_its_prefix(prefix):
-    made = Plan(query_id=QUERY, batch_id=1, attempt=0, token=new_token(0, 1))
-    found = parse_name(Names().next(prefix, made))
+    token = new_token(0, 1)
+    found = parse_name(Names().next(prefix, QUERY, token, 1))
     assert (found.prefix, found.query_id, found.token, found.parity) == (
         prefix,
         QUERY,
-        made.token,
+        token,
         1,
     )
 

@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.policies import parallel, retry_unknown
-from kafka2pc.protocol.transactions import Outcome
 
 REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
 

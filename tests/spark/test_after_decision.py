@@ -21,11 +21,14 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.log.decisions import MemoryLog, Slot, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver, commit
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.participant import Description, Outcome
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import Description, Mode, Outcome, TxnState
+from kafka2pc.protocol.states import TxnState
 
 
 class Moody(MemoryParticipant):
@@ -117,7 +120,7 @@ def test_a_replay_that_is_the_same_in_other_tasks_is_fine():
 
 
 def test_a_replay_that_differs_can_be_a_warning(caplog):
-    driver = driver_of(Moody(), replay_check="warn")
+    driver = driver_of(Moody(), policy=Policy(replay_check="warn"))
     run(driver, 0, ["a"])
     run(driver, 0, ["a", "b"])
     assert "1 rows with 1 bytes" in caplog.text
@@ -279,9 +282,9 @@ class Slow(MemoryParticipant):
 def test_the_margin_is_left_when_the_last_store_has_answered():
     stores = Aged("kafka", timeout_ms=500), Slow("database")
     with pytest.raises(Refused, match="300 ms must be left"):
-        run(driver_of(*stores, margin_ms=300))
+        run(driver_of(*stores, policy=Policy(margin_ms=300)))
     assert stores[0].read() == []
-    run(driver_of(Aged("kafka"), Slow("database"), margin_ms=300))
+    run(driver_of(Aged("kafka"), Slow("database"), policy=Policy(margin_ms=300)))
 
 
 # -- how long, and in which order --
@@ -298,7 +301,7 @@ def test_the_time_for_unclear_answers_is_one_for_the_batch():
 def test_each_phase_has_a_time_of_its_own_for_unclear_answers():
     """A sweep long before, or a slow batch, takes nothing from the time to commit."""
     made = []
-    driver = driver_of(Moody(), retry=lambda: made.append(1) or (lambda ask: ask()))
+    driver = driver_of(Moody(), policy=Policy(retry=lambda: made.append(1) or (lambda ask: ask())))
     run(driver)
     assert len(made) >= 2
 
@@ -310,7 +313,7 @@ def test_participants_are_ended_in_order_where_it_is_asked_for():
         return lambda: order.append(name) or (Outcome.UNKNOWN if name in unclear else None)
 
     stores = [Moody(name, commit=noted(name)) for name in ("database", "gate")]
-    driver = driver_of(*stores, in_order=True)
+    driver = driver_of(*stores, policy=Policy(in_order=True))
     run(driver, 0, ["a"], ["b"], ["c"])
     assert order == ["database"] * 3 + ["gate"] * 3
     unclear.append("database")

@@ -8,16 +8,11 @@ import pytest
 from dead_query_fixtures import ROWS, closing, dead  # noqa: F401  (fixtures)
 
 from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.protocol.messages import CommitMessage, Committable, Plan, PreparedTxnState
+from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import (
-    CommitMessage,
-    Committable,
-    Outcome,
-    Plan,
-    PreparedTxnState,
-    new_token,
-)
 from kafka2pc.spark.sink.batch_line import (
     BatchHistory,
     batch_line,
@@ -49,7 +44,7 @@ def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead
     )()
     noted = BatchHistory()
     commit(
-        replace(planner, history=noted, participants={"kafka": ends}, retry=retry_unknown),
+        replace(planner.within(retry=retry_unknown), history=noted, participants={"kafka": ends}),
         messages,
         0,
     )

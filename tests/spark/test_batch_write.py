@@ -25,11 +25,14 @@ from kafka2pc.proof.child_process import Failed
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
 from kafka2pc.protocol.log.decisions import Identity, MemoryLog, commit_of, newest_record
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver
+from kafka2pc.protocol.messages import Mode, Plan
+from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import claim
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import Mode, Outcome, Plan, TxnState, new_token
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
 from kafka2pc.spark.sink import batch_writer as batch_sink
 from kafka2pc.spark.sink import opening as driver_side
@@ -350,7 +353,7 @@ def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
     assert driver.identity() == Identity(
         log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine"
     )
-    assert (driver.replay_check, list(driver.former("old"))) == (
+    assert (driver.policy.replay_check, list(driver.former("old"))) == (
         "warn",
         [{"kafka": ("old", store)}],
     )
@@ -359,7 +362,8 @@ def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
 def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
     store = MemoryParticipant()
     job = TwoPhase("job", [store], MemoryLog(), in_order=True, replay_check="warn")
-    assert (job.driver().in_order, job.driver().replay_check) == (True, "warn")
+    limits = job.driver().policy
+    assert (limits.in_order, limits.replay_check) == (True, "warn")
     shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
     planned = Plan(query_id=job.query_id, batch_id=0, attempt=1, token=new_token(0, 1))
     (row,) = Task((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))

@@ -23,7 +23,7 @@ from kafka2pc.proof.drills.two_stores import dual_drills, make_dual_scenario
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.log.decisions import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
-from kafka2pc.protocol.transactions import IllegalStep
+from kafka2pc.protocol.states import IllegalStep
 from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.stores.file import FileParticipant
@@ -314,7 +314,7 @@ def test_a_frame_without_partitions_is_decided_too():
 
 def test_after_a_loss_one_can_go_on():
     assert [
-        TwoPhase("orders", [], MemoryLog(), **how).driver().skip_lost
+        TwoPhase("orders", [], MemoryLog(), **how).driver().policy.skip_lost
         for how in ({}, {"skip_lost": True})
     ] == [False, True]
 

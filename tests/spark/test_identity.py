@@ -24,10 +24,13 @@ from kafka2pc.protocol.log.decisions import (
     newest_record,
 )
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.phases.commit import Driver, commit, finish
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.phases.adopt import adopt
+from kafka2pc.protocol.phases.commit import commit, finish
+from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import adopt, claim, restore
-from kafka2pc.protocol.transactions import Mode, TxnState
+from kafka2pc.protocol.phases.restore import claim, restore
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import TwoPhase
 from kafka2pc.spark.sink import opening as driver_side
@@ -67,7 +70,7 @@ def decide_only(driver, batch_id):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        commit(replace(driver, each=die), [prepare(driver, batch_id)], batch_id)
+        commit(driver.within(each=die), [prepare(driver, batch_id)], batch_id)
 
 
 def copied(driver, tmp_path):
@@ -263,7 +266,7 @@ def test_what_is_open_under_a_former_prefix_is_swept_even_if_the_first_sweep_fai
         raise ConnectionError("after the claim")
 
     with pytest.raises(ConnectionError):
-        restore(replace(new, each=fails), 1)
+        restore(new.within(each=fails), 1)
     assert open_ones(store) == 2
     restore(new, 1)
     assert open_ones(store) == 0

@@ -22,8 +22,8 @@ from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import UnknownFormat
 from kafka2pc.protocol.history import Silence
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import Outcome
 
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS / "fixtures"))

@@ -33,7 +33,7 @@ from kafka2pc.protocol.errors import (
     PrecommitFailed,
     StoreUnreachable,
 )
-from kafka2pc.protocol.transactions import TxnState
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores.mysql import MysqlParticipant
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.mysql]

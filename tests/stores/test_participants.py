@@ -30,10 +30,11 @@ from participant_suite import (
 )
 
 from kafka2pc.backends import storage
-from kafka2pc.protocol import transactions as protocol
+from kafka2pc.protocol import clock
+from kafka2pc.protocol.clock import Moment, age_ms, this_moment
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.transactions import Moment, TxnState, age_ms, this_moment
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import Shaped
 from kafka2pc.stores import object_store
 from kafka2pc.stores.file import FileParticipant
@@ -90,9 +91,9 @@ def test_of_another_boot_or_a_moment_to_come_the_age_is_unknown():
 @pytest.mark.parametrize("lacking", ["boot id", "clock"])
 def test_a_system_without_boot_id_or_clock_has_moments_too(monkeypatch, lacking):
     if lacking == "boot id":
-        monkeypatch.setattr(protocol, "Path", lambda path: Path("/no/such/file"))
+        monkeypatch.setattr(clock, "Path", lambda path: Path("/no/such/file"))
     else:
-        monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=lambda: 12.345))
+        monkeypatch.setattr(clock, "time", SimpleNamespace(monotonic=lambda: 12.345))
         assert this_moment().ms == 12_345
     assert this_moment().boot and age_ms(this_moment()) == 0, (
         "one process, or one network card, is one machine"

@@ -32,7 +32,7 @@ from kafka2pc.protocol.errors import (
     PrecommitFailed,
     StoreUnreachable,
 )
-from kafka2pc.protocol.transactions import TxnState
+from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores.postgres import PostgresParticipant
 from kafka2pc.stores.staged import StagedParticipant
 

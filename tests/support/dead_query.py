@@ -14,7 +14,8 @@ from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.operations.query import open_query
-from kafka2pc.protocol.phases.commit import Driver, decide
+from kafka2pc.protocol.phases.commit import decide
+from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 

@@ -33,7 +33,8 @@ from kafka2pc.protocol.log.decisions import (
     newest_commit,
     win,
 )
-from kafka2pc.protocol.transactions import Committable, PartitionRange, PreparedTxnState, new_token
+from kafka2pc.protocol.messages import Committable, PartitionRange, PreparedTxnState
+from kafka2pc.protocol.names import new_token
 
 PROMISES, DURABLE, UNCLEAR, DAMAGED = [], [], [], []
 QUERY = "11111111-2222-3333-4444-555555555555"

@@ -10,7 +10,8 @@ from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK
 from kafka2pc.decision_logs.topic.records import Keys
 from kafka2pc.protocol.errors import NotAuthorized, PrecommitFailed
-from kafka2pc.protocol.transactions import Outcome, PreparedTxnState
+from kafka2pc.protocol.messages import PreparedTxnState
+from kafka2pc.protocol.participant import Outcome
 
 NO_WAIT = SimpleNamespace(monotonic=lambda: 0, sleep=lambda seconds: None)
 

@@ -20,19 +20,18 @@ import pytest
 
 from kafka2pc.kafka.participant import with_prefix
 from kafka2pc.protocol.errors import PrecommitFailed
-from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.transactions import (
+from kafka2pc.protocol.messages import (
     Committable,
-    IllegalStep,
     Mode,
-    Outcome,
     Plan,
     PreparedTxnState,
-    TxnState,
     committable_from_dict,
-    new_token,
 )
+from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.policies import retry_unknown
+from kafka2pc.protocol.states import IllegalStep, TxnState
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 REQUIRED, DURABLE = [], []
@@ -420,7 +419,7 @@ def traces_lists_a_reused_id_once(at):
 
 OTHER_PROCESS = """
 import json, pickle, sys
-from kafka2pc.protocol.transactions import committable_from_dict
+from kafka2pc.protocol.messages import committable_from_dict
 store, verb, receipt = pickle.load(sys.stdin.buffer)
 from kafka2pc.protocol.policies import retry_unknown
 c = committable_from_dict(json.loads(receipt))

@@ -52,7 +52,8 @@ from kafka2pc.protocol.log.decisions import (
     never_late,
     stop_if_late,
 )
-from ...protocol.transactions import Outcome, PreparedTxnState
+from ...protocol.messages import PreparedTxnState
+from ...protocol.participant import Outcome
 
 # %% ../../../nbs/decision_logs/topic/05_log.ipynb #c022
 _FINAL = (LogUnwritable, MovedLog, NotAuthorized, Superseded)

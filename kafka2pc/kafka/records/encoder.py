@@ -27,7 +27,7 @@ from kafka2pc.kafka.records.checks import (
     value_column,
 )
 from ...protocol.errors import BadOption, BadRow
-from ...protocol.transactions import PreparedTxnState
+from ...protocol.messages import PreparedTxnState
 
 # %% ../../../nbs/kafka/records/02_encoder.ipynb #c010
 def _zigzag(x: np.ndarray) -> np.ndarray:

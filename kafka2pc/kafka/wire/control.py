@@ -18,7 +18,8 @@ from . import transactions as requests
 from .connection import Connection, NoAnswer, NotSent, NotYet
 from .coordinators import Coordinators, DescribedTransaction, ListedTransaction
 from .topics import TopicInfo
-from ...protocol.transactions import Outcome, PreparedTxnState
+from ...protocol.messages import PreparedTxnState
+from ...protocol.participant import Outcome
 
 # %% ../../../nbs/kafka/wire/10_control.ipynb #c007
 class Control:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from .coordinators import Coordinators, describe_transactions
 from .transactions import ask_init_producer_id, end_txn
 from ...protocol.errors import BadOption, NotAuthorized
-from ...protocol.transactions import Outcome, PreparedTxnState
+from ...protocol.messages import PreparedTxnState
+from ...protocol.participant import Outcome
 
 # %% ../../../nbs/kafka/wire/07_recovery.ipynb #c005
 @dataclass(frozen=True, slots=True)

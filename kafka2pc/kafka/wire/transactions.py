@@ -22,7 +22,8 @@ from .connection import Connection, NoAnswer, NotSent, NotYet, TooOld
 from .coordinators import Coordinators
 from .error_codes import describe_code, id_not_authorized
 from ...protocol.errors import BadOption, UnclearAnswer
-from ...protocol.transactions import Outcome, PreparedTxnState
+from ...protocol.messages import PreparedTxnState
+from ...protocol.participant import Outcome
 
 # %% ../../../nbs/kafka/wire/06_transactions.ipynb #c007
 # from these versions on: AddPartitionsToTxn between brokers, InitProducerId with enable2Pc and

@@ -32,13 +32,9 @@ from .deliveries import check_acknowledged, delivery_error
 from .sender import Sender
 from .settings import REQUEST_MS, producer_conf
 from ...protocol.errors import BadRow, TwoPhaseError
-from kafka2pc.protocol.transactions import (
-    Committable,
-    PartitionRange,
-    PreparedTxnState,
-    TransactionBase,
-    TxnState,
-)
+from ...protocol.messages import Committable, PartitionRange, PreparedTxnState
+from ...protocol.participant import TransactionBase
+from ...protocol.states import TxnState
 
 # %% ../../../nbs/kafka/write/05_column_producer.ipynb #c007
 BLOCK_BYTES = 4 << 20  # encoded at once

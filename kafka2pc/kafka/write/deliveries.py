@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c003
 from ..wire.error_codes import topic_not_authorized
 from ...protocol.errors import BadRow, NotAuthorized, PrecommitFailed
-from ...protocol.transactions import PartitionRange
+from ...protocol.messages import PartitionRange
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c006
 class Reports:

@@ -36,12 +36,8 @@ from kafka2pc.protocol.errors import (
     PrecommitFailed,
     UnclearAnswer,
 )
-from kafka2pc.protocol.transactions import (
-    Committable,
-    PartitionRange,
-    PreparedTxnState,
-    TransactionBase,
-)
+from ...protocol.messages import Committable, PartitionRange, PreparedTxnState
+from ...protocol.participant import TransactionBase
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c007
 def _topics(batch, topic: str | None) -> tuple[set, Iterable]:

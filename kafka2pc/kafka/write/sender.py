@@ -26,7 +26,7 @@ from ..wire.control import Control
 from .deliveries import delivery_error
 from .settings import DELIVERY_MS, REQUEST_MS
 from ...protocol.errors import BrokerUnreachable, PrecommitFailed
-from ...protocol.transactions import PreparedTxnState
+from ...protocol.messages import PreparedTxnState
 
 # %% ../../../nbs/kafka/write/04_sender.ipynb #c007
 # batches of a partition, and requests to a node; a broker remembers the last five batches of a

@@ -33,7 +33,7 @@ from ..repair import driver_of
 from ..survey import FoundTransaction, Survey, find_prefix, find_transactions
 from ...protocol.errors import TwoPhaseError
 from ...protocol.log.decisions import Decision, newest_commit
-from ...protocol.phases.restore import check_identity, not_its_log
+from ...protocol.phases.identity import check_identity, not_its_log
 
 # %% ../../../nbs/operations/doctor/05_doctor.ipynb #c006
 CHECKS = (

@@ -40,7 +40,7 @@ from ...local.jars import KAFKA_VERSION
 from .engines import columnar, drive, engines, memory, rows_of_size
 from .measure import Comparison, Measured, in_turns
 from ..demo.job import fetch_connector
-from ...protocol.transactions import Participant
+from ...protocol.participant import Participant
 from ...spark.datasource import register
 from ...spark.foreach_batch import TwoPhase
 from ...spark.source.cluster import Questions

@@ -29,7 +29,8 @@ from ...local.broker import LocalKafka
 from ...local.jars import fetch_jars, fetch_kafka, find_java
 from .measure import Measured, in_turns
 from ...protocol.log.decisions import MemoryLog
-from ...protocol.phases.commit import Driver, commit
+from ...protocol.phases.commit import commit
+from ...protocol.phases.driver import Driver, Policy
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
 from ...protocol.policies import parallel, retry_unknown
@@ -162,8 +163,7 @@ def drive(kafka: LocalKafka, transactions: int) -> dict[str, float]:
         query_id=str(uuid.uuid4()),
         log=MemoryLog(),
         participants={"kafka": participant},
-        each=parallel(),
-        retry=retry_unknown,
+        policy=Policy(each=parallel(), retry=retry_unknown),
     )
     each = parallel(8)
     write = lambda run: each(

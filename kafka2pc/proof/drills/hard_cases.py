@@ -48,11 +48,12 @@ from .walks import after_a_race, pause_node
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History
 from ...protocol.log.decisions import Decision, Late, never_late
-from ...protocol.phases.commit import Driver, commit
+from ...protocol.names import Token
+from ...protocol.phases.commit import commit
+from ...protocol.phases.driver import Driver, Policy
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
 from ...protocol.policies import retry_unknown
-from ...protocol.transactions import Token
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c007
 # a request that is not answered in a second is unclear
@@ -463,18 +464,15 @@ class BareQuery:
         )
         self.log, self.history = SuspendedLog(stage.folder / self.name), History()
 
-    def batch(self, batch_id: int, mine: Token | None = None, **driver) -> Token:
+    def batch(self, batch_id: int, mine: Token | None = None, **limits) -> Token:
         """Plan, write, commit. Returns the token of the run. Raises what the phases raise."""
         p = self.participant
         driver = Driver(
-            **dict(
-                query_id=self.query_id,
-                log=self.log,
-                participants={p.name: p},
-                history=self.history,
-                retry=retry_unknown,
-            )
-            | driver
+            query_id=self.query_id,
+            log=self.log,
+            participants={p.name: p},
+            history=self.history,
+            policy=Policy(**dict(retry=retry_unknown) | limits),
         )
         first = restore(driver, batch_id, mine=mine)
         begin = batch_id * self.rows

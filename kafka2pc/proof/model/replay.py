@@ -14,6 +14,7 @@ from typing import Callable, Iterable, NamedTuple, Sequence
 # %% ../../../nbs/proof/model/03_replay.ipynb #c003
 from .systems import SILENT, UNKNOWN, uses_copy
 from .world import QUERY, Setting, Worker, worker_in, worker_name
+from ...protocol.clock import Moment
 from ...protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
 from kafka2pc.protocol.log.decisions import (
     Decision,
@@ -24,21 +25,20 @@ from kafka2pc.protocol.log.decisions import (
     never_late,
     stop_if_late,
 )
-from ...protocol.phases import commit as commit_phase
-from ...protocol.phases import precommit as precommit_phase
-from ...protocol.phases import restore as restore_phase
-from ...protocol.phases.commit import Driver
-from kafka2pc.protocol.transactions import (
+from kafka2pc.protocol.messages import (
     CommitMessage,
     Committable,
-    Description,
-    Moment,
-    Outcome,
     PartitionRange,
     Plan,
     PreparedTxnState,
-    Token,
 )
+from ...protocol.names import Token
+from ...protocol.participant import Description, Outcome
+from ...protocol.phases import commit as commit_phase
+from ...protocol.phases import precommit as precommit_phase
+from ...protocol.phases import restore as restore_phase
+from ...protocol.phases.adopt import adopt
+from ...protocol.phases.driver import Driver, Policy
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c006
 class Stop(BaseException):
@@ -281,11 +281,13 @@ def make_driver(setting: Setting, transcript: Transcript, number: int) -> Driver
         log=log_of(setting, transcript, number, place),
         participants=stores,
         about=Identity(checkpoint=checkpoint),
-        retry=lambda: store.retry,
-        margin_ms=config.margin_ms,
+        policy=Policy(
+            retry=lambda: store.retry,
+            margin_ms=config.margin_ms,
+            keep_batches=config.keep_batches,
+            keep_claims=config.keep_claims,
+        ),
         spark_committed=lambda batch: transcript.ask("spark", batch),
-        keep_batches=config.keep_batches,
-        keep_claims=config.keep_claims,
         new_token=token_of(number),
         now=no_clock,
     )
@@ -335,7 +337,7 @@ def call_plan(
     """The restore phase of run `number`. `mine`: the token that its planner has."""
     driver = make_driver(calls.setting, transcript, number)
     if calls.setting.config.prefixes == "adopted" and driver.identity().fence == "p2":
-        restore_phase.adopt(driver)
+        adopt(driver)
     return restore_phase.restore(driver, batch, offsets_hash=offsets_hash(version), mine=mine)
 
 

@@ -43,13 +43,16 @@ from kafka2pc.protocol.log.decisions import (
     newest_commit,
     win,
 )
+from ...protocol.messages import CommitMessage, Committable, Mode, Plan
+from ...protocol.names import Token
+from ...protocol.participant import Outcome
 from ...protocol.phases import commit as commit_phase
+from ...protocol.phases import identity
 from ...protocol.phases import precommit as precommit_phase
 from ...protocol.phases import restore as restore_phase
 from ...protocol.phases.commit import abort, decide, finish, send, sweep
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import next_attempt, restore
-from ...protocol.transactions import CommitMessage, Committable, Mode, Outcome, Plan, Token
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c005
 RULES = {}
@@ -81,6 +84,7 @@ MODULES = {
     "precommit": precommit_phase,
     "commit": commit_phase,
     "restore": restore_phase,
+    "identity": identity,
     "replay": replay,
     "model": model,
 }
@@ -919,7 +923,7 @@ def believe_the_place(driver, recorded):
     """A run believes whatever log it finds."""
 
 
-_ANY_PLACE = (("restore.check_place", believe_the_place),)
+_ANY_PLACE = (("identity.check_place", believe_the_place),)
 RULES |= {
     "whose log": Rule(
         "a run works from a copied checkpoint with a copied log",
@@ -963,7 +967,7 @@ RULES |= {
         "a run may leave a participant out as soon as the last batch is finished",
         "HANGING",
         Config(drivers=1, slots=(2, 1), shrinks=True),
-        (("restore.check_participants", miss_nobody),),
+        (("restore.check_participants", miss_nobody), ("identity.check_participants", miss_nobody)),
         of="log",
         hole="new",
     ),

@@ -25,7 +25,8 @@ from kafka2pc.protocol.errors import (
     LostTransaction,
     TwoPhaseError,
 )
-from ...protocol.transactions import Mode, Plan, Token
+from ...protocol.messages import Mode, Plan
+from ...protocol.names import Token
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c006
 class Run(NamedTuple):

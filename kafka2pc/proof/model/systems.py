@@ -26,7 +26,8 @@ from kafka2pc.proof.model.world import (
     spend,
 )
 from ...protocol.log.decisions import Decision, Slot
-from ...protocol.transactions import TRANSITIONS, Token, TxnState, step
+from ...protocol.names import Token
+from ...protocol.states import TRANSITIONS, TxnState, step
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c007
 def become_visible(world: World, txn: Txn) -> tuple[World, tuple]:

@@ -13,7 +13,7 @@ from ...decision_logs.topic.log import TopicLog
 from .world import QUERY
 from ...protocol.errors import CorruptDecision
 from ...protocol.log.decisions import Decision, DecisionLog, Listing, Slot
-from ...protocol.transactions import Outcome
+from ...protocol.participant import Outcome
 
 # %% ../../../nbs/proof/model/04_topic_replay.ipynb #c006
 class StepTopicLog(TopicLog):

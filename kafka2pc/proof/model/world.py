@@ -12,7 +12,9 @@ from functools import cache
 from typing import NamedTuple
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c003
-from ...protocol.transactions import Name, Plan, TxnState, parse_name
+from ...protocol.messages import Plan
+from ...protocol.names import Name, parse_name
+from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c006
 class Txn(NamedTuple):
@@ -75,7 +77,7 @@ class Worker(NamedTuple):
 
 
 def spell(token, driver: int, slot: int, life: int, counter: int, parity: int) -> str:
-    """A transactional_id, in the form of `protocol.transactions.Names`."""
+    """A transactional_id, in the form of `protocol.names.Names`."""
     return f"kafka2pc-{QUERY}-{token}-{driver:02x}{slot:02x}{life:04x}-{counter}-{parity}"
 
 

@@ -15,7 +15,7 @@ from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 from .captions import explain, verdict
 from .scene import Bar, Mark, Scene, final
 from ...protocol.history import Event
-from ...protocol.transactions import TxnState
+from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/timeline/03_drawing.ipynb #c006
 class Look(NamedTuple):

@@ -21,11 +21,13 @@ from ..model.rules import RULES, switch_off
 from ..model.world import QUERY
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History, read_history
-from ...protocol.phases.commit import Driver, commit
+from ...protocol.messages import Mode
+from ...protocol.names import Token
+from ...protocol.phases.commit import commit
+from ...protocol.phases.driver import Driver, Policy
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
 from ...protocol.policies import retry_unknown
-from ...protocol.transactions import Mode, Token
 
 # %% ../../../nbs/proof/timeline/04_run.ipynb #c006
 class PacedHistory(History):
@@ -56,8 +58,7 @@ def run_batch(order: dict, mine: Token | None) -> Token | None:
         log=FileLog(order["log"]),
         participants={store.name: store},
         history=history,
-        retry=retry_unknown,
-        skip_lost=order["skip_lost"],
+        policy=Policy(retry=retry_unknown, skip_lost=order["skip_lost"]),
     )
     rows = range(batch_id * size, (batch_id + 1) * size)
     with switch_off(RULES[order["rule"]]) if order["rule"] else nullcontext():

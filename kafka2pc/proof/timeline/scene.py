@@ -11,7 +11,7 @@ from typing import Iterable, NamedTuple
 
 # %% ../../../nbs/proof/timeline/01_scene.ipynb #c003
 from ...protocol.history import Event
-from ...protocol.transactions import TRANSITIONS, TxnState, step
+from ...protocol.states import TRANSITIONS, TxnState, step
 
 # %% ../../../nbs/proof/timeline/01_scene.ipynb #c009
 class Mark(NamedTuple):

@@ -32,7 +32,7 @@ from .scene import Scene
 from ...protocol.errors import BadOption
 from ...protocol.history import Event
 from ...protocol.policies import retry_unknown
-from ...protocol.transactions import TxnState
+from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/timeline/05_timeline.ipynb #c007
 # the rules of `proof/model/08_rules` that one driver can show here

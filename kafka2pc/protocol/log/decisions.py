@@ -22,7 +22,8 @@ from kafka2pc.protocol.errors import (
     Superseded,
     UnknownFormat,
 )
-from ..transactions import Committable, Token, committable_from_dict, parse_token
+from ..messages import Committable, committable_from_dict
+from ..names import Token, parse_token
 
 # %% ../../../nbs/protocol/log/01_decisions.ipynb #c006
 class Slot(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Iterable, Sequence
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c003
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History, crash_watcher, requests_of
-from ...protocol.transactions import CommitMessage, Committable
+from ...protocol.messages import CommitMessage, Committable
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c006
 _LOG = logging.getLogger("kafka2pc")

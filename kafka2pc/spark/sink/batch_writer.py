@@ -33,12 +33,13 @@ from kafka2pc.protocol.log.decisions import (
     holds_later,
     newest_record,
 )
-from ...protocol.phases.commit import Driver, describe_error, finish, sweep
+from ...protocol.messages import CommitMessage, Mode, Plan
 from ...protocol.phases.commit import abort as abort_batch
 from ...protocol.phases.commit import commit as commit_batch
+from ...protocol.phases.commit import describe_error, finish, sweep
+from ...protocol.phases.driver import Driver
 from ...protocol.phases.restore import claim
 from ...protocol.phases.restore import restore as restore_and_plan
-from ...protocol.transactions import CommitMessage, Mode, Plan
 from .batch_line import count_aborts, log_batch
 from .opening import make_driver, open_participant, open_place
 from .options import SinkOptions

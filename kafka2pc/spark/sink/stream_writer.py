@@ -21,10 +21,10 @@ from ...kafka.records.encoder import payload_bytes
 from ...kafka.write.row_producer import RowWriter
 from ...protocol.errors import StaleCheckpoint
 from ...protocol.history import from_environment
+from ...protocol.messages import CommitMessage, Plan
 from ...protocol.phases.commit import abort as abort_batch
 from ...protocol.phases.commit import commit as commit_batch
 from ...protocol.phases.precommit import precommit
-from ...protocol.transactions import CommitMessage, Plan
 from ..checkpoint import Checkpoint
 from .batch_line import count_aborts, log_batch
 from .opening import open_participant, plan_batch, stream_driver
@@ -154,7 +154,8 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
     if not options.exactly_once:
         return StreamWriter(options, open_participant(options), None)
     checkpoint = Checkpoint(options.checkpoint)
-    driver, batch_id = stream_driver(options, checkpoint), checkpoint.newest_batch()
-    plan = plan_batch(driver, batch_id, checkpoint.offsets_hash(batch_id))
+    batch = checkpoint.planned()
+    driver = stream_driver(options, checkpoint, batch.query_id)
+    plan = plan_batch(driver, batch.batch_id, batch.offsets_hash)
     swept = count_aborts(driver.history.events)
     return StreamWriter(options, open_participant(options), plan, swept)
