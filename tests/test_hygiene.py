@@ -302,7 +302,7 @@ OWN_BROKER = {
     "local/04_readiness",
     "local/05_broker",
     "local/06_your_cluster",
-    "kafka/wire/06_transactions",
+    "kafka/wire/07_transactions",
     "protocol/phases/03_commit",
     "proof/drills/02_scenario",
     "operations/03_survey",

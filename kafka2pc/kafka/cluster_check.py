@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Iterable
 
 # %% ../../nbs/kafka/01_cluster_check.ipynb #c003
-from .wire.control import Control
+from .wire.cluster import Cluster
 from .wire.error_codes import topic_not_authorized
 from .wire.login import check_login
+from .wire.timeouts import check_timeout, choose_timeout_ms, why_no_two_phase
+from .wire.topics import describe_topics, topic_max_message_bytes
+from .wire.transactions import check_brokers, end_txn_version
 from .write.settings import open_producer, producer_conf
 from ..protocol.errors import BadOption
 
@@ -54,28 +57,28 @@ def check(
     check_login(conf)  # librdkafka's errors say less, and later
     open_producer(producer_conf(conf))
     topics = list(topics)
-    with Control(conf, timeout_ms=within_ms) as control:
+    with Cluster(conf, timeout_ms=within_ms) as cluster:
         if prefix:
-            control.check_brokers()
-        _check_topics(control, topics)
+            check_brokers(cluster)
+        _check_topics(cluster, topics)
         no_timeout = False
         if prefix:
             wanted = two_phase == "required" or (two_phase == "auto" and timeout_ms is None)
             probe_id = f"{prefix}-probe"
-            timeout_ms = _transaction_timeout(control, probe_id, timeout_ms)
-            no_timeout = wanted and _offers_two_phase(control, probe_id, two_phase == "required")
-        limits = [b for b in map(control.topic_max_message_bytes, topics) if b]
+            timeout_ms = _transaction_timeout(cluster, probe_id, timeout_ms)
+            no_timeout = wanted and _offers_two_phase(cluster, probe_id, two_phase == "required")
+        limits = [topic_max_message_bytes(cluster, topic) for topic in topics]
         return ClusterFacts(
-            cluster_id=control.cluster_id,
-            end_txn_version=control.end_txn_version(),
+            cluster_id=cluster.cluster_id,
+            end_txn_version=end_txn_version(cluster),
             timeout_ms=timeout_ms or 60_000,
-            batch_bytes=min(limits, default=None),
+            batch_bytes=min(filter(None, limits), default=None),
             two_phase=no_timeout,
         )
 
 
-def _check_topics(control: Control, topics: list[str]):
-    found = control.topics(topics)
+def _check_topics(cluster: Cluster, topics: list[str]):
+    found = describe_topics(cluster, topics)
     closed = [t for t in topics if t in found and found[t].may_write is False]
     missing = [t for t in topics if t not in found]
     if closed:
@@ -87,8 +90,8 @@ def _check_topics(control: Control, topics: list[str]):
         )
 
 
-def _offers_two_phase(control: Control, probe_id: str, required: bool) -> bool:
-    why_not = control.why_no_two_phase(probe_id)
+def _offers_two_phase(cluster: Cluster, probe_id: str, required: bool) -> bool:
+    why_not = why_no_two_phase(cluster, probe_id)
     if why_not and required:
         raise BadOption(
             "twoPhaseCommit=required: the brokers do not offer it to this user",
@@ -100,13 +103,13 @@ def _offers_two_phase(control: Control, probe_id: str, required: bool) -> bool:
     return not why_not
 
 
-def _transaction_timeout(control: Control, probe_id: str, timeout_ms: int | None) -> int:
+def _transaction_timeout(cluster: Cluster, probe_id: str, timeout_ms: int | None) -> int:
     """The timeout in ms that transactions get. The probe has a separate id, because InitProducerId
     aborts what an id has open.
     """
     if timeout_ms is None:
-        return control.choose_timeout_ms(probe_id)
+        return choose_timeout_ms(cluster, probe_id)
     if timeout_ms < 1000:
         raise BadOption(f"kafka.transaction.timeout.ms={timeout_ms}: at least 1000 are needed")
-    control.check_timeout(probe_id, timeout_ms)
+    check_timeout(cluster, probe_id, timeout_ms)
     return timeout_ms

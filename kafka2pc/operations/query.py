@@ -14,7 +14,8 @@ from typing import Callable, Mapping
 from ..backends.places import absolute_place, normal_place
 from ..backends.storage import Storage
 from ..decision_logs.opening import open_folder_log, open_log
-from ..kafka.wire.control import Control
+from ..kafka.wire.cluster import Cluster
+from ..kafka.wire.descriptions import list_transactions
 from ..protocol.errors import BadOption, StaleCheckpoint
 from ..protocol.log.decisions import DecisionLog
 from ..spark.checkpoint import Checkpoint
@@ -112,8 +113,8 @@ def _log_of_owner(root: str, name: str, conf: Mapping) -> DecisionLog:
 def _any_prefix(conf: Mapping, name: str) -> str:
     """The first prefix with a transactional id for this log, kafka2pc if there is none."""
     ending = f"-decisions-{name}"
-    with Control(conf) as control:
-        ids = [t.transactional_id for t in control.list_transactions(states=())]
+    with Cluster(conf) as cluster:
+        ids = [t.transactional_id for t in list_transactions(cluster, states=())]
     return next((i.removesuffix(ending) for i in ids if i.endswith(ending)), "kafka2pc")
 
 

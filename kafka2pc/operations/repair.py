@@ -15,6 +15,8 @@ from typing import Iterator, Mapping
 # %% ../../nbs/operations/04_repair.ipynb #c003
 from ..decision_logs.opening import left_log
 from ..kafka.participant import KafkaParticipant
+from ..kafka.wire.descriptions import describe_transactions
+from ..kafka.wire.transactions import end_txn, end_txn_version
 from .query import Query
 from .survey import Survey, find_prefix
 from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused
@@ -55,9 +57,9 @@ def operate(
         )
     participant = KafkaParticipant(dict(conf))
     try:
-        participant.prefix = prefix or find_prefix(participant.control, query)
-        participant.cluster_id = participant.control.cluster_id
-        participant.end_txn_version = participant.control.end_txn_version()
+        participant.prefix = prefix or find_prefix(participant.cluster, query)
+        participant.cluster_id = participant.cluster.cluster_id
+        participant.end_txn_version = end_txn_version(participant.cluster)
         driver = Driver(
             query_id=query.query_id,
             log=query.log,
@@ -166,7 +168,7 @@ def find_refusal(
 # %% ../../nbs/operations/04_repair.ipynb #c009
 def _committable(survey: Survey, transactional_id: str) -> Committable:
     """An open transaction as the broker describes it. Raises `Refused` if it is not open."""
-    d = survey.describe_transactions([transactional_id]).get(transactional_id)
+    d = describe_transactions(survey, [transactional_id]).get(transactional_id)
     if d is None or d.state != "Ongoing":
         raise Refused(
             f"{transactional_id} is {d.state if d else 'unknown to its coordinator'}",
@@ -177,7 +179,7 @@ def _committable(survey: Survey, transactional_id: str) -> Committable:
     return Committable(
         transactional_id=transactional_id,
         state=PreparedTxnState(d.producer_id, d.epoch),
-        end_txn_version=survey.end_txn_version(),
+        end_txn_version=end_txn_version(survey),
         partitions=tuple(PartitionRange(topic=t, partition=p, records=0) for t, p in d.partitions),
     )
 
@@ -194,8 +196,8 @@ def _in_decision(driver: Driver, c: Committable) -> Committable | None:
 def _end(survey: Survey, c: Committable, commit: bool):
     """Send the end, again after each unclear answer. Raises `OutcomeUnknown`, `Refused`."""
     outcome = retry_unknown()(
-        lambda: survey.end_txn(
-            c.transactional_id, c.state, commit=commit, version=c.end_txn_version
+        lambda: end_txn(
+            survey, c.transactional_id, c.state, commit=commit, version=c.end_txn_version
         )
     )
     if outcome is Outcome.UNKNOWN:

@@ -16,8 +16,14 @@ from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../../nbs/operations/03_survey.ipynb #c004
 from ..kafka.participant import NEVER_MS
-from ..kafka.wire.control import Control
-from ..kafka.wire.coordinators import DescribedTransaction
+from ..kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.descriptions import (
+    DescribedTransaction,
+    describe_transactions,
+    list_transactions,
+)
+from ..kafka.wire.timeouts import max_timeout_ms
+from ..kafka.wire.topics import topic_rows
 from .query import Query
 from ..protocol.errors import UNTOUCHED, NotAuthorized
 from ..protocol.log.decisions import newest_commit, newest_record
@@ -50,14 +56,14 @@ class OpenProducer:
     last_ms: int
 
 
-class Survey(Control):
+class Survey(Cluster):
     """The requests that only an operator sends, beside those of the sink."""
 
     def layout(self, topics: Iterable[str]) -> list[Layout]:
         """Every partition of those topics that exist and that this user may DESCRIBE."""
         return [
             Layout(t.name, p.partition_index, p.leader_id, len(p.replica_nodes), len(p.isr_nodes))
-            for t in self.topic_rows(topics)
+            for t in topic_rows(self, topics)
             for p in t.partitions
         ]
 
@@ -171,15 +177,15 @@ def find_transactions(
     """The transactions whose id begins with `prefix`, oldest first. `query`: mark which of its own
     are decided and fenced. `states`: only these; none: all. Raises `BrokerUnreachable`.
     """
-    ids = [t.transactional_id for t in survey.list_transactions(prefix, states)]
-    described = survey.describe_transactions(ids) if ids else {}
+    ids = [t.transactional_id for t in list_transactions(survey, prefix, states)]
+    described = describe_transactions(survey, ids) if ids else {}
     now_ms = time.time() * 1000
     outcomes = _outcomes(query) if query else None
     found = [_found(d, now_ms, outcomes) for d in described.values()]
     return sorted(found, key=lambda f: (-f.age_ms, f.transactional_id))
 
 
-def find_prefix(control: Control, query: Query | None) -> str:
+def find_prefix(cluster: Cluster, query: Query | None) -> str:
     """The prefix of the query's transactional ids: from its newest decision, else from its
     transactions in the cluster, else the sink's default.
     """
@@ -187,7 +193,7 @@ def find_prefix(control: Control, query: Query | None) -> str:
         return "kafka2pc"
     newest = newest_commit(query.log)
     ids = [c.transactional_id for c in newest.committables] if newest else []
-    names = map(parse_name, ids or [t.transactional_id for t in control.list_transactions()])
+    names = map(parse_name, ids or [t.transactional_id for t in list_transactions(cluster)])
     return next((n.prefix for n in names if n and n.query_id == query.query_id), "kafka2pc")
 
 
@@ -239,13 +245,13 @@ def find_hanging(
     timeout, else 15 minutes). Raises `NotAuthorized` (READ on the topic).
     """
     if idle_ms is None:
-        idle_ms = survey.max_timeout_ms() or 900_000
+        idle_ms = max_timeout_ms(survey) or 900_000
     layout = survey.layout(topics)
     producers = _open_producers(survey, layout)
     silent = [p for p in producers if time.time() * 1000 - p.last_ms >= idle_ms]
     if not silent:
         return []
-    known = {t.producer_id for t in survey.list_transactions("", ALIVE)}
+    known = {t.producer_id for t in list_transactions(survey, "", ALIVE)}
     suspects = [p for p in silent if p.producer_id not in known]
     if not suspects:
         return []

@@ -24,8 +24,8 @@ from kafka2pc.backends import local_files
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.decision_logs.table import TableLog
+from kafka2pc.decision_logs.topic import log as topic_log
 from kafka2pc.decision_logs.topic.log import TopicLog
-from kafka2pc.kafka.wire.control import Control
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 from kafka2pc.protocol.log.decisions import MemoryLog
 from kafka2pc.protocol.participant import Outcome
@@ -123,14 +123,14 @@ def topic(request):
 
     @contextmanager
     def losing(when):
-        real, calls = Control.end_txn, []
+        real, calls = topic_log.end_txn, []
 
         def fails(*args, **more):
             if when == "after":
                 real(*args, **more)
             return Outcome.UNKNOWN
 
-        with patch.object(Control, "end_txn", first_only(fails, real, calls)):
+        with patch.object(topic_log, "end_txn", first_only(fails, real, calls)):
             yield calls
 
     return Place(

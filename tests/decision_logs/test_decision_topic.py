@@ -23,6 +23,7 @@ from confluent_kafka.admin import (
 from decision_log_suite import record
 from kafka_fixtures import records
 
+from kafka2pc.decision_logs.topic import log as topic_log_module
 from kafka2pc.decision_logs.topic import reader as topic_reader
 from kafka2pc.decision_logs.topic import records as topic_records
 from kafka2pc.decision_logs.topic import settings as topic_settings
@@ -30,7 +31,8 @@ from kafka2pc.decision_logs.topic.bookmark import Bookmark
 from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK, LAST_STABLE, Tail, end_of_topic
 from kafka2pc.decision_logs.topic.settings import read_settings
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.protocol.errors import (
@@ -73,7 +75,7 @@ def keys_in(kafka, log):
 
 
 def end_of(log, end=HIGH_WATERMARK):
-    return end_of_topic(log._control, log.topic, end)
+    return end_of_topic(log._cluster, log.topic, end)
 
 
 def content(log):
@@ -98,30 +100,30 @@ def test_a_second_line_past_the_log_is_found_and_so_is_a_key_that_names_no_slot(
 
 def test_another_logs_open_transaction_hides_nothing(kafka):
     mine, other = topic_log(kafka, within_ms=3000), topic_log(kafka)
-    state = other._control.init_producer_id(other.transactional_id, timeout_ms=10_000)
+    state = init_producer_id(other._cluster, other.transactional_id, timeout_ms=10_000)
     other._append(other.prefix, state, {f"{other.name}/7.0": b"not ended"})
     first = record()
     with pytest.raises(LogUnwritable, match="was read to"):  # its end cannot be known yet
         mine.create(first)
-    assert other._control.end_txn(other.transactional_id, state, commit=False) is Outcome.DONE
+    assert end_txn(other._cluster, other.transactional_id, state, commit=False) is Outcome.DONE
     assert mine.create(first) == first == mine.create(record(commit=False))
 
 
 def test_who_loses_does_not_disturb_a_writer(kafka):
     log = topic_log(kafka)
     first = log.create(record())
-    with patch.object(Control, "init_producer_id", side_effect=AssertionError("a fence")):
+    with patch.object(topic_log_module, "init_producer_id", side_effect=AssertionError("a fence")):
         assert log.create(record(commit=False)) == first
 
 
 def test_a_broker_that_goes_away_is_no_answer_only_if_the_question_was_asked(kafka):
     log, away = topic_log(kafka), BrokerUnreachable("nobody")
     with (
-        patch.object(Control, "init_producer_id", side_effect=away),
+        patch.object(topic_log_module, "init_producer_id", side_effect=away),
         pytest.raises(LogUnwritable, match="nobody"),
     ):
         log.create(record())
-    real, asked = Control.init_producer_id, []
+    real, asked = init_producer_id, []
 
     def once(*args, **more):
         if asked:
@@ -130,8 +132,8 @@ def test_a_broker_that_goes_away_is_no_answer_only_if_the_question_was_asked(kaf
         return real(*args, **more)
 
     with (
-        patch.object(Control, "init_producer_id", once),
-        patch.object(Control, "end_txn", return_value=Outcome.UNKNOWN),
+        patch.object(topic_log_module, "init_producer_id", once),
+        patch.object(topic_log_module, "end_txn", return_value=Outcome.UNKNOWN),
     ):
         assert log.create(record()) is None
 
@@ -402,11 +404,11 @@ def open_between(other):
             return
         opened.append(None)
         self.flush()
-        opened[0] = other._control.init_producer_id(other.transactional_id, timeout_ms=60_000)
+        opened[0] = init_producer_id(other._cluster, other.transactional_id, timeout_ms=60_000)
         other._append(other.prefix, opened[0], {"open": b"x"})
 
     with patch.object(Sender, "put", put):
-        yield lambda: other._control.end_txn(other.transactional_id, opened[0], commit=False)
+        yield lambda: end_txn(other._cluster, other.transactional_id, opened[0], commit=False)
 
 
 def test_a_reader_that_stops_between_the_parts_of_a_decision_sees_no_decision(kafka, small):
@@ -463,7 +465,7 @@ def fill(kafka, topic, count=FILLER):
 
 def bookmark(log, **more):
     """The log's bookmark, as a new process finds it."""
-    found = Bookmark(log._control, log.topic, log.transactional_id)
+    found = Bookmark(log._cluster, log.topic, log.transactional_id)
     found.load()
     for name, value in more.items():
         setattr(found, name, value)
@@ -580,7 +582,7 @@ def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     log.create(record(0))
     state = log._fence(log.prefix)
     log._append(log.prefix, state, {f"{log.name}/1.0": b"aborted"})
-    log._control.end_txn(log.transactional_id, state, commit=False)
+    end_txn(log._cluster, log.transactional_id, state, commit=False)
     wanted = log.create(record(2))
     while end_of(log)[0] < 6:  # a record and a marker each
         time.sleep(0.05)
@@ -624,10 +626,10 @@ def test_a_purge_that_is_not_done_leaves_the_bookmark(kafka):
         log.create(record(batch_id))
     log.purge(0)
     before = bookmark(log).at
-    real = Control.end_txn
+    real = end_txn
     for answer in (Outcome.UNKNOWN, Outcome.REFUSED):
         with patch.object(
-            Control,
+            topic_log_module,
             "end_txn",
             lambda *args, commit, answer=answer: real(*args, commit=False) and answer,
         ):
@@ -825,8 +827,8 @@ def batch_starts(segment):
 
 
 def settings(kafka, topic):
-    with Control(kafka.client_conf) as control:
-        return read_settings(control, topic)
+    with Cluster(kafka.client_conf) as cluster:
+        return read_settings(cluster, topic)
 
 
 def test_a_topic_that_we_make_stays_short_and_one_that_may_grow_is_reported(kafka, caplog):

@@ -20,8 +20,10 @@ from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.kafka.records.encoder import CODECS, Section
 from kafka2pc.kafka.records.partitioner import Dealer
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
+from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.sender import Lane, Sender
 from kafka2pc.kafka.write.settings import without_use
@@ -256,30 +258,30 @@ def topic(kafka):
 
 
 @pytest.fixture(scope="module")
-def control(kafka):
-    with Control(kafka.client_conf) as made:
+def cluster(kafka):
+    with Cluster(kafka.client_conf) as made:
         yield made
 
 
-def committed(control, conf, topic, *batches, **options):
+def committed(cluster, conf, topic, *batches, **options):
     name = f"produce-{uuid.uuid4().hex}"
-    with ColumnTransaction(control, conf, name, 60_000, topic=topic, **options).begin() as txn:
+    with ColumnTransaction(cluster, conf, name, 60_000, topic=topic, **options).begin() as txn:
         for batch in batches:
             txn.write(batch)
         txn.flush()
         c = txn.precommit()
-    control.end_txn(name, c.state, commit=True, version=c.end_txn_version)
-    while control.describe_transactions([name])[name].state != "CompleteCommit":
+    end_txn(cluster, name, c.state, commit=True, version=c.end_txn_version)
+    while describe_transactions(cluster, [name])[name].state != "CompleteCommit":
         time.sleep(0.02)
     return c
 
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", CODECS)
-def test_broker_and_librdkafka_read_every_compression(kafka, control, topic, codec):
+def test_broker_and_librdkafka_read_every_compression(kafka, cluster, topic, codec):
     values = [f"{n} {'flight ' * 20}" for n in range(60_000)]
     committed(
-        control,
+        cluster,
         kafka.client_conf | {"compression.type": codec},
         topic,
         pa.record_batch({"value": values}),
@@ -317,7 +319,7 @@ def test_both_engines_write_the_same_records(kafka):
             c = txn.precommit()
         store.commit(c)
         while (
-            store.control.describe_transactions([c.transactional_id])[c.transactional_id].state
+            describe_transactions(store.cluster, [c.transactional_id])[c.transactional_id].state
             != "CompleteCommit"
         ):
             time.sleep(0.02)
@@ -355,9 +357,9 @@ def test_keys_go_where_javas_own_producer_sends_them(javas_partitioner):
 
 
 @pytest.mark.kafka
-def test_an_answer_that_is_lost_costs_nothing(kafka, control, topic, monkeypatch):
+def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch):
     """Every third answer is thrown away after the broker has done its work."""
-    sent, real = [], control.send
+    sent, real = [], cluster.send
 
     def send(request, node, within_ms):
         future = real(request, node, within_ms)
@@ -368,12 +370,12 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, control, topic, monkeypatch
         future.add_both(lambda _: lost.failure(NoAnswer("thrown away")))
         return lost
 
-    monkeypatch.setattr(control, "send", send)
+    monkeypatch.setattr(cluster, "send", send)
     rows = [
         pa.record_batch({"value": [str(n) for n in range(start, start + 1000)]})
         for start in range(0, 30_000, 1000)
     ]
-    c = committed(control, kafka.client_conf, topic, *rows)
+    c = committed(cluster, kafka.client_conf, topic, *rows)
     assert len(sent) > 10 and c.records == 30_000
     found = read_topic(kafka.client_conf, topic)
     assert sorted(int(r.value) for r in found) == list(range(30_000))
@@ -388,9 +390,9 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, control, topic, monkeypatch
 @pytest.mark.kafka
 @pytest.mark.full
 def test_a_leader_that_dies_costs_time_only():
-    with LocalKafka(3, progress=None) as kafka, Control(kafka.client_conf) as control:
+    with LocalKafka(3, progress=None) as kafka, Cluster(kafka.client_conf) as cluster:
         kafka.create_topic("moves", partitions=6)
-        control.list_transactions()
+        list_transactions(cluster)
         name, rows = (
             "moves-1",
             [
@@ -399,7 +401,7 @@ def test_a_leader_that_dies_costs_time_only():
             ],
         )
         with ColumnTransaction(
-            control, kafka.client_conf, name, 60_000, topic="moves"
+            cluster, kafka.client_conf, name, 60_000, topic="moves"
         ).begin() as txn:
             for n, batch in enumerate(rows):
                 if n == 4:
@@ -409,11 +411,11 @@ def test_a_leader_that_dies_costs_time_only():
             c = txn.precommit()
         kafka.restart(0)
         while (
-            control.end_txn(name, c.state, commit=True, version=c.end_txn_version).value
+            end_txn(cluster, name, c.state, commit=True, version=c.end_txn_version).value
             == "unknown"
         ):
             time.sleep(0.1)
-        while control.describe_transactions([name])[name].state != "CompleteCommit":
+        while describe_transactions(cluster, [name])[name].state != "CompleteCommit":
             time.sleep(0.05)
         assert sorted(int(r.value) for r in read_topic(kafka.client_conf, "moves")) == list(
             range(60_000)
@@ -421,14 +423,14 @@ def test_a_leader_that_dies_costs_time_only():
 
 
 @pytest.mark.kafka
-def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, control):
+def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, cluster):
     names = [f"many-{uuid.uuid4().hex[:8]}" for _ in range(3)]
     for name in names:
         kafka.create_topic(name, partitions=20)
     batch = pa.record_batch(
         {"topic": [names[n % 3] for n in range(3000)], "value": [str(n) for n in range(3000)]}
     )
-    c = committed(control, kafka.client_conf, None, batch)
+    c = committed(cluster, kafka.client_conf, None, batch)
     assert {p.topic for p in c.partitions} == set(names) and c.records == 3000
     for n, name in enumerate(names):
         assert sorted(int(r.value) for r in read_topic(kafka.client_conf, name)) == list(
@@ -437,9 +439,9 @@ def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, control):
 
 
 @pytest.mark.kafka
-def test_a_row_may_bring_its_own_time(kafka, control, topic):
+def test_a_row_may_bring_its_own_time(kafka, cluster, topic):
     committed(
-        control,
+        cluster,
         kafka.client_conf,
         topic,
         pa.record_batch(
@@ -458,24 +460,24 @@ RUNNING = ("Ongoing", "PrepareEpochFence", "PrepareAbort")
 
 @pytest.mark.kafka
 @pytest.mark.full
-def test_a_transaction_without_a_timeout_outlives_one_with_it(kafka, control, topic):
+def test_a_transaction_without_a_timeout_outlives_one_with_it(kafka, cluster, topic):
     """KIP-939: the same second of timeout, the same pause."""
     fate = {}
     for two_phase in (False, True):
         name = f"timeless-{two_phase}-{uuid.uuid4().hex[:8]}"
         with ColumnTransaction(
-            control, kafka.client_conf, name, 1000, topic=topic, two_phase=two_phase
+            cluster, kafka.client_conf, name, 1000, topic=topic, two_phase=two_phase
         ).begin() as txn:
             txn.write(pa.record_batch({"value": [str(two_phase)]}))
             txn.flush()
             c = txn.precommit()
         end = time.monotonic() + (15 if two_phase else 60)
         while (
-            time.monotonic() < end and control.describe_transactions([name])[name].state in RUNNING
+            time.monotonic() < end and describe_transactions(cluster, [name])[name].state in RUNNING
         ):
             time.sleep(0.2)
         fate[two_phase] = (
-            control.end_txn(name, c.state, commit=True, version=c.end_txn_version).value,
+            end_txn(cluster, name, c.state, commit=True, version=c.end_txn_version).value,
             c.timeout_ms,
         )
     assert fate == {False: ("refused", 1000), True: ("done", None)}
@@ -512,7 +514,7 @@ def test_older_and_newer_brokers(version, protocol, two_phase):
                 c = txn.precommit()
             assert getattr(store, verb)(c).value == "done"
             while not (
-                ended := store.control.describe_transactions([c.transactional_id])[
+                ended := describe_transactions(store.cluster, [c.transactional_id])[
                     c.transactional_id
                 ].state
             ).startswith("Complete"):

@@ -22,8 +22,9 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from kafka2pc.kafka.read.fetcher import FetchSettings, NotFetched, fetch, fetch_settings
 from kafka2pc.kafka.records.encoder import record_batch, rows_of, sections
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.topics import find_leaders
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
@@ -202,14 +203,14 @@ def topic(kafka):
 
 
 @pytest.fixture(scope="module")
-def control(kafka):
-    with Control(kafka.client_conf) as made:
+def cluster(kafka):
+    with Cluster(kafka.client_conf) as made:
         yield made
 
 
-def ours(control, topic, begin, end, **how):
+def ours(cluster, topic, begin, end, **how):
     found = []
-    for c in fetch(control, topic, 0, begin, end, FetchSettings(**how), headers=True):
+    for c in fetch(cluster, topic, 0, begin, end, FetchSettings(**how), headers=True):
         headers = [[(h["key"], h["value"]) for h in hs or ()] for hs in c.headers.to_pylist()]
         stamps = zip((c.kinds + 1).tolist(), c.timestamps_ms.tolist(), strict=True)
         found += zip(
@@ -237,9 +238,9 @@ def end_of(kafka, topic):
     return Questions(kafka.client_conf, committed_only=False).bounds([(topic, 0)])[topic, 0].end
 
 
-def same(kafka, control, topic, **how):
+def same(kafka, cluster, topic, **how):
     """Both readers read the same; how many records that are."""
-    found = ours(control, topic, 0, end_of(kafka, topic), **how)
+    found = ours(cluster, topic, 0, end_of(kafka, topic), **how)
     assert found == theirs(
         kafka, topic, "read_committed" if how.get("committed_only", True) else "read_uncommitted"
     )
@@ -260,14 +261,14 @@ def rows(count, seed=0):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_what_librdkafka_writes(kafka, control, topic, codec):
+def test_what_librdkafka_writes(kafka, cluster, topic, codec):
     producer = Producer(
         kafka.client_conf | {"compression.type": codec, "linger.ms": 200, "batch.size": 500_000}
     )
     for key, value, headers in rows(3000):
         producer.produce(topic, value, key=key, headers=headers, partition=0)
     producer.flush(30)
-    assert same(kafka, control, topic) == 3000 == same(kafka, control, topic, most_bytes=1000)
+    assert same(kafka, cluster, topic) == 3000 == same(kafka, cluster, topic, most_bytes=1000)
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +290,7 @@ def java():
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_what_java_writes(kafka, control, topic, java, codec):
+def test_what_java_writes(kafka, cluster, topic, java, codec):
     properties, clients = java.java.util.Properties(), java.org.apache.kafka
     for name, value in {
         "bootstrap.servers": kafka.bootstrap_servers,
@@ -307,11 +308,11 @@ def test_what_java_writes(kafka, control, topic, java, codec):
             made.headers().add(name, held(text))
         producer.send(made)
     producer.close()
-    assert same(kafka, control, topic) == 300
+    assert same(kafka, cluster, topic) == 300
 
 
 @pytest.mark.kafka
-def test_transactions_of_several_producers_in_one_partition(kafka, control, topic):
+def test_transactions_of_several_producers_in_one_partition(kafka, cluster, topic):
     """Some commit, some abort, some write without one; any range, any size of an answer, both
     isolation levels.
     """
@@ -342,18 +343,18 @@ def test_transactions_of_several_producers_in_one_partition(kafka, control, topi
         time.sleep(0.02)
     whole = theirs(kafka, topic)
     assert (
-        same(kafka, control, topic)
+        same(kafka, cluster, topic)
         == len(whole)
-        < same(kafka, control, topic, committed_only=False)
+        < same(kafka, cluster, topic, committed_only=False)
     )
     for n in range(60):
         begin, behind = sorted(dice.sample(range(end + 1), 2))
-        found = ours(control, topic, begin, behind, most_bytes=dice.choice([100, 2000, 10**6]))
+        found = ours(cluster, topic, begin, behind, most_bytes=dice.choice([100, 2000, 10**6]))
         assert found == [r for r in whole if begin <= r[0] < behind], (n, begin, behind)
 
 
 @pytest.mark.kafka
-def test_the_time_of_appending(kafka, control, topic):
+def test_the_time_of_appending(kafka, cluster, topic):
     change = ConfigEntry(
         "message.timestamp.type", "LogAppendTime", incremental_operation=AlterConfigOpType.SET
     )
@@ -366,24 +367,24 @@ def test_the_time_of_appending(kafka, control, topic):
             topic, str(n).encode(), key=f"k{n % 7}".encode(), partition=0, timestamp=1000
         )
     producer.flush(30)
-    assert same(kafka, control, topic) == 50 and {
-        kind for *_, (kind, _) in ours(control, topic, 0, 50)
+    assert same(kafka, cluster, topic) == 50 and {
+        kind for *_, (kind, _) in ours(cluster, topic, 0, 50)
     } == {2}
 
 
 @pytest.mark.kafka
 @pytest.mark.full
 def test_a_leader_that_dies_costs_time_only():
-    with LocalKafka(3, progress=None) as kafka, Control(kafka.client_conf) as control:
+    with LocalKafka(3, progress=None) as kafka, Cluster(kafka.client_conf) as cluster:
         kafka.create_topic("moves")
         producer = Producer(kafka.client_conf | {"batch.size": 20_000})
         for n in range(20_000):
             producer.produce("moves", str(n).encode() * 5, partition=0)
         producer.flush(30)
         found, killed = [], None
-        for c in fetch(control, "moves", 0, 0, 20_000, FetchSettings(most_bytes=50_000)):
+        for c in fetch(cluster, "moves", 0, 0, 20_000, FetchSettings(most_bytes=50_000)):
             found += c.values.to_pylist()
             if killed is None and len(found) > 3000:
-                killed = control.leaders(["moves"])["moves", 0]
+                killed = find_leaders(cluster, ["moves"])["moves", 0]
                 kafka.kill(killed)
         assert killed is not None and found == [str(n).encode() * 5 for n in range(20_000)]

@@ -35,8 +35,13 @@ from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.kafka.wire import transactions as requests
 from kafka2pc.kafka.wire.connection import TooOld
-from kafka2pc.kafka.wire.coordinators import DescribedTransaction, ListedTransaction
-from kafka2pc.kafka.wire.transactions import NameWornOut
+from kafka2pc.kafka.wire.descriptions import (
+    DescribedTransaction,
+    ListedTransaction,
+    list_transactions,
+)
+from kafka2pc.kafka.wire.topics import describe_topics
+from kafka2pc.kafka.wire.transactions import NameWornOut, init_producer_id
 from kafka2pc.kafka.write import column_producer, row_producer
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.deliveries import Reports
@@ -107,7 +112,7 @@ def store(request, kafka, topic):
 
 def settled(store):
     """Readers see an end some milliseconds after the answer."""
-    while store.control.list_transactions(states=("PrepareCommit", "PrepareAbort")):
+    while list_transactions(store.cluster, states=("PrepareCommit", "PrepareAbort")):
         time.sleep(0.02)
 
 
@@ -163,7 +168,7 @@ def test_a_foreign_name_is_not_in_doubt_even_if_it_begins_like_ours(store):
         txn.write(rows("a"))
         txn.flush()
         c = txn.precommit()
-    assert len(store.control.list_transactions(f"kafka2pc-{plan.query_id}-")) == 1
+    assert len(list_transactions(store.cluster, f"kafka2pc-{plan.query_id}-")) == 1
     assert store.in_doubt(plan.query_id) == []
     assert store.abort(c) is DONE
 
@@ -180,7 +185,7 @@ def test_pickled_it_carries_settings_and_no_connection(kafka, topic):
 
 @pytest.mark.kafka
 def test_after_a_fork_the_child_opens_its_own_connections(store):
-    store.control  # noqa: B018  (opens the parent's)
+    store.cluster  # noqa: B018  (opens the parent's)
     plan = a_plan()
     with store.begin(plan) as txn:
         txn.write(rows("a"))
@@ -196,14 +201,14 @@ def test_after_a_fork_the_child_opens_its_own_connections(store):
 
 @pytest.mark.kafka
 def test_thirty_threads_open_one_connection(kafka, topic, monkeypatch):
-    opened, real = [], participant_module.Control
+    opened, real = [], participant_module.Cluster
     monkeypatch.setattr(
         participant_module,
-        "Control",
+        "Cluster",
         lambda conf: opened.append(conf) or time.sleep(0.1) or real(conf),
     )
     store = KafkaParticipant(kafka.client_conf, topic=topic)
-    assert len(set(parallel(30)(lambda _: id(store.control), range(30)))) == len(opened) == 1
+    assert len(set(parallel(30)(lambda _: id(store.cluster), range(30)))) == len(opened) == 1
     store.close()
 
 
@@ -494,7 +499,7 @@ def test_fenced_in_the_middle_there_is_no_promise(store):
     ):
         txn.write(rows("a"))
         txn.flush()
-        store.control.init_producer_id(txn.label, timeout_ms=60_000)
+        init_producer_id(store.cluster, txn.label, timeout_ms=60_000)
         txn.write(rows("b"))
         txn.flush()
 
@@ -899,7 +904,7 @@ def test_offsets_of_a_topic_that_was_made_anew_are_inconsistent(kafka, topic, st
     assert inconsistent_offsets(before, after) == []
     admin = AdminClient(kafka.client_conf)
     admin.delete_topics([topic])[topic].result(30)
-    until(lambda: topic not in store.control.topics([topic]), "the topic is gone")
+    until(lambda: topic not in describe_topics(store.cluster, [topic]), "the topic is gone")
     kafka.create_topic(topic, partitions=2)
     assert [s.row for s in inconsistent_offsets(before, read_after_writing(["7", "8"]))] == [
         1,
@@ -992,7 +997,7 @@ class Coordinators:
     def __init__(self, open_ms, filters=True):
         self.open_ms, self.filters, self.asked = open_ms, filters, []
 
-    def describe_transactions(self, ids):
+    def describe_transactions(self, cluster, ids):
         return {
             i: DescribedTransaction(
                 transactional_id=i,
@@ -1005,7 +1010,7 @@ class Coordinators:
             for i in ids
         }
 
-    def list_transactions(self, prefix, states, *, longer_ms):
+    def list_transactions(self, cluster, prefix, states, *, longer_ms):
         self.asked.append((prefix, states, longer_ms))
         if not self.filters:
             raise TooOld("ListTransactions: node 0")
@@ -1015,7 +1020,9 @@ class Coordinators:
 
 
 def in_time(monkeypatch, coordinators, timeouts, **limits):
-    monkeypatch.setattr(KafkaParticipant, "control", coordinators)
+    monkeypatch.setattr(KafkaParticipant, "cluster", None)
+    for question in ("describe_transactions", "list_transactions"):
+        monkeypatch.setattr(participant_module, question, getattr(coordinators, question))
     cs = [
         Committable(transactional_id=i, state=PreparedTxnState(1, 0), timeout_ms=ms)
         for i, ms in timeouts.items()

@@ -14,8 +14,10 @@ from kafka_fixtures import settled, values
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.wire import transactions as requests
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import Connection, TooOld
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
+from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.protocol.errors import BadOption
@@ -32,8 +34,8 @@ DONE = Outcome.DONE
 @pytest.mark.kafka
 @pytest.mark.parametrize("request_key", [66, 65], ids=["ListTransactions", "DescribeTransactions"])
 def test_a_server_without_a_request_is_told_in_four_parts(kafka, request_key):
-    with Control(kafka.client_conf, timeout_ms=4000) as control:
-        del control.connection._manager.broker_version_data.api_versions[request_key]
+    with Cluster(kafka.client_conf, timeout_ms=4000) as cluster:
+        del cluster._manager.broker_version_data.api_versions[request_key]
         with pytest.raises(
             TooOld,
             match=(
@@ -42,9 +44,9 @@ def test_a_server_without_a_request_is_told_in_four_parts(kafka, request_key):
             ),
         ):
             (
-                control.list_transactions("x")
+                list_transactions(cluster, "x")
                 if request_key == 66
-                else control.describe_transactions(["x"])
+                else describe_transactions(cluster, ["x"])
             )
 
 
@@ -65,32 +67,34 @@ def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
     """
     with (
         LocalKafka(version="3.5.2", two_phase_commit=False, progress=None) as kafka,
-        Control(kafka.client_conf) as control,
+        Cluster(kafka.client_conf) as cluster,
     ):
         kafka.create_topic("t")
-        before = control.list_transactions(states=())
+        before = list_transactions(cluster, states=())
         with pytest.raises(
             TooOld, match="node 0 does not offer AddPartitionsToTxn version 4(.|\n)*Kafka 3.6"
         ):
             check(kafka.client_conf, topics=["t"])
         with pytest.raises(TooOld, match="AddPartitionsToTxn version 4"):
-            control.init_producer_id("x", timeout_ms=60_000)
-        assert control.list_transactions(states=()) == before, "refused before anything was written"
+            init_producer_id(cluster, "x", timeout_ms=60_000)
+        assert list_transactions(cluster, states=()) == before, (
+            "refused before anything was written"
+        )
         check_that_queries_are_refused(kafka.client_conf, "node 0")
-        assert control.list_transactions(states=()) == before and last_stable_and_end(
+        assert list_transactions(cluster, states=()) == before and last_stable_and_end(
             kafka, "t"
         ) == (0, 0)
         check(kafka.client_conf, prefix=None, topics=["t"])  # at least once needs no transactions
         monkeypatch.setattr(requests, "VERIFIES", 3)
-        task = ColumnTransaction(control, kafka.client_conf, "task", 60_000, topic="t").begin()
+        task = ColumnTransaction(cluster, kafka.client_conf, "task", 60_000, topic="t").begin()
         task.write(pa.record_batch({"value": ["before the abort"]}))
         task.flush()
-        assert control.end_txn("task", task.state, commit=False, version=task.version) is DONE
-        assert settled(control, "task", task.state) == ("CompleteAbort", 0)
+        assert end_txn(cluster, "task", task.state, commit=False, version=task.version) is DONE
+        assert settled(cluster, "task", task.state) == ("CompleteAbort", 0)
         task.write(pa.record_batch({"value": ["after the abort"]}))
         task.flush()
         time.sleep(0.5)
-        assert last_stable_and_end(kafka, "t") == (2, 3) and control.list_transactions() == [], (
+        assert last_stable_and_end(kafka, "t") == (2, 3) and list_transactions(cluster) == [], (
             "readers wait, and nothing is open that could be ended"
         )
 
@@ -124,22 +128,22 @@ def node(cluster, number):
     return {"bootstrap.servers": f"127.0.0.1:{cluster.ports[number][0]}"}
 
 
-def timeout_given(control, transactional_id):
+def timeout_given(cluster, transactional_id):
     """Of the id's transactions in ms, after it was asked for none; or the error."""
     try:
-        control.init_producer_id(transactional_id, timeout_ms=60_000, enable_2pc=True)
+        init_producer_id(cluster, transactional_id, timeout_ms=60_000, enable_2pc=True)
     except BadOption as e:
         return e.what.partition(": ")[2]
-    return control.describe_transactions([transactional_id])[transactional_id].timeout_ms
+    return describe_transactions(cluster, [transactional_id])[transactional_id].timeout_ms
 
 
 @pytest.mark.kafka
 def test_in_the_middle_of_an_upgrade_no_transaction_gets_a_timeout_that_was_not_wanted(upgrade):
-    with Control(node(upgrade, 1)) as control:
-        given = {timeout_given(control, f"wanted-{n}") for n in range(12)}
+    with Cluster(node(upgrade, 1)) as cluster:
+        given = {timeout_given(cluster, f"wanted-{n}") for n in range(12)}
     assert given == {2**31 - 1, "not every broker offers InitProducerId version 6"}
-    with Control(node(upgrade, 0)) as control:
-        assert {timeout_given(control, f"wanted-{n}") for n in range(12)} == {
+    with Cluster(node(upgrade, 0)) as cluster:
+        assert {timeout_given(cluster, f"wanted-{n}") for n in range(12)} == {
             "not every broker offers InitProducerId version 6"
         }
 

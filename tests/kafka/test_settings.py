@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.settings import REFUSED_OPTIONS, client_conf
 from kafka2pc.protocol.errors import BadOption
 
@@ -146,4 +146,4 @@ def test_librdkafka_takes_what_we_make_and_refuses_what_nobody_knows():
 )
 def test_security_that_only_one_client_could_do_is_refused_before_connecting(conf):
     with pytest.raises(BadOption):
-        Control({"bootstrap.servers": "127.0.0.1:1"} | conf)
+        Cluster({"bootstrap.servers": "127.0.0.1:1"} | conf)

@@ -10,7 +10,7 @@ from kafka_tools import administered
 from shell import typed
 
 from kafka2pc.kafka.records.encoder import rows_of
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.write import column_producer as produce
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.local.broker import LocalKafka
@@ -22,7 +22,7 @@ from kafka2pc.proof.child_process import until
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 
-class Forgetful(Control):
+class Forgetful(Cluster):
     """A client with a bug: it never tells the coordinator where it writes."""
 
     def add_partitions(self, transactional_id, state, partitions):
@@ -67,9 +67,9 @@ def test_a_cluster_without_kip_939_with_a_short_timeout_and_a_hanging_transactio
 
 def hang(kafka, topic):
     """Leave a record in a transaction that no coordinator knows."""
-    with Forgetful(kafka.client_conf) as control:
+    with Forgetful(kafka.client_conf) as cluster:
         txn = ColumnTransaction(
-            control, kafka.client_conf, "forgetful", 60_000, topic=topic, end_txn_version=4
+            cluster, kafka.client_conf, "forgetful", 60_000, topic=topic, end_txn_version=4
         ).begin()
         txn.write(pa.record_batch({"value": ["a"]}))
         txn.flush()

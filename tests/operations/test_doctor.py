@@ -11,6 +11,7 @@ from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
+from kafka2pc.operations.doctor import cluster_checks
 from kafka2pc.operations.doctor.cluster_checks import find_speculation
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.findings import FINDINGS
@@ -185,7 +186,7 @@ def test_speculation_and_a_missing_topic_are_reported(kafka, tmp_path):
 
 def test_doctor_outlives_answers_that_are_not_there(dead, monkeypatch):
     dead.leave(decided=True)
-    monkeypatch.setattr(Survey, "why_no_two_phase", lambda self, probe: "The broker is too old.")
+    monkeypatch.setattr(cluster_checks, "why_no_two_phase", lambda *_: "The broker is too old.")
     monkeypatch.setattr(
         Survey,
         "ends",

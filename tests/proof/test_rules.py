@@ -20,6 +20,7 @@ from kafka2pc.kafka import participant as kafka_room
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.write import row_producer
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.sender import Lane, Sender
@@ -143,8 +144,8 @@ class Broker:
     def look(self):
         until(
             lambda: (
-                not self.participant.control.list_transactions(
-                    self.topic, ("PrepareCommit", "PrepareAbort")
+                not list_transactions(
+                    self.participant.cluster, self.topic, ("PrepareCommit", "PrepareAbort")
                 )
             ),
             "what was ended is completed",

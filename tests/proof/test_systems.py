@@ -9,8 +9,13 @@ from kafka_fixtures import values
 
 from kafka2pc.kafka import participant as kafka
 from kafka2pc.kafka.participant import NEVER_MS
-from kafka2pc.kafka.wire.control import Control
-from kafka2pc.kafka.wire.coordinators import DescribedTransaction
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.descriptions import (
+    DescribedTransaction,
+    describe_transactions,
+    list_transactions,
+)
+from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.row_producer import RowTransaction
 from kafka2pc.proof.model import systems
 from kafka2pc.proof.model.world import QUERY, Config, Setting, Txn, Worker, World, find, worker_name
@@ -105,43 +110,43 @@ def in_the_model(events):
     return reply, len(now.seen)
 
 
-def apply_move(control, name):
+def apply_move(cluster, name):
     """Until then the coordinator says CONCURRENT_TRANSACTIONS, which is no answer; the model's
     client asks again too.
     """
-    while control.list_transactions(name, ("PrepareCommit", "PrepareAbort")):
+    while list_transactions(cluster, name, ("PrepareCommit", "PrepareAbort")):
         time.sleep(0.02)
 
 
-def on_a_broker(cluster, control, topic, events):
+def on_a_broker(kafka, cluster, topic, events):
     name, state, reply, txn = f"model-{uuid.uuid4().hex}", None, None, None
     if events[0] != "write":
-        state = control.init_producer_id(name, timeout_ms=60_000)
+        state = init_producer_id(cluster, name, timeout_ms=60_000)
     for event in events:
         verb, _, epoch = event.partition(" ")
         if verb == "write":
             txn = RowTransaction(
-                cluster.client_conf, name, 1_000 if "timeout" in events else 60_000, topic=topic
+                kafka.client_conf, name, 1_000 if "timeout" in events else 60_000, topic=topic
             ).begin()
             txn.write(pa.record_batch({"value": pa.array([name])}))
             txn.flush()
             state = txn.precommit().state
         elif verb == "timeout":
-            while control.describe_transactions([name])[name].state != "CompleteAbort":
+            while describe_transactions(cluster, [name])[name].state != "CompleteAbort":
                 time.sleep(0.1)
         elif verb == "init":
-            control.init_producer_id(name, timeout_ms=60_000)
+            init_producer_id(cluster, name, timeout_ms=60_000)
         else:
             now = PreparedTxnState(state.producer_id, state.epoch + int(epoch))
-            reply = control.end_txn(name, now, commit=verb == "commit", version=5).value
-            apply_move(control, name)
-    return reply, values(cluster, topic).count(name)
+            reply = end_txn(cluster, name, now, commit=verb == "commit", version=5).value
+            apply_move(cluster, name)
+    return reply, values(kafka, topic).count(name)
 
 
 @pytest.mark.kafka
 def test_the_coordinator_of_the_model_answers_like_a_real_one(kafka):
     topic = f"model-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(topic, partitions=1)
-    with Control(kafka.client_conf) as control:
-        real = {events: on_a_broker(kafka, control, topic, events) for events in SEQUENCES}
+    with Cluster(kafka.client_conf) as cluster:
+        real = {events: on_a_broker(kafka, cluster, topic, events) for events in SEQUENCES}
     assert real == {events: in_the_model(events) for events in SEQUENCES}

@@ -12,7 +12,7 @@ from kafka_fixtures import values
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.log.decisions import Identity, Slot, dump_decision, load_decision
@@ -142,9 +142,9 @@ def test_the_old_version_decided_and_the_new_one_finishes(tmp_path):
     assert restore(driver, 8).mode is Mode.WRITE, "and goes on"
 
 
-def precommitted(control, kafka, topic, name):
+def precommitted(cluster, kafka, topic, name):
     """A transaction that somebody has written and left open; its state."""
-    txn = ColumnTransaction(control, kafka.client_conf, name, 60_000, topic=topic).begin()
+    txn = ColumnTransaction(cluster, kafka.client_conf, name, 60_000, topic=topic).begin()
     txn.write(pa.record_batch({"value": ["a", "b"]}))
     txn.flush()
     return txn.precommit().state
@@ -153,8 +153,8 @@ def precommitted(control, kafka, topic, name):
 @pytest.mark.kafka
 def test_the_old_version_decided_on_a_real_broker_and_the_new_one_finishes(kafka, tmp_path):
     kafka.create_topic("old-decision")
-    with Control(kafka.client_conf) as control:
-        state = precommitted(control, kafka, "old-decision", NAME)
+    with Cluster(kafka.client_conf) as cluster:
+        state = precommitted(cluster, kafka, "old-decision", NAME)
     old = load_decision(fixture("decision-1-commit.json"), "here")
     stores = (("kafka", kafka.cluster_id),)
     log = old_checkpoint(
@@ -184,8 +184,8 @@ def test_flinks_legacy_form_is_committed_on_a_real_broker(kafka):
     FLIP-319.
     """
     kafka.create_topic("legacy")
-    with Control(kafka.client_conf) as control:
-        state = precommitted(control, kafka, "legacy", "flink-sink-3-17")
+    with Cluster(kafka.client_conf) as cluster:
+        state = precommitted(cluster, kafka, "legacy", "flink-sink-3-17")
     legacy = json.loads(fixture("committable-0.json")) | {
         "producer_id": state.producer_id,
         "epoch": state.epoch,

@@ -37,7 +37,9 @@ from pyspark.sql.types import (
 from story_fixtures import check_untouched
 
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.timeouts import choose_timeout_ms
+from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.drills.scenario import Scenario
@@ -751,18 +753,19 @@ def grant(story, kind, operation=AclOperation.WRITE):
     admin = AdminClient(story.kafka.client_conf)
     for made in admin.create_acls([acl]).values():
         made.result(30)
-    with Control(story.kafka.client_conf_for("alice")) as control:
-        until(lambda: in_force(control, story.name, kind, operation), "the right is in force")
+    with Cluster(story.kafka.client_conf_for("alice")) as cluster:
+        until(lambda: in_force(cluster, story.name, kind, operation), "the right is in force")
 
 
-def in_force(control, name, kind, operation):
+def in_force(cluster, name, kind, operation):
     try:
         if kind is ResourceType.TOPIC:
             return (
-                control.topics([name])[name].may_write is (operation is AclOperation.WRITE)
-                and control.topics([name])[name].partitions
+                describe_topics(cluster, [name])[name].may_write
+                is (operation is AclOperation.WRITE)
+                and describe_topics(cluster, [name])[name].partitions
             )
-        return control.choose_timeout_ms(f"{name}-look")
+        return choose_timeout_ms(cluster, f"{name}-look")
     except NotAuthorized:
         return False
 

@@ -20,8 +20,9 @@ from shell import typed
 from kafka2pc.decision_logs.opening import open_log
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.login import TOKEN_PROVIDER, find_provider
+from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.rights import RIGHTS
@@ -114,8 +115,8 @@ def test_a_decision_log_in_a_topic_is_reached_with_a_token(oauth):
 
 def test_a_token_is_asked_for_once_until_it_ends(oauth):
     before = tokens.CALLS.count
-    with Control(settings(oauth)) as control:
-        control.topics(["tokens"])
+    with Cluster(settings(oauth)) as cluster:
+        describe_topics(cluster, ["tokens"])
         assert tokens.CALLS.count == before + 1
 
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
@@ -73,9 +74,9 @@ class Query:
         ]
 
     def seen(self, kafka):
-        with Control(self.conf) as control:
+        with Cluster(self.conf) as cluster:
             until(
-                lambda: not control.list_transactions("", ("PrepareCommit", "PrepareAbort")),
+                lambda: not list_transactions(cluster, "", ("PrepareCommit", "PrepareAbort")),
                 "the ends are written",
             )
         return sorted(values(kafka, self.topic))
@@ -158,11 +159,11 @@ def test_a_spark_query_with_certificates(tls, job, tmp_path):
 def test_a_login_over_tls_and_a_name_that_is_not_checked(tls):
     with (
         LocalKafka(secure=True, tls=True, progress=None) as both,
-        Control(both.client_conf) as control,
+        Cluster(both.client_conf) as cluster,
     ):
-        assert control.cluster_id == both.cluster_id
-    with Control(tls.client_conf | {"ssl.endpoint.identification.algorithm": "none"}) as control:
-        assert control.cluster_id == tls.cluster_id
+        assert cluster.cluster_id == both.cluster_id
+    with Cluster(tls.client_conf | {"ssl.endpoint.identification.algorithm": "none"}) as cluster:
+        assert cluster.cluster_id == tls.cluster_id
 
 
 # -- what is wrong is told before anything is written --
@@ -226,7 +227,7 @@ def test_what_is_wrong_with_a_certificate_is_told_in_four_parts(part, name, tls,
     ask = {
         "sink": lambda: check(conf, topics=["t"]),
         "source": lambda: Questions(conf).names(".*"),
-        "shell": lambda: Control(conf),
+        "shell": lambda: Cluster(conf),
     }
     with pytest.raises(error) as caught:
         ask[part]()

@@ -17,7 +17,8 @@ import pytest
 from kafka_fixtures import values
 
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import UnknownFormat
@@ -50,7 +51,7 @@ def as_written(d):
     return json.dumps(d | {"checksum": old._checksum(d)}, indent=1).encode()
 
 
-def write(control, kafka, topic, kept):
+def write(cluster, kafka, topic, kept):
     """One of the kept transactions, open again: its Committable."""
     rows = [
         (value, int(partition)) for partition, numbers in kept["rows"].items() for value in numbers
@@ -61,7 +62,7 @@ def write(control, kafka, topic, kept):
         "partition": pa.array([p for _, p in rows], pa.int32()),
     }
     txn = ColumnTransaction(
-        control, kafka.client_conf, kept["transactional_id"], TIMEOUT_MS, topic=topic
+        cluster, kafka.client_conf, kept["transactional_id"], TIMEOUT_MS, topic=topic
     ).begin()
     txn.write(pa.record_batch(batch))
     txn.flush()
@@ -75,7 +76,7 @@ def open_again(kafka, topic, state):
     participant, found = KafkaParticipant(kafka.client_conf), []
     try:
         for batch in (TRANSACTIONS[state][:2], TRANSACTIONS[state][2:]):
-            cs = [write(participant.control, kafka, topic, kept) for kept in batch]
+            cs = [write(participant.cluster, kafka, topic, kept) for kept in batch]
             for c, kept in zip(cs, batch, strict=True):
                 if kept["committed"]:
                     assert retry_unknown()(lambda c=c: participant.commit(c)) is Outcome.DONE
@@ -89,8 +90,8 @@ def open_again(kafka, topic, state):
 
 
 def in_states(kafka, topic, states):
-    with Control(kafka.client_conf) as control:
-        return {t.transactional_id for t in control.list_transactions(topic, states)}
+    with Cluster(kafka.client_conf) as cluster:
+        return {t.transactional_id for t in list_transactions(cluster, topic, states)}
 
 
 def moved(folder, cluster_id, opened):

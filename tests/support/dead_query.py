@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.operations.query import open_query
 from kafka2pc.protocol.phases.commit import decide
 from kafka2pc.protocol.phases.driver import Driver
@@ -51,7 +52,7 @@ def write(kafka, topic, text):
 
 def read(survey, topic):
     """What a read_committed consumer sees once every end that was asked for is written."""
-    while survey.list_transactions("", ("PrepareCommit", "PrepareAbort")):
+    while list_transactions(survey, "", ("PrepareCommit", "PrepareAbort")):
         time.sleep(0.02)
     return sorted(
         r.value.decode() for r in read_topic({"bootstrap.servers": survey.servers}, topic)

@@ -13,7 +13,9 @@ from kafka_fixtures import values
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.descriptions import list_transactions
+from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.query import open_query
@@ -104,7 +106,7 @@ class DeadQuery:
         if self.kafka.started and not self.kafka.down:
             with Survey(self.conf) as survey:
                 for t in find_transactions(survey, self.prefix):
-                    survey.end_txn(*t.exact, commit=False)
+                    end_txn(survey, *t.exact, commit=False)
         for participant in self.opened:
             participant.close()
 
@@ -151,8 +153,8 @@ def write(dead, text):
 
 
 def find_open(kafka, prefix, states=("Ongoing",)):
-    with Control(kafka.client_conf) as control:
-        return control.list_transactions(prefix, states)
+    with Cluster(kafka.client_conf) as cluster:
+        return list_transactions(cluster, prefix, states)
 
 
 def newest_file(dead):

@@ -78,7 +78,7 @@ class FakeTopicLog(TopicLog):
         self.lost, self.deaf = 0, False
 
     @property
-    def _control(self):
+    def _cluster(self):
         return self.broker
 
     @property

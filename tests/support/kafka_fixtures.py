@@ -49,7 +49,8 @@ def state(kafka):
     from confluent_kafka.admin import AdminClient
 
     from kafka2pc.kafka.read.readers import read_topic
-    from kafka2pc.kafka.wire.control import Control
+    from kafka2pc.kafka.wire.cluster import Cluster
+    from kafka2pc.kafka.wire.descriptions import list_transactions
 
     admin = AdminClient(kafka.client_conf)
     found = {
@@ -57,10 +58,10 @@ def state(kafka):
         for name in admin.list_topics(timeout=10).topics
         if not name.startswith("__")
     }
-    with Control(kafka.client_conf) as control:
+    with Cluster(kafka.client_conf) as opened:
         still = [
             t.transactional_id
-            for t in control.list_transactions(states=("Ongoing", "PrepareCommit", "PrepareAbort"))
+            for t in list_transactions(opened, states=("Ongoing", "PrepareCommit", "PrepareAbort"))
         ]
     return found | {
         "groups": sorted(g.group_id for g in admin.list_consumer_groups().result().valid),
@@ -114,11 +115,13 @@ def values(kafka, topic, isolation="read_committed"):
     return [message.value().decode() for message in records(kafka, topic, isolation)]
 
 
-def settled(control, transactional_id, state):
+def settled(cluster, transactional_id, state):
     """(broker's state, epochs passed) once the transaction is neither open nor in preparation."""
+    from kafka2pc.kafka.wire.descriptions import describe_transactions
+
     end = time.monotonic() + 20
     while time.monotonic() < end:
-        d = control.describe_transactions([transactional_id])[transactional_id]
+        d = describe_transactions(cluster, [transactional_id])[transactional_id]
         if d.state not in ("Ongoing", "PrepareCommit", "PrepareAbort"):
             return d.state, d.epoch - state.epoch
         time.sleep(0.01)

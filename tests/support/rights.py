@@ -2,7 +2,7 @@
 
 from kafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest
 
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 
 CODES = {"Read": 3, "Write": 4, "DescribeConfigs": 10, "TwoPhaseCommit": 15}
@@ -60,7 +60,7 @@ class Rights:
         self._ask(DeleteAclsRequest(filters=[one], max_version=3))
 
     def _ask(self, request):
-        with Control(self.kafka.client_conf) as admin:
+        with Cluster(self.kafka.client_conf) as admin:
             admin.ask(request)
 
 

@@ -19,8 +19,9 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c004
 from .reader import leader_of
+from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.connection import NoAnswer, NotSent, NotYet
-from ...kafka.wire.control import Control
+from ...kafka.wire.topics import describe_topics
 from ...protocol.errors import TwoPhaseError
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c007
@@ -36,8 +37,8 @@ class Bookmark:
     saved last. `allowed`: may this user use the group?
     """
 
-    def __init__(self, control: Control, topic: str, group: str):
-        self._control = control
+    def __init__(self, cluster: Cluster, topic: str, group: str):
+        self._cluster = cluster
         self.topic = topic
         self.group = group
         self.at = 0
@@ -49,7 +50,7 @@ class Bookmark:
         otherwise 0.
         """
         try:
-            found = self._control.topics([self.topic]).get(self.topic)
+            found = describe_topics(self._cluster, [self.topic]).get(self.topic)
             if found:
                 self._topic_id = found.topic_id
             saved = self._ask_group(self._fetch())
@@ -100,11 +101,11 @@ class Bookmark:
 
     def _ask_group(self, request):
         """The answer for the partition, of the group's coordinator."""
-        found = self._control.ask(
+        found = self._cluster.ask(
             FindCoordinatorRequest(key_type=_GROUP, key=self.group, max_version=3)
         )
         self._check(found.error_code)
-        answer = self._control.ask(request, found.node_id)
+        answer = self._cluster.ask(request, found.node_id)
         self._check(getattr(answer, "error_code", 0))
         row = answer.topics[0].partitions[0]
         self._check(row.error_code)
@@ -126,5 +127,5 @@ class Bookmark:
         request = OffsetForLeaderEpochRequest(
             replica_id=-1, topics=[topic(topic=self.topic, partitions=[row])]
         )
-        leader = leader_of(self._control, self.topic)
-        return self._control.ask(request, leader).topics[0].partitions[0].end_offset
+        leader = leader_of(self._cluster, self.topic)
+        return self._cluster.ask(request, leader).topics[0].partitions[0].end_offset

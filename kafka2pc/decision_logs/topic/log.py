@@ -30,7 +30,8 @@ from .records import Keys, TopicRecords, encode, name_in
 from .settings import check_topic, read_settings, warn_if_long
 from ...kafka.participant import KafkaParticipant
 from ...kafka.records.encoder import HEADER_BYTES, RECORD_BYTES, rows_of, sections
-from ...kafka.wire.control import Control
+from ...kafka.wire.cluster import Cluster
+from ...kafka.wire.transactions import end_txn, end_txn_version, init_producer_id
 from ...kafka.write.sender import Sender
 from kafka2pc.protocol.errors import (
     UNTOUCHED,
@@ -105,7 +106,7 @@ class TopicLog(NamedLog):
         self.tail = None
         self._bookmark = None
         self._kafka = KafkaParticipant(conf)
-        self._settings = check_topic(self._control, conf, topic, make)
+        self._settings = check_topic(self._cluster, conf, topic, make)
 
     def __getstate__(self):
         return self.__dict__ | {"tail": None, "_bookmark": None}
@@ -123,8 +124,8 @@ class TopicLog(NamedLog):
         return f"{prefix}-decisions-{self.name}"
 
     @property
-    def _control(self) -> Control:
-        return self._kafka.control
+    def _cluster(self) -> Cluster:
+        return self._kafka.cluster
 
     def sibling(self, name: str) -> "TopicLog":
         twin = copy.copy(self)
@@ -285,7 +286,7 @@ class TopicLog(NamedLog):
     def _fence(self, prefix: str) -> PreparedTxnState:
         """A fresh epoch of the log's id under this prefix."""
         try:
-            return self._control.init_producer_id(self._id(prefix), timeout_ms=TXN_MS)
+            return init_producer_id(self._cluster, self._id(prefix), timeout_ms=TXN_MS)
         except NotAuthorized:
             if prefix == self.prefix:
                 raise
@@ -302,16 +303,16 @@ class TopicLog(NamedLog):
         """The bytes of a record batch that the topic takes; the settings of a topic that was just
         created are asked for again.
         """
-        self._settings = self._settings or read_settings(self._control, self.topic)
+        self._settings = self._settings or read_settings(self._cluster, self.topic)
         return int(self._settings.get("max.message.bytes", 1_048_588))
 
     def _append(self, prefix: str, state: PreparedTxnState, records: Mapping[str, bytes | None]):
         """Records in an open transaction of this epoch: invisible until it is ended, and only this
         epoch can end it.
         """
-        implicit_add = self._control.end_txn_version() >= 5
+        implicit_add = end_txn_version(self._cluster) >= 5
         send = Sender(
-            self._control,
+            self._cluster,
             self._id(prefix),
             state,
             codec="gzip",
@@ -325,7 +326,7 @@ class TopicLog(NamedLog):
         send.flush()
 
     def _end(self, prefix: str, state: PreparedTxnState) -> Outcome:
-        return self._control.end_txn(self._id(prefix), state, commit=True)
+        return end_txn(self._cluster, self._id(prefix), state, commit=True)
 
     # -- removing --
 
@@ -391,14 +392,14 @@ class TopicLog(NamedLog):
         """
         self.tail = self.tail or self._open()
         try:
-            until, self.tail.epoch = end_of_topic(self._control, self.topic, end)
+            until, self.tail.epoch = end_of_topic(self._cluster, self.topic, end)
             self.tail.read(until, self.within_ms)
         except KafkaException as e:
             raise BrokerUnreachable(f"topic {self.topic}: {e.args[0].str()}") from None
 
     def _open(self) -> Tail:
         """A reader of the keys of this name, which begins at the bookmark."""
-        self._bookmark = Bookmark(self._control, self.topic, self.transactional_id)
+        self._bookmark = Bookmark(self._cluster, self.topic, self.transactional_id)
         at = self._bookmark.load()
         if not at:
             warn_if_long(self.topic, self._settings, self._missing_right())

@@ -15,24 +15,25 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c004
+from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.connection import NotYet
-from ...kafka.wire.control import Control
 from ...kafka.wire.login import for_librdkafka
+from ...kafka.wire.topics import find_leaders
 from ...protocol.errors import BrokerUnreachable, CorruptDecision
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c007
 HIGH_WATERMARK, LAST_STABLE = 0, 1  # isolation levels of ListOffsets
 
 
-def leader_of(control: Control, topic: str) -> int:
+def leader_of(cluster: Cluster, topic: str) -> int:
     """The broker that leads partition 0. Raises `NotYet` if there is none."""
-    leader = control.leaders([topic]).get((topic, 0), -1)
+    leader = find_leaders(cluster, [topic]).get((topic, 0), -1)
     if leader < 0:
         raise NotYet(f"{topic}-0 has no leader")
     return leader
 
 
-def end_of_topic(control: Control, topic: str, end: int) -> tuple[int, int]:
+def end_of_topic(cluster: Cluster, topic: str, end: int) -> tuple[int, int]:
     """The end of partition 0, and the leader's epoch. `HIGH_WATERMARK`: the offset after the last
     record. `LAST_STABLE`: the offset of the first record of an open transaction, if there is one.
     Raises `BrokerUnreachable`.
@@ -50,13 +51,13 @@ def end_of_topic(control: Control, topic: str, end: int) -> tuple[int, int]:
         request = ListOffsetsRequest(
             replica_id=-1, isolation_level=end, topics=[latest], min_version=4
         )
-        leader = leader_of(control, topic)
-        found = control.ask(request, leader).topics[0].partitions[0]
+        leader = leader_of(cluster, topic)
+        found = cluster.ask(request, leader).topics[0].partitions[0]
         if found.error_code:
             raise NotYet(f"ListOffsets of {topic}-0: {found.error_code}")
         return found.offset, found.leader_epoch
 
-    return control.persist(once)
+    return cluster.persist(once)
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c009
 _LOG = logging.getLogger("kafka2pc")

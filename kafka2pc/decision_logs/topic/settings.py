@@ -14,9 +14,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c004
-from ...kafka.wire.control import Control
+from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.error_codes import topic_not_authorized
 from ...kafka.wire.login import for_librdkafka
+from ...kafka.wire.topics import describe_topics, topic_settings
 from ...protocol.errors import BadOption, TwoPhaseError
 
 # %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c007
@@ -31,16 +32,16 @@ _SHORT = _COMPACT | {
 _ASKED = (*_SHORT, "max.message.bytes")
 
 
-def read_settings(control: Control, topic: str) -> dict[str, str]:
+def read_settings(cluster: Cluster, topic: str) -> dict[str, str]:
     """The settings of a topic that matter to a decision log, as far as this user may see them."""
-    return control.topic_settings(topic, _ASKED)
+    return topic_settings(cluster, topic, _ASKED)
 
 
-def check_topic(control: Control, conf: Mapping, topic: str, make: bool) -> dict[str, str]:
+def check_topic(cluster: Cluster, conf: Mapping, topic: str, make: bool) -> dict[str, str]:
     """The settings of the topic; empty if it was created just now. `make`: create it if it does not
     exist. Raises `BadOption` if it does not exist or may delete decisions, `NotAuthorized`.
     """
-    found = control.topics([topic]).get(topic)
+    found = describe_topics(cluster, [topic]).get(topic)
     if found is None and make:
         _create_topic(conf, topic)
         return {}
@@ -48,7 +49,7 @@ def check_topic(control: Control, conf: Mapping, topic: str, make: bool) -> dict
         raise BadOption(f"decision log kafka:{topic}: there is no such topic")
     if found.may_write is False:
         raise topic_not_authorized(topic)
-    settings = read_settings(control, topic)
+    settings = read_settings(cluster, topic)
     policy = settings.get("cleanup.policy")
     if policy == "compact":
         return settings

@@ -17,10 +17,11 @@ from kafka.protocol.consumer.fetch import FetchRequest
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c004
 from ..records.decoder import Columns, committed, decode, split
 from ..wire import error_codes as codes
+from ..wire.cluster import Cluster
 from ..wire.connection import NoAnswer, NotSent
-from ..wire.control import Control
 from ..wire.error_codes import describe_code, topic_not_authorized
 from ..wire.settings import whole_number
+from ..wire.topics import find_leaders
 from ...protocol.errors import BrokerUnreachable, RecordsBroken, UnknownFormat
 
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c007
@@ -75,8 +76,8 @@ class PartitionFetch:
     `NotFetched`, `NotAuthorized`.
     """
 
-    def __init__(self, control: Control, topic: str, partition: int, settings: FetchSettings):
-        self.control = control
+    def __init__(self, cluster: Cluster, topic: str, partition: int, settings: FetchSettings):
+        self.cluster = cluster
         self.topic = topic
         self.partition = partition
         self.settings = settings
@@ -95,7 +96,7 @@ class PartitionFetch:
         if self._node is None:
             self._answer.put(NotSent("no leader"))
             return
-        future = self.control.send(self._request(), self._node, self._request_ms)
+        future = self.cluster.send(self._request(), self._node, self._request_ms)
         future.add_both(self._answer.put)
 
     def answer(self):
@@ -122,7 +123,7 @@ class PartitionFetch:
 
     def _look_up(self) -> int | None:
         try:
-            leaders = self.control.leaders([self.topic], right="READ")
+            leaders = find_leaders(self.cluster, [self.topic], right="READ")
         except BrokerUnreachable:
             return None
         node = leaders.get((self.topic, self.partition), -1)
@@ -199,7 +200,7 @@ class PartitionFetch:
 
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c016
 def fetch(
-    control: Control,
+    cluster: Cluster,
     topic: str,
     partition: int,
     begin: int,
@@ -211,7 +212,7 @@ def fetch(
     """The records from offset `begin` on, below `end`. Raises `NotFetched`, `NotAuthorized`,
     `RecordsBroken`, `UnknownFormat`.
     """
-    asking = PartitionFetch(control, topic, partition, settings)
+    asking = PartitionFetch(cluster, topic, partition, settings)
     at = begin
     if at < end:
         asking.ask(at)

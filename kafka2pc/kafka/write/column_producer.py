@@ -25,9 +25,10 @@ from kafka2pc.kafka.records.checks import (
 )
 from ..records.encoder import Rows, check_sizes, codec_named, rows_of, sections
 from ..records.partitioner import Dealer
-from ..wire.control import Control
+from ..wire.cluster import Cluster
 from ..wire.settings import whole_number
-from ..wire.transactions import check_epoch
+from ..wire.transactions import check_epoch, end_txn, init_producer_id
+from ..wire.transactions import end_txn_version as offered_version
 from .deliveries import check_acknowledged, delivery_error
 from .sender import Sender
 from .settings import REQUEST_MS, producer_conf
@@ -42,13 +43,13 @@ BLOCK_BYTES = 4 << 20  # encoded at once
 
 class ColumnTransaction(TransactionBase):
     """One transaction: `begin()`, `write`, `flush`, `precommit`; same form as `RowTransaction`.
-    `conf` has librdkafka's names. `control` is shared by all transactions of a process.
+    `conf` has librdkafka's names. `cluster` is shared by all transactions of a process.
     `two_phase`: KIP-939, no timeout. An exception in the `with` block before `precommit` aborts it.
     """
 
     def __init__(
         self,
-        control: Control,
+        cluster: Cluster,
         conf: Mapping,
         transactional_id: str,
         timeout_ms: int,
@@ -60,12 +61,12 @@ class ColumnTransaction(TransactionBase):
         end_txn_version: int | None = None,
         two_phase: bool = False,
     ):
-        self.control = control
+        self.cluster = cluster
         self.label = transactional_id
         self.topic = topic
         self.timeout_ms = timeout_ms
         self.two_phase = two_phase
-        self.version = end_txn_version or control.end_txn_version()
+        self.version = end_txn_version or offered_version(cluster)
         self._settings = producer_conf(conf, batch_bytes=batch_bytes)
         self._codec = codec_named(self._settings.get("compression.type", "none"))
         self._identity: dict[str, Any] = dict(
@@ -94,12 +95,12 @@ class ColumnTransaction(TransactionBase):
         """One InitProducerId, and the transaction is open. Raises `UnclearAnswer` (give the name up
         and take another), `NotAuthorized`, `BadOption`, `BrokerUnreachable`.
         """
-        self.state = self.control.init_producer_id(
-            self.label, timeout_ms=self.timeout_ms, enable_2pc=self.two_phase
+        self.state = init_producer_id(
+            self.cluster, self.label, timeout_ms=self.timeout_ms, enable_2pc=self.two_phase
         )
         check_epoch(self.label, self.state)
         self._sender = Sender(
-            self.control,
+            self.cluster,
             self.label,
             self.state,
             codec=self._codec,
@@ -189,7 +190,7 @@ class ColumnTransaction(TransactionBase):
             return
         self._sender.wait_for_answers()
         try:
-            self.control.end_txn(self.label, self.state, commit=False, version=self.version)
+            end_txn(self.cluster, self.label, self.state, commit=False, version=self.version)
         # the first error counts; a transaction that stays open is swept, or aborted by its timeout
         except TwoPhaseError:
             pass

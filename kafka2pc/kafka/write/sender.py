@@ -21,8 +21,10 @@ from kafka.protocol.producer.produce import ProduceRequest
 # %% ../../../nbs/kafka/write/04_sender.ipynb #c004
 from ..records.encoder import Section, record_batch
 from ..wire import error_codes as codes
+from ..wire.cluster import Cluster
 from ..wire.connection import NoAnswer, NotSent
-from ..wire.control import Control
+from ..wire.topics import find_leaders
+from ..wire.transactions import add_partitions
 from .deliveries import delivery_error
 from .settings import DELIVERY_MS, REQUEST_MS
 from ...protocol.errors import BrokerUnreachable, PrecommitFailed
@@ -117,7 +119,7 @@ class Sender:
 
     def __init__(
         self,
-        control: Control,
+        cluster: Cluster,
         transactional_id: str,
         state: PreparedTxnState,
         *,
@@ -126,7 +128,7 @@ class Sender:
         delivery_ms: int = DELIVERY_MS,
         request_ms: int = REQUEST_MS,
     ):
-        self.control = control
+        self.cluster = cluster
         self.transactional_id = transactional_id
         self.state = state
         self.codec = codec
@@ -145,7 +147,7 @@ class Sender:
         """Ask which nodes lead a topic. Returns the number of its partitions, 0 if there is no such
         topic. Raises `NotAuthorized`, `BrokerUnreachable`.
         """
-        found = self.control.leaders([topic])
+        found = find_leaders(self.cluster, [topic])
         self._leaders |= found
         return len(found)
 
@@ -197,7 +199,7 @@ class Sender:
     def _send_ready(self):
         if not self._leaders_valid:
             with suppress(BrokerUnreachable):  # within the delivery time that may pass
-                self._leaders |= self.control.leaders({topic for topic, _ in self.lanes})
+                self._leaders |= find_leaders(self.cluster, {topic for topic, _ in self.lanes})
                 self._leaders_valid = True
         now = time.monotonic()
         ready = {}
@@ -230,7 +232,7 @@ class Sender:
         new = [(lane.topic, lane.partition) for lane, _ in parcel if not lane.added]
         if not new:
             return True
-        answers = self.control.add_partitions(self.transactional_id, self.state, new)
+        answers = add_partitions(self.cluster, self.transactional_id, self.state, new)
         results = [
             (lane, batch, answers.get((lane.topic, lane.partition), 0)) for lane, batch in parcel
         ]
@@ -264,7 +266,7 @@ class Sender:
             max_version=12 if self.implicit_add else 11,
         )
         self._flying[node] += 1
-        future = self.control.send(request, node, self.request_ms + 1000)
+        future = self.cluster.send(request, node, self.request_ms + 1000)
         future.add_both(partial(_keep_answer, self._answers, node, parcel, future))
 
     def _take_answer(self, node: int, parcel: list[tuple[Lane, Batch]], future: Future):

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Iterator
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c003
+from ...kafka.wire.timeouts import max_timeout_ms, why_no_two_phase
+from ...kafka.wire.topics import broker_setting, describe_topics, topic_setting
+from ...kafka.wire.transactions import end_txn_version
 from .findings import FINDINGS, Examination, Finding, finding
 from ...protocol.log.decisions import newest_commit
 
@@ -41,7 +44,7 @@ FINDINGS.update(
 
 def check_rights(exam: Examination) -> Iterator[Finding]:
     """May this user write to the topics, use the transactional ids and read the settings?"""
-    found = exam.survey.topics(exam.topics)
+    found = describe_topics(exam.survey, exam.topics)
     quoted = {t: shlex.quote(t) for t in exam.topics}
     for topic in exam.topics:
         if topic not in found:
@@ -65,9 +68,9 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
     hidden = [
         f"--topic {quoted[t]}"
         for t in found
-        if found[t].partitions and not exam.survey.topic_setting(t, "min.insync.replicas")
+        if found[t].partitions and not topic_setting(exam.survey, t, "min.insync.replicas")
     ]
-    if exam.survey.max_timeout_ms() is None:
+    if max_timeout_ms(exam.survey) is None:
         hidden.append("--cluster")
     if hidden:
         yield finding(
@@ -109,7 +112,7 @@ FINDINGS.update(
 
 def check_time(exam: Examination) -> Iterator[Finding]:
     """Does the brokers' limit allow the transaction timeout, and do the batches fit into it?"""
-    most = exam.survey.max_timeout_ms()
+    most = max_timeout_ms(exam.survey)
     newest = newest_commit(exam.query.log) if exam.query else None
     if exam.timeout_ms and most and exam.timeout_ms > most:
         yield finding(
@@ -175,7 +178,7 @@ FINDINGS.update(
 
 def check_two_phase(exam: Examination) -> Iterator[Finding]:
     """Does the cluster allow transactions without a timeout (KIP-939), and if not, why?"""
-    why = exam.survey.why_no_two_phase(exam.probe) if exam.may_begin else None
+    why = why_no_two_phase(exam.survey, exam.probe) if exam.may_begin else None
     if why is None:
         return
     names = [name for begin, name in _NO_2PC.items() if why.startswith(begin)]
@@ -196,9 +199,9 @@ def check_two_phase(exam: Examination) -> Iterator[Finding]:
 
 def _lacks_setting(exam: Examination) -> bool:
     """May this user read the brokers' settings, and is the one of KIP-939 not among them?"""
-    if not exam.survey.max_timeout_ms():
+    if not max_timeout_ms(exam.survey):
         return False
-    return exam.survey.broker_setting("transaction.two.phase.commit.enable") is None
+    return broker_setting(exam.survey, "transaction.two.phase.commit.enable") is None
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c011
 FINDINGS.update(
@@ -227,7 +230,7 @@ FINDINGS.update(
 
 def check_protocol(exam: Examination) -> Iterator[Finding]:
     """Does the broker itself give each transaction its own epoch (KIP-890)?"""
-    if exam.survey.end_txn_version() < 5:
+    if end_txn_version(exam.survey) < 5:
         yield finding(
             "old-transactions",
             "the cluster's feature transaction.version is below 2",
@@ -290,7 +293,7 @@ def check_copies(exam: Examination) -> Iterator[Finding]:
 
 def _check_copies_of(exam: Examination, topic: str) -> Iterator[Finding]:
     layout = exam.survey.layout([topic])
-    setting = exam.survey.topic_setting(topic, "min.insync.replicas")
+    setting = topic_setting(exam.survey, topic, "min.insync.replicas")
     if not layout:
         return
     in_sync = min(p.in_sync for p in layout)

@@ -11,6 +11,7 @@ from typing import Iterable, Mapping
 
 # %% ../../../nbs/operations/doctor/05_doctor.ipynb #c003
 from ...kafka.wire.login import TOKEN_PROVIDER
+from ...kafka.wire.timeouts import max_timeout_ms
 from ..access import Access
 from kafka2pc.operations.doctor.cluster_checks import (
     check_copies,
@@ -59,7 +60,7 @@ def _as_finding(e: TwoPhaseError) -> Finding:
 
 def _facts(exam: Examination) -> tuple[tuple[str, str], ...]:
     survey = exam.survey
-    most = survey.max_timeout_ms()
+    most = max_timeout_ms(survey)
     versions = [
         f"{name} {survey.api_version(key)[1]}"
         for name, key in (("InitProducerId", 22), ("EndTxn", 26), ("ListTransactions", 66))

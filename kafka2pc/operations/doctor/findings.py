@@ -12,6 +12,7 @@ from functools import cached_property
 
 # %% ../../../nbs/operations/doctor/02_findings.ipynb #c003
 from ...backends.places import masked
+from ...kafka.wire.transactions import init_producer_id
 from ..access import Access
 from .rights import _IDS, acl_command, admin_command
 from ..query import Query
@@ -103,7 +104,7 @@ class Examination:
     def may_begin(self) -> bool:
         """May this user begin a transaction under the prefix? Tried once, with the id `probe`."""
         try:
-            self.survey.init_producer_id(self.probe, timeout_ms=1000)
+            init_producer_id(self.survey, self.probe, timeout_ms=1000)
         except NotAuthorized:
             return False
         return True

@@ -33,7 +33,7 @@ from rich.table import Table
 # %% ../../../nbs/proof/bench/03_bench.ipynb #c004
 from ...kafka.cluster_check import check
 from ...kafka.participant import KafkaParticipant
-from ...kafka.wire.control import Control
+from ...kafka.wire.cluster import Cluster
 from ...local.broker import LocalKafka
 from ...local.databases import LocalMariaDB, LocalPostgres
 from ...local.jars import KAFKA_VERSION
@@ -200,8 +200,8 @@ def sources(
         rows_of_size(size, False),
         [(topic, 0), (topic, 1)],
     )
-    with Control(conf) as control:
-        columnar(control, conf, topic, chunk, rows // chunk.num_rows)
+    with Cluster(conf) as cluster:
+        columnar(cluster, conf, topic, chunk, rows // chunk.num_rows)
     ask = Questions(kafka.client_conf)
     # each has a marker at its end
     while sum(log.end for log in ask.bounds(parts).values()) < rows + len(parts):

@@ -22,7 +22,8 @@ import pyarrow as pa
 # %% ../../../nbs/proof/bench/02_engines.ipynb #c004
 from ...kafka.cluster_check import check
 from ...kafka.participant import KafkaParticipant
-from ...kafka.wire.control import Control
+from ...kafka.wire.cluster import Cluster
+from ...kafka.wire.transactions import end_txn
 from ...kafka.write.column_producer import ColumnTransaction
 from ...kafka.write.row_producer import RowTransaction
 from ...local.broker import LocalKafka
@@ -45,28 +46,28 @@ def rows_of_size(size: int, keyed: bool, rows: int = 10_000) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def columnar(control: Control, conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int) -> float:
+def columnar(cluster: Cluster, conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int) -> float:
     """Records a second of the columnar engine, its connections open as in Spark's workers."""
-    make = lambda name: ColumnTransaction(control, conf, name, 60_000, topic=topic)
-    return _one_transaction(control, make, chunk, chunks)
+    make = lambda name: ColumnTransaction(cluster, conf, name, 60_000, topic=topic)
+    return _one_transaction(cluster, make, chunk, chunks)
 
 
 def confluent(
-    control: Control, conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int
+    cluster: Cluster, conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int
 ) -> float:
     """Records a second of the row engine."""
     make = lambda name: RowTransaction(conf, name, 60_000, topic=topic, end_txn_version=5)
-    return _one_transaction(control, make, chunk, chunks)
+    return _one_transaction(cluster, make, chunk, chunks)
 
 
-def _one_transaction(control: Control, make: Callable, chunk: pa.RecordBatch, chunks: int) -> float:
+def _one_transaction(cluster: Cluster, make: Callable, chunk: pa.RecordBatch, chunks: int) -> float:
     name, start = f"bench-{uuid.uuid4().hex}", time.perf_counter()
     with make(name).begin() as txn:
         for _ in range(chunks):
             txn.write(chunk)
         txn.flush()
         c = txn.precommit()
-    control.end_txn(name, c.state, commit=True, version=c.end_txn_version)
+    end_txn(cluster, name, c.state, commit=True, version=c.end_txn_version)
     return chunk.num_rows * chunks / (time.perf_counter() - start)
 
 
@@ -142,13 +143,13 @@ def engines(
     chunk = rows_of_size(size, keyed, min(10_000, 4_000_000 // size))
     chunks = max(1, min(bytes_each // size, 1_000_000) // chunk.num_rows)
     records = chunks * chunk.num_rows
-    with Control(conf) as control:
-        ways = {"columnar": partial(columnar, control, conf, topic, chunk, chunks)}
+    with Cluster(conf) as cluster:
+        ways = {"columnar": partial(columnar, cluster, conf, topic, chunk, chunks)}
         if not keyed:
             ways["Java"] = partial(java, conf, topic, size, records, **{"compression.type": codec})
         if codec == "none":
             ways["kafka-python"] = partial(kafka_python, conf, topic, chunk, max(1, chunks // 50))
-        ways["confluent"] = partial(confluent, control, conf, topic, chunk, chunks)
+        ways["confluent"] = partial(confluent, cluster, conf, topic, chunk, chunks)
         return in_turns(ways, "records/s", rounds, tell)
 
 # %% ../../../nbs/proof/bench/02_engines.ipynb #c012
@@ -184,12 +185,12 @@ def drive(kafka: LocalKafka, transactions: int) -> dict[str, float]:
 _WRITER = """
 import resource, sys
 from kafka2pc.proof.bench.engines import columnar, rows_of_size
-from kafka2pc.kafka.wire.control import Control
+from kafka2pc.kafka.wire.cluster import Cluster
 conf, chunk = {"bootstrap.servers": sys.argv[1]}, rows_of_size(1000, False)
-with Control(conf) as control:
-    columnar(control, conf, sys.argv[2], chunk, 1)
+with Cluster(conf) as cluster:
+    columnar(cluster, conf, sys.argv[2], chunk, 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    columnar(control, conf, sys.argv[2], chunk, int(sys.argv[3]))
+    columnar(cluster, conf, sys.argv[2], chunk, int(sys.argv[3]))
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 """
 

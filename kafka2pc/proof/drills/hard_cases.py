@@ -29,7 +29,9 @@ from ...decision_logs.files import FileLog
 from ...kafka.cluster_check import check
 from ...kafka.participant import KafkaParticipant
 from ...kafka.read.readers import read_topic
-from ...kafka.wire.control import Control
+from ...kafka.wire.cluster import Cluster
+from ...kafka.wire.descriptions import describe_transactions
+from ...kafka.wire.transactions import init_producer_id
 from ...local.broker import LocalKafka
 from ..child_process import Failed, until
 from ..crash_points import CrashPoint
@@ -284,8 +286,8 @@ def _known(scenario: Scenario) -> bool:
         for e in scenario.events("precommit")
         if e.ids.get("transactional_id")
     ]
-    with Control(scenario.kafka.client_conf) as control:
-        return bool(control.describe_transactions(names))
+    with Cluster(scenario.kafka.client_conf) as cluster:
+        return bool(describe_transactions(cluster, names))
 
 
 def _told_in_full(scenario: Scenario, said: str):
@@ -523,8 +525,8 @@ def worn_out(stage: Stage, epoch: int):
         if (e.kind, e.op, e.ids["batch_id"]) == ("ok", "precommit", batch_id)
     ]
     worn = names(0)[0]
-    with Control(stage.kafka.client_conf) as control:
-        while control.init_producer_id(worn, timeout_ms=60_000).epoch < epoch:
+    with Cluster(stage.kafka.client_conf) as cluster:
+        while init_producer_id(cluster, worn, timeout_ms=60_000).epoch < epoch:
             pass
     query.batch(2, mine=token)
     demand(

@@ -25,7 +25,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c004
-from ...kafka.wire.control import Control
+from ...kafka.wire.cluster import Cluster
 from ..child_process import Failed, until
 from ..crash_points import CrashPoint
 from .scenario import Scenario, Stop
@@ -172,8 +172,8 @@ def kill_coordinator(stage: Stage, scenario: Scenario, event: Event) -> bool:
         *(e.ids.get("transactional_id") for e in reversed(scenario.events("commit", "abort"))),
     ]
     name = next(filter(None, known), scenario.name)
-    with Control(stage.kafka.client_conf) as control:
-        node = control.coordinators([name])[name]
+    with Cluster(stage.kafka.client_conf) as cluster:
+        node = cluster.coordinators([name])[name]
     return kill_broker(stage, scenario, event, node)
 
 

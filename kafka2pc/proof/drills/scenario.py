@@ -21,7 +21,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 # %% ../../../nbs/proof/drills/02_scenario.ipynb #c004
 from ...kafka.read.readers import Record, read_topic
-from ...kafka.wire.control import Control
+from ...kafka.wire.cluster import Cluster
+from ...kafka.wire.descriptions import list_transactions
 from ..checker import Seen, anomalies
 from ..child_process import Failed, until
 from ..crash_points import Crash, CrashPoint, arm
@@ -242,8 +243,8 @@ class Scenario:
 
     def open(self, states: tuple = ("Ongoing",)) -> list[str]:
         """The transactions of this query in these states, as their coordinator reports them."""
-        with Control(self.kafka.client_conf) as control:
-            return [t.transactional_id for t in control.list_transactions(self.name, states)]
+        with Cluster(self.kafka.client_conf) as cluster:
+            return [t.transactional_id for t in list_transactions(cluster, self.name, states)]
 
     def seen(self, isolation: str = "read_committed", topic: str | None = None) -> list[Record]:
         """All records that an independent consumer finds, after every transaction that was ended

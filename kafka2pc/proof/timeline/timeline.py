@@ -22,6 +22,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from ...kafka.cluster_check import check
 from ...kafka.participant import NEVER_MS, KafkaParticipant
 from ...kafka.read.readers import read_topic
+from ...kafka.wire.descriptions import list_transactions
+from ...kafka.wire.topics import find_leaders
 from ..crash_points import Crash, CrashPoint, arm
 from ..model.rules import RULES
 from ..model.world import QUERY
@@ -96,7 +98,7 @@ class Query:
         end = time.monotonic() + 30
         self._admin.create_topics([NewTopic(self.topic, 1)])[self.topic].result(30)
         while time.monotonic() < end:
-            leaders = self.store.control.leaders([self.topic]).values()
+            leaders = find_leaders(self.store.cluster, [self.topic]).values()
             if min(leaders, default=-1) >= 0:
                 return
             time.sleep(0.02)
@@ -214,7 +216,7 @@ class Query:
     def look(self) -> "Timeline":
         """Read the topic with two independent consumers, and write the results into the history."""
         end, ending = time.monotonic() + 10, ("PrepareCommit", "PrepareAbort")
-        while self.store.control.list_transactions(self.topic, ending) and time.monotonic() < end:
+        while list_transactions(self.store.cluster, self.topic, ending) and time.monotonic() < end:
             time.sleep(0.02)
         found = {
             name: [[int(r.value), r.offset] for r in read_topic(self.conf, self.topic, isolation)]

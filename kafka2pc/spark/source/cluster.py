@@ -29,7 +29,7 @@ from tenacity import (
 )
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
-from ...kafka.wire.control import Control
+from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.login import TOKEN_PROVIDER, for_librdkafka
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
@@ -121,7 +121,7 @@ class Questions:
         self._groups: dict[str, Consumer] = {}
         if "SSL" in conf.get("security.protocol", "").upper() or TOKEN_PROVIDER in conf:
             # it reports what is wrong with a certificate or a token; librdkafka does not
-            Control(conf, timeout_ms=within_ms).close()
+            Cluster(conf, timeout_ms=within_ms).close()
         try:
             self.admin = AdminClient({"log_level": 2} | for_librdkafka(conf))
         except KafkaException as e:

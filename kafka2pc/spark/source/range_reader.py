@@ -37,7 +37,7 @@ def fetch_range(options: SourceOptions, r: Range) -> Iterator[Columns]:
     """
     conf = dict(options.conf)
     return fetch(
-        KafkaParticipant(conf).control,
+        KafkaParticipant(conf).cluster,
         r.topic,
         r.partition,
         r.begin,

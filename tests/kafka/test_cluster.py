@@ -19,10 +19,28 @@ from kafka_fixtures import settled
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.read.fetcher import FetchSettings, fetch
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NotSent
-from kafka2pc.kafka.wire.control import Control
-from kafka2pc.kafka.wire.topics import TopicInfo
-from kafka2pc.kafka.wire.transactions import TimeoutTooLarge
+from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
+from kafka2pc.kafka.wire.timeouts import (
+    check_timeout,
+    choose_timeout_ms,
+    max_timeout_ms,
+    why_no_two_phase,
+)
+from kafka2pc.kafka.wire.topics import (
+    TopicInfo,
+    describe_topics,
+    find_leaders,
+    topic_max_message_bytes,
+    topic_settings,
+)
+from kafka2pc.kafka.wire.transactions import (
+    TimeoutTooLarge,
+    end_txn,
+    end_txn_version,
+    init_producer_id,
+)
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
@@ -45,10 +63,10 @@ def silent_port():
 
 
 def unreachable(conf, timeout_ms=1200):
-    """The error of a Control that finds no broker, and the seconds that it took."""
+    """The error of a Cluster that finds no broker, and the seconds that it took."""
     began = time.monotonic()
     with pytest.raises(BrokerUnreachable) as caught:
-        Control(conf, timeout_ms=timeout_ms)
+        Cluster(conf, timeout_ms=timeout_ms)
     assert str(timeout_ms) in caught.value.what and conf["bootstrap.servers"] in caught.value.what
     return caught.value, time.monotonic() - began
 
@@ -85,17 +103,17 @@ def test_a_failed_start_leaves_no_thread():
 
 
 @pytest.fixture(scope="module")
-def control(kafka):
+def cluster(kafka):
     kafka.create_topic("control", partitions=2, config={"max.message.bytes": 54321})
-    with Control(kafka.client_conf, timeout_ms=8000) as made:
+    with Cluster(kafka.client_conf, timeout_ms=8000) as made:
         yield made
 
 
-def begun(control, transactional_id, topic="control", **timeout):
+def begun(cluster, transactional_id, topic="control", **timeout):
     """An open transaction with one partition, begun without any client."""
-    state = control.init_producer_id(transactional_id, **({"timeout_ms": 60_000} | timeout))
+    state = init_producer_id(cluster, transactional_id, **({"timeout_ms": 60_000} | timeout))
     at = (
-        control.ask(
+        cluster.ask(
             FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id], min_version=4)
         )
         .coordinators[0]
@@ -110,7 +128,7 @@ def begun(control, transactional_id, topic="control", **timeout):
         max_version=3,
     )
     while (
-        code := control.ask(request(), at)
+        code := cluster.ask(request(), at)
         .results_by_topic_v3_and_below[0]
         .results_by_partition[0]
         .partition_error_code
@@ -121,74 +139,74 @@ def begun(control, transactional_id, topic="control", **timeout):
 
 
 @pytest.mark.kafka
-def test_the_broker_says_what_it_accepts(control):
-    assert control.api_version(22) == (0, 6) and control.api_version(9999) is None
-    assert control.end_txn_version() == 5 and len(control.cluster_id) == 22
+def test_the_broker_says_what_it_accepts(cluster):
+    assert cluster.api_version(22) == (0, 6) and cluster.api_version(9999) is None
+    assert end_txn_version(cluster) == 5 and len(cluster.cluster_id) == 22
 
 
 @pytest.mark.kafka
-def test_a_stranger_commits_and_may_ask_again(control):
-    state = begun(control, "again")
-    assert control.end_txn("again", state, commit=True) is DONE
+def test_a_stranger_commits_and_may_ask_again(cluster):
+    state = begun(cluster, "again")
+    assert end_txn(cluster, "again", state, commit=True) is DONE
     # in PrepareCommit already
-    assert control.describe_transactions(["again"])["again"].epoch == state.epoch + 1
+    assert describe_transactions(cluster, ["again"])["again"].epoch == state.epoch + 1
     # UNKNOWN (51) while the partitions are being told
-    assert control.end_txn("again", state, commit=True) in (DONE, UNKNOWN)
-    assert settled(control, "again", state) == ("CompleteCommit", 1)
-    assert control.end_txn("again", state, commit=True) is DONE
-    assert control.end_txn("again", state, commit=False) is REFUSED
-    assert settled(control, "again", state) == ("CompleteCommit", 1)
+    assert end_txn(cluster, "again", state, commit=True) in (DONE, UNKNOWN)
+    assert settled(cluster, "again", state) == ("CompleteCommit", 1)
+    assert end_txn(cluster, "again", state, commit=True) is DONE
+    assert end_txn(cluster, "again", state, commit=False) is REFUSED
+    assert settled(cluster, "again", state) == ("CompleteCommit", 1)
 
 
 @pytest.mark.kafka
-def test_a_stranger_aborts_and_may_ask_again(control):
-    state = begun(control, "gone")
-    assert control.end_txn("gone", state, commit=False) is DONE
-    assert settled(control, "gone", state) == ("CompleteAbort", 1)
-    assert control.end_txn("gone", state, commit=False) is DONE
-    assert control.end_txn("gone", state, commit=True) is REFUSED
+def test_a_stranger_aborts_and_may_ask_again(cluster):
+    state = begun(cluster, "gone")
+    assert end_txn(cluster, "gone", state, commit=False) is DONE
+    assert settled(cluster, "gone", state) == ("CompleteAbort", 1)
+    assert end_txn(cluster, "gone", state, commit=False) is DONE
+    assert end_txn(cluster, "gone", state, commit=True) is REFUSED
 
 
 @pytest.mark.kafka
-def test_version_4_leaves_the_epoch(control):
-    state = begun(control, "four")
-    assert control.end_txn("four", state, commit=True, version=4) is DONE
-    assert settled(control, "four", state) == ("CompleteCommit", 0)
+def test_version_4_leaves_the_epoch(cluster):
+    state = begun(cluster, "four")
+    assert end_txn(cluster, "four", state, commit=True, version=4) is DONE
+    assert settled(cluster, "four", state) == ("CompleteCommit", 0)
 
 
 @pytest.mark.kafka
-def test_a_timed_out_transaction_is_refused(control):
-    state = begun(control, "late", timeout_ms=1000)
-    assert settled(control, "late", state) == ("CompleteAbort", 1)
-    assert control.end_txn("late", state, commit=True) is REFUSED
+def test_a_timed_out_transaction_is_refused(cluster):
+    state = begun(cluster, "late", timeout_ms=1000)
+    assert settled(cluster, "late", state) == ("CompleteAbort", 1)
+    assert end_txn(cluster, "late", state, commit=True) is REFUSED
 
 
 @pytest.mark.kafka
-def test_a_fresh_epoch_fences(control):
-    state = begun(control, "fenced")
-    fresh = control.init_producer_id("fenced", timeout_ms=60_000)
+def test_a_fresh_epoch_fences(cluster):
+    state = begun(cluster, "fenced")
+    fresh = init_producer_id(cluster, "fenced", timeout_ms=60_000)
     assert fresh.producer_id == state.producer_id and fresh.epoch > state.epoch
-    assert control.end_txn("fenced", state, commit=True) is REFUSED
+    assert end_txn(cluster, "fenced", state, commit=True) is REFUSED
 
 
 @pytest.mark.kafka
-def test_an_id_that_nobody_used(control):
-    assert control.end_txn("never", PreparedTxnState(4711, 0), commit=True) is REFUSED
-    assert control.describe_transactions(["never"]) == {}
+def test_an_id_that_nobody_used(cluster):
+    assert end_txn(cluster, "never", PreparedTxnState(4711, 0), commit=True) is REFUSED
+    assert describe_transactions(cluster, ["never"]) == {}
 
 
 @pytest.mark.kafka
-def test_an_initialised_id_has_nothing_to_commit(control):
-    state = control.init_producer_id("empty", timeout_ms=60_000)
-    assert control.describe_transactions(["empty"])["empty"].state == "Empty"
-    assert control.end_txn("empty", state, commit=True) is REFUSED
+def test_an_initialised_id_has_nothing_to_commit(cluster):
+    state = init_producer_id(cluster, "empty", timeout_ms=60_000)
+    assert describe_transactions(cluster, ["empty"])["empty"].state == "Empty"
+    assert end_txn(cluster, "empty", state, commit=True) is REFUSED
 
 
 @pytest.mark.kafka
-def test_describe_says_all_of_it(control):
+def test_describe_says_all_of_it(cluster):
     before = time.time() * 1000
-    state = begun(control, "told", timeout_ms=12_345)
-    d = control.describe_transactions(iter(["told", "told", "unknown"]))["told"]
+    state = begun(cluster, "told", timeout_ms=12_345)
+    d = describe_transactions(cluster, iter(["told", "told", "unknown"]))["told"]
     assert (d.state, d.producer_id, d.epoch, d.timeout_ms, d.partitions) == (
         "Ongoing",
         state.producer_id,
@@ -197,71 +215,72 @@ def test_describe_says_all_of_it(control):
         (("control", 0),),
     )
     assert before - 1000 < d.started_ms < before + 60_000
-    control.end_txn("told", state, commit=False)
+    end_txn(cluster, "told", state, commit=False)
 
 
 @pytest.mark.kafka
-def test_list_takes_the_prefix_literally(control):
+def test_list_takes_the_prefix_literally(cluster):
     for i in (".*+(x-1", ".*+(x-2", "ab+(x-3"):
-        control.init_producer_id(i, timeout_ms=60_000)
-    assert [t.transactional_id for t in control.list_transactions(".*+(x", states=())] == [
+        init_producer_id(cluster, i, timeout_ms=60_000)
+    assert [t.transactional_id for t in list_transactions(cluster, ".*+(x", states=())] == [
         ".*+(x-1",
         ".*+(x-2",
     ]
-    found = lambda *prefix: control.list_transactions(*prefix, states=(), part="+(x-")
+    found = lambda *prefix: list_transactions(cluster, *prefix, states=(), part="+(x-")
     assert [t.transactional_id for t in found()] == [".*+(x-1", ".*+(x-2", "ab+(x-3"]
     assert [t.transactional_id for t in found("ab")] == ["ab+(x-3"]
     assert found("ab+(x") == found("b") == [], "the part comes behind the prefix"
-    assert control.list_transactions(".*+(x") == []  # none is Ongoing
-    assert {t.state for t in control.list_transactions(".*+(x", states=["Empty"])} == {"Empty"}
+    assert list_transactions(cluster, ".*+(x") == []  # none is Ongoing
+    assert {t.state for t in list_transactions(cluster, ".*+(x", states=["Empty"])} == {"Empty"}
 
 
 @pytest.mark.kafka
-def test_fifty_threads_end_fifty_transactions(control):
+def test_fifty_threads_end_fifty_transactions(cluster):
     ids = [f"many-{n}" for n in range(50)]
-    states = [begun(control, i) for i in ids]
+    states = [begun(cluster, i) for i in ids]
     with ThreadPoolExecutor(50) as pool:
-        outcomes = list(pool.map(lambda i, s: control.end_txn(i, s, commit=True), ids, states))
+        outcomes = list(pool.map(lambda i, s: end_txn(cluster, i, s, commit=True), ids, states))
     assert outcomes == [DONE] * 50
     for i, s in zip(ids, states):
-        assert settled(control, i, s) == ("CompleteCommit", 1)
-    assert control.list_transactions("many-") == []
+        assert settled(cluster, i, s) == ("CompleteCommit", 1)
+    assert list_transactions(cluster, "many-") == []
 
 
 @pytest.mark.kafka
-def test_kip_939_without_keep(control):
-    control.init_producer_id("two-phase", timeout_ms=60_000, enable_2pc=True)
-    assert control.describe_transactions(["two-phase"])["two-phase"].timeout_ms == 2**31 - 1
+def test_kip_939_without_keep(cluster):
+    init_producer_id(cluster, "two-phase", timeout_ms=60_000, enable_2pc=True)
+    assert describe_transactions(cluster, ["two-phase"])["two-phase"].timeout_ms == 2**31 - 1
     with pytest.raises(BadOption, match="35 UNSUPPORTED_VERSION"):
-        control.init_producer_id("two-phase", timeout_ms=60_000, keep_prepared=True)
+        init_producer_id(cluster, "two-phase", timeout_ms=60_000, keep_prepared=True)
 
 
 @pytest.mark.kafka
-def test_timeouts(control):
-    assert control.max_timeout_ms() == control.choose_timeout_ms("probe") == 900_000
-    control.check_timeout("probe", 900_000)
+def test_timeouts(cluster):
+    assert max_timeout_ms(cluster) == choose_timeout_ms(cluster, "probe") == 900_000
+    check_timeout(cluster, "probe", 900_000)
     with pytest.raises(TimeoutTooLarge, match="900001: the broker allows at most 900000") as caught:
-        control.check_timeout("probe", 900_001)
+        check_timeout(cluster, "probe", 900_001)
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), TimeoutTooLarge)
 
 
 @pytest.mark.kafka
-def test_topics(control):
+def test_topics(cluster):
     assert (
-        control.topics(["control", "absent", "no good name!"]) == {"control": TopicInfo(2, True)}
-        and control.topics([]) == {}
+        describe_topics(cluster, ["control", "absent", "no good name!"])
+        == {"control": TopicInfo(2, True)}
+        and describe_topics(cluster, []) == {}
     )
     assert (
-        control.topic_max_message_bytes("control") == 54321
-        and control.topic_max_message_bytes("absent") is None
+        topic_max_message_bytes(cluster, "control") == 54321
+        and topic_max_message_bytes(cluster, "absent") is None
     )
-    assert control.topic_settings("control", ["max.message.bytes", "cleanup.policy"]) == {
+    assert topic_settings(cluster, "control", ["max.message.bytes", "cleanup.policy"]) == {
         "max.message.bytes": "54321",
         "cleanup.policy": "delete",
     }
     assert (
-        control.topic_settings("absent", ["cleanup.policy"]) == {}
-        and uuid.UUID(control.topics(["control"])["control"].topic_id).int
+        topic_settings(cluster, "absent", ["cleanup.policy"]) == {}
+        and uuid.UUID(describe_topics(cluster, ["control"])["control"].topic_id).int
     )
 
 
@@ -277,82 +296,82 @@ def test_tls_against_a_plain_listener_says_so(kafka):
 
 
 @pytest.mark.kafka
-def test_a_node_that_nobody_has_heard_of_is_looked_for(control):
+def test_a_node_that_nobody_has_heard_of_is_looked_for(cluster):
     with (
-        patch.object(control.connection._manager.cluster, "request_update") as renewed,
+        patch.object(cluster._manager.cluster, "request_update") as renewed,
         pytest.raises(NotSent),
     ):
-        control.ask(FindCoordinatorRequest(coordinator_keys=["x"], key_type=1), 4711)
+        cluster.ask(FindCoordinatorRequest(coordinator_keys=["x"], key_type=1), 4711)
     assert renewed.called
 
 
 @pytest.fixture
-def impatient(control, kafka):
-    """A Control that waits two seconds."""
-    return Control(kafka.client_conf, timeout_ms=2000)
+def impatient(cluster, kafka):
+    """A Cluster that waits two seconds."""
+    return Cluster(kafka.client_conf, timeout_ms=2000)
 
 
 @pytest.mark.kafka
 def test_silence_is_unknown_and_the_same_question_again_gives_the_end(impatient, kafka):
-    with impatient as control:
-        state = begun(control, "silent")
+    with impatient as cluster:
+        state = begun(cluster, "silent")
         kafka.pause()
         time.sleep(0.2)  # until the signal has reached every thread
         try:
             began = time.monotonic()
-            assert control.end_txn("silent", state, commit=True) is UNKNOWN
+            assert end_txn(cluster, "silent", state, commit=True) is UNKNOWN
             assert time.monotonic() - began < 1.5
             with pytest.raises(BrokerUnreachable, match="no usable answer within 2000 ms"):
-                control.describe_transactions(["silent"])
+                describe_transactions(cluster, ["silent"])
         finally:
             kafka.resume()
-        assert settled_by_asking(control, "silent", state) == ("CompleteCommit", 1)
+        assert settled_by_asking(cluster, "silent", state) == ("CompleteCommit", 1)
 
 
 @pytest.mark.kafka
 def test_init_producer_id_is_sent_once_when_the_answer_is_unclear(impatient, kafka):
-    with impatient as control:
-        first = control.init_producer_id("once", timeout_ms=60_000)
+    with impatient as cluster:
+        first = init_producer_id(cluster, "once", timeout_ms=60_000)
         kafka.pause()
         time.sleep(0.2)  # until the signal has reached every thread
         try:
             with pytest.raises(UnclearAnswer, match="once: InitProducerIdRequest"):
-                control.init_producer_id("once", timeout_ms=60_000)
+                init_producer_id(cluster, "once", timeout_ms=60_000)
         finally:
             kafka.resume()
         # this one, and perhaps the unclear one
-        assert control.init_producer_id("once", timeout_ms=60_000).epoch - first.epoch in (1, 2)
+        assert init_producer_id(cluster, "once", timeout_ms=60_000).epoch - first.epoch in (1, 2)
 
 
 @pytest.mark.kafka
 def test_a_killed_broker_is_unknown_until_it_is_back(impatient, kafka):
-    with impatient as control:
-        state = begun(control, "killed")
+    with impatient as cluster:
+        state = begun(cluster, "killed")
         kafka.kill()
         try:
-            assert control.end_txn("killed", state, commit=True) is UNKNOWN
+            assert end_txn(cluster, "killed", state, commit=True) is UNKNOWN
             with pytest.raises(NotSent):
-                control.ask(
+                cluster.ask(
                     FindCoordinatorRequest(key_type=1, coordinator_keys=["killed"], min_version=4)
                 )
             with pytest.raises(BrokerUnreachable):
-                control.list_transactions("killed")
+                list_transactions(cluster, "killed")
             with pytest.raises(BrokerUnreachable):
-                control.init_producer_id("killed", timeout_ms=60_000)
+                init_producer_id(cluster, "killed", timeout_ms=60_000)
         finally:
             kafka.restart()
-        assert settled_by_asking(control, "killed", state) == ("CompleteCommit", 1)
+        assert settled_by_asking(cluster, "killed", state) == ("CompleteCommit", 1)
 
 
-def settled_by_asking(control, transactional_id, state):
+def settled_by_asking(cluster, transactional_id, state):
     """Ask to commit until the answer is clear."""
     end = time.monotonic() + 30
     while (
-        outcome := control.end_txn(transactional_id, state, commit=True)
+        outcome := end_txn(cluster, transactional_id, state, commit=True)
     ) is UNKNOWN and time.monotonic() < end:
         time.sleep(0.1)
     assert outcome is DONE
-    return settled(control, transactional_id, state)
+    return settled(cluster, transactional_id, state)
 
 
 # -- other clusters --
@@ -363,22 +382,22 @@ def settled_by_asking(control, transactional_id, state):
 def test_the_coordinator_dies_and_another_node_finishes():
     with (
         LocalKafka(nodes=3, progress=None) as kafka,
-        Control(kafka.client_conf, timeout_ms=20_000) as control,
+        Cluster(kafka.client_conf, timeout_ms=20_000) as cluster,
     ):
         kafka.create_topic("control")
         ids = [f"moved-{n}" for n in range(8)]
-        states = {i: begun(control, i) for i in ids}
-        rows = control.ask(
+        states = {i: begun(cluster, i) for i in ids}
+        rows = cluster.ask(
             FindCoordinatorRequest(key_type=1, coordinator_keys=ids, min_version=4)
         ).coordinators
         kafka.kill(rows[0].node_id)
         for i in ids:
-            assert settled_by_asking(control, i, states[i]) == ("CompleteCommit", 1)
+            assert settled_by_asking(cluster, i, states[i]) == ("CompleteCommit", 1)
         assert (
-            control.list_transactions("moved-") == []
-            and len(control.list_transactions("moved-", states=())) == 8
+            list_transactions(cluster, "moved-") == []
+            and len(list_transactions(cluster, "moved-", states=())) == 8
         )
-        assert control.max_timeout_ms() == 900_000
+        assert max_timeout_ms(cluster) == 900_000
 
 
 @pytest.mark.kafka
@@ -393,11 +412,11 @@ def test_the_coordinator_dies_and_another_node_finishes():
 def test_a_broker_without_two_phase_commit(config, error, says):
     with (
         LocalKafka(two_phase_commit=False, config=config, progress=None) as kafka,
-        Control(kafka.client_conf) as control,
+        Cluster(kafka.client_conf) as cluster,
     ):
         with pytest.raises(error, match=says):
-            control.init_producer_id("x", timeout_ms=60_000, enable_2pc=True)
-        assert control.init_producer_id("x", timeout_ms=60_000).epoch >= 0
+            init_producer_id(cluster, "x", timeout_ms=60_000, enable_2pc=True)
+        assert init_producer_id(cluster, "x", timeout_ms=60_000).epoch >= 0
 
 
 # -- rights --
@@ -419,7 +438,7 @@ def secure():
 @pytest.fixture(scope="module")
 def grant(secure):
     """Give alice a right, and wait until it is in force."""
-    with Control(secure.client_conf) as admin:
+    with Cluster(secure.client_conf) as admin:
 
         def allow(kind, name, pattern, operation):
             acl = CreateAclsRequest.AclCreation(
@@ -441,7 +460,7 @@ def grant(secure):
 
 @pytest.fixture(scope="module")
 def alice(secure):
-    with Control(secure.client_conf_for("alice"), timeout_ms=8000) as made:
+    with Cluster(secure.client_conf_for("alice"), timeout_ms=8000) as made:
         yield made
 
 
@@ -467,7 +486,7 @@ def test_a_wrong_password_is_told_at_once(secure):
     with pytest.raises(
         NotAuthorized, match="user alice at .*: (58 SASL_AUTHENTICATION_FAILED|the broker hangs up)"
     ) as caught:
-        Control(secure.client_conf_for("alice") | {"sasl.password": PASSWORD}, timeout_ms=10_000)
+        Cluster(secure.client_conf_for("alice") | {"sasl.password": PASSWORD}, timeout_ms=10_000)
     assert time.monotonic() - began < 5 and PASSWORD not in str(caught.value)
 
 
@@ -480,11 +499,11 @@ def test_no_login_at_a_listener_that_wants_one(secure):
 @pytest.mark.kafka
 def test_without_write_the_error_names_the_id_and_the_right(alice):
     for attempt in (
-        lambda: alice.init_producer_id("other-1", timeout_ms=60_000),
-        lambda: alice.choose_timeout_ms("other-1"),
-        lambda: alice.check_timeout("other-1", 60_000),
-        lambda: alice.describe_transactions(["other-1"]),
-        lambda: alice.end_txn("other-1", PreparedTxnState(1, 0), commit=True),
+        lambda: init_producer_id(alice, "other-1", timeout_ms=60_000),
+        lambda: choose_timeout_ms(alice, "other-1"),
+        lambda: check_timeout(alice, "other-1", 60_000),
+        lambda: describe_transactions(alice, ["other-1"]),
+        lambda: end_txn(alice, "other-1", PreparedTxnState(1, 0), commit=True),
     ):
         with pytest.raises(
             NotAuthorized,
@@ -499,16 +518,16 @@ def test_without_write_the_error_names_the_id_and_the_right(alice):
 @pytest.mark.kafka
 def test_write_on_the_prefix_is_enough_and_two_phase_needs_more(alice, grant):
     grant(TRANSACTIONAL_ID, "own-", PREFIXED, WRITE)
-    soon(lambda: allowed(lambda: alice.init_producer_id("own-1", timeout_ms=60_000)), True)
+    soon(lambda: allowed(lambda: init_producer_id(alice, "own-1", timeout_ms=60_000)), True)
     # what she may not DESCRIBE she does not see
-    assert [t.transactional_id for t in alice.list_transactions("", states=())] == ["own-1"]
-    two_phase = lambda: alice.init_producer_id("own-1", timeout_ms=60_000, enable_2pc=True)
+    assert [t.transactional_id for t in list_transactions(alice, "", states=())] == ["own-1"]
+    two_phase = lambda: init_producer_id(alice, "own-1", timeout_ms=60_000, enable_2pc=True)
     with pytest.raises(
         NotAuthorized,
         match="also needs TWO_PHASE_COMMIT there, and transaction.two.phase.commit.enable=true",
     ):
         two_phase()
-    assert "TWO_PHASE_COMMIT is not granted" in alice.why_no_two_phase("own-probe")
+    assert "TWO_PHASE_COMMIT is not granted" in why_no_two_phase(alice, "own-probe")
     grant(TRANSACTIONAL_ID, "own-", PREFIXED, TWO_PHASE_COMMIT)
     soon(lambda: allowed(two_phase), True)
 
@@ -516,12 +535,12 @@ def test_write_on_the_prefix_is_enough_and_two_phase_needs_more(alice, grant):
 @pytest.mark.kafka
 def test_where_asking_is_forbidden_the_timeout_is_found_by_trying(alice, grant, secure):
     grant(TRANSACTIONAL_ID, "own-", PREFIXED, WRITE)
-    soon(lambda: allowed(lambda: alice.init_producer_id("own-2", timeout_ms=60_000)), True)
-    assert alice.max_timeout_ms() is None and alice.choose_timeout_ms("own-probe") == 60_000
+    soon(lambda: allowed(lambda: init_producer_id(alice, "own-2", timeout_ms=60_000)), True)
+    assert max_timeout_ms(alice) is None and choose_timeout_ms(alice, "own-probe") == 60_000
     with pytest.raises(TimeoutTooLarge, match="the broker allows at most 60000"):
-        alice.check_timeout("own-probe", 120_001)
-    with Control(secure.client_conf) as admin:
-        assert admin.choose_timeout_ms("probe") == 120_000
+        check_timeout(alice, "own-probe", 120_001)
+    with Cluster(secure.client_conf) as admin:
+        assert choose_timeout_ms(admin, "probe") == 120_000
 
 
 @pytest.mark.kafka
@@ -529,10 +548,10 @@ def test_topics_tell_what_alice_may_do(alice, grant):
     grant(TOPIC, "seen", LITERAL, DESCRIBE)
     grant(TOPIC, "own", LITERAL, WRITE)
     soon(
-        lambda: alice.topics(["hidden", "seen", "own"]),
+        lambda: describe_topics(alice, ["hidden", "seen", "own"]),
         {"hidden": TopicInfo(0, False), "seen": TopicInfo(1, False), "own": TopicInfo(1, True)},
     )
-    assert alice.topic_max_message_bytes("own") is None
+    assert topic_max_message_bytes(alice, "own") is None
 
 
 @pytest.mark.kafka
@@ -551,12 +570,12 @@ def test_why_a_broker_has_no_two_phase_commit_is_told():
     ):
         with (
             LocalKafka(progress=None, config=config) as kafka,
-            Control(kafka.client_conf) as control,
+            Cluster(kafka.client_conf) as cluster,
         ):
-            assert why in control.why_no_two_phase("kafka2pc-probe")
+            assert why in why_no_two_phase(cluster, "kafka2pc-probe")
             assert [
                 f.why for f in doctor(Access(kafka.bootstrap_servers)).findings if f.name == finding
-            ] == [control.why_no_two_phase("kafka2pc-probe")]
+            ] == [why_no_two_phase(cluster, "kafka2pc-probe")]
             with pytest.raises(BadOption, match="twoPhaseCommit=required"):
                 check(kafka.client_conf, two_phase="required")
             assert check(kafka.client_conf, two_phase="auto").two_phase is False
@@ -570,19 +589,19 @@ def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_n
     producer.produce("own", b"read me", partition=0)
     producer.flush(30)
 
-    def read(control):
+    def read(cluster):
         return [
             v
-            for c in fetch(control, "own", 0, 0, 1, FetchSettings(patience_ms=5000))
+            for c in fetch(cluster, "own", 0, 0, 1, FetchSettings(patience_ms=5000))
             for v in c.values.to_pylist()
         ]
 
-    with Control(secure.client_conf) as admin:
+    with Cluster(secure.client_conf) as admin:
         assert read(admin) == [b"read me"]
     for rights in ((), (DESCRIBE,)):
         for right in rights:
             grant(TOPIC, "own", LITERAL, right)
-            soon(lambda: allowed(lambda: alice.leaders(["own"])), True)
+            soon(lambda: allowed(lambda: find_leaders(alice, ["own"])), True)
         with pytest.raises(NotAuthorized, match="topic own: 29 (.|\n)*Grant READ and DESCRIBE"):
             read(alice)
     grant(TOPIC, "own", LITERAL, READ)
