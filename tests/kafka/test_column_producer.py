@@ -4,6 +4,7 @@ import random
 import time
 import uuid
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Answer
 from unittest.mock import patch
@@ -23,7 +24,9 @@ from kafka2pc.kafka.records.partitioner import Dealer
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer
 from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
+from kafka2pc.kafka.wire.topics import find_leaders
 from kafka2pc.kafka.wire.transactions import end_txn
+from kafka2pc.kafka.write import sender as sender_module
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.sender import Lane, Sender
 from kafka2pc.kafka.write.settings import without_use
@@ -34,6 +37,19 @@ from kafka2pc.protocol.messages import Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
 
 # -- a broker of ten lines --
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dice_answer():
+    """A broker of this file answers itself."""
+
+    def leaders(cluster, *question, **more):
+        ask = getattr(cluster, "leaders", partial(find_leaders, cluster))
+        return ask(*question, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sender_module, "find_leaders", leaders)
+        yield
 
 
 class Dice:
@@ -212,9 +228,10 @@ def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_t
     ("codes", "error", "said"),
     [({0: 55, 1: 3}, None, ""), ({0: 55, 1: 29}, NotAuthorized, "topic t: ")],
 )
-def test_a_partition_that_was_not_tried_is_not_the_cause(codes, error, said):
+def test_a_partition_that_was_not_tried_is_not_the_cause(monkeypatch, codes, error, said):
     broker = Dice(0, 2)
-    broker.add_partitions = lambda who, state, parts: {("t", p): codes[p] for _, p in parts}
+    answers = [{("t", p): codes[p] for p in range(2)}, {}]
+    monkeypatch.setattr(sender_module, "add_partitions", lambda *_: answers[0])
     sender = Sender(broker, "protocol 1", PreparedTxnState(1, 0), implicit_add=False)
     sender.leaders("t")
     for p in range(2):
@@ -226,7 +243,7 @@ def test_a_partition_that_was_not_tried_is_not_the_cause(codes, error, said):
             sender.step()
         return
     sender.step()
-    broker.add_partitions = lambda who, state, parts: {}
+    answers.pop(0)
     for lane in sender.lanes.values():
         lane.not_before = 0
     sender.step()

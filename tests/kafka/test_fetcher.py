@@ -6,6 +6,7 @@ import random
 import struct
 import time
 import uuid
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Answer
 
@@ -20,6 +21,7 @@ from kafka.future import Future
 from kafka_fixtures import records
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
+from kafka2pc.kafka.read import fetcher
 from kafka2pc.kafka.read.fetcher import FetchSettings, NotFetched, fetch, fetch_settings
 from kafka2pc.kafka.records.encoder import record_batch, rows_of, sections
 from kafka2pc.kafka.wire.cluster import Cluster
@@ -57,6 +59,19 @@ def batches(dice, end):
 
 # over a quota: not a word of any topic
 THROTTLED = Answer(error_code=0, responses=[], throttle_time_ms=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def dice_answer():
+    """A broker of this file answers itself."""
+
+    def leaders(cluster, *question, **more):
+        ask = getattr(cluster, "leaders", partial(find_leaders, cluster))
+        return ask(*question, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fetcher, "find_leaders", leaders)
+        yield
 
 
 class Dice:

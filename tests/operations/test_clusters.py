@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from shell import typed
 from kafka2pc.kafka.records.encoder import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.write import column_producer as produce
+from kafka2pc.kafka.write import sender
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
@@ -20,13 +22,6 @@ from kafka2pc.operations.survey import Survey, find_hanging
 from kafka2pc.proof.child_process import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
-
-
-class Forgetful(Cluster):
-    """A client with a bug: it never tells the coordinator where it writes."""
-
-    def add_partitions(self, transactional_id, state, partitions):
-        return dict.fromkeys(partitions, 0)
 
 
 def test_a_cluster_without_kip_939_with_a_short_timeout_and_a_hanging_transaction(
@@ -66,8 +61,13 @@ def test_a_cluster_without_kip_939_with_a_short_timeout_and_a_hanging_transactio
 
 
 def hang(kafka, topic):
-    """Leave a record in a transaction that no coordinator knows."""
-    with Forgetful(kafka.client_conf) as cluster:
+    """Leave a record in a transaction that no coordinator knows, as a client with a bug does: it
+    never tells the coordinator where it writes.
+    """
+    with (
+        Cluster(kafka.client_conf) as cluster,
+        patch.object(sender, "add_partitions", lambda *_: dict.fromkeys(_[-1], 0)),
+    ):
         txn = ColumnTransaction(
             cluster, kafka.client_conf, "forgetful", 60_000, topic=topic, end_txn_version=4
         ).begin()

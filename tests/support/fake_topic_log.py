@@ -4,6 +4,7 @@ scheduler that lets several drivers take turns at each request.
 
 import threading
 from types import SimpleNamespace
+from unittest.mock import patch
 
 from kafka2pc.decision_logs.topic import log as topic
 from kafka2pc.decision_logs.topic.log import TopicLog
@@ -92,7 +93,8 @@ class FakeTopicLog(TopicLog):
 
     def _fence(self, prefix):
         self.at("fence")
-        return super()._fence(prefix)
+        with patch.object(topic, "init_producer_id", FakeBroker.init_producer_id):
+            return super()._fence(prefix)
 
     def _append(self, prefix, state, records):
         self.at("append")
