@@ -92,7 +92,7 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
     )
 
 
-def test_most_rooms_that_need_a_broker_are_guests():
+def test_most_notebooks_that_need_a_broker_are_guests():
     guests = [short(notebook) for notebook in NOTEBOOKS if is_guest(notebook)]
     assert {
         "index",
