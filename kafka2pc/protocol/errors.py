@@ -43,11 +43,15 @@ DECIDED = (
 
 # %% ../../nbs/protocol/01_errors.ipynb #c008
 class BadOption(TwoPhaseError):
+    """An option, or a combination of options, cannot work."""
+
     why = "The options do not fit together, or one has no such value."
     risk, action = NOTHING_WRITTEN, "Correct the option and start again."
 
 
 class BadRow(TwoPhaseError):
+    """A row holds something that Kafka cannot store."""
+
     why = "Kafka cannot hold this row."
     risk, action = (
         REPLAYED,
@@ -56,6 +60,8 @@ class BadRow(TwoPhaseError):
 
 
 class BrokerUnreachable(TwoPhaseError):
+    """No broker answers."""
+
     why = "No broker answered in time."
     risk = (
         "Not yet. What was decided waits, at most for its transaction timeout (with KIP-939: for"
@@ -68,6 +74,8 @@ class BrokerUnreachable(TwoPhaseError):
 
 
 class StoreUnreachable(BrokerUnreachable):
+    """A database or an object store does not answer."""
+
     why = "The database did not answer in time, or the connection broke."
     risk = (
         "Not yet. The database keeps what was pre-committed or decided, without a timeout; the rest"
@@ -78,11 +86,15 @@ class StoreUnreachable(BrokerUnreachable):
 
 
 class NotAuthorized(TwoPhaseError):
+    """The user lacks a right in the cluster."""
+
     why = "The cluster's ACLs do not allow it."
     risk, action = NOTHING_WRITTEN, "Grant the right and restart the query."
 
 # %% ../../nbs/protocol/01_errors.ipynb #c011
 class WrongCluster(TwoPhaseError):
+    """The checkpoint was written with another Kafka cluster."""
+
     why = "This checkpoint belongs to another cluster; its decisions mean nothing here."
     risk, action = (
         UNTOUCHED,
@@ -91,11 +103,15 @@ class WrongCluster(TwoPhaseError):
 
 
 class UnknownFormat(TwoPhaseError):
+    """This release cannot read the version of a stored record."""
+
     why = "A newer version of kafka2pc wrote it."
     risk, action = UNTOUCHED, "Install that version or a newer one, and restart the query."
 
 
 class CorruptDecision(TwoPhaseError):
+    """A record of the decision log is damaged."""
+
     why = "The file is damaged: it is no complete decision, or its checksum does not fit."
     risk = "Perhaps: this file may hold a commit that is not finished. Nothing was touched."
     action = (
@@ -105,6 +121,8 @@ class CorruptDecision(TwoPhaseError):
 
 
 class LogUnwritable(TwoPhaseError):
+    """A decision cannot be written."""
+
     why = "The storage of the decision log refused to write."
     risk, action = (
         REPLAYED,
@@ -113,6 +131,8 @@ class LogUnwritable(TwoPhaseError):
 
 
 class MovedLog(TwoPhaseError):
+    """The checkpoint or the decision log is not where it was."""
+
     why = "The checkpoint or the decision log was copied, or moved."
     risk = (
         "Yes, if it goes on: a query and its copy abort each other's decided rows, or leave a batch"
@@ -126,6 +146,8 @@ class MovedLog(TwoPhaseError):
 
 
 class UnfinishedBatch(TwoPhaseError):
+    """Options changed before the last batch was finished."""
+
     why = "The last batch was begun with other options, and it is not finished."
     risk = UNTOUCHED
     action = (
@@ -136,6 +158,8 @@ class UnfinishedBatch(TwoPhaseError):
 
 
 class ReplayDiffers(TwoPhaseError):
+    """A replayed batch has other rows than were decided."""
+
     why = (
         "Spark replayed a batch that was decided before, and read other rows: the source, or the"
         " query, is not deterministic."
@@ -148,6 +172,8 @@ class ReplayDiffers(TwoPhaseError):
 
 
 class StaleCheckpoint(TwoPhaseError):
+    """The checkpoint and the decision log contradict each other."""
+
     why = (
         "Spark's checkpoint and the decision log disagree: the checkpoint was turned back, or two"
         " runs share it."
@@ -160,11 +186,15 @@ class StaleCheckpoint(TwoPhaseError):
 
 # %% ../../nbs/protocol/01_errors.ipynb #c013
 class UnclearAnswer(TwoPhaseError):
+    """A request about a transactional id got no clear answer."""
+
     why = "The request may or may not have arrived."
     risk, action = REPLAYED, "Nothing: the name is retired and another one is taken."
 
 
 class PrecommitFailed(TwoPhaseError):
+    """A task could not make all of its rows durable."""
+
     why = "Not every record was acknowledged, so this attempt cannot promise to commit."
     risk, action = (
         REPLAYED,
@@ -173,6 +203,8 @@ class PrecommitFailed(TwoPhaseError):
 
 
 class Refused(TwoPhaseError):
+    """The driver does not write the decision, because a transaction is not ready."""
+
     why = "Before the decision every transaction must be open, unchanged, and have time left."
     risk = REPLAYED
     action = (
@@ -182,12 +214,16 @@ class Refused(TwoPhaseError):
 
 
 class Superseded(TwoPhaseError):
+    """Another run of this query has taken over."""
+
     why = "Another run of this query has won the batch."
     risk = "No. The other run commits or replays the batch."
     action = "Make sure that only one query uses this checkpoint; if one does, do nothing."
 
 
 class OutcomeUnknown(TwoPhaseError):
+    """It is not known whether a request took effect."""
+
     why = "No clear answer came, so what was asked may or may not have happened."
     risk = (
         "Not yet. A decision that stands stays and is asked again; its rows are lost if the"
@@ -197,6 +233,8 @@ class OutcomeUnknown(TwoPhaseError):
 
 
 class LostTransaction(TwoPhaseError):
+    """The store aborted a transaction that was decided."""
+
     why = (
         "The store aborted it after it was decided, usually because its timeout ran out. (A store"
         " that has forgotten it looks the same.)"
@@ -213,6 +251,8 @@ _GO_ON = "Read them from a copy if there is one. failOnDataLoss=false goes on wi
 
 
 class RecordsGone(TwoPhaseError):
+    """Kafka no longer has records that this query has not read yet."""
+
     why = (
         "Kafka deleted them before they were read: retention was shorter than the query was late,"
         " or somebody deleted records."
@@ -221,11 +261,15 @@ class RecordsGone(TwoPhaseError):
 
 
 class TopicGone(TwoPhaseError):
+    """A topic of this query no longer exists."""
+
     why = "It was deleted, or it is hidden from this user now."
     risk, action = "YES: whatever was in it and not yet read.", _GO_ON
 
 
 class TopicRecreated(TwoPhaseError):
+    """A topic is not the one that the checkpoint describes."""
+
     why = (
         "It is not the log that the checkpoint speaks of: deleted and created again, or cut off"
         " after an unclean leader election."
@@ -235,6 +279,8 @@ class TopicRecreated(TwoPhaseError):
 
 
 class RecordsBroken(TwoPhaseError):
+    """Records that came from the broker are damaged."""
+
     why = "The bytes are not those that a producer sent: damaged on a broker's disk, or on the way."
     risk = "Not by this query: nothing wrong was handed on, and the offsets in the checkpoint stay."
     action = (

@@ -2,10 +2,9 @@
 
 import pytest
 
-from kafka2pc.protocol.errors import (
-    BadOption,
-)
-from kafka2pc.spark.source.options import parse_source_options
+from kafka2pc.protocol.errors import BadOption
+from kafka2pc.spark.sink.options import SINK_OPTIONS, parse_sink_options
+from kafka2pc.spark.source.options import SOURCE_OPTIONS, parse_source_options
 
 
 @pytest.mark.parametrize(
@@ -31,3 +30,35 @@ from kafka2pc.spark.source.options import parse_source_options
 def test_bad_options_are_refused_without_a_broker(options, said):
     with pytest.raises(BadOption, match=said):
         parse_source_options({"kafka.bootstrap.servers": "localhost:1"} | options)
+
+
+# Some options need another one.
+WITH = {
+    "idempotenceKey": {"decisionLog": "/decisions"},
+    "kafka.auto.offset.reset": {"startingOffsets": "group", "kafka.group.id": "g"},
+}
+
+
+def parsed(options, more):
+    """The checked options of a sink or a source that needs only `more`."""
+    given = {"kafka.bootstrap.servers": "localhost:1"} | more
+    if options is SINK_OPTIONS:
+        return parse_sink_options(given)
+    topics = {} if more.keys() & {"subscribePattern", "assign"} else {"subscribe": "flights"}
+    return parse_source_options(topics | given)
+
+
+SHOWN = [(options, name) for options in (SINK_OPTIONS, SOURCE_OPTIONS) for name in options]
+
+
+@pytest.mark.parametrize(("options", "name"), SHOWN)
+def test_the_example_of_each_option_is_accepted(options, name):
+    written = "kafka.bootstrap.servers" if name == "kafka.*" else name
+    assert parsed(options, WITH.get(name, {}) | {written: options[name].example})
+
+
+@pytest.mark.parametrize(("options", "name"), [s for s in SHOWN if s[0][s[1]].default])
+def test_the_default_of_each_option_is_its_value_if_it_is_not_given(options, name):
+    shown = options[name]
+    assert parsed(options, {name: shown.default}) == parsed(options, {})
+    assert parsed(options, {name: shown.example}) != parsed(options, {})

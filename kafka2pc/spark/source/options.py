@@ -14,53 +14,99 @@ from typing import Callable, Mapping, Sequence
 # %% ../../../nbs/spark/source/01_options.ipynb #c003
 from ...kafka.wire.settings import client_conf
 from ...protocol.errors import BadOption
-from ..sink.options import choose, lower_names, whole_number
+from ..sink.options import Option, choose, lower_names, whole_number
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c006
+_SAME = "the same"
 SOURCE_OPTIONS = {
-    "kafka.*": (
-        "passed to the client; bootstrap.servers is required, isolation.level is read_committed if"
-        " not given"
+    "kafka.*": Option(
+        "Settings of the Kafka client. `kafka.bootstrap.servers` is required;"
+        " `kafka.isolation.level` is `read_committed`.",
+        None,
+        "broker-1:9092,broker-2:9092",
+        "reads uncommitted records too, if `kafka.isolation.level` is not set",
     ),
-    "subscribe": (
-        "topics, separated by commas; this, subscribePattern or assign must be given, and only one"
-        " of them"
+    "subscribe": Option(
+        "Topics, separated by commas. Exactly one of `subscribe`, `subscribePattern` and `assign`"
+        " is needed.",
+        None,
+        "flights,delays",
+        _SAME,
     ),
-    "subscribePattern": (
-        "a regular expression for whole names of topics; topics that come later are found"
+    "subscribePattern": Option(
+        "A regular expression for whole names of topics. Topics that are created later are found.",
+        None,
+        "flights-.*",
+        "Java's regular expressions; here Python's",
     ),
-    "assign": 'partitions as JSON: {"topic": [0, 1]}',
-    "startingOffsets": (
-        "where a new query begins: latest (default of streams), earliest (of batches), group, or"
-        ' JSON {"topic": {"0": 5, "1": -2}}; -2 earliest, -1 latest'
+    "assign": Option("Partitions, as JSON.", None, '{"flights": [0, 1]}', _SAME),
+    "startingOffsets": Option(
+        "Where a new query begins: `latest` (a stream's default), `earliest` (a batch read's),"
+        " `group`, or JSON, where -2 is earliest and -1 latest.",
+        None,
+        '{"flights": {"0": 5, "1": -2}}',
+        "does not have `group`",
     ),
-    "startingTimestamp": (
-        "begin with the first record of each partition that is not older: ms since 1970"
+    "startingTimestamp": Option(
+        "Begin with the first record of each partition that is not older: milliseconds since 1970.",
+        None,
+        "1764000000000",
+        "the same; `startingOffsetsByTimestamp`, with times for each partition, is not here",
     ),
-    "startingOffsetsByTimestampStrategy": (
-        "where a partition has no such record: error (default) or latest"
+    "startingOffsetsByTimestampStrategy": Option(
+        "If a partition has no such record: `error` or `latest`.",
+        "error",
+        "latest",
+        _SAME,
     ),
-    "kafka.group.id": (
-        "the group whose offsets are meant by startingOffsets=group; a stream commits its own"
-        " offsets to it, for monitoring"
+    "kafka.group.id": Option(
+        "The group of `startingOffsets=group`. A stream commits its offsets to it, so that tools"
+        " show its lag.",
+        None,
+        "flights-reader",
+        "the query joins this group, and commits nothing",
     ),
-    "kafka.auto.offset.reset": (
-        "for startingOffsets=group, where the group has no offset: none (default: an error),"
-        " earliest or latest"
+    "kafka.auto.offset.reset": Option(
+        "For `startingOffsets=group`, if the group has no offset: `none` (an error), `earliest` or"
+        " `latest`.",
+        None,
+        "earliest",
+        "is refused",
     ),
-    "endingOffsets": "batch: latest (default) or JSON as above, -1 latest",
-    "maxOffsetsPerTrigger": (
-        "stream: about so many offsets in one micro-batch, shared out in proportion to what is"
-        " waiting"
+    "endingOffsets": Option(
+        "Batch reads: `latest` (the default), or JSON, where -1 is latest.",
+        None,
+        '{"flights": {"0": 50, "1": -1}}',
+        _SAME,
     ),
-    "minPartitions": "about so many tasks at least: large ranges are cut",
-    "failOnDataLoss": (
-        "true (default): stop if records were deleted before they were read; false: warn, and go on"
-        " with what is there"
+    "maxOffsetsPerTrigger": Option(
+        "Streams: about this many offsets in one micro-batch, shared out in proportion to what is"
+        " waiting.",
+        None,
+        "100000",
+        _SAME,
     ),
-    "includeHeaders": "true: a column headers (default false)",
-    "kafkaConsumer.pollTimeoutMs": (
-        "how long a task waits for the next record before it fails (default 120000)"
+    "minPartitions": Option(
+        "At least about this many tasks: large ranges of offsets are cut.", None, "64", _SAME
+    ),
+    "failOnDataLoss": Option(
+        "If records were deleted before they were read: `true` stops the query, `false` warns and"
+        " goes on with what is there.",
+        "true",
+        "false",
+        _SAME,
+    ),
+    "includeHeaders": Option(
+        "`true`: rows have a column `headers`.",
+        "false",
+        "true",
+        _SAME,
+    ),
+    "kafkaConsumer.pollTimeoutMs": Option(
+        "For how long, in milliseconds, a task waits for the next record before it fails.",
+        "120000",
+        "30000",
+        _SAME,
     ),
 }
 
