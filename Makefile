@@ -97,6 +97,7 @@ prepare: $(READY) ## before every commit: format, export the modules, clean the 
 	@$(BIN)/nbdev_clean
 	@$(BIN)/python tools/contents.py
 	@$(BIN)/python tools/packages.py
+	@$(BIN)/python tools/steps.py
 	@$(BIN)/python tools/readme.py
 
 .PHONY: readme

@@ -10,8 +10,6 @@ HERE = Path(__file__).parent
 parser = ConfigParser(delimiters=["="])
 parser.read(HERE / "settings.ini", encoding="utf-8")
 settings = parser["DEFAULT"]
-SOURCE = settings["git_url"]
-FILES, PICTURES = f"{SOURCE}/blob/{settings['branch']}", f"{SOURCE}/raw/{settings['branch']}"
 
 
 def words(key: str) -> list[str]:
@@ -19,13 +17,15 @@ def words(key: str) -> list[str]:
 
 
 def description() -> str:
-    """README.md for a reader without the repository: its relative links become absolute."""
+    """README.md for a reader without the repository, which has no public address: pictures are left
+    out, and of a relative link its text stays.
+    """
     readme = HERE / "README.md"
     if not readme.exists():
         return settings["description"]
-    text = readme.read_text(encoding="utf-8")
-    text = re.sub(r"(!\[[^]]*\]\()(?!https?:|#)", rf"\1{PICTURES}/", text)
-    return re.sub(r"(?<!!)(\[[^]]*\]\()(?!https?:|#)", rf"\1{FILES}/", text)
+    text = re.sub(r"<!--.*?-->\s*", "", readme.read_text(encoding="utf-8"), flags=re.S)
+    text = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", text)
+    return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
 
 
 setup(
@@ -35,12 +35,6 @@ setup(
     long_description=description(),
     long_description_content_type="text/markdown",
     author=settings["author"],
-    project_urls={
-        "Source": SOURCE,
-        "Documentation": settings["doc_host"] + settings["doc_baseurl"],
-        "Changelog": f"{FILES}/CHANGELOG.md",
-        "Issues": f"{SOURCE}/issues",
-    },
     keywords=words("keywords"),
     classifiers=[
         "Development Status :: 3 - Alpha",

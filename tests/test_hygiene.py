@@ -26,6 +26,8 @@ FUNCTION_LINES_MAX = 40
 MODULE_LINES_MAX = 400
 LONG = "This module is long because"  # begins the sentence of the opening cell that says why
 CELLS_MAX = 100
+GUIDE_WORDS_MAX = 600
+README_WORDS_MAX = 900
 SENTENCE_MAX = 144  # it becomes the module's docstring, a line of at most 150
 
 
@@ -289,7 +291,7 @@ def test_every_module_comes_from_a_notebook():
     )
 
 
-@pytest.mark.parametrize("tool", ["contents", "readme", "packages"])
+@pytest.mark.parametrize("tool", ["contents", "steps", "readme", "packages"])
 def test_what_is_made_of_the_notebooks_is_current(tool):
     check_passes(sys.executable, ROOT / "tools" / f"{tool}.py", "--check")
 
@@ -315,7 +317,15 @@ OWN_BROKER = {
 
 
 def test_notebooks_have_the_shape():
-    rules = (opens, is_short, imports_by_name, shares_the_broker, ends_with_exercise, was_executed)
+    rules = (
+        opens,
+        is_short,
+        imports_by_name,
+        shares_the_broker,
+        ends_with_exercise,
+        was_executed,
+        has_few_words,
+    )
     report(
         f"{name(path)}: {problem}" for path in NOTEBOOKS for rule in rules for problem in rule(path)
     )
@@ -356,7 +366,8 @@ def shares_the_broker(path):
 
 
 def ends_with_exercise(path):
-    if path.stem == "index":
+    """Every notebook of the source does; the front page and the guide are for users."""
+    if is_for_users(path):
         return
     texts = [cell.source if cell.cell_type == "markdown" else "" for cell in cells(path)]
     places = [n for n, text in enumerate(texts) if "**Exercise.**" in text]
@@ -369,6 +380,25 @@ def ends_with_exercise(path):
         yield "the solution must be folded: `#| hide` and source_hidden"
     if not re.search(r"\btest_eq\(|\bassert |\bExceptionExpected\(", solution.source):
         yield "the solution must test itself"
+
+
+def is_for_users(path):
+    return path.stem == "index" or path.parent.name == "guide"
+
+
+def has_few_words(path):
+    """A page of the guide has at most 600 words beside its tables and its code."""
+    if path.parent.name != "guide":
+        return
+    texts = [cell.source for cell in cells(path) if cell.cell_type == "markdown"]
+    text = re.sub(r"(?m)^\|.*$|^```(.|\n)*?^```$", "", "\n".join(texts))
+    if len(text.split()) > GUIDE_WORDS_MAX:
+        yield f"{len(text.split())} words, at most {GUIDE_WORDS_MAX} are allowed"
+
+
+def test_the_readme_is_one_screen_and_a_little():
+    words = (ROOT / "README.md").read_text(encoding="utf-8").split()
+    assert len(words) <= README_WORDS_MAX
 
 
 def was_executed(path):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write the table of notebooks into nbs/index.ipynb: name, sentence, minutes. --check: only report.
+"""Write the tables of notebooks into the guide's page "All notebooks": name, sentence, minutes.
+--check: only report.
 
 The sentence is the one that opens the notebook. A minute is 130 words, or 8 lines of the code that
 is shown, rounded to 5 minutes; exercises are not counted.
@@ -13,8 +14,9 @@ import nbformat
 from readme import visible
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
-INDEX = NBS / "index.ipynb"
+PAGE = NBS / "guide" / "06_notebooks.ipynb"
 FOLDERS = [  # in reading order
+    "guide",
     "course",
     "protocol",
     "protocol/log",
@@ -43,9 +45,20 @@ FOLDERS = [  # in reading order
     "proof/bench",
 ]
 PACKAGES = list(dict.fromkeys(folder.partition("/")[0] for folder in FOLDERS))
+PURPOSES = {
+    "guide": "Pages for users, without exercises.",
+    "protocol": "The three phases, the decision log, and what travels between processes.",
+    "backends": "Disks, object stores and PostgreSQL connections.",
+    "kafka": "Requests, record batches, transactions, readers, and Kafka as a participant.",
+    "stores": "Files, objects, PostgreSQL, MariaDB and a write-ahead log as participants.",
+    "decision_logs": "The places where decisions are kept.",
+    "spark": "The sink, the source, and `foreachBatch`.",
+    "operations": "Doctor, repair, and the command line.",
+    "local": "A real Kafka and real databases on this machine.",
+    "proof": "The checker, the model, drills, the timeline, the demonstration and the benchmark.",
+}
 WORDS, LINES, STEP = 130, 8, 5
 HEAD = "| notebook | in one sentence | minutes |\n|---|---|---|\n"
-TABLE = re.compile(re.escape(HEAD) + r"(?:\|.*\n)*")
 
 
 def notebooks(folder: Path = NBS) -> list[Path]:
@@ -76,22 +89,31 @@ def row(notebook: Path) -> str:
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     sentence = re.search(r"^> (.+)$", text, re.M)[1].rstrip(".")
     place = notebook.relative_to(NBS).with_suffix("")
-    return f"| [{place}]({place}.ipynb) | {sentence} | {minutes(cells)} |\n"
+    return f"| [{place}](../{place}.ipynb) | {sentence} | {minutes(cells)} |\n"
+
+
+def tables() -> str:
+    """A heading, a sentence and a table for each package that has notebooks."""
+    parts = []
+    for package in PACKAGES:
+        rows = [row(n) for n in notebooks()[1:] if n.relative_to(NBS).parts[0] == package]
+        if rows:
+            parts.append(f"## {package}\n\n{PURPOSES[package]}\n\n{HEAD}{''.join(rows)}")
+    return "\n".join(parts).strip()
 
 
 def main() -> int:
-    index = nbformat.read(INDEX, 4)
-    table = HEAD + "".join(row(notebook) for notebook in notebooks()[1:])
-    before = [cell.source for cell in index.cells]
-    for cell in index.cells:
-        if cell.cell_type == "markdown":
-            cell.source = TABLE.sub(lambda _: table, cell.source)
-    if before == [cell.source for cell in index.cells]:
+    page = nbformat.read(PAGE, 4)
+    cell = next(c for c in page.cells if c.cell_type == "markdown" and HEAD in c.source + "\n")
+    if cell.source == tables():
         return 0
     if "--check" in sys.argv[1:]:
-        print("nbs/index.ipynb does not list the notebooks as they are: run `make prepare`")
+        print(
+            f"{PAGE.relative_to(NBS)} does not list the notebooks as they are: run `make prepare`"
+        )
         return 1
-    nbformat.write(index, INDEX)
+    cell.source = tables()
+    nbformat.write(page, PAGE)
     return 0
 
 

@@ -27,8 +27,11 @@ def is_solution(cell):
 
 def plain(cell):
     """The cell as a reader wants it: no `#|` lines, no HTML tables (their style sheet would be
-    printed as text), no terminal colours.
+    printed as text), no terminal colours. Of a cell with `#| echo: false` only the output is left.
     """
+    if re.search(r"^#\|\s*echo:\s*false\b", cell.source, re.M):
+        shown = [o.get("data", {}).get("text/markdown", "") for o in cell.get("outputs", [])]
+        return nbformat.v4.new_markdown_cell("\n\n".join(map("".join, shown)))
     cell.source = re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M)
     for output in cell.get("outputs", []):
         output.get("data", {}).pop("text/html", None)
