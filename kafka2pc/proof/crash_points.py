@@ -34,7 +34,7 @@ class CrashPoint(Enum):
     BEFORE_FIRST_COMMIT = "invoke", "commit"
     AFTER_FIRST_COMMIT = "ok", "commit"
     AFTER_LAST_COMMIT = "ok", "finish"
-    BEFORE_COMMIT_LOG = "ok", "act two"
+    BEFORE_COMMIT_LOG = "ok", "commit phase"
     AFTER_COMMIT_LOG = "invoke", "plan"
     IN_SWEEP = "invoke", "abort"  # only where an earlier run left something open
 

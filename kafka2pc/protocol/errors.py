@@ -226,7 +226,7 @@ class OutcomeUnknown(TwoPhaseError):
 
     why = "No clear answer came, so what was asked may or may not have happened."
     risk = (
-        "Not yet. A decision that stands stays and is asked again; its rows are lost if the"
+        "Not yet. A decision that was written stays, and is sent again; its rows are lost if the"
         " transaction timeout ends first (with KIP-939: never)."
     )
     action = "Restart the query when the store answers again, before the transaction timeout."
@@ -255,7 +255,7 @@ class RecordsGone(TwoPhaseError):
 
     why = (
         "Kafka deleted them before they were read: retention was shorter than the query was late,"
-        " or somebody deleted records."
+        " or records were deleted."
     )
     risk, action = _GONE, f"Make retention longer. {_GO_ON}"
 

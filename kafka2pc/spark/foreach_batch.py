@@ -261,7 +261,7 @@ class TwoPhase:
         try:
             rows = df.mapInArrow(Task(self.participants, plan), "message binary").collect()
             messages = [pickle.loads(row.message) for row in rows]
-            with driver.history.of("act two", batch_id=plan.batch_id):
+            with driver.history.of("commit phase", batch_id=plan.batch_id):
                 commit(driver, messages or [nothing], plan.batch_id)
         except Exception:
             # the next start undoes what cannot be undone now; `abort` does nothing after a COMMIT

@@ -108,7 +108,7 @@ def _our_errors(what: str):
                 message,
                 why=(
                     "A row is locked: by another task of this batch that writes the same key, or by"
-                    " a stranger."
+                    " a client that is not part of this query."
                 ),
                 action="Repartition by the key before writing, or look into XA RECOVER.",
             ) from e

@@ -87,7 +87,7 @@ def our_errors(what: str):
             f"{what}: {e}",
             why=(
                 "A row is locked: by another task of this batch that writes the same key, or by a"
-                " stranger."
+                " client that is not part of this query."
             ),
             action=(
                 "Repartition by the key before writing, or look into pg_prepared_xacts and"

@@ -133,7 +133,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # the planner has read it from the checkpoint
         query_id = messages[0].content.plan.query_id if messages else None
         driver = stream_driver(self.options, Checkpoint(self.options.checkpoint), query_id)
-        with driver.history.of("act two", batch_id=batchId):
+        with driver.history.of("commit phase", batch_id=batchId):
             commit_batch(driver, contents(messages), batchId)
         swept = max((m.swept for m in messages), default=0)
         log_batch(contents(messages), driver.history.events, swept)
