@@ -1,20 +1,27 @@
 """The site: built from the committed notebooks, every link checked, no page loads another host."""
 
 import os
+import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-from docs import NBS, SITE, moved, problems  # noqa: E402
+from contents import FOLDERS  # noqa: E402
+from docs import NBS, SITE, moved, problems, purpose, shown, tab_of  # noqa: E402
 
 PACKAGE = ROOT / "kafka2pc"
+NO_BROWSER = "needs a browser (Debian: chromium) and playwright (the extra browser)"
+SMALLEST, ENTRIES = 12.5, 20  # pixels of a letter of code; lines at the side of a page
 
 
-@pytest.mark.full
-def test_the_site_is_built_and_whole():
+@pytest.fixture(scope="module")
+def site():
     done = subprocess.run(
         [sys.executable, ROOT / "tools" / "docs.py"],
         stdin=subprocess.DEVNULL,
@@ -24,9 +31,92 @@ def test_the_site_is_built_and_whole():
         env=os.environ | {"PYTHONWARNINGS": "ignore"},
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    reference = SITE / "api" / "kafka.participant.html"
+    return SITE
+
+
+@pytest.mark.full
+def test_the_site_is_built_and_whole(site):
+    reference = site / "api" / "kafka.participant.html"
     assert "KafkaParticipant" in reference.read_text(encoding="utf-8")
     assert expected() - pages() == set()
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """The site on loopback."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A headless Chromium of the system, without any download. Skips, with the reason, where there
+    is none.
+    """
+    found = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
+    if not found:
+        pytest.skip(NO_BROWSER)
+    playwright = pytest.importorskip("playwright.sync_api", reason=NO_BROWSER)
+    with playwright.sync_playwright() as session:
+        window = session.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield window
+        window.close()
+
+
+LOOK = """([smallest, entries]) => {
+  document.querySelectorAll("details").forEach(d => d.open = true);
+  const found = [], shown = e => e.checkVisibility({visibilityProperty: true});
+  const wide = e => e.scrollWidth > e.clientWidth;
+  const text = e => e.innerText.split("\\n")[0];
+  for (const e of document.querySelectorAll(".md-content pre, .md-content pre code"))
+    if (wide(e)) found.push(`code is cut: ${e.scrollWidth} of ${e.clientWidth}: ${text(e)}`);
+  for (const e of document.querySelectorAll(".md-content pre code"))
+    if (parseFloat(getComputedStyle(e).fontSize) < smallest) found.push(`small: ${text(e)}`);
+  if (wide(document.documentElement)) found.push("the page scrolls sideways");
+  for (const e of document.querySelectorAll(".md-content img"))
+    if (!e.naturalWidth && e.loading != "lazy") found.push(`no picture: ${e.src}`);
+  const side = [...document.querySelectorAll(".md-nav--primary .md-nav__link")].filter(
+    e => !e.classList.contains("md-nav__container") && shown(e) && e.offsetHeight);
+  if (side.length > entries) found.push(`${side.length} entries at the side`);
+  if (!side.length) found.push("nothing at the side");
+  if (/^(In|Out) ?\\[/m.test(document.querySelector(".md-content").innerText))
+    found.push("a prompt");
+  return [found, side.length, [...document.querySelectorAll("a[href]")].map(a => a.href)];
+}"""
+
+
+def visit(window, address, names, width, entries):
+    """What is wrong with the pages at this width, and every link in them."""
+    page = window.new_page(viewport={"width": width, "height": 800})
+    wrong, links = [], set()
+    for name in sorted(names):
+        page.goto(f"{address}/{name}")
+        found, _, hrefs = page.evaluate(LOOK, [SMALLEST, entries])
+        wrong += [f"{name}: {what}" for what in found]
+        links |= {href.partition("#")[0] for href in hrefs if href.startswith(address)}
+    page.close()
+    return wrong, links
+
+
+@pytest.mark.full
+def test_no_code_is_cut_few_entries_are_at_the_side_and_every_link_answers(chromium, address):
+    wrong, links = visit(chromium, address, pages() - {"404.html"}, 1280, ENTRIES)
+    assert wrong == []
+    with chromium.new_context() as client:
+        answers = {link: client.request.get(link).status for link in sorted(links)}
+    assert {link: status for link, status in answers.items() if status != 200} == {}
+    assert {f"{address}/{name}" for name in expected()} <= links
 
 
 def pages():
@@ -45,9 +135,9 @@ def expected():
     [
         ("[a](../images/a.svg)", "[a](images/a.svg)"),
         ("[a](../../../images/a.svg)", "[a](../../images/a.svg)"),
-        ("[a](../SECURITY.md)", "[a](security.html)"),
-        ("[a](../../../SECURITY.md)", "[a](../../security.html)"),
-        ("[a](../wire/01_settings.ipynb)", "[a](../wire/01_settings.html)"),
+        ("[a](../SECURITY.md)", "[a](security.md)"),
+        ("[a](../../../SECURITY.md)", "[a](../../security.md)"),
+        ("[a](../wire/01_settings.ipynb)", "[a](../wire/01_settings.md)"),
     ],
 )
 def test_links_of_a_notebook_lead_to_the_same_place_on_the_site(link, on_the_site):

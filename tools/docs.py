@@ -5,12 +5,14 @@ another host.
 The notebooks are taken as they stand. With --run each one is executed first, on a copy.
 """
 
+import ast
 import logging
 import re
 import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from html.parser import HTMLParser
+from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -18,50 +20,117 @@ import nbformat
 from contents import FOLDERS, NBS, notebooks
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
-from readme import is_solution, plain, visible
+from readme import is_solution, visible
 from run_notebooks import CELL_SECONDS, execute
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "output" / "docs", ROOT / "output" / "site"
+TABS = {  # the tabs of the site, and the folders of nbs/ below each
+    "Guide": ["guide", "course"],
+    "Protocol": ["protocol", "backends", "decision_logs"],
+    "Kafka": ["kafka"],
+    "Spark": ["spark"],
+    "Stores": ["stores"],
+    "Operations": ["operations", "local"],
+    "Proof": ["proof"],
+}
 TEXTS = ["CONTRIBUTING", "SECURITY"]
+NO_CONTENTS = "---\nhide: [toc]\n---\n\n"  # the code gets the width of the page
+OUTPUT = '<div class="output" markdown>'
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def title(notebook: Path) -> str:
-    return re.search(
-        r"^# (.+)$",
-        "\n".join(c.source for c in nbformat.read(notebook, 4).cells if c.cell_type == "markdown"),
-        re.M,
-    )[1]
+def tab_of(folder: str) -> str:
+    """The tab that shows a folder. KeyError: it is below none."""
+    package = folder.partition("/")[0]
+    return {name: tab for tab, names in TABS.items() for name in names}[package]
 
 
-def folded(cell):
-    """The solution of an exercise, which opens on a click."""
-    code = plain(cell).source.strip()
-    return nbformat.v4.new_markdown_cell(
-        f"<details><summary>A solution</summary>\n\n```python\n{code}\n```\n\n</details>"
-    )
+def title(text: str) -> str:
+    return re.search(r"^# (.+)$", text, re.M)[1]
 
 
-def page(notebook: Path, target: Path) -> None:
-    """A notebook as a reader wants it, in the folder that it has in nbs/."""
-    nb = nbformat.read(notebook, 4)
-    nb.cells = [
-        folded(cell) if is_solution(cell) else plain(cell)
-        for cell in nb.cells
-        if visible(cell) or is_solution(cell)
+def purpose(code: str) -> str | None:
+    """What a cell prepares, if it does nothing else: "Imports", or the "Set-up" of Kafka or Spark.
+    A cell that reads or writes a stream is a lesson.
+    """
+    try:
+        tree = ast.parse(code)
+    except SyntaxError:  # a cell with an await, or a line for the shell
+        return None
+    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    others = [node for node in tree.body if node not in imports]
+    if not all(isinstance(node, (ast.Assign, ast.AugAssign)) for node in others):
+        return None
+    if imports and all(isinstance(node.value, ast.Constant) for node in others):
+        return "Imports"
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    prepares = used & {"start_kafka", "SparkSession"}
+    return "Set-up" if prepares and not used & {"readStream", "writeStream"} else None
+
+
+def fenced(code: str, kind: str) -> str:
+    return f"~~~~~~ {{ {kind} }}\n{code.strip(chr(10))}\n~~~~~~"
+
+
+def folded(summary: str, inside: str) -> str:
+    """A part of a page that opens on a click."""
+    return f"<details markdown>\n<summary>{summary}</summary>\n\n{inside}\n\n</details>"
+
+
+def shown(output, picture: Path) -> str:
+    """An output: a picture (kept in a file), a table, or text."""
+    data = output.get("data", {})
+    if drawn := data.get("image/svg+xml"):
+        picture.write_text(drawn, encoding="utf-8")
+        says = re.search(r"<title>(.*?)</title>", drawn, re.S)
+        return f"![{' '.join(says[1].split()) if says else ''}]({picture.name})"
+    if "text/markdown" in data:
+        return data["text/markdown"]
+    if "<table" in data.get("text/html", ""):
+        return re.sub(r"<style.*?</style>\s*", "", data["text/html"], flags=re.S)
+    text = output.get("text") or data.get("text/plain") or "\n".join(output.get("traceback", []))
+    return fenced(COLOUR.sub("", text), ".text .no-copy")
+
+
+def code_cell(cell, picture: Path) -> tuple[str | None, str]:
+    """The code and what it gave. If it is to be folded: under which name."""
+    code = fenced(re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M), ".python")
+    if is_solution(cell):
+        return "A solution", code
+    outputs = [
+        shown(output, picture.with_stem(f"{picture.stem}-{n}"))
+        for n, output in enumerate(cell.outputs)
     ]
-    for cell in nb.cells:
-        if cell.cell_type == "markdown":
-            cell.source = moved(cell.source)
+    text = "\n\n".join([code, *(f"{OUTPUT}\n\n{o}\n\n</div>" for o in outputs)])
+    return None if outputs else purpose(cell.source), text
+
+
+def page(notebook: Path, target: Path) -> str:
+    """Write a notebook as a page of the site. Answers with its title. Cells under the same name
+    that follow each other are folded together.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
-    nbformat.write(nb, target)
+    parts = []
+    for n, cell in enumerate(nbformat.read(notebook, 4).cells):
+        if cell.cell_type == "markdown" and visible(cell):
+            parts.append((None, moved(cell.source)))
+        elif cell.cell_type == "code" and (visible(cell) or is_solution(cell)):
+            parts.append(code_cell(cell, target.with_name(f"{target.stem}-{n}.svg")))
+    text = NO_CONTENTS
+    for summary, group in groupby(parts, lambda part: part[0]):
+        inside = "\n\n".join(part for _, part in group)
+        text += (folded(summary, inside) if summary else inside) + "\n\n"
+    target.write_text(text, encoding="utf-8")
+    return title(text)
 
 
 def moved(text: str) -> str:
     """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures."""
     text = re.sub(r"\]\(\.\./((?:\.\./)*images)", r"](\1", text)
-    text = re.sub(r"\]\(\.\./((?:\.\./)*\w+)\.md", lambda page: f"]({page[1].lower()}.html", text)
-    return re.sub(r"\]\(([\w./]+)\.ipynb", r"](\1.html", text)
+    text = re.sub(r"\]\(\.\./((?:\.\./)*\w+)\.md", lambda page: f"]({page[1].lower()}.md", text)
+    return re.sub(r"\]\(([\w./]+)\.ipynb", r"](\1.md", text)
 
 
 def copy(notebook: Path, folder: Path) -> Path:
@@ -90,37 +159,60 @@ def executed(sources: list[Path], folder: Path) -> Path:
 def assemble(folder: Path) -> list:
     """Everything that the site shows, in one folder. Answers with its table of contents."""
     shutil.rmtree(PAGES, ignore_errors=True)
-    (PAGES / "api").mkdir(parents=True)
     shutil.copytree(ROOT / "images", PAGES / "images")
+    shutil.copy(ROOT / "tools" / "site.css", PAGES)
     for name in TEXTS:
-        text = (ROOT / f"{name}.md").read_text(encoding="utf-8")
-        (PAGES / f"{name.lower()}.md").write_text(text.replace("](nbs/", "]("), encoding="utf-8")
-    contents, reference = {}, {}
-    for notebook in notebooks(folder):
-        place = notebook.relative_to(folder)
-        page(notebook, PAGES / place)
-        if notebook.stem != "index":
-            contents.setdefault(str(place.parent), []).append({title(notebook): str(place)})
-    for part in FOLDERS:
-        for module in sorted((ROOT / "kafka2pc" / part).glob("[!_]*.py")):
-            name = f"{part}/{module.stem}".replace("/", ".")
-            (PAGES / f"api/{name}.md").write_text(f"::: kafka2pc.{name}\n", encoding="utf-8")
-            reference.setdefault(part, []).append({module.stem: f"api/{name}.md"})
+        text = (ROOT / f"{name}.md").read_text(encoding="utf-8").replace("](nbs/", "](")
+        (PAGES / f"{name.lower()}.md").write_text(moved(text), encoding="utf-8")
+    front, *lessons = notebooks(folder)
+    page(front, PAGES / "index.md")
+    contents = {folder: [] for folder in FOLDERS}
+    for notebook in lessons:
+        place = notebook.relative_to(folder).with_suffix(".md")
+        contents[str(place.parent)].append({page(notebook, PAGES / place): str(place)})
+    guide, *tabs = by_tab(contents).values()
+    texts = ({name.title(): f"{name.lower()}.md"} for name in TEXTS)
     return [
-        {"kafka2pc": "index.ipynb"},
-        *nested(contents),
-        *({name.title(): f"{name.lower()}.md"} for name in TEXTS),
-        {"Reference": nested(reference)},
+        {"Guide": [{"kafka2pc": "index.md"}, *guide, *texts]},
+        *({tab: inside} for tab, inside in zip(list(TABS)[1:], tabs)),
+        {"API": [{"All modules": "api/index.md"}, *as_list(by_tab(reference()))]},
     ]
 
 
-def nested(pages: dict[str, list]) -> list:
-    """Folder -> its pages, as a table of contents: a package holds its wings."""
-    packages = {}
+def by_tab(pages: dict[str, list]) -> dict[str, list]:
+    """Folder -> its pages, as tab -> its sections, one for each folder."""
+    tabs = {tab: {} for tab in TABS}
     for folder, inside in pages.items():
-        package, _, wing = folder.partition("/")
-        packages.setdefault(package, []).extend([{wing: inside}] if wing else inside)
-    return [{package: inside} for package, inside in packages.items()]
+        tab = tab_of(folder)
+        name = folder.removeprefix(f"{tab.lower()}/").replace("_", " ").replace("/", " / ")
+        if inside:
+            tabs[tab][name.capitalize()] = inside
+    return {
+        tab: next(iter(parts.values())) if len(parts) == 1 else as_list(parts)
+        for tab, parts in tabs.items()
+    }
+
+
+def as_list(parts: dict[str, list]) -> list:
+    return [{name: inside} for name, inside in parts.items() if inside]
+
+
+def reference() -> dict[str, list]:
+    """Write a page for each module, and one that lists them all. Answers with folder -> pages."""
+    (PAGES / "api").mkdir()
+    pages, lines = {}, ["# All modules"]
+    for folder in FOLDERS:
+        modules = sorted((ROOT / "kafka2pc" / folder).glob("[!_]*.py"))
+        if modules:
+            lines += [f"\n## {folder.replace('/', '.')}\n", "| module | |", "|---|---|"]
+        for module in modules:
+            name = f"{folder}/{module.stem}".replace("/", ".")
+            (PAGES / f"api/{name}.md").write_text(f"::: kafka2pc.{name}\n", encoding="utf-8")
+            pages.setdefault(folder, []).append({module.stem: f"api/{name}.md"})
+            says = ast.get_docstring(ast.parse(module.read_text(encoding="utf-8"))) or ""
+            lines.append(f"| [{module.stem}]({name}.md) | {says.partition(chr(10))[0]} |")
+    (PAGES / "api/index.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return pages
 
 
 class Links(HTMLParser):
