@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-from contents import FOLDERS  # noqa: E402
-from docs import NBS, SITE, moved, problems, purpose, shown, tab_of  # noqa: E402
+from docs import NBS, SITE, moved, problems  # noqa: E402
 
 PACKAGE = ROOT / "kafka2pc"
 NO_BROWSER = "needs a browser (Debian: chromium) and playwright (the extra browser)"

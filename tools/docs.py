@@ -103,6 +103,8 @@ def code_cell(cell, picture: Path) -> tuple[str | None, str]:
         shown(output, picture.with_stem(f"{picture.stem}-{n}"))
         for n, output in enumerate(cell.outputs)
     ]
+    if re.search(r"^#\|\s*echo:\s*false\b", cell.source, re.M):
+        return None, "\n\n".join(map(moved, outputs))
     text = "\n\n".join([code, *(f"{OUTPUT}\n\n{o}\n\n</div>" for o in outputs)])
     return None if outputs else purpose(cell.source), text
 
