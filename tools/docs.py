@@ -26,7 +26,8 @@ from run_notebooks import CELL_SECONDS, execute
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "output" / "docs", ROOT / "output" / "site"
 TABS = {  # the tabs of the site, and the folders of nbs/ below each
-    "Guide": ["guide", "course"],
+    "Guide": ["guide"],
+    "Course": ["course"],
     "Protocol": ["protocol", "backends", "decision_logs"],
     "Kafka": ["kafka"],
     "Spark": ["spark"],

@@ -19,15 +19,16 @@ PACKAGE = ROOT / "kafka2pc"
 PICTURE = ROOT / "images" / "packages.svg"
 # Package -> its first and last row, and its part of the width: every arrow goes to the row below.
 PLACES = {
-    "operations": (0, 0, 0, 0.5),
-    "proof": (0, 0, 0.5, 1),
-    "spark": (1, 1, 0, 0.5),
-    "stores": (1, 2, 0.5, 0.75),
-    "local": (1, 3, 0.75, 1),
-    "decision_logs": (2, 2, 0, 0.5),
-    "kafka": (3, 3, 0, 0.5),
-    "backends": (3, 3, 0.5, 0.75),
-    "protocol": (4, 4, 0, 1),
+    "course": (0, 0, 0.5, 1),
+    "operations": (0, 1, 0, 0.5),
+    "proof": (1, 1, 0.5, 1),
+    "spark": (2, 2, 0, 0.5),
+    "stores": (2, 3, 0.5, 0.75),
+    "local": (2, 4, 0.75, 1),
+    "decision_logs": (3, 3, 0, 0.5),
+    "kafka": (4, 4, 0, 0.5),
+    "backends": (4, 4, 0.5, 0.75),
+    "protocol": (5, 5, 0, 1),
 }
 WIDTH, LINE, PAD, GAP = 860, 17, 10, 34
 LETTERS = 7.1  # pixels of a letter
