@@ -5,8 +5,10 @@ __all__ = ["__version__", "progress", "register"]
 
 
 def register(spark) -> None:
-    """Make `format("kafka2pc")` known to this Spark session, for writing and reading. The class
-    behind it is `kafka2pc.spark.datasource.Kafka2pc`. It needs PySpark.
+    """Make `format("kafka2pc")` known to this Spark session, for writing and reading. Needed only
+    where Spark does not find the package by itself: after `pip install -e`, or if it was installed
+    after the session had looked for formats. The class is `kafka2pc.spark.datasource.Kafka2pc`. It
+    needs PySpark.
     """
     from kafka2pc.spark.datasource import register as register_formats
 

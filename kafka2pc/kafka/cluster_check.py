@@ -7,6 +7,7 @@ __all__ = ['ClusterFacts', 'check']
 
 # %% ../../nbs/kafka/01_cluster_check.ipynb #c002
 import logging
+import shlex
 from dataclasses import dataclass
 from typing import Iterable
 
@@ -84,9 +85,14 @@ def _check_topics(cluster: Cluster, topics: list[str]):
     if closed:
         raise topic_not_authorized(", ".join(closed))
     if missing:
+        create = (
+            f"kafka-topics.sh --bootstrap-server {shlex.quote(cluster.servers)} --create --topic"
+        )
+        lines = "; ".join(f"{create} {shlex.quote(t)}" for t in missing)
         raise BadOption(
             f"topic {', '.join(missing)} does not exist",
-            action="Create it, or correct the option topic.",
+            why="The sink creates no topics.",
+            action=f"Create it ({lines}), or correct the option topic.",
         )
 
 

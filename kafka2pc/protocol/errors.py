@@ -64,8 +64,8 @@ class BrokerUnreachable(TwoPhaseError):
 
     why = "No broker answered in time."
     risk = (
-        "Not yet. What was decided waits, at most for its transaction timeout (with KIP-939: for"
-        " ever); the rest is replayed."
+        "At a first start, no: nothing was written. Later, not yet: what was decided waits, at most"
+        " for its transaction timeout (with KIP-939: for ever); the rest is replayed."
     )
     action = (
         "Check bootstrap.servers, the listener's security settings and the network; then restart"

@@ -712,8 +712,10 @@ def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_
 
 @pytest.mark.kafka
 def test_the_preflight_names_every_missing_topic_and_every_bad_option(kafka, topic):
-    with pytest.raises(BadOption, match="topic one, two does not exist"):
+    with pytest.raises(BadOption, match="topic one, two does not exist") as caught:
         check(kafka.client_conf, topics=["one", topic, "two"])
+    line = f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} --create --topic"
+    assert caught.value.action.startswith(f"Create it ({line} one; {line} two), or ")
     with pytest.raises(BadOption, match="no.such.thing"):
         check(kafka.client_conf | {"no.such.thing": "1"})
     with pytest.raises(BadOption, match="900000"):

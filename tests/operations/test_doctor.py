@@ -182,6 +182,9 @@ def test_speculation_and_a_missing_topic_are_reported(kafka, tmp_path):
     (line,) = finding_of(found, "topic-missing", "no such", "--create --topic 'no such'").commands
     assert line.startswith(f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} ")
     assert "decided-and-open" not in names(found) and found.status == 3
+    said, status = typed(Access(kafka.bootstrap_servers).command("doctor", "--topic", "nowhere"))
+    assert "admin.properties stands for your client's properties file" in said, said
+    assert status == 3
 
 
 def test_doctor_outlives_answers_that_are_not_there(dead, monkeypatch):

@@ -49,7 +49,11 @@ from kafka2pc.spark.sink.options import check_columns, parse_sink_options
 
 pytestmark = pytest.mark.timeout(120)
 # at a restart, something decided may be waiting
-RISK = {"CorruptDecision": "Perhaps", "BrokerUnreachable": "Not yet", "StoreUnreachable": "Not yet"}
+RISK = {
+    "CorruptDecision": "Perhaps",
+    "BrokerUnreachable": "At a first start, no",
+    "StoreUnreachable": "Not yet",
+}
 PARTS = re.compile(
     r"kafka2pc\.(?:\w+\.)+(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk:"
     r" (?P<risk>.+)\n +what to do: (?P<action>.+)"
@@ -124,6 +128,7 @@ GIVEN = {"kafka.bootstrap.servers": "h:1", "topic": "t", "checkpointLocation": "
 OPTIONS = {
     "unknown": ({"acks": "all"}, "unknown option acks"),
     "misspelt": ({"transactionIdPrefix": "x"}, "unknown option transactionidprefix"),
+    "without kafka.": ({"bootstrap.servers": "h:1"}, "unknown option bootstrap.servers"),
     "no servers": ({"kafka.bootstrap.servers": None}, "kafka.bootstrap.servers is missing"),
     "no such value": (
         {"deliveryGuarantee": "sometimes"},
@@ -226,6 +231,22 @@ def test_options_have_no_case_and_defaults_are_safe():
         and not made.skip_lost
         and made.prefix == "kafka2pc"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("bootstrap.servers", "Did you mean kafka.bootstrap.servers? Known are: kafka.*, topic, "),
+        ("topics", "Did you mean topic? Known are: "),
+        ("transactionIdPrefix", "Did you mean transactionalIdPrefix? Known are: "),
+        ("acks", "Known are: "),
+    ],
+)
+def test_an_unknown_option_is_answered_with_the_nearest_name(name, near):
+    with pytest.raises(BadOption) as caught:
+        parse_sink_options(given(**{name: "x"}))
+    assert "Options of the Kafka client begin with kafka." in caught.value.why
+    assert caught.value.action.startswith(near)
 
 
 CLIENT = {
@@ -343,7 +364,12 @@ WRONG_OPTIONS = {
     ),
     "topic not on the broker": (
         {"topic": "nowhere"},
-        ["topic nowhere does not exist", "Create it"],
+        [
+            "topic nowhere does not exist",
+            "why: The sink creates no topics.",
+            "Create it (kafka-topics.sh --bootstrap-server ",
+            " --create --topic nowhere), or correct",
+        ],
     ),
     "no topic": ({"topic": None}, ["no option topic and no column topic"]),
     "key of a batch write": (

@@ -66,13 +66,16 @@ Config = Annotated[
     str | None,
     typer.Option(
         "--config",
-        help="A file of key=value lines for the client, in librdkafka's names. Never shown.",
+        help="A file of key=value lines for the client, in librdkafka's names. Its values,"
+        " passwords among them, are never printed.",
     ),
 ]
 Prefix = Annotated[
     str | None,
     typer.Option(
-        help="transactionalIdPrefix of the query.", show_default="looked for, else kafka2pc"
+        help="transactionalIdPrefix of the query. Without it: the one that its decisions or its"
+        " transactions show, else kafka2pc.",
+        show_default=False,
     ),
 ]
 Place = Annotated[

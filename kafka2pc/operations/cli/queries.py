@@ -48,7 +48,7 @@ def doctor(
     as_json: Json = False,
 ):
     """Can this cluster and this checkpoint keep the guarantees? What, why, is data at risk, what to
-    do. Status 0, 3 or 4.
+    do. Exit status: 0 nothing to do, 3 something to do, 4 decided rows are lost or in danger.
     """
     with plainly("spark"):
         from kafka2pc.operations.access import Access
@@ -78,6 +78,8 @@ _COLOURS = {"note": "cyan", "trouble": "yellow", "danger": "red"}
 
 
 def _print_findings(diagnosis):
+    from kafka2pc.operations.doctor.rights import CLIENT_FILE
+
     for name, value in diagnosis.facts:
         typer.echo(f"{name}: {value}")
     for f in diagnosis.findings:
@@ -86,6 +88,10 @@ def _print_findings(diagnosis):
         typer.echo(f"  is data at risk: {f.risk}\n  what to do: {f.action}")
         for line in f.commands:
             typer.echo(f"      {line}")
+    if any(CLIENT_FILE in line for f in diagnosis.findings for line in f.commands):
+        typer.echo(
+            f"\n{CLIENT_FILE} stands for your client's properties file for Kafka's own tools."
+        )
     if not diagnosis.findings:
         typer.echo("\nNothing found: the guarantees can be kept.")
 

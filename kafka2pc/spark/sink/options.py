@@ -9,6 +9,7 @@ __all__ = ['SINK_OPTIONS', 'lower_names', 'choose', 'whole_number', 'Option', 'S
 # %% ../../../nbs/spark/sink/01_options.ipynb #c002
 import re
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Iterable, Mapping, Sequence
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c003
@@ -21,16 +22,25 @@ def lower_names(
     options: Mapping[str, str], known: Iterable[str], hidden: Iterable[str] = ()
 ) -> dict[str, str]:
     """The options under lower-case names. Raises `BadOption` for a name that is not in `known` or
-    `hidden` and does not begin with `kafka.`; the error lists the names in `known`.
+    `hidden` and does not begin with `kafka.`; the error names the nearest of `known`, and all.
     """
     given = {name.lower(): str(value) for name, value in options.items()}
     names = {name.lower() for name in (*known, *hidden)}
     unknown = sorted(n for n in given if n not in names and not n.startswith("kafka."))
     if unknown:
         raise BadOption(
-            f"unknown option {', '.join(unknown)}", action=f"Known are: {', '.join(known)}."
+            f"unknown option {', '.join(unknown)}",
+            why="No option has this name. Options of the Kafka client begin with kafka.",
+            action=f"{_meant(unknown, known)}Known are: {', '.join(known)}.",
         )
     return given
+
+
+def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """The names that are near to the unknown ones, as a question; empty if there are none."""
+    names = {n.lower(): n for n in (*known, "kafka.bootstrap.servers") if n != "kafka.*"}
+    near = [names[n] for u in unknown for n in get_close_matches(u, names, n=1)]
+    return f"Did you mean {', '.join(near)}? " if near else ""
 
 
 def choose(given: Mapping[str, str], name: str, *choices: str) -> str:
