@@ -3,9 +3,10 @@
 --check: only report.
 
 The sentence is the one that opens the notebook. A minute is 130 words, or 8 lines of the code that
-is shown, rounded to 5 minutes; exercises are not counted.
+is shown, rounded to 5 minutes; imports and exercises are not counted.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -77,12 +78,23 @@ def module_of(notebook: Path) -> str:
 def minutes(cells: list) -> int:
     words = lines = 0
     for cell in cells:
+        text, exercise, _ = cell.source.partition("**Exercise.**")
         if cell.cell_type == "markdown":
-            words += len(cell.source.split())
-        elif visible(cell):
-            code = [line for line in cell.source.splitlines() if line.strip()]
+            words += len(text.split())
+        elif visible(cell) and not only_imports(text):
+            code = [line for line in text.splitlines() if line.strip()]
             lines += sum(not line.startswith("#|") for line in code)
+        if exercise:
+            break
     return max(STEP, STEP * round((words / WORDS + lines / LINES) / STEP))
+
+
+def only_imports(code: str) -> bool:
+    try:
+        body = ast.parse(code).body
+    except SyntaxError:  # a cell with an await, or a line for the shell
+        return False
+    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
 
 
 def row(notebook: Path) -> str:
