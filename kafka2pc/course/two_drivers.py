@@ -23,7 +23,8 @@ class Claims(Driver):
     def claim(self, batch_id: int) -> Decision:
         """Write ABORT into the first free slot. Returns it, or the COMMIT that was met."""
         for attempt in count():
-            plan = self.plan(batch_id, attempt, self.new_token(batch_id, attempt + 1))
+            token = self.new_token(batch_id, attempt + 1)  # of the slot that it may decide in
+            plan = self.plan(batch_id, attempt, token)
             wanted = self.record(plan, [], commit=False)
             found = self.create(wanted)
             if found == wanted or found.commit:
@@ -44,7 +45,7 @@ class Claims(Driver):
 class FencedDriver(Claims):
     """A driver that may meet others."""
 
-    def restore(self, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
+    def restore(self, batch_id: int) -> Plan:
         """Claim; then drain, or sweep below the claim and write."""
         claimed = self.claim(batch_id)
         if claimed.commit:

@@ -133,8 +133,8 @@ class Driver(Commits):
 
     new_token = staticmethod(new_token)
 
-    def restore(self, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None) -> Plan:
-        """The plan of the batch: drain if it is decided (rule 5), else abort and write."""
+    def restore(self, batch_id: int) -> Plan:
+        """The plan of the batch: drain if it is decided (rule 5), else sweep and write."""
         decided = self.commit_of(batch_id)
         if decided:
             return self.drain(decided)

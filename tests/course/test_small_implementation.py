@@ -1,8 +1,9 @@
 """The model runs on the small implementation of the course: what its lessons promise, and the
 anomaly that comes back when one of its rules is taken out.
 
-The model plays `restore`, `precommit`, `commit` and `abort` of the package; here the same requests
-are made by the course's drivers. The worlds that are left out need rules that the course does not
+The model plays `restore`, `precommit`, `commit` and `abort` of the package; here the drivers of the
+course send the requests. They claim every batch, so they need neither Spark's offsets nor the token
+of the batch before. The worlds that are left out need rules that the course does not
 teach: copied checkpoints, a changed prefix, participants that are left out, a deadline for the
 decision, claims that are removed, batches that overlap, and offsets that are written anew.
 """
@@ -15,7 +16,7 @@ from kafka2pc.course.two_drivers import FencedDriver
 from kafka2pc.course.two_phase_commit import Driver, precommit
 from kafka2pc.proof.model import replay
 from kafka2pc.proof.model.explorer import SMALL, explore
-from kafka2pc.proof.model.replay import StepStore, StepTxn, make_driver, messages_of, offsets_hash
+from kafka2pc.proof.model.replay import StepStore, StepTxn, make_driver, messages_of
 from kafka2pc.proof.model.world import ANOMALIES, QUERY, Config
 
 ONE = "one run"
@@ -59,8 +60,7 @@ def calls_of(kind):
     """`replay.CALLS` with the course's phases."""
 
     def plan(calls, transcript, number, batch, version, mine):
-        driver = driver_of(kind, calls.setting, transcript, number)
-        return driver.restore(batch, offsets_hash=offsets_hash(version), mine=mine)
+        return driver_of(kind, calls.setting, transcript, number).restore(batch)
 
     def write(calls, transcript, worker, attempt, plan, rows, retired):
         store = StepStore(calls.setting, transcript, worker, attempt, retired)
@@ -179,10 +179,10 @@ class Rule7(TidyDriver):
 class Rule8(TidyDriver):
     """Aborts before it has won a slot."""
 
-    def restore(self, batch_id, **more):
+    def restore(self, batch_id):
         if not self.commit_of(batch_id):
             self.abort_open()
-        return super().restore(batch_id, **more)
+        return super().restore(batch_id)
 
 
 class Rule9(TidyDriver):
