@@ -89,12 +89,21 @@ def minutes(cells: list) -> int:
     return max(STEP, STEP * round((words / WORDS + lines / LINES) / STEP))
 
 
-def only_imports(code: str) -> bool:
+def parsed(code: str) -> ast.Module | None:
+    """None for a cell that is not plain Python: with an await, or a line for the shell."""
     try:
-        body = ast.parse(code).body
-    except SyntaxError:  # a cell with an await, or a line for the shell
-        return False
-    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body)
+        return ast.parse(code)
+    except SyntaxError:
+        return None
+
+
+def is_import(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.Import, ast.ImportFrom))
+
+
+def only_imports(code: str) -> bool:
+    tree = parsed(code)
+    return tree is not None and all(map(is_import, tree.body))
 
 
 def row(notebook: Path) -> str:

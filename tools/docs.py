@@ -17,7 +17,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import nbformat
-from contents import FOLDERS, NBS, notebooks
+from contents import FOLDERS, NBS, is_import, notebooks, parsed
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from readme import is_solution, visible
@@ -55,11 +55,10 @@ def purpose(code: str) -> str | None:
     """What a cell prepares, if it does nothing else: "Imports", or the "Set-up" of Kafka or Spark.
     A cell that reads or writes a stream is a lesson.
     """
-    try:
-        tree = ast.parse(code)
-    except SyntaxError:  # a cell with an await, or a line for the shell
+    tree = parsed(code)
+    if tree is None:
         return None
-    imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imports = [node for node in tree.body if is_import(node)]
     others = [node for node in tree.body if node not in imports]
     if not all(isinstance(node, (ast.Assign, ast.AugAssign)) for node in others):
         return None

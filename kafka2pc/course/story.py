@@ -150,30 +150,31 @@ def _caption_of(name: str, args: tuple, answer) -> str:
 
 
 class Watched:
-    """Passes all calls on to `target`. Those in `STEPS` become steps of the story, made by `who`.
-    A transaction that begins is watched, too: a task of `who` has it.
+    """Passes all calls on to `target`. Those in `STEPS` become steps of the story, made by `who`;
+    `label` is the name in their captions. A transaction that begins is watched, too.
     """
 
-    def __init__(self, story: "Story", who: str, target):
+    def __init__(self, story: "Story", who: str, target, label: str = ""):
         self.story = story
         self.who = who
         self.target = target
+        self.label = label or who
 
     def __getattr__(self, name: str):
         call = getattr(self.target, name)
         if name == "begin":
-            return lambda plan: Watched(self.story, f"task of {self.who}", call(plan))
+            task = f"task of {self.who}"
+            return lambda plan: Watched(self.story, self.who, call(plan), task)
         if name not in STEPS:
             return call
         return lambda *args: self.step(STEPS[name](*args), call, *args)
 
     def step(self, name: str, call: Callable, *args):
         """Make the call a step of the story."""
-        who = self.who.removeprefix("task of ")
-        self.story.interrupt(who, f"before {name}")
+        self.story.interrupt(self.who, f"before {name}")
         answer = call(*args)
-        self.story.add(f"{self.who}: {_caption_of(name, args, answer)}")
-        self.story.interrupt(who, f"after {name}")
+        self.story.add(f"{self.label}: {_caption_of(name, args, answer)}")
+        self.story.interrupt(self.who, f"after {name}")
         return answer
 
     def __enter__(self):

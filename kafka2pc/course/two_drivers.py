@@ -79,6 +79,5 @@ class FencedDriver(Claims):
             return False
         if self.create(self.record(plans[0], [], commit=False)).commit:
             return False
-        for c in [c for m in messages if m for c in m.committables]:
-            self.send("abort", c)
+        self.abort_all(messages)
         return True

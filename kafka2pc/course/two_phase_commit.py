@@ -160,9 +160,12 @@ class Driver(Commits):
         """Give the batch up, unless it is decided (rule 3). None: a task without a message."""
         if self.commit_of(batch_id):
             return False
+        self.abort_all(messages)
+        return True
+
+    def abort_all(self, messages: Sequence[CommitMessage | None]):
         for c in [c for m in messages if m for c in m.committables]:
             self.send("abort", c)
-        return True
 
 # %% ../../nbs/course/02_two_phase_commit.ipynb #c026
 def run_batch(

@@ -135,8 +135,7 @@ class Rule3(TidyDriver):
     """Aborts without a look at the decision."""
 
     def abort(self, messages, batch_id):
-        for c in [c for m in messages if m for c in m.committables]:
-            self.send("abort", c)
+        self.abort_all(messages)
 
 
 class Rule4(TidyDriver):

@@ -20,13 +20,12 @@ from kafka2pc.kafka import participant as kafka_room
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
-from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.write import row_producer
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.sender import Lane, Sender
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
 from kafka2pc.proof.child_process import until
-from kafka2pc.proof.readers import read_both
+from kafka2pc.proof.readers import read_both, wait_until_ended
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.decisions import never_late
@@ -142,14 +141,7 @@ class Broker:
         )
 
     def look(self):
-        until(
-            lambda: (
-                not list_transactions(
-                    self.participant.cluster, self.topic, ("PrepareCommit", "PrepareAbort")
-                )
-            ),
-            "what was ended is completed",
-        )
+        wait_until_ended(self.participant.cluster, self.topic)
         return [int(r.value) for r in read_topic(self.kafka.client_conf, self.topic)]
 
     def refuse(self, rows):
