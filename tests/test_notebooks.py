@@ -96,7 +96,7 @@ def test_most_notebooks_that_need_a_broker_are_guests():
     guests = [short(notebook) for notebook in NOTEBOOKS if is_guest(notebook)]
     assert {
         "index",
-        "protocol/phases/02_precommit",
+        "protocol/phases/01_precommit",
         "spark/sink/04_stream_writer",
         "spark/04_foreach_batch",
     } <= set(guests) and len(guests) > 12, guests

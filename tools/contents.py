@@ -22,6 +22,8 @@ FOLDERS = [  # in reading order
     "protocol",
     "protocol/log",
     "protocol/phases",
+    "protocol/rare",
+    "protocol/operators",
     "backends",
     "kafka/wire",
     "kafka/records",

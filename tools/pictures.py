@@ -29,12 +29,13 @@ from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.model.world import QUERY  # noqa: E402
 from kafka2pc.proof.timeline.drawing import LOOKS, draw
 from kafka2pc.proof.timeline.timeline import Timeline  # noqa: E402
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.history import History  # noqa: E402
-from kafka2pc.protocol.log.decisions import MemoryLog  # noqa: E402
+from kafka2pc.protocol.log.slots import MemoryLog  # noqa: E402
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import PreparedTxnState
-from kafka2pc.protocol.phases.commit import commit, decide
-from kafka2pc.protocol.phases.driver import Driver
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit  # noqa: E402
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState

@@ -21,9 +21,9 @@ ROWS = [
     ),
     (
         "phase",
-        ("finish, claim, sweep", "protocol/phases/05_restore"),
-        ("write, flush, check", "protocol/phases/02_precommit"),
-        ("check, decide, commit", "protocol/phases/03_commit"),
+        ("finish, claim, sweep", "protocol/phases/09_restore"),
+        ("write, flush, check", "protocol/phases/01_precommit"),
+        ("check, decide, commit", "protocol/phases/07_commit"),
     ),
     (
         "decision log",

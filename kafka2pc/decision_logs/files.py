@@ -18,16 +18,9 @@ from typing import Sequence
 from ..backends.local_files import NoHardLinks, NotCreated, create_file
 from ..backends.places import normal_place
 from ..protocol.errors import BrokerUnreachable, LogUnwritable, StoreUnreachable
-from kafka2pc.protocol.log.decisions import (
-    Decision,
-    Late,
-    NamedLog,
-    Slot,
-    dump_decision,
-    load_decision,
-    never_late,
-    stop_if_late,
-)
+from ..protocol.log.decisions import Decision, Slot
+from ..protocol.log.format import dump_decision, load_decision
+from ..protocol.log.slots import Late, NamedLog, never_late, stop_if_late
 
 # %% ../../nbs/decision_logs/01_files.ipynb #c006
 class FileLog(NamedLog):

@@ -12,7 +12,9 @@ from ..backends.places import normal_place
 from ..backends.storage import Storage, check_driver
 from .files import FileLog
 from ..protocol.errors import LogUnwritable, StoreUnreachable
-from ..protocol.log.decisions import Decision, Late, dump_decision, never_late, stop_if_late
+from ..protocol.log.decisions import Decision
+from ..protocol.log.format import dump_decision
+from ..protocol.log.slots import Late, never_late, stop_if_late
 
 # %% ../../nbs/decision_logs/02_objects.ipynb #c005
 class ObjectLog(FileLog):

@@ -15,7 +15,8 @@ from ..backends.places import check_place
 from .files import FileLog
 from .objects import ObjectLog
 from ..protocol.errors import BadOption, TwoPhaseError
-from ..protocol.log.decisions import DecisionLog, NamedLog, newest_record
+from ..protocol.log.questions import newest_record
+from ..protocol.log.slots import DecisionLog, NamedLog
 
 # %% ../../nbs/decision_logs/04_opening.ipynb #c006
 def open_folder_log(place: str) -> NamedLog:

@@ -17,16 +17,9 @@ from psycopg.errors import LockNotAvailable, OperationalError
 # %% ../../nbs/decision_logs/03_table.ipynb #c004
 from ..backends.postgres_connection import connect_postgres, postgres_place, unreachable
 from ..protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
-from kafka2pc.protocol.log.decisions import (
-    Decision,
-    Late,
-    NamedLog,
-    Slot,
-    dump_decision,
-    load_decision,
-    never_late,
-    stop_if_late,
-)
+from ..protocol.log.decisions import Decision, Slot
+from ..protocol.log.format import dump_decision, load_decision
+from ..protocol.log.slots import Late, NamedLog, never_late, stop_if_late
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c012
 _TABLE = """

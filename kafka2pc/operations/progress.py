@@ -12,7 +12,8 @@ from typing import Iterable, Mapping
 
 # %% ../../nbs/operations/05_progress.ipynb #c003
 from .query import Query, open_query
-from ..protocol.log.decisions import Decision, commit_of, holds_later
+from ..protocol.log.decisions import Decision
+from ..protocol.log.questions import commit_of, holds_later
 from ..protocol.messages import Committable
 
 # %% ../../nbs/operations/05_progress.ipynb #c006

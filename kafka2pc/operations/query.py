@@ -17,7 +17,7 @@ from ..decision_logs.opening import open_folder_log, open_log
 from ..kafka.wire.cluster import Cluster
 from ..kafka.wire.descriptions import list_transactions
 from ..protocol.errors import BadOption, StaleCheckpoint
-from ..protocol.log.decisions import DecisionLog
+from ..protocol.log.slots import DecisionLog
 from ..spark.checkpoint import Checkpoint
 
 # %% ../../nbs/operations/02_query.ipynb #c006

@@ -19,23 +19,20 @@ from ..kafka.wire.descriptions import describe_transactions
 from ..kafka.wire.transactions import end_txn, end_txn_version
 from .query import Query
 from .survey import Survey, find_prefix
+from ..protocol.driver import Driver, Policy
 from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused
-from kafka2pc.protocol.log.decisions import (
-    Decision,
-    Identity,
-    holds_later,
-    newest_commit,
-    newest_record,
-)
+from ..protocol.log.decisions import Decision, Identity
+from ..protocol.log.questions import holds_later, newest_commit, newest_record
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ..protocol.names import Token, parse_name
+from ..protocol.operators.adopt import adopt
+from ..protocol.operators.fence import fence
 from ..protocol.participant import Outcome
-from ..protocol.phases.adopt import adopt
-from ..protocol.phases.commit import check_own, describe_all, finish, sweep
-from ..protocol.phases.driver import Driver, Policy
-from ..protocol.phases.identity import check_identity
-from ..protocol.phases.restore import fence
+from ..protocol.phases.describe import describe_all
+from ..protocol.phases.finish import check_own, finish
+from ..protocol.phases.sweep import sweep
 from ..protocol.policies import parallel, retry_unknown
+from ..protocol.rare.identity import check_identity
 from ..protocol.states import TxnState
 
 # %% ../../nbs/operations/04_repair.ipynb #c006

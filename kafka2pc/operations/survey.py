@@ -26,7 +26,7 @@ from ..kafka.wire.timeouts import max_timeout_ms
 from ..kafka.wire.topics import topic_rows
 from .query import Query
 from ..protocol.errors import UNTOUCHED, NotAuthorized
-from ..protocol.log.decisions import newest_commit, newest_record
+from ..protocol.log.questions import newest_commit, newest_record
 from ..protocol.messages import PreparedTxnState
 from ..protocol.names import Token, parse_name
 

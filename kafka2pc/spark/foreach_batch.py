@@ -23,10 +23,15 @@ from ..backends.places import check_place
 from ..decision_logs.opening import left_log, open_log
 from ..kafka.participant import with_prefix
 from ..kafka.records.encoder import payload_bytes
+from ..protocol.driver import Driver
 from ..protocol.errors import BadOption, TwoPhaseError
 from ..protocol.history import from_environment
-from ..protocol.log.decisions import Decision, DecisionLog, Identity, holds_later
+from ..protocol.log.decisions import Decision, Identity
+from ..protocol.log.questions import holds_later
+from ..protocol.log.slots import DecisionLog
 from ..protocol.messages import CommitMessage, Committable, Mode, Plan
+from ..protocol.operators.adopt import adopt
+from ..protocol.operators.fence import end_all
 from kafka2pc.protocol.participant import (
     Description,
     Outcome,
@@ -34,11 +39,11 @@ from kafka2pc.protocol.participant import (
     Transaction,
     TransactionBase,
 )
-from ..protocol.phases.adopt import adopt
-from ..protocol.phases.commit import abort, commit, sweep
-from ..protocol.phases.driver import Driver
+from ..protocol.phases.claim import claim
+from ..protocol.phases.commit import commit
+from ..protocol.phases.decide import abort
 from ..protocol.phases.precommit import precommit
-from ..protocol.phases.restore import claim, end_all
+from ..protocol.phases.sweep import sweep
 from .sink.opening import new_driver, plan_batch
 
 # %% ../../nbs/spark/04_foreach_batch.ipynb #c010
@@ -229,7 +234,7 @@ class TwoPhase:
         log that it leaves is marked, if it is a folder that can be reached. `without`: the names of
         participants that the query gives up. What is decided is finished in them, and what is open
         is aborted; from then on pass a list without them. Stop the query before. See
-        `kafka2pc.protocol.phases.adopt.adopt`.
+        `kafka2pc.protocol.operators.adopt.adopt`.
         """
         others = copy.copy(self)
         if without:

@@ -27,7 +27,7 @@ from kafka2pc.decision_logs.table import TableLog
 from kafka2pc.decision_logs.topic import log as topic_log
 from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
-from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.stores.object_store import ObjectParticipant
 

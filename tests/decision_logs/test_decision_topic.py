@@ -45,7 +45,8 @@ from kafka2pc.protocol.errors import (
     Superseded,
     UnknownFormat,
 )
-from kafka2pc.protocol.log.decisions import Identity, Slot, dump_decision, load_decision
+from kafka2pc.protocol.log.decisions import Identity, Slot
+from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Committable, PartitionRange, PreparedTxnState
 from kafka2pc.protocol.participant import Outcome
 

@@ -31,11 +31,11 @@ from tenacity import stop_after_attempt
 
 from kafka2pc.backends import drivers, storage
 from kafka2pc.decision_logs.opening import open_folder_log
+from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable
-from kafka2pc.protocol.log.decisions import dump_decision
+from kafka2pc.protocol.log.format import dump_decision
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.stores.object_store import ObjectParticipant

@@ -12,6 +12,7 @@ from fake_topic_log import (
     without_waiting,
 )
 
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
     CorruptDecision,
     LogUnwritable,
@@ -24,13 +25,13 @@ from kafka2pc.protocol.errors import (
     UnfinishedBatch,
     UnknownFormat,
 )
-from kafka2pc.protocol.log.decisions import Decision, Identity, Slot, dump_decision
+from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
+from kafka2pc.protocol.log.format import dump_decision
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.names import new_token
-from kafka2pc.protocol.phases.adopt import adopt
+from kafka2pc.protocol.operators.adopt import adopt
 from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 

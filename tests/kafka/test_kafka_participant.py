@@ -55,6 +55,7 @@ from kafka2pc.proof.child_process import until
 from kafka2pc.proof.drills.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.proof.readers import read_both
 from kafka2pc.protocol import clock
+from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (
     BadOption,
     BadRow,
@@ -66,11 +67,10 @@ from kafka2pc.protocol.errors import (
     UnclearAnswer,
 )
 from kafka2pc.protocol.history import History
-from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Committable, PreparedTxnState
 from kafka2pc.protocol.phases import restore
 from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import parallel, retry_unknown
 from kafka2pc.protocol.states import TxnState

@@ -20,11 +20,11 @@ from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transac
 from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption
-from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 

@@ -14,7 +14,8 @@ from kafka2pc.backends.places import masked
 from kafka2pc.decision_logs.opening import open_log
 from kafka2pc.operations.query import open_query
 from kafka2pc.protocol.errors import MovedLog, Superseded
-from kafka2pc.protocol.phases.commit import commit, decide
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -17,9 +17,9 @@ from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.findings import FINDINGS
 from kafka2pc.operations.survey import Survey
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.log.decisions import dump_decision, load_decision
+from kafka2pc.protocol.log.format import dump_decision, load_decision
+from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.restore import claim
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -9,8 +9,9 @@ from shell import typed
 import kafka2pc
 from kafka2pc.operations.progress import find_progress
 from kafka2pc.protocol.errors import BadOption
-from kafka2pc.protocol.phases.commit import commit, decide
-from kafka2pc.protocol.phases.restore import fence
+from kafka2pc.protocol.operators.fence import fence
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 

@@ -15,12 +15,13 @@ from kafka2pc.operations.repair import operate, plan_restore, restore
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
-from kafka2pc.protocol.log.decisions import dump_decision, load_decision
+from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
-from kafka2pc.protocol.phases import restore as restore_phase
-from kafka2pc.protocol.phases.commit import commit, decide
-from kafka2pc.protocol.phases.restore import fence
+from kafka2pc.protocol.operators import fence as fence_module
+from kafka2pc.protocol.operators.fence import fence
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.restore import restore as restore_batch
 from kafka2pc.spark.sink.opening import plan_batch
 
@@ -134,14 +135,14 @@ def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
         token = first[0].plan.token
     messages = dead.write(living, batch_id, token)
     with operate(dead.conf, dead.query) as driver:
-        step, decided = getattr(restore_phase, when), []
+        step, decided = getattr(fence_module, when), []
 
         def late(*args):
             if not decided:
                 decided.append(decide(living, messages[0].plan, messages))
             return step(*args)
 
-        monkeypatch.setattr(restore_phase, when, late)
+        monkeypatch.setattr(fence_module, when, late)
         with pytest.raises(Superseded, match="is running"):
             restore(driver)
     again = dead.run()

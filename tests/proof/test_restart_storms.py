@@ -11,15 +11,20 @@ import pytest
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.protocol.clock import Moment
+from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import StaleCheckpoint, Superseded
-from kafka2pc.protocol.log.decisions import Identity, MemoryLog, Slot, commit_of
+from kafka2pc.protocol.log.decisions import Identity, Slot
+from kafka2pc.protocol.log.questions import commit_of
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
-from kafka2pc.protocol.phases.adopt import adopt
-from kafka2pc.protocol.phases.commit import commit, decide
-from kafka2pc.protocol.phases.driver import Driver, Policy
+from kafka2pc.protocol.operators.adopt import adopt
+from kafka2pc.protocol.operators.fence import fence
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import back_off, fence, restore
+from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.rare.claims import back_off
 from kafka2pc.spark.foreach_batch import TwoPhase
 
 

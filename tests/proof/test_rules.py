@@ -26,16 +26,18 @@ from kafka2pc.kafka.write.sender import Lane, Sender
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.readers import read_both, wait_until_ended
+from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History
-from kafka2pc.protocol.log.decisions import never_late
+from kafka2pc.protocol.log.slots import never_late
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
 from kafka2pc.protocol.messages import Committable, Plan
 from kafka2pc.protocol.names import Names
 from kafka2pc.protocol.participant import Outcome
-from kafka2pc.protocol.phases import commit, identity, precommit, restore
-from kafka2pc.protocol.phases.driver import Driver, Policy
+from kafka2pc.protocol.phases import claim as claim_phase
+from kafka2pc.protocol.phases import commit, decide, finish, precommit, requests, restore
 from kafka2pc.protocol.policies import retry_unknown
+from kafka2pc.protocol.rare import identity
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.sink.opening import plan_batch
 
@@ -255,7 +257,7 @@ class World:
             try:
                 commit.commit(driver, messages, batch_id)
             except TwoPhaseError:  # as Spark does
-                commit.abort(driver, messages, batch_id)
+                decide.abort(driver, messages, batch_id)
                 raise
             self.done.add(batch_id)
             mine = plan.token if plan.mode.value == "write" else None
@@ -561,11 +563,11 @@ def nobody_checks_deliveries(patch):
 
 def decision_without_the_last_task(patch):
     """Rule 2: it is decided before all have pre-committed."""
-    decide = commit.decide
+    as_before = commit.decide
     patch.setattr(
         commit,
         "decide",
-        lambda driver, plan, messages, late: decide(driver, plan, messages[:-1], late),
+        lambda driver, plan, messages, late: as_before(driver, plan, messages[:-1], late),
     )
 
 
@@ -582,7 +584,7 @@ def decided_is_as_good_as_committed(patch):
 
 def losses_are_silent(patch):
     """Rule 7."""
-    patch.setattr(commit, "_report_loss", lambda driver, decision, lost: None)
+    patch.setattr(finish, "report_loss", lambda driver, decision, lost: None)
 
 
 def a_replay_writes_again(patch):
@@ -620,7 +622,7 @@ def the_log_forgets(patch):
 
 def the_log_lets_everybody_win(patch):
     """Rule 8: who comes second has won as well."""
-    for room in (commit, restore):
+    for room in (decide, claim_phase):
         patch.setattr(
             room, "win", lambda log, decision, late=never_late: log.create(decision) and decision
         )
@@ -628,13 +630,13 @@ def the_log_lets_everybody_win(patch):
 
 def no_decision_before_the_first_commit(patch):
     """Rule 2: commit first, decide then."""
-    decide = commit.decide
+    as_before = commit.decide
 
     def too_late(driver, plan, messages, late):
         for m in messages:
             for c in m.committables:
-                commit.send(driver, "commit", c, plan.batch_id)
-        return decide(driver, plan, messages, late)
+                requests.send(driver, "commit", c, plan.batch_id)
+        return as_before(driver, plan, messages, late)
 
     patch.setattr(commit, "decide", too_late)
 
@@ -645,9 +647,10 @@ def abort_whatever_was_decided(patch):
     def naive(driver, messages, batch_id):
         for m in messages:
             for c in m.committables:
-                commit.send(driver, "abort", c, batch_id)
+                requests.send(driver, "abort", c, batch_id)
 
-    patch.setattr(commit, "abort", naive)
+    for module in (decide, commit):
+        patch.setattr(module, "abort", naive)
 
 
 def no_claim(patch):
@@ -684,7 +687,7 @@ def ids_that_two_processes_share(patch):
 
 def no_sweep(patch):
     """Rule 6, second half."""
-    for room in (commit, restore):
+    for room in (decide, claim_phase):
         patch.setattr(room, "sweep", lambda driver, token, own_parity=None, seen=None: [])
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kafka2pc.protocol.clock import Moment
+from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (
     LogUnwritable,
     MovedLog,
@@ -15,14 +16,18 @@ from kafka2pc.protocol.errors import (
     StaleCheckpoint,
     UnfinishedBatch,
 )
-from kafka2pc.protocol.log.decisions import Identity, MemoryLog, Slot, commit_of, newest_record
+from kafka2pc.protocol.log.decisions import Identity, Slot
+from kafka2pc.protocol.log.questions import commit_of, newest_record
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
-from kafka2pc.protocol.phases.adopt import adopt
-from kafka2pc.protocol.phases.commit import commit, decide
-from kafka2pc.protocol.phases.driver import Driver, Policy
+from kafka2pc.protocol.operators.adopt import adopt
+from kafka2pc.protocol.operators.fence import end_all
+from kafka2pc.protocol.phases.claim import claim
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import claim, end_all, restore
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 
 QUERY = str(uuid.uuid4())

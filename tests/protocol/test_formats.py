@@ -15,7 +15,9 @@ from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.log.decisions import Identity, Slot, dump_decision, load_decision
+from kafka2pc.protocol.driver import Driver
+from kafka2pc.protocol.log.decisions import Identity, Slot
+from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import (
     Committable,
@@ -26,7 +28,6 @@ from kafka2pc.protocol.messages import (
 )
 from kafka2pc.protocol.names import Token
 from kafka2pc.protocol.participant import Outcome
-from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState

@@ -13,15 +13,11 @@ from hypothesis import strategies as st
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import CorruptDecision, StaleCheckpoint, TwoPhaseError, UnknownFormat
-from kafka2pc.protocol.log.decisions import (
-    Decision,
-    Slot,
-    _checksum,
-    commit_of,
-    dump_decision,
-    load_decision,
-)
+from kafka2pc.protocol.log.decisions import Decision, Slot
+from kafka2pc.protocol.log.format import _checksum, dump_decision, load_decision
+from kafka2pc.protocol.log.questions import commit_of
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import (
     Committable,
@@ -31,7 +27,6 @@ from kafka2pc.protocol.messages import (
     committable_from_dict,
 )
 from kafka2pc.protocol.names import Names, Token, new_token, parse_name
-from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState

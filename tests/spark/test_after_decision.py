@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kafka2pc.kafka.records.encoder import payload_bytes
+from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (
     NOTHING_WRITTEN,
     BrokerUnreachable,
@@ -19,12 +20,13 @@ from kafka2pc.protocol.errors import (
     Refused,
     ReplayDiffers,
 )
-from kafka2pc.protocol.log.decisions import MemoryLog, Slot, newest_record
+from kafka2pc.protocol.log.decisions import Slot
+from kafka2pc.protocol.log.questions import newest_record
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.participant import Description, Outcome
 from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.driver import Driver, Policy
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
@@ -229,7 +231,7 @@ def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_dec
 
     planned = restore(driver, 0)
     message = precommit(driver.participants.values(), planned, iter([["row"]]))
-    monkeypatch.setattr("kafka2pc.protocol.phases.commit.holds_later", refused)
+    monkeypatch.setattr("kafka2pc.protocol.phases.finish.holds_later", refused)
     with pytest.raises(NotAuthorized) as e:
         commit(driver, [message], 0)
     assert newest_record(driver.log).commit and "decided" in e.value.risk

@@ -22,15 +22,17 @@ from kafka2pc.kafka.cluster_check import ClusterFacts
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.child_process import Failed
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
-from kafka2pc.protocol.log.decisions import Identity, MemoryLog, commit_of, newest_record
+from kafka2pc.protocol.log.decisions import Identity
+from kafka2pc.protocol.log.questions import commit_of, newest_record
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome
-from kafka2pc.protocol.phases.driver import Driver
+from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import claim
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase

@@ -21,7 +21,7 @@ from kafka2pc.proof.drills.one_store import play
 from kafka2pc.proof.drills.stage import Stage
 from kafka2pc.proof.drills.two_stores import dual_drills, make_dual_scenario
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
-from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
 from kafka2pc.protocol.states import IllegalStep
 from kafka2pc.spark.foreach_batch import Shaped, TwoPhase

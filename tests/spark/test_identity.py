@@ -13,23 +13,20 @@ import pytest
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.query import Query
 from kafka2pc.operations.repair import adopt_place
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
-from kafka2pc.protocol.log.decisions import (
-    Identity,
-    MemoryLog,
-    Slot,
-    commit_of,
-    dump_decision,
-    load_decision,
-    newest_record,
-)
+from kafka2pc.protocol.log.decisions import Identity, Slot
+from kafka2pc.protocol.log.format import dump_decision, load_decision
+from kafka2pc.protocol.log.questions import commit_of, newest_record
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
-from kafka2pc.protocol.phases.adopt import adopt
-from kafka2pc.protocol.phases.commit import commit, finish
-from kafka2pc.protocol.phases.driver import Driver
+from kafka2pc.protocol.operators.adopt import adopt
+from kafka2pc.protocol.phases.claim import claim
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.finish import finish
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import claim, restore
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import TwoPhase

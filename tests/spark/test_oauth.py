@@ -27,10 +27,10 @@ from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.rights import RIGHTS
 from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.protocol.log.decisions import MemoryLog
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.driver import Driver
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.source.cluster import Questions

@@ -23,9 +23,10 @@ from kafka2pc.operations.access import Access
 from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.protocol.phases.commit import commit, decide
-from kafka2pc.protocol.phases.driver import Driver
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.source.cluster import Questions

@@ -15,8 +15,8 @@ from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.operations.query import open_query
-from kafka2pc.protocol.phases.commit import decide
-from kafka2pc.protocol.phases.driver import Driver
+from kafka2pc.protocol.driver import Driver
+from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 

@@ -21,8 +21,8 @@ from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.survey import Survey, find_transactions
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.phases.commit import decide
-from kafka2pc.protocol.phases.driver import Driver
+from kafka2pc.protocol.driver import Driver
+from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 

@@ -22,17 +22,10 @@ from kafka2pc.protocol.errors import (
     TwoPhaseError,
     UnknownFormat,
 )
-from kafka2pc.protocol.log.decisions import (
-    Decision,
-    Identity,
-    Slot,
-    commit_of,
-    dump_decision,
-    holds_later,
-    load_decision,
-    newest_commit,
-    win,
-)
+from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
+from kafka2pc.protocol.log.format import dump_decision, load_decision
+from kafka2pc.protocol.log.questions import commit_of, holds_later, newest_commit
+from kafka2pc.protocol.log.slots import win
 from kafka2pc.protocol.messages import Committable, PartitionRange, PreparedTxnState
 from kafka2pc.protocol.names import new_token
 
@@ -221,7 +214,7 @@ def a_purge_removes_older_batches_and_nothing_else(open):
 STRANGER = """
 import pickle, sys
 log = pickle.load(sys.stdin.buffer)
-from kafka2pc.protocol.log.decisions import dump_decision
+from kafka2pc.protocol.log.format import dump_decision
 print(dump_decision(log.chain(7)[0]).decode())
 """
 

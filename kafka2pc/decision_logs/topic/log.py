@@ -44,15 +44,8 @@ from kafka2pc.protocol.errors import (
     Superseded,
     UnclearAnswer,
 )
-from kafka2pc.protocol.log.decisions import (
-    Decision,
-    Late,
-    Listing,
-    NamedLog,
-    Slot,
-    never_late,
-    stop_if_late,
-)
+from ...protocol.log.decisions import Decision, Slot
+from ...protocol.log.slots import Late, Listing, NamedLog, never_late, stop_if_late
 from ...protocol.messages import PreparedTxnState
 from ...protocol.participant import Outcome
 

@@ -14,7 +14,8 @@ from typing import Iterable, Mapping
 
 # %% ../../../nbs/decision_logs/topic/02_records.ipynb #c003
 from ...protocol.errors import CorruptDecision
-from ...protocol.log.decisions import Decision, Slot, dump_decision, load_decision
+from ...protocol.log.decisions import Decision, Slot
+from ...protocol.log.format import dump_decision, load_decision
 
 # %% ../../../nbs/decision_logs/topic/02_records.ipynb #c006
 @dataclass(frozen=True)

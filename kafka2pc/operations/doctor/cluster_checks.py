@@ -18,7 +18,7 @@ from ...kafka.wire.timeouts import max_timeout_ms, why_no_two_phase
 from ...kafka.wire.topics import broker_setting, describe_topics, topic_setting
 from ...kafka.wire.transactions import end_txn_version
 from .findings import FINDINGS, Examination, Finding, finding
-from ...protocol.log.decisions import newest_commit
+from ...protocol.log.questions import newest_commit
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c006
 _STOPS = "No. The query stops at its start, before anything is written."

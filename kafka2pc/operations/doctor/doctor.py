@@ -33,8 +33,9 @@ from ..query import Query, open_query
 from ..repair import driver_of
 from ..survey import FoundTransaction, Survey, find_prefix, find_transactions
 from ...protocol.errors import TwoPhaseError
-from ...protocol.log.decisions import Decision, newest_commit
-from ...protocol.phases.identity import check_identity, not_its_log
+from ...protocol.log.decisions import Decision
+from ...protocol.log.questions import newest_commit
+from ...protocol.rare.identity import check_identity, not_its_log
 
 # %% ../../../nbs/operations/doctor/05_doctor.ipynb #c006
 CHECKS = (

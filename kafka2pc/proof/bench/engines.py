@@ -29,9 +29,9 @@ from ...kafka.write.row_producer import RowTransaction
 from ...local.broker import LocalKafka
 from ...local.jars import fetch_jars, fetch_kafka, find_java
 from .measure import Measured, in_turns
-from ...protocol.log.decisions import MemoryLog
+from ...protocol.driver import Driver, Policy
+from ...protocol.log.slots import MemoryLog
 from ...protocol.phases.commit import commit
-from ...protocol.phases.driver import Driver, Policy
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
 from ...protocol.policies import parallel, retry_unknown

@@ -47,12 +47,13 @@ from .slow_network import END_TXN, INIT_PRODUCER_ID, SlowNetwork
 from .spark_job import Job, running
 from .stage import Stage
 from .walks import after_a_race, pause_node
+from ...protocol.driver import Driver, Policy
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History
-from ...protocol.log.decisions import Decision, Late, never_late
+from ...protocol.log.decisions import Decision
+from ...protocol.log.slots import Late, never_late
 from ...protocol.names import Token
 from ...protocol.phases.commit import commit
-from ...protocol.phases.driver import Driver, Policy
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
 from ...protocol.policies import retry_unknown

@@ -15,16 +15,10 @@ from typing import Callable, Iterable, NamedTuple, Sequence
 from .systems import SILENT, UNKNOWN, uses_copy
 from .world import QUERY, Setting, Worker, worker_in, worker_name
 from ...protocol.clock import Moment
+from ...protocol.driver import Driver, Policy
 from ...protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
-from kafka2pc.protocol.log.decisions import (
-    Decision,
-    DecisionLog,
-    Identity,
-    Late,
-    Slot,
-    never_late,
-    stop_if_late,
-)
+from ...protocol.log.decisions import Decision, Identity, Slot
+from ...protocol.log.slots import DecisionLog, Late, never_late, stop_if_late
 from kafka2pc.protocol.messages import (
     CommitMessage,
     Committable,
@@ -33,12 +27,12 @@ from kafka2pc.protocol.messages import (
     PreparedTxnState,
 )
 from ...protocol.names import Token
+from ...protocol.operators.adopt import adopt
 from ...protocol.participant import Description, Outcome
 from ...protocol.phases import commit as commit_phase
+from ...protocol.phases import decide as decide_phase
 from ...protocol.phases import precommit as precommit_phase
 from ...protocol.phases import restore as restore_phase
-from ...protocol.phases.adopt import adopt
-from ...protocol.phases.driver import Driver, Policy
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c006
 class Stop(BaseException):
@@ -375,7 +369,7 @@ def call_abort(
 ) -> bool:
     """Spark's abort() in run `number`, with the messages that are there."""
     driver = make_driver(calls.setting, transcript, number)
-    return commit_phase.abort(driver, messages_of(calls, tasks), batch)
+    return decide_phase.abort(driver, messages_of(calls, tasks), batch)
 
 
 def messages_of(calls: "Calls", tasks: tuple) -> list[CommitMessage | None]:

@@ -34,25 +34,28 @@ from .steps import Model, Run, Step
 from .systems import UNKNOWN
 from .world import ANOMALIES, QUERY, Config, Worker, World, name_of, spell
 from ...protocol.errors import OutcomeUnknown
-from kafka2pc.protocol.log.decisions import (
-    Chains,
-    Decision,
-    Listing,
-    commit_of,
-    never_late,
-    newest_commit,
-    win,
-)
+from ...protocol.log.decisions import Decision
+from ...protocol.log.questions import commit_of, newest_commit
+from ...protocol.log.slots import Chains, Listing, never_late, win
 from ...protocol.messages import CommitMessage, Committable, Mode, Plan
 from ...protocol.names import Token
 from ...protocol.participant import Outcome
+from ...protocol.phases import claim as claim_phase
 from ...protocol.phases import commit as commit_phase
-from ...protocol.phases import identity
+from ...protocol.phases import decide as decide_phase
+from ...protocol.phases import finish as finish_phase
 from ...protocol.phases import precommit as precommit_phase
+from ...protocol.phases import requests
 from ...protocol.phases import restore as restore_phase
-from ...protocol.phases.commit import abort, decide, finish, send, sweep
+from ...protocol.phases import sweep as sweep_phase
+from ...protocol.phases.claim import next_attempt
+from ...protocol.phases.decide import abort, decide
+from ...protocol.phases.finish import finish
 from ...protocol.phases.precommit import precommit
-from ...protocol.phases.restore import next_attempt, restore
+from ...protocol.phases.requests import send
+from ...protocol.phases.restore import restore
+from ...protocol.phases.sweep import sweep
+from ...protocol.rare import identity
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c005
 RULES = {}
@@ -82,7 +85,12 @@ _LOST, _SILENT = "LOST-WITHOUT-TIMEOUT", "LOST-SILENTLY"
 # %% ../../../nbs/proof/model/08_rules.ipynb #c006
 MODULES = {
     "precommit": precommit_phase,
+    "requests": requests,
+    "decide": decide_phase,
+    "finish": finish_phase,
+    "sweep": sweep_phase,
     "commit": commit_phase,
+    "claim": claim_phase,
     "restore": restore_phase,
     "identity": identity,
     "replay": replay,
@@ -123,6 +131,10 @@ def without(rule: Rule) -> Exploration:
 
 def _both(function: str, replacement) -> tuple:
     return ("commit." + function, replacement), ("restore." + function, replacement)
+
+
+def _aborts(replacement) -> tuple:
+    return ("decide.abort", replacement), ("commit.abort", replacement)
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c009
 def write_in_background(txn, rows):
@@ -251,7 +263,7 @@ RULES |= {
         "abort() aborts without asking the log",
         _LOST,
         replace(_ONE, broken=1),
-        (("commit.abort", abort_at_once),),
+        _aborts(abort_at_once),
         "3",
         "H13",
     ),
@@ -259,7 +271,7 @@ RULES |= {
         "abort() reads its chain and believes it",
         _LOST,
         replace(_ONE, late_create=1),
-        (("commit.abort", abort_after_reading),),
+        _aborts(abort_after_reading),
         "3",
         "H13",
     ),
@@ -267,7 +279,7 @@ RULES |= {
         "abort() closes the first free slot",
         "DISTURBED-BY-OLDER",
         replace(_TWO, broken=1),
-        (("commit.abort", abort_in_first_free_slot),),
+        _aborts(abort_in_first_free_slot),
         "3",
         "H13",
     ),
@@ -560,14 +572,14 @@ RULES |= {
         "a lost transaction is only logged",
         _SILENT,
         replace(_ONE, timeout=1),
-        (("commit._report_loss", report_nothing),),
+        (("finish.report_loss", report_nothing),),
         "7",
     ),
     "an unclear EndTxn is not done": Rule(
         "no answer from the store counts as done",
         _SILENT,
         replace(_ONE, late_end=1),
-        (("commit.send", take_unknown_as_done),),
+        (("requests.send", take_unknown_as_done), ("sweep.send", take_unknown_as_done)),
         "7",
     ),
     "ask before lost": Rule(
@@ -713,7 +725,7 @@ RULES |= {
         "after winning COMMIT the driver does not look for a later batch",
         "DUPLICATE",
         Config(keep_batches=0),
-        (("commit.holds_later", never_later),),
+        (("finish.holds_later", never_later),),
         "8",
         "H11",
     ),
@@ -738,7 +750,7 @@ RULES |= {
         "after winning COMMIT the driver does not look for a later claim of the batch",
         "DUPLICATE",
         _CLAIMS,
-        (("commit.claimed_again", never_again),),
+        (("finish.claimed_again", never_again),),
         "8",
         "new",
         suspend_first_run,
@@ -747,7 +759,7 @@ RULES |= {
         "a COMMIT counts that a later claim follows",
         "STUCK",
         _CLAIMS,
-        (("restore.commit_of", any_commit),),
+        (("restore.commit_of", any_commit), ("claim.commit_of", any_commit)),
         "8",
         "new",
         suspend_first_run,
@@ -756,7 +768,7 @@ RULES |= {
         "every COMMIT in the log protects its transactions",
         "HANGING",
         Config(keep_batches=0),
-        (("commit.newest_commit", all_commits),),
+        (("sweep.newest_commit", all_commits),),
         "8",
         "H12",
     ),
@@ -967,7 +979,7 @@ RULES |= {
         "a run may leave a participant out as soon as the last batch is finished",
         "HANGING",
         Config(drivers=1, slots=(2, 1), shrinks=True),
-        (("restore.check_participants", miss_nobody), ("identity.check_participants", miss_nobody)),
+        (("claim.check_participants", miss_nobody), ("identity.check_participants", miss_nobody)),
         of="log",
         hole="new",
     ),
@@ -998,9 +1010,7 @@ HARMLESS = {
     "Spark's exclusive commits/N": Rule(
         "two runs may write commits/N", "", Config(exclusive=False)
     ),
-    "abort() at all": Rule(
-        "abort() does nothing", "", Config(broken=1), (("commit.abort", abort_nothing),)
-    ),
+    "abort() at all": Rule("abort() does nothing", "", Config(broken=1), _aborts(abort_nothing)),
     "mod 2 in the names, one batch at a time": Rule(
         "a name comes again in the next batch",
         "",
@@ -1032,7 +1042,7 @@ HARMLESS = {
         (("restore.finish", finish_later),),
     ),
     "sparing the newest COMMIT": Rule(
-        "a sweep spares nothing", "", Config(late_end=1), (("commit.newest_commit", spare_nothing),)
+        "a sweep spares nothing", "", Config(late_end=1), (("sweep.newest_commit", spare_nothing),)
     ),
     "a drained task writes nothing": Rule(
         "it writes, and no driver commits it",

@@ -12,7 +12,8 @@ from typing import Sequence
 from ...decision_logs.topic.log import TopicLog
 from .world import QUERY
 from ...protocol.errors import CorruptDecision
-from ...protocol.log.decisions import Decision, DecisionLog, Listing, Slot
+from ...protocol.log.decisions import Decision, Slot
+from ...protocol.log.slots import DecisionLog, Listing
 from ...protocol.participant import Outcome
 
 # %% ../../../nbs/proof/model/04_topic_replay.ipynb #c006

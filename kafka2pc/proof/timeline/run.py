@@ -19,12 +19,12 @@ from ..child_process import ChildProcess
 from ..crash_points import CrashWatcher
 from ..model.rules import RULES, switch_off
 from ..model.world import QUERY
+from ...protocol.driver import Driver, Policy
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History, read_history
 from ...protocol.messages import Mode
 from ...protocol.names import Token
 from ...protocol.phases.commit import commit
-from ...protocol.phases.driver import Driver, Policy
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
 from ...protocol.policies import retry_unknown

@@ -24,22 +24,24 @@ from pyspark.sql.datasource import DataSourceArrowWriter
 from ...backends.places import masked
 from ...decision_logs.files import FileLog
 from ...kafka.participant import KafkaParticipant
-from ...protocol.errors import BadOption, OutcomeUnknown, ReplayDiffers, TwoPhaseError
-from kafka2pc.protocol.log.decisions import (
-    Decision,
-    DecisionLog,
-    NamedLog,
-    commit_of,
-    holds_later,
-    newest_record,
+from ...protocol.driver import Driver
+from kafka2pc.protocol.errors import (
+    BadOption,
+    OutcomeUnknown,
+    ReplayDiffers,
+    TwoPhaseError,
+    describe_error,
 )
+from ...protocol.log.decisions import Decision
+from ...protocol.log.questions import commit_of, holds_later, newest_record
+from ...protocol.log.slots import DecisionLog, NamedLog
 from ...protocol.messages import CommitMessage, Mode, Plan
-from ...protocol.phases.commit import abort as abort_batch
+from ...protocol.phases.claim import claim
 from ...protocol.phases.commit import commit as commit_batch
-from ...protocol.phases.commit import describe_error, finish, sweep
-from ...protocol.phases.driver import Driver
-from ...protocol.phases.restore import claim
+from ...protocol.phases.decide import abort as abort_batch
+from ...protocol.phases.finish import finish
 from ...protocol.phases.restore import restore as restore_and_plan
+from ...protocol.phases.sweep import sweep
 from .batch_line import count_aborts, log_batch
 from .opening import make_driver, open_participant, open_place
 from .options import SinkOptions

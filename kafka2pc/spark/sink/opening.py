@@ -18,14 +18,14 @@ from ...decision_logs.opening import open_folder_log, open_log
 from ...kafka.cluster_check import check
 from ...kafka.participant import KafkaParticipant
 from ...kafka.write.settings import without_use
+from ...protocol.driver import Driver, Policy
 from ...protocol.errors import MovedLog
-from ...protocol.log.decisions import DecisionLog
+from ...protocol.log.slots import DecisionLog
 from ...protocol.messages import Mode, Plan
 from ...protocol.participant import Participant
-from ...protocol.phases.driver import Driver, Policy
-from ...protocol.phases.restore import back_off
 from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.policies import parallel, retry_unknown
+from ...protocol.rare.claims import back_off
 from ..checkpoint import Checkpoint, identity_of
 from .batch_line import BatchHistory
 from .options import SinkOptions

@@ -22,8 +22,8 @@ from ...kafka.write.row_producer import RowWriter
 from ...protocol.errors import StaleCheckpoint
 from ...protocol.history import from_environment
 from ...protocol.messages import CommitMessage, Plan
-from ...protocol.phases.commit import abort as abort_batch
 from ...protocol.phases.commit import commit as commit_batch
+from ...protocol.phases.decide import abort as abort_batch
 from ...protocol.phases.precommit import precommit
 from ..checkpoint import Checkpoint
 from .batch_line import count_aborts, log_batch
