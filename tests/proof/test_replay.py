@@ -9,7 +9,7 @@ import pytest
 from kafka2pc.proof.model import replay
 from kafka2pc.proof.model.explorer import explore
 from kafka2pc.proof.model.world import Config
-from kafka2pc.protocol.phases import commit, precommit, restore
+from kafka2pc.protocol.phases import commit, decide, precommit, restore
 from kafka2pc.protocol.states import TRANSITIONS, IllegalStep, TxnState
 
 
@@ -19,7 +19,7 @@ class Called(Exception):
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [(restore, "restore"), (precommit, "precommit"), (commit, "commit"), (commit, "abort")],
+    [(restore, "restore"), (precommit, "precommit"), (commit, "commit"), (decide, "abort")],
 )
 def test_the_functions_are_those_of_the_package(module, function, monkeypatch):
     def refuse(*args, **kwargs):

@@ -622,9 +622,9 @@ def the_log_forgets(patch):
 
 def the_log_lets_everybody_win(patch):
     """Rule 8: who comes second has won as well."""
-    for room in (decide, claim_phase):
+    for module in (decide, claim_phase):
         patch.setattr(
-            room, "win", lambda log, decision, late=never_late: log.create(decision) and decision
+            module, "win", lambda log, decision, late=never_late: log.create(decision) and decision
         )
 
 
@@ -687,8 +687,8 @@ def ids_that_two_processes_share(patch):
 
 def no_sweep(patch):
     """Rule 6, second half."""
-    for room in (decide, claim_phase):
-        patch.setattr(room, "sweep", lambda driver, token, own_parity=None, seen=None: [])
+    for module in (commit, restore):
+        patch.setattr(module, "sweep", lambda driver, token, own_parity=None, seen=None: [])
 
 
 WITHOUT = [
