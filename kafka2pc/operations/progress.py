@@ -13,7 +13,7 @@ from typing import Iterable, Mapping
 # %% ../../nbs/operations/05_progress.ipynb #c003
 from .query import Query, open_query
 from ..protocol.log.decisions import Decision
-from ..protocol.log.questions import commit_of, holds_later
+from ..protocol.log.questions import commit_of, later_batch
 from ..protocol.messages import Committable
 
 # %% ../../nbs/operations/05_progress.ipynb #c006
@@ -60,7 +60,7 @@ def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: fl
     if decision is None:
         return batch
     done = (
-        ended_ms is not None or query.spark_committed(batch_id) or holds_later(query.log, batch_id)
+        ended_ms is not None or query.spark_committed(batch_id) or later_batch(query.log, batch_id)
     )
     committables = decision.committables
     partitions = {(p.topic, p.partition) for c in committables for p in c.partitions if p.records}

@@ -27,7 +27,7 @@ def one_by_one(fn: Callable, items: Iterable) -> list:
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """How the phases do their work, and within which limits. `each(fn, items)` maps in order.
-    `retry()` gives a policy that repeats an unclear answer. `wait_to_claim(attempt)` is called
+    `retry()` gives a policy that repeats an unclear answer. `pause_before_claim(attempt)` is called
     before that slot is claimed; True: it has waited. `margin_ms` must be left of each timeout
     before a decision. The log keeps `keep_batches` old batches, and the last `keep_claims` of a
     batch. `skip_lost`: go on after `LostTransaction`. `in_order`: end the transactions of one
@@ -37,7 +37,7 @@ class Policy:
 
     each: Callable[[Callable, Iterable], list] = one_by_one
     retry: Callable[[], Callable[[Callable[[], Outcome]], Outcome]] = lambda: lambda ask: ask()
-    wait_to_claim: Callable[[int], bool] = lambda attempt: False
+    pause_before_claim: Callable[[int], bool] = lambda attempt: False
     margin_ms: int = 0
     keep_batches: int = 100
     keep_claims: int = 8
@@ -50,7 +50,7 @@ class Policy:
 class Driver:
     """All that the commit and restore phases need, for one query. `about`: what the decisions are
     about, beside the place of the log. `spark_committed(batch_id)` looks into Spark's own commit
-    log. `fresh`: the query id was never used, so no store need be asked for its traces.
+    log. `new_query`: its id was never used, so no store need be asked for its traces.
     `former(prefix)`: the participants with a former prefix of their ids.
     """
 
@@ -61,7 +61,7 @@ class Driver:
     policy: Policy = Policy()
     history: History = Silence()
     spark_committed: Callable[[int], bool] = lambda batch_id: False
-    fresh: bool = False
+    new_query: bool = False
     former: Callable[[str], Iterable[Mapping[str, Participant]]] = lambda prefix: ()
     new_token: Callable[[int, int], Token] = new_token
     now: Callable[[], Moment | None] = this_moment

@@ -229,7 +229,7 @@ def test_the_wait_before_a_claim_is_not_part_of_the_age_of_a_plan():
         clock[0] += 100_000
 
     driver = driver_of(
-        MemoryLog(), policy=Policy(wait_to_claim=wait), now=lambda: Moment("boot", clock[0])
+        MemoryLog(), policy=Policy(pause_before_claim=wait), now=lambda: Moment("boot", clock[0])
     )
     assert restore(driver, 0).planned == Moment("boot", 100_000)
 
@@ -294,7 +294,9 @@ def duel(patience, batch_s=20, restart_s=1, seed=7, limit_s=3600):
         if planned is None:
             waited = []
             planned = restore(
-                driver.within(wait_to_claim=lambda attempt: waited.append(patience(attempt, dice))),
+                driver.within(
+                    pause_before_claim=lambda attempt: waited.append(patience(attempt, dice))
+                ),
                 0,
             )
             runs[name] = now + sum(waited) + batch_s, planned
@@ -326,7 +328,7 @@ def test_a_run_that_has_waited_looks_at_the_log_again():
             commit(driver, prepared(driver, others), 0)
         return True
 
-    assert restore(driver.within(wait_to_claim=wait), 0).mode is Mode.DRAIN
+    assert restore(driver.within(pause_before_claim=wait), 0).mode is Mode.DRAIN
     assert len(driver.log.slots()) == 2 and rows_of(driver) == ["row"]
 
 

@@ -231,7 +231,7 @@ def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_dec
 
     planned = restore(driver, 0)
     message = precommit(driver.participants.values(), planned, iter([["row"]]))
-    monkeypatch.setattr("kafka2pc.protocol.phases.finish.holds_later", refused)
+    monkeypatch.setattr("kafka2pc.protocol.phases.finish.overtaken", refused)
     with pytest.raises(NotAuthorized) as e:
         commit(driver, [message], 0)
     assert newest_record(driver.log).commit and "decided" in e.value.risk

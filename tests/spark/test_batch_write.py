@@ -35,7 +35,7 @@ from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.spark.foreach_batch import Shaped, Task, TwoPhase
+from kafka2pc.spark.foreach_batch import PrecommitTask, Shaped, TwoPhase
 from kafka2pc.spark.sink import batch_writer as batch_sink
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.spark.sink.batch_writer import (
@@ -368,7 +368,7 @@ def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
     assert (limits.in_order, limits.replay_check) == (True, "warn")
     shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
     planned = Plan(query_id=job.query_id, batch_id=0, attempt=1, token=new_token(0, 1))
-    (row,) = Task((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))
+    (row,) = PrecommitTask((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))
     message = pickle.loads(row["message"][0].as_py())
     assert (message.rows, message.bytes) == (2, 3)
 

@@ -24,7 +24,7 @@ from kafka2pc.protocol.errors import (
 )
 from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
-from kafka2pc.protocol.log.questions import commit_of, holds_later, newest_commit
+from kafka2pc.protocol.log.questions import commit_of, later_batch, newest_commit
 from kafka2pc.protocol.log.slots import win
 from kafka2pc.protocol.messages import Committable, PartitionRange, PreparedTxnState
 from kafka2pc.protocol.names import new_token
@@ -165,7 +165,7 @@ def chains_and_batches_are_in_the_order_of_numbers(open):
 @into(PROMISES)
 def what_one_driver_wrote_the_next_read_of_another_shows(open):
     reader = open()
-    assert (reader.chain(7), reader.batches(), newest_commit(reader), holds_later(reader, 0)) == (
+    assert (reader.chain(7), reader.batches(), newest_commit(reader), later_batch(reader, 0)) == (
         [],
         [],
         None,
@@ -178,8 +178,8 @@ def what_one_driver_wrote_the_next_read_of_another_shows(open):
             reader.chain(n),
             newest_commit(reader),
             commit_of(reader, n),
-            holds_later(reader, n),
-            holds_later(reader, n - 1),
+            later_batch(reader, n),
+            later_batch(reader, n - 1),
         ) == ([d], d, d, False, True)
 
 

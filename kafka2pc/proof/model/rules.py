@@ -11,7 +11,7 @@ __all__ = ['RULES', 'MODULES', 'HARMLESS', 'LIMITS', 'Rule', 'switch_off', 'with
            'sweep_nothing', 'sweep_no_losers', 'sweep_all_but_mine', 'sweep_as_many_slots_as_mine', 'sweep_by_init',
            'report_nothing', 'take_unknown_as_done', 'Blind', 'finish_unasked', 'claim_existing', 'claim_beside',
            'claim_by_reading', 'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_existing',
-           'suspend_third_run', 'never_again', 'any_commit', 'suspend_first_run', 'all_commits', 'name_without_token',
+           'suspend_third_run', 'later_record', 'any_commit', 'suspend_first_run', 'all_commits', 'name_without_token',
            'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending', 'begin_without_init',
            'forget_retired', 'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked',
            'miss_nobody', 'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random',
@@ -35,7 +35,12 @@ from .systems import UNKNOWN
 from .world import ANOMALIES, QUERY, Config, Worker, World, name_of, spell
 from ...protocol.errors import OutcomeUnknown
 from ...protocol.log.decisions import Decision
-from ...protocol.log.questions import commit_of, newest_commit
+from kafka2pc.protocol.log.questions import (
+    commit_of,
+    later_batch,
+    later_claim,
+    newest_commit,
+)
 from ...protocol.log.slots import Chains, Listing, never_late, win
 from ...protocol.messages import CommitMessage, Committable, Mode, Plan
 from ...protocol.names import Token
@@ -690,8 +695,9 @@ def suspend_third_run(m: Model, s: Step) -> bool:
 _CLAIMS = Config(drivers=3, batches=1, keep_claims=0)
 
 
-def never_again(log, decision) -> bool:
-    return False
+def later_record(log, decision) -> bool:
+    """A later batch only, no later claim."""
+    return later_batch(log, decision.slot.batch_id)
 
 
 def any_commit(log, batch_id) -> Decision | None:
@@ -725,7 +731,7 @@ RULES |= {
         "after winning COMMIT the driver does not look for a later batch",
         "DUPLICATE",
         Config(keep_batches=0),
-        (("finish.holds_later", never_later),),
+        (("finish.overtaken", later_claim),),
         "8",
         "H11",
     ),
@@ -733,7 +739,7 @@ RULES |= {
         "after winning a claim the driver does not look for a later batch",
         _LOST,
         Config(batches=3, keep_batches=0),
-        (("restore.holds_later", never_later),),
+        (("restore.later_batch", never_later),),
         "8",
         "H11",
     ),
@@ -750,7 +756,7 @@ RULES |= {
         "after winning COMMIT the driver does not look for a later claim of the batch",
         "DUPLICATE",
         _CLAIMS,
-        (("finish.claimed_again", never_again),),
+        (("finish.overtaken", later_record),),
         "8",
         "new",
         suspend_first_run,

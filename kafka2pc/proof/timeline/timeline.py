@@ -29,7 +29,7 @@ from ..model.rules import RULES
 from ..model.world import QUERY
 from .captions import POINTS, Verdict, verdict
 from .drawing import READERS, Drawn
-from .run import Run, RunFailed
+from .run import RunFailed, RunProcess
 from .scene import Scene
 from ...protocol.errors import BadOption
 from ...protocol.history import Event
@@ -89,7 +89,7 @@ class Query:
         self.store = KafkaParticipant(self.conf, prefix=self.topic)
         self._create_topic()
         self._facts = check(self.conf, prefix=self.topic, topics=[self.topic], two_phase="auto")
-        self.run = Run(Path(self._folder.name) / self.topic)
+        self.run = RunProcess(Path(self._folder.name) / self.topic)
         self.changed()
         return self
 

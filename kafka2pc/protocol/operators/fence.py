@@ -8,10 +8,10 @@ __all__ = ['fence', 'end_all']
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c002
 from ..driver import Driver
 from ..errors import UNTOUCHED, Superseded
-from ..log.questions import claimed_again, newest_commit
+from ..log.questions import later_claim, newest_commit, overtaken
 from ..names import Token
 from ..phases.claim import claim
-from ..phases.finish import finish, has_newer_run
+from ..phases.finish import finish
 from ..phases.sweep import sweep
 from ..rare.identity import check_identity
 
@@ -28,14 +28,14 @@ def fence(driver: Driver) -> Token:
     """
     newest, batches = newest_commit(driver.log), driver.log.batches()
     # its slot was removed and won again after the log was listed
-    if newest and claimed_again(driver.log, newest):
+    if newest and later_claim(driver.log, newest):
         raise _still_runs(driver)
     if newest:
         finish(driver, newest)
     decided = newest.slot.batch_id if newest else -1
     last = batches[-1] if batches else 0
     claimed = claim(driver, max(decided + 1, last))
-    if claimed.commit or has_newer_run(driver.log.listing(), claimed):
+    if claimed.commit or overtaken(driver.log.listing(), claimed):
         raise _still_runs(driver)
     return claimed.token
 

@@ -28,19 +28,8 @@ def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) ->
         return decided
     attempt = next_attempt(seen, batch_id)
     while True:
-        plan = Plan(
-            query_id=driver.query_id,
-            batch_id=batch_id,
-            attempt=attempt,
-            token=driver.new_token(batch_id, attempt + 1),
-        )
-        wanted = driver.decision(plan, commit=False, **more)
-        record = win(driver.log, wanted)
-        if record is None:
-            raise OutcomeUnknown(
-                f"claim {batch_id}.{attempt} of query {driver.query_id}: its log gave no clear"
-                " answer"
-            )
+        wanted = _abort_record(driver, batch_id, attempt, **more)
+        record = _win_clearly(driver, wanted)
         if record == wanted:
             return record
         check_record(driver, record)
@@ -48,6 +37,23 @@ def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) ->
         if record.commit:
             return record
         attempt += 1
+
+
+def _abort_record(driver: Driver, batch_id: int, attempt: int, **more) -> Decision:
+    """ABORT in a slot, with the token that may write the slot after it."""
+    token = driver.new_token(batch_id, attempt + 1)
+    plan = Plan(query_id=driver.query_id, batch_id=batch_id, attempt=attempt, token=token)
+    return driver.decision(plan, commit=False, **more)
+
+
+def _win_clearly(driver: Driver, wanted: Decision) -> Decision:
+    record = win(driver.log, wanted)
+    if record is None:
+        raise OutcomeUnknown(
+            f"claim {wanted.slot.batch_id}.{wanted.slot.attempt} of query {driver.query_id}: its"
+            " log gave no clear answer"
+        )
+    return record
 
 
 def next_attempt(seen: Listing, batch_id: int) -> int:

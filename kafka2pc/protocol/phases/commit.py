@@ -26,21 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
-    """The commit phase, on the driver (steps COMMIT 1-8). Raises `Refused`, `Superseded`,
-    `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a participant raises.
-
-    1. Mode drain, or no message, so that no plan is known: finish the COMMIT of the batch, then
-      compare what was decided with what was replayed.
-    2. All messages carry one plan.
-    3. Every transaction is open and has time left; else abort and raise.
-    4. Win the slot with COMMIT, while they have time left. Lost: abort and raise. Unknown: raise
-      and touch nothing.
-    5. The log holds a later batch, or a later claim: a newer run has gone on; raise and touch
-      nothing. This listing is made after step 4, and step 8 needs no other.
-    6. Finish.
-    7. Sweep below my token, and the losers of this batch.
-    8. Purge old batches, never the newest. What fails in 7 and 8 is logged: the batch is complete,
-      and the next sweep and purge look again.
+    """The commit phase, on the driver, when every task has returned. A batch that was drained, or
+    whose plan is unknown because no task sent a message, is finished once more. Raises `Refused`
+    and `Superseded` (the attempt is given up), `OutcomeUnknown`, `LostTransaction`,
+    `ReplayDiffers`, or what a participant raises. What fails behind the last commit is logged.
     """
     plan = one_plan(messages, batch_id) if messages else None
     if plan is None or plan.mode is Mode.DRAIN:
@@ -52,7 +41,7 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
         raise
     decision = decide(driver, plan, messages, late)
     with after_the_decision():
-        seen = driver.log.listing(decision)
+        seen = driver.log.listing(decision)  # made after the slot was won
     if not finish(driver, decision, seen):
         raise Superseded(
             f"batch {batch_id} of query {driver.query_id}: the log holds a later batch, or claim"

@@ -41,31 +41,39 @@ def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None
     margin_ms = driver.policy.margin_ms
     least_ms = margin_ms + margin_ms // 10  # the stores need time to answer
     answers = describe_all(driver, cs, margin_ms=least_ms, age_ms=age)
-    for c, s in zip(cs, answers, strict=True):
-        what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
-        if s.state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
-            raise Refused(
-                f"{what} is {s.state.value if s.state else 'unknown to its store'} before the"
-                " decision"
-            )
-        if not s.in_time:
-            raise Refused(
-                f"{what}: {margin_ms} ms must be left of its timeout of {c.timeout_ms} ms,"
-                " and its store does not confirm that"
-            )
+    for c, description in zip(cs, answers, strict=True):
+        _check_one(driver, c, description)
     timeouts = [c.timeout_ms for c in cs if c.timeout_ms]
     if not margin_ms or not timeouts:
         return never_late
     left_ms = least_ms if age is None else max(least_ms, min(timeouts) - age)
     late = partial(_has_passed, driver, began, left_ms - margin_ms)
-    if late():
-        raise Refused(
-            f"{margin_ms} ms must be left of the timeout of {min(timeouts)} ms, and it took"
-            " the stores too long to answer"
-        )
+    _check_not_late(driver, late, min(timeouts))
     return late
+
+
+def _check_one(driver: Driver, c: Committable, description: Description):
+    state, margin_ms = description.state, driver.policy.margin_ms
+    what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
+    if state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
+        raise Refused(
+            f"{what} is {state.value if state else 'unknown to its store'} before the decision"
+        )
+    if not description.in_time:
+        raise Refused(
+            f"{what}: {margin_ms} ms must be left of its timeout of {c.timeout_ms} ms,"
+            " and its store does not confirm that"
+        )
 
 
 def _has_passed(driver: Driver, began: Moment | None, ms: float) -> bool:
     passed_ms = age_ms(began, driver.now())
     return passed_ms is not None and passed_ms > ms
+
+
+def _check_not_late(driver: Driver, late: Late, timeout_ms: int):
+    if late():
+        raise Refused(
+            f"{driver.policy.margin_ms} ms must be left of the timeout of {timeout_ms} ms, and it"
+            " took the stores too long to answer"
+        )

@@ -128,7 +128,7 @@ def check_empty(driver: Driver) -> Decision | None:
     no state. The log is read after the stores: the record of another run's first claim, if one came
     in between. Raises `StaleCheckpoint`.
     """
-    if driver.fresh:
+    if driver.new_query:
         return None
     traces = [t for p in driver.participants.values() for t in p.traces(driver.query_id)]
     newest = newest_record(driver.log)

@@ -33,7 +33,7 @@ from kafka2pc.protocol.errors import (
     describe_error,
 )
 from ...protocol.log.decisions import Decision
-from ...protocol.log.questions import commit_of, holds_later, newest_record
+from ...protocol.log.questions import commit_of, later_batch, newest_record
 from ...protocol.log.slots import DecisionLog, NamedLog
 from ...protocol.messages import CommitMessage, Mode, Plan
 from ...protocol.phases.claim import claim
@@ -61,7 +61,7 @@ def close_key(driver: Driver, days: int):
     because the write itself is complete.
     """
     try:
-        if not holds_later(driver.log, 0):
+        if not later_batch(driver.log, 0):
             claim(driver, 1, expires_ms=int(time.time() * 1000) + days * _DAY_MS)
         place = driver.log.place.rpartition("/")[0] or driver.log.place
         if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S:
@@ -245,7 +245,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     if folder:
         remove_folders(time.time() - _DAY_MS / 1000 - participant.timeout_ms / 1000)
     log = _batch_log(options, query_id, folder)
-    driver = replace(make_driver(options, query_id, log, participant), fresh=not options.key)
+    driver = replace(make_driver(options, query_id, log, participant), new_query=not options.key)
     try:
         plan = restore_and_plan(driver, 0)
     except BaseException:

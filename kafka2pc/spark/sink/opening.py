@@ -150,7 +150,7 @@ def new_driver(
     policy = Policy(
         each=parallel(),
         retry=partial(retry_unknown, max_commit_retries),
-        wait_to_claim=back_off,
+        pause_before_claim=back_off,
         margin_ms=margin_ms,
         skip_lost=skip_lost,
         in_order=in_order,
