@@ -8,6 +8,7 @@ format are those that the columnar engine sends.
 
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -30,14 +31,18 @@ from kafka2pc.proof.model.world import QUERY  # noqa: E402
 from kafka2pc.proof.timeline.drawing import LOOKS, draw
 from kafka2pc.proof.timeline.timeline import Timeline  # noqa: E402
 from kafka2pc.protocol.driver import Driver
+from kafka2pc.protocol.errors import Superseded
 from kafka2pc.protocol.history import History  # noqa: E402
 from kafka2pc.protocol.log.slots import MemoryLog  # noqa: E402
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import PreparedTxnState
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.finish import finish
 from kafka2pc.protocol.phases.precommit import precommit  # noqa: E402
+from kafka2pc.protocol.phases.requests import send
 from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.phases.sweep import sweep
 from kafka2pc.protocol.states import TxnState
 
 # -- one batch, with its own words --
@@ -154,37 +159,112 @@ def one_batch():
 # -- the three phases, run by the code that does them --
 
 
-def phases():
-    """Name -> SVG: the same batch up to the end of the pre-commit phase, up to the end of the
-    commit phase, and a crash in between that the restore phase repairs.
-    """
-    drawn = {}
-    for name, dies in (("commit", False), ("restore", True)):
-        history, store = History(), MemoryParticipant("store")
-        driver = Driver(
-            query_id=QUERY, log=MemoryLog(), participants={"store": store}, history=history
+class Batch:
+    """A batch of two tasks, in memory, up to the end of the pre-commit phase."""
+
+    def __init__(self):
+        self.history, self.store = History(), MemoryParticipant("store")
+        self.driver = Driver(
+            query_id=QUERY,
+            log=MemoryLog(),
+            participants={"store": self.store},
+            history=self.history,
         )
-        history.append("invoke", "press", text="pre-commit phase")
-        first = restore(driver, 0)
-        messages = [precommit([store], first, [["row"]], history) for _ in range(2)]
-        drawn["precommit"] = draw(history.events)
-        history.append("invoke", "press", text="commit phase")
-        if dies:
-            decide(driver, first, messages)
-            history.append(
-                "info",
-                "crash",
-                batch_id=0,
-                pid=history.events[-1].process,
-                text="after the decision",
-            )
-            history.append("invoke", "press", text="restore phase")
-            again = restore(driver, 0)
-            messages = [precommit([store], again, [["row"]], history) for _ in range(2)]
-        commit(driver, messages, 0)
-        history.append("ok", "commit log", batch_id=0)
-        drawn[name] = draw(history.events)
-    return drawn
+        self.press("pre-commit phase")
+        self.plan = restore(self.driver, 0)
+        self.messages = [self.task(self.plan) for _ in range(2)]
+
+    def task(self, plan):
+        return precommit([self.store], plan, [["row"]], self.history)
+
+    def press(self, text):
+        self.history.append("invoke", "press", text=text)
+
+    def crash(self, text):
+        pid = self.history.events[-1].process
+        self.history.append("info", "crash", batch_id=0, pid=pid, text=text)
+
+    def decide(self):
+        return decide(self.driver, self.plan, self.messages)
+
+    def drawn(self):
+        return draw(self.history.events)
+
+
+def precommitted():
+    return Batch().drawn()
+
+
+def committed():
+    batch = Batch()
+    batch.press("commit phase")
+    commit(batch.driver, batch.messages, 0)
+    batch.history.append("ok", "commit log", batch_id=0)
+    return batch.drawn()
+
+
+def decided():
+    batch = Batch()
+    batch.press("decide")
+    batch.decide()
+    return batch.drawn()
+
+
+def finished():
+    batch = Batch()
+    batch.press("decide, and finish")
+    decision = batch.decide()
+    send(batch.driver, "commit", decision.committables[0], 0)
+    batch.crash("between two commits")
+    batch.press("finish, by the next start")
+    finish(batch.driver, decision)
+    return batch.drawn()
+
+
+def swept():
+    batch = Batch()
+    batch.task(batch.plan)
+    batch.press("decide, and finish")
+    finish(batch.driver, batch.decide())
+    batch.press("sweep")
+    sweep(batch.driver, batch.plan.token, own_parity=0)
+    return batch.drawn()
+
+
+def claimed():
+    """Run 2 claims and sweeps; run 1 then meets the claim in its own slot."""
+    batch = Batch()
+    batch.press("run 2 claims, and sweeps")
+    restore(batch.driver, 0)
+    batch.press("run 1 wants to decide")
+    with suppress(Superseded):
+        batch.decide()
+    return batch.drawn()
+
+
+def restored():
+    batch = Batch()
+    batch.press("commit phase")
+    batch.decide()
+    batch.crash("after the decision")
+    batch.press("restore phase")
+    again = restore(batch.driver, 0)
+    commit(batch.driver, [batch.task(again) for _ in range(2)], 0)
+    batch.history.append("ok", "commit log", batch_id=0)
+    return batch.drawn()
+
+
+def phases():
+    """Name -> SVG, for the phases and their steps."""
+    return {
+        "precommit": precommitted(),
+        "decide": decided(),
+        "finish": finished(),
+        "sweep": swept(),
+        "commit": committed(),
+        "claim": claimed(),
+        "restore": restored(),
+    }
 
 
 # -- the record format: a batch of one record, field by field --
