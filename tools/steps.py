@@ -27,9 +27,9 @@ ROWS = [
     ),
     (
         "decision log",
-        ("ABORT in the next free slot", "protocol/log/01_decisions"),
+        ("ABORT in the next free slot", "protocol/phases/08_claim"),
         None,
-        ("COMMIT in the claimed slot", "protocol/log/01_decisions"),
+        ("COMMIT in the claimed slot", "protocol/phases/04_decide"),
     ),
     (
         "Kafka as a store",
