@@ -30,6 +30,20 @@ def describe_all(driver: Driver, cs: Sequence[Committable], **limits) -> list[De
             answers |= dict(zip(own, p.describe(own, **limits), strict=True))
     return [answers[c] for c in cs]
 
+# %% ../../../nbs/protocol/phases/03_describe.ipynb #c042
+def _check_one(driver: Driver, c: Committable, description: Description):
+    state, margin_ms = description.state, driver.policy.margin_ms
+    what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
+    if state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
+        raise Refused(
+            f"{what} is {state.value if state else 'unknown to its store'} before the decision"
+        )
+    if not description.in_time:
+        raise Refused(
+            f"{what}: {margin_ms} ms must be left of its timeout of {c.timeout_ms} ms,"
+            " and its store does not confirm that"
+        )
+
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c010
 def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None = None) -> Late:
     """Rule 4: every transaction is open under the same state and has `margin_ms` left. `planned`:
@@ -51,21 +65,7 @@ def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None
     _check_not_late(driver, late, min(timeouts))
     return late
 
-
-def _check_one(driver: Driver, c: Committable, description: Description):
-    state, margin_ms = description.state, driver.policy.margin_ms
-    what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
-    if state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
-        raise Refused(
-            f"{what} is {state.value if state else 'unknown to its store'} before the decision"
-        )
-    if not description.in_time:
-        raise Refused(
-            f"{what}: {margin_ms} ms must be left of its timeout of {c.timeout_ms} ms,"
-            " and its store does not confirm that"
-        )
-
-
+# %% ../../../nbs/protocol/phases/03_describe.ipynb #c044
 def _has_passed(driver: Driver, began: Moment | None, ms: float) -> bool:
     passed_ms = age_ms(began, driver.now())
     return passed_ms is not None and passed_ms > ms

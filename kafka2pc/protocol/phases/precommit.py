@@ -25,81 +25,24 @@ def flush_and_precommit(txn: Transaction, history: History, **ids) -> Committabl
     with history.of("precommit", **ids) as noted:
         c = txn.precommit()
         if c:
-            noted.update(
-                transactional_id=c.transactional_id,
-                producer_id=c.state.producer_id,
-                epoch=c.state.epoch,
-                records=c.records,
-            )
+            noted.update(transactional_id=c.transactional_id, producer_id=c.state.producer_id)
+            noted.update(epoch=c.state.epoch, records=c.records)
     return c
 
-# %% ../../../nbs/protocol/phases/01_precommit.ipynb #c010
-class _Counted:
-    """The chunks that have rows, one after the other. `rows` and `bytes` count what has gone
-    through.
-    """
-
-    def __init__(self, chunks: Iterable, measure: Callable):
-        self.chunks = chunks
-        self.measure = measure
-        self.rows = 0
-        self.bytes = 0
-
-    def __iter__(self) -> Iterator:
-        for chunk in self.chunks:
-            if not len(chunk):
-                continue
-            self.rows += len(chunk)
-            self.bytes += self.measure(chunk)
-            yield chunk
-
-
-def no_measure(chunk) -> int:
-    """For rows whose size in bytes does not matter."""
-    return 0
-
-
-def precommit(
-    participants: Sequence[Participant],
-    plan: Plan,
-    chunks: Iterable,
-    history: History = Silence(),
-    measure: Callable[[object], int] = no_measure,
-) -> CommitMessage:
-    """The pre-commit phase in one task (steps WRITE 2-5). `chunks` are sized collections of rows,
-    `measure` gives the bytes of one. Raises what a participant raises; its transactions abort then.
-
-    2. Mode drain: read the input to its end, count it, and write nothing.
-    3. No row: no transaction.
-    4. Begin one transaction with each participant, under a separate name.
-    5. Write all rows, flush, check every delivery, pre-commit, and leave the transaction open.
-    """
-    ids = dict(batch_id=plan.batch_id, attempt=plan.attempt)
-    counted = _Counted(chunks, measure)
-    if plan.mode is Mode.DRAIN:
-        with history.of("drain", **ids):
-            _read_to_the_end(counted)
-        return CommitMessage(plan=plan, rows=counted.rows, bytes=counted.bytes)
-    full_chunks = iter(counted)
-    first = next(full_chunks, None)
-    if first is None:
-        return CommitMessage(plan=plan)
-    committables = _write_all(participants, plan, chain([first], full_chunks), history, ids)
-    return CommitMessage(
-        plan=plan, committables=committables, rows=counted.rows, bytes=counted.bytes
-    )
-
-
+# %% ../../../nbs/protocol/phases/01_precommit.ipynb #c056
 def _write_all(
-    participants: Sequence[Participant], plan: Plan, chunks: Iterable, history: History, ids: dict
+    participants: Sequence[Participant], plan: Plan, chunks: Iterator, history: History, ids: dict
 ) -> tuple[Committable, ...]:
     """Write the chunks to all participants, and pre-commit. An error aborts what is open."""
+    first = next(chunks, None)
+    if first is None:
+        return ()
     with ExitStack() as stack:
         txns = []
         for p in participants:
             with history.of("begin", participant=p.name, **ids):
                 txns.append(stack.enter_context(p.begin(plan)))
-        for chunk in chunks:
+        for chunk in chain([first], chunks):
             with history.of("write", rows=len(chunk), **ids):
                 _write(txns, chunk)
         committables = [
@@ -109,11 +52,47 @@ def _write_all(
     return tuple(c for c in committables if c)
 
 
-def _read_to_the_end(chunks: Iterable):
-    for _ in chunks:
-        pass
-
-
 def _write(txns: Sequence[Transaction], chunk):
     for txn in txns:
         txn.write(chunk)
+
+# %% ../../../nbs/protocol/phases/01_precommit.ipynb #c010
+def _counted(chunks: Iterable, measure: Callable[[object], int], counts: dict) -> Iterator:
+    """The chunks that have rows. `counts`: what has gone through."""
+    for chunk in chunks:
+        if len(chunk):
+            counts["rows"] += len(chunk)
+            counts["bytes"] += measure(chunk)
+            yield chunk
+
+
+def no_measure(chunk) -> int:
+    """For rows whose size in bytes does not matter."""
+    return 0
+
+# %% ../../../nbs/protocol/phases/01_precommit.ipynb #c059
+def precommit(
+    participants: Sequence[Participant],
+    plan: Plan,
+    chunks: Iterable,
+    history: History = Silence(),
+    measure: Callable[[object], int] = no_measure,
+) -> CommitMessage:
+    """The pre-commit phase in one task (steps WRITE 2-5). `chunks` are sized collections of rows,
+    `measure` gives the bytes of one. No row, or mode drain: no transaction. Raises what a
+    participant raises; its open transactions abort then.
+    """
+    ids = dict(batch_id=plan.batch_id, attempt=plan.attempt)
+    counts = dict(rows=0, bytes=0)
+    counted = _counted(chunks, measure, counts)
+    if plan.mode is Mode.DRAIN:
+        with history.of("drain", **ids):
+            _read_to_the_end(counted)
+        return CommitMessage(plan=plan, committables=(), **counts)
+    committables = _write_all(participants, plan, counted, history, ids)
+    return CommitMessage(plan=plan, committables=committables, **counts)
+
+
+def _read_to_the_end(chunks: Iterable):
+    for _ in chunks:
+        pass
