@@ -39,6 +39,11 @@ def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) ->
         attempt += 1
 
 
+def next_attempt(seen: Listing, batch_id: int) -> int:
+    """The slot behind the last one of a batch."""
+    return max((s.attempt + 1 for s in seen.slots if s.batch_id == batch_id), default=0)
+
+# %% ../../../nbs/protocol/phases/08_claim.ipynb #c064
 def _abort_record(driver: Driver, batch_id: int, attempt: int, **more) -> Decision:
     """ABORT in a slot, with the token that may write the slot after it."""
     token = driver.new_token(batch_id, attempt + 1)
@@ -54,8 +59,3 @@ def _win_clearly(driver: Driver, wanted: Decision) -> Decision:
             " log gave no clear answer"
         )
     return record
-
-
-def next_attempt(seen: Listing, batch_id: int) -> int:
-    """The slot behind the last one of a batch."""
-    return max((s.attempt + 1 for s in seen.slots if s.batch_id == batch_id), default=0)

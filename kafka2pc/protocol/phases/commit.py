@@ -27,9 +27,9 @@ _LOG = logging.getLogger(__name__)
 
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     """The commit phase, on the driver, when every task has returned. A batch that was drained, or
-    whose plan is unknown because no task sent a message, is finished once more. Raises `Refused`
-    and `Superseded` (the attempt is given up), `OutcomeUnknown`, `LostTransaction`,
-    `ReplayDiffers`, or what a participant raises. What fails behind the last commit is logged.
+    has no message and so no plan, is finished once more. Raises `Refused` and `Superseded` (the
+    attempt is given up), `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a
+    participant raises. An error after the last commit is logged.
     """
     plan = one_plan(messages, batch_id) if messages else None
     if plan is None or plan.mode is Mode.DRAIN:
@@ -58,7 +58,7 @@ def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
     names = sorted(f"{p.batch_id}/{p.attempt} of {p.token}" for p in plans)
     raise Superseded(f"batch {batch_id}: its tasks followed the plans {names}")
 
-# %% ../../../nbs/protocol/phases/07_commit.ipynb #c008
+
 def _tidy_up(driver: Driver, plan: Plan, seen: Listing):
     try:
         sweep(driver, plan.token, plan.batch_id % 2, seen)
@@ -71,7 +71,7 @@ def _tidy_up(driver: Driver, plan: Plan, seen: Listing):
             describe_error(e),
         )
 
-
+# %% ../../../nbs/protocol/phases/07_commit.ipynb #c008
 def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     decided = commit_of(driver.log, batch_id)
     if decided:

@@ -44,6 +44,26 @@ def restore(
         _sweep_below(driver, claimed)
         return _plan(driver, batch_id, claimed.slot.attempt + 1, claimed.token, offsets_hash)
 
+# %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
+def _sweep_below(driver: Driver, claimed: Decision):
+    """Sweep, unless the log holds a later batch. This needs a listing made after the claim."""
+    seen = driver.log.listing(claimed)
+    if later_batch(seen, claimed.slot.batch_id):
+        raise _turned_back(driver, claimed.slot.batch_id, "write")
+    sweep(driver, claimed.token, seen=seen)
+    sweep_former(driver, claimed, seen)
+    remove_old_claims(driver, claimed, seen)
+
+
+def without_pause(driver: Driver) -> Driver:
+    """The driver that has waited. It looks at everything again: what it saw before is old."""
+    return driver.within(pause_before_claim=lambda attempt: False)
+
+# %% ../../../nbs/protocol/phases/09_restore.ipynb #c064
+def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:
+    before = commit_of(seen, batch_id - 1)
+    return before is not None and before.token == mine
+
 
 def _plan(
     driver: Driver, batch_id: int, attempt: int, token: Token, offsets_hash: str, **more
@@ -56,33 +76,6 @@ def _plan(
         offsets_hash=offsets_hash,
         planned=driver.now(),
         **more,
-    )
-
-# %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
-def _sweep_below(driver: Driver, claimed: Decision):
-    """Sweep, unless the log holds a later batch. This needs a listing made after the claim."""
-    seen = driver.log.listing(claimed)
-    if later_batch(seen, claimed.slot.batch_id):
-        raise _turned_back(driver, claimed.slot.batch_id, "write")
-    sweep(driver, claimed.token, seen=seen)
-    sweep_former(driver, claimed, seen)
-    remove_old_claims(driver, claimed, seen)
-
-
-def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:
-    before = commit_of(seen, batch_id - 1)
-    return before is not None and before.token == mine
-
-
-def without_pause(driver: Driver) -> Driver:
-    """The driver that has waited. It looks at everything again: what it saw before is old."""
-    return driver.within(pause_before_claim=lambda attempt: False)
-
-
-def _turned_back(driver: Driver, batch_id: int, verb: str) -> StaleCheckpoint:
-    return StaleCheckpoint(
-        f"query {driver.query_id} is about to {verb} batch {batch_id}, but its log holds batch"
-        f" {driver.log.batches()[-1]}"
     )
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c008
@@ -111,3 +104,10 @@ def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str):
             f"batch {batch_id} of query {driver.query_id} was decided for Spark's offsets"
             f" {decided.offsets_hash[:16]}, but the checkpoint now says {offsets_hash[:16]}"
         )
+
+# %% ../../../nbs/protocol/phases/09_restore.ipynb #c070
+def _turned_back(driver: Driver, batch_id: int, verb: str) -> StaleCheckpoint:
+    return StaleCheckpoint(
+        f"query {driver.query_id} is about to {verb} batch {batch_id}, but its log holds batch"
+        f" {driver.log.batches()[-1]}"
+    )
