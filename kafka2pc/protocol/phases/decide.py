@@ -44,33 +44,11 @@ def decide(
         )
     return record
 
-# %% ../../../nbs/protocol/phases/04_decide.ipynb #c007
-def _unclear_decision(driver: Driver, plan: Plan, late: bool) -> OutcomeUnknown:
-    what = (
-        f"decision {plan.batch_id}.{plan.attempt} of query {driver.query_id}: the log gave no clear"
-        " answer"
-    )
-    if not late:
-        return OutcomeUnknown(what)
-    return OutcomeUnknown(
-        f"{what} until its transactions had less than {driver.policy.margin_ms} ms left",
-        risk=(
-            "Hardly. No request was sent later, and Spark replays the batch. But one that was under"
-            " way may still arrive: if it arrives after the transactions have timed out, and before"
-            " the restart, the restart reports them as lost."
-        ),
-        action="Restart the query when the place of the decisions answers again.",
-    )
-
 # %% ../../../nbs/protocol/phases/04_decide.ipynb #c008
 def _ranges(cs: Sequence[Committable]) -> list[tuple[str, int, int, int]]:
     """The offsets that hold records, for the history."""
-    return [
-        (p.topic, p.partition, p.first_offset, p.last_offset)
-        for c in cs
-        for p in c.partitions
-        if p.records
-    ]
+    written = [p for c in cs for p in c.partitions if p.records]
+    return [(p.topic, p.partition, p.first_offset, p.last_offset) for p in written]
 
 
 def _outcome(record: Decision | None, wanted: Decision) -> Outcome:
@@ -96,3 +74,21 @@ def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: in
     cs = [c for m in messages if m is not None for c in m.committables]
     send_all(driver, "abort", cs, batch_id)
     return True
+
+# %% ../../../nbs/protocol/phases/04_decide.ipynb #c007
+def _unclear_decision(driver: Driver, plan: Plan, late: bool) -> OutcomeUnknown:
+    what = (
+        f"decision {plan.batch_id}.{plan.attempt} of query {driver.query_id}: the log gave no clear"
+        " answer"
+    )
+    if not late:
+        return OutcomeUnknown(what)
+    return OutcomeUnknown(
+        f"{what} until its transactions had less than {driver.policy.margin_ms} ms left",
+        risk=(
+            "Hardly. No request was sent later, and Spark replays the batch. But one that was under"
+            " way may still arrive: if it arrives after the transactions have timed out, and before"
+            " the restart, the restart reports them as lost."
+        ),
+        action="Restart the query when the place of the decisions answers again.",
+    )

@@ -31,6 +31,20 @@ from .requests import send_all
 from ..rare.loss import report_loss
 from ..states import TxnState
 
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #c026
+def _commit_all(driver: Driver, decision: Decision) -> bool:
+    cs = decision.committables
+    outcomes = send_all(driver, "commit", cs, decision.slot.batch_id)
+    refused = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.REFUSED]
+    unclear = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.UNKNOWN]
+    if refused and _finished_by_another(driver, decision):
+        return False
+    if refused:
+        _check_lost(driver, decision, refused)
+    if unclear:
+        _check_unclear(driver, decision, unclear)
+    return True
+
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c006
 @contextmanager
 def after_the_decision() -> Iterator[None]:
@@ -71,20 +85,6 @@ def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> b
         with driver.history.of("finish", batch_id=decision.slot.batch_id):
             return _commit_all(driver, decision)
 
-
-def _commit_all(driver: Driver, decision: Decision) -> bool:
-    cs = decision.committables
-    outcomes = send_all(driver, "commit", cs, decision.slot.batch_id)
-    refused = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.REFUSED]
-    unclear = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.UNKNOWN]
-    if refused and _finished_by_another(driver, decision):
-        return False
-    if refused:
-        _check_lost(driver, decision, refused)
-    if unclear:
-        _check_unclear(driver, decision, unclear)
-    return True
-
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c009
 def _finished_by_another(driver: Driver, decision: Decision) -> bool:
     if overtaken(driver.log.listing(decision), decision):
@@ -103,7 +103,7 @@ def _uncommitted(driver: Driver, cs: Sequence[Committable]) -> list[Committable]
     answers = describe_all(driver, cs)
     return [c for c, s in zip(cs, answers, strict=True) if s.state is not TxnState.COMMITTED]
 
-
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #c038
 def _check_unclear(driver: Driver, decision: Decision, unclear: Sequence[Committable]):
     unclear = _still_unclear(driver, unclear)
     if unclear:
