@@ -306,7 +306,7 @@ OWN_BROKER = {
     "local/05_broker",
     "local/06_your_cluster",
     "kafka/wire/07_transactions",
-    "protocol/phases/07_commit",
+    "kafka/03_real_broker",
     "proof/drills/02_scenario",
     "operations/03_survey",
     "operations/04_repair",

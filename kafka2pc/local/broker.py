@@ -40,19 +40,7 @@ from kafka2pc.local.nodes import (
 )
 from .readiness import can_begin, create_topic, is_joined, is_listening
 
-# %% ../../nbs/local/05_broker.ipynb #c007
-# what a client needs besides name and password
-SCRAM = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256"}
-
-
-def _random_cluster_id() -> str:
-    """16 random bytes in URL-safe base64, as Kafka writes them, without a dash at the beginning."""
-    while True:
-        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        if not text.startswith("-"):
-            return text
-
-
+# %% ../../nbs/local/05_broker.ipynb #c101
 def _version_list(version: str | Iterable[str], nodes: int) -> list[str]:
     """The version of each node. Raises `ValueError` if the numbers of versions and nodes differ, or
     if there are neither one node nor three.
@@ -63,6 +51,18 @@ def _version_list(version: str | Iterable[str], nodes: int) -> list[str]:
     if len(versions) != nodes:
         raise ValueError(f"version={version}: one for each of the {nodes} nodes")
     return versions
+
+# %% ../../nbs/local/05_broker.ipynb #c104
+# what a client needs besides name and password
+SCRAM = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256"}
+
+
+def _random_cluster_id() -> str:
+    """16 random bytes in URL-safe base64, as Kafka writes them, without a dash at the beginning."""
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        if not text.startswith("-"):
+            return text
 
 # %% ../../nbs/local/05_broker.ipynb #c008
 class LocalKafka:
@@ -295,6 +295,14 @@ class LocalKafka:
         create_topic(self.client_conf, name, partitions, replicas, config, wait_s)
         return name
 
+# %% ../../nbs/local/05_broker.ipynb #c107
+def _client_file(kafka: LocalKafka, user: str) -> Path:
+    """A properties file for this user, which only we can read, removed with the node."""
+    file = kafka.nodes[0].folder / f"{user}.properties"
+    file.touch(mode=0o600)
+    file.write_text(properties_text(kafka.client_conf_for(user)))
+    return file
+
 # %% ../../nbs/local/05_broker.ipynb #c033
 def serve(
     nodes: int = 1,
@@ -327,11 +335,3 @@ def serve(
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
-
-
-def _client_file(kafka: LocalKafka, user: str) -> Path:
-    """A properties file for this user, which only we can read, removed with the node."""
-    file = kafka.nodes[0].folder / f"{user}.properties"
-    file.touch(mode=0o600)
-    file.write_text(properties_text(kafka.client_conf_for(user)))
-    return file

@@ -15,7 +15,7 @@ from kafka.protocol.admin import DescribeProducersRequest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../../nbs/operations/03_survey.ipynb #c004
-from ..kafka.participant import NEVER_MS
+from ..kafka.transaction_states import NEVER_MS
 from ..kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import (
     DescribedTransaction,

@@ -17,7 +17,7 @@ from ..backends.storage import Storage
 from ..protocol.errors import BadOption, StaleCheckpoint
 from ..protocol.log.decisions import Identity, Slot
 
-# %% ../../nbs/spark/01_checkpoint.ipynb #c005
+# %% ../../nbs/spark/01_checkpoint.ipynb #c044
 @dataclass(frozen=True)
 class PlannedBatch:
     """The batch that Spark is about to run, as its checkpoint names it."""
@@ -26,7 +26,7 @@ class PlannedBatch:
     batch_id: int
     offsets_hash: str
 
-
+# %% ../../nbs/spark/01_checkpoint.ipynb #c045
 class Checkpoint:
     """Spark's checkpoint folder, read only. `location`: a path or an fsspec URL. Raises `BadOption`
     if it is missing or cannot be used; all methods raise `StoreUnreachable` if the storage refuses
@@ -35,14 +35,7 @@ class Checkpoint:
 
     def __init__(self, location: str | None):
         if not location:
-            raise BadOption(
-                "checkpointLocation is missing",
-                why=(
-                    "The decisions live in it. A location in Spark's conf never reaches a Python"
-                    " sink."
-                ),
-                action='.option("checkpointLocation", "/path") on the query itself.',
-            )
+            raise _no_location()
         self.location = absolute_place(location).rstrip("/")
         check_place("checkpointLocation", self.location, folder=True)
         self._storage = Storage(re.sub("^file:/+", "/", self.location), "checkpointLocation")
@@ -71,35 +64,17 @@ class Checkpoint:
         try:
             return json.loads(self._storage.read(f"{self._root}/metadata"))["id"]
         except FileNotFoundError:
-            raise self._not_here() from None
+            raise _no_checkpoint(self.location) from None
         except (OSError, ValueError, KeyError) as e:
             raise StaleCheckpoint(
                 f"{self.location}/metadata holds no query id ({type(e).__name__})"
             ) from e
 
-    def _not_here(self) -> BadOption:
-        if ":" in self.location:
-            why = "Spark has written nothing there. Perhaps it was deleted while the query ran."
-        else:
-            why = (
-                "Python looks on this machine's disk. For Spark, a path without a scheme is on its"
-                " default file system (fs.defaultFS): HDFS?"
-            )
-        return BadOption(
-            f"checkpointLocation={masked(self.location)}: Python finds no checkpoint of Spark's"
-            " there",
-            why=why,
-            action=(
-                "Write the scheme: file:///path (the disk of the driver), hdfs://host/path,"
-                " s3a://bucket/path, ..."
-            ),
-        )
-
     def newest_batch(self) -> int:
         """The batch that Spark is about to run. Raises `BadOption` if Spark has planned none."""
         batches = self._storage.numbers(f"{self._root}/offsets")
         if not batches:
-            raise self._not_here()
+            raise _no_checkpoint(self.location)
         return max(batches)
 
     def offsets_hash(self, batch_id: int) -> str:
@@ -132,21 +107,52 @@ class Checkpoint:
         """When Spark began and ended its `last` batches, in ms since 1970; None: not ended. Empty
         where the storage keeps no times.
         """
-        begun = sorted(self._storage.numbers(f"{self._root}/offsets"))[-last:]
-        ended = set(self._storage.numbers(f"{self._root}/commits"))
-        try:
-            return {
-                n: (
-                    self._written_ms(f"offsets/{n}"),
-                    self._written_ms(f"commits/{n}") if n in ended else None,
-                )
-                for n in begun
-            }
-        except (NotImplementedError, OSError):
-            return {}
+        return _batch_times(self._storage, self._root, last)
 
-    def _written_ms(self, name: str) -> float:
-        return 1000 * self._storage.fs.modified(f"{self._root}/{name}").timestamp()
+# %% ../../nbs/spark/01_checkpoint.ipynb #c047
+def _no_location() -> BadOption:
+    return BadOption(
+        "checkpointLocation is missing",
+        why="The decisions live in it. A location in Spark's conf never reaches a Python sink.",
+        action='.option("checkpointLocation", "/path") on the query itself.',
+    )
+
+
+def _no_checkpoint(location: str) -> BadOption:
+    if ":" in location:
+        why = "Spark has written nothing there. Perhaps it was deleted while the query ran."
+    else:
+        why = (
+            "Python looks on this machine's disk. For Spark, a path without a scheme is on its"
+            " default file system (fs.defaultFS): HDFS?"
+        )
+    return BadOption(
+        f"checkpointLocation={masked(location)}: Python finds no checkpoint of Spark's there",
+        why=why,
+        action=(
+            "Write the scheme: file:///path (the disk of the driver), hdfs://host/path,"
+            " s3a://bucket/path, ..."
+        ),
+    )
+
+# %% ../../nbs/spark/01_checkpoint.ipynb #c050
+def _batch_times(storage: Storage, root: str, last: int) -> dict[int, tuple[float, float | None]]:
+    begun = sorted(storage.numbers(f"{root}/offsets"))[-last:]
+    ended = set(storage.numbers(f"{root}/commits"))
+
+    def written_ms(name: str) -> float:
+        return 1000 * storage.fs.modified(f"{root}/{name}").timestamp()
+
+    try:
+        return {
+            n: (
+                written_ms(f"offsets/{n}"),
+                written_ms(f"commits/{n}") if n in ended else None,
+            )
+            for n in begun
+        }
+    except (NotImplementedError, OSError):
+        return {}
 
 # %% ../../nbs/spark/01_checkpoint.ipynb #c009
 def identity_of(checkpoint: Checkpoint | None, prefix: str, topic: str | None) -> Identity:

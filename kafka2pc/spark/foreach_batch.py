@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame
 # %% ../../nbs/spark/04_foreach_batch.ipynb #c004
 from ..backends.places import check_place
 from ..decision_logs.opening import left_log, open_log
-from ..kafka.participant import with_prefix
+from ..kafka.ids import with_prefix
 from ..kafka.records.encoder import payload_bytes
 from ..protocol.driver import Driver
 from ..protocol.errors import BadOption, TwoPhaseError

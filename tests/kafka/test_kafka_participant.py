@@ -29,7 +29,9 @@ from kafka_fixtures import records, values
 from marks import first_of
 from participant_suite import DONE, DURABLE, REQUIRED, At, a_plan, ask
 
+from kafka2pc.kafka import client as client_module
 from kafka2pc.kafka import participant as participant_module
+from kafka2pc.kafka import transaction_states
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
@@ -201,9 +203,9 @@ def test_after_a_fork_the_child_opens_its_own_connections(store):
 
 @pytest.mark.kafka
 def test_thirty_threads_open_one_connection(kafka, topic, monkeypatch):
-    opened, real = [], participant_module.Cluster
+    opened, real = [], client_module.Cluster
     monkeypatch.setattr(
-        participant_module,
+        client_module,
         "Cluster",
         lambda conf: opened.append(conf) or time.sleep(0.1) or real(conf),
     )
@@ -1023,8 +1025,11 @@ class Coordinators:
 
 def in_time(monkeypatch, coordinators, timeouts, **limits):
     monkeypatch.setattr(KafkaParticipant, "cluster", None)
-    for question in ("describe_transactions", "list_transactions"):
-        monkeypatch.setattr(participant_module, question, getattr(coordinators, question))
+    for module, question in (
+        (participant_module, "describe_transactions"),
+        (transaction_states, "list_transactions"),
+    ):
+        monkeypatch.setattr(module, question, getattr(coordinators, question))
     cs = [
         Committable(transactional_id=i, state=PreparedTxnState(1, 0), timeout_ms=ms)
         for i, ms in timeouts.items()

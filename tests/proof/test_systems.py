@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 from kafka_fixtures import values
 
-from kafka2pc.kafka import participant as kafka
-from kafka2pc.kafka.participant import NEVER_MS
+from kafka2pc.kafka import transaction_states as kafka
+from kafka2pc.kafka.transaction_states import NEVER_MS
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import (
     DescribedTransaction,

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from kafka2pc.kafka.participant import with_prefix
+from kafka2pc.kafka.ids import with_prefix
 from kafka2pc.protocol.errors import PrecommitFailed
 from kafka2pc.protocol.messages import (
     Committable,

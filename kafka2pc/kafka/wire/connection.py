@@ -37,7 +37,7 @@ class NotYet(Exception):
     transaction.
     """
 
-
+# %% ../../../nbs/kafka/wire/04_connection.ipynb #c103
 class TooOld(BadOption):
     """A broker does not offer a request, or not the version of it that is needed."""
 
@@ -49,6 +49,42 @@ class TooOld(BadOption):
 
 
 _FORBIDDEN = (wire_errors.SaslAuthenticationFailedError, wire_errors.AuthorizationError)
+
+# %% ../../../nbs/kafka/wire/04_connection.ipynb #c010
+def _bad_certificate(server: str, message: str) -> Exception | None:
+    """The error for a TLS handshake that fails over a certificate, and so will fail again; None for
+    any other trouble.
+    """
+    if "CERTIFICATE_VERIFY_FAILED" in message:
+        return BadOption(
+            f"{server}: {message}",
+            why=(
+                "The broker's certificate is not signed by kafka.ssl.ca.location, or is for another"
+                " name."
+            ),
+            action=(
+                "Name the file of the brokers' authority, and the brokers as in their certificates."
+            ),
+        )
+    if re.search("alert.*(certificate|unknown ca)", message, re.I):
+        return NotAuthorized(
+            f"{server}: {message}",
+            why=(
+                "The broker wants a certificate, and there was none, or one that it does not"
+                " believe."
+            ),
+            action=(
+                "Name files that the brokers' authority signed: kafka.ssl.certificate.location and"
+                " kafka.ssl.key.location."
+            ),
+        )
+    return None
+
+
+def _versions_request() -> ApiVersionsRequest:
+    return ApiVersionsRequest(
+        client_software_name="kafka2pc", client_software_version="0", min_version=0
+    )
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c009
 class Connection:
@@ -252,39 +288,3 @@ class Connection:
             }
 
         return self._manager.run(add)
-
-# %% ../../../nbs/kafka/wire/04_connection.ipynb #c010
-def _bad_certificate(server: str, message: str) -> Exception | None:
-    """The error for a TLS handshake that fails over a certificate, and so will fail again; None for
-    any other trouble.
-    """
-    if "CERTIFICATE_VERIFY_FAILED" in message:
-        return BadOption(
-            f"{server}: {message}",
-            why=(
-                "The broker's certificate is not signed by kafka.ssl.ca.location, or is for another"
-                " name."
-            ),
-            action=(
-                "Name the file of the brokers' authority, and the brokers as in their certificates."
-            ),
-        )
-    if re.search("alert.*(certificate|unknown ca)", message, re.I):
-        return NotAuthorized(
-            f"{server}: {message}",
-            why=(
-                "The broker wants a certificate, and there was none, or one that it does not"
-                " believe."
-            ),
-            action=(
-                "Name files that the brokers' authority signed: kafka.ssl.certificate.location and"
-                " kafka.ssl.key.location."
-            ),
-        )
-    return None
-
-
-def _versions_request() -> ApiVersionsRequest:
-    return ApiVersionsRequest(
-        client_software_name="kafka2pc", client_software_version="0", min_version=0
-    )

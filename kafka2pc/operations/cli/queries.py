@@ -68,7 +68,7 @@ def doctor(
         show(diagnosis)
     raise typer.Exit(diagnosis.status)
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #c101
 def _print_json(diagnosis):
     more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
     typer.echo(json.dumps(asdict(diagnosis) | more, indent=1))
@@ -95,7 +95,7 @@ def _print_findings(diagnosis):
     if not diagnosis.findings:
         typer.echo("\nNothing found: the guarantees can be kept.")
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c010
+# %% ../../../nbs/operations/cli/03_queries.ipynb #c104
 decisions = typer.Typer(help="What a checkpoint has decided.", no_args_is_help=True)
 
 
@@ -113,7 +113,7 @@ def _query(
     conf = Access(servers, config).conf() if servers or config else None
     return open_query(place, decision_log, conf=conf, prefix=prefix)
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #c106
 @decisions.command("list")
 def list_decisions(
     place: Place,
@@ -136,7 +136,7 @@ def list_decisions(
         records = [d for batch_id in log.batches() for d in log.chain(batch_id)]
         show_rows(records, columns, as_json, "No decision yet.")
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #c108
 @decisions.command()
 def show(
     place: Place,
@@ -174,7 +174,7 @@ def _print_record(decision):
             f" {describe_records(c)}"
         )
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #c112
 def show_progress(
     place: Place,
     last: Annotated[int, typer.Option(min=1, help="How many batches.")] = 20,
@@ -200,7 +200,7 @@ def show_progress(
         }
         show_rows(batches, columns, as_json, "No batch yet.")
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c012
+# %% ../../../nbs/operations/cli/03_queries.ipynb #c115
 def restore(
     place: Place,
     dry_run: Annotated[
@@ -230,7 +230,7 @@ def restore(
         show_rows(steps, _STEP, as_json, "Nothing is open, and nothing was decided.")
     raise typer.Exit(_status(steps, dry_run))
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #c117
 _STEP = {
     "": lambda s: s.do,
     "transactional id": lambda s: s.transactional_id,
@@ -245,7 +245,7 @@ def _status(steps: list, dry_run: bool) -> int:
         return 4
     return 3 if dry_run and any(s.do in ("commit", "abort") for s in steps) else 0
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #c121
 def adopt(
     place: Place,
     decision_log: DecisionLog = None,

@@ -20,8 +20,10 @@ from ...kafka.wire.transactions import end_txn_version
 from .findings import FINDINGS, Examination, Finding, finding
 from ...protocol.log.questions import newest_commit
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c006
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c100
 _STOPS = "No. The query stops at its start, before anything is written."
+
+
 FINDINGS.update(
     {
         "topic-missing": ("trouble", "The sink creates no topics.", _STOPS, "Create it."),
@@ -41,7 +43,7 @@ FINDINGS.update(
     }
 )
 
-
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c102
 def check_rights(exam: Examination) -> Iterator[Finding]:
     """May this user write to the topics, use the transactional ids and read the settings?"""
     found = describe_topics(exam.survey, exam.topics)
@@ -79,7 +81,7 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
             *(exam.acl("DescribeConfigs", r) for r in hidden),
         )
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c008
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c108
 FINDINGS.update(
     {
         "timeout-too-large": (
@@ -109,7 +111,7 @@ FINDINGS.update(
     }
 )
 
-
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c110
 def check_time(exam: Examination) -> Iterator[Finding]:
     """Does the brokers' limit allow the transaction timeout, and do the batches fit into it?"""
     most = max_timeout_ms(exam.survey)
@@ -131,17 +133,21 @@ def check_time(exam: Examination) -> Iterator[Finding]:
             level="danger" if longest > 0.8 * limit else "trouble",
         )
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c010
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c113
 _TIMES_OUT = (
     "Only if no driver commits a decided batch within the transaction timeout: then it is lost, and"
     " the next start raises LostTransaction."
 )
+
+
 _NO_2PC = {  # how the reason begins -> name of the finding
     "The brokers offer no": "two-phase-no-version",
     "transaction.two.phase": "two-phase-off",
     "TWO_PHASE_COMMIT": "two-phase-not-allowed",
     "Either": "two-phase-refused",
 }
+
+
 FINDINGS.update(
     {
         "two-phase-too-old": (
@@ -175,7 +181,7 @@ FINDINGS.update(
     }
 )
 
-
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c115
 def check_two_phase(exam: Examination) -> Iterator[Finding]:
     """Does the cluster allow transactions without a timeout (KIP-939), and if not, why?"""
     why = why_no_two_phase(exam.survey, exam.probe) if exam.may_begin else None
@@ -203,7 +209,7 @@ def _lacks_setting(exam: Examination) -> bool:
         return False
     return broker_setting(exam.survey, "transaction.two.phase.commit.enable") is None
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c011
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c119
 FINDINGS.update(
     {
         "old-transactions": (
@@ -237,7 +243,7 @@ def check_protocol(exam: Examination) -> Iterator[Finding]:
             exam.tool("kafka-features.sh", "upgrade --feature transaction.version=2"),
         )
 
-
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c123
 def find_speculation(conf_dir: str | None = None) -> str | None:
     """The path of the spark-defaults.conf that sets `spark.speculation` to true: in `conf_dir`,
     else SPARK_CONF_DIR, else SPARK_HOME/conf. None: there is no such file, or it does not set it.
@@ -259,8 +265,10 @@ def check_speculation(exam: Examination) -> Iterator[Finding]:
     if exam.speculation:
         yield finding("speculation", f"spark.speculation is true in {exam.speculation}")
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c013
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c127
 _ONE_DISK = "Yes, with a broker's disk: what was committed may be gone."
+
+
 FINDINGS.update(
     {
         "one-copy": (
@@ -290,7 +298,7 @@ def check_copies(exam: Examination) -> Iterator[Finding]:
     for topic in (*topics, "__transaction_state"):
         yield from _check_copies_of(exam, topic)
 
-
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c129
 def _check_copies_of(exam: Examination, topic: str) -> Iterator[Finding]:
     layout = exam.survey.layout([topic])
     setting = topic_setting(exam.survey, topic, "min.insync.replicas")

@@ -176,8 +176,8 @@ def may_abort(world: World, run: int, txn: Txn) -> bool:
 def description(txn: Txn | None, epoch: int, end_txn: int) -> TxnState | None:
     """The state that DescribeTransactions shows for exactly this epoch; None: no longer known.
 
-    `kafka.participant.description` is the same rule, written a second time on purpose: a test
-    compares the two (an oracle pair), so do not call one from the other.
+    `kafka.transaction_states.description` is the same rule, written a second time on purpose: a
+    test compares the two (an oracle pair), so do not call one from the other.
     """
     if txn is None:
         return None

@@ -20,8 +20,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../../nbs/proof/timeline/05_timeline.ipynb #c004
 from ...kafka.cluster_check import check
-from ...kafka.participant import NEVER_MS, KafkaParticipant
+from ...kafka.participant import KafkaParticipant
 from ...kafka.read.readers import read_topic
+from ...kafka.transaction_states import NEVER_MS
 from ...kafka.wire.descriptions import list_transactions
 from ...kafka.wire.topics import find_leaders
 from ..crash_points import Crash, CrashPoint, arm
@@ -36,16 +37,24 @@ from ...protocol.history import Event
 from ...protocol.policies import retry_unknown
 from ...protocol.states import TxnState
 
-# %% ../../../nbs/proof/timeline/05_timeline.ipynb #c007
+# %% ../../../nbs/proof/timeline/05_timeline.ipynb #c101
 # the rules of `proof/model/08_rules` that one driver can show here
 OFF = ("decide first", "drain what is decided", "check", "sweep", "loud loss")
+
+
 # a timeout that is further away is not waited for; a batch that takes longer is given up
 PATIENCE_MS, RUN_SECONDS = 20_000, 120
+
+
 _NEVER = "These transactions have no timeout (KIP-939): the broker keeps them until they are ended."
+
+
 _LONG = "Their timeout is {} seconds: too long to wait here. Choose a short one for the next batch."
+
+
 _GOES_ON = "The last run has reported a loss; this one has the option to go on without those rows."
 
-
+# %% ../../../nbs/proof/timeline/05_timeline.ipynb #c007
 class Query:
     """Does what Spark does for a query, on the broker of `conf` (names as in librdkafka), and reads
     the topic as independent consumers do.

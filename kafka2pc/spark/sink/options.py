@@ -42,7 +42,7 @@ def _meant(unknown: Iterable[str], known: Iterable[str]) -> str:
     near = [names[n] for u in unknown for n in get_close_matches(u, names, n=1)]
     return f"Did you mean {', '.join(near)}? " if near else ""
 
-
+# %% ../../../nbs/spark/sink/01_options.ipynb #c042
 def choose(given: Mapping[str, str], name: str, *choices: str) -> str:
     """The value of an option that has a few fixed values; the first choice is the default. Raises
     `BadOption` for any other value.
@@ -69,7 +69,7 @@ def whole_number(
         raise BadOption(f"{name}={value}: a whole number {limits} is needed")
     return int(value)
 
-# %% ../../../nbs/spark/sink/01_options.ipynb #c007
+# %% ../../../nbs/spark/sink/01_options.ipynb #c044
 @dataclass(frozen=True, slots=True)
 class Option:
     """One option as the guide shows it. `default`: what it is if it is not given; None: there is no
@@ -81,10 +81,10 @@ class Option:
     example: str
     spark: str
 
-
+# %% ../../../nbs/spark/sink/01_options.ipynb #c045
 _NEW = "does not have it"
 _SAME = "the same"
-SINK_OPTIONS = {
+_WHERE = {
     "kafka.*": Option(
         "Settings of the Kafka client. `kafka.bootstrap.servers` is required.",
         None,
@@ -93,10 +93,7 @@ SINK_OPTIONS = {
         " that cannot be honoured is refused",
     ),
     "topic": Option(
-        "The topic of all rows. It wins over a column `topic`.",
-        None,
-        "flights",
-        _SAME,
+        "The topic of all rows. It wins over a column `topic`.", None, "flights", _SAME
     ),
     "checkpointLocation": Option(
         "Required for a stream, as an option of the query. The decisions are kept inside it.",
@@ -116,6 +113,10 @@ SINK_OPTIONS = {
         "true",
         "always takes the time of writing",
     ),
+}
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c051
+_GUARANTEE = {
     "deliveryGuarantee": Option(
         "`exactly_once` or `at_least_once` (no transactions, duplicates after a failure).",
         "exactly_once",
@@ -136,6 +137,62 @@ SINK_OPTIONS = {
         "confluent",
         _NEW,
     ),
+}
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c052
+def _exactly_once(given: Mapping[str, str]) -> bool:
+    guarantee = choose(given, "deliveryGuarantee", "exactly_once", "at_least_once")
+    if guarantee == "at_least_once" and given.get("idempotencekey"):
+        raise BadOption("idempotenceKey needs deliveryGuarantee=exactly_once")
+    return guarantee == "exactly_once"
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c054
+_TWO_PHASE = "kafka.transaction.two.phase.commit.enable"  # KIP-939's own name
+_TIMEOUT = "kafka.transaction.timeout.ms"
+_INT32_MAX = 2**31 - 1
+
+
+def _two_phase(given: Mapping[str, str], timeout_ms: int | None) -> str:
+    """auto, required or off, from our option and KIP-939's own one."""
+    asked = given.get(_TWO_PHASE, "").lower()
+    if asked not in ("", "true", "false"):
+        raise BadOption(f"{_TWO_PHASE}={asked}: true or false")
+    wanted = choose(given, "twoPhaseCommit", "auto", "required", "off")
+    value = {"true": "required", "false": "off"}.get(asked, wanted)
+    if "twophasecommit" in given and value != wanted:
+        raise BadOption(f"twoPhaseCommit={wanted} and {_TWO_PHASE}={asked} contradict each other")
+    if value == "required" and timeout_ms is not None:
+        raise BadOption(
+            f"twoPhaseCommit=required and {_TIMEOUT}={timeout_ms} contradict each other",
+            why="With KIP-939 a transaction has no timeout.",
+            action="Leave one of them out.",
+        )
+    return value
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c055
+def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -> str:
+    """columnar or rows. Only librdkafka has other partitioners than Java's default; only the
+    columnar engine speaks KIP-939.
+    """
+    wanted = choose(given, "engine", "auto", "columnar", "confluent")
+    partitioner = conf.get("partitioner", "murmur2_random")
+    other_partitioner = partitioner not in ("murmur2", "murmur2_random")
+    if wanted == "columnar" and other_partitioner:
+        raise BadOption(
+            f"engine=columnar and kafka.partitioner={partitioner} contradict each other",
+            action="Use engine=confluent, or leave one of them out.",
+        )
+    rows = wanted == "confluent" or other_partitioner
+    if rows and two_phase == "required":
+        raise BadOption(
+            "twoPhaseCommit=required needs the columnar engine",
+            why="librdkafka does not speak KIP-939.",
+            action="Leave out engine=confluent and kafka.partitioner.",
+        )
+    return "rows" if rows else "columnar"
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c059
+_FAILURE = {
     "maxCommitRetries": Option(
         "How often a commit is sent again while its answer is unclear; then the query stops. 20"
         " take two minutes at most.",
@@ -157,6 +214,10 @@ SINK_OPTIONS = {
         "warn",
         _NEW,
     ),
+}
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c062
+_DECISIONS = {
     "decisionLog": Option(
         "Where the decisions are, if not in the checkpoint: a folder, an fsspec URL, `kafka:TOPIC`"
         " (compacted, same cluster) or `postgresql://...`. A batch write without it keeps its"
@@ -181,7 +242,47 @@ SINK_OPTIONS = {
     ),
 }
 
+# %% ../../../nbs/spark/sink/01_options.ipynb #c063
+def _key_days(given: Mapping[str, str]) -> int:
+    days = whole_number(given, "idempotenceKeyDays", most=_INT32_MAX) or 30
+    if days < 8:
+        raise BadOption(
+            f"idempotenceKeyDays={days}: at least 8 are needed",
+            why=(
+                "Brokers remember transactional ids for seven days. A key that is "
+                "forgotten before would be taken for one whose decision log is lost."
+            ),
+        )
+    return days
 
+
+def _check_log(place: str | None, topic: str | None):
+    """Raises `BadOption` for a decision log that cannot work, without opening it."""
+    if place is None:
+        return
+    check_place("decisionLog", place)
+    if place == f"kafka:{topic}":
+        raise BadOption(
+            f"decisionLog={place}: rows are written to this topic",
+            action="Give the decisions a topic of their own.",
+        )
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c066
+SINK_OPTIONS = _WHERE | _GUARANTEE | _FAILURE | _DECISIONS
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c047
+def _check_values(given: Mapping[str, str]):
+    """Raises `BadOption` for an empty value, or if no broker is named."""
+    empty = [name for name in SINK_OPTIONS if given.get(name.lower()) == ""]
+    if empty:
+        raise BadOption(f"{', '.join(empty)} is empty", action="Give it a value, or leave it out.")
+    if not given.get("kafka.bootstrap.servers"):
+        raise BadOption(
+            "kafka.bootstrap.servers is missing",
+            action='.option("kafka.bootstrap.servers", "host:port")',
+        )
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c067
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
     """The options of one sink, checked. `conf`: client settings under librdkafka's names.
@@ -204,95 +305,6 @@ class SinkOptions:
     two_phase: str
     engine: str
     timestamps: bool = False
-
-# %% ../../../nbs/spark/sink/01_options.ipynb #c009
-_TWO_PHASE = "kafka.transaction.two.phase.commit.enable"  # KIP-939's own name
-_TIMEOUT = "kafka.transaction.timeout.ms"
-_INT32_MAX = 2**31 - 1
-
-
-def _two_phase(given: Mapping[str, str], timeout_ms: int | None) -> str:
-    """auto, required or off, from our option and KIP-939's own one."""
-    asked = given.get(_TWO_PHASE, "").lower()
-    if asked not in ("", "true", "false"):
-        raise BadOption(f"{_TWO_PHASE}={asked}: true or false")
-    wanted = choose(given, "twoPhaseCommit", "auto", "required", "off")
-    value = {"true": "required", "false": "off"}.get(asked, wanted)
-    if "twophasecommit" in given and value != wanted:
-        raise BadOption(f"twoPhaseCommit={wanted} and {_TWO_PHASE}={asked} contradict each other")
-    if value == "required" and timeout_ms is not None:
-        raise BadOption(
-            f"twoPhaseCommit=required and {_TIMEOUT}={timeout_ms} contradict each other",
-            why="With KIP-939 a transaction has no timeout.",
-            action="Leave one of them out.",
-        )
-    return value
-
-
-def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -> str:
-    """columnar or rows. Only librdkafka has other partitioners than Java's default; only the
-    columnar engine speaks KIP-939.
-    """
-    wanted = choose(given, "engine", "auto", "columnar", "confluent")
-    partitioner = conf.get("partitioner", "murmur2_random")
-    other_partitioner = partitioner not in ("murmur2", "murmur2_random")
-    if wanted == "columnar" and other_partitioner:
-        raise BadOption(
-            f"engine=columnar and kafka.partitioner={partitioner} contradict each other",
-            action="Use engine=confluent, or leave one of them out.",
-        )
-    rows = wanted == "confluent" or other_partitioner
-    if rows and two_phase == "required":
-        raise BadOption(
-            "twoPhaseCommit=required needs the columnar engine",
-            why="librdkafka does not speak KIP-939.",
-            action="Leave out engine=confluent and kafka.partitioner.",
-        )
-    return "rows" if rows else "columnar"
-
-
-def _key_days(given: Mapping[str, str]) -> int:
-    days = whole_number(given, "idempotenceKeyDays", most=_INT32_MAX) or 30
-    if days < 8:
-        raise BadOption(
-            f"idempotenceKeyDays={days}: at least 8 are needed",
-            why=(
-                "Brokers remember transactional ids for seven days. A key that is "
-                "forgotten before would be taken for one whose decision log is lost."
-            ),
-        )
-    return days
-
-
-def _exactly_once(given: Mapping[str, str]) -> bool:
-    guarantee = choose(given, "deliveryGuarantee", "exactly_once", "at_least_once")
-    if guarantee == "at_least_once" and given.get("idempotencekey"):
-        raise BadOption("idempotenceKey needs deliveryGuarantee=exactly_once")
-    return guarantee == "exactly_once"
-
-
-def _check_values(given: Mapping[str, str]):
-    """Raises `BadOption` for an empty value, or if no broker is named."""
-    empty = [name for name in SINK_OPTIONS if given.get(name.lower()) == ""]
-    if empty:
-        raise BadOption(f"{', '.join(empty)} is empty", action="Give it a value, or leave it out.")
-    if not given.get("kafka.bootstrap.servers"):
-        raise BadOption(
-            "kafka.bootstrap.servers is missing",
-            action='.option("kafka.bootstrap.servers", "host:port")',
-        )
-
-
-def _check_log(place: str | None, topic: str | None):
-    """Raises `BadOption` for a decision log that cannot work, without opening it."""
-    if place is None:
-        return
-    check_place("decisionLog", place)
-    if place == f"kafka:{topic}":
-        raise BadOption(
-            f"decisionLog={place}: rows are written to this topic",
-            action="Give the decisions a topic of their own.",
-        )
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c010
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -356,7 +368,7 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None, timesta
             action='.option("topic", "name"), or add a column topic.',
         )
 
-
+# %% ../../../nbs/spark/sink/01_options.ipynb #c071
 def _check_names(names: Sequence[str], wanted: Iterable[str], timestamps: bool):
     twice = [n for n in wanted if names.count(n) > 1]
     if twice:

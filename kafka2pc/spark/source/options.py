@@ -16,9 +16,11 @@ from ...kafka.wire.settings import client_conf
 from ...protocol.errors import BadOption
 from ..sink.options import Option, choose, lower_names, whole_number
 
-# %% ../../../nbs/spark/source/01_options.ipynb #c006
+# %% ../../../nbs/spark/source/01_options.ipynb #c100
 _SAME = "the same"
-SOURCE_OPTIONS = {
+
+
+_TOPIC_OPTIONS = {
     "kafka.*": Option(
         "Settings of the Kafka client. `kafka.bootstrap.servers` is required;"
         " `kafka.isolation.level` is `read_committed`.",
@@ -40,6 +42,10 @@ SOURCE_OPTIONS = {
         "Java's regular expressions; here Python's",
     ),
     "assign": Option("Partitions, as JSON.", None, '{"flights": [0, 1]}', _SAME),
+}
+
+# %% ../../../nbs/spark/source/01_options.ipynb #c104
+_RANGE_OPTIONS = {
     "startingOffsets": Option(
         "Where a new query begins: `latest` (a stream's default), `earliest` (a batch read's),"
         " `group`, or JSON, where -2 is earliest and -1 latest.",
@@ -79,6 +85,10 @@ SOURCE_OPTIONS = {
         '{"flights": {"0": 50, "1": -1}}',
         _SAME,
     ),
+}
+
+# %% ../../../nbs/spark/source/01_options.ipynb #c106
+_READ_OPTIONS = {
     "maxOffsetsPerTrigger": Option(
         "Streams: about this many offsets in one micro-batch, shared out in proportion to what is"
         " waiting.",
@@ -109,7 +119,9 @@ SOURCE_OPTIONS = {
         _SAME,
     ),
 }
+SOURCE_OPTIONS = _TOPIC_OPTIONS | _RANGE_OPTIONS | _READ_OPTIONS
 
+# %% ../../../nbs/spark/source/01_options.ipynb #c110
 TopicPart = tuple[str, int]  # topic and partition
 
 
@@ -123,7 +135,7 @@ class Where:
     offsets: tuple[tuple[TopicPart, int], ...] = ()
     time_ms: int | None = None
 
-
+# %% ../../../nbs/spark/source/01_options.ipynb #c112
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is
@@ -157,7 +169,7 @@ class SourceOptions:
             return bool(re.fullmatch(self.pattern, topic))
         return topic in self.topics or (topic, partition) in self.assigned
 
-# %% ../../../nbs/spark/source/01_options.ipynb #c008
+# %% ../../../nbs/spark/source/01_options.ipynb #c115
 def _parse_json(name: str, text: str, form: str, is_right: Callable) -> dict:
     """A JSON object that is not empty and whose values are all right. Raises `BadOption`."""
     try:
@@ -172,7 +184,7 @@ def _parse_json(name: str, text: str, form: str, is_right: Callable) -> dict:
 def _is_whole(n, least: int = 0) -> bool:
     return isinstance(n, int) and not isinstance(n, bool) and n >= least
 
-
+# %% ../../../nbs/spark/source/01_options.ipynb #c117
 def _where(given: Mapping[str, str], name: str, words: Sequence[str], least: int) -> Where | None:
     """The value of the option `name`; None if it is not given. `least`: the smallest number in its
     JSON that has a meaning.
@@ -198,7 +210,7 @@ def _where(given: Mapping[str, str], name: str, words: Sequence[str], least: int
     offsets = [((t, int(p)), o) for t, by_part in topics.items() for p, o in by_part.items()]
     return Where("offsets", tuple(sorted(offsets)))
 
-
+# %% ../../../nbs/spark/source/01_options.ipynb #c121
 def _start(given: Mapping[str, str]) -> Where | None:
     where = _where(given, "startingOffsets", ("earliest", "latest", "group"), -2)
     time_ms = whole_number(given, "startingTimestamp", 0)
@@ -220,20 +232,7 @@ def _start(given: Mapping[str, str]) -> Where | None:
         )
     return Where("time", time_ms=time_ms) if time_ms is not None else where
 
-# %% ../../../nbs/spark/source/01_options.ipynb #c010
-def _subscription(given: Mapping[str, str]) -> dict:
-    """The topics that the query asks for, as fields of `SourceOptions`. Raises `BadOption`."""
-    ways = {"subscribe": _topics, "subscribePattern": _pattern, "assign": _assigned}
-    names = [name for name in ways if given.get(name.lower(), "").strip()]
-    if len(names) != 1:
-        raise BadOption(
-            f"{' and '.join(names) or 'no topic'}: exactly one of subscribe, subscribePattern and"
-            " assign is needed"
-        )
-    (name,) = names
-    return ways[name](given[name.lower()].strip())
-
-
+# %% ../../../nbs/spark/source/01_options.ipynb #c124
 def _topics(text: str) -> dict:
     topics = tuple(sorted({t.strip() for t in text.split(",")} - {""}))
     wrong = [t for t in topics if not re.fullmatch(r"[\w.-]{1,249}", t, re.ASCII)]
@@ -259,7 +258,20 @@ def _pattern(text: str) -> dict:
         raise BadOption(f"subscribePattern={text}: {e}") from None
     return {"pattern": text}
 
-# %% ../../../nbs/spark/source/01_options.ipynb #c012
+# %% ../../../nbs/spark/source/01_options.ipynb #c126
+def _subscription(given: Mapping[str, str]) -> dict:
+    """The topics that the query asks for, as fields of `SourceOptions`. Raises `BadOption`."""
+    ways = {"subscribe": _topics, "subscribePattern": _pattern, "assign": _assigned}
+    names = [name for name in ways if given.get(name.lower(), "").strip()]
+    if len(names) != 1:
+        raise BadOption(
+            f"{' and '.join(names) or 'no topic'}: exactly one of subscribe, subscribePattern and"
+            " assign is needed"
+        )
+    (name,) = names
+    return ways[name](given[name.lower()].strip())
+
+# %% ../../../nbs/spark/source/01_options.ipynb #c129
 _REFUSED = {
     "key.deserializer": "cast the column key",
     "value.deserializer": "cast the column value",
@@ -270,8 +282,14 @@ _REFUSED = {
     "enable.auto.offset.store": "leave it out",
     "enable.partition.eof": "leave it out",
 }
+
+
 _RENAMED = {"fetch.max.wait.ms": "fetch.wait.max.ms"}  # Java's name
+
+# %% ../../../nbs/spark/source/01_options.ipynb #c131
 _RESET = "kafka.auto.offset.reset"
+
+
 _ISOLATION = "kafka.isolation.level"
 
 
@@ -284,7 +302,7 @@ def _consumer_conf(given: Mapping[str, str], isolation: str) -> dict[str, str]:
     renamed = {_RENAMED.get(name, name): value for name, value in conf.items()}
     return renamed | {"isolation.level": isolation}
 
-
+# %% ../../../nbs/spark/source/01_options.ipynb #c135
 def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     """The checked options of a source. Raises `BadOption` for a name that is unknown, a value that
     is missing or wrong, and options that contradict each other.
