@@ -26,13 +26,11 @@ def one_by_one(fn: Callable, items: Iterable) -> list:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """How the phases do their work, and within which limits. `each(fn, items)` maps in order.
-    `retry()` gives a policy that repeats an unclear answer. `pause_before_claim(attempt)` is called
-    before that slot is claimed; True: it has waited. `margin_ms` must be left of each timeout
-    before a decision. The log keeps `keep_batches` old batches, and the last `keep_claims` of a
-    batch. `skip_lost`: go on after `LostTransaction`. `in_order`: end the transactions of one
-    participant after those of another, in the order of `participants`. `replay_check`: fail or
-    warn.
+    """Limits of the phases. `each(fn, items)` maps in order. `retry()` gives a policy that repeats
+    an unclear answer. `pause_before_claim(attempt)` returns True if it has waited. `margin_ms` must
+    be left of each timeout before a decision. The log keeps `keep_batches` old batches, and the
+    last `keep_claims` of a batch. `skip_lost`: go on after `LostTransaction`. `in_order`: end one
+    participant's transactions after another's, as in `participants`. `replay_check`: fail or warn.
     """
 
     each: Callable[[Callable, Iterable], list] = one_by_one
@@ -82,10 +80,10 @@ class Driver:
         """What the decisions of this run are about."""
         return replace(self.about, log=self.log.place, fence=getattr(self.log, "prefix", ""))
 
-    def within(self, **limits) -> "Driver":
-        """The same driver with other limits: fields of `Policy`."""
-        return replace(self, policy=replace(self.policy, **limits))
-
     def stores(self) -> tuple[tuple[str, str], ...]:
         """The identity of each participant's store, as kept in every decision."""
         return tuple((name, p.store_id()) for name, p in self.participants.items())
+
+    def within(self, **limits) -> "Driver":
+        """The same driver with other limits: fields of `Policy`."""
+        return replace(self, policy=replace(self.policy, **limits))

@@ -26,9 +26,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Shipped from the driver to every task of a batch. `attempt` is the slot of the decision log
-    where this run may write COMMIT.
-    """
+    """What the driver sends to every task. In slot `attempt` of the log it may write COMMIT."""
 
     query_id: str
     batch_id: int
@@ -38,12 +36,10 @@ class Plan:
     offsets_hash: str = ""  # of Spark's offsets entry: which rows the tasks read
     planned: Moment | None = None  # before any of its transactions began
 
-# %% ../../nbs/protocol/03_messages.ipynb #c008
+# %% ../../nbs/protocol/03_messages.ipynb #c019
 @dataclass(frozen=True, slots=True)
 class PreparedTxnState:
-    """The broker's numbers for one transaction (KIP-939): (producer_id, epoch) names it for ever,
-    if every transaction gets its own epoch.
-    """
+    """The broker's numbers for one transaction (KIP-939): unique if each one has its own epoch."""
 
     producer_id: int
     epoch: int
@@ -59,11 +55,11 @@ class PartitionRange:
     first_offset: int = -1
     last_offset: int = -1
 
-
+# %% ../../nbs/protocol/03_messages.ipynb #c008
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable:
-    """All that another process needs to finish one pre-committed transaction. Times are in
-    milliseconds since 1970; `timeout_ms` None: the store waits for ever.
+    """All that finishes a pre-committed transaction. Times: ms since 1970; `timeout_ms` None: the
+    store waits for ever.
     """
 
     transactional_id: str
@@ -82,17 +78,8 @@ class Committable:
         return sum(p.records for p in self.partitions)
 
 # %% ../../nbs/protocol/03_messages.ipynb #c010
-def _from_v0(d: dict) -> dict:
-    return dict(
-        transactional_id=d["transactional_id"],
-        state=dict(producer_id=d["producer_id"], epoch=d["epoch"]),
-    )
-
-
 def committable_from_dict(d: dict) -> Committable:
-    """The Committable that `d` describes; version 0 (FLIP-319's legacy form) is migrated. Raises
-    `UnknownFormat` for a newer version.
-    """
+    """Migrates version 0 (FLIP-319's legacy form). Raises `UnknownFormat` for a newer version."""
     if d.get("version", 0) > 1:
         raise UnknownFormat(
             f"Committable {d.get('transactional_id')}: format {d['version']}, known up to 1"
@@ -104,9 +91,8 @@ def committable_from_dict(d: dict) -> Committable:
 # %% ../../nbs/protocol/03_messages.ipynb #c014
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitMessage:
-    """What a task sends to the driver: the plan it followed, and its Committables (none if it saw
-    no row, or drained). `rows` and `bytes` count what the task has read, before any encoding: the
-    same for a batch that is written and for its replay that is drained.
+    """What a task sends to the driver. It has no Committables if it saw no row, or drained. `rows`
+    and `bytes` count what was read, before any encoding; a replay that is drained counts the same.
     """
 
     plan: Plan
@@ -118,3 +104,8 @@ class CommitMessage:
 def counts(messages: Sequence[CommitMessage]) -> tuple[int, int]:
     """How many rows the tasks have read, and how many bytes of keys and values."""
     return sum(m.rows for m in messages), sum(m.bytes for m in messages)
+
+# %% ../../nbs/protocol/03_messages.ipynb #c030
+def _from_v0(d: dict) -> dict:
+    state = dict(producer_id=d["producer_id"], epoch=d["epoch"])
+    return dict(transactional_id=d["transactional_id"], state=state)

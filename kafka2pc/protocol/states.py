@@ -8,7 +8,7 @@ __all__ = ['TRANSITIONS', 'TxnState', 'IllegalStep', 'step']
 # %% ../../nbs/protocol/01_states.ipynb #c002
 from enum import Enum
 
-# %% ../../nbs/protocol/01_states.ipynb #c005
+# %% ../../nbs/protocol/01_states.ipynb #c014
 class TxnState(Enum):
     """The states of one transaction of a participant."""
 
@@ -17,7 +17,7 @@ class TxnState(Enum):
     COMMITTED = "committed"
     ABORTED = "aborted"
 
-
+# %% ../../nbs/protocol/01_states.ipynb #c005
 TRANSITIONS = {
     (TxnState.OPEN, "write"): TxnState.OPEN,
     (TxnState.OPEN, "precommit"): TxnState.PRECOMMITTED,
@@ -37,9 +37,7 @@ class IllegalStep(Exception):
 
 
 def step(state: TxnState, event: str, transactional_id: str = "") -> TxnState:
-    """The state after `event`; raises `IllegalStep` for everything that `TRANSITIONS` does not
-    list.
-    """
+    """The state after `event`. Raises `IllegalStep` if `TRANSITIONS` does not list it."""
     if (state, event) not in TRANSITIONS:
         name = f"{transactional_id}: " if transactional_id else ""
         raise IllegalStep(f"{name}{event} is not possible on a transaction that is {state.value}")
