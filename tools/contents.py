@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Write the tables of notebooks into the guide's page "All notebooks": name, sentence, minutes.
---check: only report.
+"""Write the tables of notebooks into the guide's page "All notebooks": name, sentence, minutes; and
+the book, the reading path of the source, into its first notebook. --check: only report.
 
 The sentence is the one that opens the notebook. A minute is 130 words, or 8 lines of the code that
 is shown, rounded to 5 minutes; imports and exercises are not counted.
 """
 
 import ast
+import os
 import re
 import sys
 from pathlib import Path
@@ -61,6 +62,31 @@ PURPOSES = {
     "local": "A real Kafka and real databases on this machine.",
     "proof": "The checker, the model, drills, the timeline, the demonstration and the benchmark.",
 }
+BOOK = NBS / "protocol" / "01_states.ipynb"
+PATH = [  # the book, in reading order
+    "protocol/01_states",
+    "protocol/03_messages",
+    "protocol/04_participant",
+    "protocol/05_memory",
+    "protocol/log/01_decisions",
+    "protocol/log/02_slots",
+    "protocol/log/03_questions",
+    "protocol/10_driver",
+    "protocol/phases/01_precommit",
+    "protocol/phases/02_requests",
+    "protocol/phases/03_describe",
+    "protocol/phases/04_decide",
+    "protocol/phases/05_finish",
+    "protocol/phases/06_sweep",
+    "protocol/phases/07_commit",
+    "protocol/phases/08_claim",
+    "protocol/phases/09_restore",
+    "kafka/02_participant",
+    "kafka/03_real_broker",
+    "spark/sink/04_stream_writer",
+]
+IN_DEPTH = "## In depth"  # begins the part of a notebook for a second reading
+BOOK_HEAD = "| notebook | minutes | in depth |\n|---|---|---|\n"
 WORDS, LINES, STEP = 130, 8, 5
 HEAD = "| notebook | in one sentence | minutes |\n|---|---|---|\n"
 
@@ -78,6 +104,10 @@ def module_of(notebook: Path) -> str:
 
 
 def minutes(cells: list) -> int:
+    return max(STEP, STEP * round(exact_minutes(cells) / STEP))
+
+
+def exact_minutes(cells: list) -> float:
     words = lines = 0
     for cell in cells:
         text, exercise, _ = cell.source.partition("**Exercise.**")
@@ -88,7 +118,7 @@ def minutes(cells: list) -> int:
             lines += sum(not line.startswith("#|") for line in code)
         if exercise:
             break
-    return max(STEP, STEP * round((words / WORDS + lines / LINES) / STEP))
+    return words / WORDS + lines / LINES
 
 
 def parsed(code: str) -> ast.Module | None:
@@ -126,19 +156,50 @@ def tables() -> str:
     return "\n".join(parts).strip()
 
 
+def path_minutes(place: str) -> tuple[float, float]:
+    """Of a notebook of the book: its path, and its second part."""
+    cells = nbformat.read(NBS / f"{place}.ipynb", 4).cells
+    starts = [cell.source.startswith(IN_DEPTH) for cell in cells]
+    whole = exact_minutes(cells)
+    upper = exact_minutes(cells[: starts.index(True)]) if True in starts else whole
+    return upper, whole - upper
+
+
+def book() -> str:
+    """A row for each notebook of the path, and one for all together, in hours."""
+    times = [path_minutes(place) for place in PATH]
+    rows = [
+        f"| [{module_of(NBS / f'{place}.ipynb').removeprefix('protocol.')}]"
+        f"({os.path.relpath(NBS / place, BOOK.parent)}.ipynb) | {upper:.0f} | {depth:.0f} |\n"
+        for place, (upper, depth) in zip(PATH, times, strict=True)
+    ]
+    hours = [sum(column) / 60 for column in zip(*times, strict=True)]
+    total = f"| all, in hours | {hours[0]:.1f} | {hours[1]:.1f} |"
+    return f"{BOOK_HEAD}{''.join(rows)}{total}"
+
+
+def renew(notebook: Path, head: str, text: str) -> bool:
+    """Put the text into the cell that has this head of a table. False: it is there."""
+    page = nbformat.read(notebook, 4)
+    cell = next(c for c in page.cells if c.cell_type == "markdown" and head in c.source + "\n")
+    if cell.source == text:
+        return False
+    if "--check" not in sys.argv[1:]:
+        cell.source = text
+        nbformat.write(page, notebook)
+    return True
+
+
 def main() -> int:
-    page = nbformat.read(PAGE, 4)
-    cell = next(c for c in page.cells if c.cell_type == "markdown" and HEAD in c.source + "\n")
-    if cell.source == tables():
+    tables_of = {PAGE: (HEAD, tables()), BOOK: (BOOK_HEAD, book())}
+    old = [page for page, (head, text) in tables_of.items() if renew(page, head, text)]
+    if "--check" not in sys.argv[1:]:
         return 0
-    if "--check" in sys.argv[1:]:
+    for page in old:
         print(
-            f"{PAGE.relative_to(NBS)} does not list the notebooks as they are: run `make prepare`"
+            f"{page.relative_to(NBS)} does not list the notebooks as they are: run `make prepare`"
         )
-        return 1
-    cell.source = tables()
-    nbformat.write(page, PAGE)
-    return 0
+    return 1 if old else 0
 
 
 if __name__ == "__main__":

@@ -26,40 +26,31 @@ def one_by_one(fn: Callable, items: Iterable) -> list:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """Limits of the phases. `each(fn, items)` maps in order. `retry()` gives a policy that repeats
-    an unclear answer. `pause_before_claim(attempt)` returns True if it has waited. `margin_ms` must
-    be left of each timeout before a decision. The log keeps `keep_batches` old batches, and the
-    last `keep_claims` of a batch. `skip_lost`: go on after `LostTransaction`. `in_order`: end one
-    participant's transactions after another's, as in `participants`. `replay_check`: fail or warn.
-    """
+    """Limits of the phases. `retry()` gives a policy that repeats an unclear answer."""
 
-    each: Callable[[Callable, Iterable], list] = one_by_one
+    each: Callable[[Callable, Iterable], list] = one_by_one  # `each(fn, items)` maps in order
     retry: Callable[[], Callable[[Callable[[], Outcome]], Outcome]] = lambda: lambda ask: ask()
-    pause_before_claim: Callable[[int], bool] = lambda attempt: False
-    margin_ms: int = 0
-    keep_batches: int = 100
-    keep_claims: int = 8
-    skip_lost: bool = False
-    in_order: bool = False
-    replay_check: str = "fail"
+    pause_before_claim: Callable[[int], bool] = lambda attempt: False  # True: it has waited
+    margin_ms: int = 0  # must be left of each timeout before a decision
+    keep_batches: int = 100  # old batches that the log keeps
+    keep_claims: int = 8  # the last claims of a batch that the log keeps
+    skip_lost: bool = False  # go on after `LostTransaction`
+    in_order: bool = False  # end one participant's transactions after another's
+    replay_check: str = "fail"  # or "warn"
 
 # %% ../../nbs/protocol/10_driver.ipynb #c008
 @dataclass(frozen=True, kw_only=True)
 class Driver:
-    """All that the commit and restore phases need, for one query. `about`: what the decisions are
-    about, beside the place of the log. `spark_committed(batch_id)` looks into Spark's own commit
-    log. `new_query`: its id was never used, so no store need be asked for its traces.
-    `former(prefix)`: the participants with a former prefix of their ids.
-    """
+    """All the phases need for one query. `former(prefix)`: participants with a former id prefix."""
 
     query_id: str
     log: DecisionLog
     participants: Mapping[str, Participant]
-    about: Identity = Identity()
+    about: Identity = Identity()  # what the decisions are about, beside the place of the log
     policy: Policy = Policy()
     history: History = Silence()
-    spark_committed: Callable[[int], bool] = lambda batch_id: False
-    new_query: bool = False
+    spark_committed: Callable[[int], bool] = lambda batch_id: False  # asks Spark's commit log
+    new_query: bool = False  # its id was never used: no store need be asked for its traces
     former: Callable[[str], Iterable[Mapping[str, Participant]]] = lambda prefix: ()
     new_token: Callable[[int, int], Token] = new_token
     now: Callable[[], Moment | None] = this_moment

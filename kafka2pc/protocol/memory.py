@@ -8,6 +8,7 @@ __all__ = ['MemoryTransaction', 'MemoryParticipant']
 # %% ../../nbs/protocol/05_memory.ipynb #c002
 import time
 from dataclasses import dataclass
+from threading import Lock
 from typing import Iterable
 
 # %% ../../nbs/protocol/05_memory.ipynb #c003
@@ -42,6 +43,29 @@ class _Readable:
             for name, row in self.records
             if isolation == "read_uncommitted" or self.txns[name].state is TxnState.COMMITTED
         ]
+
+# %% ../../nbs/protocol/05_memory.ipynb #c057
+_ONE_REQUEST = Lock()  # of two at once, the second one sees what the first has done
+
+
+class _Endable(_Readable):
+    def commit(self, c: Committable) -> Outcome:
+        return self._end(c, "commit")
+
+    def abort(self, c: Committable) -> Outcome:
+        return self._end(c, "abort")
+
+    def _end(self, c: Committable, event: str) -> Outcome:
+        with _ONE_REQUEST:
+            txn = self._current(c)
+            if txn is None or (txn.state, event) not in TRANSITIONS:
+                return Outcome.REFUSED
+            txn.state = step(txn.state, event)
+            return Outcome.DONE
+
+    def _current(self, c: Committable) -> _Txn | None:
+        tid, epoch = c.transactional_id, c.state.epoch
+        return self.txns.get((tid, epoch)) if self.epochs.get(tid) == epoch else None
 
 # %% ../../nbs/protocol/05_memory.ipynb #c008
 class MemoryTransaction:
@@ -78,21 +102,15 @@ class MemoryTransaction:
         return self.store.receipt(*self.name)
 
 # %% ../../nbs/protocol/05_memory.ipynb #c047
-def _is_open(txn: _Txn) -> bool:
-    return (txn.state, "timeout") in TRANSITIONS
-
-
-class _Writable(_Readable):
+class _Writable(_Endable):
     def store_id(self) -> str:
         return f"{self.name}-store"
 
     def begin(self, plan: Plan) -> MemoryTransaction:
         tid = self._names.next("kafka2pc", plan.query_id, plan.token, plan.batch_id)
         epoch = self.epochs.get(tid, -1) + 1
-        old = self.txns.get((tid, epoch - 1))
-        # a new transaction of this name aborts the old one
-        if old and _is_open(old):
-            old.state = step(old.state, "abort")
+        if epoch > 0:
+            _abort_older(self.txns.get((tid, epoch - 1)))
         self.epochs[tid] = epoch
         self.txns[tid, epoch] = _Txn(TxnState.OPEN, self.clock())
         return MemoryTransaction(self, (tid, epoch))
@@ -115,25 +133,12 @@ class _Writable(_Readable):
         )
 
 # %% ../../nbs/protocol/05_memory.ipynb #c006
+def _is_open(txn: _Txn) -> bool:
+    return (txn.state, "timeout") in TRANSITIONS
+
+
 class MemoryParticipant(_Writable):
     """A store in a list: `records` of (transaction, row), `txns` by (id, epoch). `clock`: in ms."""
-
-    def commit(self, c: Committable) -> Outcome:
-        return self._end(c, "commit")
-
-    def abort(self, c: Committable) -> Outcome:
-        return self._end(c, "abort")
-
-    def _end(self, c: Committable, event: str) -> Outcome:
-        txn = self._current(c)
-        if txn is None or (txn.state, event) not in TRANSITIONS:
-            return Outcome.REFUSED
-        txn.state = step(txn.state, event)
-        return Outcome.DONE
-
-    def _current(self, c: Committable) -> _Txn | None:
-        tid, epoch = c.transactional_id, c.state.epoch
-        return self.txns.get((tid, epoch)) if self.epochs.get(tid) == epoch else None
 
     def describe(
         self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
@@ -158,3 +163,8 @@ class MemoryParticipant(_Writable):
         for txn in self.txns.values():
             if _is_open(txn):
                 txn.state = step(txn.state, "timeout")
+
+# %% ../../nbs/protocol/05_memory.ipynb #c065
+def _abort_older(txn: _Txn | None):
+    if txn and _is_open(txn):
+        txn.state = step(txn.state, "abort")

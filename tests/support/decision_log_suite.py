@@ -48,7 +48,7 @@ class Place:
 
 
 def record(batch_id=7, attempt=0, commit=True, n=1, **more):
-    """A decision with `n` receipts, unlike any other."""
+    """A decision with `n` Committables, unlike any other."""
     part = PartitionRange(
         topic='späte "1"\n', partition=3, records=5, first_offset=2**40, last_offset=2**40 + 4
     )
@@ -91,7 +91,7 @@ def check(make, promises):
 
 
 @into(PROMISES)
-def the_first_record_of_a_slot_stands_for_ever(open):
+def the_first_record_of_a_slot_never_changes(open):
     first, second = record(commit=False), record()
     log = open()
     assert (log.create(first), log.create(second), log.create(first), open().create(second)) == (
@@ -101,25 +101,25 @@ def the_first_record_of_a_slot_stands_for_ever(open):
 
 
 @into(PROMISES)
-def of_many_at_once_one_wins_and_all_are_told_the_same(open):
+def of_many_writers_at_once_one_wins_and_all_get_its_record(open):
     for batch_id in range(3):
         records = [record(batch_id, commit=n % 2 == 0) for n in range(6)]
-        told, start = [None] * 6, threading.Barrier(6)
+        got, start = [None] * 6, threading.Barrier(6)
 
-        def fight(n, log, records=records, told=told, start=start):
+        def fight(n, log, records=records, got=got, start=start):
             start.wait()
-            told[n] = win(log, records[n])
+            got[n] = win(log, records[n])
 
         threads = [threading.Thread(target=fight, args=(n, open())) for n in range(6)]
         for t in threads:
             t.start()
         for t in threads:
             t.join()
-        assert told[0] in records and told == [told[0]] * 6 and open().chain(batch_id) == [told[0]]
+        assert got[0] in records and got == [got[0]] * 6 and open().chain(batch_id) == [got[0]]
 
 
 @into(PROMISES)
-def slots_do_not_touch_each_other(open):
+def slots_are_independent(open):
     log, other = open(), open("b")
     written = [record(7, 0, commit=False), record(7, 1), record(8, 0), record(70, 0, commit=False)]
     assert [log.create(d) for d in written] == written
@@ -147,14 +147,14 @@ def a_create_that_is_too_late_writes_nothing_and_raises(open):
 
 
 @into(PROMISES)
-def a_decision_comes_back_as_it_was_however_long(open):
+def a_decision_of_any_length_is_read_back_unchanged(open):
     long, empty = record(1, n=2000), record(2, n=0)
     assert (open().create(long), open().create(empty)) == (long, empty)
     assert (open().chain(1), open().chain(2)) == ([long], [empty])
 
 
 @into(PROMISES)
-def chains_and_batches_are_in_the_order_of_numbers(open):
+def chains_and_batches_are_in_numeric_order(open):
     log = open()
     for batch_id in (2, 10, 1):
         for attempt in (1, 10, 2, 0):
@@ -163,7 +163,7 @@ def chains_and_batches_are_in_the_order_of_numbers(open):
 
 
 @into(PROMISES)
-def what_one_driver_wrote_the_next_read_of_another_shows(open):
+def the_next_read_of_any_driver_shows_what_another_wrote(open):
     reader = open()
     assert (reader.chain(7), reader.batches(), newest_commit(reader), later_batch(reader, 0)) == (
         [],
@@ -211,7 +211,7 @@ def a_purge_removes_older_batches_and_nothing_else(open):
 
 # -- other processes --
 
-STRANGER = """
+READER = """
 import pickle, sys
 log = pickle.load(sys.stdin.buffer)
 from kafka2pc.protocol.log.format import dump_decision
@@ -245,9 +245,9 @@ def create(d, stop=None):
             if len(seen) == stop: os.kill(os.getpid(), how)
         return trace
     sys.settrace(trace)
-    stands = log.create(d)
+    winner = log.create(d)
     sys.settrace(None)
-    return stands and str(stands.token)
+    return winner and str(winner.token)
 
 for n, (mine, rivals) in enumerate(pairs, 1):
     pid, answer = driver(lambda: create(mine, n))
@@ -280,7 +280,7 @@ def elsewhere(script, what):
 
 
 def stopped_at_every_line(place, how):
-    """[(slot, records of the driver and of its rival, what each was told)] for a driver that was
+    """[(slot, records of the driver and of its rival, what each got)] for a driver that was
     stopped at each line of `place.steps` in turn.
     """
     pairs = [(record(n, commit=True), record(n, commit=False)) for n in range(100)]
@@ -293,36 +293,38 @@ def stopped_at_every_line(place, how):
 
 
 @into(DURABLE)
-def a_stranger_reads_what_stands(place):
+def another_process_reads_the_record(place):
     d = record()
     place().create(d)
     assert (
-        load_decision(elsewhere(STRANGER, pickle.loads(pickle.dumps(place()))).encode(), "stranger")
+        load_decision(
+            elsewhere(READER, pickle.loads(pickle.dumps(place()))).encode(), "another process"
+        )
         == d
     )
 
 
 @into(DURABLE)
-def who_dies_between_any_two_lines_leaves_all_or_nothing(place):
+def a_driver_killed_between_any_two_lines_leaves_all_or_nothing(place):
     left = []
     for (mine, rivals), _ in stopped_at_every_line(place, 9):
         log, batch_id = place(), mine.slot.batch_id
         left += [len(log.chain(batch_id))]
         assert log.chain(batch_id) in ([], [mine])
-        stands = win(log, rivals)
-        assert stands == (mine if left[-1] else rivals), (left, stands)
-        assert log.chain(batch_id) == [stands] and place().create(mine) == stands
+        winner = win(log, rivals)
+        assert winner == (mine if left[-1] else rivals), (left, winner)
+        assert log.chain(batch_id) == [winner] and place().create(mine) == winner
     assert 0 in left and left == sorted(left)
 
 
 @into(DURABLE)
-def who_sleeps_between_any_two_lines_learns_what_stands(place):
+def a_driver_suspended_between_any_two_lines_gets_the_winning_record(place):
     winners = []
-    for (mine, rivals), (told, rival_told) in stopped_at_every_line(place, 19):
-        (stands,) = place().chain(mine.slot.batch_id)
-        assert {told, rival_told} <= {str(stands.token), None}, (told, rival_told, stands)
-        assert place().create(mine) == place().create(rivals) == stands
-        winners.append(stands == mine)
+    for (mine, rivals), (got, rival_got) in stopped_at_every_line(place, 19):
+        (winner,) = place().chain(mine.slot.batch_id)
+        assert {got, rival_got} <= {str(winner.token), None}, (got, rival_got, winner)
+        assert place().create(mine) == place().create(rivals) == winner
+        winners.append(winner == mine)
     assert False in winners and winners == sorted(winners)
 
 
@@ -330,13 +332,13 @@ def who_sleeps_between_any_two_lines_learns_what_stands(place):
 
 
 @into(UNCLEAR)
-def a_lost_answer_is_told_as_unknown_or_found_out(place, when):
+def a_lost_answer_gives_unknown_or_the_record(place, when):
     log, first, second = place(), record(), record(commit=False)
     with place.lost[when]():
-        told = log.create(first)
-    assert told in (None, first)
-    stands = win(place(), second)
-    assert stands == (first if told or when == "after" else second) and place().chain(7) == [stands]
+        got = log.create(first)
+    assert got in (None, first)
+    winner = win(place(), second)
+    assert winner == (first if got or when == "after" else second) and place().chain(7) == [winner]
 
 
 @into(UNCLEAR)
@@ -356,10 +358,10 @@ def nothing_is_sent_after_a_lost_answer_if_it_is_too_late(place, when):
         return asked[-1]
 
     with place.lost[when]() as lost:
-        told = log.create(first, late)
+        got = log.create(first, late)
     # a client of HTTP may have sent it again on a new connection, at once
-    assert lost and asked and told in ((None,) if asked[-1] else (None, first))
-    assert win(place(), second) == (first if told or when == "after" else second)
+    assert lost and asked and got in ((None,) if asked[-1] else (None, first))
+    assert win(place(), second) == (first if got or when == "after" else second)
 
 
 # -- what is no decision --

@@ -24,24 +24,21 @@ class Slot(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The record in a slot: COMMIT, ABORT, or ADOPT (`adopts`: the log was moved to the place in
-    `identity`, an operator says). `token`: the claim of the run that wrote it. `stores`: the name
-    of each participant, and its store's id. `rows`, `bytes` (of keys and values, unencoded): what
-    the tasks have read. `expires_ms` (since 1970): then the log of an idempotence key may be
-    deleted. A field that an older version did not write is None.
+    `identity`, an operator says). A field that an older version did not write is None.
     """
 
     query_id: str
     slot: Slot
     commit: bool
-    token: Token
-    stores: tuple[tuple[str, str], ...] = ()
+    token: Token  # the claim of the run that wrote it
+    stores: tuple[tuple[str, str], ...] = ()  # the name of each participant, and its store's id
     offsets_hash: str = ""  # of Spark's offsets entry: a replay must read the same rows
     committables: tuple[Committable, ...] = ()
     identity: "Identity | None" = None
     adopts: bool = False
-    rows: int | None = None
-    bytes: int | None = None
-    expires_ms: int | None = None
+    rows: int | None = None  # that the tasks have read
+    bytes: int | None = None  # of their keys and values, unencoded
+    expires_ms: int | None = None  # since 1970: then an idempotence key's log may be deleted
 
     @property
     def kind(self) -> str:

@@ -25,8 +25,7 @@ class Chains(ABC):
         return sorted({s.batch_id for s in self.listing().slots})
 
     def chain(self, batch_id: int) -> list[Decision]:
-        newest_first = [d for d in self.listing().newest_first(batch_id) if d]
-        return newest_first[::-1]
+        return [d for d in self.listing().newest_first(batch_id) if d][::-1]
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c009
 Late = Callable[[], bool]  # is it too late to send a create?
@@ -39,10 +38,8 @@ def never_late() -> bool:
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c102
 class DecisionLog(Chains):
     """Write-once slots at a `place` (in normal form). `create`: the record in the slot (equal to
-    the one that was asked for: won), None if that is unknown; raises `LogUnwritable` if certainly
-    nothing was written. Asks `late()` right before each request that may write the record; sends
-    no more once that is True. `slots`: those that are taken now, in order. `load`: the record in a
-    slot, None if it was removed since.
+    the one asked for: won), None if unknown; raises `LogUnwritable` if certainly nothing was
+    written. Asks `late()` right before each request that may write; sends none once that is True.
     """
 
     place: str
@@ -50,9 +47,9 @@ class DecisionLog(Chains):
     @abstractmethod
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None: ...
     @abstractmethod
-    def slots(self) -> list[Slot]: ...
+    def slots(self) -> list[Slot]: ...  # those that are taken now, in order
     @abstractmethod
-    def load(self, slot: Slot) -> Decision | None: ...
+    def load(self, slot: Slot) -> Decision | None: ...  # None: the record was removed since
     @abstractmethod
     def remove(self, slots: Sequence[Slot]): ...
 
@@ -62,25 +59,16 @@ class DecisionLog(Chains):
 
     def purge(self, batch_id: int, seen: "Listing | None" = None):
         """Remove the batches before this one. `seen`: a listing that the caller has."""
-        old = [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]
-        if old:
+        if old := [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]:
             self.remove(old)
 
-# %% ../../../nbs/protocol/log/02_slots.ipynb #c012
+# %% ../../../nbs/protocol/log/02_slots.ipynb #c105
 def stop_if_late(late: Late, decision: Decision):
     """Raises `LogUnwritable` if it is too late to send a create, and none was sent before."""
     if late():
-        raise LogUnwritable(
-            f"decision {decision.slot.batch_id}.{decision.slot.attempt} of query"
-            f" {decision.query_id}: too little time is left before its transactions time out",
-            why="The decision log, or this driver, was slow.",
-            action=(
-                "Restart the query. If it comes again: look why the place of the decisions is slow,"
-                " or raise kafka.transaction.timeout.ms."
-            ),
-        )
+        raise _too_late(decision)
 
-# %% ../../../nbs/protocol/log/02_slots.ipynb #c105
+
 class MemoryLog(DecisionLog):
     """Write-once slots in a dict: for lessons and for the model."""
 
@@ -106,19 +94,17 @@ class MemoryLog(DecisionLog):
 def win(
     log: DecisionLog, decision: Decision, tries: int = 3, late: Late = never_late
 ) -> Decision | None:
-    """The record in the slot of `decision` after at most `tries` creates of it, until an answer is
-    clear or `late()` is True. None: still unclear. Raises `LogUnwritable` if certainly nothing was
-    written.
+    """The record in the slot of `decision` after at most `tries` creates, until one is clear or it
+    is late. None: still unclear. Raises `LogUnwritable` if certainly nothing was written.
     """
     for attempt in range(tries):
         try:
-            record = log.create(decision, late)
+            if record := log.create(decision, late):
+                return record
         except LogUnwritable:
             if attempt == 0:
                 raise
             return None  # nothing was written this time; an earlier try may have been
-        if record is not None:
-            return record
     return None
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c008
@@ -137,12 +123,25 @@ class Listing(Chains):
 
     def newest_first(self, batch_id: int) -> Iterator[Decision | None]:
         """The records of a batch, the last one first, each loaded when needed. None: removed."""
-        for slot in reversed(self.slots):
-            if slot.batch_id != batch_id:
-                continue
-            if slot not in self.loaded:
-                self.loaded[slot] = self.log.load(slot)
-            yield self.loaded[slot]
+        return (_load(self, s) for s in reversed(self.slots) if s.batch_id == batch_id)
+
+# %% ../../../nbs/protocol/log/02_slots.ipynb #c012
+def _too_late(decision: Decision) -> LogUnwritable:
+    return LogUnwritable(
+        f"decision {decision.slot.batch_id}.{decision.slot.attempt} of query"
+        f" {decision.query_id}: too little time is left before its transactions time out",
+        why="The decision log, or this driver, was slow.",
+        action=(
+            "Restart the query. If it comes again: look why the place of the decisions is slow,"
+            " or raise kafka.transaction.timeout.ms."
+        ),
+    )
+
+# %% ../../../nbs/protocol/log/02_slots.ipynb #c025
+def _load(seen: Listing, slot: Slot) -> Decision | None:
+    if slot not in seen.loaded:
+        seen.loaded[slot] = seen.log.load(slot)
+    return seen.loaded[slot]
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c010
 class NamedLog(DecisionLog):

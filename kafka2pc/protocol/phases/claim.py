@@ -17,10 +17,8 @@ from ..rare.identity import check_participants, check_record
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c004
 def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) -> Decision:
     """Win ABORT in the first free slot of a batch, and with it the slot after. Returns our ABORT,
-    or the COMMIT that was met. `seen`: a listing that shows no COMMIT of the batch (it may be old:
-    a slot that was taken since is met, not skipped). `more` goes into the record. Raises
-    `OutcomeUnknown`, and what `check_record` and `check_participants` raise for a record that was
-    met.
+    or the COMMIT that was met. `seen`: a listing that shows no COMMIT of the batch; it may be old.
+    `more` goes into the record. Raises `OutcomeUnknown`, and what the two checks raise.
     """
     seen = seen or driver.log.listing()
     decided = commit_of(seen, batch_id)
@@ -54,8 +52,12 @@ def _abort_record(driver: Driver, batch_id: int, attempt: int, **more) -> Decisi
 def _win_clearly(driver: Driver, wanted: Decision) -> Decision:
     record = win(driver.log, wanted)
     if record is None:
-        raise OutcomeUnknown(
-            f"claim {wanted.slot.batch_id}.{wanted.slot.attempt} of query {driver.query_id}: its"
-            " log gave no clear answer"
-        )
+        raise _unclear(driver, wanted)
     return record
+
+# %% ../../../nbs/protocol/phases/08_claim.ipynb #c082
+def _unclear(driver: Driver, wanted: Decision) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"claim {wanted.slot.batch_id}.{wanted.slot.attempt} of query {driver.query_id}: its"
+        " log gave no clear answer"
+    )

@@ -26,10 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
-    """The commit phase, on the driver, when every task has returned. A batch that was drained, or
-    has no message and so no plan, is finished once more. Raises `Refused` and `Superseded` (the
-    attempt is given up), `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a
-    participant raises. An error after the last commit is logged.
+    """Runs on the driver, when every task has returned. A batch that was drained, or has no message
+    and so no plan, is finished once more. Raises `Refused` and `Superseded` (the attempt is given
+    up), `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a participant raises. An
+    error after the last commit is logged.
     """
     plan = one_plan(messages, batch_id) if messages else None
     if plan is None or plan.mode is Mode.DRAIN:
@@ -64,12 +64,7 @@ def _tidy_up(driver: Driver, plan: Plan, seen: Listing):
         sweep(driver, plan.token, plan.batch_id % 2, seen)
         driver.log.purge(plan.batch_id - driver.policy.keep_batches, seen)
     except Exception as e:  # a store may raise what it likes: the batch is complete
-        _LOG.warning(
-            "query %s batch %s is complete; tidying up failed and is tried again: %s",
-            driver.query_id,
-            plan.batch_id,
-            describe_error(e),
-        )
+        _warn(driver, plan, e)
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c008
 def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
@@ -82,3 +77,12 @@ def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: i
             f"batch {batch_id} of query {driver.query_id} was drained, but its COMMIT is gone from"
             " the log"
         )
+
+# %% ../../../nbs/protocol/phases/07_commit.ipynb #c082
+def _warn(driver: Driver, plan: Plan, e: Exception):
+    _LOG.warning(
+        "query %s batch %s is complete; tidying up failed and is tried again: %s",
+        driver.query_id,
+        plan.batch_id,
+        describe_error(e),
+    )

@@ -58,9 +58,8 @@ def _outcome(record: Decision | None, wanted: Decision) -> Outcome:
 
 # %% ../../../nbs/protocol/phases/04_decide.ipynb #c011
 def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int) -> bool:
-    """Give an attempt up. True: its slot holds an ABORT, and its transactions are aborted. False:
-    nothing was done, because no attempt is known, or it only drained, or its slot holds a COMMIT,
-    or the log gave no clear answer.
+    """Give an attempt up. True: its slot holds an ABORT, its transactions are aborted. False:
+    nothing done: no attempt is known, it drained, its slot holds a COMMIT, or the log was unclear.
     """
     plans = [m.plan for m in messages if m is not None]
     if not plans or plans[0].mode is Mode.DRAIN:

@@ -48,9 +48,7 @@ def _commit_all(driver: Driver, decision: Decision) -> bool:
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c006
 @contextmanager
 def after_the_decision() -> Iterator[None]:
-    """An error inside is raised with the risk "decided": after the decision none of them may claim
-    that nothing was written.
-    """
+    """An error inside gets the risk "decided": none may claim that nothing was written."""
     try:
         yield
     except TwoPhaseError as e:
@@ -76,7 +74,7 @@ def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> b
     """Commit every transaction of a COMMIT. False: another run has gone on, or Spark has committed
     the batch; nothing older counts any more. `seen`: a listing that was made after the COMMIT was
     written. Raises `CorruptDecision`, `LostTransaction` (after all others were committed),
-    `OutcomeUnknown`, or what a participant raises; every error says that the batch is decided.
+    `OutcomeUnknown`, or what a participant raises; every error but the first says that the batch is decided.
     """
     check_own(driver, decision)
     with after_the_decision():

@@ -17,9 +17,7 @@ from ..participant import Participant, Transaction
 
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c008
 def flush_and_precommit(txn: Transaction, history: History, **ids) -> Committable | None:
-    """Rule 1: flush, check every delivery (`flush` raises if one failed), then pre-commit. None:
-    the transaction has written nothing.
-    """
+    """Rule 1: flush (raises if a delivery failed), then pre-commit. None: nothing was written."""
     with history.of("flush", **ids):
         txn.flush()
     with history.of("precommit", **ids) as noted:
@@ -92,7 +90,7 @@ def precommit(
     committables = _write_all(participants, plan, counted, history, ids)
     return CommitMessage(plan=plan, committables=committables, **counts)
 
-
+# %% ../../../nbs/protocol/phases/01_precommit.ipynb #c074
 def _read_to_the_end(chunks: Iterable):
     for _ in chunks:
         pass

@@ -8,7 +8,7 @@ __all__ = ['restore', 'without_pause']
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c003
 from ..driver import Driver
 from ..errors import StaleCheckpoint, Superseded
-from ..log.decisions import Decision
+from ..log.decisions import Decision, Slot
 from ..log.questions import commit_of, later_batch, later_claim, newest_commit
 from ..log.slots import Listing
 from ..messages import Mode, Plan
@@ -23,10 +23,9 @@ from ..rare.identity import check_identity
 def restore(
     driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
 ) -> Plan:
-    """The restore phase, on the driver, before the first task: the plan of the batch. `mine`: the
-    token of this run, None if it has none or has planned this batch. `offsets_hash`: of Spark's
-    offsets, which rows the batch has. Raises what `check_identity` raises, `Superseded`,
-    `LostTransaction`, `OutcomeUnknown`, or what a participant raises.
+    """Runs on the driver, before the first task. `mine`: the token of this run, None if it has none
+    or has planned this batch. `offsets_hash`: of Spark's offsets, which rows the batch has. Raises
+    what `check_identity` and participants raise, `Superseded`, `LostTransaction`, `OutcomeUnknown`.
     """
     with driver.history.of("plan", batch_id=batch_id):
         seen = driver.log.listing()
@@ -35,14 +34,14 @@ def restore(
         if decided:
             return _drain(driver, decided, offsets_hash)
         if mine and _is_next_in_line(seen, batch_id, mine):
-            return _plan(driver, batch_id, 0, mine, offsets_hash)
+            return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
         if driver.policy.pause_before_claim(next_attempt(seen, batch_id)):
             return restore(without_pause(driver), batch_id, offsets_hash=offsets_hash, mine=mine)
         claimed = claim(driver, batch_id, seen)
         if claimed.commit:
             return _drain(driver, claimed, offsets_hash)
         _sweep_below(driver, claimed)
-        return _plan(driver, batch_id, claimed.slot.attempt + 1, claimed.token, offsets_hash)
+        return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
 def _sweep_below(driver: Driver, claimed: Decision):
@@ -54,24 +53,17 @@ def _sweep_below(driver: Driver, claimed: Decision):
     sweep_former(driver, claimed, seen)
     remove_old_claims(driver, claimed, seen)
 
-
-def without_pause(driver: Driver) -> Driver:
-    """The driver that has waited. It looks at everything again: what it saw before is old."""
-    return driver.within(pause_before_claim=lambda attempt: False)
-
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c064
 def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:
     before = commit_of(seen, batch_id - 1)
     return before is not None and before.token == mine
 
 
-def _plan(
-    driver: Driver, batch_id: int, attempt: int, token: Token, offsets_hash: str, **more
-) -> Plan:
+def _plan(driver: Driver, slot: Slot, token: Token, offsets_hash: str, **more) -> Plan:
     return Plan(
         query_id=driver.query_id,
-        batch_id=batch_id,
-        attempt=attempt,
+        batch_id=slot.batch_id,
+        attempt=slot.attempt,
         token=token,
         offsets_hash=offsets_hash,
         planned=driver.now(),
@@ -82,28 +74,19 @@ def _plan(
 def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
     _check_replayed(driver, decided, offsets_hash)
     finish(driver, decided)
-    batch_id, attempt = decided.slot
-    return _plan(driver, batch_id, attempt, decided.token, offsets_hash, mode=Mode.DRAIN)
+    return _plan(driver, decided.slot, decided.token, offsets_hash, mode=Mode.DRAIN)
 
 
 def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str):
     """Does this COMMIT still count, and is it about the rows that Spark replays?"""
     batch_id, seen = decided.slot.batch_id, driver.log.listing(decided)
-    # met in a slot that was removed: this run was suspended between its listing and its claim
     if later_claim(seen, decided):
-        raise Superseded(
-            f"batch {batch_id} of query {driver.query_id}: a later claim stands behind the COMMIT"
-            " that was met"
-        )
-    # a claim of the next batch may be there: `restore` in the shell makes one
+        raise _claimed_later(driver, batch_id)
     newest = newest_commit(seen)
     if newest and newest.slot.batch_id > batch_id:
         raise _turned_back(driver, batch_id, "replay")
     if decided.offsets_hash != offsets_hash:
-        raise StaleCheckpoint(
-            f"batch {batch_id} of query {driver.query_id} was decided for Spark's offsets"
-            f" {decided.offsets_hash[:16]}, but the checkpoint now says {offsets_hash[:16]}"
-        )
+        raise _other_rows(driver, decided, offsets_hash)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c070
 def _turned_back(driver: Driver, batch_id: int, verb: str) -> StaleCheckpoint:
@@ -111,3 +94,22 @@ def _turned_back(driver: Driver, batch_id: int, verb: str) -> StaleCheckpoint:
         f"query {driver.query_id} is about to {verb} batch {batch_id}, but its log holds batch"
         f" {driver.log.batches()[-1]}"
     )
+
+# %% ../../../nbs/protocol/phases/09_restore.ipynb #c084
+def _claimed_later(driver: Driver, batch_id: int) -> Superseded:
+    return Superseded(
+        f"batch {batch_id} of query {driver.query_id}: a later claim stands behind the COMMIT"
+        " that was met"
+    )
+
+
+def _other_rows(driver: Driver, decided: Decision, offsets_hash: str) -> StaleCheckpoint:
+    return StaleCheckpoint(
+        f"batch {decided.slot.batch_id} of query {driver.query_id} was decided for Spark's offsets"
+        f" {decided.offsets_hash[:16]}, but the checkpoint now says {offsets_hash[:16]}"
+    )
+
+# %% ../../../nbs/protocol/phases/09_restore.ipynb #c087
+def without_pause(driver: Driver) -> Driver:
+    """The driver that has waited. It looks at everything again: what it saw before is old."""
+    return driver.within(pause_before_claim=lambda attempt: False)
