@@ -13,10 +13,11 @@ from typing import Iterable
 from .client import KafkaClient, leftover
 from .ids import ids_of_query
 from .transaction_states import description, exact, late
+from .wire.cluster import Cluster
 from .wire.descriptions import describe_transactions, list_transactions
 from .wire.transactions import end_txn
 from ..protocol.errors import UnclearAnswer
-from ..protocol.history import from_environment
+from ..protocol.history import History, from_environment
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
 from ..protocol.participant import Description, Outcome, Transaction
@@ -39,27 +40,16 @@ class KafkaWriter(KafkaClient):
                 return self._transaction(name).begin()
             except UnclearAnswer as e:
                 unclear = e
-                self._retire(name, plan, e)
+                _retire(self.history, name, plan, e)
         raise unclear
-
-    def _retire(self, name: str, plan: Plan, error: UnclearAnswer):
-        _NAMES.retire(name)
-        (self.history or from_environment()).append(
-            "info",
-            "retire",
-            batch_id=plan.batch_id,
-            transactional_id=name,
-            error=type(error).__name__,
-        )
 
 # %% ../../nbs/kafka/02_participant.ipynb #c107
 class KafkaParticipant(KafkaWriter):
-    """Kafka, by the verbs of `Participant`. `conf` has librdkafka's names. Pickles without its
-    connections, which are opened at first use.
+    """Kafka, by the verbs of `Participant`, which may raise `BrokerUnreachable`, `NotAuthorized`.
+    Pickles without its connections, which are opened at first use. `conf` has librdkafka's names.
 
     `timeout_ms`, `cluster_id`, `end_txn_version`, `batch_bytes` and `two_phase` are those of
-    `ClusterFacts`. `engine`: columnar or rows. Verbs may raise `BrokerUnreachable`,
-    `NotAuthorized`.
+    `ClusterFacts`. `engine`: columnar or rows.
     """
 
     def commit(self, c: Committable) -> Outcome:
@@ -75,23 +65,6 @@ class KafkaParticipant(KafkaWriter):
             self.cluster, c.transactional_id, c.state, commit=commit, version=c.end_txn_version
         )
 
-    def describe(
-        self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
-    ) -> list[Description]:
-        """As in `Participant`. Raises `Refused` if neither the brokers nor `age_ms` say how long
-        the transactions have been open.
-        """
-        cs = list(cs)
-        # before the answer: a transaction that is Ongoing in it was Ongoing here, too
-        short = late(self.cluster, cs, margin_ms, age_ms)
-        found = describe_transactions(self.cluster, [c.transactional_id for c in cs])
-        # and after it: a coordinator that moved in between may not have listed it
-        short |= late(self.cluster, cs, margin_ms, age_ms)
-        return [
-            replace(description(c, found.get(c.transactional_id)), in_time=exact(c) not in short)
-            for c in cs
-        ]
-
     def in_doubt(self, query_id: str) -> list[Committable]:
         """The open transactions of this query, by exact (producer id, epoch). Names of another
         query are left out, whatever they begin with.
@@ -100,3 +73,36 @@ class KafkaParticipant(KafkaWriter):
         ours = [i for i, name in ids_of_query(listed, query_id) if name.prefix == self.prefix]
         found = describe_transactions(self.cluster, ours).values()
         return [leftover(self, d) for d in found if d.state == "Ongoing"]
+
+    def describe(
+        self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
+    ) -> list[Description]:
+        """As in `Participant`. Raises `Refused` if neither the brokers nor `age_ms` say how long
+        the transactions have been open.
+        """
+        return _descriptions(self.cluster, list(cs), margin_ms, age_ms)
+
+# %% ../../nbs/kafka/02_participant.ipynb #c048
+def _descriptions(
+    cluster: Cluster, cs: list[Committable], margin_ms: int, age_ms: float | None
+) -> list[Description]:
+    # before the answer: a transaction that is Ongoing in it was Ongoing here, too
+    short = late(cluster, cs, margin_ms, age_ms)
+    found = describe_transactions(cluster, [c.transactional_id for c in cs])
+    # and after it: a coordinator that moved in between may not have listed it
+    short |= late(cluster, cs, margin_ms, age_ms)
+    return [
+        replace(description(c, found.get(c.transactional_id)), in_time=exact(c) not in short)
+        for c in cs
+    ]
+
+# %% ../../nbs/kafka/02_participant.ipynb #c052
+def _retire(history: History | None, name: str, plan: Plan, error: UnclearAnswer):
+    _NAMES.retire(name)
+    (history or from_environment()).append(
+        "info",
+        "retire",
+        batch_id=plan.batch_id,
+        transactional_id=name,
+        error=type(error).__name__,
+    )
