@@ -5,17 +5,19 @@
 
 import ast
 import configparser
+import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 import pytest
-from contents import module_of
+from contents import IN_DEPTH, PATH, module_of
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -402,6 +404,15 @@ def has_few_words(path):
     text = re.sub(r"(?m)^\|.*$|^```(.|\n)*?^```$", "", "\n".join(texts))
     if len(text.split()) > GUIDE_WORDS_MAX:
         yield f"{len(text.split())} words, at most {GUIDE_WORDS_MAX} are allowed"
+
+
+def test_the_book_leads_from_each_notebook_to_the_next():
+    for place, following in pairwise(PATH):
+        here = NBS / f"{place}.ipynb"
+        link = os.path.relpath(NBS / f"{following}.ipynb", here.parent)
+        texts = [c.source for c in cells(here) if c.source.startswith(IN_DEPTH)]
+        assert len(texts) == 1 and "The path goes on in [" in texts[0], place
+        assert f"]({link})" in texts[0], f"{place} does not lead to {following}"
 
 
 def test_the_readme_is_one_screen_and_a_little():

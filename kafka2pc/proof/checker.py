@@ -198,7 +198,7 @@ def anomalies(
 # %% ../../nbs/proof/01_checker.ipynb #c035
 TOLERATED = {
     "a batch in parts": (
-        "A batch becomes visible transaction by transaction (rule 9). Between two commits a reader"
+        "A batch becomes visible transaction by transaction. Between two commits a reader"
         " sees a part; the end is judged."
     ),
     "gaps in offsets": (

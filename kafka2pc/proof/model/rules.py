@@ -732,7 +732,7 @@ RULES |= {
         "DUPLICATE",
         Config(keep_batches=0),
         (("finish.overtaken", later_claim),),
-        "8",
+        "9",
         "H11",
     ),
     "floor at the claim": Rule(
@@ -740,7 +740,7 @@ RULES |= {
         _LOST,
         Config(batches=3, keep_batches=0),
         (("restore.later_batch", never_later),),
-        "8",
+        "9",
         "H11",
     ),
     "floor at the finish": Rule(
@@ -748,7 +748,7 @@ RULES |= {
         "DUPLICATE",
         Config(drivers=3, keep_batches=0),
         (("restore.finish", finish_existing), ("restore.newest_commit", no_commit)),
-        "8",
+        "9",
         "new",
         suspend_third_run,
     ),
@@ -757,7 +757,7 @@ RULES |= {
         "DUPLICATE",
         _CLAIMS,
         (("finish.overtaken", later_record),),
-        "8",
+        "9",
         "new",
         suspend_first_run,
     ),
@@ -766,7 +766,7 @@ RULES |= {
         "STUCK",
         _CLAIMS,
         (("restore.commit_of", any_commit), ("claim.commit_of", any_commit)),
-        "8",
+        "9",
         "new",
         suspend_first_run,
     ),
@@ -819,7 +819,7 @@ RULES |= {
         _LOST,
         _TWO,
         (("replay.worker_name", name_without_token),),
-        "names",
+        "10",
         "H8",
     ),
     "names of one try": Rule(
@@ -827,7 +827,7 @@ RULES |= {
         _LOST,
         replace(_ONE, retry=1),
         (("replay.worker_name", name_by_slot),),
-        "names",
+        "10",
         "H8",
     ),
     "names of one life": Rule(
@@ -835,7 +835,7 @@ RULES |= {
         _LOST,
         Config(drivers=1, batches=3, retry=1),
         (("replay.worker_name", name_by_try),),
-        "names",
+        "10",
         "H8",
     ),
     "one InitProducerId": Rule(
@@ -843,7 +843,7 @@ RULES |= {
         _LOST,
         replace(_ONE, late_init=1),
         (("replay.StepStore.begin", begin_resending),),
-        "names",
+        "10",
         "H10",
     ),
     "retired for ever": Rule(
@@ -851,7 +851,7 @@ RULES |= {
         _LOST,
         Config(drivers=1, batches=3, late_init=1),
         (("model.retired_names", forget_retired),),
-        "names",
+        "10",
         "H10",
     ),
     "one transaction per epoch": Rule(
@@ -862,7 +862,7 @@ RULES |= {
             ("replay.worker_name", name_without_parity),
             ("replay.StepStore.begin", begin_without_init),
         ),
-        "names",
+        "10",
     ),
 }
 
@@ -895,10 +895,10 @@ RULES |= {
 # %% ../../../nbs/proof/model/08_rules.ipynb #c051
 RULES |= {
     "a log that remembers": Rule(
-        "the log loses a record", _LOST, replace(_TWO, lost_entry=1), of="log", hole="H14"
+        "the log loses a record", _LOST, replace(_TWO, lost_entry=1), of="11", hole="H14"
     ),
     "a log that remembers, rows twice": Rule(
-        "the same: it was a COMMIT", "DUPLICATE", replace(_TWO, lost_entry=1), of="log", hole="H14"
+        "the same: it was a COMMIT", "DUPLICATE", replace(_TWO, lost_entry=1), of="11", hole="H14"
     ),
 }
 
