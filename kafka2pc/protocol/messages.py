@@ -33,13 +33,15 @@ class Plan:
     attempt: int
     token: Token
     mode: Mode = Mode.WRITE
-    offsets_hash: str = ""  # of Spark's offsets entry: which rows the tasks read
+    offsets_hash: str = ""  # of Spark's file offsets/N: which rows the tasks read
     planned: Moment | None = None  # before any of its transactions began
 
 # %% ../../nbs/protocol/03_messages.ipynb #c019
 @dataclass(frozen=True, slots=True)
 class PreparedTxnState:
-    """The broker's numbers for one transaction (KIP-939): unique if each one has its own epoch."""
+    """The broker's numbers for one transaction (KIP-939): unique if each transaction has an epoch
+    of its own.
+    """
 
     producer_id: int
     epoch: int

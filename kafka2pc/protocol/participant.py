@@ -40,7 +40,7 @@ class Outcome(Enum):
 # %% ../../nbs/protocol/04_participant.ipynb #c023
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The state (None: no longer known), and whether the wanted margin to the timeout is left."""
+    """The state (None: no longer known), and whether enough time is left before its timeout."""
 
     state: TxnState | None
     in_time: bool = True

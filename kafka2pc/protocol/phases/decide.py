@@ -21,7 +21,7 @@ from .requests import send_all
 def decide(
     driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late = never_late
 ) -> Decision:
-    """Win the slot of `plan` with COMMIT (step 4); send nothing once `late()` is True. Raises
+    """Win the slot of `plan` with COMMIT; send nothing once `late()` is True. Raises
     `Superseded` after an abort if the slot holds another record, `OutcomeUnknown` if the log gave
     no clear answer, `LogUnwritable` if it is certain that nothing was written.
     """
@@ -85,8 +85,8 @@ def _unclear_decision(driver: Driver, plan: Plan, late: bool) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"{what} until its transactions had less than {driver.policy.margin_ms} ms left",
         risk=(
-            "Hardly. No request was sent later, and Spark replays the batch. But one that was under"
-            " way may still arrive: if it arrives after the transactions have timed out, and before"
+            "Probably not. No request was sent later, and Spark replays the batch. But one that was"
+            " under way may still arrive: if it arrives after the transactions have timed out, and before"
             " the restart, the restart reports them as lost."
         ),
         action="Restart the query when the place of the decisions answers again.",

@@ -74,7 +74,8 @@ def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> b
     """Commit every transaction of a COMMIT. False: another run has gone on, or Spark has committed
     the batch; nothing older counts any more. `seen`: a listing that was made after the COMMIT was
     written. Raises `CorruptDecision`, `LostTransaction` (after all others were committed),
-    `OutcomeUnknown`, or what a participant raises; every error but the first says that the batch is decided.
+    `OutcomeUnknown`, or what a participant raises; every error but the first says that the batch
+    is decided.
     """
     check_own(driver, decision)
     with after_the_decision():

@@ -76,7 +76,7 @@ def precommit(
     history: History = Silence(),
     measure: Callable[[object], int] = no_measure,
 ) -> CommitMessage:
-    """The pre-commit phase in one task (steps WRITE 2-5). `chunks` are sized collections of rows,
+    """The pre-commit phase in one task. `chunks` are sized collections of rows,
     `measure` gives the bytes of one. No row, or mode drain: no transaction. Raises what a
     participant raises; its open transactions abort then.
     """

@@ -130,7 +130,7 @@ def contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage | No
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c073
 def check_task(plan: Plan):
-    """Step WRITE 1. Raises `StaleCheckpoint` if Spark runs another batch or query than the plan."""
+    """Raises `StaleCheckpoint` if Spark runs another batch or query than the plan."""
     task = TaskContext.get()
     batch_id = task.getLocalProperty("streaming.sql.batchId")
     query_id = task.getLocalProperty("sql.streaming.queryId")
