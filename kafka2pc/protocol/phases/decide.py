@@ -86,8 +86,8 @@ def _unclear_decision(driver: Driver, plan: Plan, late: bool) -> OutcomeUnknown:
         f"{what} until its transactions had less than {driver.policy.margin_ms} ms left",
         risk=(
             "Probably not. No request was sent later, and Spark replays the batch. But one that was"
-            " under way may still arrive: if it arrives after the transactions have timed out, and before"
-            " the restart, the restart reports them as lost."
+            " under way may still arrive: if it arrives after the transactions have timed out, and"
+            " before the restart, the restart reports them as lost."
         ),
         action="Restart the query when the place of the decisions answers again.",
     )
