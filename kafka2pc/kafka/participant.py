@@ -30,8 +30,8 @@ class KafkaWriter(KafkaClient):
     """The part of a `KafkaParticipant` that runs where the rows are."""
 
     def begin(self, plan: Plan, tries: int = 5) -> Transaction:
-        """An open transaction under a name that no other one has. Raises the last `UnclearAnswer`
-        when `tries` names had to be given up.
+        """An open transaction under a name that no other open one has. Raises the last
+        `UnclearAnswer` when `tries` names had to be given up.
         """
         unclear = None
         for _ in range(tries):

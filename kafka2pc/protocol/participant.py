@@ -17,8 +17,8 @@ from .states import TxnState, step
 # %% ../../nbs/protocol/04_participant.ipynb #c012
 class Transaction(Protocol):
     """One transaction in its task. An exception in the `with` block aborts it before `precommit`,
-    and leaves it pre-committed after. `write` raises `IllegalStep` after `precommit`. Leaving the
-    block normally changes nothing.
+    and leaves it pre-committed after. `write` raises `IllegalStep` after `precommit`. Leaving it
+    without an exception neither commits nor aborts.
     """
 
     def __enter__(self) -> "Transaction": ...

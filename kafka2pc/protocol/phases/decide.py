@@ -58,7 +58,7 @@ def _outcome(record: Decision | None, wanted: Decision) -> Outcome:
 
 # %% ../../../nbs/protocol/phases/04_decide.ipynb #c011
 def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int) -> bool:
-    """Give an attempt up. True: its slot holds an ABORT, its transactions are aborted. False:
+    """Give an attempt up. True: its slot holds an ABORT, and abort was sent. False:
     nothing done: no attempt is known, it drained, its slot holds a COMMIT, or the log was unclear.
     """
     plans = [m.plan for m in messages if m is not None]

@@ -46,7 +46,7 @@ def _check_one(driver: Driver, c: Committable, description: Description):
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c010
 def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None = None) -> Late:
-    """Rule 4: every transaction is open under the same state and has `margin_ms` left. `planned`:
+    """Rule 4: every transaction is open under the same epoch and has `margin_ms` left. `planned`:
     before they began. Raises `Refused` otherwise. Returns `late`: may less than `margin_ms` be left
     by now? Until then a request to the decision log may be sent.
     """

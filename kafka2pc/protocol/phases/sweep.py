@@ -23,7 +23,7 @@ def sweep(
 ) -> list[str]:
     """Abort what is open below `token`, and of `token` itself what belongs to batches with
     `own_parity`. `seen`: a listing that was made after the claim, or the COMMIT, of that token.
-    Returns the ids it aborted. A refusal is fine: the next sweep looks again.
+    Returns the ids it sent abort for. A refusal is fine: the next sweep looks again.
     """
     newest = newest_commit(seen or driver.log)
     spared = {(c.transactional_id, c.state) for c in newest.committables} if newest else set()
