@@ -28,8 +28,8 @@ _LOG = logging.getLogger(__name__)
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     """Runs on the driver, when every task has returned. A batch that was drained, or has no message
     and so no plan, is finished once more. Raises `Refused` or `Superseded` (given up before the
-    decision; `Superseded` after it: another run has gone on), `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a participant raises. An
-    error after the last commit is logged.
+    decision; `Superseded` after it: another run has gone on), `OutcomeUnknown`, `LostTransaction`,
+    `ReplayDiffers`, or what a participant raises. An error after the last commit is logged.
     """
     plan = one_plan(messages, batch_id) if messages else None
     if plan is None or plan.mode is Mode.DRAIN:
