@@ -30,7 +30,7 @@ from ..protocol.log.questions import newest_commit, newest_record
 from ..protocol.messages import PreparedTxnState
 from ..protocol.names import Token, parse_name
 
-# %% ../../nbs/operations/03_survey.ipynb #c007
+# %% ../../nbs/operations/03_survey.ipynb #c103
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A partition: its leader (-1: none), its copies, and how many of them are in sync."""
@@ -55,7 +55,54 @@ class OpenProducer:
     first_offset: int
     last_ms: int
 
+# %% ../../nbs/operations/03_survey.ipynb #c105
+_TOPIC_AUTHORIZATION_FAILED = 29
 
+
+def _group_by_leader(layout: Iterable[Layout]) -> dict[int, dict[str, list[int]]]:
+    """Leader -> topic -> its partitions that it leads."""
+    groups = {}
+    for p in layout:
+        if p.leader >= 0:
+            groups.setdefault(p.leader, {}).setdefault(p.topic, []).append(p.partition)
+    return groups
+
+# %% ../../nbs/operations/03_survey.ipynb #c108
+def _latest(topic: str, numbers: Iterable[int]) -> ListOffsetsRequest.ListOffsetsTopic:
+    """Asks for the newest offset of each of these partitions."""
+    part = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
+    return ListOffsetsRequest.ListOffsetsTopic(
+        name=topic,
+        partitions=[
+            part(partition_index=n, current_leader_epoch=-1, timestamp=-1) for n in numbers
+        ],
+    )
+
+
+def _producers(parts: Mapping[str, list[int]]) -> DescribeProducersRequest:
+    """Asks for the producers in these partitions of each topic."""
+    topic = DescribeProducersRequest.TopicRequest
+    return DescribeProducersRequest(
+        topics=[topic(name=t, partition_indexes=numbers) for t, numbers in parts.items()]
+    )
+
+# %% ../../nbs/operations/03_survey.ipynb #c110
+def _open_in(topic: str, p) -> list[OpenProducer]:
+    """The producers with an open transaction, from the answer for one partition."""
+    return [
+        OpenProducer(
+            topic=topic,
+            partition=p.partition_index,
+            producer_id=a.producer_id,
+            epoch=a.producer_epoch,
+            first_offset=a.current_txn_start_offset,
+            last_ms=a.last_timestamp,
+        )
+        for a in p.active_producers
+        if a.current_txn_start_offset >= 0
+    ]
+
+# %% ../../nbs/operations/03_survey.ipynb #c113
 class Survey(Cluster):
     """The requests that only an operator sends, beside those of the sink."""
 
@@ -71,10 +118,7 @@ class Survey(Cluster):
         """(topic, row) for each partition in the leaders' answers to `request({topic:
         partitions})`.
         """
-        groups = {}
-        for p in layout:
-            if p.leader >= 0:
-                groups.setdefault(p.leader, {}).setdefault(p.topic, []).append(p.partition)
+        groups = _group_by_leader(layout)
         answers = self.persist(
             lambda: self.ask_all([(request(parts), node) for node, parts in groups.items()])
         )
@@ -100,45 +144,12 @@ class Survey(Cluster):
         """All producers with an open transaction in these partitions; None if this user may not ask
         (READ on the topic).
         """
-
-        def request(parts: Mapping) -> DescribeProducersRequest:
-            topic = DescribeProducersRequest.TopicRequest
-            return DescribeProducersRequest(
-                topics=[topic(name=t, partition_indexes=numbers) for t, numbers in parts.items()]
-            )
-
-        rows = self._at_leaders(layout, request)
+        rows = self._at_leaders(layout, _producers)
         if any(p.error_code == _TOPIC_AUTHORIZATION_FAILED for _, p in rows):
             return None
-        return [
-            OpenProducer(
-                topic=topic,
-                partition=p.partition_index,
-                producer_id=a.producer_id,
-                epoch=a.producer_epoch,
-                first_offset=a.current_txn_start_offset,
-                last_ms=a.last_timestamp,
-            )
-            for topic, p in rows
-            for a in p.active_producers
-            if a.current_txn_start_offset >= 0
-        ]
+        return [producer for topic, p in rows for producer in _open_in(topic, p)]
 
-
-_TOPIC_AUTHORIZATION_FAILED = 29
-
-
-def _latest(topic: str, numbers: Iterable[int]) -> ListOffsetsRequest.ListOffsetsTopic:
-    """Asks for the newest offset of each of these partitions."""
-    part = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
-    return ListOffsetsRequest.ListOffsetsTopic(
-        name=topic,
-        partitions=[
-            part(partition_index=n, current_leader_epoch=-1, timestamp=-1) for n in numbers
-        ],
-    )
-
-# %% ../../nbs/operations/03_survey.ipynb #c009
+# %% ../../nbs/operations/03_survey.ipynb #c117
 ALIVE = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 
@@ -167,36 +178,7 @@ class FoundTransaction:
         """What names this transaction and no later one of the same id."""
         return self.transactional_id, PreparedTxnState(self.producer_id, self.epoch)
 
-
-def find_transactions(
-    survey: Survey,
-    prefix: str = "kafka2pc",
-    query: Query | None = None,
-    states: Iterable[str] = ("Ongoing",),
-) -> list[FoundTransaction]:
-    """The transactions whose id begins with `prefix`, oldest first. `query`: mark which of its own
-    are decided and fenced. `states`: only these; none: all. Raises `BrokerUnreachable`.
-    """
-    ids = [t.transactional_id for t in list_transactions(survey, prefix, states)]
-    described = describe_transactions(survey, ids) if ids else {}
-    now_ms = time.time() * 1000
-    outcomes = _outcomes(query) if query else None
-    found = [_found(d, now_ms, outcomes) for d in described.values()]
-    return sorted(found, key=lambda f: (-f.age_ms, f.transactional_id))
-
-
-def find_prefix(cluster: Cluster, query: Query | None) -> str:
-    """The prefix of the query's transactional ids: from its newest decision, else from its
-    transactions in the cluster, else the sink's default.
-    """
-    if query is None:
-        return "kafka2pc"
-    newest = newest_commit(query.log)
-    ids = [c.transactional_id for c in newest.committables] if newest else []
-    names = map(parse_name, ids or [t.transactional_id for t in list_transactions(cluster)])
-    return next((n.prefix for n in names if n and n.query_id == query.query_id), "kafka2pc")
-
-
+# %% ../../nbs/operations/03_survey.ipynb #c119
 @dataclass(frozen=True, slots=True)
 class _Outcomes:
     """What a query's log says: which transactions are decided, and the token of the newest run."""
@@ -204,16 +186,6 @@ class _Outcomes:
     query_id: str
     decided: frozenset[tuple[str, PreparedTxnState]]
     token: Token | None
-
-
-def _outcomes(query: Query) -> _Outcomes:
-    newest, last = newest_commit(query.log), newest_record(query.log)
-    committables = newest.committables if newest else ()
-    return _Outcomes(
-        query_id=query.query_id,
-        decided=frozenset((c.transactional_id, c.state) for c in committables),
-        token=last and last.token,
-    )
 
 
 def _found(d: DescribedTransaction, now_ms: float, outcomes: _Outcomes | None) -> FoundTransaction:
@@ -235,6 +207,45 @@ def _found(d: DescribedTransaction, now_ms: float, outcomes: _Outcomes | None) -
         return found
     fenced = outcomes.token is not None and name.token < outcomes.token
     return replace(found, decided=found.exact in outcomes.decided, fenced=fenced)
+
+# %% ../../nbs/operations/03_survey.ipynb #c123
+def _outcomes(query: Query) -> _Outcomes:
+    newest, last = newest_commit(query.log), newest_record(query.log)
+    committables = newest.committables if newest else ()
+    return _Outcomes(
+        query_id=query.query_id,
+        decided=frozenset((c.transactional_id, c.state) for c in committables),
+        token=last and last.token,
+    )
+
+
+def find_transactions(
+    survey: Survey,
+    prefix: str = "kafka2pc",
+    query: Query | None = None,
+    states: Iterable[str] = ("Ongoing",),
+) -> list[FoundTransaction]:
+    """The transactions whose id begins with `prefix`, oldest first. `query`: mark which of its own
+    are decided and fenced. `states`: only these; none: all. Raises `BrokerUnreachable`.
+    """
+    ids = [t.transactional_id for t in list_transactions(survey, prefix, states)]
+    described = describe_transactions(survey, ids) if ids else {}
+    now_ms = time.time() * 1000
+    outcomes = _outcomes(query) if query else None
+    found = [_found(d, now_ms, outcomes) for d in described.values()]
+    return sorted(found, key=lambda f: (-f.age_ms, f.transactional_id))
+
+# %% ../../nbs/operations/03_survey.ipynb #c127
+def find_prefix(cluster: Cluster, query: Query | None) -> str:
+    """The prefix of the query's transactional ids: from its newest decision, else from its
+    transactions in the cluster, else the sink's default.
+    """
+    if query is None:
+        return "kafka2pc"
+    newest = newest_commit(query.log)
+    ids = [c.transactional_id for c in newest.committables] if newest else []
+    names = map(parse_name, ids or [t.transactional_id for t in list_transactions(cluster)])
+    return next((n.prefix for n in names if n and n.query_id == query.query_id), "kafka2pc")
 
 # %% ../../nbs/operations/03_survey.ipynb #c011
 def find_hanging(

@@ -30,17 +30,91 @@ from ..wire.settings import whole_number
 from ..wire.transactions import check_epoch, end_txn, init_producer_id
 from ..wire.transactions import end_txn_version as offered_version
 from .deliveries import check_acknowledged, delivery_error
-from .sender import Sender
+from .sender import Lane, Sender
 from .settings import REQUEST_MS, producer_conf
 from ...protocol.errors import BadRow, TwoPhaseError
 from ...protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ...protocol.participant import TransactionBase
 from ...protocol.states import TxnState
 
-# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c007
+# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c016
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[str, pa.RecordBatch]]:
+    """The rows of each topic: the option wins over the column. Raises `BadRow`."""
+    column = topic_column(batch, topic)
+    if column is None:
+        return [(topic, batch)]
+    column = column.cast(pa.string())
+    names = pc.unique(column).to_pylist()
+    if len(names) == 1:
+        return [(names[0], batch)]
+    return [(name, batch.filter(pc.equal(column, name))) for name in names]
+
+# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c020
+def _chosen_partitions(
+    column: pa.Array, dealt: np.ndarray, partitions: int, topic: str
+) -> np.ndarray:
+    """The column's partitions, and those that were dealt where it is null. Raises `BadRow`."""
+    check_partition_type(column)
+    given = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+    wanted = np.where(pc.is_null(column).to_numpy(zero_copy_only=False), dealt, given)
+    wrong = (wanted < 0) | (wanted >= partitions)
+    if wrong.any():
+        raise BadRow(
+            f"{first_row(pa.array(wrong))}: partition {wanted[wrong][0]} of topic {topic}",
+            why=f"There is no such topic or partition: this one has 0 to {partitions - 1}.",
+            action="Correct the column partition.",
+        )
+    return wanted
+
+# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c024
+def _count_partitions(sender: Sender, label: str, topic: str, wait_s: float = 2) -> int:
+    """A new topic may need a moment until all brokers know it."""
+    end = time.monotonic() + wait_s
+    partitions = sender.leaders(topic)
+    while not partitions:
+        if time.monotonic() > end:
+            unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+            raise delivery_error(label, {(topic, -1): (unknown, 1, 0)})
+        time.sleep(0.1)
+        partitions = sender.leaders(topic)
+    return partitions
+
+# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c028
 BLOCK_BYTES = 4 << 20  # encoded at once
 
 
+def _blocks(rows: int, nbytes: int) -> list[tuple[int, int]]:
+    """The first row of each block, and the one after its last."""
+    blocks = np.array_split(np.arange(rows), max(1, math.ceil(nbytes / BLOCK_BYTES)))
+    return [(int(block[0]), int(block[-1]) + 1) for block in blocks if len(block)]
+
+# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c030
+def _waits(settings: Mapping, timeout_ms: int | None) -> dict[str, int]:
+    """How long a delivery and an answer may take: never longer than the transaction."""
+    waits = {
+        "delivery_ms": settings["message.timeout.ms"],
+        "request_ms": whole_number(settings, "socket.timeout.ms", REQUEST_MS),
+    }
+    if timeout_ms is None:
+        return waits
+    return {name: min(ms, timeout_ms) for name, ms in waits.items()}
+
+# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c032
+def _ranges(lanes: Mapping[tuple[str, int], Lane]) -> tuple[PartitionRange, ...]:
+    """The ranges of records that arrived, by topic and partition."""
+    return tuple(
+        PartitionRange(
+            topic=topic,
+            partition=partition,
+            records=lane.records,
+            first_offset=lane.first,
+            last_offset=lane.last,
+        )
+        for (topic, partition), lane in sorted(lanes.items())
+        if lane.records
+    )
+
+# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c007
 class ColumnTransaction(TransactionBase):
     """One transaction: `begin()`, `write`, `flush`, `precommit`; same form as `RowTransaction`.
     `conf` has librdkafka's names. `cluster` is shared by all transactions of a process.
@@ -81,16 +155,6 @@ class ColumnTransaction(TransactionBase):
         self._dealers: dict[str, Dealer] = {}
         self._written = 0
 
-    def _waits(self) -> dict[str, int]:
-        """How long a delivery and an answer may take: never longer than the transaction."""
-        waits = {
-            "delivery_ms": self._settings["message.timeout.ms"],
-            "request_ms": whole_number(self._settings, "socket.timeout.ms", REQUEST_MS),
-        }
-        if self.two_phase:
-            return waits
-        return {name: min(ms, self.timeout_ms) for name, ms in waits.items()}
-
     def begin(self) -> "ColumnTransaction":
         """One InitProducerId, and the transaction is open. Raises `UnclearAnswer` (give the name up
         and take another), `NotAuthorized`, `BadOption`, `BrokerUnreachable`.
@@ -105,7 +169,7 @@ class ColumnTransaction(TransactionBase):
             self.state,
             codec=self._codec,
             implicit_add=self.version >= 5,
-            **self._waits(),
+            **_waits(self._settings, None if self.two_phase else self.timeout_ms),
         )
         self._identity["started_ms"] = int(time.time() * 1000)
         return self
@@ -120,12 +184,11 @@ class ColumnTransaction(TransactionBase):
         for topic, part in _by_topic(batch, self.topic):
             rows = rows_of(part)
             check_sizes(rows, topic, self._settings["message.max.bytes"])
-            blocks = max(1, math.ceil(part.nbytes / BLOCK_BYTES))
-            parts.append((topic, rows, self._partitions(topic, part, rows.keys), blocks))
+            partitions = self._partitions(topic, part, rows.keys)
+            parts.append((topic, rows, partitions, _blocks(len(rows), part.nbytes)))
         for topic, rows, partitions, blocks in parts:
-            for block in np.array_split(np.arange(len(rows)), blocks):
-                if len(block):
-                    self._send(topic, rows, partitions, int(block[0]), int(block[-1]) + 1)
+            for start, stop in blocks:
+                self._send(topic, rows, partitions, start, stop)
         self._written += batch.num_rows
 
     def _send(self, topic: str, rows: Rows, partitions: np.ndarray, start: int, stop: int):
@@ -142,16 +205,8 @@ class ColumnTransaction(TransactionBase):
             return dealt
         return _chosen_partitions(column, dealt, dealer.partitions, topic)
 
-    def _look_up(self, topic: str, wait_s: float = 2) -> Dealer:
-        """A new topic may need a moment until all brokers know it."""
-        end = time.monotonic() + wait_s
-        partitions = self._sender.leaders(topic)
-        while not partitions:
-            if time.monotonic() > end:
-                unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-                raise delivery_error(self.label, {(topic, -1): (unknown, 1, 0)})
-            time.sleep(0.1)
-            partitions = self._sender.leaders(topic)
+    def _look_up(self, topic: str) -> Dealer:
+        partitions = _count_partitions(self._sender, self.label, topic)
         dealer = Dealer(partitions, next=self.state.producer_id % partitions)
         self._dealers[topic] = dealer
         return dealer
@@ -165,17 +220,7 @@ class ColumnTransaction(TransactionBase):
     @property
     def partitions(self) -> tuple[PartitionRange, ...]:
         """The ranges of records that arrived, by topic and partition."""
-        return tuple(
-            PartitionRange(
-                topic=topic,
-                partition=partition,
-                records=lane.records,
-                first_offset=lane.first,
-                last_offset=lane.last,
-            )
-            for (topic, partition), lane in sorted(self._sender.lanes.items())
-            if lane.records
-        )
+        return _ranges(self._sender.lanes)
 
     def precommit(self) -> Committable:
         """The Committable. From here on a process that has it ends the transaction. Raises
@@ -194,32 +239,3 @@ class ColumnTransaction(TransactionBase):
         # the first error counts; a transaction that stays open is swept, or aborted by its timeout
         except TwoPhaseError:
             pass
-
-# %% ../../../nbs/kafka/write/05_column_producer.ipynb #c008
-def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[str, pa.RecordBatch]]:
-    """The rows of each topic: the option wins over the column. Raises `BadRow`."""
-    column = topic_column(batch, topic)
-    if column is None:
-        return [(topic, batch)]
-    column = column.cast(pa.string())
-    names = pc.unique(column).to_pylist()
-    if len(names) == 1:
-        return [(names[0], batch)]
-    return [(name, batch.filter(pc.equal(column, name))) for name in names]
-
-
-def _chosen_partitions(
-    column: pa.Array, dealt: np.ndarray, partitions: int, topic: str
-) -> np.ndarray:
-    """The column's partitions, and those that were dealt where it is null. Raises `BadRow`."""
-    check_partition_type(column)
-    given = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    wanted = np.where(pc.is_null(column).to_numpy(zero_copy_only=False), dealt, given)
-    wrong = (wanted < 0) | (wanted >= partitions)
-    if wrong.any():
-        raise BadRow(
-            f"{first_row(pa.array(wrong))}: partition {wanted[wrong][0]} of topic {topic}",
-            why=f"There is no such topic or partition: this one has 0 to {partitions - 1}.",
-            action="Correct the column partition.",
-        )
-    return wanted

@@ -87,7 +87,19 @@ def _progress_bars(console: Console) -> Iterator[Callable]:
 
         yield tell
 
-# %% ../../../nbs/operations/cli/04_app.ipynb #c011
+# %% ../../../nbs/operations/cli/04_app.ipynb #c109
+def _tell_kills(console: Console, result):
+    """Print what was killed, where, and how the moment was chosen."""
+    console.print(f"Killed by SIGKILL, {result.report.name} sink:", highlight=False)
+    for e in result.events:
+        if e.op == "crash":
+            console.print(
+                f"  {e.ids['text']} (batch {e.ids['batch_id']}; {e.ids['how']})",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+# %% ../../../nbs/operations/cli/04_app.ipynb #c112
 @app.command()
 def demo(
     rows: Annotated[
@@ -126,19 +138,40 @@ def demo(
         )
     raise typer.Exit(exit_status(r.report for r in results))
 
+# %% ../../../nbs/operations/cli/04_app.ipynb #c116
+def _all_drills(seed: int) -> list:
+    """The drills of all kinds but the walk; `seed` draws the pipelines."""
+    from kafka2pc.proof.drills.end_to_end import pipeline_drills
+    from kafka2pc.proof.drills.hard_cases import CASES
+    from kafka2pc.proof.drills.one_store import point_drills
+    from kafka2pc.proof.drills.two_stores import dual_drills
 
-def _tell_kills(console: Console, result):
-    """Print what was killed, where, and how the moment was chosen."""
-    console.print(f"Killed by SIGKILL, {result.report.name} sink:", highlight=False)
-    for e in result.events:
-        if e.op == "crash":
-            console.print(
-                f"  {e.ids['text']} (batch {e.ids['batch_id']}; {e.ids['how']})",
-                highlight=False,
-                soft_wrap=True,
-            )
+    return [*point_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)]
 
-# %% ../../../nbs/operations/cli/04_app.ipynb #c013
+
+def _is_chosen(drill, only: list[str]) -> bool:
+    """True if one of the words is the kind of the drill or part of its title, or there are none."""
+    return not only or any(
+        word in (drill.kind, f"{drill.kind}s") or word.lower() in drill.title.lower()
+        for word in only
+    )
+
+# %% ../../../nbs/operations/cli/04_app.ipynb #c120
+def _printer(console: Console) -> Callable:
+    """A function that prints a line for each drill, and the finding of one that ended badly."""
+    started = time.monotonic()
+
+    def tell(played):
+        sign = "[red]not as expected[/red]" if played.found else "[green]as expected[/green]"
+        console.print(f"{time.monotonic() - started:5.0f} s  {sign}  ", end="")
+        given = f": {played.drill.given}" if played.drill.kind == "walk" else ""
+        console.print(played.drill.title + given, highlight=False, soft_wrap=True)
+        if played.found:
+            console.print(played.found, highlight=False, soft_wrap=True, markup=False)
+
+    return tell
+
+# %% ../../../nbs/operations/cli/04_app.ipynb #c123
 @app.command()
 def drill(
     only: Annotated[
@@ -178,39 +211,6 @@ def drill(
             played += walk(seed, minutes, output, tell)
     console.print(summary(played))
     raise typer.Exit(any(p.found for p in played))
-
-
-def _all_drills(seed: int) -> list:
-    """The drills of all kinds but the walk; `seed` draws the pipelines."""
-    from kafka2pc.proof.drills.end_to_end import pipeline_drills
-    from kafka2pc.proof.drills.hard_cases import CASES
-    from kafka2pc.proof.drills.one_store import point_drills
-    from kafka2pc.proof.drills.two_stores import dual_drills
-
-    return [*point_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)]
-
-
-def _is_chosen(drill, only: list[str]) -> bool:
-    """True if one of the words is the kind of the drill or part of its title, or there are none."""
-    return not only or any(
-        word in (drill.kind, f"{drill.kind}s") or word.lower() in drill.title.lower()
-        for word in only
-    )
-
-
-def _printer(console: Console) -> Callable:
-    """A function that prints a line for each drill, and the finding of one that ended badly."""
-    started = time.monotonic()
-
-    def tell(played):
-        sign = "[red]not as expected[/red]" if played.found else "[green]as expected[/green]"
-        console.print(f"{time.monotonic() - started:5.0f} s  {sign}  ", end="")
-        given = f": {played.drill.given}" if played.drill.kind == "walk" else ""
-        console.print(played.drill.title + given, highlight=False, soft_wrap=True)
-        if played.found:
-            console.print(played.found, highlight=False, soft_wrap=True, markup=False)
-
-    return tell
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c015
 @app.command()

@@ -12,7 +12,7 @@ from typing import Iterator, Mapping
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c003
 from .findings import FINDINGS, Examination, Finding, finding
-from ..repair import operate, plan_restore
+from ..repair import RestoreStep, operate, plan_restore
 from kafka2pc.operations.survey import (
     ALIVE,
     FoundTransaction,
@@ -22,7 +22,7 @@ from kafka2pc.operations.survey import (
 )
 from ...protocol.errors import NotAuthorized
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c006
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c101
 FINDINGS.update(
     {
         "readers-held-back": (
@@ -40,42 +40,14 @@ FINDINGS.update(
             "No. Nothing is lost by waiting.",
             "Grant READ, and look again.",
         ),
-        "hanging": (
-            "trouble",
-            (
-                "A client or a broker broke the protocol (KIP-664), or this user may not see the"
-                " transaction. It never times out."
-            ),
-            "Perhaps: one that this user may not DESCRIBE looks the same, and may be decided.",
-            "Look again as an administrator; then write its end by hand.",
-        ),
     }
 )
 
-
-def check_readers(exam: Examination) -> Iterator[Finding]:
-    """Which topics keep `read_committed` consumers waiting before the end of a partition, and which
-    transactions are open there. Reported if one of them is older than `older_ms`.
-    """
-    layout = exam.survey.layout(exam.topics)
-    stable = exam.survey.ends(layout, committed=True)
-    end = exam.survey.ends(layout, committed=False)
-    parts = [(p.topic, p.partition) for p in layout]
-    late = [p for p in parts if p in stable and p in end and stable[p] < end[p]]
-    if not late:
-        return
-    holders = exam.survey.open_producers([p for p in layout if (p.topic, p.partition) in late])
-    found = find_transactions(exam.survey, "", exam.query, ALIVE) if holders else ()
-    known = {f.producer_id: f for f in found}
-    for topic in sorted({topic for topic, _ in late}):
-        gaps = [f"{t}-{p} at {stable[t, p]} of {end[t, p]}" for t, p in late if t == topic]
-        what = f"read_committed readers of {topic} wait: {', '.join(gaps)}"
-        if holders is None:
-            right = exam.acl("Read", f"--topic {shlex.quote(topic)}")
-            yield finding("readers-held-back-by-whom", what, right)
-        else:
-            own = {h.producer_id: h for h in holders if h.topic == topic}
-            yield from _held_back(exam, what, own, known)
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c103
+def _age_ms(holder: OpenProducer, known: Mapping[int, FoundTransaction]) -> float:
+    if holder.producer_id in known:
+        return known[holder.producer_id].age_ms
+    return time.time() * 1000 - holder.last_ms
 
 
 def _held_back(
@@ -102,11 +74,59 @@ def _held_back(
         why=f"Open there: {'; '.join(names + unseen)}.",
     )
 
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c107
+def check_readers(exam: Examination) -> Iterator[Finding]:
+    """Which topics keep `read_committed` consumers waiting before the end of a partition, and which
+    transactions are open there. Reported if one of them is older than `older_ms`.
+    """
+    layout = exam.survey.layout(exam.topics)
+    stable = exam.survey.ends(layout, committed=True)
+    end = exam.survey.ends(layout, committed=False)
+    parts = [(p.topic, p.partition) for p in layout]
+    late = [p for p in parts if p in stable and p in end and stable[p] < end[p]]
+    if not late:
+        return
+    holders = exam.survey.open_producers([p for p in layout if (p.topic, p.partition) in late])
+    found = find_transactions(exam.survey, "", exam.query, ALIVE) if holders else ()
+    known = {f.producer_id: f for f in found}
+    for topic in sorted({topic for topic, _ in late}):
+        gaps = [f"{t}-{p} at {stable[t, p]} of {end[t, p]}" for t, p in late if t == topic]
+        what = f"read_committed readers of {topic} wait: {', '.join(gaps)}"
+        if holders is None:
+            right = exam.acl("Read", f"--topic {shlex.quote(topic)}")
+            yield finding("readers-held-back-by-whom", what, right)
+        else:
+            own = {h.producer_id: h for h in holders if h.topic == topic}
+            yield from _held_back(exam, what, own, known)
 
-def _age_ms(holder: OpenProducer, known: Mapping[int, FoundTransaction]) -> float:
-    if holder.producer_id in known:
-        return known[holder.producer_id].age_ms
-    return time.time() * 1000 - holder.last_ms
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c111
+FINDINGS.update(
+    {
+        "hanging": (
+            "trouble",
+            (
+                "A client or a broker broke the protocol (KIP-664), or this user may not see the"
+                " transaction. It never times out."
+            ),
+            "Perhaps: one that this user may not DESCRIBE looks the same, and may be decided.",
+            "Look again as an administrator; then write its end by hand.",
+        ),
+    }
+)
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c113
+def _hanging(exam: Examination, p: OpenProducer) -> Finding:
+    """The finding about one hanging transaction."""
+    abort = (
+        f"abort --topic {shlex.quote(p.topic)} --partition {p.partition} --start-offset"
+        f" {p.first_offset}"
+    )
+    return finding(
+        "hanging",
+        f"{p.topic}-{p.partition} holds an open transaction of producer id {p.producer_id} from"
+        f" offset {p.first_offset} on, and no coordinator knows it",
+        exam.tool("kafka-transactions.sh", abort),
+    )
 
 
 def check_hanging(exam: Examination) -> Iterator[Finding]:
@@ -116,18 +136,9 @@ def check_hanging(exam: Examination) -> Iterator[Finding]:
     except NotAuthorized:
         return  # without READ on the topics this cannot be asked
     for p in hanging:
-        abort = (
-            f"abort --topic {shlex.quote(p.topic)} --partition {p.partition} --start-offset"
-            f" {p.first_offset}"
-        )
-        yield finding(
-            "hanging",
-            f"{p.topic}-{p.partition} holds an open transaction of producer id {p.producer_id} from"
-            f" offset {p.first_offset} on, and no coordinator knows it",
-            exam.tool("kafka-transactions.sh", abort),
-        )
+        yield _hanging(exam, p)
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c008
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c116
 FINDINGS.update(
     {
         "leftovers": (
@@ -142,6 +153,42 @@ FINDINGS.update(
             "Perhaps: a decided transaction that is aborted is lost.",
             "Look again with its checkpoint: the one whose file metadata holds this id.",
         ),
+    }
+)
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c118
+def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) -> Finding:
+    """The finding about the transactions that a query left open."""
+    left_ms = min((f.left_ms for f in own if f.left_ms is not None), default=None)
+    what = f"{len(own)} open transactions of query {query_id}"
+    if left_ms is None:
+        what += ", which never time out"
+    else:
+        what += f"; the first times out in {left_ms / 1000:.0f} s"
+    if exam.query and exam.query.query_id == query_id:
+        return finding("leftovers", f"{what}; not decided", *exam.restores())
+    return finding(
+        "leftovers-of-unknown",
+        f"{what}; no checkpoint was named",
+        exam.access.command("doctor", "--checkpoint", "CHECKPOINT"),
+    )
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c120
+def check_leftovers(exam: Examination) -> Iterator[Finding]:
+    """Open transactions of this sink that no run will end: fenced, or open for longer than
+    `older_ms`. `check_decisions` reports decided ones.
+    """
+    found = [
+        f
+        for f in find_transactions(exam.survey, exam.prefix, exam.query)
+        if f.query_id and not f.decided and (f.fenced or f.age_ms >= exam.older_ms)
+    ]
+    for query_id in sorted({f.query_id for f in found}):
+        yield _leftovers(exam, query_id, [f for f in found if f.query_id == query_id])
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c124
+FINDINGS.update(
+    {
         "decided-and-open": (
             "danger",
             "The driver died, or lost the broker, between its decision and the commit.",
@@ -160,34 +207,7 @@ FINDINGS.update(
     }
 )
 
-
-def check_leftovers(exam: Examination) -> Iterator[Finding]:
-    """Open transactions of this sink that no run will end: fenced, or open for longer than
-    `older_ms`. `check_decisions` reports decided ones.
-    """
-    found = [
-        f
-        for f in find_transactions(exam.survey, exam.prefix, exam.query)
-        if f.query_id and not f.decided and (f.fenced or f.age_ms >= exam.older_ms)
-    ]
-    for query_id in sorted({f.query_id for f in found}):
-        own = [f for f in found if f.query_id == query_id]
-        left_ms = min((f.left_ms for f in own if f.left_ms is not None), default=None)
-        what = f"{len(own)} open transactions of query {query_id}"
-        if left_ms is None:
-            what += ", which never time out"
-        else:
-            what += f"; the first times out in {left_ms / 1000:.0f} s"
-        if exam.query and exam.query.query_id == query_id:
-            yield finding("leftovers", f"{what}; not decided", *exam.restores())
-        else:
-            yield finding(
-                "leftovers-of-unknown",
-                f"{what}; no checkpoint was named",
-                exam.access.command("doctor", "--checkpoint", "CHECKPOINT"),
-            )
-
-
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c126
 def check_decisions(exam: Examination) -> Iterator[Finding]:
     """Is the newest decision about this cluster, and has the query committed all it decided?"""
     if not exam.query:
@@ -203,14 +223,19 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
             + "; ".join(s.holds for s in lost),
         )
     if late:
-        left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
-        parts = {}
-        if left_ms is not None:
-            parts["risk"] = f"YES, in {left_ms / 1000:.0f} s: then the broker aborts them."
-        yield finding(
-            "decided-and-open",
-            f"batch {late[0].batch_id} of query {exam.query.query_id} is decided, and {len(late)}"
-            " of its transactions are open",
-            *exam.restores(),
-            **parts,
-        )
+        yield _late(exam, late)
+
+
+def _late(exam: Examination, late: list[RestoreStep]) -> Finding:
+    """The finding about decided transactions that are open."""
+    left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
+    parts = {}
+    if left_ms is not None:
+        parts["risk"] = f"YES, in {left_ms / 1000:.0f} s: then the broker aborts them."
+    return finding(
+        "decided-and-open",
+        f"batch {late[0].batch_id} of query {exam.query.query_id} is decided, and {len(late)}"
+        " of its transactions are open",
+        *exam.restores(),
+        **parts,
+    )

@@ -35,7 +35,7 @@ from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
 from .options import TopicPart
 
-# %% ../../../nbs/spark/source/03_cluster.ipynb #c006
+# %% ../../../nbs/spark/source/03_cluster.ipynb #c017
 _FORBIDDEN = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -48,6 +48,8 @@ _UNKNOWN = (
     KafkaError._UNKNOWN_TOPIC,
     KafkaError._UNKNOWN_PARTITION,
 )
+
+# %% ../../../nbs/spark/source/03_cluster.ipynb #c019
 # _NOENT: no leader known
 _PASSING = (
     KafkaError._TIMED_OUT,
@@ -68,6 +70,12 @@ _PASSING = (
     KafkaError.OFFSET_NOT_AVAILABLE,
     *_UNKNOWN,
 )
+
+
+def _may_pass(e: BaseException) -> bool:
+    return isinstance(e, KafkaException) and (e.args[0].retriable() or e.args[0].code() in _PASSING)
+
+# %% ../../../nbs/spark/source/03_cluster.ipynb #c021
 NOTHING_READ = "No. Nothing was read; the offsets in the checkpoint stay."
 
 
@@ -78,11 +86,7 @@ def _translate(e: KafkaException, what: str) -> Exception:
         return NotAuthorized(f"{what}: {error.str()}")
     return BrokerUnreachable(f"{what}: {error.str()}", risk=NOTHING_READ)
 
-
-def _may_pass(e: BaseException) -> bool:
-    return isinstance(e, KafkaException) and (e.args[0].retriable() or e.args[0].code() in _PASSING)
-
-
+# %% ../../../nbs/spark/source/03_cluster.ipynb #c025
 def _described(future):
     """The description of a topic; None if the topic does not exist. Raises `KafkaException`."""
     try:
@@ -91,6 +95,22 @@ def _described(future):
         if e.args[0].code() not in _UNKNOWN:
             raise
         return None
+
+# %% ../../../nbs/spark/source/03_cluster.ipynb #c027
+def _ask_again(ask: Callable, what: str, within_s: float):
+    """`ask()`, and again while its error may pass."""
+    retrying = Retrying(
+        retry=retry_if_exception(_may_pass),
+        stop=stop_after_delay(within_s),
+        wait=wait_random_exponential(0.05, 1),
+    )
+    try:
+        return retrying(ask)
+    except RetryError as e:
+        last = cast(KafkaException, e.last_attempt.exception())
+        raise _translate(last, what) from None
+    except KafkaException as e:
+        raise _translate(e, what) from None
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c008
 _NO_ID = str(Uuid(0, 0))  # the answer of brokers before topic ids
@@ -134,18 +154,7 @@ class Questions:
 
     def _ask(self, what: str, ask: Callable):
         """`ask()`, and again while its error may pass."""
-        retrying = Retrying(
-            retry=retry_if_exception(_may_pass),
-            stop=stop_after_delay(self.within_ms / 1000),
-            wait=wait_random_exponential(0.05, 1),
-        )
-        try:
-            return retrying(ask)
-        except RetryError as e:
-            last = cast(KafkaException, e.last_attempt.exception())
-            raise _translate(last, f"{what} at {self.servers}") from None
-        except KafkaException as e:
-            raise _translate(e, f"{what} at {self.servers}") from None
+        return _ask_again(ask, f"{what} at {self.servers}", self.within_ms / 1000)
 
     def names(self, pattern: str) -> list[str]:
         """The topics whose whole name fits the pattern, without Kafka's own."""

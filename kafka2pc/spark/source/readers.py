@@ -51,7 +51,7 @@ from .options import SourceOptions
 from .range_reader import read_range
 from .starting_offsets import find_start, plan_read, take_snapshot
 
-# %% ../../../nbs/spark/source/06_readers.ipynb #c007
+# %% ../../../nbs/spark/source/06_readers.ipynb #c029
 _LOG = logging.getLogger("kafka2pc")
 
 
@@ -70,7 +70,7 @@ def drop_unwanted(options: SourceOptions, start: Offsets) -> Offsets:
     since = {part: o for part, o in start.since.items() if part not in unwanted}
     return Offsets(at=at, ids=ids_of(start.ids, at), since=since, initial=start.initial)
 
-
+# %% ../../../nbs/spark/source/06_readers.ipynb #c033
 def limit_snapshot(now: Snapshot, target: Snapshot, start: Offsets) -> Snapshot:
     """Limit `now` to what existed at the `target`, the start of the run. Never go back before what
     was already read. (One snapshot may miss a topic: it is not forgotten.)
@@ -84,14 +84,53 @@ def limit_snapshot(now: Snapshot, target: Snapshot, start: Offsets) -> Snapshot:
         parts[part] = Bounds(bounds.begin, min(bounds.end, least))
     return Snapshot(parts, ids_of(now.ids, parts))
 
-# %% ../../../nbs/spark/source/06_readers.ipynb #c009
+# %% ../../../nbs/spark/source/06_readers.ipynb #c037
+def _compare(ask: Questions, options: SourceOptions, start: Offsets) -> tuple[Snapshot, list[Loss]]:
+    """A snapshot, and what is missing in it since `start`."""
+    snapshot = take_snapshot(ask, options)
+    if not find_losses(start, snapshot):
+        return snapshot, []
+    time.sleep(1)
+    snapshot = take_snapshot(ask, options)
+    return snapshot, find_losses(start, snapshot)
+
+# %% ../../../nbs/spark/source/06_readers.ipynb #c039
+def _still_there(
+    ask: Questions, options: SourceOptions, ranges: list[Range], ids: Mapping[str, str]
+) -> list[Range]:
+    """Spark repeats the last batch of an earlier run without asking for its end, so this process
+    has not compared the topics yet.
+    """
+    topics = ask.topics({r.topic for r in ranges})
+    now = {t: topic_id for t, (topic_id, _) in topics.items()}
+    recreated = sorted(t for t in now if was_recreated(ids, now, t))
+    losses = [
+        Loss(
+            TopicRecreated,
+            f"topic {t} was created again; a batch that is repeated was read in the one before",
+        )
+        for t in recreated
+    ]
+    report_losses(losses, options.fail_on_loss)
+    return [r for r in ranges if r.topic not in recreated]
+
+# %% ../../../nbs/spark/source/06_readers.ipynb #c043
+def _offsets_to_commit(start: Offsets, snapshot: Snapshot) -> dict:
+    """How far the query is, in the topics that still exist."""
+    return {
+        part: o
+        for part, o in start.at.items()
+        if part in snapshot.parts and not was_recreated(start.ids, snapshot.ids, part[0])
+    }
+
+# %% ../../../nbs/spark/source/06_readers.ipynb #c046
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
     """Spark's envelope for the range of one task."""
 
     range: Range
 
-
+# %% ../../../nbs/spark/source/06_readers.ipynb #c009
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object):  # type: ignore
     """The source of a streaming query. Spark makes one beside the driver, which plans, and ships
     another one to the tasks, which only reads.
@@ -139,7 +178,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
         `TopicGone`, `TopicRecreated`.
         """
         begin = drop_unwanted(self.options, from_json(start))
-        snapshot, losses = self._compare(begin)
+        snapshot, losses = _compare(self._ask, self.options, begin)
         self._commit_to_group(begin, snapshot)
         report_losses(losses, self.options.fail_on_loss)
         ends = {part: bounds.end for part, bounds in snapshot.parts.items()}
@@ -152,14 +191,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
         self._planned = to_json(end)
         return self._planned
 
-    def _compare(self, start: Offsets) -> tuple[Snapshot, list[Loss]]:
-        snapshot = take_snapshot(self._ask, self.options)
-        if not find_losses(start, snapshot):
-            return snapshot, []
-        time.sleep(1)
-        snapshot = take_snapshot(self._ask, self.options)
-        return snapshot, find_losses(start, snapshot)
-
     def reportLatestOffset(self) -> dict | None:
         return self._ends
 
@@ -169,25 +200,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
         """
         ranges = plan_ranges(from_json(start), from_json(end))
         if end != self._planned:
-            ranges = self._still_there(ranges, from_json(end).ids)
+            ranges = _still_there(self._ask, self.options, ranges, from_json(end).ids)
         return [RangePartition(r) for r in cut_ranges(ranges, self.options.min_partitions)]
-
-    def _still_there(self, ranges: list[Range], ids: Mapping[str, str]) -> list[Range]:
-        """Spark repeats the last batch of an earlier run without asking for its end, so this
-        process has not compared the topics yet.
-        """
-        topics = self._ask.topics({r.topic for r in ranges})
-        now = {t: topic_id for t, (topic_id, _) in topics.items()}
-        recreated = sorted(t for t in now if was_recreated(ids, now, t))
-        losses = [
-            Loss(
-                TopicRecreated,
-                f"topic {t} was created again; a batch that is repeated was read in the one before",
-            )
-            for t in recreated
-        ]
-        report_losses(losses, self.options.fail_on_loss)
-        return [r for r in ranges if r.topic not in recreated]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
@@ -195,11 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
 
     def _commit_to_group(self, start: Offsets, snapshot: Snapshot):
         """Commit to the group how far the query is, in the topics that still exist."""
-        at = {
-            part: o
-            for part, o in start.at.items()
-            if part in snapshot.parts and not was_recreated(start.ids, snapshot.ids, part[0])
-        }
+        at = _offsets_to_commit(start, snapshot)
         if not self.options.group or start.initial or not at or at == self._group_offsets:
             return
         try:
