@@ -24,9 +24,9 @@ def restore(
     driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
 ) -> Plan:
     """The plan of a batch, made on the driver before the first task. `mine`: the token of this run,
-    None if it has none or has planned this batch. `offsets_hash`: of Spark's offsets, which rows the
-    batch has. Raises what `check_identity` and participants raise, `Superseded`, `StaleCheckpoint`,
-    `LostTransaction`, `OutcomeUnknown`.
+    None if it has none or has planned this batch. `offsets_hash`: of Spark's offsets, which rows
+    the batch has. Raises what `check_identity` and participants raise, `Superseded`,
+    `StaleCheckpoint`, `LostTransaction`, `OutcomeUnknown`.
     """
     with driver.history.of("plan", batch_id=batch_id):
         seen = driver.log.listing()
