@@ -182,13 +182,18 @@ def assemble(folder: Path) -> list:
 
 
 def by_tab(pages: dict[str, list]) -> dict[str, list]:
-    """Folder -> its pages, as tab -> its sections, one for each folder."""
+    """Folder -> its pages, as tab -> its sections, one for each folder. A folder in a folder that
+    has pages is a part of its section.
+    """
     tabs = {tab: {} for tab in TABS}
     for folder, inside in pages.items():
         tab = tab_of(folder)
-        name = folder.removeprefix(f"{tab.lower()}/").replace("_", " ").replace("/", " / ")
-        if inside:
-            tabs[tab][name.capitalize()] = inside
+        name = folder.removeprefix(f"{tab.lower()}/").replace("_", " ").capitalize()
+        outer, _, inner = name.partition("/")
+        if inside and inner:
+            tabs[tab][outer].append({inner.capitalize(): inside})
+        elif inside:
+            tabs[tab][name] = inside
     return {
         tab: next(iter(parts.values())) if len(parts) == 1 else as_list(parts)
         for tab, parts in tabs.items()
