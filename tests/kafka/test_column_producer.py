@@ -509,10 +509,17 @@ def test_what_the_broker_offers_is_found_out_and_said(kafka):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize(
-    ("version", "protocol", "two_phase"), [("3.9.1", 4, False), ("4.4.0", 5, True)]
+    ("version", "protocol", "two_phase"),
+    [
+        pytest.param("3.6.2", 3, False, marks=pytest.mark.full),
+        ("3.9.1", 4, False),
+        pytest.param("4.0.1", 5, False, marks=pytest.mark.full),
+        pytest.param("4.1.1", 5, True, marks=pytest.mark.full),
+        ("4.4.0", 5, True),
+    ],
 )
 def test_older_and_newer_brokers(version, protocol, two_phase):
-    """Before 4.0 each partition is added to the transaction first, and there is no KIP-939."""
+    """Before 4.0 each partition is added to the transaction first; KIP-939 comes with 4.1."""
     with LocalKafka(version=version, progress=None) as kafka:
         kafka.create_topic("t", partitions=3)
         store = KafkaParticipant(
