@@ -13,7 +13,6 @@ from typing import Iterable, Iterator, Sequence
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c003
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c004
 from ...kafka.participant import KafkaParticipant
@@ -26,6 +25,7 @@ from ...protocol.phases.commit import commit as commit_batch
 from ...protocol.phases.decide import abort as abort_batch
 from ...protocol.phases.precommit import precommit
 from ..checkpoint import Checkpoint
+from ..interfaces import DataSourceStreamArrowWriter, WriterCommitMessage
 from .batch_line import count_aborts, log_batch
 from .opening import open_participant, plan_batch, stream_driver
 from .options import SinkOptions
@@ -118,10 +118,11 @@ _key_and_value_bytes = partial(payload_bytes, columns=("key", "value"))
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c048
 def _with_plain_names(batch: pa.RecordBatch, timestamps: bool) -> pa.RecordBatch:
     """Lower-case names: Spark's have no case. No `timestamp` unless the option asks for it."""
-    batch = batch.rename_columns([name.lower() for name in batch.schema.names])
-    if timestamps or "timestamp" not in batch.schema.names:
+    names = [name.lower() for name in batch.schema.names]
+    batch = pa.RecordBatch.from_arrays(batch.columns, names=names)
+    if timestamps or "timestamp" not in names:
         return batch
-    return batch.drop_columns(["timestamp"])
+    return batch.select([n for n, name in enumerate(names) if name != "timestamp"])
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c086
 def contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage | None]:
