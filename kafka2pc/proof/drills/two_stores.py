@@ -39,7 +39,7 @@ from ...stores.postgres import PostgresParticipant
 # %% ../../../nbs/proof/drills/08_two_stores.ipynb #c007
 def as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
     """What Kafka gets of a row: its number as text, and its key."""
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {"value": batch.column("row").cast(pa.string()), "key": batch.column("key")}
     )
 
