@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parent.parent
 # PySpark and the Python that it is tried with.
 PYTHONS = {"3.5.9": "3.11", "4.0.5": "3.11", "4.1.4": "3.12", "4.2.1": "3.12", "4.3.0": "3.13"}
 OLDEST, NEWEST = list(PYTHONS)[0], list(PYTHONS)[-1]
-# Installed at their lowest versions beside the oldest PySpark.
-FLOORS = ("numpy", "pandas", "pyarrow")
 SHOWN = re.compile(r"Collecting pyspark|Building|Installing")
 NOT_COPIED = shutil.ignore_patterns(
     ".*", "__pycache__", "*.egg-info", "build", "dist", "images", "nbs", "output", "tests", "tools"
@@ -68,12 +66,14 @@ def find_python(minor: str) -> str:
 
 
 def floors() -> dict[str, str]:
-    """The lowest versions that settings.ini claims, by package."""
+    """The lowest versions that settings.ini claims, by package. They are installed beside the
+    oldest PySpark.
+    """
     settings = configparser.ConfigParser(delimiters=["="])
     settings.read(ROOT / "settings.ini", encoding="utf-8")
     texts = [settings["DEFAULT"][key] for key in ("requirements", "spark_requirements")]
     lowest = dict(re.findall(r"([\w-]+)>=([\w.]+)", " ".join(texts)))
-    return {package: lowest[package] for package in FLOORS}
+    return {package: version for package, version in lowest.items() if package != "pyspark"}
 
 
 def constraints(lowest: dict[str, str]) -> str:
