@@ -7,9 +7,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_PYSPARK = [
     "sink.options",
+    "sink.columns",
     "checkpoint",
     "sink.batch_line",
     "sink.opening",
+    "running_query",
+    "foreach_batch",
     "source.options",
     "source.offsets",
     "source.cluster",
@@ -19,6 +22,7 @@ WITHOUT_PYSPARK = [
 # the command line reads checkpoints on machines that have none of these
 WITHOUT_ARROW = [
     "sink.options",
+    "sink.columns",
     "checkpoint",
     "sink.batch_line",
     "source.options",

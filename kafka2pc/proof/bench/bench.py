@@ -42,7 +42,7 @@ from .measure import Comparison, Measured, in_turns
 from ..demo.job import fetch_connector
 from ...protocol.participant import Participant
 from ...spark.datasource import register
-from ...spark.foreach_batch import TwoPhase
+from ...spark.foreach_batch import exactly_once
 from ...spark.source.cluster import Questions
 from ...stores.file import FileParticipant
 from ...stores.mysql import MysqlParticipant
@@ -328,8 +328,10 @@ def jobs(
         for name, participant, plain in stores(kafka, folder, place):
             job = df.select("value") if name == "Kafka" else df
             title = f"Spark, a job of {rows:,} rows of {size} B into {name}"
-            both = lambda df, store=participant: TwoPhase(
-                uuid.uuid4().hex, [store], str(folder / "decisions")
+            both = lambda df, store=participant: exactly_once(
+                {"decisionLog": str(folder / "decisions")},
+                participants=[store],
+                name=uuid.uuid4().hex,
             ).write(df)
             ways = {
                 "two phases": partial(rows_a_second, job, rows, both),
