@@ -92,9 +92,9 @@ def write_twice(spark, way, folder, options):
         kafka2pc.register(spark)  # not needed here, and does no harm
         for _ in range(2):
             writer = rows.write.format("kafka2pc").mode("append").options(**options)
-            writer.option("idempotenceKey", "one").save()
+            writer.option("idempotenceKey", f"{way} job").save()
         return
-    wrote = [kafka2pc.exactly_once(options, name="one").write(rows) for _ in range(2)]
+    wrote = [kafka2pc.exactly_once(options, name=f"{way} job").write(rows) for _ in range(2)]
     if wrote != [True, False]:
         raise AssertionError(f"write() answered {wrote}")
     if not HAS_FORMAT:
