@@ -300,7 +300,9 @@ def fields():
     """Every field of the batch: its name, its bytes, and whether it belongs to the record. The
     bytes are those of the columnar engine.
     """
-    rows = rows_of(pa.record_batch({"key": ["k"], "value": ["hello"]}), now_ms=1_700_000_000_000)
+    rows = rows_of(
+        pa.RecordBatch.from_pydict({"key": ["k"], "value": ["hello"]}), now_ms=1_700_000_000_000
+    )
     content = records(rows, np.arange(1))
     section = Section("events", 0, 1, rows.timestamps_ms, rows.timestamps_ms, content.buffers()[2])
     batch, at = record_batch(section, PreparedTxnState(4000, 7), 0), 0

@@ -9,24 +9,29 @@ __all__ = ['Kafka2pc', 'register']
 from typing import MutableMapping
 
 # %% ../../nbs/spark/02_datasource.ipynb #c003
-from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 # %% ../../nbs/spark/02_datasource.ipynb #c004
 from ..protocol.errors import BadOption
+from kafka2pc.spark.interfaces import (
+    DataSource,
+    SupportsTriggerAvailableNow,
+    check_interfaces,
+    is_absent,
+)
 from .sink.batch_writer import BatchWriter, plan_write
 from .sink.columns import check_columns
 from .sink.options import SinkOptions, parse_sink_options
 from .sink.stream_writer import StreamWriter, plan_stream
 from .source.options import SourceOptions, parse_source_options
 from .source.range_reader import source_schema
-from .source.readers import BatchReader, StreamReader, SupportsTriggerAvailableNow
+from .source.readers import BatchReader, StreamReader
 
 # %% ../../nbs/spark/02_datasource.ipynb #c006
 class Kafka2pc(DataSource):
     """`format("kafka2pc")`: exactly-once writes into Kafka, and reads that can be repeated. The
     options are in `SINK_OPTIONS` and `SOURCE_OPTIONS`. All methods raise `BadOption` for options
-    or columns that cannot work.
+    or columns that cannot work, and the constructor for a PySpark that is too old.
     """
 
     @classmethod
@@ -34,6 +39,7 @@ class Kafka2pc(DataSource):
         return "kafka2pc"
 
     def __init__(self, options: MutableMapping[str, str]):
+        check_interfaces()
         super().__init__(options)
         self.planning = True
 
@@ -84,7 +90,7 @@ class Kafka2pc(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         """The source of a streaming query. It needs PySpark 4.2."""
         options = self._source_options(schema)
-        if SupportsTriggerAvailableNow is None:
+        if is_absent(SupportsTriggerAvailableNow):
             raise BadOption(
                 "readStream needs PySpark 4.2",
                 why="Earlier ones do not tell a source where a batch begins.",
@@ -108,6 +114,8 @@ class Kafka2pc(DataSource):
 
 def register(spark):
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
-    reading.
+    reading. Raises `BadOption` if the installed PySpark lacks what the format needs: it needs
+    Spark 4.1.
     """
+    check_interfaces()
     spark.dataSource.register(Kafka2pc)

@@ -253,7 +253,7 @@ def _text(column: pa.Array) -> pa.Array:
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _text(column.dictionary_decode())
-    if pa.types.is_decimal(kind) or kind == pa.string_view():
+    if pa.types.is_decimal(kind) or str(kind) == "string_view":
         return column.cast(pa.string())
     if pa.types.is_nested(kind):
         write = _json

@@ -301,7 +301,7 @@ def test_broker_and_librdkafka_read_every_compression(kafka, cluster, topic, cod
         cluster,
         kafka.client_conf | {"compression.type": codec},
         topic,
-        pa.record_batch({"value": values}),
+        pa.RecordBatch.from_pydict({"value": values}),
     )
     assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, topic)) == sorted(values)
 
@@ -312,7 +312,7 @@ def test_both_engines_write_the_same_records(kafka):
         [[("a", b"1"), ("b", None)], [], None] * 40,
         pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     )
-    batch = pa.record_batch(
+    batch = pa.RecordBatch.from_pydict(
         {
             "key": pa.array([f"k{n % 17}".encode() if n % 9 else b"" for n in range(120)]),
             "headers": headers,
@@ -389,7 +389,7 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch
 
     monkeypatch.setattr(cluster, "send", send)
     rows = [
-        pa.record_batch({"value": [str(n) for n in range(start, start + 1000)]})
+        pa.RecordBatch.from_pydict({"value": [str(n) for n in range(start, start + 1000)]})
         for start in range(0, 30_000, 1000)
     ]
     c = committed(cluster, kafka.client_conf, topic, *rows)
@@ -413,7 +413,7 @@ def test_a_leader_that_dies_costs_time_only():
         name, rows = (
             "moves-1",
             [
-                pa.record_batch({"value": [str(n) for n in range(start, start + 5000)]})
+                pa.RecordBatch.from_pydict({"value": [str(n) for n in range(start, start + 5000)]})
                 for start in range(0, 60_000, 5000)
             ],
         )
@@ -444,7 +444,7 @@ def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, cluster):
     names = [f"many-{uuid.uuid4().hex[:8]}" for _ in range(3)]
     for name in names:
         kafka.create_topic(name, partitions=20)
-    batch = pa.record_batch(
+    batch = pa.RecordBatch.from_pydict(
         {"topic": [names[n % 3] for n in range(3000)], "value": [str(n) for n in range(3000)]}
     )
     c = committed(cluster, kafka.client_conf, None, batch)
@@ -461,7 +461,7 @@ def test_a_row_may_bring_its_own_time(kafka, cluster, topic):
         cluster,
         kafka.client_conf,
         topic,
-        pa.record_batch(
+        pa.RecordBatch.from_pydict(
             {
                 "value": ["a"],
                 "timestamp": pa.array([1_700_000_000_123_456], pa.timestamp("us", "UTC")),
@@ -485,7 +485,7 @@ def test_a_transaction_without_a_timeout_outlives_one_with_it(kafka, cluster, to
         with ColumnTransaction(
             cluster, kafka.client_conf, name, 1000, topic=topic, two_phase=two_phase
         ).begin() as txn:
-            txn.write(pa.record_batch({"value": [str(two_phase)]}))
+            txn.write(pa.RecordBatch.from_pydict({"value": [str(two_phase)]}))
             txn.flush()
             c = txn.precommit()
         end = time.monotonic() + (15 if two_phase else 60)
@@ -526,7 +526,9 @@ def test_older_and_newer_brokers(version, protocol, two_phase):
             with store.begin(
                 Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=0, token=new_token(0, 0))
             ) as txn:
-                txn.write(pa.record_batch({"value": [f"{verb} {n}" for n in range(3000)]}))
+                txn.write(
+                    pa.RecordBatch.from_pydict({"value": [f"{verb} {n}" for n in range(3000)]})
+                )
                 txn.flush()
                 c = txn.precommit()
             assert getattr(store, verb)(c).value == "done"

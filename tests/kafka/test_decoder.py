@@ -63,7 +63,7 @@ def numbered(batch, offset):
 def ours(rows, codec, most=1500):
     """The rows as our engine sends them, in batches of about `most` bytes."""
     keys, values, headers, stamps = zip(*rows, strict=True)
-    batch = pa.record_batch(
+    batch = pa.RecordBatch.from_pydict(
         {
             "key": pa.array(keys, pa.binary()),
             "value": pa.array(values, pa.binary()),
@@ -171,7 +171,7 @@ def write_log(dice, steps):
             transaction = open_.setdefault(producer, (offset, []))
         count = dice.randrange(1, 4)
         rows = rows_of(
-            pa.record_batch({"value": [str(offset + n) for n in range(count)]}), now_ms=0
+            pa.RecordBatch.from_pydict({"value": [str(offset + n) for n in range(count)]}), now_ms=0
         )
         (section,) = sections(rows, np.zeros(count, int), "t", 10_000)
         made = record_batch(

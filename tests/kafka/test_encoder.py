@@ -38,7 +38,7 @@ ROWS = st.lists(st.tuples(TEXT, TEXT, HEADERS, STAMPS, st.integers(0, 3)), min_s
 def batch_of(rows):
     keys, values, headers, stamps, _ = zip(*rows, strict=True)
     headers = [h and [{"key": k, "value": v} for k, v in h] for h in headers]
-    return pa.record_batch(
+    return pa.RecordBatch.from_pydict(
         {
             "key": pa.array(keys, pa.binary()),
             "value": pa.array(values, pa.binary()),
@@ -97,7 +97,10 @@ def test_rows_without_a_key_are_dealt_evenly(partitions, sizes):
 @pytest.mark.parametrize("codec", CODECS)
 def test_the_crc_covers_what_is_sent(codec):
     whole = sections(
-        rows_of(pa.record_batch({"value": ["x" * 50] * 100})), np.zeros(100, int), "t", 100_000
+        rows_of(pa.RecordBatch.from_pydict({"value": ["x" * 50] * 100})),
+        np.zeros(100, int),
+        "t",
+        100_000,
     )[0]
     content = bytearray(record_batch(whole, PreparedTxnState(1, 0), 0, codec=codec))
     assert MemoryRecords(bytes(content)).next_batch().validate_crc()
@@ -143,7 +146,7 @@ def test_an_hour_that_comes_twice_in_autumn_is_no_problem(zone):
         else pa.array(us).cast(pa.timestamp("us", zone))
     )
     made = sections(
-        rows_of(pa.record_batch({"value": ["x"] * len(us), "timestamp": stamps})),
+        rows_of(pa.RecordBatch.from_pydict({"value": ["x"] * len(us), "timestamp": stamps})),
         np.zeros(len(us), int),
         "t",
         10**6,
@@ -157,7 +160,7 @@ def test_an_hour_that_comes_twice_in_autumn_is_no_problem(zone):
 def test_what_cannot_be_packed_is_sent_as_it_is(codec):
     noise = np.random.default_rng(1)
     made = sections(
-        rows_of(pa.record_batch({"value": [noise.bytes(9000) for _ in range(100)]})),
+        rows_of(pa.RecordBatch.from_pydict({"value": [noise.bytes(9000) for _ in range(100)]})),
         np.zeros(100, int),
         "t",
         10**6,

@@ -43,7 +43,7 @@ def batches(dice, end):
     while offset < end:
         count = min(dice.randrange(1, 20), end - offset)
         rows = rows_of(
-            pa.record_batch({"value": [str(offset + n) for n in range(count)]}), now_ms=0
+            pa.RecordBatch.from_pydict({"value": [str(offset + n) for n in range(count)]}), now_ms=0
         )
         (section,) = sections(rows, np.zeros(count, int), "t", 10_000)
         made.append(

@@ -87,11 +87,11 @@ def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
         check(kafka.client_conf, prefix=None, topics=["t"])  # at least once needs no transactions
         monkeypatch.setattr(requests, "VERIFIES", 3)
         task = ColumnTransaction(cluster, kafka.client_conf, "task", 60_000, topic="t").begin()
-        task.write(pa.record_batch({"value": ["before the abort"]}))
+        task.write(pa.RecordBatch.from_pydict({"value": ["before the abort"]}))
         task.flush()
         assert end_txn(cluster, "task", task.state, commit=False, version=task.version) is DONE
         assert settled(cluster, "task", task.state) == ("CompleteAbort", 0)
-        task.write(pa.record_batch({"value": ["after the abort"]}))
+        task.write(pa.RecordBatch.from_pydict({"value": ["after the abort"]}))
         task.flush()
         time.sleep(0.5)
         assert last_stable_and_end(kafka, "t") == (2, 3) and list_transactions(cluster) == [], (
@@ -181,7 +181,7 @@ def test_a_process_asks_all_brokers_once(upgrade, monkeypatch, engine):
     store = driver.participants["kafka"]
     for batch_id in range(3):
         planned = restore(driver, batch_id)
-        rows = [pa.record_batch({"value": [str(batch_id)]})]
+        rows = [pa.RecordBatch.from_pydict({"value": [str(batch_id)]})]
         commit(driver, [precommit([store], planned, rows)], batch_id)
     store.close()
     assert asked == [1] and sorted(values(upgrade, engine)) == ["0", "1", "2"]

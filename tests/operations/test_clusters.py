@@ -71,7 +71,7 @@ def hang(kafka, topic):
         txn = ColumnTransaction(
             cluster, kafka.client_conf, "forgetful", 60_000, topic=topic, end_txn_version=4
         ).begin()
-        txn.write(pa.record_batch({"value": ["a"]}))
+        txn.write(pa.RecordBatch.from_pydict({"value": ["a"]}))
         txn.flush()
 
 

@@ -158,7 +158,7 @@ def test_an_undecided_leftover_is_not_aborted_before_the_decision_is_finished(de
         .participants["kafka"]
         .begin(Plan(query_id=dead.id, batch_id=0, attempt=1, token=new_token(9, 9)))
     )
-    lone.write(pa.record_batch({"value": ["of a copy that was not heard"]}))
+    lone.write(pa.RecordBatch.from_pydict({"value": ["of a copy that was not heard"]}))
     lone.flush()
     left = next(f for f in dead.open() if not f.decided).transactional_id
     assert typed(dead.access.command("abort", left, "--checkpoint", str(dead.place)))[1] == 0

@@ -146,7 +146,7 @@ def test_the_old_version_decided_and_the_new_one_finishes(tmp_path):
 def precommitted(cluster, kafka, topic, name):
     """A transaction that somebody has written and left open; its state."""
     txn = ColumnTransaction(cluster, kafka.client_conf, name, 60_000, topic=topic).begin()
-    txn.write(pa.record_batch({"value": ["a", "b"]}))
+    txn.write(pa.RecordBatch.from_pydict({"value": ["a", "b"]}))
     txn.flush()
     return txn.precommit().state
 

@@ -1,8 +1,15 @@
-"""What must work where PySpark is not installed: options, checkpoint, planning and questions."""
+"""What must work where PySpark is not installed (options, checkpoint, planning and questions), and
+where it is too old for `format("kafka2pc")`: every import, and an error that says so.
+"""
 
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from kafka2pc import spark
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_PYSPARK = [
@@ -55,3 +62,60 @@ def test_planning_needs_no_pyspark():
 def test_options_and_checkpoint_need_no_arrow():
     done = imports(WITHOUT_ARROW, ["pyspark", "py4j", "pyarrow", "numpy", "pandas"])
     assert done.returncode == 0, done.stderr
+
+
+# What PySpark lacks: 3.5 all data sources in Python, 4.0 one class of them.
+LACKING = {
+    "3.5": """
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("pyspark.sql.datasource", "pyspark.sql.streaming.datasource"):
+            raise ModuleNotFoundError(f"absent in this test: {name}", name=name)
+sys.meta_path.insert(0, Absent())
+""",
+    "4.0": """
+import pyspark.sql.datasource
+del pyspark.sql.datasource.DataSourceStreamArrowWriter
+""",
+}
+REFUSED = """
+import kafka2pc, pyspark_kafka2pc
+from kafka2pc.protocol.errors import BadOption
+from kafka2pc.spark.datasource import Kafka2pc
+for use in (kafka2pc.register, Kafka2pc, pyspark_kafka2pc.DefaultSource):
+    try:
+        use({})
+    except BadOption as e:
+        print(e)
+"""
+
+
+def in_old_pyspark(version, code):
+    """Run the code in a process whose PySpark lacks what that of this version lacks."""
+    code = f"import importlib, sys\n{LACKING[version]}\n{code}"
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("version", LACKING)
+def test_every_module_is_imported_by_an_old_pyspark(version):
+    names = [module.name for module in pkgutil.walk_packages(spark.__path__, "kafka2pc.spark.")]
+    assert len(names) > 15
+    lines = [f"importlib.import_module({name!r})" for name in names]
+    done = in_old_pyspark(version, "\n".join(lines))
+    assert done.returncode == 0, done.stderr
+
+
+def test_old_pyspark_is_refused_by_one_error_that_names_foreach_batch():
+    done = in_old_pyspark("4.0", REFUSED)
+    assert done.returncode == 0, done.stderr
+    by_name = [line for line in done.stdout.splitlines() if "needs Spark 4.1" in line]
+    assert len(by_name) == 3
+    assert "This PySpark lacks DataSourceStreamArrowWriter." in done.stdout
+    assert ".foreachBatch(kafka2pc.exactly_once({...}))" in done.stdout
+    assert "kafka2pc.exactly_once({...}, name=...).write(df)" in done.stdout
+
+
+def test_without_data_sources_register_raises_the_same_error():
+    done = in_old_pyspark("3.5", "import kafka2pc; kafka2pc.register(None)")
+    assert 'BadOption: format("kafka2pc") needs Spark 4.1' in done.stderr
+    assert "lacks DataSource," in done.stderr

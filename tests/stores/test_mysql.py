@@ -81,10 +81,14 @@ def test_every_kind_of_column_arrives(mariadb):
         "ok": True,
         "Ünd %s`": "x",
     }
-    batch = pa.RecordBatch.from_pylist([one, dict.fromkeys(one), one | {"t": ""}])
-    batch = batch.append_column(
-        "w", pa.array([0, None, 1_000], pa.timestamp("ns", "Europe/Paris"))
-    ).append_column("d", pa.array([0, None, 1], pa.date32()))
+    rows = pa.RecordBatch.from_pylist([one, dict.fromkeys(one), one | {"t": ""}])
+    batch = pa.RecordBatch.from_pydict(
+        dict(zip(rows.schema.names, rows.columns))
+        | {
+            "w": pa.array([0, None, 1_000], pa.timestamp("ns", "Europe/Paris")),
+            "d": pa.array([0, None, 1], pa.date32()),
+        }
+    )
     written(MysqlParticipant(mariadb.url, "kinds"), batch)
     found = mariadb.execute(
         "select i, f, t, b, j, n, ok, `Ünd %s```, cast(w as char), cast(d as char) from kinds where"
@@ -107,7 +111,7 @@ def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(
         " (lang, id)) engine=innodb"
     )
     store = MysqlParticipant(mariadb.url, "words", key=("id", "lang"))
-    batch = lambda ids, values: pa.record_batch(
+    batch = lambda ids, values: pa.RecordBatch.from_pydict(
         {"id": ids, "lang": ["de"] * len(ids), "value": values}
     )
     written(store, batch([1, 2, 1], ["a", "b", "c"]), batch([2, 3], ["d", "e"]))
@@ -118,7 +122,7 @@ def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(
     ]
     written(store, batch([3, 4], ["f", "g"]))
     # nothing but the key: it is there, or it comes
-    written(store, pa.record_batch({"id": [4, 5], "lang": ["de", "de"]}))
+    written(store, pa.RecordBatch.from_pydict({"id": [4, 5], "lang": ["de", "de"]}))
     assert mariadb.execute("select id, value from words order by id") == [
         (1, "c"),
         (2, "d"),
@@ -135,7 +139,9 @@ def test_an_instant_is_the_same_in_every_time_zone(mariadb):
         mariadb.execute("set global time_zone = '+05:00'")
         written(
             MysqlParticipant(mariadb.url, "instants"),
-            pa.record_batch({"at": pa.array([1_750_000_000_123_456], pa.timestamp("us", "UTC"))}),
+            pa.RecordBatch.from_pydict(
+                {"at": pa.array([1_750_000_000_123_456], pa.timestamp("us", "UTC"))}
+            ),
         )
         assert mariadb.execute("select unix_timestamp(at), cast(at as char) from instants") == [
             (Decimal("1750000000.123456"), "2025-06-15 20:06:40.123456")
@@ -191,7 +197,7 @@ def test_what_an_operator_rolled_back_is_not_open_any_more(mariadb, at):
 def test_two_tasks_with_one_key_do_not_wait_for_ever(mariadb):
     mariadb.execute("create table keyed (id int primary key) engine=innodb")
     store = MysqlParticipant(mariadb.url, "keyed", key=("id",), lock_s=1)
-    plan, batch = a_plan(), pa.record_batch({"id": [1]})
+    plan, batch = a_plan(), pa.RecordBatch.from_pydict({"id": [1]})
     with store.begin(plan) as first:
         first.write(batch)
         c = first.precommit()
@@ -251,7 +257,7 @@ def test_a_bad_row_is_reported_and_leaves_nothing(mariadb, table, batch, says):
     mariadb.execute("create table if not exists t (value varchar(5) not null) engine=innodb")
     store, plan = MysqlParticipant(mariadb.url, table), a_plan()
     with pytest.raises(BadRow, match=f"(?i){says}"), store.begin(plan) as txn:
-        txn.write(pa.record_batch(batch))
+        txn.write(pa.RecordBatch.from_pydict(batch))
         txn.precommit()
     assert store.in_doubt(plan.query_id) == [] and mariadb.execute("select * from t") == []
 

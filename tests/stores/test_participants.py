@@ -147,7 +147,7 @@ def test_an_object_store_keeps(check, tmp_path):
 
 
 def test_every_kind_of_column_comes_back(tmp_path):
-    batch = pa.record_batch(
+    batch = pa.RecordBatch.from_pydict(
         {
             "n": pa.array([1, None]),
             "t": ['späte "1"\n', ""],

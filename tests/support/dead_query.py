@@ -36,7 +36,9 @@ def leave(kafka, topic, number, decided):
     driver = Driver(query_id=query.query_id, log=query.log, participants={"kafka": participant})
     batch = restore(driver, 0)
     tasks = [["a", "b"], ["c", "d"]]
-    messages = [precommit([participant], batch, [pa.record_batch({"value": v})]) for v in tasks]
+    messages = [
+        precommit([participant], batch, [pa.RecordBatch.from_pydict({"value": v})]) for v in tasks
+    ]
     if decided:
         decide(driver, batch, messages)
     participant.close()

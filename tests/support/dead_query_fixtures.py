@@ -74,7 +74,9 @@ class DeadQuery:
         planned = restore(driver, batch_id, mine=mine)
         stores = list(driver.participants.values())
         tasks = [[f"{batch_id}{v}" for v in task] for task in ("ab", "cd")]
-        return [precommit(stores, planned, [pa.record_batch({"value": v})]) for v in tasks]
+        return [
+            precommit(stores, planned, [pa.RecordBatch.from_pydict({"value": v})]) for v in tasks
+        ]
 
     def leave(self, decided):
         """Write batch 0, decide it or not, and do no more."""

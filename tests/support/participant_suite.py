@@ -39,7 +39,7 @@ REQUIRED, DURABLE = [], []
 
 def rows(texts):
     """A batch with these texts as its only column."""
-    return pa.record_batch({"value": pa.array(texts, pa.string())})
+    return pa.RecordBatch.from_pydict({"value": pa.array(texts, pa.string())})
 
 
 class At:

@@ -313,7 +313,7 @@ class TopicLog(NamedLog):
             delivery_ms=TXN_MS,
         )
         values = pa.array(records.values(), pa.binary())
-        rows = pa.record_batch({"key": list(records), "value": values})
+        rows = pa.RecordBatch.from_pydict({"key": list(records), "value": values})
         for section in sections(rows_of(rows), np.zeros(len(rows), int), self.topic, self._limit):
             send.put(section)
         send.flush()

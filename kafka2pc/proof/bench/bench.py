@@ -27,7 +27,6 @@ from typing import Callable, Iterable, Iterator, Mapping
 # %% ../../../nbs/proof/bench/03_bench.ipynb #c003
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from rich.table import Table
 
 # %% ../../../nbs/proof/bench/03_bench.ipynb #c004
@@ -43,6 +42,11 @@ from ..demo.job import fetch_connector
 from ...protocol.participant import Participant
 from ...spark.datasource import register
 from ...spark.foreach_batch import exactly_once
+from kafka2pc.spark.interfaces import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
 from ...spark.source.cluster import Questions
 from ...stores.file import FileParticipant
 from ...stores.mysql import MysqlParticipant

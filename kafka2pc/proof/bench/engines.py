@@ -43,7 +43,7 @@ def rows_of_size(size: int, keyed: bool, rows: int = 10_000) -> pa.RecordBatch:
     columns = {"value": pa.array(values, pa.binary())}
     if keyed:
         columns["key"] = pa.array([f"N{n % 4000}" for n in range(rows)])
-    return pa.record_batch(columns)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def columnar(cluster: Cluster, conf: dict, topic: str, chunk: pa.RecordBatch, chunks: int) -> float:
@@ -158,7 +158,7 @@ def drive(kafka: LocalKafka, transactions: int) -> dict[str, float]:
     next start.
     """
     topic = kafka.create_topic(f"bench-{uuid.uuid4().hex[:8]}", partitions=3)
-    conf, chunk = kafka.client_conf, pa.record_batch({"value": ["x"]})
+    conf, chunk = kafka.client_conf, pa.RecordBatch.from_pydict({"value": ["x"]})
     participant = KafkaParticipant(conf, topic=topic, **asdict(check(conf, topics=[topic])))
     driver = Driver(
         query_id=str(uuid.uuid4()),

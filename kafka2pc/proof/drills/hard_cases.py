@@ -357,7 +357,7 @@ class BareQuery:
         first = restore(driver, batch_id, mine=mine)
         begin = batch_id * self.rows
         chunks = [
-            pa.record_batch(
+            pa.RecordBatch.from_pydict(
                 {"value": [str(row) for row in range(begin + task, begin + self.rows, 2)]}
             )
             for task in (0, 1)

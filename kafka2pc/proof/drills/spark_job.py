@@ -23,11 +23,11 @@ import psutil
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
 # %% ../../../nbs/proof/drills/01_spark_job.ipynb #c004
 from ..child_process import ChildProcess, Failed
 from ...spark.datasource import Kafka2pc, register
+from ...spark.interfaces import DataSourceStreamArrowWriter
 
 # %% ../../../nbs/proof/drills/01_spark_job.ipynb #c007
 COLUMNS, SELECT = "row long, key string", ("cast(row as string) value", "key")

@@ -64,7 +64,7 @@ def run_batch(order: dict, mine: Token | None) -> Token | None:
     with switch_off(RULES[order["rule"]]) if order["rule"] else nullcontext():
         first = restore(driver, batch_id, mine=mine)
         chunks = [
-            pa.record_batch({"value": [str(row) for row in rows[task::tasks]]})
+            pa.RecordBatch.from_pydict({"value": [str(row) for row in rows[task::tasks]]})
             for task in range(tasks)
         ]
         messages = [precommit([store], first, [chunk], history) for chunk in chunks]

@@ -17,9 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Iterator, cast
 
-# %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c003
-from pyspark.sql.datasource import DataSourceArrowWriter
-
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c004
 from ...backends.places import masked
 from ...decision_logs.files import FileLog
@@ -42,6 +39,7 @@ from ...protocol.phases.decide import abort as abort_batch
 from ...protocol.phases.finish import finish
 from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.phases.sweep import sweep
+from ..interfaces import DataSourceArrowWriter
 from .batch_line import count_aborts, log_batch
 from .opening import make_driver, open_participant, open_place
 from .options import SinkOptions

@@ -68,7 +68,8 @@ def _check_names(names: Sequence[str], wanted: Iterable[str], timestamps: bool):
 # %% ../../../nbs/spark/sink/06_columns.ipynb #c009
 def plain_names(batch: "pa.RecordBatch", timestamps: bool) -> "pa.RecordBatch":
     """Lower-case names: Spark's have no case. No `timestamp` unless the option asks for it."""
-    batch = batch.rename_columns([name.lower() for name in batch.schema.names])
-    if timestamps or "timestamp" not in batch.schema.names:
+    names = [name.lower() for name in batch.schema.names]
+    batch = type(batch).from_arrays(batch.columns, names=names)
+    if timestamps or "timestamp" not in names:
         return batch
-    return batch.drop_columns(["timestamp"])
+    return batch.select([n for n, name in enumerate(names) if name != "timestamp"])

@@ -13,7 +13,6 @@ from typing import Iterable, Iterator, Sequence
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c003
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c004
 from ...kafka.participant import KafkaParticipant
@@ -26,6 +25,7 @@ from ...protocol.phases.commit import commit as commit_batch
 from ...protocol.phases.decide import abort as abort_batch
 from ...protocol.phases.precommit import precommit
 from ..checkpoint import Checkpoint
+from ..interfaces import DataSourceStreamArrowWriter, WriterCommitMessage
 from .batch_line import count_aborts, log_batch
 from .columns import plain_names
 from .opening import open_participant, plan_batch, stream_driver

@@ -9,27 +9,22 @@ __all__ = ['drop_unwanted', 'limit_snapshot', 'RangePartition', 'StreamReader', 
 import logging
 import time
 from dataclasses import dataclass
-from typing import Iterator, Mapping, cast
+from typing import Iterator, Mapping
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c003
 import pyarrow as pa
 from confluent_kafka import KafkaException
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
-
-# %% ../../../nbs/spark/source/06_readers.ipynb #c004
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadLimit,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-# PySpark 4.1
-except ImportError:
-    ReadAllAvailable = ReadLimit = ReadMaxRows = SupportsTriggerAvailableNow = None  # type: ignore
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c005
 from ...protocol.errors import TopicRecreated
+from kafka2pc.spark.interfaces import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from .cluster import Questions
 from kafka2pc.spark.source.offsets import (
     Bounds,
@@ -131,7 +126,7 @@ class RangePartition(InputPartition):
     range: Range
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c009
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object):  # type: ignore
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of a streaming query. Spark makes one beside the driver, which plans, and ships
     another one to the tasks, which only reads.
     """
@@ -173,7 +168,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
             return ReadMaxRows(self.options.max_offsets)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: dict, limit: "ReadLimit") -> dict:
+    def latestOffset(self, start: dict, limit) -> dict:
         """The end of the next batch; `start` if there is nothing new. Raises `RecordsGone`,
         `TopicGone`, `TopicRecreated`.
         """
@@ -203,9 +198,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow or object
             ranges = _still_there(self._ask, self.options, ranges, from_json(end).ids)
         return [RangePartition(r) for r in cut_ranges(ranges, self.options.min_partitions)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
-        return read_range(self.options, cast(RangePartition, partition).range)
+        return read_range(self.options, partition.range)
 
     def _commit_to_group(self, start: Offsets, snapshot: Snapshot):
         """Commit to the group how far the query is, in the topics that still exist."""
@@ -234,7 +229,7 @@ class BatchReader(DataSourceReader):
         ask = Questions(dict(self.options.conf), self.options.committed_only)
         return [RangePartition(r) for r in plan_read(ask, self.options)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: object) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
         # Spark makes an empty partition where there is none
         r = partition.range if isinstance(partition, RangePartition) else None
