@@ -1,7 +1,7 @@
 """Exactly-once writes from Spark into Kafka by two-phase commit, in pure Python."""
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "progress", "register"]
+__all__ = ["__version__", "exactly_once", "progress", "register"]
 
 
 def register(spark) -> None:
@@ -13,6 +13,16 @@ def register(spark) -> None:
     from kafka2pc.spark.datasource import register as register_formats
 
     register_formats(spark)
+
+
+def exactly_once(options=None, *, participants=(), name=None, checkpoint=None):
+    """A function for `foreachBatch` that writes every micro-batch once, from Spark 3.5 on and in
+    every output mode: `df.writeStream.foreachBatch(kafka2pc.exactly_once({...}))`. Arguments and
+    errors are those of `kafka2pc.spark.foreach_batch.exactly_once`.
+    """
+    from kafka2pc.spark.foreach_batch import exactly_once as make
+
+    return make(options, participants=participants, name=name, checkpoint=checkpoint)
 
 
 def progress(checkpoint, decision_log=None, **more):

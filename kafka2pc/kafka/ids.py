@@ -25,7 +25,7 @@ def ids_of_query(listed: Iterable[ListedTransaction], query_id: str) -> Iterator
 
 # %% ../../nbs/kafka/05_ids.ipynb #c010
 def is_random(name: Name) -> bool:
-    """Has Spark chosen the query id? That of a `TwoPhase`, or of a key, is made of a name."""
+    """Has Spark chosen the query id? That of a name or of a key is made of it."""
     return uuid.UUID(name.query_id).version == 4
 
 # %% ../../nbs/kafka/05_ids.ipynb #c014

@@ -158,7 +158,7 @@ class UnfinishedBatch(TwoPhaseError):
     action = (
         "Start the query with the old options until that batch is in Spark's commits; then change"
         " them. If the old options cannot work any more: `kafka2pc restore`, then `kafka2pc adopt`"
-        " with the new ones (TwoPhase: its method adopt)."
+        " with the new ones (exactly_once: its method adopt)."
     )
 
 
@@ -173,7 +173,7 @@ class ReplayDiffers(TwoPhaseError):
         "Yes: the batch is in Kafka as it was decided; rows that only the replay has are not"
         " written, and the query's state may differ."
     )
-    action = "Compare the two; then go on with replayCheck=warn (TwoPhase: replay_check='warn')."
+    action = "Compare the two; then go on with replayCheck=warn."
 
 
 class StaleCheckpoint(TwoPhaseError):
@@ -247,7 +247,7 @@ class LostTransaction(TwoPhaseError):
     risk = "YES: the records named here are lost."
     action = (
         "Read the places named here; write again what is not there; then restart with"
-        " lostTransactions=skip (TwoPhase: skip_lost=True)."
+        " lostTransactions=skip."
     )
 
 # %% ../../nbs/protocol/06_errors.ipynb #c015

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from typing import Iterable
 
 # %% ../../nbs/spark/01_checkpoint.ipynb #c003
 from ..backends.places import absolute_place, check_place, masked, normal_place
@@ -155,12 +156,12 @@ def _batch_times(storage: Storage, root: str, last: int) -> dict[int, tuple[floa
         return {}
 
 # %% ../../nbs/spark/01_checkpoint.ipynb #c009
-def identity_of(checkpoint: Checkpoint | None, prefix: str, topic: str | None) -> Identity:
-    """What the decisions of a query are about. `checkpoint` None: a batch write. `topic` None: a
-    column names the topics.
+def identity_of(checkpoint: Checkpoint | None, prefix: str, topics: Iterable[str]) -> Identity:
+    """What the decisions of a query are about. `checkpoint` None: a batch write, or it is not
+    known. No topics: a column names them.
     """
     return Identity(
         checkpoint=checkpoint.normal_location if checkpoint else "",
         prefix=prefix,
-        topics=(topic,) if topic else (),
+        topics=tuple(topics),
     )

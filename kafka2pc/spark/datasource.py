@@ -20,7 +20,8 @@ from kafka2pc.spark.interfaces import (
     is_absent,
 )
 from .sink.batch_writer import BatchWriter, plan_write
-from .sink.options import SinkOptions, check_columns, parse_sink_options
+from .sink.columns import check_columns
+from .sink.options import SinkOptions, parse_sink_options
 from .sink.stream_writer import StreamWriter, plan_stream
 from .source.options import SourceOptions, parse_source_options
 from .source.range_reader import source_schema

@@ -11,8 +11,9 @@ from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.decision_logs.opening import open_folder_log, open_log
 from kafka2pc.protocol.errors import BadOption
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.spark.checkpoint import Checkpoint
-from kafka2pc.spark.foreach_batch import TwoPhase
+from kafka2pc.spark.foreach_batch import exactly_once
 from kafka2pc.spark.sink.options import parse_sink_options
 
 # -- one place, many names --
@@ -249,13 +250,19 @@ def empty(tmp_path, monkeypatch):
 
 
 BAD = ["decisions", "./x", "dbfs:/x", "hdfs:/x", "file:x", "nosuch://x"]
+
+
+def job_at(place):
+    return exactly_once({"decisionLog": place}, participants=[MemoryParticipant()], name="orders")
+
+
 ASKED = {
     "parse_options": lambda place: parse_sink_options(
         {"kafka.bootstrap.servers": "h:1", "topic": "t", "decisionLog": place}
     ),
     "open_log": lambda place: open_log(place, "query"),
     "open_folder_log": open_folder_log,
-    "TwoPhase": lambda place: TwoPhase("orders", [], place),
+    "exactly_once": lambda place: job_at(place),
 }
 
 
@@ -285,15 +292,15 @@ def test_open_log_opens_folders_only(empty, place):
 
 def test_a_dual_write_with_decisions_in_a_topic_names_what_to_write(empty):
     with pytest.raises(BadOption) as caught:
-        TwoPhase("orders", [], "kafka:decisions")
-    assert 'TopicLog(conf, "decisions", "orders")' in parts(caught.value)
+        job_at("kafka:decisions")
+    assert "TopicLog(conf, topic, name)" in parts(caught.value)
 
 
 def test_a_dual_write_opens_folders_urls_and_tables(tmp_path):
-    assert isinstance(TwoPhase("orders", [], str(tmp_path)).log, FileLog)
-    assert isinstance(TwoPhase("orders", [], "memory://dual").log, ObjectLog)
+    assert isinstance(job_at(str(tmp_path)).driver().log, FileLog)
+    assert isinstance(job_at("memory://dual").driver().log, ObjectLog)
     with pytest.raises(Exception, match="decision log in PostgreSQL"):
-        TwoPhase("orders", [], "postgresql://user:secret@127.0.0.1:1/x")
+        job_at("postgresql://user:secret@127.0.0.1:1/x").driver()
 
 
 # -- what a careless reading would take for one place, or show --

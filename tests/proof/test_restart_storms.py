@@ -25,7 +25,7 @@ from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.rare.claims import back_off
-from kafka2pc.spark.foreach_batch import TwoPhase
+from kafka2pc.spark.foreach_batch import exactly_once
 
 
 class Counting(MemoryLog):
@@ -165,7 +165,8 @@ def test_a_claim_that_meets_a_commit_which_does_not_count_is_not_drained():
 def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_written(monkeypatch):
     monkeypatch.setattr("kafka2pc.spark.sink.opening.back_off", lambda attempt: False)
     log, store = Sleepy(), MemoryParticipant()
-    job = TwoPhase("job", [store], log, margin_ms=0)
+    options = {"decisionLog": log, "decisionMarginMs": 0}
+    job = exactly_once(options, participants=[store], name="job")
     sleeps_before_its_claim(job.driver())
     with pytest.raises(Superseded):
         job.write(None)

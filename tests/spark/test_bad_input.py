@@ -45,7 +45,8 @@ from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.drills.scenario import Scenario
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.log.format import dump_decision, load_decision
-from kafka2pc.spark.sink.options import check_columns, parse_sink_options
+from kafka2pc.spark.sink.columns import check_columns
+from kafka2pc.spark.sink.options import parse_sink_options
 
 pytestmark = pytest.mark.timeout(120)
 # at a restart, something decided may be waiting

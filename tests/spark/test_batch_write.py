@@ -35,7 +35,7 @@ from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.spark.foreach_batch import PrecommitTask, Shaped, TwoPhase
+from kafka2pc.spark.foreach_batch import PrecommitTask, Shaped, exactly_once
 from kafka2pc.spark.sink import batch_writer as batch_sink
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.spark.sink.batch_writer import (
@@ -347,27 +347,26 @@ def test_a_key_is_remembered_for_longer_than_kafka_remembers_its_ids():
 
 
 def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
-    store.prefix = "mine"
-    store.under = lambda prefix: (prefix, store)
+    store.prefix, store.topic = "mine", "kafka"
     wanted = options(replayCheck="warn", transactionalIdPrefix="mine")
     checkpoint = type("Checkpoint", (), {"normal_location": "file:///orders", "committed": None})
-    driver = driver_side.make_driver(wanted, "q", MemoryLog("file:///log"), store, checkpoint)
+    driver = driver_side.make_driver(wanted, "q", MemoryLog("file:///log"), [store], checkpoint)
     assert driver.identity() == Identity(
         log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine"
     )
-    assert (driver.policy.replay_check, list(driver.former("old"))) == (
-        "warn",
-        [{"kafka": ("old", store)}],
-    )
+    [former] = driver.former("old")
+    assert (driver.policy.replay_check, former["kafka"].prefix) == ("warn", "old")
 
 
-def test_two_phase_hands_its_options_to_the_driver_and_its_tasks_count():
+def test_exactly_once_hands_its_options_to_the_driver_and_its_tasks_count():
     store = MemoryParticipant()
-    job = TwoPhase("job", [store], MemoryLog(), in_order=True, replay_check="warn")
+    options = {"decisionLog": MemoryLog(), "commitOrder": "listed", "replayCheck": "warn"}
+    job = exactly_once(options | {"decisionMarginMs": 3000}, participants=[store], name="job")
     limits = job.driver().policy
-    assert (limits.in_order, limits.replay_check) == (True, "warn")
+    assert (limits.in_order, limits.replay_check, limits.margin_ms) == (True, "warn", 3000)
     shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
-    planned = Plan(query_id=job.query_id, batch_id=0, attempt=1, token=new_token(0, 1))
+    query_id = job.driver().query_id
+    planned = Plan(query_id=query_id, batch_id=0, attempt=1, token=new_token(0, 1))
     (row,) = PrecommitTask((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))
     message = pickle.loads(row["message"][0].as_py())
     assert (message.rows, message.bytes) == (2, 3)

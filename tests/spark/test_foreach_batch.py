@@ -24,7 +24,7 @@ from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
 from kafka2pc.protocol.states import IllegalStep
-from kafka2pc.spark.foreach_batch import Shaped, TwoPhase
+from kafka2pc.spark.foreach_batch import Shaped, exactly_once, query_id_of
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
@@ -163,13 +163,17 @@ def in_memory():
     return store, Shaped(store, lambda batch: batch["value"].to_pylist())
 
 
+def job_of(name, stores, log, **options):
+    return exactly_once({"decisionLog": log} | options, participants=stores, name=name)
+
+
 def started_again():
     """Nothing is remembered but what is on disk."""
     driver_side._RUNS.clear()
 
 
 def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):
-    today = lambda: TwoPhase(TODAY, [at.store], str(tmp_path / "decisions"))
+    today = lambda: job_of(TODAY, [at.store], str(tmp_path / "decisions"))
     assert [today().write(Frame(["a", "b"], ["c"])), today().write(Frame(["a", "b"], ["c"]))] == [
         True,
         False,
@@ -181,7 +185,7 @@ def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):
     )
     assert at.seen() == ["a", "b", "c"]
     assert (
-        TwoPhase(f"after {TODAY}", [at.store], str(tmp_path / "decisions")).write(Frame(["d"]))
+        job_of(f"after {TODAY}", [at.store], str(tmp_path / "decisions")).write(Frame(["d"]))
         is True
     )
     assert at.seen() == ["a", "b", "c", "d"]
@@ -191,31 +195,35 @@ def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):
 def test_a_job_that_died_is_undone_or_finished_by_the_next_run(at, tmp_path, after):
     folder = str(tmp_path / "decisions")
     with pytest.raises(KeyboardInterrupt):
-        TwoPhase(TODAY, [at.store], Dying(folder, after)).write(Frame(["first a"], ["first b"]))
+        job_of(TODAY, [at.store], Dying(folder, after)).write(Frame(["first a"], ["first b"]))
     assert at.seen() == []
     started_again()
-    job = TwoPhase(TODAY, [at.store], FileLog(folder))
+    job = job_of(TODAY, [at.store], FileLog(folder))
     assert job.write(Frame(["second"])) is not after
     assert at.seen() == (["first a", "first b"] if after else ["second"])
-    assert at.store.in_doubt(job.query_id) == [] and job.write(Frame(["third"])) is False
+    assert at.store.in_doubt(query_id_of(job.name)) == [] and job.write(Frame(["third"])) is False
 
 
 def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
-    job = TwoPhase(TODAY, [at.store], str(tmp_path / "decisions"))
+    job = job_of(TODAY, [at.store], str(tmp_path / "decisions"))
     with pytest.raises(ZeroDivisionError):
         job.write(Frame(["a"], ZeroDivisionError()))
-    assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
+    assert (at.store.in_doubt(query_id_of(job.name)), at.seen()) == ([], [])
     assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
 
 
 def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_first(at, tmp_path):
     """The exception leaves the first transaction pre-committed, so the driver must abort it."""
     second = Shaped(MemoryParticipant("second"), lambda batch: batch["value"].to_pylist())
-    job = TwoPhase(TODAY, [at.store, second], str(tmp_path / "decisions"))
+    job = job_of(TODAY, [at.store, second], str(tmp_path / "decisions"))
     with pytest.MonkeyPatch.context() as broken, pytest.raises(ZeroDivisionError):
         broken.setattr(MemoryTransaction, "precommit", lambda txn: 1 / 0)
         job.write(Frame(["a"]))
-    assert (at.store.in_doubt(job.query_id), second.in_doubt(job.query_id), at.seen()) == (
+    assert (
+        at.store.in_doubt(query_id_of(job.name)),
+        second.in_doubt(query_id_of(job.name)),
+        at.seen(),
+    ) == (
         [],
         [],
         [],
@@ -225,13 +233,13 @@ def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_f
 
 def test_a_decision_that_cannot_be_written_leaves_nothing_open(at, tmp_path):
     folder = str(tmp_path / "decisions")
-    job = TwoPhase(TODAY, [at.store], Full(folder))
+    job = job_of(TODAY, [at.store], Full(folder))
     with pytest.raises(LogUnwritable):
         job.write(Frame(["a"], ["b"]))
-    assert (at.store.in_doubt(job.query_id), at.seen()) == ([], [])
-    assert TwoPhase(TODAY, [at.store], FileLog(folder)).write(
-        Frame(["a"])
-    ) is True and at.seen() == ["a"]
+    assert (at.store.in_doubt(query_id_of(job.name)), at.seen()) == ([], [])
+    assert job_of(TODAY, [at.store], FileLog(folder)).write(Frame(["a"])) is True and at.seen() == [
+        "a"
+    ]
 
 
 def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
@@ -242,7 +250,7 @@ def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
         told.append(c)
         raise LogUnwritable("not a word")
 
-    job = TwoPhase(TODAY, [at.store], FileLog(folder))
+    job = job_of(TODAY, [at.store], FileLog(folder))
     with pytest.MonkeyPatch.context() as broken, pytest.raises(LogUnwritable):
         broken.setattr(at.store, "commit", breaks)
         job.write(Frame(["a"]))
@@ -251,7 +259,7 @@ def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
 
 def test_two_participants_with_one_name_are_refused(tmp_path):
     with pytest.raises(BadOption, match="name twin(.|\n)*Nothing was written(.|\n)*`name=`"):
-        TwoPhase(
+        job_of(
             TODAY,
             [MemoryParticipant("twin"), MemoryParticipant(), MemoryParticipant("twin")],
             str(tmp_path / "decisions"),
@@ -268,10 +276,10 @@ def test_a_shape_may_leave_out_all_rows_of_a_task(at, tmp_path):
         Shaped(at.store, lambda batch: batch.filter(pa.compute.not_equal(batch["value"], "no"))),
         Shaped(other, lambda batch: batch["value"].to_pylist()),
     ]
-    job = TwoPhase(TODAY, stores, str(tmp_path / "decisions"))
+    job = job_of(TODAY, stores, str(tmp_path / "decisions"))
     assert job.write(Frame(["no", "no"], ["a", "no"], ["b"])) is True
     assert at.seen() == ["a", "b"] and sorted(other.read()) == ["a", "b", "no", "no", "no"]
-    assert at.store.in_doubt(job.query_id) == other.in_doubt(job.query_id) == []
+    assert at.store.in_doubt(query_id_of(job.name)) == other.in_doubt(query_id_of(job.name)) == []
 
 
 def test_a_write_after_the_precommit_of_a_shape_without_rows_is_refused():
@@ -286,12 +294,12 @@ def test_a_write_after_the_precommit_of_a_shape_without_rows_is_refused():
 
 
 def test_a_task_that_fails_before_its_shape_left_a_row_leaves_nothing_open(at, tmp_path):
-    job = TwoPhase(
+    job = job_of(
         TODAY, [Shaped(at.store, lambda batch: batch.slice(0, 0))], str(tmp_path / "decisions")
     )
     with pytest.raises(ZeroDivisionError):
         job.write(Frame(["a"], ZeroDivisionError()))
-    assert at.store.in_doubt(job.query_id) == [] and job.write(Frame(["a"])) is True
+    assert at.store.in_doubt(query_id_of(job.name)) == [] and job.write(Frame(["a"])) is True
 
 
 def test_what_is_finished_is_not_asked_about_again():
@@ -299,14 +307,14 @@ def test_what_is_finished_is_not_asked_about_again():
     transactional id.
     """
     (store, texts), log = in_memory(), MemoryLog()
-    assert TwoPhase(TODAY, [texts], log).write(Frame(["a", "b"], ["c"])) is True
+    assert job_of(TODAY, [texts], log).write(Frame(["a", "b"], ["c"])) is True
     store.txns.clear(), store.epochs.clear()
-    assert TwoPhase(TODAY, [texts], log).write(Frame(["a"])) is False
+    assert job_of(TODAY, [texts], log).write(Frame(["a"])) is False
 
 
 def test_a_frame_without_partitions_is_decided_too():
     log = MemoryLog()
-    assert [TwoPhase(TODAY, [MemoryParticipant()], log).write(Frame()) for _ in range(2)] == [
+    assert [job_of(TODAY, [MemoryParticipant()], log).write(Frame()) for _ in range(2)] == [
         True,
         False,
     ]
@@ -314,16 +322,16 @@ def test_a_frame_without_partitions_is_decided_too():
 
 def test_after_a_loss_one_can_go_on():
     assert [
-        TwoPhase("orders", [], MemoryLog(), **how).driver().policy.skip_lost
-        for how in ({}, {"skip_lost": True})
+        job_of("orders", [MemoryParticipant()], MemoryLog(), **how).driver().policy.skip_lost
+        for how in ({}, {"lostTransactions": "skip"})
     ] == [False, True]
 
 
 def test_a_log_of_somebody_else_is_refused_before_anything_is_written():
     (store, texts), log = in_memory(), MemoryLog()
-    TwoPhase(TODAY, [texts], log).write(Frame(["a"]))
+    job_of(TODAY, [texts], log).write(Frame(["a"]))
     with pytest.raises(StaleCheckpoint, match="each needs a log of its own"):
-        TwoPhase("tomorrow", [texts], log).write(Frame(["b"]))
+        job_of("tomorrow", [texts], log).write(Frame(["b"]))
     assert store.read() == ["a"]
 
 

@@ -29,7 +29,7 @@ from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.checkpoint import Checkpoint
-from kafka2pc.spark.foreach_batch import TwoPhase
+from kafka2pc.spark.foreach_batch import exactly_once
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.spark.sink.options import parse_sink_options
 
@@ -292,7 +292,7 @@ def test_an_empty_log_is_refused_whatever_the_prefix(driver, prefix):
 def test_participants_that_share_a_job_keep_each_former_prefix():
     first, second = Prefixed("bills"), Prefixed("orders")
     second.name = "second"
-    job = TwoPhase("job", [first, second], MemoryLog())
+    job = exactly_once({"decisionLog": MemoryLog()}, participants=[first, second], name="job")
     found = job.driver().former("bills,orders")
     assert [{p.prefix for p in mapping.values()} for mapping in found] == [{"bills"}, {"orders"}]
     assert job.driver().about.prefix == "bills,orders" and job.driver().former is not None
@@ -324,13 +324,14 @@ def test_an_older_copy_is_not_adopted(driver, tmp_path):
 
 def test_a_job_gives_a_participant_up_by_its_own_method():
     log, kept, gone = MemoryLog(), MemoryParticipant("kept"), MemoryParticipant("gone")
-    job = TwoPhase("job", [kept, gone], log, margin_ms=0)
+    options = {"decisionLog": log, "decisionMarginMs": 0}
+    job = exactly_once(options, participants=[kept, gone], name="job")
     prepare(job.driver(), 0)
-    rest = TwoPhase("job", [kept], log, margin_ms=0)
+    rest = exactly_once(options, participants=[kept], name="job")
     with pytest.raises(UnfinishedBatch):
         restore(rest.driver(), 0)
     assert dict(job.adopt(without=["gone"]).stores) == {"kept": "kept-store"}
-    assert gone.in_doubt(job.query_id) == kept.in_doubt(job.query_id) == []
+    assert gone.in_doubt(job.driver().query_id) == kept.in_doubt(job.driver().query_id) == []
     write(rest.driver(), 0)
     assert (kept.read(), gone.read()) == (["row"], [])
 

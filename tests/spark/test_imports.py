@@ -14,9 +14,12 @@ from kafka2pc import spark
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT_PYSPARK = [
     "sink.options",
+    "sink.columns",
     "checkpoint",
     "sink.batch_line",
     "sink.opening",
+    "running_query",
+    "foreach_batch",
     "source.options",
     "source.offsets",
     "source.cluster",
@@ -26,6 +29,7 @@ WITHOUT_PYSPARK = [
 # the command line reads checkpoints on machines that have none of these
 WITHOUT_ARROW = [
     "sink.options",
+    "sink.columns",
     "checkpoint",
     "sink.batch_line",
     "source.options",

@@ -256,7 +256,7 @@ class TopicLog(NamedLog):
             action=(
                 f"Restore the option transactionalIdPrefix={owner}. Or stop every run with {owner},"
                 f" and hand the log over: `kafka2pc adopt CHECKPOINT --prefix {self.prefix}`"
-                " (TwoPhase: its method adopt)."
+                " (exactly_once: its method adopt)."
             ),
         )
 

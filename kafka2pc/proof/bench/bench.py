@@ -41,7 +41,7 @@ from .measure import Comparison, Measured, in_turns
 from ..demo.job import fetch_connector
 from ...protocol.participant import Participant
 from ...spark.datasource import register
-from ...spark.foreach_batch import TwoPhase
+from ...spark.foreach_batch import exactly_once
 from kafka2pc.spark.interfaces import (
     DataSource,
     DataSourceStreamArrowWriter,
@@ -332,8 +332,10 @@ def jobs(
         for name, participant, plain in stores(kafka, folder, place):
             job = df.select("value") if name == "Kafka" else df
             title = f"Spark, a job of {rows:,} rows of {size} B into {name}"
-            both = lambda df, store=participant: TwoPhase(
-                uuid.uuid4().hex, [store], str(folder / "decisions")
+            both = lambda df, store=participant: exactly_once(
+                {"decisionLog": str(folder / "decisions")},
+                participants=[store],
+                name=uuid.uuid4().hex,
             ).write(df)
             ways = {
                 "two phases": partial(rows_a_second, job, rows, both),

@@ -219,7 +219,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _driver(self) -> Driver:
         log = _batch_log(self.options, self.plan.query_id, self.folder)
-        return make_driver(self.options, self.plan.query_id, log, self.participant)
+        return make_driver(self.options, self.plan.query_id, log, [self.participant])
 
 
 def _batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
@@ -243,7 +243,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     if folder:
         remove_folders(time.time() - _DAY_MS / 1000 - participant.timeout_ms / 1000)
     log = _batch_log(options, query_id, folder)
-    driver = replace(make_driver(options, query_id, log, participant), new_query=not options.key)
+    driver = replace(make_driver(options, query_id, log, [participant]), new_query=not options.key)
     try:
         plan = restore_and_plan(driver, 0)
     except BaseException:

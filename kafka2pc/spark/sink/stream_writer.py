@@ -27,6 +27,7 @@ from ...protocol.phases.precommit import precommit
 from ..checkpoint import Checkpoint
 from ..interfaces import DataSourceStreamArrowWriter, WriterCommitMessage
 from .batch_line import count_aborts, log_batch
+from .columns import plain_names
 from .opening import open_participant, plan_batch, stream_driver
 from .options import SinkOptions
 
@@ -105,7 +106,7 @@ def write_partition(
     """Write and pre-commit one partition. `plan` None: at least once, without a transaction. Raises
     what `precommit` and the participant raise.
     """
-    rows = (_with_plain_names(batch, options.timestamps) for batch in batches)
+    rows = (plain_names(batch, options.timestamps) for batch in batches)
     if plan is None:
         _write_at_least_once(participant, rows)
         return SparkMessage(None)
@@ -114,15 +115,6 @@ def write_partition(
 
 
 _key_and_value_bytes = partial(payload_bytes, columns=("key", "value"))
-
-# %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c048
-def _with_plain_names(batch: pa.RecordBatch, timestamps: bool) -> pa.RecordBatch:
-    """Lower-case names: Spark's have no case. No `timestamp` unless the option asks for it."""
-    names = [name.lower() for name in batch.schema.names]
-    batch = pa.RecordBatch.from_arrays(batch.columns, names=names)
-    if timestamps or "timestamp" not in names:
-        return batch
-    return batch.select([n for n, name in enumerate(names) if name != "timestamp"])
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c086
 def contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage | None]:

@@ -1,0 +1,422 @@
+"""`foreachBatch(exactly_once(...))`: every output mode, every kind of batch frame, stops, second
+drivers, two queries at a time, the way to `format("kafka2pc")` and back, and Spark Connect.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+from kafka_fixtures import values
+from marks import first_of
+
+import kafka2pc
+from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.errors import BadOption, MovedLog, StaleCheckpoint
+from kafka2pc.protocol.log.slots import MemoryLog
+from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.spark import foreach_batch
+from kafka2pc.spark.checkpoint import Checkpoint
+from kafka2pc.spark.sink import opening
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory):
+    from pyspark.sql import SparkSession
+
+    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", False)
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    kafka2pc.register(session)
+    yield session
+    session.stop()
+
+
+class Query:
+    """A query over numbered files, one a batch, into a topic of its own."""
+
+    def __init__(self, spark, kafka, folder):
+        self.spark, self.kafka, self.folder = spark, kafka, folder
+        self.topic = f"once-{uuid.uuid4().hex[:8]}"
+        kafka.create_topic(self.topic, partitions=2)
+        (folder / "source").mkdir()
+        self.files = 0
+
+    @property
+    def checkpoint(self):
+        return str(self.folder / "checkpoint")
+
+    def options(self, **more):
+        conf = {f"kafka.{k}": v for k, v in self.kafka.client_conf.items()}
+        return conf | {"topic": self.topic, "transactionalIdPrefix": self.topic} | more
+
+    def feed(self, *batches):
+        """A file for each batch: a list of words."""
+        for words in batches:
+            path = self.folder / "source" / f"{self.files:03d}.txt"
+            path.write_text("".join(f"{word}\n" for word in words))
+            os.utime(path, (1_700_000_000 + self.files,) * 2)  # files are read in this order
+            self.files += 1
+
+    def words(self):
+        source = self.spark.readStream.option("maxFilesPerTrigger", 1)
+        return source.text(str(self.folder / "source"))
+
+    def start(self, function, frame=None, mode="append"):
+        writer = (self.words() if frame is None else frame).writeStream.outputMode(mode)
+        writer = writer.foreachBatch(function).option("checkpointLocation", self.checkpoint)
+        return writer.trigger(availableNow=True).start()
+
+    def run(self, function, frame=None, mode="append"):
+        """Run until all files are done. The error that stopped it, as text; empty if none did."""
+        query = self.start(function, frame, mode)
+        try:
+            query.awaitTermination(120)
+        except Exception as e:
+            return str(e)
+        return ""
+
+    def seen(self):
+        return sorted(values(self.kafka, self.topic))
+
+    def open(self):
+        store = opening.open_participant(kafka2pc.exactly_once(self.options()).options)
+        return store.in_doubt(Checkpoint(self.checkpoint).query_id())
+
+
+@pytest.fixture
+def query(spark, kafka, tmp_path):
+    return Query(spark, kafka, tmp_path)
+
+
+class Broken(Exception):
+    """What a test lets happen."""
+
+
+def fail_once(monkeypatch, name, after):
+    """Let the driver fail once in this function of the module, before it or after it."""
+    original = getattr(foreach_batch, name)
+
+    def failing(*args, **kwargs):
+        monkeypatch.setattr(foreach_batch, name, original)
+        if after:
+            original(*args, **kwargs)
+        raise Broken(name)
+
+    monkeypatch.setattr(foreach_batch, name, failing)
+
+
+# -- output modes --
+
+EXPECTED = {  # of ["a", "b", "a"], then ["a", "c"]
+    "append": ["a", "a", "a", "b", "c"],
+    "update": ["a=2", "a=3", "b=1", "c=1"],
+    "complete": ["a=2", "a=3", "b=1", "b=1", "c=1"],
+}
+
+
+@pytest.mark.parametrize("mode", EXPECTED)
+def test_every_output_mode_survives_failures_before_and_after_the_decision(
+    query, monkeypatch, mode
+):
+    frame = query.words()
+    if mode != "append":
+        frame = frame.groupBy("value").count().selectExpr("concat(value, '=', count) value")
+    door = kafka2pc.exactly_once(query.options())
+    query.feed(["a", "b", "a"], ["a", "c"])
+    for after in (False, True):
+        fail_once(monkeypatch, "commit", after)
+        assert "Broken" in query.run(door, frame, mode)
+    assert query.run(door, frame, mode) == ""
+    assert query.seen() == EXPECTED[mode] and query.open() == []
+
+
+# -- frames --
+
+
+def test_a_frame_may_be_used_twice(query):
+    door, counted = kafka2pc.exactly_once(query.options()), []
+
+    def twice(df, batch_id):
+        df.persist()
+        counted.append(df.count())
+        door(df.selectExpr("value", "length(value) note"), batch_id)
+        df.unpersist()
+
+    query.feed(["a", "b"], ["c"])
+    assert query.run(twice) == ""
+    assert (counted, query.seen()) == ([2, 1], ["a", "b", "c"])
+
+
+def test_two_calls_for_one_batch_are_refused(query):
+    """The second one would be another query's: its topic is another one."""
+    other = f"{query.topic}-other"
+    query.kafka.create_topic(other)
+    doors = [kafka2pc.exactly_once(query.options(topic=t)) for t in (query.topic, other)]
+    query.feed(["a"])
+    error = query.run(lambda df, n: [door(df, n) for door in doors])
+    assert f"topic was {query.topic} and is {other}" in error
+    assert values(query.kafka, other) == []
+
+
+@pytest.mark.parametrize("partitions", first_of([1, 0, 500]))
+def test_batches_of_any_number_of_partitions(query, partitions):
+    door = kafka2pc.exactly_once(query.options())
+    empty = query.spark.createDataFrame(query.spark.sparkContext.emptyRDD(), "value string")
+    split = lambda df: df.repartition(partitions) if partitions else empty
+    query.feed([str(n) for n in range(600)])
+    assert query.run(lambda df, n: door(split(df), n)) == ""
+    assert query.seen() == sorted(str(n) for n in range(600 if partitions else 0))
+    decided = foreach_batch.stream_driver(door.options, Checkpoint(query.checkpoint)).log
+    assert sorted(slot.batch_id for slot in decided.slots() if decided.load(slot).commit) == [0]
+    assert query.open() == []
+
+
+def test_a_frame_that_fails_in_the_middle_leaves_nothing(query):
+    door = kafka2pc.exactly_once(query.options())
+    bad = "if(value = '77', raise_error('row 77'), value) value"
+    query.feed([str(n) for n in range(100)])
+    wrong = lambda df, n: door(df.repartition(3).selectExpr(bad), n)
+    assert "row 77" in query.run(wrong)
+    assert (query.seen(), query.open()) == ([], [])
+    assert query.run(door) == ""
+    assert query.seen() == sorted(str(n) for n in range(100))
+
+
+def test_columns_are_checked_before_anything_is_written(query):
+    door = kafka2pc.exactly_once(query.options())
+    query.feed(["a"])
+    error = query.run(lambda df, n: door(df.selectExpr("value content"), n))
+    assert "column value is missing among ['content']" in error and "BadOption" in error
+    assert foreach_batch.Checkpoint(query.checkpoint).decided_slots() == []
+
+
+# -- stops, and other drivers --
+
+
+def test_a_query_that_is_stopped_in_the_middle_goes_on(query, tmp_path):
+    door, begun = kafka2pc.exactly_once(query.options()), tmp_path / "begun"
+
+    def slow(rows):
+        import time
+
+        for batch in rows:
+            yield batch
+            begun.touch()
+            time.sleep(600)
+
+    query.feed(["a", "b"])
+    running = query.start(lambda df, n: door(df.mapInArrow(slow, "value string"), n))
+    until(begun.exists, "a task has begun", 60)
+    running.stop()
+    assert query.seen() == []
+    assert query.run(door) == ""
+    assert query.seen() == ["a", "b"] and query.open() == []
+
+
+def test_a_driver_that_was_replaced_writes_nothing_twice(query, monkeypatch):
+    """A second driver starts from the same checkpoint, aborts what the first one has open, and
+    writes the batch, before the first one decides.
+    """
+    door = kafka2pc.exactly_once(query.options())
+    original = foreach_batch.commit
+
+    def second(driver, messages, batch_id):
+        monkeypatch.setattr(foreach_batch, "commit", original)
+        monkeypatch.setattr(opening, "_RUNS", {})
+        plan = opening.plan_batch(driver, batch_id, messages[0].plan.offsets_hash)
+        foreach_batch.write_batch(driver, frames[-1], plan)
+        original(driver, messages, batch_id)
+
+    frames = []
+
+    def keep(df, batch_id):
+        frames.append(df)
+        door(df, batch_id)
+
+    query.feed(["a", "b"])
+    monkeypatch.setattr(foreach_batch, "commit", second)
+    assert "is aborted before the decision" in query.run(keep)
+    assert query.seen() == ["a", "b"]
+    monkeypatch.setattr(opening, "_RUNS", {})
+    assert query.run(door) == ""
+    assert query.seen() == ["a", "b"] and query.open() == []
+
+
+def test_two_queries_share_a_session_and_a_function(query, spark, kafka, tmp_path):
+    """Each finds its own checkpoint. They run at the same time, and write into one topic."""
+    (tmp_path / "second").mkdir()
+    other = Query(spark, kafka, tmp_path / "second")
+    both = threading.Barrier(2, timeout=60)
+    door = kafka2pc.exactly_once(query.options())
+
+    def together(df, batch_id):
+        both.wait()
+        door(df, batch_id)
+
+    for q, letter in ((query, "a"), (other, "b")):
+        q.feed([f"{letter}{n}" for n in range(50)], [letter])
+    running = [q.start(together) for q in (query, other)]
+    for one in running:
+        one.awaitTermination(120)
+    expected = [f"{letter}{n}" for letter in "ab" for n in range(50)] + ["a", "b"]
+    assert query.seen() == sorted(expected) and query.open() == other.open() == []
+
+
+def test_a_name_that_two_queries_have_is_refused(query, spark, kafka, tmp_path):
+    (tmp_path / "second").mkdir()
+    other = Query(spark, kafka, tmp_path / "second")
+    named = kafka2pc.exactly_once(
+        query.options(decisionLog=str(tmp_path / "decisions")), name="orders"
+    )
+    query.feed(["a"]), other.feed(["b"])
+    assert query.run(named) == ""
+    assert MovedLog.__name__ in other.run(named)
+    assert query.seen() == ["a"]
+
+
+# -- the checkpoint --
+
+
+def test_a_query_moves_to_the_format_and_back(query):
+    """One checkpoint, and decisions that both read: a batch that one has decided, the other
+    finishes.
+    """
+    door = kafka2pc.exactly_once(query.options())
+
+    def by_format():
+        writer = query.words().writeStream.format("kafka2pc").options(**query.options())
+        writer = writer.option("checkpointLocation", query.checkpoint)
+        writer.trigger(availableNow=True).start().awaitTermination(120)
+
+    with pytest.MonkeyPatch.context() as broken:
+        query.feed(["a"], ["b"])
+        fail_once(broken, "commit", after=True)
+        assert "Broken" in query.run(door)
+    by_format()
+    assert query.seen() == ["a", "b"]
+    query.feed(["c"])
+    assert query.run(door) == ""
+    assert query.seen() == ["a", "b", "c"] and query.open() == []
+
+
+def test_a_query_without_a_checkpoint_location_is_refused(query):
+    query.feed(["a"])
+    writer = query.words().writeStream.foreachBatch(kafka2pc.exactly_once(query.options()))
+    with pytest.raises(Exception, match="the checkpoint of the query is not known"):
+        writer.trigger(availableNow=True).start().awaitTermination(120)
+    assert query.seen() == []
+
+
+def test_the_checkpoint_of_another_query_is_refused(query, tmp_path):
+    """`checkpoint=` names a copy that was made before the last batch."""
+    door = kafka2pc.exactly_once(query.options())
+    query.feed(["a"])
+    assert query.run(door) == ""
+    subprocess.run(["cp", "-r", query.checkpoint, tmp_path / "copy"], check=True)
+    query.feed(["b"])
+    copied = kafka2pc.exactly_once(query.options(), checkpoint=str(tmp_path / "copy"))
+    assert StaleCheckpoint.__name__ in query.run(copied)
+    assert query.run(door) == "" and query.seen() == ["a", "b"]
+
+
+CONNECT = """
+import json, sys
+from pyspark.sql import SparkSession
+import kafka2pc
+
+options, source, checkpoint, place = json.loads(sys.argv[1])
+builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
+spark = builder.getOrCreate()
+words = spark.readStream.option("maxFilesPerTrigger", 1).text(source)
+door = kafka2pc.exactly_once(options, checkpoint=place)
+writer = words.writeStream.foreachBatch(door).option("checkpointLocation", checkpoint)
+query = writer.trigger(availableNow=True).start()
+try:
+    query.awaitTermination(120)
+    print("done")
+except Exception as e:
+    print(e)
+"""
+
+
+def test_over_spark_connect_the_checkpoint_is_asked_for(query):
+    """The function runs in a process of the server, which does not know the query."""
+    query.feed(["a", "b"], ["c"])
+
+    def run(place):
+        what = [query.options(), str(query.folder / "source"), query.checkpoint, place]
+        done = subprocess.run(
+            [sys.executable, "-c", CONNECT, json.dumps(what)],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "SPARK_CONNECT_MODE_ENABLED": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        return done.stdout + done.stderr
+
+    assert "the checkpoint of the query is not known" in run(None)
+    assert query.seen() == []
+    assert run(query.checkpoint).startswith("done")
+    assert query.seen() == ["a", "b", "c"] and query.open() == []
+
+
+# -- arguments --
+
+
+@pytest.mark.parametrize(
+    "how, words",
+    [
+        ({}, "no store"),
+        (dict(options={"topic": "t"}), "nothing uses topic"),
+        (dict(options={"kafka.bootstrap.servers": "h:1", "topics": "t"}), "Did you mean topic"),
+        (
+            dict(options={"kafka.bootstrap.servers": "h:1", "checkpointLocation": "/c"}),
+            "checkpointLocation is not for exactly_once",
+        ),
+        (
+            dict(options={"kafka.bootstrap.servers": "h:1", "deliveryGuarantee": "at_least_once"}),
+            "deliveryGuarantee is not for exactly_once",
+        ),
+        (
+            dict(
+                options={"kafka.bootstrap.servers": "h:1", "topic": "t"},
+                participants=[MemoryParticipant("kafka")],
+            ),
+            "two participants have the name kafka",
+        ),
+        (
+            dict(participants=[MemoryParticipant()], name="orders"),
+            "name=orders without decisionLog",
+        ),
+        (
+            dict(participants=[MemoryParticipant()], options={"topic": MemoryLog()}),
+            "only decisionLog",
+        ),
+        (
+            dict(participants=[MemoryParticipant()], options={"decisionLog": "kafka:decisions"}),
+            "decisionLog=kafka:decisions without kafka.bootstrap.servers",
+        ),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_at_once(how, words):
+    with pytest.raises(BadOption) as caught:
+        kafka2pc.exactly_once(**how)
+    assert words in str(caught.value)
+
+
+def test_a_job_needs_a_name():
+    with pytest.raises(BadOption, match="a batch job without a name"):
+        kafka2pc.exactly_once(participants=[MemoryParticipant()]).write(None)
