@@ -44,7 +44,7 @@ from ..protocol.phases.decide import abort
 from ..protocol.phases.precommit import precommit
 from ..protocol.phases.sweep import sweep
 from .checkpoint import Checkpoint
-from .running_query import RunningQuery, identify_rows, running_query
+from .running_query import RunningQuery, identify_rows, only_call, running_query
 from .sink.batch_line import count_aborts, log_batch
 from .sink.columns import check_columns, plain_names
 from kafka2pc.spark.sink.opening import (
@@ -181,8 +181,9 @@ class ExactlyOnce:
         checkpoint = self._checkpoint(running)
         offsets_hash = identify_rows(checkpoint, running, batch_id)
         driver = self.driver(checkpoint)
-        self._check_columns(df)
-        write_batch(driver, df, plan_batch(driver, batch_id, offsets_hash))
+        with only_call(running, driver.query_id):
+            self._check_columns(df)
+            write_batch(driver, df, plan_batch(driver, batch_id, offsets_hash))
 
     def write(self, df: "DataFrame") -> bool:
         """Write a batch job, whose `name` is the idempotence key. False: an earlier run has written

@@ -160,15 +160,29 @@ def test_a_frame_may_be_used_twice(query):
     assert (counted, query.seen()) == ([2, 1], ["a", "b", "c"])
 
 
-def test_two_calls_for_one_batch_are_refused(query):
-    """The second one would be another query's: its topic is another one."""
-    other = f"{query.topic}-other"
-    query.kafka.create_topic(other)
+@pytest.mark.parametrize("topics", [1, 2])
+def test_two_calls_for_one_batch_are_refused(query, topics):
+    """The batch is decided by then: the rows of the second call would be left out."""
+    other = f"{query.topic}-other" if topics == 2 else query.topic
+    if topics == 2:
+        query.kafka.create_topic(other)
     doors = [kafka2pc.exactly_once(query.options(topic=t)) for t in (query.topic, other)]
-    query.feed(["a"])
-    error = query.run(lambda df, n: [door(df, n) for door in doors])
-    assert f"topic was {query.topic} and is {other}" in error
-    assert values(query.kafka, other) == []
+    letters = [f"value = '{letter}'" for letter in "ab"]  # as many rows and bytes in both calls
+    query.feed(["a", "b"])
+    call = lambda df, n: [d(df.where(w), n) for d, w in zip(doors, letters, strict=True)]
+    for _ in range(2):  # a restart of the query is another run, and refuses it, too
+        assert "batch 0 was passed on twice" in query.run(call)
+        assert values(query.kafka, query.topic) == ["a"] and query.open() == []
+    if topics == 2:
+        assert values(query.kafka, other) == []
+
+
+def test_two_calls_with_two_names_write_a_batch_twice(query, tmp_path):
+    options = query.options(decisionLog=str(tmp_path / "decisions"))
+    doors = [kafka2pc.exactly_once(options, name=query.topic + end) for end in "xy"]
+    query.feed(["a"], ["b"])
+    assert query.run(lambda df, n: [door(df, n) for door in doors]) == ""
+    assert query.seen() == ["a", "a", "b", "b"]
 
 
 @pytest.mark.parametrize("partitions", first_of([1, 0, 500]))
