@@ -10,8 +10,6 @@ READY := .venv/.ready
 EXTRAS := course,connect,s3,gcs,azure,browser,docs,dev
 STORES := .venvs/stores
 AZURITE := 3.35.0
-COMPAT := 4.1.4 4.2.1 4.3.0
-COMPAT_QUICK := $(firstword $(COMPAT)) $(lastword $(COMPAT))
 TESTS ?= tests
 NOTEBOOK ?=
 MINUTES ?= 0
@@ -112,20 +110,17 @@ docs: $(READY) ## execute all notebooks and build the site in output/site: searc
 site: $(READY) ## the same site from the notebooks as they stand: a minute
 	@$(BIN)/python tools/docs.py
 
+# Not in .venv, which need not exist: tools/compat.py makes an environment for each PySpark.
 .PHONY: compat
-compat: $(COMPAT:%=compat-%) ## install the package as users do, beside each supported PySpark, and try it, with a crash
+compat: ## install the wheel beside each supported PySpark, each in an environment of its own, and kill queries there (make compat-4.1.4: one)
+	@"$(PYTHON)" tools/compat.py
 
 .PHONY: compat-quick
-compat-quick: $(COMPAT_QUICK:%=compat-%) ## the same beside the oldest and the newest supported PySpark
+compat-quick: ## the same beside the oldest and the newest supported PySpark
+	@"$(PYTHON)" tools/compat.py --quick
 
-# PySpark's version comes from the target, everything else that a user gets is held at the tested version.
 compat-%:
-	@echo "PySpark $*"
-	@test -x .venvs/$*/bin/python || "$(PYTHON)" -m venv .venvs/$*
-	@grep -vE '^(pyspark|py4j)==' constraints.txt > .venvs/$*/constraints.txt
-	@.venvs/$*/bin/python -m pip install -q -c constraints.txt pip setuptools wheel
-	@rm -rf build; set -o pipefail; .venvs/$*/bin/python -m pip install --no-build-isolation --progress-bar off -c .venvs/$*/constraints.txt 'pyspark[sql]==$*' . | $(PROGRESS) && rm -rf build
-	@cd tests && $(CURDIR)/.venvs/$*/bin/python spark/compat_smoke.py
+	@"$(PYTHON)" tools/compat.py $*
 
 .PHONY: clean
 clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from compat import PYTHONS
 from contents import IN_DEPTH, PATH, module_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -509,6 +510,14 @@ def test_constraints_are_exact_versions():
     exact = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+")
     report(line for line in lines if not exact.fullmatch(line))
     assert lines == sorted(set(lines), key=str.lower)
+
+
+def test_texts_name_the_versions_that_compat_tries():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    minors = [version.rpartition(".")[0] for version in PYTHONS]
+    assert f"PySpark {', '.join(minors[:-1])} and {minors[-1]}" in readme
+    setup = (ROOT / "setup.py").read_text(encoding="utf-8")
+    assert set(re.findall(r"Python :: (3\.\d+)", setup)) == set(PYTHONS.values())
 
 
 # -- the package --

@@ -1,120 +1,203 @@
-"""Does the installed package work beside this PySpark, and survive a crash? A plain script for
-`make compat`: it imports only what `pip install .` and PySpark bring.
+"""Does the installed package work beside this PySpark, and survive crashes? A plain script for
+`make compat`: it imports only what the wheel and PySpark bring.
+
+For each way to write, a query is killed at three points, each time together with its JVM, and
+started again from its checkpoint; then an independent consumer counts. The query of `foreachBatch`
+keeps state: each micro-batch adds one to the count of every key.
 """
 
 import os
+import platform
+import signal
 import sys
 import tempfile
+import time
+from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
 
 import pyspark
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import kafka2pc
 from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.proof.child_process import ChildProcess, until
 from kafka2pc.proof.crash_points import Crash, CrashPoint, arm
+from kafka2pc.proof.readers import wait_until_ended
+from kafka2pc.protocol.errors import TwoPhaseError
 
-ROWS, FILES = 50, 3
-
-
-def options(kafka, topic, **more):
-    return {f"kafka.{k}": v for k, v in kafka.client_conf.items()} | {"topic": topic} | more
-
-
-def stream(spark, kafka, folder, files):
-    """Add files of numbered rows, each one a batch, and run the query until all are done."""
-    source = folder / "source"
-    source.mkdir(exist_ok=True)
-    for n in files:
-        (source / f"{n}.csv").write_text(
-            "".join(f"{row}\n" for row in range(n * ROWS, (n + 1) * ROWS))
-        )
-    lines = (
-        spark.readStream.schema("row long")
-        .option("maxFilesPerTrigger", 1)
-        .csv(str(source))
-        .repartition(2)
-    )
-    writer = (
-        lines.selectExpr("cast(row as string) value")
-        .writeStream.format("kafka2pc")
-        .trigger(availableNow=True)
-    )
-    query = writer.options(
-        **options(kafka, "streamed", checkpointLocation=str(folder / "checkpoint"))
-    ).start()
-    if not query.awaitTermination(120):
-        raise TimeoutError("the query was not done in two minutes")
+KEYS = 40  # rows of a micro-batch
+KILLS = {
+    CrashPoint.BEFORE_DECISION: "after the pre-commit, before the decision",
+    CrashPoint.AFTER_FIRST_COMMIT: "between the two commits",
+    CrashPoint.BEFORE_COMMIT_LOG: "after both commits, before Spark records the batch",
+}
+FORMAT, DOOR = "format", "foreachBatch"
+# Many short runs: a JVM that starts fast is better here than one that gets fast.
+FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
+HAS_FORMAT = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 1)
 
 
-def crash_in_stream(spark, kafka, folder, files):
-    """The same, but the Python process of the driver is killed between two commits of a batch."""
-    order = Crash(point=CrashPoint.AFTER_FIRST_COMMIT)
-    arm(folder / "crash", order)
-    try:
-        stream(spark, kafka, folder, files)
-    except StreamingQueryException:
-        return
-    raise AssertionError("the process was not killed")
-
-
-def write(spark, kafka, folder):
-    rows = spark.range(ROWS).selectExpr("cast(id as string) value")
-    rows.write.format("kafka2pc").mode("append").options(
-        **options(kafka, "written", idempotenceKey="one", decisionLog=str(folder / "log"))
-    ).save()
+# -- in the process that is killed --
 
 
 def session(folder):
-    os.environ |= {
-        "PYSPARK_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "KAFKA2PC_HISTORY": str(folder / "history"),
-        "KAFKA2PC_CRASH": str(folder / "crash"),
+    conf = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": FAST_START,
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
     }
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    spark = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse")).getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")  # the crash is intended
-    return spark
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
-def wrong(kafka, topic, rows):
-    """What is not exactly once in `topic`, in words; empty if all is well."""
-    seen = sorted(int(r.value) for r in read_topic(kafka.client_conf, topic))
-    if seen == list(range(rows)):
-        return ""
-    return f"{topic}: {rows} rows expected, {len(seen)} seen, {len(set(seen))} of them different"
+def by_format(lines, options):
+    """Plain rows: key and number of the micro-batch."""
+    values = lines.repartition(2).selectExpr("concat(key, ' ', batch) value")
+    return values.writeStream.format("kafka2pc").options(**options)
+
+
+def by_door(lines, options):
+    """Key and count so far, which is the number of the micro-batch, if no state is lost."""
+    counts = lines.groupBy("key").count().selectExpr("concat(key, ' ', count) value")
+    return counts.writeStream.outputMode("update").foreachBatch(kafka2pc.exactly_once(options))
+
+
+def stream(way, folder, options, point, batch):
+    """Run the query until all files are written, or until it is killed at `point` of `batch`."""
+    spark = session(folder)
+    if point:
+        order = Crash(point=CrashPoint[point], batch_id=batch, pid=os.getpid())
+        arm(os.environ["KAFKA2PC_CRASH"], order)
+    lines = spark.readStream.schema("key int, batch int").option("maxFilesPerTrigger", 1)
+    writer = (by_format if way == FORMAT else by_door)(lines.csv(f"{folder}/source"), options)
+    place = f"{folder}/checkpoint"
+    query = writer.option("checkpointLocation", place).trigger(availableNow=True).start()
+    if not query.awaitTermination(120):
+        raise TimeoutError("the query was not done in two minutes")
+    write_twice(spark, way, folder, options)
+
+
+def write_twice(spark, way, folder, options):
+    """A batch job runs twice under one key."""
+    rows = spark.range(KEYS).selectExpr("concat(id, ' 1') value")
+    options = options | {"topic": f"{way}-job", "decisionLog": f"{folder}/decisions"}
+    if way == FORMAT:
+        kafka2pc.register(spark)  # not needed here, and does no harm
+        for _ in range(2):
+            writer = rows.write.format("kafka2pc").mode("append").options(**options)
+            writer.option("idempotenceKey", f"{way} job").save()
+        return
+    wrote = [kafka2pc.exactly_once(options, name=f"{way} job").write(rows) for _ in range(2)]
+    if wrote != [True, False]:
+        raise AssertionError(f"write() answered {wrote}")
+    if not HAS_FORMAT:
+        check_refusal(spark)
+
+
+def check_refusal(spark):
+    """Where there is no format("kafka2pc"), the error names the way that works."""
+    try:
+        kafka2pc.register(spark)
+    except TwoPhaseError as e:
+        if "exactly_once" in str(e):
+            return
+        raise
+    raise AssertionError("kafka2pc.register(spark) raised nothing")
+
+
+# -- in the process that kills and counts --
+
+
+def say(text):
+    print(f"    {text}", flush=True)
+
+
+def feed(folder, number):
+    """The file of micro-batch `number`, counted from 1: a row for each key."""
+    rows = "".join(f"{key},{number}\n" for key in range(KEYS))
+    (folder / "source" / f"{number}.csv").write_text(rows)
+
+
+def end_jvm(child):
+    """Kill what a killed driver leaves behind in its process group, its JVM above all."""
+    try:
+        os.killpg(child.process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def ask(child, point=None, **arguments):
+    """Start the query and wait for its end. Raises `AssertionError` if it was not killed at
+    `point`, or without one, if it failed.
+    """
+    start = time.monotonic()
+    child.start(folder=str(child.folder), point=point and point.name, **arguments)
+    try:
+        until(lambda: not child.alive, "the query ends", 180)
+    finally:
+        end_jvm(child)
+    wanted = (-signal.SIGKILL, True) if point else (0, False)
+    if (child.process.returncode, child.done.exists()) != wanted:
+        found = f"exit code {child.process.returncode}, kill {child.done.exists()}, not {wanted}"
+        raise AssertionError(f"{found}:\n{child.log_end()}")
+    child.done.unlink(missing_ok=True)
+    said = f"killed {KILLS[point]}" if point else "started again, and a batch job twice"
+    say(f"{arguments['way']}: {said} ({time.monotonic() - start:.0f} s)")
+
+
+def count(kafka, topic, batches):
+    """Numbers of lost, duplicated and foreign rows."""
+    with Cluster(kafka.client_conf) as cluster:
+        wait_until_ended(cluster)
+    seen = Counter(r.value.decode() for r in read_topic(kafka.client_conf, topic))
+    expected = {f"{key} {batch + 1}" for key in range(KEYS) for batch in range(batches)}
+    duplicated = sum(seen.values()) - len(seen)
+    return len(expected - set(seen)), duplicated, len(set(seen) - expected)
+
+
+def try_way(kafka, way, folder):
+    """What is not exactly once, in numbers: of the stream and of the batch job."""
+    folder.joinpath("source").mkdir(parents=True)
+    for topic in (f"{way}-stream", f"{way}-job"):
+        kafka.create_topic(topic, partitions=2)
+    options = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}
+    arguments = dict(way=way, options=options | {"topic": f"{way}-stream"})
+    paths = {"PYTHONPATH": str(Path(__file__).resolve().parent)}
+    child = ChildProcess(folder, "compat_smoke.stream", environment=paths)
+    # each start finishes the micro-batch in which the last one died, and goes on into the next
+    for batch, point in enumerate([*KILLS, None]):
+        feed(folder, batch + 1)
+        ask(child, point, batch=batch, **arguments)
+    return count(kafka, f"{way}-stream", batch + 1), count(kafka, f"{way}-job", 1)
+
+
+def result(counts):
+    """Counts of the stream and of the batch job, in words."""
+    lost, duplicated, foreign = map(sum, zip(*counts, strict=True))
+    words = f"{len(KILLS)} kills, {lost} lost, {duplicated} duplicated"
+    return f"{words}, {foreign} that nothing wrote" if foreign else words
 
 
 def main():
-    with tempfile.TemporaryDirectory() as name, LocalKafka(progress=None) as kafka:
-        folder, spark = Path(name), None
-        for topic in ("streamed", "written"):
-            kafka.create_topic(topic, partitions=2)
-        try:
-            spark = session(folder)
-            # found by its name; register does no harm, and is needed where only the notebook knows
-            # the package
-            stream(spark, kafka, folder, range(FILES))
-            kafka2pc.register(spark)
-            crash_in_stream(spark, kafka, folder, range(FILES, FILES + 1))
-            stream(spark, kafka, folder, range(FILES + 1, FILES + 2))  # the same checkpoint goes on
-            for _ in range(2):  # the same key: the second time writes nothing
-                write(spark, kafka, folder)
-            found = wrong(kafka, "streamed", (FILES + 2) * ROWS) or wrong(kafka, "written", ROWS)
-        finally:
-            if spark:
-                spark.stop()
-    print(
-        f"PySpark {pyspark.__version__}, kafka2pc {kafka2pc.__version__}: {found or 'exactly once'}"
-    )
-    return 1 if found else 0
+    if not Path(kafka2pc.__file__).is_relative_to(sys.prefix):
+        raise AssertionError(f"{kafka2pc.__file__} is not the installed package")
+    packages = [f"{name} {version(name)}" for name in ("pyarrow", "numpy", "pandas")]
+    python = f"PySpark {pyspark.__version__} on Python {platform.python_version()}"
+    wrong = 0
+    temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # Spark may be ending
+    with temporary as folder, LocalKafka(progress=say) as kafka:
+        for way in [DOOR, FORMAT] if HAS_FORMAT else [DOOR]:
+            counts = try_way(kafka, way, Path(folder, way))
+            wrong += sum(map(sum, counts))
+            print(", ".join([python, *packages]) + f": through {way}: {result(counts)}", flush=True)
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
