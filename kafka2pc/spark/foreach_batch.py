@@ -48,6 +48,7 @@ from .running_query import RunningQuery, identify_rows, only_call, running_query
 from .sink.batch_line import count_aborts, log_batch
 from .sink.columns import check_columns, plain_names
 from kafka2pc.spark.sink.opening import (
+    check_beside,
     make_driver,
     open_participant,
     open_place,
@@ -219,11 +220,13 @@ class ExactlyOnce:
         """The driver's side of the protocol. `checkpoint` None: it is not known, or it is a batch
         job; then the object has a name.
         """
-        query_id = query_id_of(self.name) if self.name else checkpoint.query_id()
-        if self.log is None and self.name is None:
+        if self.name is None and self.log is None:
             options = replace(self.options, checkpoint=checkpoint.location)
-            return stream_driver(options, checkpoint, query_id, self.stores())
-        log = self.log or open_place(self.options, query_id)
+            return stream_driver(options, checkpoint, participants=self.stores())
+        query_id = checkpoint.query_id() if self.name is None else query_id_of(self.name)
+        log = open_place(self.options, query_id) if self.log is None else self.log
+        if checkpoint:
+            check_beside(checkpoint, query_id, log)
         return make_driver(self.options, query_id, log, self.stores(), checkpoint)
 
     def stores(self) -> list[Participant]:
@@ -284,9 +287,9 @@ def exactly_once(
     """
     texts, log = _log_object(options or {})
     checked = parse_sink_options(texts, kafka=False)
-    _check_options(checked)
+    _check_options(texts, checked)
     _check_names([*(["kafka"] if checked.conf else []), *(p.name for p in participants)])
-    if name is not None and not (log or checked.decision_log):
+    if name is not None and log is None and not checked.decision_log:
         raise BadOption(
             f"name={name} without decisionLog",
             why="Decisions under a name are kept outside the checkpoint.",
@@ -310,15 +313,20 @@ def _log_object(options: Mapping[str, Any]) -> tuple[dict[str, Any], DecisionLog
     return texts, options[objects[0]] if objects else None
 
 
-def _check_options(options: SinkOptions):
-    refused = {
-        "checkpointLocation": (options.checkpoint, ".option(...) on the query, or checkpoint=."),
-        "idempotenceKey": (options.key, "The key of a batch job is its name=."),
-        "deliveryGuarantee": (not options.exactly_once, "Leave it out."),
-    }
-    for option, (given, action) in refused.items():
-        if given:
+_REFUSED = {
+    "checkpointLocation": "It is an option of the query; where Spark cannot say it: checkpoint=.",
+    "idempotenceKey": "The key of a batch job is its name=.",
+    "idempotenceKeyDays": "Leave it out: names are kept for ever.",
+}
+
+
+def _check_options(texts: Mapping[str, Any], options: SinkOptions):
+    given = {name.lower() for name in texts}
+    for option, action in _REFUSED.items():
+        if option.lower() in given:
             raise BadOption(f"{option} is not for exactly_once", action=action)
+    if not options.exactly_once:
+        raise BadOption("deliveryGuarantee=at_least_once is not for exactly_once")
     if (options.decision_log or "").startswith("kafka:") and not options.conf:
         raise BadOption(
             f"decisionLog={options.decision_log} without kafka.bootstrap.servers",

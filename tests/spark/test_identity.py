@@ -430,7 +430,7 @@ def test_another_log_is_refused_while_the_checkpoint_holds_decisions(orders, bes
     for _ in range(2):
         with pytest.raises(MovedLog, match="up to batch 1, are in .*/orders/kafka2pc") as e:
             orders(str(beside), new_process=False)
-    assert "Leave decisionLog out" in e.value.action and files(tmp_path) == before
+    assert "Leave out decisionLog" in e.value.action and files(tmp_path) == before
     assert restore(orders(), 1).mode is Mode.DRAIN
 
 
