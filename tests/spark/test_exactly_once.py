@@ -386,7 +386,7 @@ def test_over_spark_connect_the_checkpoint_is_asked_for(query):
         what = [query.options(), str(query.folder / "source"), query.checkpoint, place]
         done = subprocess.run(
             [sys.executable, "-c", CONNECT, json.dumps(what)],
-            env=os.environ | {"PYTHONPATH": str(ROOT), "SPARK_CONNECT_MODE_ENABLED": "1"},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "SPARK_TESTING": "1"},  # a free port
             capture_output=True,
             text=True,
             timeout=200,
