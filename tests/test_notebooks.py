@@ -98,7 +98,7 @@ def test_most_notebooks_that_need_a_broker_are_guests():
         "index",
         "protocol/phases/01_precommit",
         "spark/sink/04_stream_writer",
-        "spark/04_foreach_batch",
+        "spark/05_foreach_batch",
     } <= set(guests) and len(guests) > 12, guests
 
 

@@ -173,7 +173,7 @@ def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, 
         "rows": "300",
     }
     trouble, asked = workspace(
-        NBS / "spark/05_databricks.ipynb",
+        NBS / "spark/06_databricks.ipynb",
         tmp_path / "done.ipynb",
         spark=connect_server,
         widgets=widgets,
@@ -290,7 +290,7 @@ def paths(node):
 def test_the_bundle_names_what_is_there():
     text = (NBS / "databricks.yml").read_text(encoding="utf-8")
     bundle = yaml.safe_load(text)
-    assert paths(bundle["resources"]) == ["./spark/05_databricks.ipynb"]
+    assert paths(bundle["resources"]) == ["./spark/06_databricks.ipynb"]
     assert all((NBS / path).is_file() for path in paths(bundle["resources"]))
     assert all(list(NBS.glob(pattern)) for pattern in bundle["sync"]["include"])
     assert set(re.findall(r"\$\{var\.(\w+)\}", text)) == bundle["variables"].keys()
@@ -303,7 +303,7 @@ def test_the_bundles_parameters_are_those_of_the_room():
     ].keys()
     tagged = [
         cell.source
-        for cell in nbformat.read(NBS / "spark/05_databricks.ipynb", 4).cells
+        for cell in nbformat.read(NBS / "spark/06_databricks.ipynb", 4).cells
         if "parameters" in cell.metadata.get("tags", [])
     ]
     assert given == {"package", *re.findall(r"^(\w+) = ", tagged[0], re.M)}
