@@ -36,8 +36,10 @@ class KafkaWriter(KafkaClient):
         unclear = None
         for _ in range(tries):
             name = _NAMES.next(self.prefix, plan.query_id, plan.token, plan.batch_id)
+            transaction = self._transaction(name)
+            transaction.turn = plan.batch_id, plan.task
             try:
-                return self._transaction(name).begin()
+                return transaction.begin()
             except UnclearAnswer as e:
                 unclear = e
                 _retire(self.history, name, plan, e)

@@ -7,7 +7,7 @@ __all__ = ['Mode', 'Plan', 'PreparedTxnState', 'PartitionRange', 'Committable', 
            'counts']
 
 # %% ../../nbs/protocol/03_messages.ipynb #c002
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Sequence
 
@@ -35,6 +35,7 @@ class Plan:
     mode: Mode = Mode.WRITE
     offsets_hash: str = ""  # of Spark's file offsets/N: which rows the tasks read
     planned: Moment | None = None  # before any of its transactions began
+    task: int = field(default=0, compare=False)  # the number of the task; set in the task
 
 # %% ../../nbs/protocol/03_messages.ipynb #c019
 @dataclass(frozen=True, slots=True)

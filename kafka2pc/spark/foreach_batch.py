@@ -56,6 +56,7 @@ from kafka2pc.spark.sink.opening import (
     stream_driver,
 )
 from .sink.options import SinkOptions, parse_sink_options
+from .sink.stream_writer import in_task
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c010
 class ShapedTransaction(TransactionBase):
@@ -136,8 +137,9 @@ class PrecommitTask:
     plan: Plan
 
     def __call__(self, chunks: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        plan = in_task(self.plan)
         message = precommit(
-            self.participants, self.plan, chunks, from_environment(), measure=payload_bytes
+            self.participants, plan, chunks, from_environment(), measure=payload_bytes
         )
         yield RecordBatch.from_pydict({"message": [pickle.dumps(message)]})
 

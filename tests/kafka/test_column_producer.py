@@ -26,13 +26,15 @@ from kafka2pc.kafka.wire.connection import NoAnswer
 from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
 from kafka2pc.kafka.wire.topics import find_leaders
 from kafka2pc.kafka.wire.transactions import end_txn
+from kafka2pc.kafka.write import column_producer
+from kafka2pc.kafka.write import leaders as leaders_module
 from kafka2pc.kafka.write import sender as sender_module
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.sender import Lane, Sender
 from kafka2pc.kafka.write.settings import without_use
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
-from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, PrecommitFailed
+from kafka2pc.protocol.errors import NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.messages import Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
 
@@ -48,7 +50,7 @@ def dice_answer():
         return ask(*question, **more)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sender_module, "find_leaders", leaders)
+        patch.setattr(leaders_module, "find_leaders", leaders)
         yield
 
 
@@ -66,9 +68,18 @@ class Dice:
         )
 
     def leaders(self, topics):
-        if self.waiting and self.dice.random() < 0.2:
-            raise BrokerUnreachable("dice")
         return {("t", p): 0 for p in range(self.partitions)}
+
+    def highest(self, request):
+        return 12
+
+    def metadata(self):
+        """The answer to a question that does not wait; sometimes there is none."""
+        if self.dice.random() < 0.2:
+            return Future().failure(NoAnswer("dice"))
+        rows = [Answer(partition_index=p, leader_id=0) for p in range(self.partitions)]
+        topic = Answer(name="t", error_code=0, partitions=rows)
+        return Future().success(Answer(topics=[topic]))
 
     def append(self, part):
         """Error code and base offset. A known batch is acknowledged with or without its offset."""
@@ -91,6 +102,8 @@ class Dice:
         return 0
 
     def send(self, request, node, within_ms):
+        if node is None:
+            return self.metadata()
         future, parts = Future(), request.topic_data[0].partition_data
         fate = self.dice.choice(["good"] * 5 + ["lost before", "lost after", "moved"])
         codes = {
@@ -119,6 +132,14 @@ class Dice:
         return future
 
 
+def no_pauses(sender):
+    """What was to wait may go now."""
+    for lane in sender.lanes.values():
+        lane.not_before = 0
+    sender._paused = [(0, number, lane) for _, number, lane in sender._paused]
+    sender._leaders._not_before = 0
+
+
 @given(
     st.integers(0, 10**6),
     st.integers(1, 4),
@@ -139,8 +160,7 @@ def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(
     for _ in range(2000):
         if not any(lane.batches for lane in sender.lanes.values()):
             break
-        for lane in sender.lanes.values():
-            lane.not_before = 0
+        no_pauses(sender)
         for future, said in broker.waiting:
             future.failure(said) if isinstance(said, Exception) else future.success(said)
         broker.waiting = []
@@ -190,8 +210,9 @@ def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
     lane.acknowledge(second, 1)
     now = time.monotonic() + 1
     assert lane.next_batch(now) is missing
-    missing.flying = True
+    lane.send(missing)
     assert lane.next_batch(now) is None
+    lane.answered(missing)
     lane.acknowledge(missing, 0)
     assert lane.next_batch(now) is not None
 
@@ -236,16 +257,15 @@ def test_a_partition_that_was_not_tried_is_not_the_cause(monkeypatch, codes, err
     sender.leaders("t")
     for p in range(2):
         sender.lanes["t", p] = Lane("t", p, added=False)
-    for lane in sender.lanes.values():
-        lane.append(Section("t", lane.partition, 1, 0, 0, pa.py_buffer(b"")), sender.state, "none")
+    for p in range(2):
+        sender.put(Section("t", p, 1, 0, 0, pa.py_buffer(b"")))
     if error:
         with pytest.raises(error, match=said):
             sender.step()
         return
     sender.step()
     answers.pop(0)
-    for lane in sender.lanes.values():
-        lane.not_before = 0
+    no_pauses(sender)
     sender.step()
     assert all(lane.added for lane in sender.lanes.values())
 
@@ -388,6 +408,7 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch
         return lost
 
     monkeypatch.setattr(cluster, "send", send)
+    monkeypatch.setattr(column_producer, "GATHER_BYTES", 1)  # a request for each batch
     rows = [
         pa.RecordBatch.from_pydict({"value": [str(n) for n in range(start, start + 1000)]})
         for start in range(0, 30_000, 1000)
