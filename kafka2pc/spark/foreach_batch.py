@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ShapedTransaction', 'Shaped', 'PrecommitTask', 'write_batch', 'ExactlyOnce', 'check_added_name', 'check_earlier',
-           'query_id_of', 'exactly_once', 'check_arguments']
+           'query_id_of', 'exactly_once']
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c002
 import logging
@@ -45,6 +45,13 @@ from ..protocol.phases.commit import commit
 from ..protocol.phases.decide import abort
 from ..protocol.phases.precommit import precommit
 from ..protocol.phases.sweep import sweep
+from kafka2pc.spark.arguments import (
+    check_arguments,
+    check_key,
+    check_options,
+    check_stores,
+    split_log,
+)
 from .checkpoint import Checkpoint
 from kafka2pc.spark.running_query import (
     RunningQuery,
@@ -217,8 +224,7 @@ class ExactlyOnce:
         """Write a batch job, whose `name` is the idempotence key. False: an earlier run has written
         it, and `df` is not evaluated. Raises `BadOption` without a name, and what the phases raise.
         """
-        if self.name is None:
-            raise _no_key()
+        check_key(self.name)
         driver = self.driver()
         frame, counted = self._frame(df)
         plan = plan_batch(driver, 0, "")
@@ -356,9 +362,8 @@ def exactly_once(
     `options`: those of `format("kafka2pc")` (`SINK_OPTIONS`); `decisionLog` may also be a
     `DecisionLog`. Without `kafka.bootstrap.servers` only `participants` are written.
 
-    The checkpoint of the running query is found: it says which query and which rows a batch is, and
-    holds the decisions, as with `format("kafka2pc")`. `checkpoint`: its place, where Spark cannot
-    say it (Spark Connect, clusters that are shared).
+    The checkpoint of the running query is found. It holds the decisions, as with the format.
+    `checkpoint`: its place, where Spark cannot say it (Spark Connect, clusters that are shared).
 
     `name`: the key of a batch job (`.write(df)`); and, with the option `decisionLog`, of a query
     whose checkpoint Python cannot read. Its decisions are kept under this name, and the checkpoint
@@ -370,16 +375,10 @@ def exactly_once(
     Raises `BadOption` for options and arguments that cannot work together.
     """
     stores = check_arguments(participants, name, checkpoint)
-    texts, log = _log_object(options or {})
+    texts, log = split_log(options or {})
     checked = parse_sink_options(texts, kafka=False)
-    _check_options(texts, checked)
-    _check_names([*(["kafka"] if checked.conf else []), *(p.name for p in stores)])
-    if name is not None and log is None and not checked.decision_log:
-        raise BadOption(
-            f"name={name} without decisionLog",
-            why="Decisions under a name are kept outside the checkpoint.",
-            action='Add the option decisionLog: {"decisionLog": "/decisions"}.',
-        )
+    check_options(texts, checked, log, name)
+    check_stores([*(["kafka"] if checked.conf else []), *(p.name for p in stores)])
     return ExactlyOnce(
         options=checked,
         participants=stores,
@@ -389,68 +388,6 @@ def exactly_once(
     )
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c031
-def check_arguments(
-    participants: Iterable[Participant], name: object, checkpoint: object
-) -> tuple[Participant, ...]:
-    """The participants. Raises `BadOption` for arguments of a wrong type."""
-    if not isinstance(participants, Iterable):
-        raise BadOption("participants is not a list", action="Pass a list: participants=[store].")
-    if name is not None and not (isinstance(name, str) and name):
-        raise BadOption(f"name={name!r}", action="Pass a text that is not empty.")
-    if checkpoint is not None and not (isinstance(checkpoint, (str, os.PathLike)) and checkpoint):
-        raise BadOption(f"checkpoint={checkpoint!r}", action="Pass a path or a URL.")
-    return tuple(participants)
-
-
-def _log_object(options: Mapping[str, Any]) -> tuple[dict[str, str], DecisionLog | None]:
-    """The options as texts, and the log, if `decisionLog` is an object."""
-    empty = [k for k, v in options.items() if v is None]
-    if empty:
-        raise BadOption(f"{', '.join(empty)}: None", action="Give it a value, or leave it out.")
-    objects = [k for k, v in options.items() if isinstance(v, DecisionLog)]
-    if any(k.lower() != "decisionlog" for k in objects):
-        raise BadOption(f"{', '.join(objects)}: only decisionLog may be a decision log")
-    texts = {k: str(v) for k, v in options.items() if k not in objects}
-    truth = {k: str(v).lower() for k, v in options.items() if isinstance(v, bool)}
-    return texts | truth, options[objects[0]] if objects else None
-
-
-_REFUSED = {
-    "checkpointLocation": "It is an option of the query; where Spark cannot say it: checkpoint=.",
-    "idempotenceKey": "The key of a batch job is its name=.",
-    "idempotenceKeyDays": "Leave it out: names are kept for ever.",
-}
-
-
-def _check_options(texts: Mapping[str, Any], options: SinkOptions):
-    given = {name.lower() for name in texts}
-    for option, action in _REFUSED.items():
-        if option.lower() in given:
-            raise BadOption(f"{option} is not for exactly_once", action=action)
-    if not options.exactly_once:
-        raise BadOption("deliveryGuarantee=at_least_once is not for exactly_once")
-    if (options.decision_log or "").startswith("kafka:") and not options.conf:
-        raise BadOption(
-            f"decisionLog={options.decision_log} without kafka.bootstrap.servers",
-            action=(
-                "Name the brokers; or, if Kafka is one of the participants, pass a log:"
-                ' {"decisionLog": TopicLog(conf, topic, name)} of kafka2pc.decision_logs.topic.log.'
-            ),
-        )
-
-
-def _check_names(names: Sequence[str]):
-    if not names:
-        raise BadOption(
-            "no store", action="Name a broker (kafka.bootstrap.servers), or pass participants."
-        )
-    twice = next((n for n in names if names.count(n) > 1), None)
-    if twice is not None:
-        raise BadOption(
-            f"two participants have the name {twice}", action="Give each its own `name=`."
-        )
-
-
 def _no_checkpoint() -> BadOption:
     return BadOption(
         "the checkpoint of the query is not known",
@@ -463,12 +400,4 @@ def _no_checkpoint() -> BadOption:
             "Give the query a checkpointLocation, and, where Spark cannot say it, pass"
             " checkpoint=PLACE. If Python cannot read it there: name= and the option decisionLog."
         ),
-    )
-
-
-def _no_key() -> BadOption:
-    return BadOption(
-        "a batch job without a name",
-        why="Its name is the key under which it is written once.",
-        action='exactly_once({..., "decisionLog": "/decisions"}, name="report of today").write(df)',
     )
