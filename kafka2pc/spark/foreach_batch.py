@@ -60,6 +60,7 @@ from kafka2pc.spark.running_query import (
     is_connect,
     only_call,
     running_query,
+    unknown_checkpoint,
 )
 from .sink.batch_line import count_aborts, log_batch
 from .sink.columns import COLUMNS, check_columns, plain_names
@@ -288,7 +289,7 @@ class ExactlyOnce:
             return None
         if running and running.checkpoint:
             return Checkpoint(running.checkpoint)
-        raise _no_checkpoint()
+        raise unknown_checkpoint()
 
     def _frame(self, df: "DataFrame") -> tuple["DataFrame", tuple[str, ...] | None]:
         """What is written, after a check of its columns, and the columns whose bytes are counted.
@@ -385,19 +386,4 @@ def exactly_once(
         log=log,
         name=name,
         checkpoint=None if checkpoint is None else str(checkpoint),
-    )
-
-# %% ../../nbs/spark/05_foreach_batch.ipynb #c031
-def _no_checkpoint() -> BadOption:
-    return BadOption(
-        "the checkpoint of the query is not known",
-        why=(
-            "Over Spark Connect, on shared clusters, outside a query and in a thread of its own, a"
-            " function in foreachBatch cannot ask Spark for it; and a query without"
-            " checkpointLocation has none that stays."
-        ),
-        action=(
-            "Give the query a checkpointLocation, and, where Spark cannot say it, pass"
-            " checkpoint=PLACE. If Python cannot read it there: name= and the option decisionLog."
-        ),
     )
