@@ -5,7 +5,6 @@ import time
 import uuid
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace as Answer
 from unittest.mock import patch
 
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.future import Future
-from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from kafka_tools import java_clients
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -33,7 +32,6 @@ from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.sender import Lane, Sender
 from kafka2pc.kafka.write.settings import without_use
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.messages import Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
@@ -371,18 +369,8 @@ def test_both_engines_write_the_same_records(kafka):
 @pytest.fixture(scope="module")
 def javas_partitioner():
     """The partitioner of Kafka's own Java client, called from here."""
-    import pyspark
-
-    jars = [
-        *Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"),
-        *fetch_kafka(progress=None).glob("*.jar"),
-    ]
-    port = launch_gateway(
-        jarpath=str(jars[0]), classpath=":".join(map(str, jars)), die_on_exit=True
-    )
-    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
-    yield gateway.jvm.org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey
-    gateway.shutdown()
+    with java_clients() as jvm:
+        yield jvm.org.apache.kafka.clients.producer.internals.BuiltInPartitioner.partitionForKey
 
 
 @pytest.mark.kafka

@@ -299,8 +299,24 @@ def test_a_name_that_two_queries_have_is_refused(query, spark, kafka, tmp_path):
     )
     query.feed(["a"]), other.feed(["b"])
     assert query.run(named) == ""
-    assert MovedLog.__name__ in other.run(named)
+    assert StaleCheckpoint.__name__ in other.run(named)
     assert query.seen() == ["a"]
+
+
+def test_an_error_that_is_caught_stops_the_next_batch(query, monkeypatch):
+    """Spark would take the batch for written, and its rows would be missing without a word."""
+    door = kafka2pc.exactly_once(query.options())
+
+    def careless(df, batch_id):
+        try:
+            door(df, batch_id)
+        except Broken:
+            pass
+
+    query.feed(["a"], ["b"])
+    fail_once(monkeypatch, "commit", after=False)
+    assert "batch 0 failed, and the query went on to batch 1" in query.run(careless)
+    assert query.seen() == [] and query.open() == []
 
 
 def test_a_name_that_is_added_later_is_refused(query, monkeypatch, tmp_path):
@@ -330,7 +346,7 @@ def test_a_query_moves_to_the_format_and_back(query):
     with pytest.MonkeyPatch.context() as broken:
         query.feed(["a"], ["b"])
         fail_once(broken, "commit", after=True)
-        assert "Broken" in query.run(door)
+        assert "Broken" in query.run(door, query.words().selectExpr("value VALUE", "'x' note"))
     by_format()
     assert query.seen() == ["a", "b"]
     query.feed(["c"])
@@ -394,6 +410,11 @@ def test_over_spark_connect_the_checkpoint_is_asked_for(query):
         return done.stdout + done.stderr
 
     assert "the checkpoint of the query is not known" in run(None)
+    other = query.folder / "other"
+    (other / "offsets").mkdir(parents=True)
+    (other / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
+    (other / "offsets" / "0").write_text("v1\n{}\n0")
+    assert "which this session does not run" in run(str(other))
     assert query.seen() == []
     assert run(query.checkpoint).startswith("done")
     assert query.seen() == ["a", "b", "c"] and query.open() == []
@@ -441,6 +462,25 @@ def test_arguments_that_cannot_work_are_refused_at_once(how, words):
     with pytest.raises(BadOption) as caught:
         kafka2pc.exactly_once(**how)
     assert words in str(caught.value)
+
+
+def test_options_are_texts_and_a_password_is_not_shown():
+    how = {"kafka.bootstrap.servers": "h:1", "topic": "t", "includeTimestamp": True}
+    how["decisionLog"] = "postgresql://user:secret@h/db"
+    shown = repr(kafka2pc.exactly_once(how))
+    assert "timestamps=True" in shown and "secret" not in shown
+
+
+def test_each_name_has_a_log_of_its_own_in_a_process(tmp_path):
+    """Two threads may write under two names: a reader of a topic is for one thread."""
+    jobs = [
+        kafka2pc.exactly_once(
+            {"decisionLog": str(tmp_path)}, participants=[MemoryParticipant()], name=name
+        )
+        for name in ("a", "b", "a")
+    ]
+    first, second, again = (job.driver().log for job in jobs)
+    assert first is again and first is not second
 
 
 def test_a_job_needs_a_name():

@@ -50,13 +50,17 @@ class Frame:
         return self
 
     def chunks(self, part):
-        yield rows(["early"] if isinstance(part, Exception) else part)
-        if isinstance(part, Exception):
+        yield rows(["early"] if isinstance(part, BaseException) else part)
+        if isinstance(part, BaseException):
             raise part
 
     def collect(self):
         found = [batch for part in self.parts for batch in self.task(self.chunks(part))]
         return [SimpleNamespace(**row) for batch in found for row in batch.to_pylist()]
+
+
+class Killed(BaseException):
+    """The end of a process: nothing is tidied up."""
 
 
 class Dying(FileLog):
@@ -68,10 +72,10 @@ class Dying(FileLog):
 
     def create(self, decision, *late):
         if decision.commit and not self.after:
-            raise KeyboardInterrupt
+            raise Killed
         stands = super().create(decision, *late)
         if decision.commit:
-            raise KeyboardInterrupt
+            raise Killed
         return stands
 
 
@@ -194,7 +198,7 @@ def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):
 @pytest.mark.parametrize("after", [False, True], ids=["before the decision", "after the decision"])
 def test_a_job_that_died_is_undone_or_finished_by_the_next_run(at, tmp_path, after):
     folder = str(tmp_path / "decisions")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         job_of(TODAY, [at.store], Dying(folder, after)).write(Frame(["first a"], ["first b"]))
     assert at.seen() == []
     started_again()
@@ -318,6 +322,45 @@ def test_a_frame_without_partitions_is_decided_too():
         True,
         False,
     ]
+
+
+def test_an_interrupt_in_a_notebook_leaves_nothing_open():
+    (store, texts), log = in_memory(), MemoryLog()
+    job = job_of(TODAY, [texts], log)
+    with pytest.raises(KeyboardInterrupt):
+        job.write(Frame(["a"], KeyboardInterrupt()))
+    assert store.in_doubt(query_id_of(TODAY)) == [] and job.write(Frame(["b"])) is True
+
+
+def test_an_error_of_the_cleanup_does_not_hide_the_first_one(monkeypatch, caplog):
+    (store, texts), log = in_memory(), MemoryLog()
+    monkeypatch.setattr("kafka2pc.spark.foreach_batch.abort", lambda *_: 1 / 0)
+    with pytest.raises(ValueError, match="a row"):
+        job_of(TODAY, [texts], log).write(Frame(["a"], ValueError("a row")))
+    assert "the next start aborts what is open: ZeroDivisionError" in caplog.text
+
+
+def test_a_used_name_for_other_stores_is_refused():
+    (store, texts), log = in_memory(), MemoryLog()
+    assert job_of(TODAY, [texts], log).write(Frame(["a"])) is True
+    more = [texts, Shaped(MemoryParticipant("other"), lambda batch: batch["value"].to_pylist())]
+    with pytest.raises(
+        BadOption, match="wrote to memory, and this one would write to memory, other"
+    ):
+        job_of(TODAY, more, log).write(Frame(["b"]))
+
+
+def test_stores_may_come_from_a_generator():
+    store, texts = in_memory()
+    assert job_of(TODAY, (p for p in [texts]), MemoryLog()).write(Frame(["a"])) is True
+    assert store.read() == ["a"]
+
+
+@pytest.mark.parametrize("without", ["memory", ["memroy"]])
+def test_a_store_that_is_not_there_cannot_be_given_up(without):
+    job = job_of(TODAY, [in_memory()[1]], MemoryLog())
+    with pytest.raises(BadOption, match="a list of participants is needed"):
+        job.adopt(without=without)
 
 
 def test_after_a_loss_one_can_go_on():

@@ -399,7 +399,7 @@ def orders(driver, store, tmp_path, monkeypatch):
     def open_with(decision_log=None, new_process=True):
         if new_process:
             monkeypatch.setattr(driver_side, "_LOGS", {})
-            monkeypatch.setattr(driver_side, "_BESIDE", set())
+            monkeypatch.setattr(driver_side, "_BESIDE", {})
         options = {
             "kafka.bootstrap.servers": "nowhere:1",
             "topic": "orders",

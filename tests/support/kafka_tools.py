@@ -1,7 +1,9 @@
-"""Kafka's own tools, run as an administrator runs them."""
+"""Kafka's own tools, run as an administrator runs them, and its Java clients."""
 
 import shlex
 import subprocess
+from contextlib import contextmanager
+from pathlib import Path
 
 from kafka2pc.local.jars import fetch_jars, fetch_kafka, find_java
 
@@ -59,3 +61,23 @@ def java_conf(kafka):
         "sasl.mechanism": "SCRAM-SHA-256",
         "sasl.jaas.config": login,
     }
+
+
+@contextmanager
+def java_clients():
+    """The classes of Kafka's own Java clients, called from here: a JVM of py4j."""
+    import pyspark
+    from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+
+    jars = [
+        *Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"),
+        *fetch_kafka(progress=None).glob("*.jar"),
+    ]
+    port = launch_gateway(
+        jarpath=str(jars[0]), classpath=":".join(map(str, jars)), die_on_exit=True
+    )
+    gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
+    try:
+        yield gateway.jvm
+    finally:
+        gateway.shutdown()

@@ -348,11 +348,10 @@ def check_sizes(rows: Rows, topic: str, most: int):
 
 # %% ../../../nbs/kafka/records/02_encoder.ipynb #c030
 _TRANSACTIONAL = 0x10
-# The only form of LZ4 that Kafka reads: independent blocks (here of at most 4 MiB), without
-# checksums.
+# the only form of LZ4 that Kafka reads: independent blocks, here of at most 4 MiB, no checksums
 _LZ4_BLOCK = 4 << 20
-_LZ4_FRAME = bytes.fromhex("04224d18607073")
-_LZ4_END = bytes(4)
+_LZ4_FRAME, _LZ4_END = bytes.fromhex("04224d18607073"), bytes(4)
+_LZ4_RAW = 1 << 31  # in a block's size: the block is not compressed
 _SNAPPY = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)  # the frame of snappy-java
 
 
@@ -362,12 +361,14 @@ def _snappy(content: pa.Buffer) -> bytes:
 
 
 def _lz4(content: pa.Buffer) -> bytes:
-    parts = (
-        content.slice(at, min(_LZ4_BLOCK, content.size - at))
-        for at in range(0, content.size, _LZ4_BLOCK)
-    )
-    blocks = (pa.compress(part, codec="lz4_raw", asbytes=True) for part in parts)
-    return _LZ4_FRAME + b"".join(struct.pack("<I", len(b)) + b for b in blocks) + _LZ4_END
+    parts = [_LZ4_FRAME]
+    for at in range(0, content.size, _LZ4_BLOCK):
+        raw = content.slice(at, min(_LZ4_BLOCK, content.size - at))
+        packed = pa.compress(raw, codec="lz4_raw")
+        # readers refuse a block that is larger than the frame's block size
+        block, flag = (packed, 0) if packed.size < raw.size else (raw, _LZ4_RAW)
+        parts += [struct.pack("<I", block.size | flag), block]
+    return b"".join([*parts, _LZ4_END])
 
 
 def _packed(codec: str):

@@ -19,29 +19,72 @@ from .encoder import lengths
 
 # %% ../../../nbs/kafka/records/03_partitioner.ipynb #c007
 _M = np.uint32(0x5BD1E995)
-_SEED = 0x9747B28C
+_SEED = np.uint32(0x9747B28C)
+_PADS = pa.array([b"", bytes(3), bytes(2), bytes(1)], pa.large_binary())
+_NOTHING = pa.scalar(b"", pa.large_binary())
+_TOGETHER = 1 << 14  # keys: their words stay in the processor's cache
+_FEW = 64  # keys: so few are faster one by one
+_STEPS = 64  # words: up to here all keys are hashed together, even few
 
 
-def _mix(k: np.ndarray) -> np.ndarray:
-    k = k * _M
-    return (k ^ (k >> np.uint32(24))) * _M
+def _mix(words: np.ndarray) -> np.ndarray:
+    k = words * _M
+    k ^= k >> np.uint32(24)
+    k *= _M
+    return k
 
 
-def _murmur2(keys: np.ndarray) -> np.ndarray:
-    """The hash of keys of one length, the rows of a matrix of bytes."""
-    n, size = keys.shape
-    h = np.full(n, _SEED ^ size, np.uint32)
-    whole = size // 4 * 4
-    if whole:
-        words = np.ascontiguousarray(keys[:, :whole]).view("<u4")
-        for i in range(whole // 4):
-            h = (h * _M) ^ _mix(words[:, i])
-    for i in reversed(range(size - whole)):
-        h = h ^ (keys[:, whole + i].astype(np.uint32) << np.uint32(8 * i))
-    if size > whole:
-        h = h * _M
+def _starts(keys: pa.Array) -> np.ndarray:
+    """The byte at which each key begins, and the one where the last ends."""
+    return np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys) + 1]
+
+
+def _words(keys: pa.Array, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The word at which each key begins, and all words. Keys that begin within a word are padded
+    with zeros first.
+    """
+    if (_starts(keys) & 3).any():
+        pads = _PADS.take(pa.array(sizes & 3))
+        keys = pc.binary_join_element_wise(keys, pads, _NOTHING, null_handling="replace")
+    starts = _starts(keys) >> 2
+    return starts[:-1], np.frombuffer(keys.buffers()[2] or b"", "<u4", int(starts[-1]))
+
+
+def _one_by_one(h: int, words: np.ndarray) -> int:
+    for k in _mix(words).tolist():
+        h = (h * int(_M) & 0xFFFFFFFF) ^ k
+    return h
+
+
+def _whole_words(h: np.ndarray, at: np.ndarray, counts: np.ndarray, words: np.ndarray):
+    """Change each hash by the whole words of its key: `counts`, ascending, from `at` on."""
+    few = counts[-_FEW - 1] if len(counts) > _FEW else 0
+    steps = max(few, min(counts[-1], _STEPS))
+    # the first key that has more words than each step
+    firsts = np.searchsorted(counts, np.arange(steps + 1), "right").tolist()
+    for step, first in enumerate(firsts[:-1]):
+        longer = h[first:]
+        longer *= _M
+        longer ^= _mix(words[at[first:] + step])
+    for n in range(firsts[-1], len(h)):
+        h[n] = _one_by_one(int(h[n]), words[at[n] + steps : at[n] + counts[n]])
+
+
+def _hashes(keys: pa.Array) -> np.ndarray:
+    sizes = np.maximum(lengths(keys), 0)
+    at, words = _words(keys, sizes)
+    counts = sizes >> 2
+    # numpy sorts numbers of 16 bits by radix
+    order = np.argsort(counts.astype(np.min_scalar_type(counts.max())), kind="stable")
+    at, counts, sizes = (x[order] for x in (at, counts, sizes))
+    h = sizes.astype(np.uint32) ^ _SEED
+    _whole_words(h, at, counts, words)
+    tails = np.flatnonzero(sizes & 3)
+    h[tails] = (h[tails] ^ words[at[tails] + counts[tails]]) * _M
     h = (h ^ (h >> np.uint32(13))) * _M
-    return h ^ (h >> np.uint32(15))
+    out = np.empty_like(h)
+    out[order] = h ^ (h >> np.uint32(15))
+    return out
 
 
 def murmur2(keys: pa.Array) -> np.ndarray:
@@ -49,16 +92,8 @@ def murmur2(keys: pa.Array) -> np.ndarray:
     of an empty one.
     """
     out = np.empty(len(keys), np.uint32)
-    sizes = np.maximum(lengths(keys), 0)
-    starts = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + len(keys)]
-    content = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
-    for size in np.unique(sizes):
-        which = np.flatnonzero(sizes == size)
-        if size:
-            same_length = content[starts[which][:, None] + np.arange(size)]
-        else:
-            same_length = np.empty((len(which), 0), np.uint8)
-        out[which] = _murmur2(same_length)
+    for at in range(0, len(keys), _TOGETHER):
+        out[at : at + _TOGETHER] = _hashes(keys.slice(at, _TOGETHER))
     return out.view(np.int32)
 
 # %% ../../../nbs/kafka/records/03_partitioner.ipynb #c012

@@ -149,7 +149,8 @@ class ColumnTransaction(TransactionBase):
     """One transaction: `begin()`, `write`, `flush`, `precommit`; same form as `RowTransaction`.
     `conf` has librdkafka's names. `cluster` is shared by all transactions of a process.
     `two_phase`: KIP-939, no timeout. `turn`: the numbers of micro-batch and task, which say at
-    which partition rows without a key begin. An exception in the `with` block before `precommit` aborts it.
+    which partition rows without a key begin. An exception in the `with` block before `precommit`
+    aborts it.
     """
 
     def __init__(

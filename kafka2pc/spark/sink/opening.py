@@ -148,11 +148,14 @@ def _checked_participant(options: SinkOptions) -> KafkaParticipant:
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c007
 # decision logs that this process has opened, one for each query; one in all for the keys at a place
 _LOGS: dict = {}
+# the log for which this process has last looked into a checkpoint
+_BESIDE: dict = {}
 
 
 def log_in(checkpoint: Checkpoint) -> DecisionLog:
     """The decision log inside a checkpoint, opened once in each process."""
     opened = os.getpid(), checkpoint.location
+    _BESIDE.pop(opened, None)
     if opened not in _LOGS:
         _LOGS[opened] = open_folder_log(checkpoint.log_place)
     return _LOGS[opened]
@@ -174,22 +177,17 @@ def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
     return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c049
-# the logs for which this process has looked into the checkpoint
-_BESIDE: set = set()
-
-
 def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog):
     """Raises `MovedLog`, before anything is claimed, if the checkpoint holds later decisions than
-    this log beside it: the query ran without this log. Once in each process, the checkpoint is
-    asked for them.
+    this log beside it: the query ran without this log. While a process goes on with one log, the
+    checkpoint is asked once.
     """
-    looked = os.getpid(), checkpoint.location, log.place
-    if looked in _BESIDE:
+    if _BESIDE.get((os.getpid(), checkpoint.location)) == log.place:
         return
     inside = checkpoint.decided_slots()[-1:]
     if inside and inside > log.slots()[-1:]:
         raise _left_inside(checkpoint, query_id, inside[0].batch_id, log.place)
-    _BESIDE.add(looked)
+    _BESIDE[os.getpid(), checkpoint.location] = log.place
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c050
 def _left_inside(checkpoint: Checkpoint, query_id: str, batch_id: int, place: str) -> MovedLog:

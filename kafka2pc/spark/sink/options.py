@@ -298,7 +298,7 @@ def _check_values(given: Mapping[str, str], kafka: bool = True):
         raise BadOption(
             "kafka.bootstrap.servers is missing",
             why="" if kafka else f"No broker is named, so nothing uses {', '.join(idle)}.",
-            action='.option("kafka.bootstrap.servers", "host:port")',
+            action="Name the brokers: kafka.bootstrap.servers = host:port,host:port.",
         )
 
 
@@ -320,7 +320,7 @@ class SinkOptions:
     exactly_once: bool
     max_commit_retries: int
     skip_lost: bool
-    decision_log: str | None
+    decision_log: str | None = field(repr=False)  # the URL of a database may hold one, too
     key: str | None
     key_days: int
     replay_check: str
