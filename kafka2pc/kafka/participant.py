@@ -7,7 +7,7 @@ __all__ = ['KafkaWriter', 'KafkaParticipant']
 
 # %% ../../nbs/kafka/02_participant.ipynb #c002
 from dataclasses import replace
-from typing import Iterable
+from typing import Any, Iterable
 
 # %% ../../nbs/kafka/02_participant.ipynb #c003
 from .client import KafkaClient, leftover
@@ -36,7 +36,7 @@ class KafkaWriter(KafkaClient):
         unclear = None
         for _ in range(tries):
             name = _NAMES.next(self.prefix, plan.query_id, plan.token, plan.batch_id)
-            transaction = self._transaction(name)
+            transaction: Any = self._transaction(name)
             transaction.turn = plan.batch_id, plan.task
             try:
                 return transaction.begin()

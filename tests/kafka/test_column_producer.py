@@ -396,7 +396,7 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch
         return lost
 
     monkeypatch.setattr(cluster, "send", send)
-    monkeypatch.setattr(column_producer, "GATHER_BYTES", 1)  # a request for each batch
+    monkeypatch.setattr(column_producer, "GATHER_BYTES", 3_000)  # a request for each batch
     rows = [
         pa.RecordBatch.from_pydict({"value": [str(n) for n in range(start, start + 1000)]})
         for start in range(0, 30_000, 1000)

@@ -42,13 +42,14 @@ _SEQUENCES = 2**31
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A record batch that is not acknowledged yet. `flying`: an answer is awaited; `since`: when it
-    was encoded, by the clock of its sender.
+    """A record batch that is not acknowledged yet, the `number`th of its lane. `flying`: an answer
+    is awaited; `since`: when it was encoded, by the clock of its sender.
     """
 
     content: bytes
     count: int
     largest: int
+    number: int
     since: float = 0.0
     flying: bool = False
     arrived: bool = False
@@ -68,6 +69,7 @@ class Lane:
     added: bool = True
     queue: int | None = None
     sequence: int = 0
+    appended: int = 0
     batches: deque = field(default_factory=deque)
     flying: int = 0
     not_before: float = 0.0
@@ -87,7 +89,8 @@ class Lane:
         """Encode the section as the next batch of this partition."""
         content = record_batch(section, state, self.sequence, codec=codec)
         self.sequence = (self.sequence + section.count) % _SEQUENCES
-        batch = Batch(content, section.count, section.largest, since)
+        batch = Batch(content, section.count, section.largest, self.appended, since)
+        self.appended += 1
         self.batches.append(batch)
         return batch
 
@@ -95,7 +98,10 @@ class Lane:
         """The batch that may be sent now (by time.monotonic()), or None."""
         if now < self.not_before or self.flying >= (IN_FLIGHT if self.sure else 1):
             return None
-        return next((b for b in self.batches if not b.flying), None)
+        batch = next((b for b in self.batches if not b.flying), None)
+        if batch and batch.number - self.batches[0].number >= IN_FLIGHT:
+            return None
+        return batch
 
     def send(self, batch: Batch):
         """The batch leaves; an answer is awaited."""
