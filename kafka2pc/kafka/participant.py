@@ -36,9 +36,9 @@ class KafkaWriter(KafkaClient):
         unclear = None
         for _ in range(tries):
             name = _NAMES.next(self.prefix, plan.query_id, plan.token, plan.batch_id)
-            transaction: Any = self._transaction(name)
-            transaction.turn = plan.batch_id, plan.task
             try:
+                transaction: Any = self._transaction(name)
+                transaction.turn = plan.batch_id, plan.task
                 return transaction.begin()
             except UnclearAnswer as e:
                 unclear = e

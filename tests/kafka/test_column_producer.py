@@ -560,3 +560,29 @@ def test_older_and_newer_brokers(version, protocol, two_phase):
             f"commit {n}" for n in range(3000) for _ in range(2)
         )
         store.close()
+
+
+def test_what_a_batch_costs_does_not_depend_on_the_number_of_partitions(monkeypatch):
+    """Each put looked at all lanes four times: 12 million looks for these batches."""
+    looks, original = [], Lane.next_batch
+
+    def look(lane, now):
+        looks.append(lane)
+        return original(lane, now)
+
+    monkeypatch.setattr(Lane, "next_batch", look)
+    broker = Dice(0, 1000)
+    broker.dice.choice = lambda fates: "good"
+    sender = Sender(broker, "wide", PreparedTxnState(1, 0), delivery_ms=60_000)
+    sender.leaders("t")
+    for _ in range(3):
+        for p in range(1000):
+            sender.put(Section("t", p, 1, 0, 0, pa.py_buffer(b"")))
+        sender.step()
+    while sender.held:
+        for future, said in broker.waiting:
+            future.success(said)
+        broker.waiting = []
+        sender.step()
+    assert broker.logs == {p: [0, 1, 2] for p in range(1000)}
+    assert len(looks) < 5 * 3000
