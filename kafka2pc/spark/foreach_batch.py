@@ -57,6 +57,7 @@ from kafka2pc.spark.running_query import (
     RunningQuery,
     connected_query,
     identify_rows,
+    in_task,
     is_connect,
     only_call,
     running_query,
@@ -73,7 +74,6 @@ from kafka2pc.spark.sink.opening import (
     stream_driver,
 )
 from .sink.options import SinkOptions, parse_sink_options
-from .sink.stream_writer import in_task
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c010
 class ShapedTransaction(TransactionBase):
