@@ -29,7 +29,8 @@ from kafka2pc.kafka.write import column_producer
 from kafka2pc.kafka.write import leaders as leaders_module
 from kafka2pc.kafka.write import sender as sender_module
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
-from kafka2pc.kafka.write.sender import Lane, Sender
+from kafka2pc.kafka.write.lanes import Lane
+from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.kafka.write.settings import without_use
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.protocol.errors import NotAuthorized, PrecommitFailed

@@ -10,7 +10,7 @@ from dead_query_fixtures import finding_of, names
 from kafka_tools import administered
 from shell import typed
 
-from kafka2pc.kafka.records.encoder import rows_of
+from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.write import column_producer as produce
 from kafka2pc.kafka.write import sender
