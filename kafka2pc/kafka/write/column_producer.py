@@ -229,11 +229,15 @@ class ColumnTransaction(TransactionBase):
 
     def _send(self):
         for topic, gathered in self._gathered.items():
-            for section in gathered.cut(topic, self._settings["batch.size"]):
+            for section in gathered.cut(topic, self._batch_bytes(topic)):
                 self._sender.put(section)
         self._gathered.clear()
         self._sender.step()
         self._sent = time.monotonic()
+
+    def _batch_bytes(self, topic: str) -> int:
+        most = self._settings["batch.size"]
+        return min(most, self.cluster.batch_bytes.get(topic, most))
 
     def _partitions(self, topic: str, batch: pa.RecordBatch, keys: pa.Array | None) -> np.ndarray:
         """Each row's partition: that of its column partition, else by its key, else in turn."""

@@ -9,6 +9,7 @@ __all__ = ['IN_FLIGHT', 'PAUSED', 'Batch', 'Lane']
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Sequence
 
 # %% ../../../nbs/kafka/write/05_lanes.ipynb #c003
 from ..records.encoder import Section, record_batch
@@ -24,17 +25,19 @@ _SEQUENCES = 2**31
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A record batch that is not acknowledged yet, the `number`th of its lane. `flying`: an answer
-    is awaited; `since`: when it was encoded, by the clock of its sender.
+    """A record batch that is not acknowledged yet, the `number`th of its lane. `sequence`: of its
+    first record; `flying`: an answer is awaited; `since`: when it was encoded, by the clock of its
+    sender; `done`: it is acknowledged, or smaller ones replace it.
     """
 
     content: bytes
     count: int
     largest: int
     number: int
+    sequence: int
     since: float = 0.0
     flying: bool = False
-    arrived: bool = False
+    done: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -70,11 +73,28 @@ class Lane:
     ) -> Batch:
         """Encode the section as the next batch of this partition."""
         content = record_batch(section, state, self.sequence, codec=codec)
+        batch = Batch(content, section.count, section.largest, self.appended, self.sequence, since)
         self.sequence = (self.sequence + section.count) % _SEQUENCES
-        batch = Batch(content, section.count, section.largest, self.appended, since)
         self.appended += 1
         self.batches.append(batch)
         return batch
+
+    def replace(
+        self, batch: Batch, parts: Sequence[Section], state: PreparedTxnState, codec: str
+    ) -> list[Batch]:
+        """Send these parts instead of a batch that the broker refused as too large. They take its
+        sequences, so no batch behind it can overtake them.
+        """
+        behind = Lane(self.topic, self.partition, sequence=batch.sequence, appended=batch.number)
+        smaller = [behind.append(part, state, codec, batch.since) for part in parts]
+        at = self.batches.index(batch)
+        waiting = list(self.batches)
+        for later in waiting[at + 1 :]:
+            later.number += len(smaller) - 1
+        self.batches = deque([*waiting[:at], *smaller, *waiting[at + 1 :]])
+        self.appended += len(smaller) - 1
+        batch.done = True
+        return smaller
 
     def next_batch(self, now: float) -> Batch | None:
         """The batch that may be sent now (by time.monotonic()), or None."""
@@ -102,7 +122,7 @@ class Lane:
         # only the first batch proves that none is missing
         self.sure = self.sure or batch is self.batches[0]
         self.batches.remove(batch)
-        batch.arrived = True
+        batch.done = True
         self.first = min(self.first, offset) if self.records else offset
         self.last = max(self.last, offset + batch.count - 1) if self.first >= 0 else -1
         self.records += batch.count

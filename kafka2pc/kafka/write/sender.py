@@ -21,6 +21,7 @@ from kafka.protocol.producer.produce import ProduceRequest
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c004
 from ..records.encoder import Section
+from ..records.smaller_batches import half_size, split_rows, unpack_rows
 from ..wire import error_codes as codes
 from ..wire.cluster import Cluster
 from ..wire.connection import NoAnswer, NotSent
@@ -250,15 +251,27 @@ class Sender:
             lane.send_again(code)
             if code in codes.LEADER_MOVES:
                 self._leaders.lose(lane.where, hint)
+        elif code in codes.BATCH_TOO_LARGE and batch.count > 1:
+            self._split(lane, batch)
         else:
             raise self._refused(lane, batch, code)
+
+    def _split(self, lane: Lane, batch: Batch):
+        """Send the records of a batch that is too large for its topic in smaller ones."""
+        rows = unpack_rows(batch.content)
+        limits, half = self.cluster.batch_bytes, half_size(rows)
+        limits[lane.topic] = min(half, limits.get(lane.topic, half))
+        parts = split_rows(rows, lane.topic, lane.partition)
+        smaller = lane.replace(batch, parts, self.state, self.codec)
+        self.held += sum(len(part.content) for part in smaller) - len(batch.content)
+        self._oldest.extend(smaller)
 
     def _refused(self, lane: Lane, batch: Batch, code: int) -> Exception:
         failed = {lane.where: (KafkaError(code), batch.count, batch.largest)}
         return delivery_error(self.transactional_id, failed)
 
     def _check_late(self):
-        while self._oldest and self._oldest[0].arrived:
+        while self._oldest and self._oldest[0].done:
             self._oldest.popleft()
         now = time.monotonic() - self._idle_s
         if not self._oldest or now - self._oldest[0].since < self.delivery_ms / 1000:
