@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 # %% ../../../nbs/kafka/records/05_partitioner.ipynb #c004
-from .rows import lengths
+from .rows import Rows, lengths
+from ...protocol.errors import BadRow
 
 # %% ../../../nbs/kafka/records/05_partitioner.ipynb #c007
 _M = np.uint32(0x5BD1E995)
@@ -124,6 +125,26 @@ class Dealer:
     partitions: int
     start: int = 0
     dealt: int = 0
+    topic: str = ""
+
+    def place(self, rows: Rows) -> np.ndarray:
+        """The partition of each row: the one that it asks for, else by its key, else in turn.
+        Raises `BadRow`.
+        """
+        dealt = self.deal(rows.keys, len(rows))
+        if rows.wanted is None:
+            return dealt
+        wrong = rows.wanted >= self.partitions
+        if wrong.any():
+            raise self._no_such_partition(rows.wanted, int(wrong.argmax()))
+        return np.where(rows.wanted < 0, dealt, rows.wanted)
+
+    def _no_such_partition(self, wanted: np.ndarray, row: int) -> BadRow:
+        return BadRow(
+            f"row {row} of {len(wanted)}: partition {wanted[row]} of topic {self.topic}",
+            why=f"There is no such topic or partition: this one has 0 to {self.partitions - 1}.",
+            action="Correct the column partition.",
+        )
 
     def deal(self, keys: pa.Array | None, rows: int) -> np.ndarray:
         """The partition of each row: by its key, or in turn."""

@@ -9,24 +9,17 @@ __all__ = ['GATHER_BYTES', 'GATHER_PARTITIONS', 'GATHER_S', 'Gathered', 'ColumnT
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any, Iterator, Mapping
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c003
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from confluent_kafka import KafkaError
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c004
-from kafka2pc.kafka.records.checks import (
-    check_partition_type,
-    column_of,
-    first_row,
-    topic_column,
-)
 from ..records.encoder import Section, codec_named, sections
 from ..records.partitioner import Dealer, first_partition
-from ..records.rows import Rows, check_sizes, join_rows, rows_of
+from ..records.rows import Rows, join_rows, rows_by_topic
 from ..wire.cluster import Cluster
 from ..wire.settings import whole_number
 from ..wire.transactions import check_epoch, end_txn, init_producer_id
@@ -35,39 +28,10 @@ from .deliveries import check_acknowledged, delivery_error
 from .lanes import Lane
 from .sender import Sender
 from .settings import REQUEST_MS, producer_conf
-from ...protocol.errors import BadRow, TwoPhaseError
+from ...protocol.errors import TwoPhaseError
 from ...protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ...protocol.participant import TransactionBase
 from ...protocol.states import TxnState
-
-# %% ../../../nbs/kafka/write/07_column_producer.ipynb #c016
-def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterable[tuple[str, pa.RecordBatch]]:
-    """The rows of each topic: the option wins over the column. Raises `BadRow`."""
-    column = topic_column(batch, topic)
-    if column is None:
-        return [(topic, batch)]
-    column = column.cast(pa.string())
-    names = pc.unique(column).to_pylist()
-    if len(names) == 1:
-        return [(names[0], batch)]
-    return [(name, batch.filter(pc.equal(column, name))) for name in names]
-
-# %% ../../../nbs/kafka/write/07_column_producer.ipynb #c020
-def _chosen_partitions(
-    column: pa.Array, dealt: np.ndarray, partitions: int, topic: str
-) -> np.ndarray:
-    """The column's partitions, and those that were dealt where it is null. Raises `BadRow`."""
-    check_partition_type(column)
-    given = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    wanted = np.where(pc.is_null(column).to_numpy(zero_copy_only=False), dealt, given)
-    wrong = (wanted < 0) | (wanted >= partitions)
-    if wrong.any():
-        raise BadRow(
-            f"{first_row(pa.array(wrong))}: partition {wanted[wrong][0]} of topic {topic}",
-            why=f"There is no such topic or partition: this one has 0 to {partitions - 1}.",
-            action="Correct the column partition.",
-        )
-    return wanted
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c024
 def _count_partitions(sender: Sender, label: str, topic: str, wait_s: float = 2) -> int:
@@ -210,13 +174,10 @@ class ColumnTransaction(TransactionBase):
         `PrecommitFailed`, `BrokerUnreachable`; `IllegalStep` after `precommit`.
         """
         self.step("write")
-        parts = []
-        # nothing of a batch is taken before all of it is known to be good
-        for topic, part in _by_topic(batch, self.topic):
-            rows = rows_of(part)
-            check_sizes(rows, topic, self._settings["message.max.bytes"])
-            parts.append((topic, rows, self._partitions(topic, part, rows.keys)))
-        for topic, rows, partitions in parts:
+        checked = rows_by_topic(batch, self.topic, self._settings["message.max.bytes"])
+        # nothing of a batch is taken before each of its rows has a place
+        placed = [(topic, rows, self._dealer(topic).place(rows)) for topic, rows in checked]
+        for topic, rows, partitions in placed:
             self._gathered[topic].add(rows, partitions)
         self._written += batch.num_rows
         if not self._may_wait():
@@ -239,20 +200,12 @@ class ColumnTransaction(TransactionBase):
         most = self._settings["batch.size"]
         return min(most, self.cluster.batch_bytes.get(topic, most))
 
-    def _partitions(self, topic: str, batch: pa.RecordBatch, keys: pa.Array | None) -> np.ndarray:
-        """Each row's partition: that of its column partition, else by its key, else in turn."""
-        dealer = self._dealers.get(topic) or self._look_up(topic)
-        dealt = dealer.deal(keys, batch.num_rows)
-        column = column_of(batch, "partition")
-        if column is None:
-            return dealt
-        return _chosen_partitions(column, dealt, dealer.partitions, topic)
-
-    def _look_up(self, topic: str) -> Dealer:
-        partitions = _count_partitions(self._sender, self.label, topic)
-        dealer = Dealer(partitions, first_partition(*self.turn, partitions))
-        self._dealers[topic] = dealer
-        return dealer
+    def _dealer(self, topic: str) -> Dealer:
+        if topic not in self._dealers:
+            partitions = _count_partitions(self._sender, self.label, topic)
+            start = first_partition(*self.turn, partitions)
+            self._dealers[topic] = Dealer(partitions, start, topic=topic)
+        return self._dealers[topic]
 
     def flush(self):
         """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
