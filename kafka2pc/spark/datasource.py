@@ -26,6 +26,7 @@ from .sink.stream_writer import StreamWriter, plan_stream
 from .source.options import SourceOptions, parse_source_options
 from .source.range_reader import source_schema
 from .source.readers import BatchReader, StreamReader
+from .worker import freeze_worker
 
 # %% ../../nbs/spark/02_datasource.ipynb #c006
 class Kafka2pc(DataSource):
@@ -39,6 +40,7 @@ class Kafka2pc(DataSource):
         return "kafka2pc"
 
     def __init__(self, options: MutableMapping[str, str]):
+        freeze_worker()
         check_interfaces()
         super().__init__(options)
         self.planning = True

@@ -44,6 +44,7 @@ from .batch_line import count_aborts, log_batch
 from .opening import make_driver, open_participant, open_place
 from .options import SinkOptions
 from .stream_writer import SparkMessage, contents, write_partition
+from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c006
 _LOG = logging.getLogger("kafka2pc")
@@ -134,6 +135,7 @@ class BatchWriter(DataSourceArrowWriter):
         """The commit phase. The COMMIT stays in the log for `idempotenceKeyDays`, or for a day:
         Spark calls `abort` if this process dies before Spark has its answer.
         """
+        freeze_worker()
         if not self.plan:
             return
         driver = self._driver()

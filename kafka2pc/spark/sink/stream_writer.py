@@ -31,6 +31,7 @@ from .batch_line import count_aborts, log_batch
 from .columns import plain_names
 from .opening import open_participant, plan_batch, stream_driver
 from .options import SinkOptions
+from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c007
 @dataclass
@@ -68,6 +69,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list, batchId: int):
         """The commit phase, in the committer."""
+        freeze_worker()
         if not self.options.exactly_once:
             return
         # the planner has read it from the checkpoint
@@ -107,6 +109,7 @@ def write_partition(
     """Write and pre-commit one partition. `plan` None: at least once, without a transaction. Raises
     what `precommit` and the participant raise.
     """
+    freeze_worker()
     rows = (plain_names(batch, options.timestamps) for batch in batches)
     if plan is None:
         _write_at_least_once(participant, rows)

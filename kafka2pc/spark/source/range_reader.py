@@ -29,6 +29,7 @@ from ...protocol.errors import BrokerUnreachable, RecordsGone, TopicGone, TopicR
 from .cluster import NOTHING_READ, Questions
 from .offsets import Bounds, Loss, Range, report_losses
 from .options import SourceOptions, TopicPart
+from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c011
 def fetch_range(options: SourceOptions, r: Range) -> Iterator[Columns]:
@@ -129,6 +130,7 @@ def read_range(options: SourceOptions, r: Range | None) -> Iterator[pa.RecordBat
     """The records of a range as Arrow batches; nothing for None. Raises what `fetch_range` raises,
     `RecordsGone`, `TopicGone`, `TopicRecreated`.
     """
+    freeze_worker()
     while r is not None and r.begin < r.end:
         try:
             for rows in fetch_range(options, r):
