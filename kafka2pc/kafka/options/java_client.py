@@ -68,9 +68,7 @@ def refused(names: Mapping[str, tuple[str, ...]]) -> dict[str, JavaOption]:
     }
 
 # %% ../../../nbs/kafka/options/05_java_client.ipynb #c008
-LIBRDKAFKA = (
-    "only librdkafka: `engine=confluent`, and a source's questions about topics and offsets"
-)
+LIBRDKAFKA = "only by librdkafka"
 _LONG = "LONG [0,...]"
 _PROTOCOLS = "STRING (case insensitive) [SASL_SSL, PLAINTEXT, SSL, SASL_PLAINTEXT]"
 _LOOKUP = "STRING [use_all_dns_ips, resolve_canonical_bootstrap_servers_only]"
@@ -95,11 +93,11 @@ _CONNECTION = {
 }
 
 # %% ../../../nbs/kafka/options/05_java_client.ipynb #c010
-_PEM_ONLY = "with the type `PEM`"
+_PEM_ONLY = "only with the type `PEM`"
 _SECURITY = {
     "security.protocol": obeyed(_PROTOCOLS),
     "sasl.mechanism": obeyed("STRING", rule=mechanism),
-    "sasl.jaas.config": obeyed("PASSWORD", "`PlainLoginModule` and `ScramLoginModule`"),
+    "sasl.jaas.config": obeyed("PASSWORD", "only `PlainLoginModule` and `ScramLoginModule`"),
     "sasl.kerberos.service.name": obeyed("STRING"),
     "ssl.key.password": obeyed("PASSWORD"),
     "ssl.truststore.certificates": obeyed("PASSWORD", target="ssl.ca.pem"),
@@ -107,10 +105,10 @@ _SECURITY = {
     "ssl.truststore.type": obeyed("STRING", rule=as_wanted),
     "ssl.keystore.location": obeyed("STRING", _PEM_ONLY, rule=keystore),
     "ssl.keystore.type": obeyed("STRING", rule=as_wanted),
-    VERIFY_HOST: obeyed("STRING", "`https`, or empty", rule=verify_host),
-    "ssl.enabled.protocols": obeyed("LIST", "TLSv1.2 with TLSv1.3", rule=tls_versions),
-    "ssl.protocol": obeyed("STRING", "`TLS` or `TLSv1.3`", rule=tls_protocol),
-    "ssl.trustmanager.algorithm": obeyed("STRING", "`PKIX`", rule=trust_manager),
+    VERIFY_HOST: obeyed("STRING", "only `https`, or empty", rule=verify_host),
+    "ssl.enabled.protocols": obeyed("LIST", "only both TLSv1.2 and TLSv1.3", rule=tls_versions),
+    "ssl.protocol": obeyed("STRING", "only `TLS` or `TLSv1.3`", rule=tls_protocol),
+    "ssl.trustmanager.algorithm": obeyed("STRING", "only `PKIX`", rule=trust_manager),
 }
 
 # %% ../../../nbs/kafka/options/05_java_client.ipynb #c012

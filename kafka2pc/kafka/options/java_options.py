@@ -12,8 +12,8 @@ from typing import Iterable
 # %% ../../../nbs/kafka/options/06_java_options.ipynb #c003
 from kafka2pc.kafka.options.java_client import (
     CLIENT,
+    LIBRDKAFKA,
     NO_EFFECT,
-    OBEYED,
     JavaOption,
     no_effect,
     obeyed,
@@ -34,24 +34,24 @@ from kafka2pc.kafka.options.rules import (
 )
 
 # %% ../../../nbs/kafka/options/06_java_options.ipynb #c006
-_ROWS = "only `engine=confluent`"
+_ROWS = "only with `engine=confluent`"
 _CODECS = "STRING [none, gzip, snappy, lz4, zstd]"
 _LONG = "LONG [0,...]"
 _INT = "INT [0,...]"
 _PRODUCER = {
-    "acks": obeyed("STRING [all, -1, 0, 1]", "`all`", rule=acks),
+    "acks": obeyed("STRING [all, -1, 0, 1]", "only `all`", rule=acks),
     "batch.size": obeyed(_INT, rule=batch_size),
     "buffer.memory": obeyed(_LONG, _ROWS, rule=buffer_memory),
     "compression.type": obeyed(_CODECS),
     "delivery.timeout.ms": obeyed(_INT),
-    "enable.idempotence": obeyed("BOOLEAN", "`true`", rule=idempotence),
+    "enable.idempotence": obeyed("BOOLEAN", "only `true`", rule=idempotence),
     "linger.ms": obeyed(_LONG, _ROWS),
     "max.in.flight.requests.per.connection": obeyed(
         "INT [1,...]", f"{_ROWS}, and up to 5", rule=in_flight
     ),
     "max.request.size": obeyed(_INT, target="message.max.bytes"),
-    "partitioner.class": obeyed("CLASS", "`DefaultPartitioner`", rule=partitioner_class),
-    "partitioner.ignore.keys": obeyed("BOOLEAN", "`false`", rule=ignore_keys),
+    "partitioner.class": obeyed("CLASS", "only `DefaultPartitioner`", rule=partitioner_class),
+    "partitioner.ignore.keys": obeyed("BOOLEAN", "only `false`", rule=ignore_keys),
     "retries": obeyed("INT [0,...,2147483647]", f"{_ROWS}, and not 0", rule=retries),
     "transaction.timeout.ms": obeyed("INT", "see the table of the sink"),
     "transaction.two.phase.commit.enable": obeyed(
@@ -84,13 +84,14 @@ _CONSUMER = {
         "only with `startingOffsets=group`",
     ),
     "client.rack": obeyed("STRING"),
-    "exclude.internal.topics": obeyed("BOOLEAN", "`true`", rule=internal_topics),
+    "exclude.internal.topics": obeyed("BOOLEAN", "only `true`", rule=internal_topics),
     "fetch.max.bytes": obeyed(_INT),
     "fetch.max.wait.ms": obeyed(_INT, target="fetch.wait.max.ms"),
     "fetch.min.bytes": obeyed(_INT),
     "group.id": obeyed("STRING"),
     "isolation.level": obeyed("STRING [read_committed, read_uncommitted]"),
     "max.partition.fetch.bytes": obeyed(_INT),
+    "request.timeout.ms": obeyed(_INT, LIBRDKAFKA, target="socket.timeout.ms"),
 }
 _CONSUMER_REFUSED = {
     "cast the column key": ("key.deserializer",),
@@ -148,13 +149,14 @@ def near_names(unknown: Iterable[str]) -> list[str]:
     return [near for name in unknown for near in get_close_matches(name, names, n=1)]
 
 # %% ../../../nbs/kafka/options/06_java_options.ipynb #c013
+_LIBRDKAFKA = {SINK: _ROWS, SOURCE: "only for questions about topics and offsets"}
+
+
 def _cell(name: str, side: str) -> str:
     option = java_option(name, side)
-    target = f"is `kafka.{option.target}`" if option.target else ""
-    words = ", ".join(filter(None, (target, option.note)))
-    if option.kind == OBEYED:
-        return words or "obeyed"
-    return f"{option.kind}: {words}"
+    kind = f"{option.kind}, as `kafka.{option.target}`" if option.target else option.kind
+    note = _LIBRDKAFKA[side] if option.note == LIBRDKAFKA else option.note
+    return f"{kind}: {note}" if note else kind
 
 
 def option_rows() -> list[tuple[str, str, str]]:

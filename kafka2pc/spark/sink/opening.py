@@ -120,7 +120,7 @@ def open_participant(options: SinkOptions) -> KafkaParticipant:
     raises.
     """
     # a key for each micro-batch is no reason to open another one
-    wanted = replace(options, checkpoint=None, decision_log=None, key=None)
+    wanted = replace(options, checkpoint=None, decision_log=None, key=None, idle=())
     if wanted not in _OPEN:
         _OPEN[wanted] = _checked_participant(options)
     return _OPEN[wanted]

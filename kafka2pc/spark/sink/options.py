@@ -91,8 +91,8 @@ _WHERE = {
         "Settings of the Kafka client. `kafka.bootstrap.servers` is required.",
         None,
         "broker-1:9092,broker-2:9092",
-        "Java's client reads them; here librdkafka's names and most of Java's are known. A setting"
-        " that cannot be honoured is refused",
+        "Java's client reads them; here Java's and librdkafka's names are known, and what cannot be"
+        " honoured is refused",
     ),
     "topic": Option(
         "The topic of all rows. It wins over a column `topic`.", None, "flights", _SAME
