@@ -394,8 +394,9 @@ def test_a_loss_that_is_skipped_is_in_the_log(caplog):
     [
         (
             "auto",
-            "these options have no effect: kafka.linger.ms, kafka.max.block.ms, kafka.retries;"
-            " engine=confluent has a use for kafka.linger.ms, kafka.retries",
+            "these options have no effect: kafka.buffer.memory, kafka.linger.ms,"
+            " kafka.max.block.ms, kafka.retries; engine=confluent has a use for"
+            " kafka.buffer.memory, kafka.linger.ms, kafka.retries",
         ),
         ("confluent", "these options have no effect: kafka.max.block.ms"),
     ],
@@ -408,6 +409,7 @@ def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
         "kafka.linger.ms": "5",
         "kafka.retries": "3",
         "kafka.max.block.ms": "60000",
+        "kafka.buffer.memory": "33554432",
         "kafka.compression.type": "lz4",
         "kafka.delivery.timeout.ms": "90000",
     }

@@ -58,7 +58,7 @@ def test_options_of_java_without_effect_are_named_in_one_warning(caplog):
             "kafka.max.poll.records": "500",
             "kafka.partition.assignment.strategy": "x.RangeAssignor",
             "kafka.exclude.internal.topics": "true",
-            "kafka.reconnect.backoff.ms": "100",
+            "kafka.receive.buffer.bytes": "65536",
             "kafka.fetch.min.bytes": "1",
         }
     )
@@ -66,7 +66,7 @@ def test_options_of_java_without_effect_are_named_in_one_warning(caplog):
     assert reader._ask is reader._ask
     assert [r.getMessage() for r in caplog.records] == [
         "these options have no effect on reading: kafka.max.poll.records,"
-        " kafka.partition.assignment.strategy, kafka.reconnect.backoff.ms"
+        " kafka.partition.assignment.strategy, kafka.receive.buffer.bytes"
     ]
 
 

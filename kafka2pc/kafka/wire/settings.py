@@ -103,7 +103,7 @@ class _Reading:
     def __init__(self, given: Mapping[str, str], side: str):
         self._given = given
         self._side = side
-        self._givers: dict[str, str] = {}  # setting -> the option that gave it
+        self.givers: dict[str, str] = {}
         self.conf: dict[str, str] = {}
         self.idle: list[str] = []
 
@@ -115,22 +115,22 @@ class _Reading:
             return
         for setting, value in settings.items():
             check_setting(setting, value, name)
-            giver = self._givers.setdefault(setting, name)
+            giver = self.givers.setdefault(setting, f"kafka.{name}")
             if self.conf.setdefault(setting, value) != value:
                 raise BadOption(
-                    f"kafka.{giver} and kafka.{name} are one setting here, and contradict each"
-                    " other",
+                    f"{giver} and kafka.{name} are one setting here, and contradict each other",
                     action="Leave one of them out.",
                 )
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c019
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """The settings of a client. `conf`: in librdkafka's names. `idle`: the options without effect,
-    in order.
+    """The settings of a client. `conf`: in librdkafka's names. `givers`: setting -> the option
+    that gave it. `idle`: the options without effect, in order.
     """
 
     conf: dict[str, str]
+    givers: dict[str, str]
     idle: tuple[str, ...]
 
 
@@ -145,7 +145,7 @@ def read_client(options: Mapping[str, str], side: str, problems: Problems) -> Cl
     for name in given:
         if name not in unknown:
             problems.attempt(reading.take, name)
-    return ClientOptions(reading.conf, tuple(sorted(reading.idle)))
+    return ClientOptions(reading.conf, reading.givers, tuple(sorted(reading.idle)))
 
 
 def _check_known(unknown: list[str]):

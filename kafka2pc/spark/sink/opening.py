@@ -120,7 +120,7 @@ def open_participant(options: SinkOptions) -> KafkaParticipant:
     raises.
     """
     # a key for each micro-batch is no reason to open another one
-    wanted = replace(options, checkpoint=None, decision_log=None, key=None, idle=())
+    wanted = replace(options, checkpoint=None, decision_log=None, key=None, givers=(), idle=())
     if wanted not in _OPEN:
         _OPEN[wanted] = _checked_participant(options)
     return _OPEN[wanted]
@@ -147,7 +147,8 @@ _WARNED: set[SinkOptions] = set()
 def warn_once(options: SinkOptions):
     """Log which options have no effect, once for each query of this process."""
     unused = without_use(dict(options.conf)) if options.engine == "columnar" else []
-    rows_only = [f"kafka.{name}" for name in unused]
+    givers = dict(options.givers)
+    rows_only = sorted(givers[name] for name in unused)
     if options in _WARNED or not (options.idle or rows_only):
         return
     _WARNED.add(options)

@@ -315,7 +315,7 @@ _OF_KAFKA = ("topic", "transactionalidprefix", "includetimestamp", "twophasecomm
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
     """The options of one sink, checked. `conf`: client settings under librdkafka's names;
-    `idle`: the options that have no effect.
+    `givers`: the option that gave each; `idle`: the options that have no effect.
     `two_phase`: auto, required or off. `engine`: columnar or rows. `timeout_ms`: the transaction
     timeout in milliseconds; None: the largest that the broker allows. `margin_ms`:
     what must be left of it at the decision; None: `make_driver` chooses.
@@ -338,6 +338,7 @@ class SinkOptions:
     timestamps: bool = False
     margin_ms: int | None = None
     in_order: bool = False
+    givers: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c010
@@ -359,6 +360,7 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
     attempt(_check_log, given.get("decisionlog"), given.get("topic"))
     checked = SinkOptions(
         conf=tuple(sorted(client.conf.items())),
+        givers=tuple(sorted(client.givers.items())),
         idle=client.idle,
         two_phase=two_phase,
         engine=attempt(_engine, given, client.conf, two_phase),

@@ -142,7 +142,7 @@ class Where:
 class SourceOptions:
     """The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is
     given. `start`, `end`: None if not given. `conf`: client settings under librdkafka's names;
-    `idle`: the options that have no effect.
+    `givers`: the option that gave each; `idle`: the options that have no effect.
     `wait_ms`: how long a task waits for the next record, in milliseconds.
     """
 
@@ -160,6 +160,7 @@ class SourceOptions:
     fail_on_loss: bool = True
     headers: bool = False
     wait_ms: int = 120_000
+    givers: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
 
     @property
@@ -324,6 +325,7 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     client = _client(given, isolation or "", problems)
     checked = SourceOptions(
         conf=tuple(sorted(client.conf.items())),
+        givers=tuple(sorted(client.givers.items())),
         idle=client.idle,
         **(attempt(_subscription, given) or {}),
         start=attempt(_start, given),

@@ -84,7 +84,10 @@ def limit_snapshot(now: Snapshot, target: Snapshot, start: Offsets) -> Snapshot:
 def _open(options: SourceOptions) -> Questions:
     """What a planner asks. Log which options have no effect on what it reads."""
     conf = dict(options.conf)
-    names = sorted((*options.idle, *(f"kafka.{name}" for name in without_use(conf))))
+    givers = dict(options.givers)
+    # what the source sets itself has no giver
+    unused = (givers[name] for name in without_use(conf) if name in givers)
+    names = sorted((*options.idle, *unused))
     if names:
         _LOG.warning("these options have no effect on reading: %s", ", ".join(names))
     return Questions(conf, options.committed_only)
