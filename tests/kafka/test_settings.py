@@ -123,6 +123,7 @@ def test_a_refused_option_keeps_the_secret(options):
         ("kafka.ssl.truststore.location", "/ca.jks", "what to do: Instead, use kafka.ssl.ca"),
         ("kafka.ssl.endpoint.identification.algorithm", "ldaps", "https, or empty"),
         ("kafka.sasl.mechanism", "AWS_MSK_IAM", "possible are PLAIN"),
+        ("kafka.bootstrap.servers", "a:kafka", "not host:port"),
         ("kafka.bootstrap.servers", "", "missing"),
     ],
 )

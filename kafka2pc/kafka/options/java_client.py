@@ -17,6 +17,7 @@ from kafka2pc.kafka.options.rules import (
     VERIFY_HOST,
     Rule,
     as_wanted,
+    bootstrap_servers,
     idle_time,
     keystore,
     mechanism,
@@ -74,7 +75,7 @@ _PROTOCOLS = "STRING (case insensitive) [SASL_SSL, PLAINTEXT, SSL, SASL_PLAINTEX
 _LOOKUP = "STRING [use_all_dns_ips, resolve_canonical_bootstrap_servers_only]"
 _RECOVERY = "STRING (case insensitive) [REBOOTSTRAP, NONE]"
 _CONNECTION = {
-    "bootstrap.servers": obeyed("LIST"),
+    "bootstrap.servers": obeyed("LIST", rule=bootstrap_servers),
     "client.id": obeyed("STRING"),
     "client.dns.lookup": obeyed(_LOOKUP),
     "connections.max.idle.ms": obeyed("LONG", rule=idle_time),

@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['Given', 'Settings', 'Rule', 'VERIFY_HOST', 'MECHANISMS', 'PEM', 'KEY', 'acks', 'idempotence', 'retries',
            'partitioner_class', 'ignore_keys', 'internal_topics', 'buffer_memory', 'batch_size', 'in_flight',
-           'idle_time', 'receive_buffer', 'send_buffer', 'mechanism', 'verify_host', 'tls_versions', 'tls_protocol',
-           'trust_manager', 'truststore', 'keystore', 'as_wanted']
+           'idle_time', 'receive_buffer', 'send_buffer', 'plain_servers', 'bootstrap_servers', 'mechanism',
+           'verify_host', 'tls_versions', 'tls_protocol', 'trust_manager', 'truststore', 'keystore', 'as_wanted']
 
 # %% ../../../nbs/kafka/options/04_rules.ipynb #c002
+import re
 from typing import Callable, Mapping
 
 # %% ../../../nbs/kafka/options/04_rules.ipynb #c003
@@ -111,6 +112,21 @@ def send_buffer(value: str, _: Given) -> Settings:
 # %% ../../../nbs/kafka/options/04_rules.ipynb #c012
 VERIFY_HOST = "ssl.endpoint.identification.algorithm"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
+
+
+def plain_servers(text: str) -> str:
+    """host:port,host:port without protocols. Raises `BadOption` for a port that is no number."""
+    servers = re.sub(r"\w+://", "", text)
+    wrong = [s for s in servers.split(",") if re.fullmatch(r"[^:]+:(?!\d+$)[^:]*", s.strip())]
+    if wrong:
+        raise BadOption(f"kafka.bootstrap.servers={text}: {wrong[0].strip()} is not host:port")
+    return servers
+
+
+def bootstrap_servers(value: str, _: Given) -> Settings:
+    """Addresses, with protocols or without."""
+    plain_servers(value)
+    return {"bootstrap.servers": value}
 
 
 def mechanism(value: str, _: Given) -> Settings:

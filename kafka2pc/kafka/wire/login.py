@@ -8,7 +8,6 @@ __all__ = ['find_provider', 'for_librdkafka', 'connection_settings', 'check_logi
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c002
 import importlib
 import os
-import re
 import ssl
 import time
 from typing import Callable, Mapping
@@ -18,7 +17,7 @@ from kafka.net.sasl.oauth import AbstractTokenProvider
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c004
 from ..options.librdkafka import TOKEN_PROVIDER, check_security
-from ..options.rules import MECHANISMS, VERIFY_HOST
+from ..options.rules import MECHANISMS, VERIFY_HOST, plain_servers
 from .settings import whole_number
 from ...protocol.errors import BadOption, NotAuthorized
 
@@ -145,15 +144,6 @@ def _habits(conf: Mapping) -> dict:
     return settings
 
 
-def _servers(text: str) -> str:
-    """host:port,host:port without protocols. Raises `BadOption` for a port that is no number."""
-    servers = re.sub(r"\w+://", "", text)
-    wrong = [s for s in servers.split(",") if re.fullmatch(r"[^:]+:(?!\d+$)[^:]*", s.strip())]
-    if wrong:
-        raise BadOption(f"kafka.bootstrap.servers={text}: {wrong[0].strip()} is not host:port")
-    return servers
-
-
 def _sasl(conf: Mapping) -> dict:
     mechanism = conf.get("sasl.mechanisms", conf.get("sasl.mechanism", "GSSAPI")).upper()
     if mechanism not in MECHANISMS:
@@ -181,7 +171,7 @@ def connection_settings(conf: Mapping, timeout_ms: int) -> dict:
         "socket_connection_setup_timeout_ms": timeout_ms,
         "reconnect_backoff_max_ms": 500,
         "client_id": conf.get("client.id", "kafka2pc"),
-        "bootstrap_servers": _servers(conf["bootstrap.servers"]),
+        "bootstrap_servers": plain_servers(conf["bootstrap.servers"]),
         "security_protocol": protocol,
     }
     if protocol.endswith("SSL"):
