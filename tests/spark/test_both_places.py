@@ -115,7 +115,7 @@ def test_cut_partitions_end_at_the_latest_offset_of_the_action(either_format, ka
     assert values(frame) == text(range(31))
 
 
-def test_a_new_partition_is_read_by_the_next_load(either_format, kafka, topic):
+def test_a_partition_that_is_new_since_the_last_action_is_read(either_format, kafka, topic):
     fill(kafka, topic)
     frame = either_format.load(topic)
     assert values(frame) == text(range(21))
@@ -124,9 +124,16 @@ def test_a_new_partition_is_read_by_the_next_load(either_format, kafka, topic):
     while len(Producer(kafka.client_conf).list_topics(topic).topics[topic].partitions) < 4:
         time.sleep(0.1)
     send(kafka, topic, [21], partition=3)
-    assert values(either_format.load(topic)) == text(range(22))
-    # Spark asks a source in Python for partitions once for each load
-    assert values(frame) == text(range(21 if either_format.name == OURS else 22))
+    assert values(frame) == text(range(22))
+
+
+def test_a_topic_that_is_new_since_the_last_action_is_read(either_format, kafka, topic):
+    frame = either_format.load(topic, subscribePattern=f"{topic}-.*")
+    assert values(frame) == []
+    for n in range(2):
+        kafka.create_topic(f"{topic}-{n}")
+        send(kafka, f"{topic}-{n}", [n])
+        assert values(frame) == text(range(n + 1))
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
