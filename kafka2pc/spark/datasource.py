@@ -24,6 +24,7 @@ from .sink.columns import check_columns
 from .sink.options import SinkOptions, parse_sink_options
 from .sink.stream_writer import StreamWriter, plan_stream
 from .source.options import SourceOptions, parse_source_options
+from .source.places import check_batch_start
 from .source.range_reader import source_schema
 from .source.readers import BatchReader, StreamReader
 
@@ -83,8 +84,7 @@ class Kafka2pc(DataSource):
         options = self._source_options(schema)
         if options.max_offsets:
             raise BadOption("maxOffsetsPerTrigger is for streams", action="Use endingOffsets.")
-        if options.start and options.start.kind == "latest":
-            raise BadOption("startingOffsets=latest: a batch would read nothing")
+        check_batch_start(options.start)
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:
@@ -98,7 +98,7 @@ class Kafka2pc(DataSource):
             )
         if options.end:
             raise BadOption(
-                "endingOffsets is for batches", action="Use trigger(availableNow=True)."
+                f"{options.end.option} is for batches", action="Use trigger(availableNow=True)."
             )
         return StreamReader(options)
 

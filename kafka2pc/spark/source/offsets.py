@@ -21,7 +21,7 @@ from kafka2pc.protocol.errors import (
     TopicRecreated,
     UnknownFormat,
 )
-from .options import TopicPart
+from .places import TopicPart
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c008
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,12 +227,17 @@ def report_losses(losses: Sequence[Loss], fail: bool):
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c022
 @dataclass(frozen=True)
 class Range:
-    """What one task reads: the offsets of a partition from `begin` on, below `end`."""
+    """What one task reads: the offsets of a partition from `begin` on, below `end`.
+
+    In a batch read the task may look when it runs: if `begin` is `EARLIEST`, or if `end` is
+    `LATEST`. `until_ms`: instead of the latest, before the first record at this time or later.
+    """
 
     topic: str
     partition: int
     begin: int
     end: int
+    until_ms: int | None = None
 
 
 def name_parts(parts: Iterable[TopicPart]) -> str:
