@@ -6,7 +6,8 @@
 __all__ = ['Kafka2pc', 'register']
 
 # %% ../../nbs/spark/02_datasource.ipynb #c002
-from typing import MutableMapping
+import logging
+from typing import Mapping, MutableMapping
 
 # %% ../../nbs/spark/02_datasource.ipynb #c003
 from pyspark.sql.types import StructType
@@ -28,6 +29,18 @@ from .source.range_reader import source_schema
 from .source.readers import BatchReader, StreamReader
 
 # %% ../../nbs/spark/02_datasource.ipynb #c006
+_LOG = logging.getLogger("kafka2pc")
+_OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+
+
+def _warn_of_rate(options: Mapping[str, str]):
+    """Log which options a batch read ignores."""
+    given = {name.lower() for name in options}
+    ignored = [name for name in _OF_STREAMS if name.lower() in given]
+    if ignored:
+        _LOG.warning("a batch read ignores %s; endingOffsets limits it", ", ".join(ignored))
+
+
 class Kafka2pc(DataSource):
     """`format("kafka2pc")`: exactly-once writes into Kafka, and reads that can be repeated. The
     options are in `SINK_OPTIONS` and `SOURCE_OPTIONS`. All methods raise `BadOption` for options
@@ -81,8 +94,7 @@ class Kafka2pc(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         """The source of one `spark.read`."""
         options = self._source_options(schema)
-        if options.max_offsets:
-            raise BadOption("maxOffsetsPerTrigger is for streams", action="Use endingOffsets.")
+        _warn_of_rate(self.options)
         if options.start and options.start.kind == "latest":
             raise BadOption("startingOffsets=latest: a batch would read nothing")
         return BatchReader(options)

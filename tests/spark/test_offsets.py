@@ -93,6 +93,41 @@ def test_cut_ranges_hold_the_same_offsets(sizes, least):
     assert of(pieces) == of(whole) and len(pieces) >= min(least, sum(sizes)) // 2
 
 
+@pytest.mark.parametrize(
+    ("sizes", "least", "most", "expected"),
+    [
+        ((4, 20), 4, None, [(0, 0, 4), (1, 0, 6), (1, 6, 13), (1, 13, 20)]),
+        ((0, 20), 4, None, [(1, 0, 5), (1, 5, 10), (1, 10, 15), (1, 15, 20)]),
+        ((1, 1000), 4, None, [(0, 0, 1), (1, 0, 333), (1, 333, 666), (1, 666, 1000)]),
+        ((4, 20), 1, None, [(0, 0, 4), (1, 0, 20)]),
+        ((14,), 4, None, [(0, 0, 3), (0, 3, 6), (0, 6, 10), (0, 10, 14)]),
+        ((3,), 9, None, [(0, 0, 1), (0, 1, 2), (0, 2, 3)]),
+        ((4, 5), None, 4, [(0, 0, 4), (1, 0, 2), (1, 2, 5)]),
+        ((49,), None, 20, [(0, 0, 16), (0, 16, 32), (0, 32, 49)]),
+        ((39,), 1, 20, [(0, 0, 19), (0, 19, 39)]),
+        ((39,), 4, 20, [(0, 0, 9), (0, 9, 19), (0, 19, 29), (0, 29, 39)]),
+        ((39, 3), 4, 20, [(0, 0, 19), (0, 19, 29), (0, 29, 39), (1, 0, 3)]),
+    ],
+)
+def test_ranges_are_cut_as_sparks_own_source_cuts_them(sizes, least, most, expected):
+    """What is small stays whole, and does not count for the others; a piece too many goes last."""
+    whole = [Range(T, p, 0, n) for p, n in enumerate(sizes)]
+    assert [(r.partition, r.begin, r.end) for r in cut_ranges(whole, least, most)] == expected
+
+
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=6),
+    least=st.one_of(st.none(), st.integers(1, 30)),
+    most=st.integers(1, 100),
+)
+def test_no_task_reads_more_than_the_most_records(sizes, least, most):
+    whole = [Range(T, p, 3, 3 + n) for p, n in enumerate(sizes)]
+    pieces = cut_ranges(whole, least, most)
+    of = lambda rs: [(r.partition, o) for r in rs for o in range(r.begin, r.end)]
+    assert of(pieces) == of(whole)
+    assert all(0 < r.size <= most for r in pieces)
+
+
 def test_nothing_new_is_the_same_text_so_that_spark_starts_no_batch():
     start = Offsets(at={(T, 1): 5, (T, 0): 4}, ids={T: "id"}, since={(T, 0): 1})
     assert (

@@ -562,7 +562,6 @@ def test_errors_reach_the_user_through_spark(spark, kafka, topic):
         ({"startingOffsets": "newest"}, "startingOffsets=newest"),
         ({"startingOffsets": "latest"}, "a batch would read nothing"),
         ({"subscribe": "no-such-topic"}, "no-such-topic: no such topic"),
-        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
     ):
         with pytest.raises(Exception, match=said):
             load(spark.read, kafka, topic, **more).count()

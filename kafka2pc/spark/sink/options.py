@@ -55,18 +55,20 @@ def choose(given: Mapping[str, str], name: str, *choices: str) -> str:
 def whole_number(
     given: Mapping[str, str], name: str, least: int = 1, most: int | None = None
 ) -> int | None:
-    """The value of an option that is a number from `least` to `most`; None if it is not given.
-    Raises `BadOption` for anything else.
+    """The value of an option that is a number from `least` to `most` (None: Java's largest long);
+    None if it is not given. Raises `BadOption` for anything else.
     """
     value = given.get(name.lower())
     if value is None:
         return None
     limits = f"from {least} on" if most is None else f"from {least} to {most}"
-    if not re.fullmatch("[0-9]{1,18}", value) or int(value) < least:
-        raise BadOption(f"{name}={value}: a whole number {limits} is needed")
-    if most is not None and int(value) > most:
+    largest = _INT64_MAX if most is None else most
+    if not re.fullmatch("[0-9]{1,19}", value) or not least <= int(value) <= largest:
         raise BadOption(f"{name}={value}: a whole number {limits} is needed")
     return int(value)
+
+
+_INT64_MAX = 2**63 - 1
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c044
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Callable, Mapping, Sequence
 from ...kafka.wire.settings import client_conf
 from ...protocol.errors import BadOption
 from ..sink.options import Option, choose, lower_names, whole_number
+from .rate import RATE_OPTIONS, Rate, Tries, parse_rate, parse_tries
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c100
 _SAME = "the same"
@@ -91,7 +92,8 @@ _RANGE_OPTIONS = {
 _READ_OPTIONS = {
     "maxOffsetsPerTrigger": Option(
         "Streams: about this many offsets in one micro-batch, shared out in proportion to what is"
-        " waiting.",
+        " waiting. A batch read ignores it, with a warning, as it does `minOffsetsPerTrigger` and"
+        " `maxTriggerDelay`.",
         None,
         "100000",
         _SAME,
@@ -118,8 +120,21 @@ _READ_OPTIONS = {
         "30000",
         _SAME,
     ),
+    "groupIdPrefix": Option(
+        "Accepted, without effect: no consumer joins a group, so no group needs a name.",
+        None,
+        "team-a",
+        "the beginning of the names of its groups",
+    ),
+    "kafka.consumer.cache.*": Option(
+        "Accepted, without effect, as `kafka.consumer.fetchedData.cache.*`: connections are kept"
+        " for each process.",
+        None,
+        "64",
+        "its own caches; their settings belong to Spark's configuration, not to the options",
+    ),
 }
-SOURCE_OPTIONS = _TOPIC_OPTIONS | _RANGE_OPTIONS | _READ_OPTIONS
+SOURCE_OPTIONS = _TOPIC_OPTIONS | _RANGE_OPTIONS | _READ_OPTIONS | RATE_OPTIONS
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c110
 TopicPart = tuple[str, int]  # topic and partition
@@ -140,7 +155,8 @@ class Where:
 class SourceOptions:
     """The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is
     given. `start`, `end`: None if not given. `conf`: client settings under librdkafka's names.
-    `wait_ms`: how long a task waits for the next record, in milliseconds.
+    `wait_ms`: how long a task waits for the next record, in milliseconds. `tries`: how often Kafka
+    is asked; None: as `Questions` does it.
     """
 
     conf: tuple[tuple[str, str], ...] = field(repr=False)  # it may hold a password
@@ -157,6 +173,8 @@ class SourceOptions:
     fail_on_loss: bool = True
     headers: bool = False
     wait_ms: int = 120_000
+    rate: Rate = Rate()
+    tries: Tries | None = None
 
     @property
     def committed_only(self) -> bool:
@@ -293,6 +311,14 @@ _RESET = "kafka.auto.offset.reset"
 _ISOLATION = "kafka.isolation.level"
 
 
+_IDLE = ("kafka.consumer.cache.", "kafka.consumer.fetcheddata.cache.")
+
+
+def _without_idle(given: Mapping[str, str]) -> dict[str, str]:
+    """The options without those that are accepted and have no effect."""
+    return {name: value for name, value in given.items() if not name.startswith(_IDLE)}
+
+
 def _consumer_conf(given: Mapping[str, str], isolation: str) -> dict[str, str]:
     """librdkafka's settings. Raises `BadOption`."""
     for name, instead in _REFUSED.items():
@@ -307,7 +333,7 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     """The checked options of a source. Raises `BadOption` for a name that is unknown, a value that
     is missing or wrong, and options that contradict each other.
     """
-    given = lower_names(options, SOURCE_OPTIONS)
+    given = _without_idle(lower_names(options, SOURCE_OPTIONS))
     # these words have no case
     words = {name: value.lower() for name, value in given.items()}
     isolation = choose(words, _ISOLATION, "read_committed", "read_uncommitted")
@@ -325,4 +351,6 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
         fail_on_loss=choose(words, "failOnDataLoss", "true", "false") == "true",
         headers=choose(words, "includeHeaders", "false", "true") == "true",
         wait_ms=whole_number(given, "kafkaConsumer.pollTimeoutMs") or 120_000,
+        rate=parse_rate(given),
+        tries=parse_tries(given),
     )

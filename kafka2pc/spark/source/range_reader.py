@@ -120,7 +120,7 @@ def _remaining(options: SourceOptions, r: Range, e: NotFetched) -> Range | None:
 def _bounds_now(options: SourceOptions, part: TopicPart) -> Bounds | None:
     """What a partition holds now, with open transactions; None if it does not exist."""
     topic, partition = part
-    ask = Questions(dict(options.conf), committed_only=False)
+    ask = Questions(dict(options.conf), committed_only=False, tries=options.tries)
     _, partitions = ask.topics([topic]).get(topic, ("", []))
     return ask.bounds([part])[part] if partition in partitions else None
 

@@ -23,6 +23,7 @@ from kafka2pc.spark.interfaces import (
     InputPartition,
     ReadAllAvailable,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from .cluster import Questions
@@ -32,6 +33,7 @@ from kafka2pc.spark.source.offsets import (
     Offsets,
     Range,
     Snapshot,
+    count_waiting,
     cut_ranges,
     find_losses,
     from_json,
@@ -44,6 +46,7 @@ from kafka2pc.spark.source.offsets import (
 )
 from .options import SourceOptions
 from .range_reader import read_range
+from .rate import Wait
 from .starting_offsets import find_start, plan_read, take_snapshot
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c029
@@ -139,6 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: dict | None = None  # the last end that this process has planned
         self._ends: dict | None = None  # the ends of all partitions, for Spark's metrics
         self._group_offsets: Mapping | None = None  # what was last committed to the group
+        self._wait = Wait(options.rate)
 
     def __getstate__(self):
         return {"options": self.options}
@@ -146,7 +150,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _ask(self) -> Questions:
         if self._questions is None:
-            self._questions = Questions(dict(self.options.conf), self.options.committed_only)
+            self._questions = Questions(
+                dict(self.options.conf), self.options.committed_only, tries=self.options.tries
+            )
         return self._questions
 
     def initialOffset(self) -> dict:
@@ -166,6 +172,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self):
         if self.options.max_offsets:
             return ReadMaxRows(self.options.max_offsets)
+        if self.options.rate.min_offsets:
+            return ReadMinRows(self.options.rate.min_offsets)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict, limit) -> dict:
@@ -180,11 +188,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends = to_json(Offsets(at=ends, ids=snapshot.ids))
         if self._target:
             snapshot = limit_snapshot(snapshot, self._target, begin)
+        elif self._must_wait(begin, snapshot, limit):
+            return start
         end = plan_end(begin, snapshot, getattr(limit, "max_rows", None))
         if end is begin:
             return start
         self._planned = to_json(end)
         return self._planned
+
+    def _must_wait(self, start: Offsets, snapshot: Snapshot, limit) -> bool:
+        """Is there less than `minOffsetsPerTrigger`? `trigger(once=True)` asks for all there is."""
+        if isinstance(limit, ReadAllAvailable):
+            return False
+        return self._wait.must_wait(count_waiting(start, snapshot))
 
     def reportLatestOffset(self) -> dict | None:
         return self._ends
@@ -196,7 +212,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = plan_ranges(from_json(start), from_json(end))
         if end != self._planned:
             ranges = _still_there(self._ask, self.options, ranges, from_json(end).ids)
-        return [RangePartition(r) for r in cut_ranges(ranges, self.options.min_partitions)]
+        least, most = self.options.min_partitions, self.options.rate.max_records
+        return [RangePartition(r) for r in cut_ranges(ranges, least, most)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
@@ -226,8 +243,9 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[RangePartition]:
         """The ranges of the tasks. Raises what `plan_read` raises."""
-        ask = Questions(dict(self.options.conf), self.options.committed_only)
-        return [RangePartition(r) for r in plan_read(ask, self.options)]
+        o = self.options
+        ask = Questions(dict(o.conf), o.committed_only, tries=o.tries)
+        return [RangePartition(r) for r in plan_read(ask, o)]
 
     def read(self, partition: object) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""

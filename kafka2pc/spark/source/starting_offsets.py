@@ -154,4 +154,4 @@ def plan_read(ask: Questions, options: SourceOptions) -> list[Range]:
     whole = [
         Range(t, p, begins[t, p], end) for (t, p), end in sorted(ends.items()) if begins[t, p] < end
     ]
-    return cut_ranges(whole, options.min_partitions)
+    return cut_ranges(whole, options.min_partitions, options.rate.max_records)
