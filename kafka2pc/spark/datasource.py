@@ -20,6 +20,7 @@ from kafka2pc.spark.interfaces import (
     check_interfaces,
     is_absent,
 )
+from .running_query import is_connect
 from .sink.batch_writer import BatchWriter, plan_write
 from .sink.columns import check_columns
 from .sink.options import SinkOptions, parse_sink_options
@@ -126,8 +127,25 @@ class Kafka2pc(DataSource):
 
 def register(spark):
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
-    reading. Raises `BadOption` if the installed PySpark lacks what the format needs: it needs
-    Spark 4.1.
+    reading. A thread of your own calls it, too, before it writes. Raises `BadOption` if the
+    installed PySpark lacks what the format needs: it needs Spark 4.1.
     """
     check_interfaces()
     spark.dataSource.register(Kafka2pc)
+    _make_active(spark)
+
+
+def _make_active(spark):
+    """Make this the active session of this thread. Spark looks for the format of a write there, and
+    a thread that Python has started has none.
+    """
+    if is_connect(spark):
+        return
+    from py4j.protocol import Py4JError
+
+    try:
+        sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
+        sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    # a cluster that forbids it
+    except (Py4JError, AttributeError, TypeError):
+        _LOG.warning("a write from a thread of your own may not find the format", exc_info=True)

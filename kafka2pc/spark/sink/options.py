@@ -94,7 +94,10 @@ _WHERE = {
         " that cannot be honoured is refused",
     ),
     "topic": Option(
-        "The topic of all rows. It wins over a column `topic`.", None, "flights", _SAME
+        "The topic of all rows, without the spaces around it. It wins over a column `topic`.",
+        None,
+        "flights",
+        _SAME,
     ),
     "checkpointLocation": Option(
         "Required for a stream, as an option of the query. The decisions are kept inside it.",
@@ -339,7 +342,7 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
     empty. Raises `BadOption` for a name that is unknown, a value that is missing or wrong, and
     options that contradict each other.
     """
-    given = lower_names(options, SINK_OPTIONS, hidden=("queryName",))
+    given = _trimmed(lower_names(options, SINK_OPTIONS, hidden=("queryName",)))
     _check_values(given, kafka)
     timeout_ms = whole_number(given, _TIMEOUT, most=_INT32_MAX)
     two_phase = _two_phase(given, timeout_ms)
@@ -365,6 +368,11 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
         margin_ms=whole_number(given, "decisionMarginMs", least=0, most=_INT32_MAX),
         in_order=choose(given, "commitOrder", "parallel", "listed") == "listed",
     )
+
+
+def _trimmed(given: Mapping[str, str]) -> dict[str, str]:
+    """The options; `topic` without the spaces around it."""
+    return {name: v.strip() if name == "topic" else v for name, v in given.items()}
 
 
 def _client(given: Mapping[str, str]) -> dict[str, str]:

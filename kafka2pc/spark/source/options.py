@@ -15,6 +15,7 @@ from typing import Callable, Mapping, Sequence
 from ...kafka.wire.settings import client_conf
 from ...protocol.errors import BadOption
 from ..sink.options import Option, choose, lower_names, whole_number
+from .pattern import to_python
 from .rate import RATE_OPTIONS, Rate, Tries, parse_rate, parse_tries
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c100
@@ -37,12 +38,18 @@ _TOPIC_OPTIONS = {
         _SAME,
     ),
     "subscribePattern": Option(
-        "A regular expression for whole names of topics. Topics that are created later are found.",
+        "A regular expression of Java for whole names of topics. Topics that are created later are"
+        " found.",
         None,
         "flights-.*",
-        "Java's regular expressions; here Python's",
+        "the same; but here a few rare forms are refused, such as `[a-z&&[^b]]`",
     ),
-    "assign": Option("Partitions, as JSON.", None, '{"flights": [0, 1]}', _SAME),
+    "assign": Option(
+        "Partitions, as JSON. One that does not exist is left out with a warning, until it exists.",
+        None,
+        '{"flights": [0, 1]}',
+        _SAME,
+    ),
 }
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c104
@@ -154,9 +161,9 @@ class Where:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is
-    given. `start`, `end`: None if not given. `conf`: client settings under librdkafka's names.
-    `wait_ms`: how long a task waits for the next record, in milliseconds. `tries`: how often Kafka
-    is asked; None: as `Questions` does it.
+    given. `pattern`: in Python's language. `start`, `end`: None if not given. `conf`: client
+    settings under librdkafka's names. `wait_ms`: how long a task waits for the next record, in
+    milliseconds. `tries`: how often Kafka is asked; None: as `Questions` does it.
     """
 
     conf: tuple[tuple[str, str], ...] = field(repr=False)  # it may hold a password
@@ -270,11 +277,7 @@ def _assigned(text: str) -> dict:
 
 
 def _pattern(text: str) -> dict:
-    try:
-        re.compile(text)
-    except re.error as e:
-        raise BadOption(f"subscribePattern={text}: {e}") from None
-    return {"pattern": text}
+    return {"pattern": to_python(text)}
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c126
 def _subscription(given: Mapping[str, str]) -> dict:

@@ -6,6 +6,7 @@
 __all__ = ['take_snapshot', 'find_start', 'plan_read']
 
 # %% ../../../nbs/spark/source/04_starting_offsets.ipynb #c002
+import logging
 from typing import Mapping
 
 # %% ../../../nbs/spark/source/04_starting_offsets.ipynb #c003
@@ -42,15 +43,24 @@ def take_snapshot(ask: Questions, options: SourceOptions) -> Snapshot:
     return Snapshot(ask.bounds(parts), ids_of(ids, parts))
 
 # %% ../../../nbs/spark/source/04_starting_offsets.ipynb #c008
+_LOG = logging.getLogger("kafka2pc")
+
+
 def _check_there(options: SourceOptions, snapshot: Snapshot):
-    """Raises `BadOption` if a topic or partition that is asked for by name does not exist."""
-    missing = [t for t in options.topics if t not in snapshot.ids]
-    missing += [f"{t}-{p}" for t, p in options.assigned if (t, p) not in snapshot.parts]
+    """Raises `BadOption` if a topic that is asked for by name does not exist, or none of its
+    partitions. One that does not exist is left out with a warning, until it exists.
+    """
+    assigned = {t for t, _ in options.assigned}
+    there = {t for t, _ in snapshot.parts}
+    missing = [t for t in options.topics if t not in snapshot.ids] + sorted(assigned - there)
     if missing:
         raise BadOption(
             f"{', '.join(missing)}: no such topic or partition",
             action="Create it, or correct the option.",
         )
+    absent = [part for part in options.assigned if part not in snapshot.parts]
+    if absent:
+        _LOG.warning("assign: %s does not exist, and is left out", name_parts(absent))
 
 
 def _check_end(name: str, offsets: Mapping[TopicPart, int], snapshot: Snapshot):
