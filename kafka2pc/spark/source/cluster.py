@@ -35,7 +35,7 @@ from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.login import TOKEN_PROVIDER, for_librdkafka
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
-from .options import TopicPart
+from .places import TopicPart
 from .rate import Tries
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c017

@@ -21,7 +21,7 @@ from kafka2pc.protocol.errors import (
     TopicRecreated,
     UnknownFormat,
 )
-from .options import TopicPart
+from .places import TopicPart
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c008
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,8 @@ from ...kafka.records.decoder import HEADERS, Columns
 from ...protocol.errors import BrokerUnreachable, RecordsGone, TopicGone, TopicRecreated
 from .cluster import NOTHING_READ, Questions
 from .offsets import Bounds, Loss, Range, report_losses
-from .options import SourceOptions, TopicPart
+from .options import SourceOptions
+from .places import TopicPart
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c011
 def fetch_range(options: SourceOptions, r: Range) -> Iterator[Columns]:

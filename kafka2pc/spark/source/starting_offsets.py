@@ -26,7 +26,8 @@ from kafka2pc.spark.source.offsets import (
     name_parts,
     report_losses,
 )
-from .options import SourceOptions, TopicPart, Where
+from .options import SourceOptions
+from .places import TopicPart, Where
 
 # %% ../../../nbs/spark/source/04_starting_offsets.ipynb #c006
 def take_snapshot(ask: Questions, options: SourceOptions) -> Snapshot:
