@@ -18,9 +18,11 @@ from kafka2pc.spark.source.offsets import (
     Range,
     Snapshot,
     admit,
+    combine_behind,
     cut_ranges,
     find_losses,
     from_json,
+    measure_behind,
     plan_end,
     plan_ranges,
     to_json,
@@ -126,6 +128,17 @@ def test_no_task_reads_more_than_the_most_records(sizes, least, most):
     of = lambda rs: [(r.partition, o) for r in rs for o in range(r.begin, r.end)]
     assert of(pieces) == of(whole)
     assert all(0 < r.size <= most for r in pieces)
+
+
+def test_how_far_behind_is_combined_over_the_sources_of_a_query():
+    """Entries of other sources do not count, nor those of earlier releases."""
+    end = Offsets(at={(T, 0): 10, (T, 1): 1})
+    behind = measure_behind(end, {(T, 0): 14, (T, 1): 1})
+    assert (behind, measure_behind(Offsets(at={}), {})) == ({"avg": 2.0, "max": 4, "min": 0}, {})
+    other = {"version": 1, "offsets": {"u": {"0": 5}}, "behind": {"avg": 8.0, "max": 8, "min": 8}}
+    entries = [to_json(end) | {"behind": behind}, other, None, {"logOffset": 3}, to_json(end)]
+    assert combine_behind(entries) == {"avg": 4.0, "max": 8, "min": 0}
+    assert combine_behind(entries[2:]) is None
 
 
 def test_nothing_new_is_the_same_text_so_that_spark_starts_no_batch():

@@ -9,6 +9,7 @@ import pytest
 from both_formats import OURS, send, values
 from confluent_kafka import KafkaError, KafkaException
 
+import kafka2pc
 from kafka2pc.protocol.errors import BrokerUnreachable
 from kafka2pc.spark.interfaces import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from kafka2pc.spark.source.cluster import Questions
@@ -194,6 +195,30 @@ def test_the_upper_limit_is_shared_out_as_spark_does(either_format, kafka, topic
     assert rows == [10, 9, 9, 5]
     largest = {"maxOffsetsPerTrigger": str(LONG_MAX)}
     assert run_stream(either_format, topic, tmp_path / "long", now, **largest) == [33]
+
+
+@pytest.mark.full
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_how_far_each_batch_was_behind(either_format, kafka, topic, tmp_path):
+    """Spark's own source reports it to Spark; `progress` reads ours from the checkpoint."""
+    for partition, n in enumerate((21, 11, 1)):
+        send(kafka, topic, range(n), partition)
+    rows = either_format.load_stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger="10")
+    writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    names = ("avg", "max", "min")
+    if either_format.name == OURS:
+        seen = kafka2pc.progress(str(tmp_path / "cp"))
+        behind = [tuple(seen[f"{name}_behind"])[n] for n in range(len(seen)) for name in names]
+    else:
+        behind = [
+            float(p.sources[0].metrics[f"{name}OffsetsBehindLatest"])
+            for p in query.recentProgress
+            for name in names
+        ]
+    assert behind == [7.7, 15, 0, 4.7, 9, 0, 1.7, 3, 0, 0, 0, 0]
 
 
 @pytest.mark.full

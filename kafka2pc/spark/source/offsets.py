@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Offsets', 'to_json', 'from_json', 'Bounds', 'Snapshot', 'was_recreated', 'ids_of', 'begin_of', 'count_waiting',
            'admit', 'plan_end', 'Loss', 'find_losses', 'report_losses', 'Range', 'name_parts', 'plan_ranges',
-           'cut_ranges']
+           'cut_ranges', 'measure_behind', 'combine_behind']
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c002
 import json
@@ -303,3 +303,30 @@ def cut_ranges(
         return 1 if (r.topic, r.partition) in uncut else _share(r.size, rest, wanted)
 
     return [piece for r in ranges for piece in _divide(r, pieces_of(r))]
+
+# %% ../../../nbs/spark/source/02_offsets.ipynb #c032
+def measure_behind(end: Offsets, ends: Mapping[TopicPart, int]) -> dict[str, float]:
+    """How many offsets a batch that ends at `end` leaves unread, if the partitions end at `ends`:
+    avg (with one decimal), max and min of all partitions. Empty if there are none.
+    """
+    behind = [max(0, latest - end.at.get(part, latest)) for part, latest in ends.items()]
+    if not behind:
+        return {}
+    avg = round(sum(behind) / len(behind), 1)
+    return {"avg": avg, "max": max(behind), "min": min(behind)}
+
+
+def combine_behind(entries: Iterable[object]) -> dict[str, float] | None:
+    """The numbers of `measure_behind` for all sources of a query, from their entries. None: no
+    entry has them.
+    """
+    ours = [e for e in entries if isinstance(e, dict) and "behind" in e and "offsets" in e]
+    if not ours:
+        return None
+    weights = [sum(len(by_part) for by_part in e["offsets"].values()) for e in ours]
+    weighted = sum(e["behind"]["avg"] * n for e, n in zip(ours, weights, strict=True))
+    return {
+        "avg": round(weighted / sum(weights), 1),
+        "max": max(e["behind"]["max"] for e in ours),
+        "min": min(e["behind"]["min"] for e in ours),
+    }

@@ -38,6 +38,7 @@ from kafka2pc.spark.source.offsets import (
     find_losses,
     from_json,
     ids_of,
+    measure_behind,
     plan_end,
     plan_ranges,
     report_losses,
@@ -193,7 +194,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = plan_end(begin, snapshot, getattr(limit, "max_rows", None))
         if end is begin:
             return start
-        self._planned = to_json(end)
+        behind = measure_behind(end, {part: b.end for part, b in snapshot.parts.items()})
+        self._planned = to_json(end) | ({"behind": behind} if behind else {})
         return self._planned
 
     def _must_wait(self, start: Offsets, snapshot: Snapshot, limit) -> bool:
