@@ -17,14 +17,9 @@ import pyarrow as pa
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from kafka2pc.kafka.records.encoder import (
-    BATCH_HEAD,
-    Section,
-    record_batch,
-    records,
-    rows_of,
-    varints,
-)  # noqa: E402
+from kafka2pc.kafka.records.encoder import BATCH_HEAD, Section, record_batch, records
+from kafka2pc.kafka.records.rows import rows_of
+from kafka2pc.kafka.records.varints import varints  # noqa: E402
 from kafka2pc.local.broker import LocalKafka  # noqa: E402
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.model.world import QUERY  # noqa: E402

@@ -40,13 +40,13 @@ ROWS = [
     (
         "rows",
         None,
-        ("columns become record batches", "kafka/records/02_encoder"),
+        ("columns become record batches", "kafka/records/04_encoder"),
         None,
     ),
     (
         "requests",
         ("ListTransactions, EndTxn", "kafka/wire/06_descriptions"),
-        ("InitProducerId, Produce", "kafka/write/04_sender"),
+        ("InitProducerId, Produce", "kafka/write/06_sender"),
         ("EndTxn", "kafka/wire/07_transactions"),
     ),
 ]

@@ -26,6 +26,7 @@ from .sink.columns import check_columns
 from .sink.options import SinkOptions, parse_sink_options
 from .sink.stream_writer import StreamWriter, plan_stream
 from .source.options import SourceOptions, parse_source_options
+from .source.places import check_batch_start
 from .source.range_reader import source_schema
 from .source.readers import BatchReader, StreamReader
 
@@ -96,8 +97,7 @@ class Kafka2pc(DataSource):
         """The source of one `spark.read`."""
         options = self._source_options(schema)
         _warn_of_rate(self.options)
-        if options.start and options.start.kind == "latest":
-            raise BadOption("startingOffsets=latest: a batch would read nothing")
+        check_batch_start(options.start)
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:
@@ -111,7 +111,7 @@ class Kafka2pc(DataSource):
             )
         if options.end:
             raise BadOption(
-                "endingOffsets is for batches", action="Use trigger(availableNow=True)."
+                f"{options.end.option} is for batches", action="Use trigger(availableNow=True)."
             )
         return StreamReader(options)
 

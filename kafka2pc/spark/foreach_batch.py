@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c004
 from ..decision_logs.opening import left_log
-from ..kafka.records.encoder import payload_bytes
+from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver
 from ..protocol.errors import BadOption, TwoPhaseError, describe_error
 from ..protocol.history import from_environment

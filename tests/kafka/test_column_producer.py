@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace as Answer
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -18,8 +19,9 @@ from kafka_tools import java_clients
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
-from kafka2pc.kafka.records.encoder import CODECS, Section
+from kafka2pc.kafka.records.encoder import CODECS, Section, sections
 from kafka2pc.kafka.records.partitioner import Dealer
+from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer
 from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
@@ -29,10 +31,11 @@ from kafka2pc.kafka.write import column_producer
 from kafka2pc.kafka.write import leaders as leaders_module
 from kafka2pc.kafka.write import sender as sender_module
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
-from kafka2pc.kafka.write.sender import Lane, Sender
+from kafka2pc.kafka.write.lanes import Lane
+from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.kafka.write.settings import without_use
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.protocol.errors import NotAuthorized, PrecommitFailed
+from kafka2pc.protocol.errors import BadRow, NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.messages import Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
 
@@ -57,8 +60,8 @@ class Dice:
 
     start = 1000  # the offset of the first record
 
-    def __init__(self, seed, partitions, forgets=0.0):
-        self.forgets = forgets
+    def __init__(self, seed, partitions, forgets=0.0, most=1 << 20):
+        self.forgets, self.most, self.batch_bytes = forgets, most, {}
         self.dice, self.partitions, self.waiting = random.Random(seed), partitions, []
         self.logs, self.seen = (
             {p: [] for p in range(partitions)},
@@ -82,7 +85,7 @@ class Dice:
     def append(self, part):
         """Error code and base offset. A known batch is acknowledged with or without its offset."""
         first = int.from_bytes(part.records[53:57], "big")
-        code = self.appended(part, first)
+        code = self.appended(part, first) if len(part.records) <= self.most else 10
         if code == 0 and self.dice.random() < self.forgets:
             return 46, -1
         return code, self.start + first if code == 0 else -1
@@ -130,6 +133,13 @@ class Dice:
         return future
 
 
+def answer_all(broker):
+    """Every answer that the broker has not given yet."""
+    for future, said in broker.waiting:
+        future.failure(said) if isinstance(said, Exception) else future.success(said)
+    broker.waiting = []
+
+
 def no_pauses(sender):
     """What was to wait may go now."""
     for lane in sender.lanes.values():
@@ -159,9 +169,7 @@ def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(
         if not any(lane.batches for lane in sender.lanes.values()):
             break
         no_pauses(sender)
-        for future, said in broker.waiting:
-            future.failure(said) if isinstance(said, Exception) else future.success(said)
-        broker.waiting = []
+        answer_all(broker)
         sender.step()
     assert {p: broker.logs[p] for p in sent} == {p: list(range(n)) for p, n in sent.items()}
     assert {lane.partition: lane.records for lane in sender.lanes.values()} == {
@@ -215,6 +223,51 @@ def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
     assert lane.next_batch(now) is not None
 
 
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.lists(st.integers(0, 120), min_size=1, max_size=40), min_size=1, max_size=12),
+    st.sampled_from(["none", "lz4"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_batches_that_are_too_large_are_split_and_nothing_is_overtaken(seed, chunks, codec):
+    """Any record fits alone, and the batches of a chunk may be ten times too large."""
+    broker = Dice(seed, 2, most=250)
+    sender = Sender(broker, "narrow", PreparedTxnState(1, 0), codec=codec, delivery_ms=60_000)
+    sender.leaders("t")
+    sent = {0: [], 1: []}
+    for n, sizes in enumerate(chunks):
+        rows = rows_of(pa.RecordBatch.from_pydict({"value": [random.randbytes(s) for s in sizes]}))
+        for section in sections(rows, np.full(len(sizes), n % 2), "t", 1 << 20):
+            sender.put(section)
+        sent[n % 2] += sizes
+    for _ in range(5000):
+        if not sender.held:
+            break
+        no_pauses(sender)
+        answer_all(broker)
+        sender.step()
+    assert {p: broker.logs[p] for p in sent} == {p: list(range(len(s))) for p, s in sent.items()}
+    assert sender.held == 0
+    for lane in sender.lanes.values():
+        assert (lane.records, len(lane.batches)) == (len(sent[lane.partition]), 0)
+        assert (lane.first, lane.last) == (1000, 1000 + lane.records - 1)
+
+
+def test_a_row_that_is_too_large_for_its_topic_is_named():
+    broker = Dice(0, 1, most=250)
+    broker.dice.choice = lambda fates: "good"
+    sender = Sender(broker, "narrow", PreparedTxnState(1, 0), delivery_ms=60_000)
+    sender.leaders("t")
+    rows = rows_of(pa.RecordBatch.from_pydict({"value": ["a", "x" * 300, "b"]}))
+    for section in sections(rows, np.zeros(3, int), "t", 1 << 20):
+        sender.put(section)
+    with pytest.raises(BadRow, match="topic t refused a record of 300 bytes"):
+        for _ in range(100):
+            no_pauses(sender)
+            answer_all(broker)
+            sender.step()
+
+
 def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
     broker = Dice(0, 1)
     broker.send = lambda *_: Future()
@@ -236,9 +289,7 @@ def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_t
             sender.put(Section("t", 0, 5, 0, 0, pa.py_buffer(b"")))
         clock[0] = 300.0  # a minute of somebody else's computations, and more
         for _ in range(20):
-            for future, said in broker.waiting:
-                future.success(said)
-            broker.waiting = []
+            answer_all(broker)
             sender.step()
     assert broker.logs[0] == list(range(20)) and sender.held == 0
 
@@ -580,9 +631,7 @@ def test_what_a_batch_costs_does_not_depend_on_the_number_of_partitions(monkeypa
             sender.put(Section("t", p, 1, 0, 0, pa.py_buffer(b"")))
         sender.step()
     while sender.held:
-        for future, said in broker.waiting:
-            future.success(said)
-        broker.waiting = []
+        answer_all(broker)
         sender.step()
     assert broker.logs == {p: [0, 1, 2] for p in range(1000)}
     assert len(looks) < 5 * 3000

@@ -14,14 +14,9 @@ from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
 from kafka2pc.kafka.records.decoder import PackedBatch, committed, decode, split, unpack
-from kafka2pc.kafka.records.encoder import (
-    CODECS,
-    HEADER_BYTES,
-    record_batch,
-    rows_of,
-    sections,
-    varints,
-)
+from kafka2pc.kafka.records.encoder import CODECS, HEADER_BYTES, record_batch, sections
+from kafka2pc.kafka.records.rows import rows_of
+from kafka2pc.kafka.records.varints import varints
 from kafka2pc.protocol.errors import RecordsBroken, UnknownFormat
 from kafka2pc.protocol.messages import PreparedTxnState
 

@@ -10,17 +10,10 @@ from hypothesis import strategies as st
 from kafka.partitioner import murmur2 as one_murmur2
 from kafka.record import MemoryRecords
 
-from kafka2pc.kafka.records.encoder import (
-    CODECS,
-    HEADER_BYTES,
-    Rows,
-    record_batch,
-    rows_of,
-    sections,
-    varint_sizes,
-    varints,
-)
+from kafka2pc.kafka.records.encoder import CODECS, HEADER_BYTES, record_batch, sections
 from kafka2pc.kafka.records.partitioner import PIECE, Dealer, murmur2
+from kafka2pc.kafka.records.rows import Rows, rows_of
+from kafka2pc.kafka.records.varints import varint_sizes, varints
 from kafka2pc.protocol.messages import PreparedTxnState
 
 TEXT = st.one_of(st.none(), st.binary(max_size=300))

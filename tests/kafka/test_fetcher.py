@@ -23,7 +23,8 @@ from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from kafka2pc.kafka.read import fetcher
 from kafka2pc.kafka.read.fetcher import FetchSettings, NotFetched, fetch, fetch_settings
-from kafka2pc.kafka.records.encoder import record_batch, rows_of, sections
+from kafka2pc.kafka.records.encoder import record_batch, sections
+from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
 from kafka2pc.kafka.wire.topics import find_leaders

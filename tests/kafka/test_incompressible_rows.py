@@ -14,7 +14,8 @@ from kafka_tools import java_clients, java_conf
 
 from kafka2pc.kafka.records import encoder
 from kafka2pc.kafka.records.decoder import decode, split
-from kafka2pc.kafka.records.encoder import CODECS, record_batch, rows_of, sections
+from kafka2pc.kafka.records.encoder import CODECS, record_batch, sections
+from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.transactions import end_txn

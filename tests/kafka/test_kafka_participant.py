@@ -12,6 +12,7 @@ import uuid
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import psutil
 import pyarrow as pa
@@ -429,9 +430,7 @@ def test_a_record_that_is_too_large_says_how_large_and_what_to_do(kafka, topic, 
         kafka.client_conf | QUIET | {"message.max.bytes": "2000000"}, topic=topic
     )
     with (
-        pytest.raises(
-            BadRow, match=f"topic {topic} refused 1 records; the largest has 1500000 bytes"
-        ),
+        pytest.raises(BadRow, match=f"topic {topic} refused a record of 1500000 bytes"),
         larger.begin(a_plan()) as txn,
     ):
         txn.write(rows("x" * 1_500_000))
@@ -444,16 +443,39 @@ def test_small_records_fit_a_narrow_topic_because_the_limit_was_asked_for(kafka)
     kafka.create_topic(name, config={"max.message.bytes": 5000})
     facts = check(kafka.client_conf, topics=[name])
     assert facts.batch_bytes == 5000
-    many = rows(*["x" * 100] * 1000)
-    for limit, fits in ((None, False), (facts.batch_bytes, True)):
-        store = KafkaParticipant(kafka.client_conf | QUIET, topic=name, batch_bytes=limit)
-        try:
+    store = KafkaParticipant(kafka.client_conf | QUIET, topic=name, batch_bytes=facts.batch_bytes)
+    with store.begin(a_plan()) as txn:
+        txn.write(rows(*["x" * 100] * 1000))
+        txn.flush()
+        assert txn.precommit().records == 1000
+    assert name not in store.cluster.batch_bytes  # no batch was refused
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_batches_that_are_too_large_for_the_topic_of_a_column_are_split(kafka, codec):
+    """Nothing could ask for the limits of these topics before the rows came."""
+    names = [f"{kind}-{uuid.uuid4().hex[:8]}" for kind in ("wide", "narrow")]
+    kafka.create_topic(names[0])
+    kafka.create_topic(names[1], config={"max.message.bytes": 5000})
+    store = KafkaParticipant(kafka.client_conf | QUIET | {"compression.type": codec})
+    numbers = [f"{n}-{os.urandom(40).hex()}" for n in range(4000)]
+    columns = {"topic": [names[n % 2] for n in range(4000)], "value": numbers}
+    refusals = []
+    for _ in range(2):
+        with patch.object(Sender, "_split", autospec=True, side_effect=Sender._split) as split:
             with store.begin(a_plan()) as txn:
-                txn.write(many)
+                txn.write(pa.RecordBatch.from_pydict(columns))
                 txn.flush()
-                assert fits and txn.precommit().records == 1000
-        except BadRow as e:
-            assert not fits and "batch" in e.why
+                committable = txn.precommit()
+            refusals.append(split.call_count)
+        store.commit(committable)
+        assert committable.records == 4000
+    for n, name in enumerate(names):
+        written = [r.value.decode() for r in read_topic(kafka.client_conf, name)]
+        assert written == numbers[n::2] * 2
+    # the second transaction knows from the first what the topic takes
+    assert refusals[0] > 0 and refusals[1] == 0 and list(store.cluster.batch_bytes) == names[1:]
 
 
 @pytest.mark.kafka

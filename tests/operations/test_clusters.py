@@ -10,9 +10,9 @@ from dead_query_fixtures import finding_of, names
 from kafka_tools import administered
 from shell import typed
 
-from kafka2pc.kafka.records.encoder import rows_of
+from kafka2pc.kafka.records import rows as rows_module
+from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
-from kafka2pc.kafka.write import column_producer as produce
 from kafka2pc.kafka.write import sender
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.local.broker import LocalKafka
@@ -35,7 +35,7 @@ def test_a_cluster_without_kip_939_with_a_short_timeout_and_a_hanging_transactio
         kafka.create_topic("t")
         access = Access(kafka.bootstrap_servers)
         monkeypatch.setattr(
-            produce, "rows_of", partial(rows_of, now_ms=int(time.time() * 1000) - 121_000)
+            rows_module, "rows_of", partial(rows_of, now_ms=int(time.time() * 1000) - 121_000)
         )
         hang(kafka, "t")
         with Survey(kafka.client_conf) as survey:

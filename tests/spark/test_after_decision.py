@@ -9,7 +9,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from kafka2pc.kafka.records.encoder import payload_bytes
+from kafka2pc.kafka.records.rows import payload_bytes
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (
     NOTHING_WRITTEN,

@@ -267,7 +267,8 @@ def wait_until(is_so, query, within_s=120):
 @pytest.mark.kafka
 def test_a_batch_read_is_cut_and_ignores_what_is_for_streams(either_format, kafka, topic):
     send(kafka, topic, range(9))
-    rows = either_format.load(topic, maxRecordsPerPartition="4", minPartitions="2")
+    first = {"assign": f'{{"{topic}": [0]}}'}
+    rows = either_format.load(topic, maxRecordsPerPartition="4", minPartitions="2", **first)
     assert (rows.rdd.getNumPartitions(), rows.count()) == (3, 9)
     limits = {
         "maxOffsetsPerTrigger": "5",

@@ -33,12 +33,40 @@ from kafka2pc.spark.source.options import SOURCE_OPTIONS, parse_source_options
         ({"subscribe": "a", "maxTriggerDelay": "5sec"}, "a time such as"),
         ({"subscribe": "a", "maxRecordsPerPartition": "0"}, "whole number"),
         ({"subscribe": "a", "kafka.key.deserializer": "x"}, "cannot be honoured"),
-        ({"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "latest"}, "contradict"),
+        ({"subscribe": "a", "startingOffsetsByTimestamp": "1"}, "not understood"),
+        ({"subscribe": "a", "startingTimestamp": "-1"}, "no time"),
+        ({"subscribe": "a", "startingTimestamp": str(2**63)}, "no time"),
+        ({"subscribe": "a", "endingOffsetsByTimestamp": '{"a": {"0": -1}}'}, "not understood"),
+        ({"subscribe": "a", "startingTimestamp": "1", "startingOffsets": "frist"}, "choose one of"),
+        ({"subscribe": "a", "startingOffsets": "latest", "endingTimestamp": "1"}, "read nothing"),
     ],
 )
 def test_bad_options_are_refused_without_a_broker(options, said):
     with pytest.raises(BadOption, match=said):
         parse_source_options({"kafka.bootstrap.servers": "localhost:1"} | options)
+
+
+TIMES, OFFSETS = '{"a": {"0": 5}}', '{"a": {"0": 7}}'
+
+
+@pytest.mark.parametrize("side", ["start", "end"])
+def test_a_time_wins_over_times_and_times_over_offsets(side):
+    given = {
+        f"{side}ingTimestamp": "3",
+        f"{side}ingOffsetsByTimestamp": TIMES,
+        f"{side}ingOffsets": OFFSETS,
+    }
+    chosen = []
+    for name in list(given):
+        o = parse_source_options({"kafka.bootstrap.servers": "x:1", "subscribe": "a"} | given)
+        where = getattr(o, side)
+        chosen.append((where.kind, where.option, where.time_ms, dict(where.numbers).get(("a", 0))))
+        del given[name]
+    assert chosen == [
+        ("time", f"{side}ingTimestamp", 3, None),
+        ("times", f"{side}ingOffsetsByTimestamp", None, 5),
+        ("offsets", f"{side}ingOffsets", None, 7),
+    ]
 
 
 # Some options need another one.

@@ -29,7 +29,8 @@ from kafka2pc.decision_logs.topic.reader import (
 from .records import Keys, TopicRecords, encode, name_in
 from .settings import check_topic, read_settings, warn_if_long
 from ...kafka.participant import KafkaParticipant
-from ...kafka.records.encoder import HEADER_BYTES, RECORD_BYTES, rows_of, sections
+from ...kafka.records.encoder import HEADER_BYTES, RECORD_BYTES, sections
+from ...kafka.records.rows import rows_of
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.transactions import end_txn, end_txn_version, init_producer_id
 from ...kafka.write.sender import Sender

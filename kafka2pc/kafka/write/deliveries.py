@@ -96,6 +96,12 @@ def _no_such(label: str, topic: str, error: KafkaError, count: int, size: int) -
 
 
 def _too_large(label: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
+    if count == 1:
+        return BadRow(
+            f"{label}: topic {topic} refused a record of {size} bytes",
+            why="With its batch around it, it is larger than the topic's max.message.bytes.",
+            action="Raise the topic's max.message.bytes, or leave the record out.",
+        )
     return BadRow(
         f"{label}: topic {topic} refused {count} records; the largest has {size} bytes",
         why="A record, or a batch of records, is larger than the topic's max.message.bytes.",
@@ -128,6 +134,7 @@ def _wrong_time(label: str, topic: str, error: KafkaError, count: int, size: int
 _CAUSES = {
     "TOPIC_AUTHORIZATION_FAILED": _not_allowed,
     "MSG_SIZE_TOO_LARGE": _too_large,
+    "RECORD_LIST_TOO_LARGE": _too_large,
     "INVALID_RECORD": _not_valid,
     "INVALID_TIMESTAMP": _wrong_time,
     "_UNKNOWN_TOPIC": _no_such,

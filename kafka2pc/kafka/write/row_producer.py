@@ -17,12 +17,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c004
 from kafka2pc.kafka.records.checks import (
     bytes_type,
-    check_partition_type,
     column_of,
     record_too_large,
     timestamps_ms,
     topic_column,
     value_column,
+    wanted_partitions,
 )
 from ..wire.error_codes import GRANT_WRITE_ON_ID, login_refused
 from ..wire.transactions import check_epoch
@@ -74,17 +74,7 @@ def _timestamps(batch) -> Iterable:
 def _partitions(batch) -> Iterable:
     """The partition of each row; -1, by which librdkafka chooses it, where there is none."""
     column = column_of(batch, "partition")
-    if column is None:
-        return repeat(-1)
-    check_partition_type(column)
-    partitions = column.to_pylist()
-    for n, partition in enumerate(partitions):
-        if partition is not None and partition < 0:
-            raise BadRow(
-                f"row {n} of {len(partitions)}: partition {partition}",
-                why="A partition is a number from 0, or null.",
-            )
-    return [-1 if p is None else p for p in partitions]
+    return repeat(-1) if column is None else wanted_partitions(column).tolist()
 
 
 def _headers(batch) -> Iterable:

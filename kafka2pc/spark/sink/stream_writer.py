@@ -17,7 +17,7 @@ from pyspark import TaskContext
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c004
 from ...kafka.participant import KafkaParticipant
-from ...kafka.records.encoder import payload_bytes
+from ...kafka.records.rows import payload_bytes
 from ...kafka.write.row_producer import RowWriter
 from ...protocol.errors import StaleCheckpoint, TwoPhaseError
 from ...protocol.history import from_environment

@@ -193,7 +193,19 @@ class Questions:
         self, parts: Iterable[TopicPart], spec: OffsetSpec, isolation: IsolationLevel | None = None
     ) -> dict[TopicPart, int]:
         """One offset for each partition; -1 where no record is as young as `spec` asks."""
-        wanted = {TopicPartition(t, p): spec for t, p in parts}
+        return self._offsets(dict.fromkeys(parts, spec), isolation or self.isolation)
+
+    def offsets_of(self, times: Mapping[TopicPart, int]) -> dict[TopicPart, int]:
+        """The first offset of each partition at or after its time, in ms since 1970; -1 if there is
+        none.
+        """
+        specs = {part: OffsetSpec.for_timestamp(time_ms) for part, time_ms in times.items()}
+        return self._offsets(specs, self.isolation)
+
+    def _offsets(
+        self, specs: Mapping[TopicPart, OffsetSpec], isolation: IsolationLevel
+    ) -> dict[TopicPart, int]:
+        wanted = {TopicPartition(t, p): spec for (t, p), spec in specs.items()}
         if not wanted:
             return {}
 
@@ -201,7 +213,7 @@ class Questions:
             try:
                 futures = self.admin.list_offsets(
                     wanted,
-                    isolation_level=isolation or self.isolation,
+                    isolation_level=isolation,
                     request_timeout=self._request_s,
                 )
                 return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}

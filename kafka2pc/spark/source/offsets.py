@@ -233,12 +233,17 @@ def report_losses(losses: Sequence[Loss], fail: bool):
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c022
 @dataclass(frozen=True)
 class Range:
-    """What one task reads: the offsets of a partition from `begin` on, below `end`."""
+    """What one task reads: the offsets of a partition from `begin` on, below `end`.
+
+    In a batch read the task may look when it runs: if `begin` is `EARLIEST`, or if `end` is
+    `LATEST`. `until_ms`: instead of the latest, before the first record at this time or later.
+    """
 
     topic: str
     partition: int
     begin: int
     end: int
+    until_ms: int | None = None
 
     @property
     def size(self) -> int:
@@ -288,7 +293,7 @@ def cut_ranges(
     """The same offsets in about `least` ranges, or more, of at most `most_records` each. None: no
     such limit.
     """
-    ranges = [r for r in whole if r.size]
+    ranges = [r for r in whole if r.size > 0]
     if most_records:
         ranges = [piece for r in ranges for piece in _divide(r, -(-r.size // most_records))]
     if not least or len(ranges) >= least:

@@ -20,10 +20,11 @@ from kafka2pc.spark.source.places import (
     SAME,
     TopicPart,
     Where,
+    check_ends,
     is_whole,
+    parse_end,
     parse_json,
     parse_start,
-    parse_where,
 )
 from .rate import RATE_OPTIONS, Rate, Tries, parse_rate, parse_tries
 
@@ -226,12 +227,14 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     # these words have no case
     words = {name: value.lower() for name, value in given.items()}
     isolation = choose(words, _ISOLATION, "read_committed", "read_uncommitted")
+    start, end = parse_start(given), parse_end(given)
+    check_ends(start, end)
     late = choose(words, "startingOffsetsByTimestampStrategy", "error", "latest")
     return SourceOptions(
         conf=tuple(sorted(_consumer_conf(given, isolation).items())),
         **_subscription(given),
-        start=parse_start(given),
-        end=parse_where(given, "endingOffsets", ("latest",), -1),
+        start=start,
+        end=end,
         group=given.get("kafka.group.id"),
         late_is_error=late == "error",
         reset=choose(words, _RESET, "none", "earliest", "latest"),
