@@ -41,6 +41,16 @@ def delete_before(kafka, topic, offset, partition=0):
     admin.delete_records([at])[at].result(60)
 
 
+def add_partition(kafka, topic):
+    """Add the partition number 3, and wait until it has a leader."""
+    admin = AdminClient(kafka.client_conf)
+    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(60)
+    parts = []
+    while len(parts) < 4 or any(p.leader < 0 for p in parts):
+        time.sleep(0.1)
+        parts = list(admin.list_topics(topic).topics[topic].partitions.values())
+
+
 def in_json(topic, numbers):
     """Numbers of partitions 0, 1, and so on."""
     return json.dumps({topic: {str(p): n for p, n in enumerate(numbers)}})
@@ -119,10 +129,7 @@ def test_a_partition_that_is_new_since_the_last_action_is_read(either_format, ka
     fill(kafka, topic)
     frame = either_format.load(topic)
     assert values(frame) == text(range(21))
-    admin = AdminClient(kafka.client_conf)
-    admin.create_partitions([NewPartitions(topic, 4)])[topic].result(60)
-    while len(Producer(kafka.client_conf).list_topics(topic).topics[topic].partitions) < 4:
-        time.sleep(0.1)
+    add_partition(kafka, topic)
     send(kafka, topic, [21], partition=3)
     assert values(frame) == text(range(22))
 
@@ -164,6 +171,18 @@ def test_each_action_reads_what_its_isolation_level_shows(either_format, kafka, 
     write(range(11, 16))
     producer.commit_transaction(30)
     wait_for(text(range(1, 16)) if dirty else text(range(1, 6), range(11, 16)))
+
+
+def test_headers_of_a_batch_read(either_format, kafka, topic):
+    producer = Producer(kafka.client_conf)
+    twice = [("e", b"f"), ("e", b"g"), ("none", None)]
+    for value, headers in [("1", None), ("2", [("a", b"b"), ("c", b"d")]), ("3", twice)]:
+        producer.produce(topic, value.encode(), partition=0, headers=headers)
+    producer.flush(30)
+    rows = either_format.load(topic, includeHeaders="true").orderBy("offset").collect()
+    found = [r.headers and [(h.key, h.value and bytes(h.value)) for h in r.headers] for r in rows]
+    assert found == [None, [("a", b"b"), ("c", b"d")], twice]
+    assert "headers" not in either_format.load(topic).columns
 
 
 # -- times --
@@ -335,6 +354,62 @@ def test_where_a_stream_begins_is_for_a_new_query_only(
     assert batches == [["30"]]
 
 
+WAYS = ["subscribe", "subscribePattern", "assign"]
+BEGINS = {
+    "earliest": lambda topic, t: ({"startingOffsets": "earliest"}, range(30)),
+    "latest": lambda topic, t: ({"startingOffsets": "latest"}, []),
+    "offsets": lambda topic, t: (
+        {"startingOffsets": in_json(topic, [-2, -1, 9])},
+        [n for n in range(30) if n % 3 == 0 or n == 29],
+    ),
+    "times": lambda topic, t: (
+        {"startingOffsetsByTimestamp": in_json(topic, t[:3])},
+        [n for n in range(30) if n // 10 >= n % 3],
+    ),
+    "a time": lambda topic, t: ({"startingTimestamp": str(t[1])}, range(10, 30)),
+}
+
+
+@pytest.mark.parametrize("begin", BEGINS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stream_begins_at_its_place_and_goes_on_after_a_restart(
+    either_format, kafka, topic, times, tmp_path, way, begin
+):
+    place, expected = BEGINS[begin](topic, times)
+    assigned = json.dumps({topic: list(PARTITIONS)})
+    named = {"subscribe": topic, "subscribePattern": f"{topic}.*", "assign": assigned}[way]
+
+    def run():
+        batches = either_format.stream_values(tmp_path, topic, **place, **{way: named})
+        return sorted(v for batch in batches for v in batch)
+
+    assert run() == text(expected)
+    assert run() == []
+    send(kafka, topic, range(30, 33), partition=1)
+    assert run() == text(range(30, 33))
+    add_partition(kafka, topic)
+    send(kafka, topic, [33], partition=0)
+    send(kafka, topic, [34], partition=3)
+    assert run() == text([33] if way == "assign" else [33, 34])
+
+
+@pytest.mark.parametrize("strategy", [None, "error"])
+@pytest.mark.parametrize("of_all", [True, False])
+@pytest.mark.parametrize("way", ["subscribe", "subscribePattern"])
+def test_a_stream_needs_a_record_as_young_as_its_start(
+    either_format, topic, times, tmp_path, way, of_all, strategy
+):
+    options = {way: topic}
+    if of_all:
+        options["startingTimestamp"] = str(times[3])
+    else:
+        options["startingOffsetsByTimestamp"] = in_json(topic, [times[0], times[1], times[3]])
+    if strategy:
+        options["startingOffsetsByTimestampStrategy"] = strategy
+    with pytest.raises(Exception, match="(?i)no record in|no offset matched"):
+        either_format.stream_values(tmp_path, topic, **options)
+
+
 NOT_ALL = {
     "start, one missing": lambda topic, t: {"startingOffsetsByTimestamp": in_json(topic, t[:2])},
     "start, one too many": lambda topic, t: {"startingOffsetsByTimestamp": in_json(topic, t)},
@@ -413,6 +488,16 @@ def test_a_batch_read_that_cannot_be_meant_is_refused(either_format, case):
     frame = either_format.load("t", **options)
     with pytest.raises(Exception, match="a batch would read nothing"):
         frame.collect()
+
+
+NO_TOPICS = ["no partition to assign", "no topic to subscribe", "an empty pattern"]
+
+
+@pytest.mark.parametrize("case", [*NO_TOPICS, "two ways to name topics"])
+def test_a_stream_without_topics_is_refused_by_load(either_format, case):
+    options, _ = REFUSED[case]
+    with pytest.raises(Exception, match="(?i)subscribe|assign"):
+        either_format.load_stream("t", **options)
 
 
 ENDS = {

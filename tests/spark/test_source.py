@@ -451,6 +451,17 @@ def test_the_outer_ends_of_a_cut_partition_are_left_to_the_tasks(kafka, topic, a
 
 
 @pytest.mark.kafka
+def test_the_ends_of_a_cut_partition_stay_where_offsets_name_them(kafka, topic, ask):
+    write(kafka, topic, range(10))
+    places = {
+        "startingOffsets": f'{{"{topic}": {{"0": 1, "1": 0}}}}',
+        "endingOffsets": f'{{"{topic}": {{"0": 4, "1": 0}}}}',
+    }
+    o = options(kafka, topic, minPartitions="3", **places)
+    assert plan_read(ask, o) == [Range(topic, 0, n, n + 1) for n in (1, 2, 3)]
+
+
+@pytest.mark.kafka
 def test_a_task_looks_for_the_ends_of_its_range(kafka, topic, ask):
     write(kafka, topic, range(20))
     o = options(kafka, topic)

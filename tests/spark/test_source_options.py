@@ -69,6 +69,20 @@ def test_a_time_wins_over_times_and_times_over_offsets(side):
     ]
 
 
+def test_names_and_words_have_no_case():
+    for change in (str.lower, str.upper):
+        given = {
+            change("startingOffsets"): "earLiEst",
+            change("endingOffsets"): "laTest",
+            change("startingOffsetsByTimestampStrategy"): "Latest",
+            change("kafkaConsumer.pollTimeoutMs"): "1111",
+            change("minPartitions"): "1111",
+        }
+        o = parse_source_options({"kafka.bootstrap.servers": "x:1", "subscribe": "a"} | given)
+        assert (o.start.kind, o.end.kind, o.late_is_error) == ("earliest", "latest", False)
+        assert (o.wait_ms, o.min_partitions) == (1111, 1111)
+
+
 # Some options need another one.
 WITH = {
     "idempotenceKey": {"decisionLog": "/decisions"},
