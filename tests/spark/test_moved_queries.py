@@ -62,6 +62,7 @@ def test_a_partition_that_does_not_exist_is_left_out(either_format, kafka, topic
     assigned = {"assign": f'{{"{topic}": [0, 7]}}', "startingOffsets": "earliest"}
     assert either_format.values(topic, **assigned) == ["a"]
     assert either_format.stream_values(tmp_path / "cp", topic, **assigned) == [["a"]]
+    assert either_format.values(topic, assign=f'{{"{topic}": [7]}}') == []
 
 
 def test_a_topic_that_does_not_exist_is_an_error(either_format, topic):

@@ -46,19 +46,19 @@ def take_snapshot(ask: Questions, options: SourceOptions) -> Snapshot:
 _LOG = logging.getLogger("kafka2pc")
 
 
-def _check_there(options: SourceOptions, snapshot: Snapshot):
-    """Raises `BadOption` if a topic that is asked for by name does not exist, or none of its
-    partitions. One that does not exist is left out with a warning, until it exists.
+def _check_there(ask: Questions, options: SourceOptions, snapshot: Snapshot):
+    """Raises `BadOption` if a topic that is asked for by name does not exist. A partition that does
+    not exist is left out with a warning, until it exists.
     """
-    assigned = {t for t, _ in options.assigned}
-    there = {t for t, _ in snapshot.parts}
-    missing = [t for t in options.topics if t not in snapshot.ids] + sorted(assigned - there)
+    absent = [part for part in options.assigned if part not in snapshot.parts]
+    unseen = {t for t, _ in absent} - snapshot.ids.keys()
+    missing = [t for t in options.topics if t not in snapshot.ids]
+    missing += sorted(unseen - ask.topics(unseen).keys())
     if missing:
         raise BadOption(
             f"{', '.join(missing)}: no such topic or partition",
             action="Create it, or correct the option.",
         )
-    absent = [part for part in options.assigned if part not in snapshot.parts]
     if absent:
         _LOG.warning("assign: %s does not exist, and is left out", name_parts(absent))
 
@@ -163,7 +163,7 @@ def find_start(
     """Where a new query begins: at `options.start`, or else at `default` (earliest or latest). It
     may lie before the begin of a partition, which is then a loss. Raises `BadOption`.
     """
-    _check_there(options, snapshot)
+    _check_there(ask, options, snapshot)
     where = options.start or Where(default, "startingOffsets")
     if where.kind == "earliest":
         return {part: bounds.begin for part, bounds in snapshot.parts.items()}
