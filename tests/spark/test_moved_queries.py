@@ -47,6 +47,11 @@ def test_the_option_topic_is_trimmed(either_format, topic):
     assert either_format.values(topic) == ["v"]
 
 
+def test_the_option_topic_wins_over_the_column(either_format, topic):
+    write(either_format, topic, "'v' value", "'nowhere' topic")
+    assert either_format.values(topic) == ["v"]
+
+
 def test_headers_are_asked_for_later_and_no_longer(either_format, kafka, topic, tmp_path):
     """Three runs of one checkpoint: without, with and without headers."""
     found = []
@@ -159,6 +164,7 @@ def test_a_thread_that_registers_writes_and_reads(
         writer = writer.options(checkpointLocation=str(tmp_path / "cp"), **servers)
         query = writer.trigger(once=True).start()
         assert query.awaitTermination(120)
+        assert [p.sink.numOutputRows for p in query.recentProgress] == [2]
         return ours.values(topic)
 
     assert in_thread(kind, work) == ["0", "1", "v"]
