@@ -6,11 +6,13 @@ import json
 import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import pytest
 from marks import first_of
 from typer.testing import CliRunner
 
+from kafka2pc.kafka.records.partitioner import first_partition
 from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.checker import duplicate, lost, reordered
 from kafka2pc.proof.child_process import Failed, until
@@ -79,6 +81,21 @@ def test_a_batch_without_rows_is_decided_and_begins_no_transaction(story):
     assert {e.ids["batch_id"] for e in story.events("begin")} == {0, 2}
     assert [e.ids["batch_id"] for e in story.events("decide") if e.kind == "ok"] == [0, 1, 2]
     assert len(story.rows()) == 2 * story.size
+
+
+def test_rows_without_a_key_go_where_batch_and_task_say(story, kafka):
+    """Each task writes its few rows to one partition, another one in each batch."""
+    topic = kafka.create_topic(f"{story.name}-wide", partitions=16)
+    story.size = 42
+    story.feed(6)
+    story.run(options={"topic": topic}, select=["cast(row as string) value"], partitions=3)
+    found = Counter((int(m.value) // story.size, m.partition) for m in story.seen(topic=topic))
+    batches_and_tasks = product(range(6), range(3))
+    assert found == {(b, first_partition(b, task, 16)): 14 for b, task in batches_and_tasks}
+    rows = Counter()
+    for (_, partition), number in found.items():
+        rows[partition] += number
+    assert len(rows) == 16 and max(rows.values()) <= 2 * min(rows.values())
 
 
 # -- tasks that fail, and tasks that do not know it --

@@ -6,6 +6,7 @@ A test that asks for the fixture `either_format` runs twice, once for each forma
 conftest.py imports the fixtures before every test, so each function imports what it needs.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,13 @@ class Format:
     def values(self, topic, **more):
         """The values of a batch read as text, sorted."""
         return values(self.load(topic, **more))
+
+    @contextmanager
+    def refuses(self, said):
+        """The block raises an error with a text that fits `said`; kafka2pc raises `BadOption`."""
+        with pytest.raises(Exception, match=said) as e:
+            yield
+        assert self.name != OURS or "BadOption" in str(e.value), e.value
 
     def stream_values(self, checkpoint, topic, **more):
         """What a stream reads until it has all that exists now: the values as text, one list for

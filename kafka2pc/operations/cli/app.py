@@ -9,6 +9,7 @@ __all__ = ['app', 'broker', 'demo', 'drill', 'bench']
 import random
 import time
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Callable, Iterator
 
@@ -217,6 +218,9 @@ def drill(
 def bench(
     rounds: Annotated[int, typer.Option(min=1, help="How often each way takes its turn.")] = 5,
     images: Annotated[Path, typer.Option(help="Folder for the chart, bench.svg.")] = Path("output"),
+    partitions: Annotated[
+        int, typer.Option(min=1_000, max=100_000, help="The largest topic of the comparison.")
+    ] = 1_000,
 ):
     """Compare engines and sinks, in turns: records a second, seconds of a micro-batch, of a commit
     and of a restore.
@@ -225,15 +229,18 @@ def bench(
     with plainly("course"):
         from kafka2pc.proof.bench.bench import bench, driver_table, machine
         from kafka2pc.proof.bench.measure import chart
+        from kafka2pc.proof.bench.partitions import many_partitions, memory_table
 
         def tell(text: str):
             console.print(f"  {text}", style="dim", highlight=False)
 
         comparisons = []
-        for comparison in bench(rounds, tell):
+        wide = many_partitions(rounds, tell, most=partitions)
+        for comparison in chain(bench(rounds, tell), wide):
             comparisons.append(comparison)
             console.print(comparison.table())
         console.print(driver_table(tell))
+        console.print(memory_table(tell, partitions))
         images.mkdir(parents=True, exist_ok=True)
         chart(comparisons, images / "bench.svg")
         console.print(
