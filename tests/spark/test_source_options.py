@@ -5,6 +5,7 @@ import pytest
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.spark.sink.options import SINK_OPTIONS, parse_sink_options
 from kafka2pc.spark.source.options import SOURCE_OPTIONS, parse_source_options
+from kafka2pc.spark.source.readers import StreamReader
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,43 @@ def test_names_of_options_have_no_case():
     lower = {name.lower(): value for name, value in one.items()}
     upper = {name.upper(): value for name, value in one.items()}
     assert parse_source_options(one) == parse_source_options(lower) == parse_source_options(upper)
+
+
+def test_all_wrong_options_are_in_one_error():
+    wrong = {
+        "kafka.fetch.min.byte": "1",
+        "kafka.enable.auto.commit": "true",
+        "kafka.enable.partition.eof": "true",
+        "kafka.isolation.level": "serializable",
+        "startingOffsets": "newest",
+        "failOnDataLoss": "no",
+        "minOffsetPerTrigger": "5",
+    }
+    with pytest.raises(BadOption) as caught:
+        parse_source_options({"kafka.bootstrap.servers": "localhost:1"} | wrong)
+    assert caught.value.what.startswith("8 options cannot be used: (1) ")
+    assert [n for n in wrong if n.lower() not in caught.value.what.lower()] == []
+    assert "exactly one of subscribe" in caught.value.what
+
+
+def test_options_of_java_without_effect_are_named_in_one_warning(caplog):
+    options = parse_source_options(
+        {
+            "kafka.bootstrap.servers": "localhost:1",
+            "subscribe": "a",
+            "kafka.max.poll.records": "500",
+            "kafka.partition.assignment.strategy": "x.RangeAssignor",
+            "kafka.exclude.internal.topics": "true",
+            "kafka.receive.buffer.bytes": "65536",
+            "kafka.fetch.min.bytes": "1",
+        }
+    )
+    reader = StreamReader(options)
+    assert reader._ask is reader._ask
+    assert [r.getMessage() for r in caplog.records] == [
+        "these options have no effect on reading: kafka.max.poll.records,"
+        " kafka.partition.assignment.strategy, kafka.receive.buffer.bytes"
+    ]
 
 
 # Some options need another one.

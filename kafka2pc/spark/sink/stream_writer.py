@@ -30,7 +30,12 @@ from ..interfaces import DataSourceStreamArrowWriter, WriterCommitMessage
 from ..running_query import in_task
 from .batch_line import count_aborts, log_batch
 from .columns import plain_names
-from .opening import open_participant, plan_batch, stream_driver
+from kafka2pc.spark.sink.opening import (
+    open_participant,
+    plan_batch,
+    stream_driver,
+    warn_once,
+)
 from .options import SinkOptions
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c007
@@ -122,6 +127,7 @@ def _check_readable(location: str | None):
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c054
 def plan_stream(options: SinkOptions) -> StreamWriter:
     """The restore phase, in the planner. Returns the writer for the tasks of the next batch."""
+    warn_once(options)
     if not options.exactly_once:
         _check_readable(options.checkpoint)
         return StreamWriter(options, open_participant(options), None)

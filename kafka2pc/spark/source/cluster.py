@@ -31,8 +31,9 @@ from tenacity import (
 )
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
+from ...kafka.options.librdkafka import TOKEN_PROVIDER
 from ...kafka.wire.cluster import Cluster
-from ...kafka.wire.login import TOKEN_PROVIDER, for_librdkafka
+from ...kafka.wire.login import for_librdkafka
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
 from .places import TopicPart

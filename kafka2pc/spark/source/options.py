@@ -7,13 +7,15 @@ __all__ = ['SOURCE_OPTIONS', 'SourceOptions', 'parse_source_options']
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c002
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Mapping
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c003
-from ...kafka.wire.settings import client_conf
+from ...kafka.options.java_options import SOURCE
+from ...kafka.options.problems import Problems
+from ...kafka.wire.settings import ClientOptions, read_client
 from ...protocol.errors import BadOption
-from ..sink.options import Option, choose, lower_names, whole_number
+from ..sink.options import Option, check_names, choose, lower_names, whole_number
 from .pattern import to_python
 from kafka2pc.spark.source.places import (
     PLACE_OPTIONS,
@@ -112,8 +114,9 @@ SOURCE_OPTIONS = _TOPIC_OPTIONS | PLACE_OPTIONS | _READ_OPTIONS | RATE_OPTIONS
 class SourceOptions:
     """The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is
     given. `pattern`: in Python's language. `start`, `end`: None if not given. `conf`: client
-    settings under librdkafka's names. `wait_ms`: how long a task waits for the next record, in
-    milliseconds. `tries`: how often Kafka is asked; None: as `Questions` does it.
+    settings under librdkafka's names; `givers`: the option that gave each; `idle`: the options
+    that have no effect. `wait_ms`: how long a task waits for the next record, in milliseconds.
+    `tries`: how often Kafka is asked; None: as `Questions` does it.
     """
 
     conf: tuple[tuple[str, str], ...] = field(repr=False)  # it may hold a password
@@ -132,6 +135,8 @@ class SourceOptions:
     wait_ms: int = 120_000
     rate: Rate = Rate()
     tries: Tries | None = None
+    givers: tuple[tuple[str, str], ...] = ()
+    idle: tuple[str, ...] = ()
 
     @property
     def committed_only(self) -> bool:
@@ -181,18 +186,9 @@ def _subscription(given: Mapping[str, str]) -> dict:
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c129
 _REFUSED = {
-    "key.deserializer": "cast the column key",
-    "value.deserializer": "cast the column value",
-    "max.poll.records": "use maxOffsetsPerTrigger",
-    "enable.auto.commit": (
-        "leave it out: offsets live in Spark's checkpoint, and a stream commits them to its group"
-    ),
     "enable.auto.offset.store": "leave it out",
     "enable.partition.eof": "leave it out",
 }
-
-
-_RENAMED = {"fetch.max.wait.ms": "fetch.wait.max.ms"}  # Java's name
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c131
 _RESET = "kafka.auto.offset.reset"
@@ -209,40 +205,59 @@ def _without_idle(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in given.items() if not name.startswith(_IDLE)}
 
 
-def _consumer_conf(given: Mapping[str, str], isolation: str) -> dict[str, str]:
-    """librdkafka's settings. Raises `BadOption`."""
+def _client(given: Mapping[str, str], isolation: str, problems: Problems) -> ClientOptions:
+    """The settings of the client. What is wrong goes to `problems`."""
     for name, instead in _REFUSED.items():
-        if f"kafka.{name}" in given:
-            raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {instead}.")
-    conf = client_conf({name: value for name, value in given.items() if name != _RESET})
-    renamed = {_RENAMED.get(name, name): value for name, value in conf.items()}
-    return renamed | {"isolation.level": isolation}
+        problems.attempt(_refuse, name, instead, given)
+    settings = (_RESET, _ISOLATION, *(f"kafka.{name}" for name in _REFUSED))
+    options = {name: value for name, value in given.items() if name not in settings}
+    client = read_client(options, SOURCE, problems)
+    problems.attempt(_check_broker, client.conf)
+    return replace(client, conf=client.conf | {"isolation.level": isolation})
+
+
+def _refuse(name: str, instead: str, given: Mapping[str, str]):
+    if f"kafka.{name}" in given:
+        raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {instead}.")
+
+
+def _check_broker(conf: Mapping[str, str]):
+    if not conf.get("bootstrap.servers"):
+        raise BadOption("kafka.bootstrap.servers is missing")
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c135
 def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
-    """The checked options of a source. Raises `BadOption` for a name that is unknown, a value that
-    is missing or wrong, and options that contradict each other.
+    """The checked options of a source. Raises one `BadOption` for all names that are unknown,
+    values that are missing or wrong, and options that contradict each other.
     """
-    given = _without_idle(lower_names(options, SOURCE_OPTIONS))
+    problems = Problems()
+    attempt = problems.attempt
+    given = _without_idle(lower_names(options))
+    attempt(check_names, given, SOURCE_OPTIONS)
     # these words have no case
     words = {name: value.lower() for name, value in given.items()}
-    isolation = choose(words, _ISOLATION, "read_committed", "read_uncommitted")
-    start, end = parse_start(given), parse_end(given)
-    check_ends(start, end)
-    late = choose(words, "startingOffsetsByTimestampStrategy", "error", "latest")
-    return SourceOptions(
-        conf=tuple(sorted(_consumer_conf(given, isolation).items())),
-        **_subscription(given),
+    isolation = attempt(choose, words, _ISOLATION, "read_committed", "read_uncommitted")
+    late = attempt(choose, words, "startingOffsetsByTimestampStrategy", "error", "latest")
+    start, end = attempt(parse_start, given), attempt(parse_end, given)
+    attempt(check_ends, start, end)
+    client = _client(given, isolation or "", problems)
+    checked = SourceOptions(
+        conf=tuple(sorted(client.conf.items())),
+        givers=tuple(sorted(client.givers.items())),
+        idle=client.idle,
+        **(attempt(_subscription, given) or {}),
         start=start,
         end=end,
         group=given.get("kafka.group.id"),
         late_is_error=late == "error",
-        reset=choose(words, _RESET, "none", "earliest", "latest"),
-        max_offsets=whole_number(given, "maxOffsetsPerTrigger"),
-        min_partitions=whole_number(given, "minPartitions"),
-        fail_on_loss=choose(words, "failOnDataLoss", "true", "false") == "true",
-        headers=choose(words, "includeHeaders", "false", "true") == "true",
-        wait_ms=whole_number(given, "kafkaConsumer.pollTimeoutMs") or 120_000,
-        rate=parse_rate(given),
-        tries=parse_tries(given),
+        reset=attempt(choose, words, _RESET, "none", "earliest", "latest"),
+        max_offsets=attempt(whole_number, given, "maxOffsetsPerTrigger"),
+        min_partitions=attempt(whole_number, given, "minPartitions"),
+        fail_on_loss=attempt(choose, words, "failOnDataLoss", "true", "false") == "true",
+        headers=attempt(choose, words, "includeHeaders", "false", "true") == "true",
+        wait_ms=attempt(whole_number, given, "kafkaConsumer.pollTimeoutMs") or 120_000,
+        rate=attempt(parse_rate, given) or Rate(),
+        tries=attempt(parse_tries, given),
     )
+    problems.report()
+    return checked

@@ -16,6 +16,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaException
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c005
+from ...kafka.read.fetcher import without_use
 from ...protocol.errors import TopicRecreated
 from kafka2pc.spark.interfaces import (
     DataSourceReader,
@@ -83,6 +84,18 @@ def limit_snapshot(now: Snapshot, target: Snapshot, start: Offsets) -> Snapshot:
         least = max(end_then, start.at.get(part, 0), bounds.begin)
         parts[part] = Bounds(bounds.begin, min(bounds.end, least))
     return Snapshot(parts, ids_of(now.ids, parts))
+
+# %% ../../../nbs/spark/source/06_readers.ipynb #c050
+def _open(options: SourceOptions) -> Questions:
+    """What a planner asks. Log which options have no effect on what it reads."""
+    conf = dict(options.conf)
+    givers = dict(options.givers)
+    # what the source sets itself has no giver
+    unused = (givers[name] for name in without_use(conf) if name in givers)
+    names = sorted((*options.idle, *unused))
+    if names:
+        _LOG.warning("these options have no effect on reading: %s", ", ".join(names))
+    return Questions(conf, options.committed_only, tries=options.tries)
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c037
 def _compare(ask: Questions, options: SourceOptions, start: Offsets) -> tuple[Snapshot, list[Loss]]:
@@ -152,9 +165,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _ask(self) -> Questions:
         if self._questions is None:
-            self._questions = Questions(
-                dict(self.options.conf), self.options.committed_only, tries=self.options.tries
-            )
+            self._questions = _open(self.options)
         return self._questions
 
     def initialOffset(self) -> dict:
@@ -273,7 +284,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[BatchPartition]:
         """The ranges of the tasks. Raises what `plan_read` raises."""
         o = self.options
-        ask = Questions(dict(o.conf), o.committed_only, tries=o.tries)
+        ask = _open(o)
         ranges = plan_read(ask, o)
         if not _reads_all(self.options):
             return [BatchPartition(r) for r in ranges]
