@@ -98,9 +98,12 @@ _FEW, _MANY = 30, 1_000
 
 
 def local_kafka(partitions: int) -> LocalKafka:
-    """A broker for topics of so many partitions. It removes deleted logs at once."""
+    """A broker for topics of so many partitions: its indexes are small, because it creates two for
+    each log at the first write, and it removes deleted logs at once.
+    """
     heap = "1g" if partitions <= _AT_ONCE else "3g"
-    return LocalKafka(progress=None, heap=heap, config={"log.segment.delete.delay.ms": 1000})
+    config = {"log.index.size.max.bytes": 1 << 20, "log.segment.delete.delay.ms": 1000}
+    return LocalKafka(progress=None, heap=heap, config=config)
 
 
 def many_partitions(
