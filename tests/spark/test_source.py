@@ -71,6 +71,28 @@ def test_a_topic_that_the_first_look_missed_is_not_forgotten():
     }
 
 
+class GrowingTopic:
+    """A cluster whose topic gets a record while a read is planned: its end was 5, and the offset of
+    the time is 7.
+    """
+
+    def topics(self, names):
+        return {T: ("id", [0])}
+
+    def bounds(self, parts):
+        return {(T, 0): Bounds(0, 5)}
+
+    def offsets_of(self, times):
+        return {(T, 0): 7}
+
+
+def test_an_end_by_time_may_lie_behind_the_end_that_was_asked_before():
+    o = parse_source_options(
+        {"kafka.bootstrap.servers": "localhost:1", "subscribe": T, "endingTimestamp": "1"}
+    )
+    assert plan_read(GrowingTopic(), o) == [Range(T, 0, EARLIEST, 7)]
+
+
 # -- on a broker --
 
 

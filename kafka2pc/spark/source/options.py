@@ -241,6 +241,7 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     start, end = attempt(parse_start, given), attempt(parse_end, given)
     attempt(check_ends, start, end)
     client = _client(given, isolation or "", problems)
+    most = attempt(whole_number, given, "maxOffsetsPerTrigger")
     checked = SourceOptions(
         conf=tuple(sorted(client.conf.items())),
         givers=tuple(sorted(client.givers.items())),
@@ -251,12 +252,12 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
         group=given.get("kafka.group.id"),
         late_is_error=late == "error",
         reset=attempt(choose, words, _RESET, "none", "earliest", "latest"),
-        max_offsets=attempt(whole_number, given, "maxOffsetsPerTrigger"),
+        max_offsets=most,
         min_partitions=attempt(whole_number, given, "minPartitions"),
         fail_on_loss=attempt(choose, words, "failOnDataLoss", "true", "false") == "true",
         headers=attempt(choose, words, "includeHeaders", "false", "true") == "true",
         wait_ms=attempt(whole_number, given, "kafkaConsumer.pollTimeoutMs") or 120_000,
-        rate=attempt(parse_rate, given) or Rate(),
+        rate=attempt(parse_rate, given, most) or Rate(),
         tries=attempt(parse_tries, given),
     )
     problems.report()

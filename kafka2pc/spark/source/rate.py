@@ -85,10 +85,11 @@ class Rate:
     max_records: int | None = None
 
 
-def parse_rate(given: Mapping[str, str]) -> Rate:
-    """The rate of a source. `given`: its options under lower-case names. Raises `BadOption`."""
+def parse_rate(given: Mapping[str, str], most: int | None = None) -> Rate:
+    """The rate of a source. `given`: its options under lower-case names; `most`: the value of
+    maxOffsetsPerTrigger. Raises `BadOption`.
+    """
     least = whole_number(given, "minOffsetsPerTrigger")
-    most = whole_number(given, "maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise BadOption(
             f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}",

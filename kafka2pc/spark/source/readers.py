@@ -283,9 +283,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[BatchPartition]:
         """The ranges of the tasks. Raises what `plan_read` raises."""
-        o = self.options
-        ask = _open(o)
-        ranges = plan_read(ask, o)
+        ranges = plan_read(_open(self.options), self.options)
         if not _reads_all(self.options):
             return [BatchPartition(r) for r in ranges]
         planned = frozenset((r.topic, r.partition) for r in ranges)

@@ -111,24 +111,14 @@ def _times_of(where: Where, snapshot: Snapshot) -> dict[TopicPart, int]:
 
 
 def _from_times(
-    ask: Questions, times: Mapping[TopicPart, int], snapshot: Snapshot
-) -> tuple[dict[TopicPart, int], list[TopicPart]]:
-    """The first offset at or after each time, or else the end; and the partitions that have no such
-    record.
-    """
-    found = ask.offsets_of(times)
-    without = [part for part, offset in found.items() if offset < 0]
-    return {
-        part: bounds.end if found[part] < 0 else min(found[part], bounds.end)
-        for part, bounds in snapshot.parts.items()
-    }, without
-
-
-def _from_start_times(
     ask: Questions, options: SourceOptions, where: Where, snapshot: Snapshot
 ) -> dict[TopicPart, int]:
+    """The first offset at or after the time of each partition; the end if there is none and the
+    options allow it. Raises `BadOption`.
+    """
     times = _times_of(where, snapshot)
-    offsets, without = _from_times(ask, times, snapshot)
+    found = ask.offsets_of(times)
+    without = [part for part, offset in found.items() if offset < 0]
     if without and options.late_is_error:
         late = ", ".join(f"{name_parts([part])} since {times[part]}" for part in sorted(without))
         raise BadOption(
@@ -136,7 +126,10 @@ def _from_start_times(
             why="No record of the partition is as young as this time, in ms since 1970.",
             action="Choose an earlier time, or startingOffsetsByTimestampStrategy=latest.",
         )
-    return offsets
+    return {
+        part: bounds.end if found[part] < 0 else min(found[part], bounds.end)
+        for part, bounds in snapshot.parts.items()
+    }
 
 
 def _from_group(ask: Questions, options: SourceOptions, snapshot: Snapshot) -> dict[TopicPart, int]:
@@ -170,7 +163,7 @@ def find_start(
     if where.kind == "latest":
         return {part: bounds.end for part, bounds in snapshot.parts.items()}
     if where.kind in ("time", "times"):
-        return _from_start_times(ask, options, where, snapshot)
+        return _from_times(ask, options, where, snapshot)
     if where.kind == "offsets":
         return _from_json(where, snapshot)
     offsets = _from_group(ask, options, snapshot)
@@ -187,13 +180,13 @@ def _find_end(
     if where.kind == "offsets":
         latest = [part for part, offset in where.numbers if offset == LATEST]
         return _from_json(where, snapshot), dict.fromkeys(latest)
-    if where.kind in ("time", "times"):
-        times = _times_of(where, snapshot)
-        offsets, without = _from_times(ask, times, snapshot)
-        return offsets, {part: times[part] for part in without}
-    return {part: bounds.end for part, bounds in snapshot.parts.items()}, dict.fromkeys(
-        snapshot.parts
-    )
+    now = {part: bounds.end for part, bounds in snapshot.parts.items()}
+    if where.kind == "latest":
+        return now, dict.fromkeys(now)
+    times = _times_of(where, snapshot)
+    found = ask.offsets_of(times)
+    ends = {part: now[part] if offset < 0 else offset for part, offset in found.items()}
+    return ends, {part: times[part] for part, offset in found.items() if offset < 0}
 
 
 def _from_earliest(start: Where | None, snapshot: Snapshot) -> set[TopicPart]:
