@@ -665,7 +665,6 @@ def test_errors_reach_the_user_through_spark(spark, kafka, topic):
         ({"startingOffsets": "latest"}, "a batch would read nothing"),
         ({"startingOffsets": f'{{"{topic}": {{"0": -1, "1": 0}}}}'}, f"-1 for {topic}-0"),
         ({"subscribe": "no-such-topic"}, "no-such-topic: no such topic"),
-        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
     ):
         with pytest.raises(Exception, match=said):
             load(spark.read, kafka, topic, **more).count()

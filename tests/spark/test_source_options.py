@@ -23,7 +23,20 @@ from kafka2pc.spark.source.readers import StreamReader
         ({"subscribe": "a", "maxOffsetsPerTrigger": "0"}, "whole number"),
         ({"subscribe": "a", "failOnDataLoss": "no"}, "choose one of"),
         ({"subscribe": "a", "kafka.isolation.level": "serializable"}, "choose one of"),
-        ({"subscribe": "a", "minOffsetsPerTrigger": "5"}, "unknown option"),
+        ({"subscribe": "a", "minOffsetPerTrigger": "5"}, "Did you mean minOffsetsPerTrigger"),
+        ({"subscribe": "a", "maxOffsetsPerTrigger": str(2**63)}, "whole number"),
+        (
+            {"subscribe": "a", "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"},
+            "minOffsetsPerTrigger=5 is more than maxOffsetsPerTrigger=4",
+        ),
+        ({"subscribe": "a", "maxTriggerDelay": "5 s"}, "a time such as"),
+        ({"subscribe": "a", "maxTriggerDelay": "2.5s"}, "a time such as"),
+        ({"subscribe": "a", "maxTriggerDelay": "5sec"}, "a time such as"),
+        ({"subscribe": "a", "minPartitions": "a"}, "whole number"),
+        ({"subscribe": "a", "minPartitions": "1.0"}, "whole number"),
+        ({"subscribe": "a", "minPartitions": "0"}, "whole number"),
+        ({"subscribe": "a", "minPartitions": "-1"}, "whole number"),
+        ({"subscribe": "a", "maxRecordsPerPartition": "0"}, "whole number"),
         ({"subscribe": "a", "kafka.key.deserializer": "x"}, "cannot be honoured"),
         ({"subscribe": "a", "startingOffsetsByTimestamp": "1"}, "not understood"),
         ({"subscribe": "a", "startingTimestamp": "-1"}, "no time"),
@@ -73,6 +86,16 @@ def test_names_and_words_have_no_case():
         o = parse_source_options({"kafka.bootstrap.servers": "x:1", "subscribe": "a"} | given)
         assert (o.start.kind, o.end.kind, o.late_is_error) == ("earliest", "latest", False)
         assert (o.wait_ms, o.min_partitions) == (1111, 1111)
+
+
+def test_names_of_options_have_no_case():
+    given = {name: options[name].example for options, name in SHOWN if options is SOURCE_OPTIONS}
+    names = ("maxOffsetsPerTrigger", "maxTriggerDelay", "fetchOffset.numRetries", "includeHeaders")
+    one = {"kafka.bootstrap.servers": "localhost:1", "subscribe": "a"}
+    one |= {name: given[name] for name in names}
+    lower = {name.lower(): value for name, value in one.items()}
+    upper = {name.upper(): value for name, value in one.items()}
+    assert parse_source_options(one) == parse_source_options(lower) == parse_source_options(upper)
 
 
 def test_all_wrong_options_are_in_one_error():

@@ -58,16 +58,15 @@ def choose(given: Mapping[str, str], name: str, *choices: str) -> str:
 def whole_number(
     given: Mapping[str, str], name: str, least: int = 1, most: int | None = None
 ) -> int | None:
-    """The value of an option that is a number from `least` to `most`; None if it is not given.
-    Raises `BadOption` for anything else.
+    """The value of an option that is a number from `least` to `most` (None: Java's largest long);
+    None if it is not given. Raises `BadOption` for anything else.
     """
     value = given.get(name.lower())
     if value is None:
         return None
     limits = f"from {least} on" if most is None else f"from {least} to {most}"
-    if not re.fullmatch("[0-9]{1,18}", value) or int(value) < least:
-        raise BadOption(f"{name}={value}: a whole number {limits} is needed")
-    if most is not None and int(value) > most:
+    largest = 2**63 - 1 if most is None else most
+    if not re.fullmatch("[0-9]{1,19}", value) or not least <= int(value) <= largest:
         raise BadOption(f"{name}={value}: a whole number {limits} is needed")
     return int(value)
 
@@ -95,7 +94,10 @@ _WHERE = {
         " honoured is refused",
     ),
     "topic": Option(
-        "The topic of all rows. It wins over a column `topic`.", None, "flights", _SAME
+        "The topic of all rows, without the spaces around it. It wins over a column `topic`.",
+        None,
+        "flights",
+        _SAME,
     ),
     "checkpointLocation": Option(
         "Required for a stream, as an option of the query. The decisions are kept inside it.",
@@ -350,6 +352,7 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
     problems = Problems()
     attempt = problems.attempt
     given = lower_names(options)
+    given |= {name: given[name].strip() for name in ("topic",) if name in given}
     attempt(check_names, given, SINK_OPTIONS, hidden=("queryName",))
     attempt(_check_empty, given)
     attempt(_check_broker, given, kafka)

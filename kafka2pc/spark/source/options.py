@@ -16,6 +16,7 @@ from ...kafka.options.problems import Problems
 from ...kafka.wire.settings import ClientOptions, read_client
 from ...protocol.errors import BadOption
 from ..sink.options import Option, check_names, choose, lower_names, whole_number
+from .pattern import to_python
 from kafka2pc.spark.source.places import (
     PLACE_OPTIONS,
     SAME,
@@ -27,6 +28,7 @@ from kafka2pc.spark.source.places import (
     parse_json,
     parse_start,
 )
+from .rate import RATE_OPTIONS, Rate, Tries, parse_rate, parse_tries
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c100
 _TOPIC_OPTIONS = {
@@ -45,19 +47,26 @@ _TOPIC_OPTIONS = {
         SAME,
     ),
     "subscribePattern": Option(
-        "A regular expression for whole names of topics. Topics that are created later are found.",
+        "A regular expression of Java for whole names of topics. Topics that are created later are"
+        " found.",
         None,
         "flights-.*",
-        "Java's regular expressions; here Python's",
+        "the same; but here a few rare forms are refused, such as `[a-z&&[^b]]`",
     ),
-    "assign": Option("Partitions, as JSON.", None, '{"flights": [0, 1]}', SAME),
+    "assign": Option(
+        "Partitions, as JSON. One that does not exist is left out with a warning, until it exists.",
+        None,
+        '{"flights": [0, 1]}',
+        SAME,
+    ),
 }
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c106
 _READ_OPTIONS = {
     "maxOffsetsPerTrigger": Option(
         "Streams: about this many offsets in one micro-batch, shared out in proportion to what is"
-        " waiting.",
+        " waiting. A batch read ignores it, with a warning, as it does `minOffsetsPerTrigger` and"
+        " `maxTriggerDelay`.",
         None,
         "100000",
         SAME,
@@ -84,16 +93,30 @@ _READ_OPTIONS = {
         "30000",
         SAME,
     ),
+    "groupIdPrefix": Option(
+        "Accepted, without effect: no consumer joins a group, so no group needs a name.",
+        None,
+        "team-a",
+        "the beginning of the names of its groups",
+    ),
+    "kafka.consumer.cache.*": Option(
+        "Accepted, without effect, as `kafka.consumer.fetchedData.cache.*`: connections are kept"
+        " for each process.",
+        None,
+        "64",
+        "its own caches; their settings belong to Spark's configuration, not to the options",
+    ),
 }
-SOURCE_OPTIONS = _TOPIC_OPTIONS | PLACE_OPTIONS | _READ_OPTIONS
+SOURCE_OPTIONS = _TOPIC_OPTIONS | PLACE_OPTIONS | _READ_OPTIONS | RATE_OPTIONS
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c112
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """The options of one source, checked. Exactly one of `topics`, `pattern` and `assigned` is
-    given. `start`, `end`: None if not given. `conf`: client settings under librdkafka's names;
-    `givers`: the option that gave each; `idle`: the options that have no effect.
-    `wait_ms`: how long a task waits for the next record, in milliseconds.
+    given. `pattern`: in Python's language. `start`, `end`: None if not given. `conf`: client
+    settings under librdkafka's names; `givers`: the option that gave each; `idle`: the options
+    that have no effect. `wait_ms`: how long a task waits for the next record, in milliseconds.
+    `tries`: how often Kafka is asked; None: as `Questions` does it.
     """
 
     conf: tuple[tuple[str, str], ...] = field(repr=False)  # it may hold a password
@@ -110,6 +133,8 @@ class SourceOptions:
     fail_on_loss: bool = True
     headers: bool = False
     wait_ms: int = 120_000
+    rate: Rate = Rate()
+    tries: Tries | None = None
     givers: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
 
@@ -144,11 +169,7 @@ def _assigned(text: str) -> dict:
 
 
 def _pattern(text: str) -> dict:
-    try:
-        re.compile(text)
-    except re.error as e:
-        raise BadOption(f"subscribePattern={text}: {e}") from None
-    return {"pattern": text}
+    return {"pattern": to_python(text)}
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c126
 def _subscription(given: Mapping[str, str]) -> dict:
@@ -174,6 +195,14 @@ _RESET = "kafka.auto.offset.reset"
 
 
 _ISOLATION = "kafka.isolation.level"
+
+
+_IDLE = ("kafka.consumer.cache.", "kafka.consumer.fetcheddata.cache.")
+
+
+def _without_idle(given: Mapping[str, str]) -> dict[str, str]:
+    """The options without those that are accepted and have no effect."""
+    return {name: value for name, value in given.items() if not name.startswith(_IDLE)}
 
 
 def _client(given: Mapping[str, str], isolation: str, problems: Problems) -> ClientOptions:
@@ -203,15 +232,16 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     """
     problems = Problems()
     attempt = problems.attempt
-    given = lower_names(options)
+    given = _without_idle(lower_names(options))
     attempt(check_names, given, SOURCE_OPTIONS)
     # these words have no case
     words = {name: value.lower() for name, value in given.items()}
-    start, end = attempt(parse_start, given), attempt(parse_end, given)
-    attempt(check_ends, start, end)
     isolation = attempt(choose, words, _ISOLATION, "read_committed", "read_uncommitted")
     late = attempt(choose, words, "startingOffsetsByTimestampStrategy", "error", "latest")
+    start, end = attempt(parse_start, given), attempt(parse_end, given)
+    attempt(check_ends, start, end)
     client = _client(given, isolation or "", problems)
+    most = attempt(whole_number, given, "maxOffsetsPerTrigger")
     checked = SourceOptions(
         conf=tuple(sorted(client.conf.items())),
         givers=tuple(sorted(client.givers.items())),
@@ -222,11 +252,13 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
         group=given.get("kafka.group.id"),
         late_is_error=late == "error",
         reset=attempt(choose, words, _RESET, "none", "earliest", "latest"),
-        max_offsets=attempt(whole_number, given, "maxOffsetsPerTrigger"),
+        max_offsets=most,
         min_partitions=attempt(whole_number, given, "minPartitions"),
         fail_on_loss=attempt(choose, words, "failOnDataLoss", "true", "false") == "true",
         headers=attempt(choose, words, "includeHeaders", "false", "true") == "true",
         wait_ms=attempt(whole_number, given, "kafkaConsumer.pollTimeoutMs") or 120_000,
+        rate=attempt(parse_rate, given, most) or Rate(),
+        tries=attempt(parse_tries, given),
     )
     problems.report()
     return checked

@@ -102,7 +102,7 @@ def _remaining(
     """
     part: TopicPart = (r.topic, r.partition)
     where = f"{r.topic}-{r.partition}, offsets {e.offset} to {r.end - 1}"
-    bounds = _bounds_now(Questions(dict(options.conf), committed_only=False), part)
+    bounds = _bounds_now(Questions(dict(options.conf), False, tries=options.tries), part)
     rest = None
     if bounds is None:
         loss = Loss(TopicGone, f"{where}: the topic or partition does not exist any more")
@@ -136,7 +136,7 @@ def bind_range(options: SourceOptions, r: Range) -> Range | None:
     if r.begin != EARLIEST and r.end != LATEST:
         return r
     part: TopicPart = (r.topic, r.partition)
-    ask = Questions(dict(options.conf), options.committed_only)
+    ask = Questions(dict(options.conf), options.committed_only, tries=options.tries)
     bounds = _bounds_now(ask, part)
     loss = None
     if bounds is None:

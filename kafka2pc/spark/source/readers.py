@@ -24,6 +24,7 @@ from kafka2pc.spark.interfaces import (
     InputPartition,
     ReadAllAvailable,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from .cluster import Questions
@@ -33,10 +34,12 @@ from kafka2pc.spark.source.offsets import (
     Offsets,
     Range,
     Snapshot,
+    count_waiting,
     cut_ranges,
     find_losses,
     from_json,
     ids_of,
+    measure_behind,
     plan_end,
     plan_ranges,
     report_losses,
@@ -46,6 +49,7 @@ from kafka2pc.spark.source.offsets import (
 from .options import SourceOptions
 from .places import EARLIEST, LATEST, TopicPart
 from .range_reader import read_range
+from .rate import Wait
 from .starting_offsets import find_start, plan_read, take_snapshot
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c029
@@ -91,7 +95,7 @@ def _open(options: SourceOptions) -> Questions:
     names = sorted((*options.idle, *unused))
     if names:
         _LOG.warning("these options have no effect on reading: %s", ", ".join(names))
-    return Questions(conf, options.committed_only)
+    return Questions(conf, options.committed_only, tries=options.tries)
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c037
 def _compare(ask: Questions, options: SourceOptions, start: Offsets) -> tuple[Snapshot, list[Loss]]:
@@ -153,6 +157,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned: dict | None = None  # the last end that this process has planned
         self._ends: dict | None = None  # the ends of all partitions, for Spark's metrics
         self._group_offsets: Mapping | None = None  # what was last committed to the group
+        self._wait = Wait(options.rate)
 
     def __getstate__(self):
         return {"options": self.options}
@@ -180,6 +185,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self):
         if self.options.max_offsets:
             return ReadMaxRows(self.options.max_offsets)
+        if self.options.rate.min_offsets:
+            return ReadMinRows(self.options.rate.min_offsets)
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict, limit) -> dict:
@@ -194,11 +201,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._ends = to_json(Offsets(at=ends, ids=snapshot.ids))
         if self._target:
             snapshot = limit_snapshot(snapshot, self._target, begin)
+        elif self._must_wait(begin, snapshot, limit):
+            return start
         end = plan_end(begin, snapshot, getattr(limit, "max_rows", None))
         if end is begin:
             return start
-        self._planned = to_json(end)
+        behind = measure_behind(end, {part: b.end for part, b in snapshot.parts.items()})
+        self._planned = to_json(end) | ({"behind": behind} if behind else {})
         return self._planned
+
+    def _must_wait(self, start: Offsets, snapshot: Snapshot, limit) -> bool:
+        """Is there less than `minOffsetsPerTrigger`? `trigger(once=True)` asks for all there is."""
+        if isinstance(limit, ReadAllAvailable):
+            return False
+        return self._wait.must_wait(count_waiting(start, snapshot))
 
     def reportLatestOffset(self) -> dict | None:
         return self._ends
@@ -210,7 +226,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = plan_ranges(from_json(start), from_json(end))
         if end != self._planned:
             ranges = _still_there(self._ask, self.options, ranges, from_json(end).ids)
-        return [RangePartition(r) for r in cut_ranges(ranges, self.options.min_partitions)]
+        least, most = self.options.min_partitions, self.options.rate.max_records
+        return [RangePartition(r) for r in cut_ranges(ranges, least, most)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
@@ -252,7 +269,8 @@ def _read_unplanned(
     options: SourceOptions, planned: frozenset[TopicPart]
 ) -> Iterator[pa.RecordBatch]:
     """The records of the partitions that came after the plan."""
-    snapshot = take_snapshot(Questions(dict(options.conf), options.committed_only), options)
+    ask = Questions(dict(options.conf), options.committed_only, tries=options.tries)
+    snapshot = take_snapshot(ask, options)
     for part in sorted(snapshot.parts.keys() - planned):
         yield from read_range(options, Range(*part, EARLIEST, LATEST))
 

@@ -6,6 +6,7 @@
 __all__ = ['take_snapshot', 'find_start', 'leave_open', 'plan_read']
 
 # %% ../../../nbs/spark/source/04_starting_offsets.ipynb #c002
+import logging
 from dataclasses import replace
 from itertools import groupby
 from typing import Mapping
@@ -42,15 +43,24 @@ def take_snapshot(ask: Questions, options: SourceOptions) -> Snapshot:
     return Snapshot(ask.bounds(parts), ids_of(ids, parts))
 
 # %% ../../../nbs/spark/source/04_starting_offsets.ipynb #c008
-def _check_there(options: SourceOptions, snapshot: Snapshot):
-    """Raises `BadOption` if a topic or partition that is asked for by name does not exist."""
+_LOG = logging.getLogger("kafka2pc")
+
+
+def _check_there(ask: Questions, options: SourceOptions, snapshot: Snapshot):
+    """Raises `BadOption` if a topic that is asked for by name does not exist. A partition that does
+    not exist is left out with a warning, until it exists.
+    """
+    absent = [part for part in options.assigned if part not in snapshot.parts]
+    unseen = {t for t, _ in absent} - snapshot.ids.keys()
     missing = [t for t in options.topics if t not in snapshot.ids]
-    missing += [f"{t}-{p}" for t, p in options.assigned if (t, p) not in snapshot.parts]
+    missing += sorted(unseen - ask.topics(unseen).keys())
     if missing:
         raise BadOption(
             f"{', '.join(missing)}: no such topic or partition",
             action="Create it, or correct the option.",
         )
+    if absent:
+        _LOG.warning("assign: %s does not exist, and is left out", name_parts(absent))
 
 
 def _check_end(option: str, offsets: Mapping[TopicPart, int], snapshot: Snapshot):
@@ -146,7 +156,7 @@ def find_start(
     """Where a new query begins: at `options.start`, or else at `default` (earliest or latest). It
     may lie before the begin of a partition, which is then a loss. Raises `BadOption`.
     """
-    _check_there(options, snapshot)
+    _check_there(ask, options, snapshot)
     where = options.start or Where(default, "startingOffsets")
     if where.kind == "earliest":
         return {part: bounds.begin for part, bounds in snapshot.parts.items()}
@@ -222,7 +232,8 @@ def plan_read(ask: Questions, options: SourceOptions) -> list[Range]:
     whole = [
         Range(*part, begin_of(start, snapshot, part), end) for part, end in sorted(ends.items())
     ]
-    pieces = cut_ranges([r for r in whole if r.begin < r.end], options.min_partitions)
+    most = options.rate.max_records
+    pieces = cut_ranges(whole, options.min_partitions, most)
     pieces += [r for r in whole if r.begin == r.end and (r.topic, r.partition) in latest]
     pieces.sort(key=lambda r: (r.topic, r.partition, r.begin))
     return leave_open(pieces, _from_earliest(options.start, snapshot), latest)
