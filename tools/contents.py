@@ -26,6 +26,7 @@ FOLDERS = [  # in reading order
     "protocol/rare",
     "protocol/operators",
     "backends",
+    "kafka/options",
     "kafka/wire",
     "kafka/records",
     "kafka/write",

@@ -24,7 +24,9 @@ class Progress:
     (None: not by this sink, or purged), `attempt` its slot. `began_ms` and `ended_ms`: ms since
     1970; `took_ms`: the time between. `left_ms` and `used`: ms and share of the transaction timeout
     that were left and used at the end; of a batch that is not done, now. None: unknown, or no
-    timeout.
+    timeout. `avg_behind`, `max_behind`, `min_behind`: how many offsets the source left unread in
+    its partitions when the batch was planned, as Spark's avgOffsetsBehindLatest; None: not a source
+    of kafka2pc.
     """
 
     batch_id: int
@@ -40,6 +42,9 @@ class Progress:
     timeout_ms: int | None = None
     left_ms: float | None = None
     used: float | None = None
+    avg_behind: float | None = None
+    max_behind: int | None = None
+    min_behind: int | None = None
 
 
 def find_progress(query: Query, last: int = 20) -> list[Progress]:
@@ -56,6 +61,7 @@ def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: fl
         began_ms=began_ms,
         ended_ms=ended_ms,
         took_ms=None if ended_ms is None else ended_ms - began_ms,
+        **{f"{name}_behind": n for name, n in (query.behind(batch_id) or {}).items()},
     )
     if decision is None:
         return batch
@@ -92,6 +98,9 @@ def _timeout(committables: Iterable[Committable], until_ms: float | None) -> dic
     }
 
 
+_WHOLE = ("attempt", "timeout_ms", "max_behind", "min_behind")
+
+
 def progress(
     place: str,
     decision_log: str | None = None,
@@ -108,4 +117,4 @@ def progress(
     query = open_query(place, decision_log, conf=conf, prefix=prefix)
     rows = [asdict(p) for p in find_progress(query, last)]
     frame = pd.DataFrame(rows, columns=[f.name for f in fields(Progress)])
-    return frame.astype({"attempt": "Int64", "timeout_ms": "Int64"})
+    return frame.astype(dict.fromkeys(_WHOLE, "Int64"))

@@ -19,6 +19,7 @@ from ..kafka.wire.descriptions import list_transactions
 from ..protocol.errors import BadOption, StaleCheckpoint
 from ..protocol.log.slots import DecisionLog
 from ..spark.checkpoint import Checkpoint
+from ..spark.source.offsets import combine_behind
 
 # %% ../../nbs/operations/02_query.ipynb #c006
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -29,7 +30,8 @@ class Query:
     """A query as its checkpoint and its decision log describe it. `place`: the checkpoint that was
     named, or the log of one batch write. `checkpoint`: the normal form of its place, empty for a
     batch write. `times`: when Spark began and ended its last batches: batch -> (begin, end), in ms
-    since 1970; end None: not ended.
+    since 1970; end None: not ended. `behind`: how many offsets the sources left unread when a batch
+    was planned: avg, max and min of all partitions (None: unknown).
     """
 
     place: str
@@ -38,6 +40,7 @@ class Query:
     checkpoint: str = ""
     spark_committed: Callable[[int], bool] = lambda batch_id: False
     times: Mapping[int, tuple[float, float | None]] = field(default_factory=dict)
+    behind: Callable[[int], Mapping[str, float] | None] = lambda batch_id: None
 
     @property
     def batch_ms(self) -> list[float]:
@@ -80,7 +83,16 @@ def open_query(
         checkpoint=normal_place(checkpoint.location),
         spark_committed=checkpoint.committed,
         times=batch_times(checkpoint.location),
+        behind=lambda batch_id: _behind(checkpoint, batch_id),
     )
+
+
+def _behind(checkpoint: Checkpoint, batch_id: int) -> Mapping[str, float] | None:
+    """How far the sources were behind; None if none of them is of kafka2pc."""
+    try:
+        return combine_behind(checkpoint.entries(batch_id))
+    except ValueError:  # not JSON: a source of another kind
+        return None
 
 
 def _log(root: str, name: str, conf: Mapping | None, prefix: str | None) -> DecisionLog:

@@ -6,7 +6,8 @@
 __all__ = ['Kafka2pc', 'register']
 
 # %% ../../nbs/spark/02_datasource.ipynb #c002
-from typing import MutableMapping
+import logging
+from typing import Mapping, MutableMapping
 
 # %% ../../nbs/spark/02_datasource.ipynb #c003
 from pyspark.sql.types import StructType
@@ -19,16 +20,30 @@ from kafka2pc.spark.interfaces import (
     check_interfaces,
     is_absent,
 )
+from .running_query import is_connect
 from .sink.batch_writer import BatchWriter, plan_write
 from .sink.columns import check_columns
 from .sink.options import SinkOptions, parse_sink_options
 from .sink.stream_writer import StreamWriter, plan_stream
 from .source.options import SourceOptions, parse_source_options
+from .source.places import check_batch_start
 from .source.range_reader import source_schema
 from .source.readers import BatchReader, StreamReader
 from .worker import freeze_worker
 
 # %% ../../nbs/spark/02_datasource.ipynb #c006
+_LOG = logging.getLogger("kafka2pc")
+_OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+
+
+def _warn_of_rate(options: Mapping[str, str]):
+    """Log which options a batch read ignores."""
+    given = {name.lower() for name in options}
+    ignored = [name for name in _OF_STREAMS if name.lower() in given]
+    if ignored:
+        _LOG.warning("a batch read ignores %s; endingOffsets limits it", ", ".join(ignored))
+
+
 class Kafka2pc(DataSource):
     """`format("kafka2pc")`: exactly-once writes into Kafka, and reads that can be repeated. The
     options are in `SINK_OPTIONS` and `SOURCE_OPTIONS`. All methods raise `BadOption` for options
@@ -83,10 +98,8 @@ class Kafka2pc(DataSource):
     def reader(self, schema: StructType) -> BatchReader:
         """The source of one `spark.read`."""
         options = self._source_options(schema)
-        if options.max_offsets:
-            raise BadOption("maxOffsetsPerTrigger is for streams", action="Use endingOffsets.")
-        if options.start and options.start.kind == "latest":
-            raise BadOption("startingOffsets=latest: a batch would read nothing")
+        _warn_of_rate(self.options)
+        check_batch_start(options.start)
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:
@@ -100,7 +113,7 @@ class Kafka2pc(DataSource):
             )
         if options.end:
             raise BadOption(
-                "endingOffsets is for batches", action="Use trigger(availableNow=True)."
+                f"{options.end.option} is for batches", action="Use trigger(availableNow=True)."
             )
         return StreamReader(options)
 
@@ -116,8 +129,25 @@ class Kafka2pc(DataSource):
 
 def register(spark):
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
-    reading. Raises `BadOption` if the installed PySpark lacks what the format needs: it needs
-    Spark 4.1.
+    reading. A thread of your own calls it, too, before it writes. Raises `BadOption` if the
+    installed PySpark lacks what the format needs: it needs Spark 4.1.
     """
     check_interfaces()
     spark.dataSource.register(Kafka2pc)
+    _make_active(spark)
+
+
+def _make_active(spark):
+    """Make this the active session of this thread. Spark looks for the format of a write there, and
+    a thread that Python has started has none.
+    """
+    if is_connect(spark):
+        return
+    from py4j.protocol import Py4JError
+
+    try:
+        sessions = spark._jvm.org.apache.spark.sql.classic.SparkSession  # noqa: SLF001
+        sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    # a cluster that forbids it
+    except (Py4JError, AttributeError, TypeError):
+        _LOG.warning("a write from a thread of your own may not find the format", exc_info=True)

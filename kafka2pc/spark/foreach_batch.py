@@ -72,6 +72,7 @@ from kafka2pc.spark.sink.opening import (
     open_place,
     plan_batch,
     stream_driver,
+    warn_once,
 )
 from .sink.options import SinkOptions, parse_sink_options
 from .worker import freeze_worker
@@ -282,6 +283,7 @@ class ExactlyOnce:
         """
         if not self.options.conf:
             return list(self.participants)
+        warn_once(self.options)
         columns = partial(plain_names, timestamps=self.options.timestamps)
         return [Shaped(open_participant(self.options), columns), *self.participants]
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['DataSource', 'DataSourceArrowWriter', 'DataSourceReader', 'DataSourceStreamArrowWriter', 'DataSourceStreamReader',
-           'InputPartition', 'WriterCommitMessage', 'ReadAllAvailable', 'ReadMaxRows', 'SupportsTriggerAvailableNow',
-           'Absent', 'find_class', 'is_absent', 'check_interfaces']
+           'InputPartition', 'WriterCommitMessage', 'ReadAllAvailable', 'ReadMaxRows', 'ReadMinRows',
+           'SupportsTriggerAvailableNow', 'Absent', 'find_class', 'is_absent', 'check_interfaces']
 
 # %% ../../nbs/spark/07_interfaces.ipynb #c002
 from importlib import import_module
@@ -48,6 +48,7 @@ WriterCommitMessage: Any = find_class("WriterCommitMessage")
 _STREAMING = "pyspark.sql.streaming.datasource"
 ReadAllAvailable: Any = find_class("ReadAllAvailable", _STREAMING)
 ReadMaxRows: Any = find_class("ReadMaxRows", _STREAMING)
+ReadMinRows: Any = find_class("ReadMinRows", _STREAMING)
 SupportsTriggerAvailableNow: Any = find_class("SupportsTriggerAvailableNow", _STREAMING)
 
 # %% ../../nbs/spark/07_interfaces.ipynb #c012

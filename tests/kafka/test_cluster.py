@@ -44,6 +44,7 @@ from kafka2pc.kafka.wire.transactions import (
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
+from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
 from kafka2pc.protocol.messages import PreparedTxnState
 from kafka2pc.protocol.participant import Outcome
@@ -107,6 +108,17 @@ def cluster(kafka):
     kafka.create_topic("control", partitions=2, config={"max.message.bytes": 54321})
     with Cluster(kafka.client_conf, timeout_ms=8000) as made:
         yield made
+
+
+def test_connections_are_closed_when_they_are_idle_and_opened_again(kafka):
+    habits = {
+        "connections.max.idle.ms": "300",
+        "metadata.max.age.ms": "60000",
+        "client.dns.lookup": "resolve_canonical_bootstrap_servers_only",
+    }
+    with Cluster(kafka.client_conf | habits, timeout_ms=8000) as idle:
+        until(lambda: not idle._manager._conns, "the connections are closed")
+        assert idle.nodes()
 
 
 def begun(cluster, transactional_id, topic="control", **timeout):

@@ -212,7 +212,7 @@ def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
     for _ in range(3):
         lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
     missing, second, _ = lane.batches
-    lane.send_again(13, pause_s=0)
+    lane.send_again(13)
     lane.acknowledge(second, 1)
     now = time.monotonic() + 1
     assert lane.next_batch(now) is missing
@@ -221,6 +221,22 @@ def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
     lane.answered(missing)
     lane.acknowledge(missing, 0)
     assert lane.next_batch(now) is not None
+
+
+def test_the_pauses_of_a_lane_grow_until_a_batch_arrives():
+    """A thousand logs that the broker has not opened yet were asked for 70,000 times."""
+    lane, clock, pauses = Lane("t", 0), [100.0], []
+    lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
+    with patch.object(time, "monotonic", lambda: clock[0]):
+        for _ in range(7):
+            for _ in range(3):  # the answers to batches that were flying together
+                lane.send_again(6)
+            pauses.append(round(lane.not_before - clock[0], 2))
+            clock[0] = lane.not_before
+        lane.acknowledge(lane.batches[0], 0)
+        lane.send_again(6)
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    assert lane.not_before == pytest.approx(clock[0] + 0.05)
 
 
 @given(

@@ -224,6 +224,15 @@ def test_an_option_that_nobody_can_honour_is_refused(case):
     )
 
 
+def test_all_wrong_options_are_in_one_error():
+    alone = [case for case, _ in OPTIONS.values() if len(case) == 1]
+    together = {name: value for case in reversed(alone) for name, value in case.items()}
+    with pytest.raises(BadOption) as caught:
+        parse_sink_options(given(**together))
+    said = caught.value.what.lower()
+    assert len(together) > 12 and [n for n in together if n.lower() not in said] == []
+
+
 def test_options_have_no_case_and_defaults_are_safe():
     made = parse_sink_options(given(TOPIC="t", DeliveryGuarantee="exactly_once"))
     assert (
@@ -358,7 +367,27 @@ WRONG_OPTIONS = {
         {"kafka.transactional.id": "mine"},
         ["kafka.transactional.id", "transactionalIdPrefix"],
     ),
-    "unknown to the client": ({"kafka.no.such": "1"}, ['"no.such"']),
+    "unknown to the client": ({"kafka.no.such": "1"}, ["unknown option kafka.no.such"]),
+    "many at once": (
+        {
+            "engine": "java",
+            "topics": "x",
+            "kafka.acks": "1",
+            "kafka.linger.mss": "5",
+            "kafka.batch.size": "large",
+            "kafka.ssl.cipher.suites": "TLS_AES_256_GCM_SHA384",
+        },
+        [
+            "6 options cannot be used",
+            "engine=java",
+            "unknown option topics",
+            "kafka.acks=1",
+            "unknown option kafka.linger.mss",
+            "kafka.batch.size=large",
+            "kafka.ssl.cipher.suites",
+            "Did you mean kafka.linger.ms?",
+        ],
+    ),
     "timeout too long": (
         {"kafka.transaction.timeout.ms": "900001"},
         ["kafka.transaction.timeout.ms=900001", "at most 900000"],

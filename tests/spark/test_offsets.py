@@ -18,9 +18,11 @@ from kafka2pc.spark.source.offsets import (
     Range,
     Snapshot,
     admit,
+    combine_behind,
     cut_ranges,
     find_losses,
     from_json,
+    measure_behind,
     plan_end,
     plan_ranges,
     to_json,
@@ -91,6 +93,52 @@ def test_cut_ranges_hold_the_same_offsets(sizes, least):
     pieces = cut_ranges(whole, least)
     of = lambda rs: [(r.partition, o) for r in rs for o in range(r.begin, r.end)]
     assert of(pieces) == of(whole) and len(pieces) >= min(least, sum(sizes)) // 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "most", "expected"),
+    [
+        ((4, 20), 4, None, [(0, 0, 4), (1, 0, 6), (1, 6, 13), (1, 13, 20)]),
+        ((0, 20), 4, None, [(1, 0, 5), (1, 5, 10), (1, 10, 15), (1, 15, 20)]),
+        ((1, 1000), 4, None, [(0, 0, 1), (1, 0, 333), (1, 333, 666), (1, 666, 1000)]),
+        ((4, 20), 1, None, [(0, 0, 4), (1, 0, 20)]),
+        ((14,), 4, None, [(0, 0, 3), (0, 3, 6), (0, 6, 10), (0, 10, 14)]),
+        ((3,), 9, None, [(0, 0, 1), (0, 1, 2), (0, 2, 3)]),
+        ((4, 5), None, 4, [(0, 0, 4), (1, 0, 2), (1, 2, 5)]),
+        ((49,), None, 20, [(0, 0, 16), (0, 16, 32), (0, 32, 49)]),
+        ((39,), 1, 20, [(0, 0, 19), (0, 19, 39)]),
+        ((39,), 4, 20, [(0, 0, 9), (0, 9, 19), (0, 19, 29), (0, 29, 39)]),
+        ((39, 3), 4, 20, [(0, 0, 19), (0, 19, 29), (0, 29, 39), (1, 0, 3)]),
+    ],
+)
+def test_ranges_are_cut_as_sparks_own_source_cuts_them(sizes, least, most, expected):
+    """What is small stays whole, and does not count for the others; a piece too many goes last."""
+    whole = [Range(T, p, 0, n) for p, n in enumerate(sizes)]
+    assert [(r.partition, r.begin, r.end) for r in cut_ranges(whole, least, most)] == expected
+
+
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=6),
+    least=st.one_of(st.none(), st.integers(1, 30)),
+    most=st.integers(1, 100),
+)
+def test_no_task_reads_more_than_the_most_records(sizes, least, most):
+    whole = [Range(T, p, 3, 3 + n) for p, n in enumerate(sizes)]
+    pieces = cut_ranges(whole, least, most)
+    of = lambda rs: [(r.partition, o) for r in rs for o in range(r.begin, r.end)]
+    assert of(pieces) == of(whole)
+    assert all(0 < r.size <= most for r in pieces)
+
+
+def test_how_far_behind_is_combined_over_the_sources_of_a_query():
+    """Entries of other sources do not count, nor those of earlier releases."""
+    end = Offsets(at={(T, 0): 10, (T, 1): 1})
+    behind = measure_behind(end, {(T, 0): 14, (T, 1): 1})
+    assert (behind, measure_behind(Offsets(at={}), {})) == ({"avg": 2.0, "max": 4, "min": 0}, {})
+    other = {"version": 1, "offsets": {"u": {"0": 5}}, "behind": {"avg": 8.0, "max": 8, "min": 8}}
+    entries = [to_json(end) | {"behind": behind}, other, None, {"logOffset": 3}, to_json(end)]
+    assert combine_behind(entries) == {"avg": 4.0, "max": 8, "min": 0}
+    assert combine_behind(entries[2:]) is None
 
 
 def test_nothing_new_is_the_same_text_so_that_spark_starts_no_batch():

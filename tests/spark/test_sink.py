@@ -20,7 +20,7 @@ from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills.scenario import Scenario
 from kafka2pc.proof.drills.spark_job import running
 from kafka2pc.spark.sink.batch_line import BatchHistory
-from kafka2pc.spark.sink.opening import open_participant
+from kafka2pc.spark.sink.batch_writer import plan_write
 from kafka2pc.spark.sink.options import parse_sink_options
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
@@ -411,27 +411,28 @@ def test_a_loss_that_is_skipped_is_in_the_log(caplog):
     [
         (
             "auto",
-            [
-                "the columnar engine has no use for kafka.linger.ms, kafka.retries;"
-                " engine=confluent has"
-            ],
+            "these options have no effect: kafka.buffer.memory, kafka.linger.ms,"
+            " kafka.max.block.ms, kafka.retries; engine=confluent has a use for"
+            " kafka.buffer.memory, kafka.linger.ms, kafka.retries",
         ),
-        ("confluent", []),
+        ("confluent", "these options have no effect: kafka.max.block.ms"),
     ],
 )
-def test_a_setting_that_is_not_used_is_named_once(kafka, caplog, engine, says):
+def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
     conf = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}
     options = {
         **conf,
         "engine": engine,
         "kafka.linger.ms": "5",
         "kafka.retries": "3",
+        "kafka.max.block.ms": "60000",
+        "kafka.buffer.memory": "33554432",
         "kafka.compression.type": "lz4",
         "kafka.delivery.timeout.ms": "90000",
     }
     for _ in range(2):
-        open_participant(parse_sink_options(options))
-    assert [r.getMessage() for r in caplog.records if "no use" in r.getMessage()] == says
+        plan_write(parse_sink_options(options | {"deliveryGuarantee": "at_least_once"}))
+    assert [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()] == [says]
 
 
 # -- decisions in other places --

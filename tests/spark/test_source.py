@@ -17,6 +17,7 @@ from kafka2pc.protocol.errors import (
     TopicGone,
     TopicRecreated,
 )
+from kafka2pc.spark.source import range_reader
 from kafka2pc.spark.source.cluster import Questions
 from kafka2pc.spark.source.lag import measure_lag, read_last_offsets
 from kafka2pc.spark.source.offsets import (
@@ -29,6 +30,7 @@ from kafka2pc.spark.source.offsets import (
     to_json,
 )
 from kafka2pc.spark.source.options import parse_source_options
+from kafka2pc.spark.source.places import EARLIEST, LATEST
 from kafka2pc.spark.source.range_reader import read_range
 from kafka2pc.spark.source.readers import (
     RangePartition,
@@ -67,6 +69,28 @@ def test_a_topic_that_the_first_look_missed_is_not_forgotten():
         (T, 0): 4,
         ("u", 0): 5,
     }
+
+
+class GrowingTopic:
+    """A cluster whose topic gets a record while a read is planned: its end was 5, and the offset of
+    the time is 7.
+    """
+
+    def topics(self, names):
+        return {T: ("id", [0])}
+
+    def bounds(self, parts):
+        return {(T, 0): Bounds(0, 5)}
+
+    def offsets_of(self, times):
+        return {(T, 0): 7}
+
+
+def test_an_end_by_time_may_lie_behind_the_end_that_was_asked_before():
+    o = parse_source_options(
+        {"kafka.bootstrap.servers": "localhost:1", "subscribe": T, "endingTimestamp": "1"}
+    )
+    assert plan_read(GrowingTopic(), o) == [Range(T, 0, EARLIEST, 7)]
 
 
 # -- on a broker --
@@ -422,7 +446,10 @@ def test_a_batch_read_is_planned_between_its_ends(kafka, topic, ask):
         "startingOffsets": f'{{"{topic}": {{"0": 3, "1": -2}}}}',
         "endingOffsets": f'{{"{topic}": {{"0": 7, "1": -1}}}}',
     }
-    assert plan_read(ask, options(kafka, topic, **both)) == [Range(topic, 0, 3, 7)]
+    assert plan_read(ask, options(kafka, topic, **both)) == [
+        Range(topic, 0, 3, 7),
+        Range(topic, 1, EARLIEST, LATEST),
+    ]
     with pytest.raises(BadOption, match="behind the end"):
         plan_read(ask, options(kafka, topic, endingOffsets=f'{{"{topic}": {{"0": 70, "1": -1}}}}'))
     with pytest.raises(BadOption, match="no such topic"):
@@ -431,6 +458,81 @@ def test_a_batch_read_is_planned_between_its_ends(kafka, topic, ask):
         (topic, 0),
         (topic, 1),
     }
+
+
+@pytest.mark.kafka
+def test_the_outer_ends_of_a_cut_partition_are_left_to_the_tasks(kafka, topic, ask):
+    write(kafka, topic, range(3))  # and a marker
+    o = options(kafka, topic, minPartitions="3")
+    assert plan_read(ask, o) == [
+        Range(topic, 0, EARLIEST, 1),
+        Range(topic, 0, 1, 2),
+        Range(topic, 0, 2, LATEST),
+        Range(topic, 1, EARLIEST, LATEST),
+    ]
+
+
+@pytest.mark.kafka
+def test_the_ends_of_a_cut_partition_stay_where_offsets_name_them(kafka, topic, ask):
+    write(kafka, topic, range(10))
+    places = {
+        "startingOffsets": f'{{"{topic}": {{"0": 1, "1": 0}}}}',
+        "endingOffsets": f'{{"{topic}": {{"0": 4, "1": 0}}}}',
+    }
+    o = options(kafka, topic, minPartitions="3", **places)
+    assert plan_read(ask, o) == [Range(topic, 0, n, n + 1) for n in (1, 2, 3)]
+
+
+@pytest.mark.kafka
+def test_a_task_looks_for_the_ends_of_its_range(kafka, topic, ask):
+    write(kafka, topic, range(20))
+    o = options(kafka, topic)
+    whole, first = Range(topic, 0, EARLIEST, LATEST), Range(topic, 0, EARLIEST, 5)
+    assert values(read_range(o, first)) == [str(n) for n in range(5)]
+    ask.admin.delete_records([TopicPartition(topic, 0, 10)])[TopicPartition(topic, 0)].result()
+    assert values(read_range(o, whole)) == [str(n) for n in range(10, 20)]
+    assert values(read_range(o, first)) == []
+    write(kafka, topic, ["later"])
+    assert values(read_range(o, whole)) == [str(n) for n in range(10, 20)] + ["later"]
+    waiting = begin(kafka)
+    waiting.produce(topic, b"open", partition=0)
+    waiting.flush(30)
+    assert values(read_range(o, whole))[-1] == "later"
+    waiting.abort_transaction(30)
+
+
+@pytest.mark.kafka
+def test_what_is_deleted_after_the_task_looked_is_no_loss_for_earliest(
+    kafka, topic, ask, monkeypatch
+):
+    write(kafka, topic, range(20))
+    bind = range_reader.bind_range
+
+    def bind_and_delete(o, r):
+        bound = bind(o, r)
+        part = TopicPartition(topic, 0, 10)
+        ask.admin.delete_records([part])[part].result()
+        return bound
+
+    monkeypatch.setattr(range_reader, "bind_range", bind_and_delete)
+    found = values(read_range(options(kafka, topic), Range(topic, 0, EARLIEST, LATEST)))
+    assert found == [str(n) for n in range(10, 20)]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("fail", [True, False])
+def test_an_open_range_of_a_topic_that_is_gone_or_shorter(kafka, topic, ask, fail):
+    o = options(kafka, topic, failOnDataLoss=str(fail).lower())
+    cases = [
+        (Range(topic, 7, EARLIEST, LATEST), TopicGone, f"{topic}-7 does not exist any more"),
+        (Range(topic, 0, 5, LATEST), TopicRecreated, "ends at offset 0, but the read begins at 5"),
+    ]
+    for r, error, said in cases:
+        if fail:
+            with pytest.raises(error, match=said):
+                list(read_range(o, r))
+        else:
+            assert list(read_range(o, r)) == []
 
 
 # -- in Spark --
@@ -561,8 +663,8 @@ def test_errors_reach_the_user_through_spark(spark, kafka, topic):
     for more, said in (
         ({"startingOffsets": "newest"}, "startingOffsets=newest"),
         ({"startingOffsets": "latest"}, "a batch would read nothing"),
+        ({"startingOffsets": f'{{"{topic}": {{"0": -1, "1": 0}}}}'}, f"-1 for {topic}-0"),
         ({"subscribe": "no-such-topic"}, "no-such-topic: no such topic"),
-        ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
     ):
         with pytest.raises(Exception, match=said):
             load(spark.read, kafka, topic, **more).count()

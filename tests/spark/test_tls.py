@@ -6,6 +6,7 @@ import json
 import shlex
 import uuid
 from dataclasses import asdict
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import list_transactions
+from kafka2pc.kafka.wire.settings import client_conf
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
@@ -165,6 +167,28 @@ def test_a_login_over_tls_and_a_name_that_is_not_checked(tls):
         assert cluster.cluster_id == both.cluster_id
     with Cluster(tls.client_conf | {"ssl.endpoint.identification.algorithm": "none"}) as cluster:
         assert cluster.cluster_id == tls.cluster_id
+
+
+def test_java_stores_of_the_type_pem_are_read(tls, tmp_path):
+    """By the connection, and by librdkafka."""
+    conf = tls.client_conf_for("alice")
+    store = tmp_path / "alice.pem"
+    parts = [Path(conf[name]).read_text() for name in KEYS[:2]]
+    store.write_text("".join(parts))
+    options = {
+        "kafka.bootstrap.servers": tls.bootstrap_servers,
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": conf["ssl.ca.location"],
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.location": str(store),
+        "kafka.ssl.key.password": conf["ssl.key.password"],
+        "kafka.ssl.enabled.protocols": "TLSv1.2,TLSv1.3",
+    }
+    made = client_conf(options)
+    with Cluster(made) as cluster:
+        assert cluster.cluster_id == tls.cluster_id
+    assert Questions(made).admin.list_topics(timeout=20).cluster_id == tls.cluster_id
 
 
 # -- what is wrong is told before anything is written --

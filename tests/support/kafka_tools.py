@@ -5,7 +5,7 @@ import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 
-from kafka2pc.local.jars import fetch_jars, fetch_kafka, find_java
+from kafka2pc.local.jars import KAFKA_VERSION, fetch_jars, fetch_kafka, find_java
 
 TOOLS = {
     "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
@@ -64,14 +64,14 @@ def java_conf(kafka):
 
 
 @contextmanager
-def java_clients():
+def java_clients(version=KAFKA_VERSION):
     """The classes of Kafka's own Java clients, called from here: a JVM of py4j."""
     import pyspark
     from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
     jars = [
         *Path(pyspark.__path__[0]).glob("jars/py4j-*.jar"),
-        *fetch_kafka(progress=None).glob("*.jar"),
+        *fetch_kafka(version, progress=None).glob("*.jar"),
     ]
     port = launch_gateway(
         jarpath=str(jars[0]), classpath=":".join(map(str, jars)), die_on_exit=True

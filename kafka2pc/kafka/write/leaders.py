@@ -51,8 +51,11 @@ class Leaders:
             self._lost.add(where)
 
     def calm(self):
-        """A partition that was in trouble is well again: ask soon the next time."""
-        self._pause_s = FIRST_PAUSE_S
+        """A partition that was in trouble is well again. If no other one is, ask soon the next
+        time.
+        """
+        if not self._lost:
+            self._pause_s = FIRST_PAUSE_S
 
     def find(self) -> list[Where]:
         """The partitions whose leader was found since the last call. Asks for those that are lost,

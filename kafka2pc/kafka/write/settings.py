@@ -12,7 +12,8 @@ from typing import Mapping
 from confluent_kafka import KafkaException, Producer
 
 # %% ../../../nbs/kafka/write/01_settings.ipynb #c004
-from ..wire.login import TOKEN_PROVIDER, for_librdkafka
+from ..options.librdkafka import TOKEN_PROVIDER
+from ..wire.login import for_librdkafka
 from ..wire.settings import whole_number
 from ...protocol.errors import BadOption
 
@@ -80,6 +81,9 @@ def open_producer(conf: Mapping, **callbacks) -> Producer:
 _OBEYED = {
     "bootstrap.servers",
     "client.id",
+    "client.dns.lookup",
+    "connections.max.idle.ms",
+    "metadata.max.age.ms",
     "security.protocol",
     "enable.ssl.certificate.verification",
     TOKEN_PROVIDER,

@@ -196,6 +196,7 @@ def show_progress(
             "rows": lambda p: p.rows,
             "transactions": lambda p: p.transactions,
             "took": lambda p: "" if p.took_ms is None else f"{p.took_ms / 1000:.1f} s",
+            "behind": lambda p: "" if p.max_behind is None else p.max_behind,
             "timeout used": lambda p: "" if p.used is None else f"{p.used:.0%}",
         }
         show_rows(batches, columns, as_json, "No batch yet.")

@@ -10,7 +10,7 @@ import re
 from typing import Iterable, Mapping
 
 # %% ../../../nbs/operations/doctor/05_doctor.ipynb #c003
-from ...kafka.wire.login import TOKEN_PROVIDER
+from ...kafka.options.librdkafka import TOKEN_PROVIDER
 from ...kafka.wire.timeouts import max_timeout_ms
 from ..access import Access
 from kafka2pc.operations.doctor.cluster_checks import (

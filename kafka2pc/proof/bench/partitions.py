@@ -13,10 +13,9 @@ import uuid
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Mapping
 
 # %% ../../../nbs/proof/bench/04_partitions.ipynb #c003
-import pyarrow as pa
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
 from pyspark.sql import DataFrame, SparkSession
@@ -27,8 +26,7 @@ from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.descriptions import list_transactions
 from ...local.broker import LocalKafka
 from .bench import session
-from .engines import columnar
-from .measure import Comparison, in_turns
+from .measure import Comparison, Measured, in_turns
 from ..child_process import until
 from ...spark.datasource import Kafka2pc
 from ...spark.interfaces import DataSourceArrowWriter
@@ -39,8 +37,8 @@ _WAIT_S = 300
 
 
 def wide_topic(kafka: LocalKafka, partitions: int) -> str:
-    """Create a topic, and write one row to each partition. Raises what `LocalKafka.create_topic`
-    raises, `Failed` if a partition has no leader after minutes.
+    """Create a topic, and wait until the broker has all its logs. Raises what
+    `LocalKafka.create_topic` raises, `Failed` after minutes.
     """
     name = f"bench-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(name, partitions=min(partitions, _AT_ONCE), wait_s=_WAIT_S)
@@ -49,23 +47,18 @@ def wide_topic(kafka: LocalKafka, partitions: int) -> str:
         more = NewPartitions(name, min(total, partitions))
         admin.create_partitions([more], request_timeout=60)[name].result()
     until(lambda: _has_logs(admin, name, partitions), f"{name} has all its logs", _WAIT_S)
-    columns = {"value": ["x"] * partitions, "partition": pa.array(range(partitions), pa.int32())}
-    with Cluster(kafka.client_conf) as cluster:
-        columnar(cluster, kafka.client_conf, name, pa.RecordBatch.from_pydict(columns), 1)
     return name
 
 
 def _has_logs(admin: AdminClient, topic: str, partitions: int) -> bool:
+    time.sleep(partitions / 2_000)  # each question holds the broker up
     ask = {TopicPartition(topic, p): OffsetSpec.latest() for p in range(partitions)}
     answers = admin.list_offsets(ask, request_timeout=60).values()
     return not any([answer.exception() for answer in answers])
 
 
 def delete_topic(kafka: LocalKafka, topic: str):
-    """Delete a topic after the markers of all transactions are written."""
-    with Cluster(kafka.client_conf) as cluster:
-        ending = lambda: list_transactions(cluster, states=("PrepareCommit",))
-        until(lambda: not ending(), "every transaction is completed", _WAIT_S)
+    """Ask to delete a topic."""
     admin = AdminClient(kafka.client_conf | {"log_level": 0})
     admin.delete_topics([topic])[topic].result()
 
@@ -90,13 +83,14 @@ def save(kafka: LocalKafka, df: DataFrame, topic: str, name: str = "kafka2pc"):
     df.write.format(name).options(**options).mode("append").save()
 
 
-def write_speed(kafka: LocalKafka, df: DataFrame, rows: int, partitions: int) -> float:
-    """Rows a second of a batch write into a topic of its own."""
-    topic = wide_topic(kafka, partitions)
+def write_speed(kafka: LocalKafka, df: DataFrame, rows: int, topic: str) -> float:
+    """Rows a second of a batch write. Returns after the broker has written all markers."""
     start = time.perf_counter()
     save(kafka, df, topic)
     took = time.perf_counter() - start
-    delete_topic(kafka, topic)
+    with Cluster(kafka.client_conf) as cluster:
+        ending = lambda: list_transactions(cluster, states=("PrepareCommit",))
+        until(lambda: not ending(), "every transaction is completed", _WAIT_S)
     return rows / took
 
 # %% ../../../nbs/proof/bench/04_partitions.ipynb #c010
@@ -104,9 +98,12 @@ _FEW, _MANY = 30, 1_000
 
 
 def local_kafka(partitions: int) -> LocalKafka:
-    """A broker for topics of so many partitions. It removes deleted logs at once."""
+    """A broker for topics of so many partitions: its indexes are small, because it creates two for
+    each log at the first write, and it removes deleted logs at once.
+    """
     heap = "1g" if partitions <= _AT_ONCE else "3g"
-    return LocalKafka(progress=None, heap=heap, config={"log.segment.delete.delay.ms": 1000})
+    config = {"log.index.size.max.bytes": 1 << 20, "log.segment.delete.delay.ms": 1000}
+    return LocalKafka(progress=None, heap=heap, config=config)
 
 
 def many_partitions(
@@ -123,15 +120,36 @@ def many_partitions(
         kafka = place.enter_context(local_kafka(most))
         spark = session()
         place.callback(spark.stop)
-        speed = lambda keys, n: partial(write_speed, kafka, keyed_rows(spark, rows, keys), rows, n)
         short, mixed = KEYS
         numbers = sorted({_FEW, min(_MANY, most), most}, reverse=True)
-        by_number = {f"{n:,} partitions": speed(short, n) for n in numbers}
-        by_length = {keys: speed(keys, _FEW) for keys in (mixed, short)}
+        by_number = {f"{n:,} partitions": (short, n) for n in numbers}
+        by_length = {keys: (keys, _FEW) for keys in (mixed, short)}
         for what, ways in (("many partitions", by_number), (f"{_FEW} partitions", by_length)):
             title = f"Spark, {rows:,} rows of 100 B with keys, {what}"
             tell_title = lambda text, title=title: tell(f"{title}: {text}")
-            yield Comparison(title=title, measured=in_turns(ways, "rows/s", rounds, tell_title))
+            frames = {way: (keyed_rows(spark, rows, keys), n) for way, (keys, n) in ways.items()}
+            measured = _in_turns(kafka, frames, rows, rounds, tell_title)
+            yield Comparison(title=title, measured=measured)
+
+
+def _in_turns(
+    kafka: LocalKafka,
+    frames: Mapping[str, tuple[DataFrame, int]],
+    rows: int,
+    rounds: int,
+    tell: Callable[[str], None],
+) -> tuple[Measured, ...]:
+    """Rows a second of each way: rows, and the number of partitions of its topic, which is deleted
+    at the end.
+    """
+    topics = {way: wide_topic(kafka, partitions) for way, (_, partitions) in frames.items()}
+    ways = {
+        way: partial(write_speed, kafka, df, rows, topics[way]) for way, (df, _) in frames.items()
+    }
+    measured = in_turns(ways, "rows/s", rounds, tell)
+    for topic in topics.values():
+        delete_topic(kafka, topic)
+    return measured
 
 # %% ../../../nbs/proof/bench/04_partitions.ipynb #c015
 def _recorder(file: str) -> Callable[[], None]:

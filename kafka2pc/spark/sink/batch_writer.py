@@ -41,7 +41,12 @@ from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.phases.sweep import sweep
 from ..interfaces import DataSourceArrowWriter
 from .batch_line import count_aborts, log_batch
-from .opening import make_driver, open_participant, open_place
+from kafka2pc.spark.sink.opening import (
+    make_driver,
+    open_participant,
+    open_place,
+    warn_once,
+)
 from .options import SinkOptions
 from .stream_writer import SparkMessage, contents, write_partition
 from ..worker import freeze_worker
@@ -235,6 +240,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     wants transactions that never time out: if the driver dies, nothing would end them.
     """
     _check_key_has_log(options)
+    warn_once(replace(options, key=None))
     if not options.key:
         options = _with_timeout(options)
     participant = open_participant(options)

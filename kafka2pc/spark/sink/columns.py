@@ -31,7 +31,7 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None, timesta
     """
     wanted = _TYPES | ({"timestamp": ("timestamp",)} if timestamps else {})
     names = [name.lower() for name, _ in columns]
-    types = {name.lower(): kind for name, kind in columns}
+    types = {name.lower(): kind.lower() for name, kind in columns}
     _check_names(names, wanted, timestamps)
     for name, allowed in wanted.items():
         if name in types and types[name] not in allowed:
@@ -69,10 +69,25 @@ def _check_names(names: Sequence[str], wanted: Iterable[str], timestamps: bool):
         )
 
 # %% ../../../nbs/spark/sink/06_columns.ipynb #c009
+def _plain_headers(column: "pa.Array") -> "pa.Array":
+    """The same headers, with the names key and value in lower case."""
+    import pyarrow as pa
+
+    header = column.type.value_type
+    plain = pa.struct([(field.name.lower(), field.type) for field in header])
+    return column if plain == header else column.view(pa.list_(plain))
+
+
 def plain_names(batch: "pa.RecordBatch", timestamps: bool) -> "pa.RecordBatch":
-    """Lower-case names: Spark's have no case. No `timestamp` unless the option asks for it."""
+    """Lower-case names, also inside `headers`: Spark's have no case. No `timestamp` unless the
+    option asks for it.
+    """
     names = [name.lower() for name in batch.schema.names]
-    batch = type(batch).from_arrays(batch.columns, names=names)
+    columns = [
+        _plain_headers(column) if name == "headers" else column
+        for name, column in zip(names, batch.columns, strict=True)
+    ]
+    batch = type(batch).from_arrays(columns, names=names)
     if timestamps or "timestamp" not in names:
         return batch
     return batch.select([n for n, name in enumerate(names) if name != "timestamp"])

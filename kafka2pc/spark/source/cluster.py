@@ -24,16 +24,20 @@ from tenacity import (
     RetryError,
     Retrying,
     retry_if_exception,
+    stop_after_attempt,
     stop_after_delay,
+    wait_fixed,
     wait_random_exponential,
 )
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
+from ...kafka.options.librdkafka import TOKEN_PROVIDER
 from ...kafka.wire.cluster import Cluster
-from ...kafka.wire.login import TOKEN_PROVIDER, for_librdkafka
+from ...kafka.wire.login import for_librdkafka
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
-from .options import TopicPart
+from .places import TopicPart
+from .rate import Tries
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c017
 _FORBIDDEN = (
@@ -97,12 +101,12 @@ def _described(future):
         return None
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c027
-def _ask_again(ask: Callable, what: str, within_s: float):
-    """`ask()`, and again while its error may pass."""
+def _ask_again(ask: Callable, what: str, within_s: float, tries: Tries | None = None):
+    """`ask()`, and again while its error may pass: so many `tries`, or for `within_s` seconds."""
     retrying = Retrying(
         retry=retry_if_exception(_may_pass),
-        stop=stop_after_delay(within_s),
-        wait=wait_random_exponential(0.05, 1),
+        stop=stop_after_attempt(tries.count) if tries else stop_after_delay(within_s),
+        wait=wait_fixed(tries.pause_ms / 1000) if tries else wait_random_exponential(0.05, 1),
     )
     try:
         return retrying(ask)
@@ -124,13 +128,18 @@ _INTERNAL = (
 
 class Questions:
     """What a source asks a cluster. `committed_only`: an end is the last stable offset. All methods
-    raise `NotAuthorized`, and `BrokerUnreachable` after `within_ms`. Raises `BadOption` for
-    settings that the client refuses.
+    raise `NotAuthorized`, and `BrokerUnreachable` after `tries` (None: after `within_ms`). Raises
+    `BadOption` for settings that the client refuses.
     """
 
     def __init__(
-        self, conf: Mapping[str, str], committed_only: bool = True, within_ms: int = 20_000
+        self,
+        conf: Mapping[str, str],
+        committed_only: bool = True,
+        within_ms: int = 20_000,
+        tries: Tries | None = None,
     ):
+        self.tries = tries
         self.within_ms = within_ms
         self.servers = conf["bootstrap.servers"]
         self.isolation = (
@@ -154,7 +163,7 @@ class Questions:
 
     def _ask(self, what: str, ask: Callable):
         """`ask()`, and again while its error may pass."""
-        return _ask_again(ask, f"{what} at {self.servers}", self.within_ms / 1000)
+        return _ask_again(ask, f"{what} at {self.servers}", self.within_ms / 1000, self.tries)
 
     def names(self, pattern: str) -> list[str]:
         """The topics whose whole name fits the pattern, without Kafka's own."""
@@ -185,7 +194,19 @@ class Questions:
         self, parts: Iterable[TopicPart], spec: OffsetSpec, isolation: IsolationLevel | None = None
     ) -> dict[TopicPart, int]:
         """One offset for each partition; -1 where no record is as young as `spec` asks."""
-        wanted = {TopicPartition(t, p): spec for t, p in parts}
+        return self._offsets(dict.fromkeys(parts, spec), isolation or self.isolation)
+
+    def offsets_of(self, times: Mapping[TopicPart, int]) -> dict[TopicPart, int]:
+        """The first offset of each partition at or after its time, in ms since 1970; -1 if there is
+        none.
+        """
+        specs = {part: OffsetSpec.for_timestamp(time_ms) for part, time_ms in times.items()}
+        return self._offsets(specs, self.isolation)
+
+    def _offsets(
+        self, specs: Mapping[TopicPart, OffsetSpec], isolation: IsolationLevel
+    ) -> dict[TopicPart, int]:
+        wanted = {TopicPartition(t, p): spec for (t, p), spec in specs.items()}
         if not wanted:
             return {}
 
@@ -193,7 +214,7 @@ class Questions:
             try:
                 futures = self.admin.list_offsets(
                     wanted,
-                    isolation_level=isolation or self.isolation,
+                    isolation_level=isolation,
                     request_timeout=self._request_s,
                 )
                 return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}

@@ -55,7 +55,7 @@ def measure_lag(
     `BadOption`, `NotAuthorized`, `BrokerUnreachable`, and what `read_last_offsets` raises.
     """
     parsed = parse_source_options(options)
-    ask = Questions(dict(parsed.conf))
+    ask = Questions(dict(parsed.conf), tries=parsed.tries)
     snapshot = take_snapshot(ask, parsed)
     ends = ask.offsets(snapshot.parts, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
     last = read_last_offsets(checkpoint, source) if checkpoint else None
