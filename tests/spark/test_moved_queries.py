@@ -170,6 +170,7 @@ def test_a_stream_that_is_joined_with_itself_is_one_source(either_format, kafka,
     )
     assert sorted(found) == [(1, 1, 1), (1, 1, 6), (1, 6, 1), (1, 6, 6), (2, 2, 2), (3, 3, 3)]
     assert {len(p.sources) for p in query.recentProgress} == {1}
+    assert sum(p.numInputRows for p in query.recentProgress) == 4
 
 
 def test_a_stream_reads_keys_and_values_that_are_null(either_format, kafka, topic, tmp_path):
