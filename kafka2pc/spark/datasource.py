@@ -44,6 +44,17 @@ def _warn_of_rate(options: Mapping[str, str]):
         _LOG.warning("a batch read ignores %s; endingOffsets limits it", ", ".join(ignored))
 
 
+def _refuse_table(options: Mapping[str, str]):
+    """Raises `BadOption` if Spark asks on behalf of a table in its catalog."""
+    if "provider" in {name.lower() for name in options}:
+        raise BadOption(
+            "CREATE TABLE ... USING kafka2pc is not possible",
+            why="Spark keeps the options of a table, but does not pass them to a source in Python:"
+            " a read of the table would have no options.",
+            action="CREATE TEMPORARY VIEW name USING kafka2pc OPTIONS (...).",
+        )
+
+
 class Kafka2pc(DataSource):
     """`format("kafka2pc")`: exactly-once writes into Kafka, and reads that can be repeated. The
     options are in `SINK_OPTIONS` and `SOURCE_OPTIONS`. All methods raise `BadOption` for options
@@ -93,6 +104,7 @@ class Kafka2pc(DataSource):
 
     def schema(self) -> StructType:
         """The columns of a source."""
+        _refuse_table(self.options)
         return source_schema(parse_source_options(self.options).headers)
 
     def reader(self, schema: StructType) -> BatchReader:

@@ -7,7 +7,7 @@ import time
 import uuid
 
 import pytest
-from both_formats import OURS, send, values
+from both_formats import OURS, run, send, values
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
@@ -354,7 +354,11 @@ def test_where_a_stream_begins_is_for_a_new_query_only(
     assert batches == [["30"]]
 
 
-WAYS = ["subscribe", "subscribePattern", "assign"]
+NAMED = {
+    "subscribe": lambda topic: topic,
+    "subscribePattern": lambda topic: f"{topic}.*",
+    "assign": lambda topic: json.dumps({topic: list(PARTITIONS)}),
+}
 BEGINS = {
     "earliest": lambda topic, t: ({"startingOffsets": "earliest"}, range(30)),
     "latest": lambda topic, t: ({"startingOffsets": "latest"}, []),
@@ -371,26 +375,76 @@ BEGINS = {
 
 
 @pytest.mark.parametrize("begin", BEGINS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", NAMED)
 def test_a_stream_begins_at_its_place_and_goes_on_after_a_restart(
     either_format, kafka, topic, times, tmp_path, way, begin
 ):
     place, expected = BEGINS[begin](topic, times)
-    assigned = json.dumps({topic: list(PARTITIONS)})
-    named = {"subscribe": topic, "subscribePattern": f"{topic}.*", "assign": assigned}[way]
+    options = place | {way: NAMED[way](topic)}
 
-    def run():
-        batches = either_format.stream_values(tmp_path, topic, **place, **{way: named})
+    def read():
+        batches = either_format.stream_values(tmp_path, topic, **options)
         return sorted(v for batch in batches for v in batch)
 
-    assert run() == text(expected)
-    assert run() == []
+    assert read() == text(expected)
+    assert read() == []
     send(kafka, topic, range(30, 33), partition=1)
-    assert run() == text(range(30, 33))
+    assert read() == text(range(30, 33))
     add_partition(kafka, topic)
     send(kafka, topic, [33], partition=0)
     send(kafka, topic, [34], partition=3)
-    assert run() == text([33] if way == "assign" else [33, 34])
+    assert read() == text([33] if way == "assign" else [33, 34])
+
+
+@pytest.mark.parametrize("begin", BEGINS)
+@pytest.mark.parametrize("way", NAMED)
+def test_a_stream_goes_on_after_a_loss_between_two_runs(
+    either_format, kafka, topic, times, tmp_path, way, begin
+):
+    """failOnDataLoss=false: 30 to 32 are deleted before they are read."""
+    place, expected = BEGINS[begin](topic, times)
+    options = place | {way: NAMED[way](topic), "failOnDataLoss": "false"}
+
+    def read():
+        batches = either_format.stream_values(tmp_path, topic, **options)
+        return sorted(v for batch in batches for v in batch)
+
+    assert read() == text(expected)
+    send(kafka, topic, range(30, 35), partition=1)
+    delete_before(kafka, topic, 13, partition=1)
+    assert read() == text(range(33, 35))
+    send(kafka, topic, [35], partition=0)
+    assert read() == text([35])
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_records_are_deleted_after_the_read_was_planned(
+    either_format, kafka, topic, tmp_path, stream, fail
+):
+    """A stream has planned offsets 0 to 9; a batch read names them."""
+    send(kafka, topic, range(10))
+    found = []
+
+    def read_late(rows, _):
+        delete_before(kafka, topic, 6)
+        found.extend(values(rows))
+
+    def read():
+        loss = {"failOnDataLoss": fail}
+        if stream:
+            frame = either_format.load_stream(topic, startingOffsets="earliest", **loss)
+            run(frame, tmp_path, read_late)
+        else:
+            start = in_json(topic, [0, 0, 0])
+            read_late(either_format.load(topic, startingOffsets=start, **loss), None)
+
+    if fail == "true":
+        with pytest.raises(Exception, match="failOnDataLoss|gone"):
+            read()
+    else:
+        read()
+    assert found == ([] if fail == "true" else text(range(6, 10)))
 
 
 @pytest.mark.parametrize("strategy", [None, "error"])

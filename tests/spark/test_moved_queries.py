@@ -6,8 +6,10 @@ import threading
 import time
 
 import pytest
-from both_formats import OURS, send, values
+from both_formats import OURS, run, send, values
+from confluent_kafka import Producer
 from pyspark import InheritableThread
+from pyspark.sql.functions import window
 
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.kafka]
 
@@ -98,6 +100,91 @@ def test_sql_makes_a_view_of_a_topic(either_format, kafka, topic):
         f" (`kafka.bootstrap.servers` '{kafka.bootstrap_servers}', subscribe '{topic}')"
     )
     assert values(spark.table("moved")) == ["a", "b"]
+
+
+def test_a_table_of_the_catalog(either_format, kafka, topic):
+    """Spark keeps the options of a table, and does not pass them to a source in Python."""
+    send(kafka, topic, ["a"])
+    name, spark = f"moved_{either_format.name}", either_format.spark
+    create = (
+        f"CREATE TABLE {name} USING {either_format.name} OPTIONS"
+        f" (`kafka.bootstrap.servers` '{kafka.bootstrap_servers}', subscribe '{topic}')"
+    )
+    if either_format.name == OURS:
+        with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+            spark.sql(create)
+        assert not spark.catalog.tableExists(name)
+    else:
+        spark.sql(create)
+        assert values(spark.table(name)) == ["a"]
+        spark.sql(f"DROP TABLE {name}")
+
+
+def test_save_as_table(either_format, kafka, topic):
+    """kafka2pc writes the rows once, and Spark adds a table without options to its catalog. Spark's
+    own format refuses it.
+    """
+    name, ours = f"saved_{either_format.name}", either_format.name == OURS
+    frame = either_format.spark.sql("select 'v' value")
+    servers = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic}
+    writer = frame.write.format(either_format.name).options(**servers).mode("append")
+    if ours:
+        writer.saveAsTable(name)
+        with pytest.raises(Exception, match="kafka.bootstrap.servers is missing"):
+            either_format.spark.table(name).collect()
+        either_format.spark.sql(f"DROP TABLE {name}")
+    else:
+        with pytest.raises(Exception, match="Save mode Overwrite not allowed"):
+            writer.saveAsTable(name)
+    assert either_format.values(topic) == (["v"] if ours else [])
+
+
+def test_a_stream_with_a_watermark(either_format, kafka, topic, tmp_path):
+    """Two rows in the window from 0 to 5 s, one in the next, and one 100 s later."""
+    start_ms = (int(time.time()) // 5 - 200) * 5000
+    for at_s in (1, 2, 7, 100):
+        send(kafka, topic, [at_s], timestamp_ms=start_ms + at_s * 1000)
+    frame = either_format.load_stream(topic, startingOffsets="earliest")
+    frame = frame.withWatermark("timestamp", "10 seconds")
+    counts = frame.groupBy(window("timestamp", "5 seconds")).count()
+    found = []
+    run(
+        counts.selectExpr("unix_millis(window.start) start", "count"),
+        tmp_path,
+        lambda rows, _: found.extend(
+            ((r.start - start_ms) // 1000, r["count"]) for r in rows.collect()
+        ),
+    )
+    assert sorted(found) == [(0, 2), (5, 1)]
+
+
+def test_a_stream_that_is_joined_with_itself_is_one_source(either_format, kafka, topic, tmp_path):
+    send(kafka, topic, [1, 2, 3, 6])
+    frame = either_format.load_stream(topic, startingOffsets="earliest")
+    numbers = frame.selectExpr("int(string(value)) n", "int(string(value)) % 5 key")
+    found = []
+    query = run(
+        numbers.join(numbers, "key"),
+        tmp_path,
+        lambda rows, _: found.extend(tuple(r) for r in rows.collect()),
+    )
+    assert sorted(found) == [(1, 1, 1), (1, 1, 6), (1, 6, 1), (1, 6, 6), (2, 2, 2), (3, 3, 3)]
+    assert {len(p.sources) for p in query.recentProgress} == {1}
+    assert sum(p.numInputRows for p in query.recentProgress) == 4
+
+
+def test_a_stream_reads_keys_and_values_that_are_null(either_format, kafka, topic, tmp_path):
+    pairs = [(None, None), (b"1", None), (None, b"2"), (b"", b"")]
+    producer = Producer(kafka.client_conf | {"transactional.id": topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    for key, value in pairs:
+        producer.produce(topic, value, key=key)
+    producer.commit_transaction(60)
+    frame = either_format.load_stream(topic, startingOffsets="earliest").select("key", "value")
+    found = []
+    run(frame, tmp_path, lambda rows, _: found.extend(rows.collect()))
+    assert [tuple(v if v is None else bytes(v) for v in r) for r in found] == pairs
 
 
 SAVE_MODES = {

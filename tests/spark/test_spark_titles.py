@@ -1,5 +1,6 @@
 """The table of Spark's own tests: each title names the test here that shows the same, or says why
-none does.
+none does. Suites that test only Spark's own Scala classes (pools of consumers and producers,
+tokens, JSON, exceptions) have no title here.
 """
 
 import ast

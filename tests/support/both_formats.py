@@ -60,16 +60,26 @@ class Format:
         each micro-batch, each sorted.
         """
         batches = []
-        writer = self.load_stream(topic, **more).writeStream.foreachBatch(
-            lambda rows, number: batches.append(values(rows))
+        run(
+            self.load_stream(topic, **more),
+            checkpoint,
+            lambda rows, _: batches.append(values(rows)),
         )
-        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        query = writer.start()
-        try:
-            assert query.awaitTermination(120), "the stream did not end"
-        finally:
-            query.stop()
         return batches
+
+
+def run(frame, checkpoint, each, mode="append"):
+    """Run a stream until it has read all that exists now. `each` is called with the rows and the
+    number of each micro-batch. Returns the query.
+    """
+    writer = frame.writeStream.foreachBatch(each).outputMode(mode)
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    query = writer.start()
+    try:
+        assert query.awaitTermination(120), "the stream did not end"
+    finally:
+        query.stop()
+    return query
 
 
 def values(rows):
