@@ -29,6 +29,7 @@ from .source.options import SourceOptions, parse_source_options
 from .source.places import check_batch_start
 from .source.range_reader import source_schema
 from .source.readers import BatchReader, StreamReader
+from .worker import freeze_worker
 
 # %% ../../nbs/spark/02_datasource.ipynb #c006
 _LOG = logging.getLogger("kafka2pc")
@@ -65,6 +66,7 @@ class Kafka2pc(DataSource):
         return "kafka2pc"
 
     def __init__(self, options: MutableMapping[str, str]):
+        freeze_worker()
         check_interfaces()
         super().__init__(options)
         self.planning = True

@@ -75,6 +75,7 @@ from kafka2pc.spark.sink.opening import (
     warn_once,
 )
 from .sink.options import SinkOptions, parse_sink_options
+from .worker import freeze_worker
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c010
 class ShapedTransaction(TransactionBase):
@@ -160,6 +161,7 @@ class PrecommitTask:
     counted: tuple[str, ...] | None = None
 
     def __call__(self, chunks: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        freeze_worker()
         measure = partial(payload_bytes, columns=self.counted)
         plan = in_task(self.plan)
         message = precommit(self.participants, plan, chunks, from_environment(), measure)

@@ -713,3 +713,21 @@ def test_what_is_wrong_reaches_the_user_of_a_stream(spark, kafka, topic, ask, tm
     refused(f"TopicRecreated: topic {topic} was created again .partitions: 1, before: 2.")
     run(failOnDataLoss="false")
     assert found == ["0", "1", "2", "5", "6", "7", "8", "new"]
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_a_worker_that_is_kept_is_frozen(spark, kafka, topic):
+    """What a worker has loaded costs no garbage collection after each task."""
+    write(kafka, topic, range(3))
+    assert load(spark.read, kafka, topic).count() == 3
+
+    def frozen(batches):
+        import gc
+
+        import pyarrow as pa
+
+        yield pa.RecordBatch.from_pydict({"objects": [gc.get_freeze_count() for _ in batches]})
+
+    counts = spark.range(2, numPartitions=2).mapInArrow(frozen, "objects long").collect()
+    assert max(row.objects for row in counts) > 10_000

@@ -49,6 +49,7 @@ from kafka2pc.spark.sink.opening import (
 )
 from .options import SinkOptions
 from .stream_writer import SparkMessage, contents, write_partition
+from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c006
 _LOG = logging.getLogger("kafka2pc")
@@ -139,6 +140,7 @@ class BatchWriter(DataSourceArrowWriter):
         """The commit phase. The COMMIT stays in the log for `idempotenceKeyDays`, or for a day:
         Spark calls `abort` if this process dies before Spark has its answer.
         """
+        freeze_worker()
         if not self.plan:
             return
         driver = self._driver()

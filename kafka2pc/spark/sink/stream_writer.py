@@ -37,6 +37,7 @@ from kafka2pc.spark.sink.opening import (
     warn_once,
 )
 from .options import SinkOptions
+from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c007
 @dataclass
@@ -74,6 +75,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list, batchId: int):
         """The commit phase, in the committer. Raises `BadOption` for rows that no task has got."""
+        freeze_worker()
         if any(m is None for m in messages):
             raise no_micro_batch(self.options.checkpoint or "")
         if not self.options.exactly_once:
@@ -150,6 +152,7 @@ def write_partition(
     """Write and pre-commit one partition. `plan` None: at least once, without a transaction. Raises
     what `precommit` and the participant raise.
     """
+    freeze_worker()
     rows = (plain_names(batch, options.timestamps) for batch in batches)
     if plan is None:
         _write_at_least_once(participant, rows)

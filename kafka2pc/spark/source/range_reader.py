@@ -30,6 +30,7 @@ from .cluster import NOTHING_READ, Questions
 from .offsets import Bounds, Loss, Range, name_parts, report_losses
 from .options import SourceOptions
 from .places import EARLIEST, LATEST, TopicPart
+from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c011
 def fetch_range(options: SourceOptions, r: Range) -> Iterator[Columns]:
@@ -167,6 +168,7 @@ def read_range(options: SourceOptions, r: Range | None) -> Iterator[pa.RecordBat
     """The records of a range as Arrow batches; nothing for None. Raises what `fetch_range` raises,
     `RecordsGone`, `TopicGone`, `TopicRecreated`.
     """
+    freeze_worker()
     from_earliest = r is not None and r.begin == EARLIEST
     r = None if r is None else bind_range(options, r)
     while r is not None and r.begin < r.end:
