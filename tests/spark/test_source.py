@@ -9,10 +9,17 @@ import uuid
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import NewPartitions
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+)
 
 from kafka2pc.protocol.errors import (
     BadOption,
+    RecordsBroken,
     RecordsGone,
     TopicGone,
     TopicRecreated,
@@ -533,6 +540,25 @@ def test_an_open_range_of_a_topic_that_is_gone_or_shorter(kafka, topic, ask, fai
                 list(read_range(o, r))
         else:
             assert list(read_range(o, r)) == []
+
+
+@pytest.mark.kafka
+def test_a_time_that_spark_does_not_have_is_named(kafka, topic):
+    now_ns = time.time_ns()
+    config = ConfigResource("TOPIC", topic)
+    for name in ("before", "after"):
+        setting = f"message.timestamp.{name}.max.ms"
+        config.add_incremental_config(
+            ConfigEntry(setting, str(2**63 - 1), incremental_operation=AlterConfigOpType.SET)
+        )
+    admin = AdminClient(kafka.client_conf)
+    admin.incremental_alter_configs([config])[config].result()
+    producer = Producer(kafka.client_conf)
+    producer.produce(topic, b"good", partition=0)
+    producer.produce(topic, b"bad", partition=0, timestamp=now_ns)
+    producer.flush(30)
+    with pytest.raises(RecordsBroken, match=f"{topic}-0, offset 1: timestamp {now_ns}(.|\n)*nano"):
+        list(read_range(options(kafka, topic), Range(topic, 0, 0, 2)))
 
 
 # -- in Spark --

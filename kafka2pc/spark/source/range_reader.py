@@ -25,7 +25,13 @@ from pyspark.sql.types import (
 from ...kafka.participant import KafkaParticipant
 from ...kafka.read.fetcher import NotFetched, fetch, fetch_settings
 from ...kafka.records.decoder import HEADERS, Columns
-from ...protocol.errors import BrokerUnreachable, RecordsGone, TopicGone, TopicRecreated
+from kafka2pc.protocol.errors import (
+    BrokerUnreachable,
+    RecordsBroken,
+    RecordsGone,
+    TopicGone,
+    TopicRecreated,
+)
 from .cluster import NOTHING_READ, Questions
 from .offsets import Bounds, Loss, Range, name_parts, report_losses
 from .options import SourceOptions
@@ -74,10 +80,31 @@ def source_schema(headers: bool) -> StructType:
     return StructType([StructField(name, kind) for name, kind, _ in _fields(headers)])
 
 
+_LARGEST_MS = (2**63 - 1) // 1000  # Spark counts microseconds in 64 bits
+
+
+def _check_times(rows: Columns, r: Range):
+    """Raises `RecordsBroken` for a time that Spark's type timestamp does not have."""
+    wrong = abs(rows.timestamps_ms) > _LARGEST_MS
+    if not wrong.any():
+        return
+    row = int(wrong.argmax())
+    raise RecordsBroken(
+        f"{r.topic}-{r.partition}, offset {rows.offsets[row]}: timestamp {rows.timestamps_ms[row]}",
+        why=(
+            "Kafka counts milliseconds since 1970, and Spark has no such time. Perhaps the producer"
+            " wrote nanoseconds."
+        ),
+        action="Correct the producer. Begin behind this record: startingOffsets, a new checkpoint.",
+    )
+
+
 def to_arrow(rows: Columns, r: Range) -> pa.RecordBatch:
     """The records of one partition as Spark's columns. `timestampType`: 0 for the time when the
-    record was made, 1 for the time when it was appended.
+    record was made, 1 for the time when it was appended. Raises `RecordsBroken` for a time that
+    Spark does not have.
     """
+    _check_times(rows, r)
     with_headers = rows.headers is not None
     times_ms = pa.array(rows.timestamps_ms).cast(pa.timestamp("ms", tz="UTC"))
     arrays = [
