@@ -31,7 +31,9 @@ def known_to_java(jvm):
 
 
 def keys(config):
-    return list(config.configDef().configKeys().values())
+    # by index: PySpark changes how py4j reports the end of an iteration, once it is loaded
+    known = config.configDef().configKeys()
+    return [known[name] for name in config.configNames().toArray()]
 
 
 def form(key):
