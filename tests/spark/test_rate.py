@@ -91,8 +91,7 @@ def test_lower_and_upper_limit_together(kafka, topic):
     """33 offsets, 15 at least and 20 at most: 19 (in proportion), a wait for the other 14, and with
     one more all 15. After the delay, one.
     """
-    for partition, n in enumerate((21, 11, 1)):
-        send(kafka, topic, range(n), partition)
+    send_unevenly(kafka, topic)
     limits = {"minOffsetsPerTrigger": "15", "maxOffsetsPerTrigger": "20", "maxTriggerDelay": "5s"}
     reader, clock_ms = reader_of(kafka, topic, **limits), [0]
     reader._wait.now_ms = lambda: clock_ms[0]
@@ -139,6 +138,12 @@ def test_a_task_reads_at_most_so_many_records(kafka, topic):
 
 
 # -- beside Spark's own source --
+
+
+def send_unevenly(kafka, topic):
+    """33 rows: 21, 11 and 1."""
+    for partition, n in enumerate((21, 11, 1)):
+        send(kafka, topic, range(n), partition)
 
 
 def run_stream(format, topic, tmp_path, trigger, **more):
@@ -188,8 +193,7 @@ def test_cuts_are_those_of_sparks_own_calculator(both_formats):
 @pytest.mark.spark
 @pytest.mark.kafka
 def test_the_upper_limit_is_shared_out_as_spark_does(either_format, kafka, topic, tmp_path):
-    for partition, n in enumerate((21, 11, 1)):
-        send(kafka, topic, range(n), partition)
+    send_unevenly(kafka, topic)
     now = {"availableNow": True}
     rows = run_stream(either_format, topic, tmp_path / "10", now, maxOffsetsPerTrigger="10")
     assert rows == [10, 9, 9, 5]
@@ -202,8 +206,7 @@ def test_the_upper_limit_is_shared_out_as_spark_does(either_format, kafka, topic
 @pytest.mark.kafka
 def test_how_far_each_batch_was_behind(either_format, kafka, topic, tmp_path):
     """Spark's own source reports it to Spark; `progress` reads ours from the checkpoint."""
-    for partition, n in enumerate((21, 11, 1)):
-        send(kafka, topic, range(n), partition)
+    send_unevenly(kafka, topic)
     rows = either_format.load_stream(topic, startingOffsets="earliest", maxOffsetsPerTrigger="10")
     writer = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "cp"))
     query = writer.trigger(availableNow=True).start()
@@ -226,8 +229,7 @@ def test_how_far_each_batch_was_behind(either_format, kafka, topic, tmp_path):
 @pytest.mark.kafka
 def test_a_run_that_ends_and_the_lower_limit(either_format, kafka, topic, tmp_path):
     """`once` reads all in both. `availableNow` leaves 14 in Spark's own, and reads them here."""
-    for partition, n in enumerate((21, 11, 1)):
-        send(kafka, topic, range(n), partition)
+    send_unevenly(kafka, topic)
     limits = {"minOffsetsPerTrigger": "15", "maxOffsetsPerTrigger": "20"}
     assert run_stream(either_format, topic, tmp_path / "1", {"once": True}, **limits) == [33]
     rows = run_stream(either_format, topic, tmp_path / "2", {"availableNow": True}, **limits)

@@ -164,12 +164,10 @@ class Sender:
     def _fill(self, node: int, now: float) -> list[tuple[Lane, Batch]]:
         """Take from the queue of this node what one request holds."""
         lanes, parcel, size = self._ready[node], [], 0
-        while lanes:
+        while lanes and len(parcel) < REQUEST_LANES:
             lane = lanes[0]
             batch = lane.next_batch(now)
             if batch and parcel and size + len(batch.content) > REQUEST_BYTES:
-                break
-            if len(parcel) == REQUEST_LANES:
                 break
             lanes.popleft()
             if lane.queue != node:
