@@ -640,6 +640,10 @@ def test_what_a_batch_costs_does_not_depend_on_the_number_of_partitions(monkeypa
     monkeypatch.setattr(Lane, "next_batch", look)
     broker = Dice(0, 1000)
     broker.dice.choice = lambda fates: "good"
+    sizes, send = [], broker.send
+    broker.send = lambda request, node, within_ms: (
+        sizes.append(len(request.topic_data[0].partition_data)) or send(request, node, within_ms)
+    )
     sender = Sender(broker, "wide", PreparedTxnState(1, 0), delivery_ms=60_000)
     sender.leaders("t")
     for _ in range(3):
@@ -651,3 +655,5 @@ def test_what_a_batch_costs_does_not_depend_on_the_number_of_partitions(monkeypa
         sender.step()
     assert broker.logs == {p: [0, 1, 2] for p in range(1000)}
     assert len(looks) < 5 * 3000
+    # a broker opens a new log for each batch, and must answer in time
+    assert max(sizes) == sender_module.REQUEST_LANES and sum(sizes) == 3000
