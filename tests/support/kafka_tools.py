@@ -4,6 +4,7 @@ import shlex
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from kafka2pc.local.jars import KAFKA_VERSION, fetch_jars, fetch_kafka, find_java
 
@@ -65,8 +66,13 @@ def java_conf(kafka):
 
 @contextmanager
 def java_clients(version=KAFKA_VERSION):
-    """The classes of Kafka's own Java clients, called from here: a JVM of py4j."""
+    """The classes of Kafka's own Java clients, called from here: a JVM of py4j.
+
+    PySpark puts its own reading of Java's exceptions into py4j, and it fails without a session
+    of Spark, also where a list of Java merely ends: py4j's own is there meanwhile.
+    """
     import pyspark
+    from py4j import java_gateway, protocol
     from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
     jars = [
@@ -78,6 +84,7 @@ def java_clients(version=KAFKA_VERSION):
     )
     gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port))
     try:
-        yield gateway.jvm
+        with patch.object(java_gateway, "get_return_value", protocol.get_return_value):
+            yield gateway.jvm
     finally:
         gateway.shutdown()
