@@ -107,9 +107,9 @@ def test_each_row_must_be_there_once(found, anomalies):
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_a_query_whose_tasks_keep_files_and_memory_is_found(tmp_path):
-    leak = {"faults": json.dumps({"leak": {"files": 2, "size": 4 * 2**20}})}
+    leak = {"faults": json.dumps({"leak": {"files": 8, "size": 4 * 2**20}})}
     with Stage(tmp_path, progress=None) as stage, pytest.raises(Grows) as error:
-        soak_query(stage, 60, options=leak)
+        soak_query(stage, 40, options=leak)
     for quantity in ("memory", "descriptors"):
         assert f"{WORKERS}: {quantity} grew by" in error.value.what
     assert "committer" not in error.value.what and "planner" not in error.value.what

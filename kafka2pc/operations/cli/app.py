@@ -173,8 +173,17 @@ def _printer(console: Console) -> Callable:
     return tell
 
 
+def _walk(seed: int, minutes: float, output: Path, tell: Callable, console: Console) -> list:
+    """Walk at random, after a line that says how to repeat it."""
+    from kafka2pc.proof.drills.walks import walk
+
+    again = f"kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}"
+    console.print(f"The walk again: {again}", highlight=False, soft_wrap=True)
+    return walk(seed, minutes, output, tell)
+
+
 def _soak(minutes: float, output: Path, tell: Callable, console: Console):
-    """Soak, and print the table of what each process used."""
+    """Soak, and print the table of what each kind of process used."""
     from kafka2pc.proof.drills.soak import soak
 
     return soak(minutes, output, tell, show=console.print)
@@ -210,7 +219,6 @@ def drill(
     seed = random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
         from kafka2pc.proof.drills.one_store import play_all, summary
-        from kafka2pc.proof.drills.walks import walk
 
         chosen = [d for d in _all_drills(seed) if _is_chosen(d, only or [])]
         if not chosen and not minutes and not soak:
@@ -218,9 +226,7 @@ def drill(
         tell = _printer(console)
         played = play_all(chosen, output, tell) if chosen else []
         if minutes:
-            again = f"kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}"
-            console.print(f"The walk again: {again}", highlight=False, soft_wrap=True)
-            played += walk(seed, minutes, output, tell)
+            played += _walk(seed, minutes, output, tell, console)
         if soak:
             played.append(_soak(soak, output, tell, console))
     console.print(summary(played))
