@@ -61,9 +61,9 @@ def test_a_worker_that_is_replaced_all_the_time_hides_no_leak():
 
 
 def test_a_kind_of_process_that_appears_late_and_multiplies_is_found():
-    samples = [Sample(at_s=n, values={("x", "processes"): n}) for n in range(40)]
+    samples = [Sample(at_s=n, values={("x", "count"): n}) for n in range(40)]
     late = [Sample(at_s=n, values={}) for n in range(40)] + samples
-    with pytest.raises(Grows, match="x: processes grew by 33.0"):
+    with pytest.raises(Grows, match="x: count grew by 33.0"):
         judge(trends(late))
 
 
@@ -73,8 +73,8 @@ def test_a_kind_of_process_that_appears_late_and_multiplies_is_found():
         (JVM, "memory", 1e6),
         (BROKER, "memory", 1e6),
         (JVM, "threads", 236),
-        (DECISION_LOG, "entries", 108),
-        (IDS, "entries", 8),
+        (DECISION_LOG, "count", 108),
+        (IDS, "count", 8),
     ],
 )
 def test_what_has_a_bound_of_its_own_may_grow_to_it(kind, quantity, most):

@@ -77,7 +77,7 @@ def _use(processes: Iterable[psutil.Process]) -> dict[str, float]:
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             uses.append((p.memory_info().rss / 2**20, p.num_fds(), p.num_threads()))
     most = [max(column) for column in zip(*uses, strict=True)] or [0, 0, 0]
-    names = ("processes", "memory", "descriptors", "threads")
+    names = ("count", "memory", "descriptors", "threads")
     return dict(zip(names, [len(uses), *most], strict=True))
 
 # %% ../../../nbs/proof/drills/11_soak.ipynb #c009
@@ -166,8 +166,8 @@ class Sampler:
             use = _use(processes) | {"started": len(seen)}
             values |= {(kind, quantity): n for quantity, n in use.items()}
         ids = list_transactions(self.cluster, scenario.name, states=())
-        values[IDS, "entries"] = len(ids)
-        values[DECISION_LOG, "entries"] = len(list(scenario.checkpoint.glob("kafka2pc/*")))
+        values[IDS, "count"] = len(ids)
+        values[DECISION_LOG, "count"] = len(list(scenario.checkpoint.glob("kafka2pc/*")))
         at_s = time.monotonic() - self._start
         self.samples.append(Sample(at_s=at_s, values=values))
 
@@ -209,12 +209,13 @@ def sample_query(
 
 # %% ../../../nbs/proof/drills/11_soak.ipynb #c013
 # of growth in half a run; memory in MiB
-LIMITS = dict(processes=2, started=4, memory=4, descriptors=8, threads=8, entries=8)
+LIMITS = dict(count=2, started=4, memory=4, descriptors=8, threads=8)
 OTHER_LIMITS = {
     (JVM, "memory"): None,  # a heap grows until it is collected, up to its bound
     (BROKER, "memory"): None,
     (JVM, "threads"): 8 + 100 + 128,  # two pools of Spark's block manager fill slowly
-    (DECISION_LOG, "entries"): 8 + Policy().keep_batches,
+    (IDS, "count"): 8,
+    (DECISION_LOG, "count"): 8 + Policy().keep_batches,
 }
 
 
@@ -238,7 +239,8 @@ class Trend:
         return self.limit is not None and self.end - self.middle > self.limit
 
     def __str__(self) -> str:
-        return f"{self.start:.0f} / {self.middle:.0f} / {self.end:.0f}"
+        numbers = [f"{n:.0f}" for n in (self.start, self.middle, self.end)]
+        return "/".join(numbers) if len(set(numbers)) > 1 else numbers[0]
 
 
 def trends(samples: Sequence[Sample]) -> list[Trend]:
@@ -275,8 +277,10 @@ def judge(found: Iterable[Trend]):
 
 
 def trend_table(found: Sequence[Trend]) -> Table:
-    """A row for each kind: start / middle / end of each quantity; memory in MiB."""
-    table = Table("start / middle / end", *LIMITS, box=SIMPLE_HEAD)
+    """A row for each kind: start/middle/end of each quantity, once if they are equal; memory in
+    MiB.
+    """
+    table = Table("start/middle/end", *LIMITS, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for kind in dict.fromkeys(t.kind for t in found):
         cells = {t.quantity: f"{t}, grows" if t.grows else str(t) for t in found if t.kind == kind}
         table.add_row(kind, *(cells.get(quantity, "") for quantity in LIMITS))
