@@ -201,8 +201,7 @@ def drill(
         float, typer.Option(min=0, help="Then walk at random for so many minutes.")
     ] = 0,
     soak: Annotated[
-        float,
-        typer.Option(min=0, help="Then run one query for so many minutes: nothing may grow."),
+        float, typer.Option(min=0, help="Then soak for so many minutes: nothing may grow.")
     ] = 0,
     seed: Annotated[
         int | None,
