@@ -105,8 +105,8 @@ class Bench:
     def sources(self) -> Iterator[Comparison]:
         """Reads by Spark."""
         rows = self.sizes.read_rows
-        for codec in ("none", "lz4"):
-            title = f"Spark, batch read, {rows:,} rows of 100 B, {codec}"
+        for codec, name in {"none": "not compressed", "lz4": "lz4"}.items():
+            title = f"Spark, batch read, {rows:,} rows of 100 B, {name}"
             yield self._compare(title, sources, rows, codec=codec)
         rows, most = self.sizes.wide_read_rows, min(self.sizes.partitions[-1], 1_000)
         title = f"Spark, batch read, {rows:,} rows of 100 B, {most:,} partitions"

@@ -116,8 +116,9 @@ def _title(comparisons: Sequence[Comparison], machine: str) -> str:
     rounds = min(len(m.values) for c in comparisons for m in c.measured)
     return (
         "kafka2pc (blue) beside other ways: medians of at least"
-        f" {rounds} rounds in turns; lines: smallest to largest\n"
-        "x: speed beside the dark bar, the last one of each comparison\n"
+        f" {rounds} rounds in turns; lines: smallest to largest.\n"
+        "More rows/s are better, and fewer seconds (s). In brackets: speed beside the dark bar, the"
+        " strongest competitor.\n"
         f"{machine}"
     )
 
@@ -132,9 +133,7 @@ def _draw(axis: Any, comparison: Comparison):
     texts = [f"{amount(m)}  ({ratios[m.way]:.2f}x)" for m in measured]
     axis.bar_label(bars, texts, padding=6, fontsize=8)
     axis.set_xlim(0, 1.45 * max(max(m.values) for m in measured))
-    better = "less" if unit == "s" else "more"
-    title = f"{comparison.title}: {unit}, {better} is better"
-    axis.set_title(title, fontsize=9, loc="left", fontweight="bold")
+    axis.set_title(f"{comparison.title}, {unit}", fontsize=8.5, loc="left")
     axis.xaxis.set_major_formatter("{x:,.10g}")
     axis.invert_yaxis()
     axis.tick_params(labelsize=8)
