@@ -310,6 +310,7 @@ OWN_BROKER = {
     "local/06_your_cluster",
     "kafka/wire/07_transactions",
     "kafka/03_real_broker",
+    "proof/bench/09_profile",
     "proof/drills/02_scenario",
     "operations/03_survey",
     "operations/04_repair",

@@ -70,6 +70,7 @@ class LocalKafka:
 
     `secure`: logins and rights; `tls`: certificates, for clients too. `version`: one for all nodes,
     or a list with one for each. `config` is added to server.properties, `heap` is Java's -Xmx.
+    `quick_start`: without Java's slow and best compiler.
     `ready_s`: seconds to wait until the cluster is ready. `keep`: leave the data on the disk.
     `progress` gets lines of text.
 
@@ -88,6 +89,7 @@ class LocalKafka:
         config: dict | None = None,
         two_phase_commit: bool = True,
         heap: str = "192m",
+        quick_start: bool = True,
         keep: bool = False,
         ready_s: float = 60,
         progress: Callable | None = to_stderr,
@@ -96,6 +98,7 @@ class LocalKafka:
         self.secure = secure
         self.tls = tls
         self.heap = heap
+        self.quick_start = quick_start
         self.keep = keep
         self.ready_s = ready_s
         self.progress = progress
@@ -170,7 +173,7 @@ class LocalKafka:
         """Fetch the jars if need be, format, start, and wait until a transaction can begin."""
         if self.started:
             raise RuntimeError(f"{self} is already started")
-        commands = java_commands(self.versions, self.heap, self.progress)
+        commands = java_commands(self.versions, self.heap, self.progress, self.quick_start)
         self.data_dir = Path(tempfile.mkdtemp(prefix="kafka2pc-"))
         self.nodes = [
             Node(self.data_dir / f"node-{i}", java, self.keep) for i, java in enumerate(commands)

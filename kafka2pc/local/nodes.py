@@ -52,7 +52,6 @@ def free_ports(count: int) -> list[int]:
 # %% ../../nbs/local/03_nodes.ipynb #c011
 _JVM = [
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
     "-XX:+ExitOnOutOfMemoryError",
     "-XX:-UsePerfData",
     "-Djava.awt.headless=true",
@@ -249,13 +248,16 @@ class Node:
         return "\n".join(kept[-lines:])
 
 # %% ../../nbs/local/03_nodes.ipynb #c022
-def java_commands(versions: list[str], heap: str, progress: Callable | None) -> list[list[str]]:
+def java_commands(
+    versions: list[str], heap: str, progress: Callable | None, quick_start: bool = True
+) -> list[list[str]]:
     """The command that runs Java with the jars of Kafka, for each of `versions`. Fetches jars that
-    are missing. `heap` is Java's -Xmx.
+    are missing. `heap` is Java's -Xmx. `quick_start`: without Java's slow and best compiler.
 
     Raises `NoJava`, `FetchFailed`.
     """
-    java = [find_java(), f"-Xmx{heap}", *_JVM, "-cp"]
+    compilers = ["-XX:TieredStopAtLevel=1"] if quick_start else []
+    java = [find_java(), f"-Xmx{heap}", *compilers, *_JVM, "-cp"]
     return [[*java, f"{fetch_kafka(version, progress=progress)}/*"] for version in versions]
 
 

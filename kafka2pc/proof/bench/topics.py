@@ -32,7 +32,7 @@ def local_kafka(partitions: int = 1) -> LocalKafka:
     """A broker for topics of so many partitions."""
     heap = "1g" if partitions <= _AT_ONCE else "3g"
     config = {"log.index.size.max.bytes": 1 << 20, "log.segment.delete.delay.ms": 1000}
-    return LocalKafka(progress=None, heap=heap, config=config)
+    return LocalKafka(progress=None, heap=heap, quick_start=False, config=config)
 
 # %% ../../../nbs/proof/bench/02_topics.ipynb #c009
 def wide_topic(kafka: LocalKafka, partitions: int) -> str:
