@@ -307,6 +307,7 @@ def test_what_is_made_of_the_notebooks_is_current(tool):
 OWN_BROKER = {
     "guide/09_security",
     "guide/12_runbook",
+    "guide/13_from_flink",
     "local/04_readiness",
     "local/05_broker",
     "local/06_your_cluster",
