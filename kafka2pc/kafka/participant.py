@@ -7,7 +7,7 @@ __all__ = ['KafkaWriter', 'KafkaParticipant']
 
 # %% ../../nbs/kafka/02_participant.ipynb #c002
 from dataclasses import replace
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 # %% ../../nbs/kafka/02_participant.ipynb #c003
 from .client import KafkaClient, leftover
@@ -15,7 +15,7 @@ from .ids import ids_of_query
 from .transaction_states import description, exact, late
 from .wire.cluster import Cluster
 from .wire.descriptions import describe_transactions, list_transactions
-from .wire.transactions import end_txn
+from .wire.transactions import end_txn, end_txns
 from ..protocol.errors import UnclearAnswer
 from ..protocol.history import History, from_environment
 from ..protocol.messages import Committable, Plan
@@ -61,6 +61,10 @@ class KafkaParticipant(KafkaWriter):
     def abort(self, c: Committable) -> Outcome:
         """Ask once to abort exactly this transaction: `end_txn`."""
         return self._end(c, False)
+
+    def end_all(self, verb: str, cs: Sequence[Committable]) -> list[Outcome]:
+        """The same for all of `cs` at once, `verb` is commit or abort: `end_txns`."""
+        return end_txns(self.cluster, cs, commit=verb == "commit")
 
     def _end(self, c: Committable, commit: bool) -> Outcome:
         return end_txn(

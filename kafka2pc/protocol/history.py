@@ -57,6 +57,11 @@ class History:
         self._watcher = watcher
         self._lock = threading.Lock()
 
+    @property
+    def watched(self) -> bool:
+        """Is there a watcher?"""
+        return self._watcher is not None
+
     def append(self, kind: str, op: str, **ids) -> Event:
         """Write one event down."""
         at_ms = time.time_ns() // 1_000_000

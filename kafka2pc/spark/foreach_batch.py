@@ -35,6 +35,7 @@ from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import end_all
 from kafka2pc.protocol.participant import (
     Description,
+    EndsMany,
     Outcome,
     Participant,
     Transaction,
@@ -122,6 +123,8 @@ class Shaped:
 
     def __init__(self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]):
         self.participant, self.shape, self.name = participant, shape, participant.name
+        if isinstance(participant, EndsMany):
+            self.end_all = participant.end_all
 
     def begin(self, plan: Plan) -> ShapedTransaction:
         return ShapedTransaction(partial(self.participant.begin, plan), self.shape)

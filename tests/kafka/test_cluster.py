@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -20,7 +21,7 @@ from kafka_fixtures import settled
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.read.fetcher import FetchSettings, fetch
 from kafka2pc.kafka.wire.cluster import Cluster
-from kafka2pc.kafka.wire.connection import NotSent
+from kafka2pc.kafka.wire.connection import Connection, NotSent
 from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
 from kafka2pc.kafka.wire.timeouts import (
     check_timeout,
@@ -39,6 +40,7 @@ from kafka2pc.kafka.wire.transactions import (
     TimeoutTooLarge,
     end_txn,
     end_txn_version,
+    end_txns,
     init_producer_id,
 )
 from kafka2pc.local.broker import LocalKafka
@@ -46,7 +48,7 @@ from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
-from kafka2pc.protocol.messages import PreparedTxnState
+from kafka2pc.protocol.messages import Committable, PreparedTxnState
 from kafka2pc.protocol.participant import Outcome
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
@@ -258,6 +260,27 @@ def test_fifty_threads_end_fifty_transactions(cluster):
     assert list_transactions(cluster, "many-") == []
 
 
+def begun_all(cluster, ids):
+    """A Committable of an open transaction for each id."""
+    return [
+        Committable(participant="kafka", transactional_id=i, state=begun(cluster, i)) for i in ids
+    ]
+
+
+def all_settled(cluster, cs):
+    return {settled(cluster, c.transactional_id, c.state) for c in cs}
+
+
+@pytest.mark.kafka
+def test_hundreds_are_ended_by_one_call_each_with_its_own_outcome(cluster):
+    cs = begun_all(cluster, [f"each-{n}" for n in range(250)])
+    begun(cluster, "each-7")  # fences
+    unused = replace(cs[0], transactional_id="each-unused")
+    outcomes = end_txns(cluster, [unused, *cs], commit=True)
+    assert outcomes == [REFUSED, *[DONE] * 7, REFUSED, *[DONE] * 242]
+    assert all_settled(cluster, cs[:7] + cs[8:]) == {("CompleteCommit", 1)}
+
+
 @pytest.mark.kafka
 def test_kip_939_without_keep(cluster):
     init_producer_id(cluster, "two-phase", timeout_ms=60_000, enable_2pc=True)
@@ -338,6 +361,36 @@ def test_silence_is_unknown_and_the_same_question_again_gives_the_end(impatient,
         finally:
             kafka.resume()
         assert settled_by_asking(cluster, "silent", state) == ("CompleteCommit", 1)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("answers", [0, 100])
+def test_silence_after_some_answers_is_unknown_for_the_others(impatient, kafka, answers):
+    left, finish = [answers], Connection._finish
+
+    async def pause_after(*args):
+        answer = await finish(*args)
+        left[0] -= 1
+        if left[0] == 0:
+            kafka.pause()
+        return answer
+
+    with impatient as cluster:
+        cs = begun_all(cluster, [f"silence-{answers}-{n}" for n in range(400)])
+        if not answers:
+            kafka.pause()
+            time.sleep(0.2)  # until the signal has reached every thread
+        try:
+            began = time.monotonic()
+            with patch.object(Connection, "_finish", pause_after):
+                outcomes = end_txns(cluster, cs, commit=True)
+            assert time.monotonic() - began < 4
+        finally:
+            kafka.resume()
+        assert set(outcomes[:answers]) <= {DONE} and UNKNOWN in outcomes
+        assert set(outcomes[answers:]) <= {DONE, UNKNOWN}
+        until(lambda: set(end_txns(cluster, cs, commit=True)) == {DONE}, "all are ended")
+        assert all_settled(cluster, cs) == {("CompleteCommit", 1)}
 
 
 @pytest.mark.kafka

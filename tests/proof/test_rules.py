@@ -8,7 +8,7 @@ real broker.
 import copy
 import re
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from itertools import count
 
@@ -206,6 +206,16 @@ class Slots(FileLog):
         return super().create(decision, *late)
 
 
+class OneByOne:
+    """A watcher that does nothing. With one, the driver ends one transaction after the other."""
+
+    def turn(self, op):
+        return nullcontext()
+
+    def on_event(self, event):
+        pass
+
+
 class World:
     """A query of some batches with two tasks each. An operator before the sink makes its state anew
     whenever a task has read all its input.
@@ -215,7 +225,7 @@ class World:
         self.store, self.log, self.history, self.query_id, self.batches = (
             store,
             Slots(folder),
-            History(),
+            History(watcher=OneByOne()),
             str(uuid.uuid4()),
             batches,
         )
@@ -326,15 +336,21 @@ def a_row_is_refused(world):
     world.go_on()
 
 
-def first_then_killed(fn, items):
-    for item in items:
-        fn(item)
-        raise Killed
+class FirstThenKilled(OneByOne):
+    """A watcher that kills the driver once, after its first commit."""
+
+    killed = False
+
+    def on_event(self, event):
+        if (event.kind, event.op) == ("ok", "commit") and not self.killed:
+            self.killed = True
+            raise Killed
 
 
 def killed_between_two_commits(world):
     """The decision is durable and one of two transactions is committed, when the driver dies."""
-    world.go_on(each=first_then_killed)
+    world.history = History(watcher=FirstThenKilled())
+    world.go_on()
 
 
 def timed_out_between_two_commits(world):
@@ -342,7 +358,8 @@ def timed_out_between_two_commits(world):
     world.batches = 2
     world.store.hurry()
     world.before_next_life = lambda: world.store.expire(world.query_id)
-    world.go_on(each=first_then_killed)
+    world.history = History(watcher=FirstThenKilled())
+    world.go_on()
 
 
 def timed_out_before_the_decision(world):

@@ -6,7 +6,7 @@
 __all__ = ['Cluster']
 
 # %% ../../../nbs/kafka/wire/05_cluster.ipynb #c002
-from typing import Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 # %% ../../../nbs/kafka/wire/05_cluster.ipynb #c003
 from kafka.protocol.metadata import FindCoordinatorRequest
@@ -37,20 +37,29 @@ class Cluster(Connection):
         """The node id of each coordinator. Unknown ones are asked for, all in one request if the
         broker can. Raises `NotSent`, `NotYet`, `NotAuthorized`.
         """
+        at = self._locate(ids)
+        for node_id in at.values():
+            if isinstance(node_id, Exception):
+                raise node_id
+        return at
+
+    def _locate(self, ids: list[str]) -> dict:
+        """The node id of each coordinator, or the error that says why it is not known."""
         at = {i: self._coordinator_of.get(i) for i in ids}
         missing = [i for i, node_id in at.items() if node_id is None]
-        if not missing:
-            return at
+        return at | self._find(missing) if missing else at
+
+    def _find(self, ids: list[str]) -> dict:
         try:
-            rows = self._find_rows(missing)
+            rows = self._find_rows(ids)
         # this question changes nothing, so it may be repeated like one that was not sent
-        except NoAnswer as e:
-            raise NotSent(str(e)) from None
-        for i, row in rows.items():
-            self.check(row.error_code, i)
-        found = self.add_coordinators(rows, _TRANSACTION)
+        except (NotSent, NoAnswer) as e:
+            return dict.fromkeys(ids, NotSent(str(e)))
+        errors = {i: self.error_of(row.error_code, i) for i, row in rows.items()}
+        good = {i: row for i, row in rows.items() if errors[i] is None}
+        found = self.add_coordinators(good, _TRANSACTION)
         self._coordinator_of |= found
-        return at | found
+        return errors | found
 
     def _find_rows(self, ids: list[str]) -> dict:
         if self.highest(FindCoordinatorRequest) < 4:
@@ -74,12 +83,20 @@ class Cluster(Connection):
         """Raises `NotAuthorized`, or `NotYet` (and forgets the coordinator), unless `code` is one
         of `accepted`.
         """
+        error = self.error_of(code, transactional_id, accepted)
+        if error:
+            raise error
+
+    def error_of(
+        self, code: int, transactional_id: str, accepted: Iterable[int] = (0,)
+    ) -> Exception | None:
+        """What `check` raises, None if it raises nothing."""
         if code in accepted:
-            return
+            return None
         if code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            raise id_not_authorized(transactional_id)
+            return id_not_authorized(transactional_id)
         self.forget([transactional_id])
-        raise NotYet(f"{transactional_id}: {describe_code(code)}")
+        return NotYet(f"{transactional_id}: {describe_code(code)}")
 
     def ask_coordinators(self, ids: list[str], request: Callable) -> list:
         """The answers of the coordinators of `ids` to `request(ids of this coordinator)`, asked all
@@ -93,3 +110,16 @@ class Cluster(Connection):
         except (NotSent, NoAnswer):
             self.forget(ids)
             raise
+
+    def ask_each_coordinator(self, requests: Sequence[tuple[str, Any]]) -> list:
+        """The answer to each (transactional id, request) of the coordinator of that id, or the
+        error: `NotSent`, `NoAnswer`, `NotYet`, `NotAuthorized`. Pipelined, see `ask_each`.
+        """
+        at = self._locate([i for i, _ in requests])
+        known = [(r, at[i]) for i, r in requests if not isinstance(at[i], Exception)]
+        answers = iter(self.ask_each(known))
+        found = [at[i] if isinstance(at[i], Exception) else next(answers) for i, _ in requests]
+        for (i, _), answer in zip(requests, found, strict=True):
+            if isinstance(answer, (NotSent, NoAnswer)):
+                self.forget([i])
+        return found

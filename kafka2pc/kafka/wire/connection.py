@@ -8,7 +8,8 @@ __all__ = ['NotSent', 'NoAnswer', 'NotYet', 'TooOld', 'Connection']
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c002
 import random
 import re
-from typing import Callable, Mapping
+from collections import deque
+from typing import Callable, Mapping, Sequence
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c003
 import kafka.errors as wire_errors
@@ -87,6 +88,9 @@ def _versions_request() -> ApiVersionsRequest:
     )
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c009
+_AT_ONCE = 200  # requests of a pipeline that have no answer yet
+
+
 class Connection:
     """Requests to the brokers of one cluster, from many threads at once. `conf` has librdkafka's
     names. Make a new one after a fork.
@@ -155,17 +159,16 @@ class Connection:
         self._net.stop(1000)
         self._net.close()
 
-    async def _connect(self, node_id: int | None) -> int:
+    async def _wait(self, future: Future, within_ms: float):
+        """The result, or the error, of `future`. (Of many answers most are there already.)"""
+        return await (future if future.is_done else self._manager.wait_for(future, within_ms))
+
+    async def _connect(self, request, node_id: int | None) -> int:
+        """The node that `request` goes to, connected. Raises `NotSent`, or a refused login."""
         m = self._manager
         node_id = m.least_loaded_node() if node_id is None else node_id
-        await m.wait_for(m.get_connection(node_id).init_future, self.timeout_ms / 4)
-        return node_id
-
-    async def _ask(self, request, node_id: int | None, within_ms: float | None = None):
-        m = self._manager
-        within_ms = within_ms or self.timeout_ms / 4
         try:
-            node_id = await self._connect(node_id)
+            await self._wait(m.get_connection(node_id).init_future, self.timeout_ms / 4)
         except _FORBIDDEN as e:
             raise self._refused_login(f"{e.errno} {e.message}") from None
         except wire_errors.KafkaError as e:
@@ -173,8 +176,17 @@ class Connection:
             if isinstance(e, wire_errors.UnknownBrokerIdError):
                 m.cluster.request_update()
             raise NotSent(f"{request.name}: {e}") from None
+        return node_id
+
+    def _start(self, request, node_id: int, within_ms: float) -> Future:
         try:
-            return await m.wait_for(m.send(request, node_id, within_ms), within_ms)
+            return self._manager.send(request, node_id, within_ms)
+        except wire_errors.KafkaError as e:
+            return Future().failure(e)
+
+    async def _finish(self, request, node_id: int, answer: Future, within_ms: float):
+        try:
+            return await self._wait(answer, within_ms)
         except wire_errors.IncompatibleBrokerVersion:
             raise TooOld(
                 f"{request.name.removesuffix('Request')}: node {node_id} does not offer it, or not"
@@ -185,11 +197,47 @@ class Connection:
         except wire_errors.KafkaError as e:
             raise NoAnswer(f"{request.name}: {e}") from None
 
+    async def _ask(self, request, node_id: int | None, within_ms: float | None = None):
+        within_ms = within_ms or self.timeout_ms / 4
+        node_id = await self._connect(request, node_id)
+        answer = self._start(request, node_id, within_ms)
+        return await self._finish(request, node_id, answer, within_ms)
+
     async def _ask_all(self, requests: list[tuple]) -> list:
         futures = [
             self._manager.call_soon(self._ask, request, node_id) for request, node_id in requests
         ]
         return [await f for f in futures]
+
+    async def _ask_each(self, requests: Sequence[tuple], within_ms: float) -> list:
+        answers, on_their_way, failed = [], deque(), {}
+
+        async def settle(most: int):
+            while len(on_their_way) > most:
+                request, node_id, answer = on_their_way.popleft()
+                try:
+                    answers.append(await self._finish(request, node_id, answer, within_ms))
+                except Exception as e:
+                    answers.append(e)
+                    failed[node_id] = e
+
+        for request, node_id in requests:
+            await settle(_AT_ONCE - 1)
+            answer = await self._start_unless(failed.get(node_id), request, node_id, within_ms)
+            on_their_way.append((request, node_id, answer))
+        await settle(0)
+        return answers
+
+    async def _start_unless(
+        self, failed: Exception | None, request, node_id: int, within_ms: float
+    ) -> Future:
+        if failed:
+            return Future().failure(NotSent(f"{request.name}: {failed}"))
+        try:
+            await self._connect(request, node_id)
+        except Exception as e:
+            return Future().failure(e)
+        return self._start(request, node_id, within_ms)
 
     def ask(self, request, node_id: int | None = None):
         """Send one request of `kafka.protocol` once, to one broker (None: any). Raises `NotSent`,
@@ -206,6 +254,13 @@ class Connection:
     def ask_all(self, requests: list[tuple]) -> list:
         """The same for several (request, node_id) at the same time; the first failure is raised."""
         return self._manager.run(self._ask_all, requests)
+
+    def ask_each(self, requests: Sequence[tuple]) -> list:
+        """The same for thousands of (request, node_id), which follow each other to their node
+        without waiting for answers: the answer to each, or the error that `ask` would raise. A node
+        that fails to answer one of them is not sent the others (`NotSent`).
+        """
+        return self._manager.run(self._ask_each, requests, self.timeout_ms / 4)
 
     def persist(self, call: Callable, *, repeat=(NotSent, NotYet, NoAnswer)):
         """The result of `call()`, which is called until it raises none of `repeat`. Raises

@@ -15,7 +15,7 @@ from ..log.questions import newest_commit
 from ..log.slots import Listing
 from ..messages import Committable
 from ..names import Token, parse_name
-from .requests import send
+from .requests import send_each
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c006
 def sweep(
@@ -35,7 +35,7 @@ def sweep(
     ]
     retry = driver.policy.retry()
     batch_of = lambda c: parse_name(c.transactional_id).token.batch_id
-    driver.policy.each(lambda c: send(driver, "abort", c, batch_of(c), retry), orphans)
+    send_each(driver, "abort", orphans, batch_of, retry)
     return [c.transactional_id for c in orphans]
 
 
