@@ -13,6 +13,7 @@ AZURITE := 3.35.0
 TESTS ?= tests
 NOTEBOOK ?=
 MINUTES ?= 0
+SOAK ?= 0
 SEED ?=
 ROUNDS ?= 3
 # Tests wait for brokers and timeouts: with one job for each of two cores, a quarter of the time is idle.
@@ -66,8 +67,8 @@ demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by
 	@$(BIN)/kafka2pc demo
 
 .PHONY: drill
-drill: $(READY) ## crash real queries at every point, into one store and two, the hard cases, whole pipelines, then two worlds of the model that take long: about an hour (MINUTES=10 SEED=7: then at random)
-	@$(BIN)/kafka2pc drill --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+drill: $(READY) ## crash real queries at every point, into one store and two, the hard cases, whole pipelines, then two worlds of the model that take long: about an hour (MINUTES=10 SEED=7: then at random; SOAK=30: then half an hour in which nothing may grow)
+	@$(BIN)/kafka2pc drill --minutes $(MINUTES) --soak $(SOAK) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -c 'from kafka2pc.proof.model.explorer import main; raise SystemExit(main(["three runs, the newest claim is kept, late create", "three runs, the newest claim is kept, purge, break"]))'
 
 .PHONY: bench

@@ -141,7 +141,7 @@ def demo(
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c116
 def _all_drills(seed: int) -> list:
-    """The drills of all kinds but the walk; `seed` draws the pipelines."""
+    """The drills of all kinds but walk and soak; `seed` draws the pipelines."""
     from kafka2pc.proof.drills.end_to_end import pipeline_drills
     from kafka2pc.proof.drills.hard_cases import CASES
     from kafka2pc.proof.drills.one_store import point_drills
@@ -172,17 +172,36 @@ def _printer(console: Console) -> Callable:
 
     return tell
 
+
+def _walk(seed: int, minutes: float, output: Path, tell: Callable, console: Console) -> list:
+    """Walk at random, after a line that says how to repeat it."""
+    from kafka2pc.proof.drills.walks import walk
+
+    again = f"kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}"
+    console.print(f"The walk again: {again}", highlight=False, soft_wrap=True)
+    return walk(seed, minutes, output, tell)
+
+
+def _soak(minutes: float, output: Path, tell: Callable, console: Console):
+    """Soak, and print the table of what each kind of process used."""
+    from kafka2pc.proof.drills.soak import soak
+
+    return soak(minutes, output, tell, show=console.print)
+
 # %% ../../../nbs/operations/cli/04_app.ipynb #c123
 @app.command()
 def drill(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="points, cases, dual, pipelines, walk, or words of a title; more than once."
+            help="points, cases, dual, pipelines, walk, soak, or words of a title; more than once."
         ),
     ] = None,
     minutes: Annotated[
         float, typer.Option(min=0, help="Then walk at random for so many minutes.")
+    ] = 0,
+    soak: Annotated[
+        float, typer.Option(min=0, help="Then soak for so many minutes: nothing may grow.")
     ] = 0,
     seed: Annotated[
         int | None,
@@ -199,17 +218,16 @@ def drill(
     seed = random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
         from kafka2pc.proof.drills.one_store import play_all, summary
-        from kafka2pc.proof.drills.walks import walk
 
         chosen = [d for d in _all_drills(seed) if _is_chosen(d, only or [])]
-        if not chosen and not minutes:
+        if not chosen and not minutes and not soak:
             raise typer.BadParameter("no drill has such words in its title", param_hint="--only")
         tell = _printer(console)
         played = play_all(chosen, output, tell) if chosen else []
         if minutes:
-            again = f"kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}"
-            console.print(f"The walk again: {again}", highlight=False, soft_wrap=True)
-            played += walk(seed, minutes, output, tell)
+            played += _walk(seed, minutes, output, tell, console)
+        if soak:
+            played.append(_soak(soak, output, tell, console))
     console.print(summary(played))
     raise typer.Exit(any(p.found for p in played))
 

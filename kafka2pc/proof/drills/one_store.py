@@ -37,7 +37,7 @@ from ...protocol.history import Event
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
     """`title` is the sentence that it proves; `play(stage)` raises if not. `kind`: point, case,
-    dual, pipeline or walk; `nodes`: of its cluster; `count`: of drills that were merged into it.
+    dual, pipeline, walk or soak; `nodes`: of its cluster; `count`: how many drills were merged.
     """
 
     kind: str
@@ -390,6 +390,7 @@ _KINDS = {
     "dual": "dual writes",
     "pipeline": "pipelines",
     "walk": "walks",
+    "soak": "soaks",
 }
 _HEAD = "drills,played,crashes,records,lost,duplicate,torn,red,longest restore"
 
