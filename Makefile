@@ -72,7 +72,7 @@ drill: $(READY) ## crash real queries at every point, into one store and two, th
 	@$(BIN)/python -c 'from kafka2pc.proof.model.explorer import main; raise SystemExit(main(["three runs, the newest claim is kept, late create", "three runs, the newest claim is kept, purge, break"]))'
 
 .PHONY: bench
-bench: $(READY) ## measure engines, sinks and sources side by side, taking turns (a quiet machine, ROUNDS=3: about a quarter of an hour)
+bench: $(READY) ## measure engines, sinks and sources beside warm, tuned competitors, taking turns (a quiet machine, ROUNDS=3: 20 to 30 minutes)
 	@$(BIN)/kafka2pc bench --rounds $(ROUNDS) --images output
 
 .PHONY: images

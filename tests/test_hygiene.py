@@ -318,8 +318,6 @@ OWN_BROKER = {
     "operations/04_repair",
     "operations/05_progress",
     "operations/doctor/05_doctor",
-    "proof/bench/02_engines",
-    "proof/bench/03_bench",
 }
 
 

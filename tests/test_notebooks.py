@@ -22,7 +22,7 @@ NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
 OTHER = {
     "proof/demo/04_demo": {"rows": 4000},
     "proof/drills/05_walks": {"seed": 8},
-    "proof/bench/03_bench": {"rows": 30_000},
+    "proof/bench/06_sources": {"rows": 30_000},
 }
 # What the lessons must show. No other test plays these.
 SHOWS = {

@@ -9,7 +9,6 @@ __all__ = ['app', 'broker', 'demo', 'drill', 'bench']
 import random
 import time
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Callable, Iterator
 
@@ -240,27 +239,25 @@ def bench(
         int, typer.Option(min=1_000, max=100_000, help="The largest topic of the comparison.")
     ] = 1_000,
 ):
-    """Compare engines and sinks, in turns: records a second, seconds of a micro-batch, of a commit
-    and of a restore.
+    """Compare engines, sinks and sources, in turns, with other producers, warm and tuned, and with
+    Spark's own: rows a second, seconds of a micro-batch, of a commit and of a restore.
     """
     console = Console()
     with plainly("course"):
-        from kafka2pc.proof.bench.bench import bench, driver_table, machine
-        from kafka2pc.proof.bench.measure import chart
-        from kafka2pc.proof.bench.partitions import many_partitions, memory_table
+        from kafka2pc.proof.bench.bench import Sizes, bench, machine
+        from kafka2pc.proof.bench.measure import Comparison, chart
 
         def tell(text: str):
             console.print(f"  {text}", style="dim", highlight=False)
 
         comparisons = []
-        wide = many_partitions(rounds, tell, most=partitions)
-        for comparison in chain(bench(rounds, tell), wide):
-            comparisons.append(comparison)
-            console.print(comparison.table())
-        console.print(driver_table(tell))
-        console.print(memory_table(tell, partitions))
+        sizes = Sizes(partitions=tuple(sorted({100, 1_000, partitions})))
+        for found in bench(rounds, tell, sizes):
+            if isinstance(found, Comparison):
+                comparisons.append(found)
+            console.print(found.table() if isinstance(found, Comparison) else found)
         images.mkdir(parents=True, exist_ok=True)
-        chart(comparisons, images / "bench.svg")
+        chart(comparisons, images / "bench.svg", machine())
         console.print(
             f"{machine()}. The chart: {images / 'bench.svg'}", highlight=False, soft_wrap=True
         )
