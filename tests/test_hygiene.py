@@ -305,6 +305,9 @@ def test_what_is_made_of_the_notebooks_is_current(tool):
 # Their lessons stop, secure, configure or measure the broker. All others call start_kafka(), and so
 # run on a cluster of the reader, too.
 OWN_BROKER = {
+    "guide/09_security",
+    "guide/12_runbook",
+    "guide/13_from_flink",
     "local/04_readiness",
     "local/05_broker",
     "local/06_your_cluster",

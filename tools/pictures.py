@@ -92,21 +92,21 @@ def x(percent):
     return round(LEFT + percent * (WIDTH - LEFT - 12) / 100, 1)
 
 
-def top(lane):
-    return 20 + LANES.index(lane) * LANE
+def top(lane, lanes):
+    return 20 + lanes.index(lane) * LANE
 
 
-def bar(lane, start, end, kind, text):
+def bar(lanes, lane, start, end, kind, text):
     middle = (x(start) + x(end)) / 2
     return (
-        f'<rect x="{x(start)}" y="{top(lane)}" width="{round(x(end) - x(start) - 1.5, 1)}"'
-        f' height="32" rx="4" class="{kind}"/><text x="{middle}" y="{top(lane) + 20}"'
+        f'<rect x="{x(start)}" y="{top(lane, lanes)}" width="{round(x(end) - x(start) - 1.5, 1)}"'
+        f' height="32" rx="4" class="{kind}"/><text x="{middle}" y="{top(lane, lanes) + 20}"'
         f' class="in">{escape(text)}</text>'
     )
 
 
-def step(at, kind, text):
-    cx, cy = x(at), top("driver") + 16
+def step(lanes, at, kind, text):
+    cx, cy = x(at), top("driver", lanes) + 16
     mark = {
         "step": f'<circle cx="{cx}" cy="{cy}" r="6" class="step"/>',
         "decision": f'<path d="M{cx} {cy - 13}l13 13l-13 13l-13 -13z" class="decision"/>',
@@ -115,40 +115,73 @@ def step(at, kind, text):
     return mark + f'<text x="{cx}" y="{cy + 31}" class="say">{escape(text)}</text>'
 
 
-def arrow(at, lane):
+def arrow(lanes, at, lane):
+    begin, end = top("driver", lanes) + 8, top(lane, lanes) + 38
+    return f'<line x1="{x(at)}" y1="{begin}" x2="{x(at)}" y2="{end}" class="arrow"/>'
+
+
+def in_lanes(title, lanes, bars, steps, arrows):
+    """The SVG text."""
+    below = 56 if lanes[-1] == "driver" else 44  # its steps have names below the line
+    height = top(lanes[-1], lanes) + below
+    names = "".join(
+        f'<text x="8" y="{top(lane, lanes) + 21}" class="lane">{lane}</text>' for lane in lanes
+    )
+    y = top("driver", lanes) + 16
+    line = f'<line x1="{x(0)}" y1="{y}" x2="{x(100)}" y2="{y}" class="line"/>'
+    head = (
+        '<defs><marker id="a" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7"'
+        ' orient="auto"><path d="M0 0L8 4L0 8z" class="step head"/></marker></defs>'
+    )
+    parts = [bar(lanes, *b) for b in bars] + [arrow(lanes, *a) for a in arrows]
+    parts += [step(lanes, *s) for s in steps]
     return (
-        f'<line x1="{x(at)}" y1="{top("driver") + 8}" x2="{x(at)}" y2="{top(lane) + 38}"'
-        ' class="arrow"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
+        f' role="img"><title>{title}</title><style>{STYLE}</style>{head}'
+        + names
+        + line
+        + "".join(parts)
+        + "</svg>\n"
     )
 
 
 def one_batch():
     """The SVG text."""
-    height = top(LANES[-1]) + 44
-    lanes = "".join(
-        f'<text x="8" y="{top(lane) + 21}" class="lane">{lane}</text>' for lane in LANES
-    )
-    line = (
-        f'<line x1="{x(0)}" y1="{top("driver") + 16}" x2="{x(100)}" y2="{top("driver") + 16}"'
-        ' class="line"/>'
-    )
-    head = (
-        '<defs><marker id="a" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7"'
-        ' orient="auto"><path d="M0 0L8 4L0 8z" class="step head"/></marker></defs>'
-    )
     title = (
-        "<title>Two tasks pre-commit, the driver decides, ends one transaction and dies; the next"
-        " start finds the decision and ends the other</title>"
+        "Two tasks pre-commit, the driver decides, ends one transaction and dies; the next"
+        " start finds the decision and ends the other"
     )
-    parts = [bar(*b) for b in BARS] + [arrow(*a) for a in ARROWS] + [step(*s) for s in STEPS]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
-        f' role="img">{title}<style>{STYLE}</style>{head}'
-        + lanes
-        + line
-        + "".join(parts)
-        + "</svg>\n"
+    return in_lanes(title, LANES, BARS, STEPS, ARROWS)
+
+
+# -- source, state and sink in one micro-batch --
+
+
+def dataflow():
+    """The SVG text: what of a batch is where, from the plan to Spark's own record of its end."""
+    title = (
+        "A micro-batch N: the driver writes the offsets of the source, claims, and sweeps; tasks"
+        " read the source, change the state and pre-commit; the driver writes COMMIT, ends all"
+        " transactions, and Spark writes commits/N"
     )
+    lanes = ["source", "state", "sink", "driver"]
+    bars = [
+        ("source", 2, 22, "none", "which offsets are new?"),
+        ("source", 22, 45, "open", "tasks read these offsets"),
+        ("state", 22, 45, "open", "state of N-1, changed"),
+        ("state", 45, 100, "pre", "state of N is written"),
+        ("sink", 22, 45, "open", "begin · write · flush"),
+        ("sink", 45, 76, "pre", "pre-committed"),
+        ("sink", 76, 100, "done", "committed"),
+    ]
+    steps = [
+        (4, "step", "offsets/N"),
+        (17, "step", "claim · sweep"),
+        (60, "decision", "COMMIT"),
+        (76, "step", "EndTxn"),
+        (94, "step", "commits/N"),
+    ]
+    return in_lanes(title, lanes, bars, steps, [(76, "sink")])
 
 
 # -- the three phases, run by the code that does them --
@@ -375,7 +408,9 @@ def crash():
 
 if __name__ == "__main__":
     for name, svg in (
-        {"one-batch": one_batch(), "record-format": record_format()} | phases() | crash()
+        {"one-batch": one_batch(), "dataflow": dataflow(), "record-format": record_format()}
+        | phases()
+        | crash()
     ).items():
         (ROOT / "images" / f"{name}.svg").write_text(svg, encoding="utf-8")
         print(f"images/{name}.svg, {len(svg)} characters")

@@ -54,7 +54,8 @@ RIGHTS = (
         "source",
         "Read",
         "--group {group}",
-        "NotAuthorized names the group: kafka.group.id, or kafka2pc-source",
+        "BrokerUnreachable names the group of startingOffsets=group",
+        needed=False,
     ),
     Right(
         "operator", "Write", _IDS, "transactions of this prefix are not seen, and cannot be ended"
