@@ -6,8 +6,10 @@
 __all__ = ['KafkaWriter', 'KafkaParticipant']
 
 # %% ../../nbs/kafka/02_participant.ipynb #c002
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 # %% ../../nbs/kafka/02_participant.ipynb #c003
 from .client import KafkaClient, leftover
@@ -16,7 +18,7 @@ from .transaction_states import description, exact, late
 from .wire.cluster import Cluster
 from .wire.descriptions import describe_transactions, list_transactions
 from .wire.transactions import end_txn, end_txns
-from ..protocol.errors import UnclearAnswer
+from ..protocol.errors import TwoPhaseError, UnclearAnswer
 from ..protocol.history import History, from_environment
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
@@ -45,6 +47,31 @@ class KafkaWriter(KafkaClient):
                 _retire(self.history, name, plan, e)
         raise unclear
 
+# %% ../../nbs/kafka/02_participant.ipynb #c120
+_MANY = 1_000  # transactions that are worth more connections
+_CONNECTIONS = 4
+
+
+def _more_clusters(conf: dict, count: int) -> Iterator[Cluster]:
+    """So many new connections, or fewer if the brokers do not accept them."""
+    with suppress(TwoPhaseError):
+        for _ in range(count):
+            yield Cluster(conf)
+
+
+def _end_by(clusters: list[Cluster], cs: Sequence[Committable], commit: bool) -> list[Outcome]:
+    """`end_txns`, by several connections at the same time. The order of the outcomes is that of
+    `cs`. All are asked, then the first error is raised.
+    """
+    count = len(clusters)
+    end = lambda n: end_txns(clusters[n], cs[n::count], commit=commit)
+    with ThreadPoolExecutor(count) as pool:
+        parts = [pool.submit(end, n) for n in range(count)]
+    outcomes = [Outcome.UNKNOWN] * len(cs)
+    for n, part in enumerate(parts):
+        outcomes[n::count] = part.result()
+    return outcomes
+
 # %% ../../nbs/kafka/02_participant.ipynb #c107
 class KafkaParticipant(KafkaWriter):
     """Kafka, by the verbs of `Participant`, which may raise `BrokerUnreachable`, `NotAuthorized`.
@@ -63,8 +90,15 @@ class KafkaParticipant(KafkaWriter):
         return self._end(c, False)
 
     def end_all(self, verb: str, cs: Sequence[Committable]) -> list[Outcome]:
-        """The same for all of `cs` at once, `verb` is commit or abort: `end_txns`."""
-        return end_txns(self.cluster, cs, commit=verb == "commit")
+        """The same for all of `cs` at once, `verb` is commit or abort: `end_txns`. Thousands go out
+        through more connections, which are closed after it.
+        """
+        commit = verb == "commit"
+        if len(cs) < _MANY:
+            return end_txns(self.cluster, cs, commit=commit)
+        with ExitStack() as stack:
+            more = [stack.enter_context(c) for c in _more_clusters(self.conf, _CONNECTIONS - 1)]
+            return _end_by([self.cluster, *more], cs, commit)
 
     def _end(self, c: Committable, commit: bool) -> Outcome:
         return end_txn(

@@ -37,6 +37,7 @@ from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.kafka.wire import transactions as requests
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import TooOld
 from kafka2pc.kafka.wire.descriptions import (
     DescribedTransaction,
@@ -72,6 +73,7 @@ from kafka2pc.protocol.errors import (
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Committable, PreparedTxnState
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import restore
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
@@ -1102,3 +1104,28 @@ def test_without_a_duration_filter_the_age_decides_and_without_both_the_batch_is
     assert in_time(monkeypatch, old, {"a-4": None}, margin_ms=1000, age_ms=None) == [True], (
         "it never times out"
     )
+
+
+# -- many transactions at once --
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["four connections", "only the first"])
+def test_many_are_ended_through_more_connections_and_the_outcomes_keep_their_order(
+    store, monkeypatch, refused
+):
+    monkeypatch.setattr(participant_module, "_MANY", 10)
+    opened = []
+
+    def open_one(conf):
+        opened.append(conf)
+        if refused:
+            raise BrokerUnreachable("no more connections")
+        return Cluster(conf)
+
+    monkeypatch.setattr(participant_module, "Cluster", open_one)
+    chunk = pa.RecordBatch.from_pydict({"value": ["x"]})
+    messages = [precommit([store], a_plan(), iter([chunk])) for _ in range(14)]
+    cs = [c for m in messages for c in m.committables]
+    assert store.abort(cs[6]) is DONE
+    assert store.end_all("commit", cs) == [*[DONE] * 6, Outcome.REFUSED, *[DONE] * 7]
+    assert len(opened) == (1 if refused else 3)

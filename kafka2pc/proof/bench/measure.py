@@ -134,6 +134,7 @@ def _draw(axis: Any, comparison: Comparison):
     axis.bar_label(bars, texts, padding=6, fontsize=8)
     axis.set_xlim(0, 1.45 * max(max(m.values) for m in measured))
     axis.set_title(f"{comparison.title}, {unit}", fontsize=8.5, loc="left")
+    axis.locator_params(axis="x", nbins=5)
     axis.xaxis.set_major_formatter("{x:,.10g}")
     axis.invert_yaxis()
     axis.tick_params(labelsize=8)
