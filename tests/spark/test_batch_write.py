@@ -422,7 +422,7 @@ def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     )
     messages = [writer.write(iter([pa.record_batch({"value": [row]})])) for row in "abc"]
     with monkeypatch.context() as m, pytest.raises(OutcomeUnknown) as e:
-        m.setattr(KafkaParticipant, "commit", lambda self, c: Outcome.UNKNOWN)
+        m.setattr(KafkaParticipant, "end_all", lambda self, verb, cs: [Outcome.UNKNOWN] * len(cs))
         another_process(writer).commit(messages)
     assert values(kafka, topic) == []
     command = re.search(r"kafka2pc (restore \S+)\.", e.value.action)[1].split()

@@ -584,7 +584,7 @@ RULES |= {
         "no answer from the store counts as done",
         _SILENT,
         replace(_ONE, late_end=1),
-        (("requests.send", take_unknown_as_done), ("sweep.send", take_unknown_as_done)),
+        (("requests.send", take_unknown_as_done),),
         "7",
     ),
     "ask before lost": Rule(
