@@ -89,7 +89,8 @@ class LocalMariaDB:
         if not shutil.which("mariadbd"):
             raise NoMariaDB("no mariadbd in PATH")
         self.folder = tempfile.mkdtemp(prefix="kafka2pc-mariadb-")
-        self.args = ["--no-defaults", f"--datadir={self.folder}/data"]
+        # a server that starts deletes the temporary tables of others in the same tmpdir
+        self.args = ["--no-defaults", f"--datadir={self.folder}/data", f"--tmpdir={self.folder}"]
         if os.geteuid() == 0:
             shutil.chown(self.folder, "mysql")
             self.args.append("--user=mysql")
@@ -99,7 +100,9 @@ class LocalMariaDB:
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
         ]
-        subprocess.run(install, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        done = subprocess.run(install, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"mariadb-install-db: {done.stdout}{done.stderr}")
         self.socket = f"{self.folder}/s.sock"
         self.url = f"mysql://root@localhost/kafka2pc?unix_socket={self.socket}"
         self.start()
