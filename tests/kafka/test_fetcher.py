@@ -3,10 +3,10 @@ through, or said with its offset.
 """
 
 import random
+import re
 import struct
 import time
 import uuid
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Answer
 
@@ -21,8 +21,8 @@ from kafka.future import Future
 from kafka_fixtures import records
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from kafka2pc.kafka.read import fetcher
-from kafka2pc.kafka.read.fetcher import FetchSettings, NotFetched, fetch, fetch_settings
+from kafka2pc.kafka.read.fetcher import NotFetched, Wanted, fetch
+from kafka2pc.kafka.read.settings import FetchSettings, fetch_settings
 from kafka2pc.kafka.records.encoder import record_batch, sections
 from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
@@ -62,99 +62,119 @@ def batches(dice, end):
 THROTTLED = Answer(error_code=0, responses=[], throttle_time_ms=1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def dice_answer():
-    """A broker of this file answers itself."""
-
-    def leaders(cluster, *question, **more):
-        ask = getattr(cluster, "leaders", partial(find_leaders, cluster))
-        return ask(*question, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetcher, "find_leaders", leaders)
-        yield
+def metadata(name, leaders):
+    """The answer of a broker of this file: who leads each partition of the topic."""
+    rows = [Answer(partition_index=p, leader_id=node) for p, node in enumerate(leaders)]
+    return Answer(topics=[Answer(error_code=0, name=name, partitions=rows)])
 
 
-class Dice:
-    """Serves batches from where it is asked, cut off somewhere; loses requests, sends nothing,
-    moves away.
+def answered(parts):
+    """The answer to a Fetch request for the topic t."""
+    return Answer(error_code=0, responses=[Answer(topic="t", partitions=parts)])
+
+
+def part_of(code, content, partition=0):
+    return Answer(
+        partition_index=partition,
+        error_code=code,
+        records=content,
+        preferred_read_replica=-1,
+        aborted_transactions=None,
+    )
+
+
+class Asked:
+    """A broker of this file also says who leads."""
+
+    def highest(self, request):
+        return 0
+
+    def persist(self, once):
+        return once()
+
+    def ask(self, request):
+        return metadata("t", self.leaders())
+
+
+class Dice(Asked):
+    """Serves the batches of some partitions from where it is asked, in the order of the request and
+    up to the limits of it, cut off there as a broker does; loses requests, sends nothing, moves
+    partitions away.
     """
 
-    def __init__(self, seed, end):
-        self.dice, self.leader = random.Random(seed), 0
-        self.log = batches(self.dice, end)
+    def __init__(self, seed, ends):
+        self.dice = random.Random(seed)
+        self.logs = [batches(self.dice, end) for end in ends]
+        self.nodes = [self.dice.randrange(2) for _ in ends]
 
-    def leaders(self, names, right):
-        fate = self.dice.random()
-        if fate < 0.1:
+    def leaders(self):
+        if self.dice.random() < 0.1:
             raise BrokerUnreachable("dice")
-        return (
-            {} if fate < 0.2 else {(name, 0): -1 if fate < 0.3 else self.leader for name in names}
-        )
+        return [-1 if self.dice.random() < 0.2 else node for node in self.nodes]
 
     def send(self, request, node, within_ms):
-        offset, future = request.topics[0].partitions[0].fetch_offset, Future()
+        future = Future()
         fate = self.dice.choice(["good"] * 6 + ["not sent", "lost", "empty", "moved", "throttled"])
         if fate == "throttled":
             return future.success(THROTTLED)
         if fate in ("not sent", "lost"):
             return future.failure(NotSent("dice") if fate == "not sent" else NoAnswer("dice"))
         if fate == "moved":
-            self.leader = 1 - self.leader
-        whole = b"".join([b for _, behind, b in self.log if behind > offset][:4])
-        first = next((len(b) for _, behind, b in self.log if behind > offset), 0)
-        content = (
-            whole[: self.dice.randint(first, len(whole))]
-            if fate == "good" and node == self.leader
-            else b""
-        )
-        part = Answer(
-            error_code=0 if node == self.leader else 6,
-            records=content,
-            preferred_read_replica=-1,
-            aborted_transactions=None,
-        )
-        return future.success(Answer(error_code=0, responses=[Answer(partitions=[part])]))
+            moves = self.dice.randrange(len(self.nodes))
+            self.nodes[moves] = 1 - self.nodes[moves]
+        parts, left = [], request.max_bytes if fate == "good" else 0
+        for wanted in request.topics[0].partitions:
+            here = self.nodes[wanted.partition] == node
+            content = self.content(wanted, left, not any(p.records for p in parts)) if here else b""
+            left = max(0, left - len(content))
+            parts.append(part_of(0 if here else 6, content, wanted.partition))
+        return future.success(answered(parts))
+
+    def content(self, wanted, left, first):
+        """KIP-74: at least one whole batch for the first partition that has any, otherwise nothing
+        if its first batch has no room.
+        """
+        log = [b for _, behind, b in self.logs[wanted.partition] if behind > wanted.fetch_offset]
+        limit = min(left, wanted.partition_max_bytes)
+        if not log or not left or (limit < len(log[0]) and not first):
+            return b""
+        return b"".join(log)[: max(limit, len(log[0]))]
 
 
-@given(st.integers(0, 10**6), st.integers(1, 200), st.data())
-@settings(max_examples=60, deadline=None)
-def test_whatever_is_lost_or_moved_every_record_comes_once_and_in_order(seed, size, data):
-    broker = Dice(seed, size)
-    top = broker.log[-1][1]
-    begin = data.draw(st.integers(0, top))
-    end = data.draw(st.integers(begin, top))
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 200), min_size=1, max_size=5), st.data())
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_lost_or_moved_every_record_comes_once_and_in_order(seed, ends, data):
+    broker = Dice(seed, ends)
+    wanted = []
+    for partition, log in enumerate(broker.logs):
+        begin = data.draw(st.integers(0, log[-1][1]))
+        wanted.append(Wanted("t", partition, begin, data.draw(st.integers(begin, log[-1][1]))))
+    limits = {"most_bytes": data.draw(st.sampled_from([1, 300, 2_000, 4 << 20]))}
+    found = {partition: [] for partition in range(len(ends))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kafka2pc.kafka.read.fetcher._PAUSE_S", 0)
-        found = [
-            (o, int(v))
-            for c in fetch(broker, "t", 0, begin, end, FetchSettings())
-            for o, v in zip(c.offsets.tolist(), c.values.to_pylist(), strict=True)
+        for n, c in fetch(broker, wanted, FetchSettings(**limits)):
+            found[n] += zip(c.offsets.tolist(), map(int, c.values.to_pylist()), strict=True)
+    for w in wanted:
+        assert found[w.partition] == [
+            (o, o)
+            for first, behind, _ in broker.logs[w.partition]
+            for o in range(first, behind)
+            if w.begin <= o < w.end
         ]
-    assert found == [
-        (o, o) for first, behind, _ in broker.log for o in range(first, behind) if begin <= o < end
-    ]
 
 
-class Always:
+class Always(Asked):
     """One answer. `code` is the partition's, `content` its records; or `future` is the answer."""
 
     def __init__(self, code=0, content=b"", future=None):
         self.code, self.content, self.future = code, content, future
 
-    def leaders(self, names, right):
-        return {(name, 0): 0 for name in names}
+    def leaders(self):
+        return [0]
 
     def send(self, request, node, within_ms):
-        part = Answer(
-            error_code=self.code,
-            records=self.content,
-            preferred_read_replica=-1,
-            aborted_transactions=None,
-        )
-        return self.future or Future().success(
-            Answer(error_code=0, responses=[Answer(partitions=[part])])
-        )
+        return self.future or Future().success(answered([part_of(self.code, self.content)]))
 
 
 one = batches(random.Random(1), 1)[0][2]
@@ -188,8 +208,13 @@ one = batches(random.Random(1), 1)[0][2]
     ],
 )
 def test_what_cannot_be_had_is_said_and_never_waited_for_without_end(broker, error, said):
+    found = fetch(broker, [Wanted("t", 0, 5, 9)], FetchSettings(patience_ms=200, wait_ms=50))
+    if error is NotFetched:
+        ((number, wrong),) = found
+        assert number == 0 and isinstance(wrong, NotFetched) and re.search(said, str(wrong))
+        return
     with pytest.raises(error, match=said):
-        list(fetch(broker, "t", 0, 5, 9, FetchSettings(patience_ms=200, wait_ms=50)))
+        list(found)
 
 
 def test_a_range_is_asked_for_as_its_settings_say():
@@ -201,7 +226,13 @@ def test_a_range_is_asked_for_as_its_settings_say():
         "client.rack": "a",
     }
     assert fetch_settings(conf, 5) == FetchSettings(
-        wait_ms=7, min_bytes=8, most_bytes=100, rack="a", patience_ms=5
+        wait_ms=7, min_bytes=8, most_bytes=100, partition_bytes=100, rack="a", patience_ms=5
+    )
+    assert fetch_settings({"max.partition.fetch.bytes": "900"}) == FetchSettings(
+        partition_bytes=900
+    )
+    assert fetch_settings({"max.partition.fetch.bytes": "9000000"}) == FetchSettings(
+        partition_bytes=9_000_000, most_bytes=9_000_000
     )
     assert fetch_settings({"isolation.level": "read_uncommitted"}) == FetchSettings(
         committed_only=False
@@ -226,7 +257,8 @@ def cluster(kafka):
 
 def ours(cluster, topic, begin, end, **how):
     found = []
-    for c in fetch(cluster, topic, 0, begin, end, FetchSettings(**how), headers=True):
+    wanted = [Wanted(topic, 0, begin, end)]
+    for _, c in fetch(cluster, wanted, FetchSettings(**how), headers=True):
         headers = [[(h["key"], h["value"]) for h in hs or ()] for hs in c.headers.to_pylist()]
         stamps = zip((c.kinds + 1).tolist(), c.timestamps_ms.tolist(), strict=True)
         found += zip(
@@ -398,7 +430,8 @@ def test_a_leader_that_dies_costs_time_only():
             producer.produce("moves", str(n).encode() * 5, partition=0)
         producer.flush(30)
         found, killed = [], None
-        for c in fetch(cluster, "moves", 0, 0, 20_000, FetchSettings(most_bytes=50_000)):
+        wanted = [Wanted("moves", 0, 0, 20_000)]
+        for _, c in fetch(cluster, wanted, FetchSettings(most_bytes=50_000)):
             found += c.values.to_pylist()
             if killed is None and len(found) > 3000:
                 killed = find_leaders(cluster, ["moves"])["moves", 0]

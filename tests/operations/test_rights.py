@@ -19,7 +19,7 @@ from kafka2pc.proof.child_process import until
 from kafka2pc.spark.source.cluster import Questions
 from kafka2pc.spark.source.offsets import Range
 from kafka2pc.spark.source.options import parse_source_options
-from kafka2pc.spark.source.range_reader import read_range
+from kafka2pc.spark.source.range_reader import read_ranges
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -77,7 +77,7 @@ def symptoms(conf, access, topic, prefix):
         ),
         ("source", "Read", "--topic"): (
             lambda: (
-                (error_of(lambda: list(read_range(source, Range(topic, 0, 0, 1)))) or ("", ""))[
+                (error_of(lambda: list(read_ranges(source, [Range(topic, 0, 0, 1)]))) or ("", ""))[
                     1
                 ].count(topic)
                 > 0

@@ -38,7 +38,7 @@ from kafka2pc.spark.source.offsets import (
 )
 from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.places import EARLIEST, LATEST
-from kafka2pc.spark.source.range_reader import read_range
+from kafka2pc.spark.source.range_reader import read_ranges
 from kafka2pc.spark.source.readers import (
     RangePartition,
     StreamReader,
@@ -162,7 +162,7 @@ def test_every_cut_through_gaps_ends_and_reads_each_record_once(kafka, topic, as
         assert [
             v
             for a, b in itertools.pairwise(marks)
-            for v in values(read_range(o, Range(topic, 0, a, b)))
+            for v in values(read_ranges(o, [Range(topic, 0, a, b)]))
         ] == whole
         assert time.monotonic() - began < 30
 
@@ -205,12 +205,12 @@ def test_connections_are_reused_and_a_range_leaves_nothing_behind(kafka, topic):
     o = options(kafka, topic, **{"kafka.client.id": topic})
     for _ in range(3):
         # far more was fetched, and must not show up
-        assert values(read_range(o, Range(topic, 0, 5, 9))) == ["5", "6", "7", "8"]
-        assert values(read_range(o, Range(topic, 1, 0, 2))) == ["other"]
-    unfinished = read_range(o, Range(topic, 0, 0, 3000))
+        assert values(read_ranges(o, [Range(topic, 0, 5, 9)])) == ["5", "6", "7", "8"]
+        assert values(read_ranges(o, [Range(topic, 1, 0, 2)])) == ["other"]
+    unfinished = read_ranges(o, [Range(topic, 0, 0, 3000)])
     next(unfinished)
     unfinished.close()
-    assert values(read_range(o, Range(topic, 0, 2998, 3001))) == ["2998", "2999"]
+    assert values(read_ranges(o, [Range(topic, 0, 2998, 3001)])) == ["2998", "2999"]
 
 
 @pytest.mark.kafka
@@ -227,14 +227,14 @@ def test_truncated_offsets(kafka, topic, ask, fail, caplog):
         with pytest.raises(RecordsGone, match=said):
             reader.latestOffset(start, None)
         with pytest.raises(RecordsGone, match=said):
-            list(read_range(o, Range(topic, 0, 3, 20)))
+            list(read_ranges(o, [Range(topic, 0, 3, 20)]))
         return
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = reader.latestOffset(start, None)
         assert [v for r in reader.partitions(start, end) for v in values(reader.read(r))] == [
             str(n) for n in range(10, 20)
         ]
-        assert values(read_range(o, Range(topic, 0, 3, 20))) == [str(n) for n in range(10, 20)]
+        assert values(read_ranges(o, [Range(topic, 0, 3, 20)])) == [str(n) for n in range(10, 20)]
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{said}. failOnDataLoss=false: going on with what is there."
     ] * 2
@@ -347,7 +347,7 @@ def test_a_topic_that_vanished_is_said_by_the_plan_and_by_a_task(kafka, topic, a
         for call, text in (
             (lambda: reader.latestOffset(start, None), said),
             (
-                lambda: list(read_range(o, planned)),
+                lambda: list(read_ranges(o, [planned])),
                 said_by_task,
             ),
         ):
@@ -357,7 +357,7 @@ def test_a_topic_that_vanished_is_said_by_the_plan_and_by_a_task(kafka, topic, a
         return
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = reader.latestOffset(start, None)
-        assert reader.partitions(start, end) == values(read_range(o, planned)) == []
+        assert reader.partitions(start, end) == values(read_ranges(o, [planned])) == []
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{w}. failOnDataLoss=false: going on with what is there." for w in (said, said_by_task)
     ]
@@ -495,16 +495,16 @@ def test_a_task_looks_for_the_ends_of_its_range(kafka, topic, ask):
     write(kafka, topic, range(20))
     o = options(kafka, topic)
     whole, first = Range(topic, 0, EARLIEST, LATEST), Range(topic, 0, EARLIEST, 5)
-    assert values(read_range(o, first)) == [str(n) for n in range(5)]
+    assert values(read_ranges(o, [first])) == [str(n) for n in range(5)]
     ask.admin.delete_records([TopicPartition(topic, 0, 10)])[TopicPartition(topic, 0)].result()
-    assert values(read_range(o, whole)) == [str(n) for n in range(10, 20)]
-    assert values(read_range(o, first)) == []
+    assert values(read_ranges(o, [whole])) == [str(n) for n in range(10, 20)]
+    assert values(read_ranges(o, [first])) == []
     write(kafka, topic, ["later"])
-    assert values(read_range(o, whole)) == [str(n) for n in range(10, 20)] + ["later"]
+    assert values(read_ranges(o, [whole])) == [str(n) for n in range(10, 20)] + ["later"]
     waiting = begin(kafka)
     waiting.produce(topic, b"open", partition=0)
     waiting.flush(30)
-    assert values(read_range(o, whole))[-1] == "later"
+    assert values(read_ranges(o, [whole]))[-1] == "later"
     waiting.abort_transaction(30)
 
 
@@ -513,16 +513,16 @@ def test_what_is_deleted_after_the_task_looked_is_no_loss_for_earliest(
     kafka, topic, ask, monkeypatch
 ):
     write(kafka, topic, range(20))
-    bind = range_reader.bind_range
+    bind = range_reader.bind_ranges
 
-    def bind_and_delete(o, r):
-        bound = bind(o, r)
+    def bind_and_delete(o, ranges):
+        bound = bind(o, ranges)
         part = TopicPartition(topic, 0, 10)
         ask.admin.delete_records([part])[part].result()
         return bound
 
-    monkeypatch.setattr(range_reader, "bind_range", bind_and_delete)
-    found = values(read_range(options(kafka, topic), Range(topic, 0, EARLIEST, LATEST)))
+    monkeypatch.setattr(range_reader, "bind_ranges", bind_and_delete)
+    found = values(read_ranges(options(kafka, topic), [Range(topic, 0, EARLIEST, LATEST)]))
     assert found == [str(n) for n in range(10, 20)]
 
 
@@ -537,9 +537,9 @@ def test_an_open_range_of_a_topic_that_is_gone_or_shorter(kafka, topic, ask, fai
     for r, error, said in cases:
         if fail:
             with pytest.raises(error, match=said):
-                list(read_range(o, r))
+                list(read_ranges(o, [r]))
         else:
-            assert list(read_range(o, r)) == []
+            assert list(read_ranges(o, [r])) == []
 
 
 @pytest.mark.kafka
@@ -558,7 +558,7 @@ def test_a_time_that_spark_does_not_have_is_named(kafka, topic):
     producer.produce(topic, b"bad", partition=0, timestamp=now_ns)
     producer.flush(30)
     with pytest.raises(RecordsBroken, match=f"{topic}-0, offset 1: timestamp {now_ns}(.|\n)*nano"):
-        list(read_range(options(kafka, topic), Range(topic, 0, 0, 2)))
+        list(read_ranges(options(kafka, topic), [Range(topic, 0, 0, 2)]))
 
 
 # -- in Spark --

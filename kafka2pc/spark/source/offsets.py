@@ -246,6 +246,10 @@ class Range:
     until_ms: int | None = None
 
     @property
+    def part(self) -> TopicPart:
+        return self.topic, self.partition
+
+    @property
     def size(self) -> int:
         """How many offsets it has."""
         return self.end - self.begin

@@ -16,7 +16,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaException
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c005
-from ...kafka.read.fetcher import without_use
+from ...kafka.read.settings import without_use
 from ...protocol.errors import TopicRecreated
 from kafka2pc.spark.interfaces import (
     DataSourceReader,
@@ -48,7 +48,7 @@ from kafka2pc.spark.source.offsets import (
 )
 from .options import SourceOptions
 from .places import EARLIEST, LATEST, TopicPart
-from .range_reader import read_range
+from .range_reader import read_ranges
 from .rate import Wait
 from .starting_offsets import find_start, plan_read, take_snapshot
 
@@ -231,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
         """The records of a range, in a task."""
-        return read_range(self.options, partition.range)
+        return read_ranges(self.options, [partition.range])
 
     def _commit_to_group(self, start: Offsets, snapshot: Snapshot):
         """Commit to the group how far the query is, in the topics that still exist."""
@@ -272,7 +272,7 @@ def _read_unplanned(
     ask = Questions(dict(options.conf), options.committed_only, tries=options.tries)
     snapshot = take_snapshot(ask, options)
     for part in sorted(snapshot.parts.keys() - planned):
-        yield from read_range(options, Range(*part, EARLIEST, LATEST))
+        yield from read_ranges(options, [Range(*part, EARLIEST, LATEST)])
 
 
 class BatchReader(DataSourceReader):
@@ -295,6 +295,6 @@ class BatchReader(DataSourceReader):
         # Spark makes an empty partition where there is none
         if not isinstance(partition, BatchPartition):
             return
-        yield from read_range(self.options, partition.range)
+        yield from read_ranges(self.options, [partition.range] if partition.range else [])
         if partition.planned is not None:
             yield from _read_unplanned(self.options, partition.planned)
