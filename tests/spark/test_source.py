@@ -267,7 +267,7 @@ def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, top
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{expected}. failOnDataLoss=false: going on with what is there."
     ]
-    assert loose.partitions(start, end) == [RangePartition(Range(topic, 0, 0, 51))]
+    assert loose.partitions(start, end) == [RangePartition((Range(topic, 0, 0, 51),))]
 
 
 @pytest.mark.kafka
@@ -283,7 +283,7 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
     assert (
         before.partitions(start, end)
         == StreamReader(o).partitions(start, end)
-        == [RangePartition(Range(topic, 0, 0, 6))]
+        == [RangePartition((Range(topic, 0, 0, 6),))]
     )
     ask.admin.delete_topics([topic])[topic].result()
     while ask.topics([topic]):
@@ -429,7 +429,7 @@ def test_available_now_reads_what_is_there_now_and_no_more(kafka, topic):
     write(kafka, topic, range(5), partition=1)
     end = reader.latestOffset(start, None)
     assert (
-        reader.partitions(start, end) == [RangePartition(Range(topic, 0, 0, 6))]
+        reader.partitions(start, end) == [RangePartition((Range(topic, 0, 0, 6),))]
         and reader.latestOffset(end, None) is end
     )
     assert from_json(end).ids == from_json(start).ids and from_json(end).ids[topic]

@@ -72,7 +72,11 @@ _READ_OPTIONS = {
         SAME,
     ),
     "minPartitions": Option(
-        "At least about this many tasks: large ranges of offsets are cut.", None, "64", SAME
+        "At least about this many tasks: large ranges of offsets are cut. Small ranges share tasks,"
+        " but leave at least this many, and four for each core of the driver's machine.",
+        None,
+        "64",
+        "the same; but there each partition has a task of its own, however little it holds",
     ),
     "failOnDataLoss": Option(
         "If records were deleted before they were read: `true` stops the query, `false` warns and"
