@@ -18,16 +18,19 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.future import Future
+from kafka.net.transport import KafkaTCPTransport
+from kafka.protocol.consumer.fetch import FetchRequest
 from kafka_fixtures import records
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from kafka2pc.kafka.read.fetcher import NotFetched, Wanted, fetch
+from kafka2pc.kafka.read.fetcher import NotFetched, RangesFetch, Wanted, fetch
 from kafka2pc.kafka.read.settings import FetchSettings, fetch_settings
-from kafka2pc.kafka.records.encoder import record_batch, sections
+from kafka2pc.kafka.records.encoder import HEADER_BYTES, record_batch, sections
 from kafka2pc.kafka.records.rows import rows_of
+from kafka2pc.kafka.wire import error_codes as codes
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
-from kafka2pc.kafka.wire.topics import find_leaders
+from kafka2pc.kafka.wire.topics import find_leaders, topic_rows
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
@@ -65,12 +68,13 @@ THROTTLED = Answer(error_code=0, responses=[], throttle_time_ms=1)
 def metadata(name, leaders):
     """The answer of a broker of this file: who leads each partition of the topic."""
     rows = [Answer(partition_index=p, leader_id=node) for p, node in enumerate(leaders)]
-    return Answer(topics=[Answer(error_code=0, name=name, partitions=rows)])
+    row = Answer(error_code=0, name=name, topic_id=None, partitions=rows)
+    return Answer(topics=[row])
 
 
 def answered(parts):
     """The answer to a Fetch request for the topic t."""
-    return Answer(error_code=0, responses=[Answer(topic="t", partitions=parts)])
+    return Answer(error_code=0, responses=[Answer(topic="t", topic_id=None, partitions=parts)])
 
 
 def part_of(code, content, partition=0):
@@ -418,6 +422,147 @@ def test_the_time_of_appending(kafka, cluster, topic):
     assert same(kafka, cluster, topic) == 50 and {
         kind for *_, (kind, _) in ours(cluster, topic, 0, 50)
     } == {2}
+
+
+# -- topics that are created again --
+
+
+def topic_id(cluster, topic):
+    (row,) = topic_rows(cluster, [topic])
+    return row.topic_id
+
+
+def create_again(kafka, cluster, topic):
+    admin = AdminClient(kafka.client_conf)
+    admin.delete_topics([topic])[topic].result()
+    while topic_rows(cluster, [topic])[0].partitions:
+        time.sleep(0.05)
+    kafka.create_topic(topic)
+
+
+def send(kafka, topic, count, size=10, partition=0, **conf):
+    producer = Producer(kafka.client_conf | conf)
+    for n in range(count):
+        producer.produce(topic, str(n).encode().rjust(size), partition=partition)
+    producer.flush(30)
+
+
+@pytest.mark.kafka
+def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(kafka, cluster, topic):
+    """The leader is known when it happens, so only the id in the Fetch request tells."""
+    send(kafka, topic, 2_000, **{"batch.size": 2_000})
+    wanted = [Wanted(topic, 0, 0, 2_000, topic_id(cluster, topic))]
+    asking = RangesFetch(cluster, wanted, FetchSettings(most_bytes=2_000))
+    asking.ask()
+    asking.take()
+    create_again(kafka, cluster, topic)
+    send(kafka, topic, 2_000)
+    outcomes = []
+    while asking.parts:
+        asking.ask()
+        outcomes += asking.take()
+    ((_, wrong),) = outcomes
+    assert isinstance(wrong, NotFetched)
+    assert wrong.code == codes.UNKNOWN_TOPIC_ID and 0 < wrong.offset < 2_000
+
+
+@pytest.mark.kafka
+def test_a_topic_that_was_created_again_before_it_is_read_gives_no_rows(kafka, cluster, topic):
+    send(kafka, topic, 5)
+    old = topic_id(cluster, topic)
+    create_again(kafka, cluster, topic)
+    send(kafka, topic, 50)
+    ((_, wrong),) = fetch(cluster, [Wanted(topic, 0, 0, 5, old)], FetchSettings())
+    assert isinstance(wrong, NotFetched) and wrong.code == codes.UNKNOWN_TOPIC_ID
+    ((_, rows),) = fetch(cluster, [Wanted(topic, 0, 0, 5)], FetchSettings())
+    assert len(rows) == 5
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("highest", [12, 13])
+def test_a_broker_that_knows_no_topic_ids_in_fetch_is_asked_by_name(kafka, topic, highest):
+    send(kafka, topic, 5)
+    with Cluster(kafka.client_conf) as cluster:
+        cluster._manager.broker_version_data.api_versions[FetchRequest.API_KEY] = (4, highest)
+        wanted = [Wanted(topic, 0, 0, 5, topic_id(cluster, topic))]
+        with pytest.MonkeyPatch.context() as patch:
+            versions = []
+            encode = FetchRequest.encode
+            patch.setattr(
+                FetchRequest,
+                "encode",
+                lambda self, *a, **k: versions.append(self.version) or encode(self, *a, **k),
+            )
+            ((_, rows),) = fetch(cluster, wanted, FetchSettings())
+        assert len(rows) == 5 and set(versions) == {highest}
+
+
+# -- how much is sent --
+
+
+@pytest.fixture
+def received(monkeypatch):
+    """How many bytes came over the connections: call it with a function."""
+    sizes, receive = [], KafkaTCPTransport._sock_recv
+
+    def counted(self):
+        content, error = receive(self)
+        sizes.append(len(content))
+        return content, error
+
+    monkeypatch.setattr(KafkaTCPTransport, "_sock_recv", counted)
+
+    def count(call):
+        sizes.clear()
+        return call(), sum(sizes)
+
+    return count
+
+
+def wire_bytes(cluster, wanted):
+    """The bytes of the batches of a range, and of the largest one."""
+    asking = RangesFetch(cluster, [wanted], FetchSettings())
+    sizes = []
+    while asking.parts:
+        asking.ask()
+        for _, piece in asking.take():
+            sizes += [HEADER_BYTES + b.content.size for b in piece.batches if b.offset < wanted.end]
+    return sum(sizes), max(sizes)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("size", [10, 100, 3_000])
+def test_little_more_is_sent_than_the_ranges_hold(kafka, cluster, received, size):
+    """At most half as much again, and a batch for each partition. Far more is behind each range."""
+    topic = f"fetch-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, partitions=4)
+    for partition in range(4):
+        send(kafka, topic, 3_000, size, partition, **{"batch.size": 10_000})
+    for begin, end in (0, 100), (50, 60), (0, 1_000), (2_000, 2_001):
+        ranges = [Wanted(topic, p, begin, end) for p in range(4)]
+        list(fetch(cluster, [Wanted(topic, 0, 0, 1)], FetchSettings()))  # open the connection
+        read = lambda: sum(len(c) for _, c in fetch(cluster, ranges, FetchSettings()))  # noqa: B023
+        rows, sent = received(read)
+        assert rows == 4 * (end - begin)
+        needed = [wire_bytes(cluster, w) for w in ranges]
+        most = sum(1.5 * whole + largest for whole, largest in needed)
+        metadata = 2_000
+        assert sent <= most + metadata, (begin, end)
+
+
+@pytest.mark.kafka
+def test_many_partitions_are_read_by_few_requests(kafka, cluster):
+    topic = f"fetch-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, partitions=40)
+    for partition in range(40):
+        send(kafka, topic, 20, partition=partition)
+    ranges = [Wanted(topic, p, 0, 20) for p in range(40)]
+    with pytest.MonkeyPatch.context() as patch:
+        sent, send_one = [], cluster.send
+        patch.setattr(cluster, "send", lambda *a: sent.append(a) or send_one(*a))
+        found = list(fetch(cluster, ranges, FetchSettings()))
+    assert sorted(n for n, _ in found) == list(range(40))
+    assert len(sent) <= 4
 
 
 @pytest.mark.kafka

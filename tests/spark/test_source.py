@@ -4,6 +4,7 @@ reads each record once.
 
 import itertools
 import logging
+import os
 import time
 import uuid
 
@@ -40,6 +41,7 @@ from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.places import EARLIEST, LATEST
 from kafka2pc.spark.source.range_reader import read_ranges
 from kafka2pc.spark.source.readers import (
+    BatchReader,
     RangePartition,
     StreamReader,
     drop_unwanted,
@@ -298,6 +300,91 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         assert after.partitions(start, end) == []
     assert len([r for r in caplog.records if "was created again" in r.getMessage()]) == 1
+
+
+def create_again(kafka, ask, topic):
+    ask.admin.delete_topics([topic])[topic].result()
+    while ask.topics([topic]):
+        time.sleep(0.1)
+    kafka.create_topic(topic, partitions=2)
+    write(kafka, topic, [f"new {n}" for n in range(20)])
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("places", [{}, {"endingOffsets": "latest"}], ids=["stream", "batch"])
+def test_a_topic_that_is_created_again_between_plan_and_read(
+    kafka, topic, ask, fail, places, caplog
+):
+    """A stream gets none of its rows. A batch read of whatever is there goes on with it, if it may
+    lose records.
+    """
+    write(kafka, topic, range(5))
+    o = options(
+        kafka, topic, startingOffsets="earliest", failOnDataLoss=str(fail).lower(), **places
+    )
+    if places:
+        reader = BatchReader(o)
+        tasks = reader.partitions()
+    else:
+        reader = StreamReader(o)
+        start = reader.initialOffset()
+        tasks = reader.partitions(start, reader.latestOffset(start, None))
+    create_again(kafka, ask, topic)
+    expected = f"topic {topic} was created again after the read of partition 0 was planned"
+    read = lambda: [v for task in tasks for v in values(reader.read(task))]
+    if fail:
+        with pytest.raises(TopicRecreated) as e:
+            read()
+        assert e.value.what.startswith(expected)
+        return
+    with caplog.at_level(logging.WARNING, "kafka2pc"):
+        assert read() == [f"new {n}" for n in range(20) if places]
+    assert f"{expected}. failOnDataLoss=false" in caplog.text
+
+
+@pytest.mark.kafka
+def test_a_task_of_many_ranges_reports_the_losses_and_reads_the_others(kafka, ask, caplog):
+    """Some of its partitions are cut off at the begin, one is gone, the rest is whole."""
+    topic = f"source-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, partitions=6)
+    for partition in range(6):
+        write(kafka, topic, [f"{partition}-{n}" for n in range(10)], partition)
+    cut = [TopicPartition(topic, p, 4) for p in (1, 3)]
+    for deleted in ask.admin.delete_records(cut).values():
+        deleted.result()
+    ranges = [Range(topic, p, 2, 9) for p in (*range(6), 7)]
+    o = options(kafka, topic, failOnDataLoss="false", **{"kafkaConsumer.pollTimeoutMs": "2000"})
+    with caplog.at_level(logging.WARNING, "kafka2pc"):
+        found = values(read_ranges(o, ranges))
+    for partition in range(6):
+        first = 4 if partition in (1, 3) else 2
+        of_partition = [v for v in found if v.startswith(f"{partition}-")]
+        assert of_partition == [f"{partition}-{n}" for n in range(first, 9)]
+    for loss in ("1: offsets 2 to 3 are gone", "3: offsets 2 to 3 are gone", "7, offsets 2 to 8:"):
+        assert f"{topic}-{loss}" in caplog.text
+    with pytest.raises(RecordsGone, match=f"{topic}-1: offsets 2 to 3 are gone; {topic}-3"):
+        list(read_ranges(options(kafka, topic), ranges[:6]))
+
+
+@pytest.mark.kafka
+def test_small_partitions_share_tasks(kafka):
+    """Four tasks for each core, or as many as `minPartitions` asks for; every row comes once."""
+    topic = f"source-{uuid.uuid4().hex[:8]}"
+    count = 10 * (os.cpu_count() or 1)
+    kafka.create_topic(topic, partitions=count)
+    producer = Producer(kafka.client_conf)
+    for n in range(3 * count):
+        producer.produce(topic, str(n).encode(), partition=n % count)
+    producer.flush(30)
+    tasks_per_reader = []
+    for more in {}, {"minPartitions": str(count)}:
+        reader = BatchReader(options(kafka, topic, **more))
+        tasks = reader.partitions()
+        found = [v for task in tasks for v in values(reader.read(task))]
+        assert sorted(map(int, found)) == list(range(3 * count))
+        tasks_per_reader.append(len(tasks))
+    assert tasks_per_reader == [4 * (os.cpu_count() or 1), count]
 
 
 @pytest.mark.parametrize(

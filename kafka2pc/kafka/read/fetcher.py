@@ -165,13 +165,19 @@ class RangesFetch:
         return self.settings.wait_ms + min(_REQUEST_MS, self.settings.patience_ms)
 
     def _look_up(self, parts: Sequence[_Part]) -> None:
-        """Find out which nodes lead. A range without a leader has to wait."""
+        """Find out which nodes lead. A range without a leader has to wait, and one whose topic has
+        another id now is given up.
+        """
         try:
             rows = topic_rows(self.cluster, sorted({p.wanted.topic for p in parts}))
         except BrokerUnreachable:
             rows = []
         leaders = leaders_in(rows, "READ")
+        ids = {row.name: row.topic_id for row in rows}
         for p in parts:
+            if _is_other(p.wanted.topic_id, ids.get(p.wanted.topic)):
+                self._fail(p, codes.UNKNOWN_TOPIC_ID)
+                continue
             node = leaders.get((p.wanted.topic, p.wanted.partition), -1)
             if node >= 0:
                 p.node = node
@@ -279,8 +285,11 @@ class RangesFetch:
         elif code == codes.TOPIC_AUTHORIZATION_FAILED:
             raise topic_not_authorized(p.wanted.topic, "READ")
         else:
-            what = f"offset {p.at}: {describe_code(code)}"
-            self._failed.append((p.number, NotFetched(code, p.at, what)))
+            self._fail(p, code)
+
+    def _fail(self, p: _Part, code: int) -> None:
+        what = f"offset {p.at}: {describe_code(code)}"
+        self._failed.append((p.number, NotFetched(code, p.at, what)))
 
     def _pause(self, p: _Part, code: int, pause_s: float = 0.0) -> None:
         """Ask again in a moment, unless nothing came for `patience_ms`."""
@@ -296,28 +305,35 @@ class RangesFetch:
         self._failed.append((p.number, NotFetched(codes.REQUEST_TIMED_OUT, p.at, what)))
 
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c043
+_BY_NAME = 12  # the last version in which a topic goes by its name
+_BY_ID = 16
+
+
 def _fetch_request(settings: FetchSettings, sent: _Request, rack: str) -> FetchRequest:
-    topics: dict[str, list] = {}
+    topics: dict[tuple[str, UUID | None], list[Any]] = {}
     for p, limit in zip(sent.parts, sent.limits, strict=True):
         part = FetchRequest.FetchTopic.FetchPartition(
             partition=p.wanted.partition, fetch_offset=p.at, partition_max_bytes=limit
         )
-        topics.setdefault(p.wanted.topic, []).append(part)
+        topics.setdefault((p.wanted.topic, p.wanted.topic_id), []).append(part)
     return FetchRequest(
         max_wait_ms=settings.wait_ms,
         min_bytes=settings.min_bytes,
         max_bytes=sent.most,
         rack_id=rack,
         isolation_level=int(settings.committed_only),
-        topics=[FetchRequest.FetchTopic(topic=t, partitions=ps) for t, ps in topics.items()],
+        topics=[
+            FetchRequest.FetchTopic(topic=name, topic_id=topic_id, partitions=parts)
+            for (name, topic_id), parts in topics.items()
+        ],
         min_version=4,
-        max_version=12,  # from 13 on a topic goes by its id
+        max_version=_BY_ID if all(topic_id for _, topic_id in topics) else _BY_NAME,
     )
 
 
-def _open_answer(answer: Any) -> tuple[int, Mapping[tuple, Any], float]:
-    """(code, the rows by topic and partition, how many seconds to wait). No answer is a code, too.
-    Raises any other error that came instead of an answer.
+def _open_answer(answer: Any) -> tuple[int, Mapping[tuple[UUID | str | None, int], Any], float]:
+    """(code, the rows by the id or the name of the topic and the partition, how many seconds to
+    wait). No answer is a code, too. Raises any other error that came instead of an answer.
     """
     if isinstance(answer, (NotSent, NoAnswer)):
         return codes.NETWORK_EXCEPTION, {}, 0.0
@@ -325,12 +341,22 @@ def _open_answer(answer: Any) -> tuple[int, Mapping[tuple, Any], float]:
         raise answer
     if not answer.responses:
         return answer.error_code, {}, answer.throttle_time_ms / 1000
-    rows = {(t.topic, row.partition_index): row for t in answer.responses for row in t.partitions}
+    rows = {
+        (t.topic_id or t.topic, row.partition_index): row
+        for t in answer.responses
+        for row in t.partitions
+    }
     return answer.error_code, rows, 0.0
 
 
-def _row_of(p: _Part, rows: Mapping[tuple, Any]) -> Any:
-    return rows.get((p.wanted.topic, p.wanted.partition))
+def _row_of(p: _Part, rows: Mapping[tuple[UUID | str | None, int], Any]) -> Any:
+    by_name = rows.get((p.wanted.topic, p.wanted.partition))
+    return by_name or rows.get((p.wanted.topic_id, p.wanted.partition))
+
+
+def _is_other(wanted: UUID | None, now: UUID | None) -> bool:
+    """Do these ids name two topics? A broker may have none: None, or zero."""
+    return wanted is not None and now is not None and now.int != 0 and now != wanted
 
 
 def _with_name(e: RecordsBroken | UnknownFormat, wanted: Wanted) -> Exception:

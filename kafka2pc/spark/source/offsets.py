@@ -221,7 +221,7 @@ def find_losses(start: Offsets, snapshot: Snapshot) -> list[Loss]:
 _LOG = logging.getLogger("kafka2pc")
 
 
-def report_losses(losses: Sequence[Loss], fail: bool):
+def report_losses(losses: Sequence[Loss], fail: bool) -> None:
     """Raises the first loss as its error, with the text of the others. If not `fail`: logs a
     warning for each instead.
     """
@@ -237,7 +237,8 @@ class Range:
 
     In a batch read the task may look when it runs: if `begin` is `EARLIEST`, or if `end` is
     `LATEST`. `until_ms`: instead of the latest, before the first record at this time or later.
-    `planned`: how many offsets such a range had when it was planned.
+    `planned`: how many offsets such a range had when it was planned. `topic_id`: the task reads no
+    other topic of this name; empty if the broker has no ids.
     """
 
     topic: str
@@ -246,6 +247,7 @@ class Range:
     end: int
     until_ms: int | None = None
     planned: int | None = field(default=None, compare=False, repr=False)
+    topic_id: str = field(default="", compare=False, repr=False)
 
     @property
     def part(self) -> TopicPart:
@@ -266,15 +268,17 @@ def plan_ranges(start: Offsets, end: Offsets) -> list[Range]:
     """What lies between two entries of the checkpoint. Raises `StaleCheckpoint` if `end` does not
     follow `start`.
     """
-    begins = {part: end.since.get(part, start.at.get(part)) for part in end.at}
-    lost = [part for part, begin in begins.items() if begin is None or begin > end.at[part]]
+    begins = {part: end.since.get(part, start.at.get(part, -1)) for part in end.at}
+    lost = [part for part, begin in begins.items() if not 0 <= begin <= end.at[part]]
     if lost:
         raise StaleCheckpoint(
             f"the batch that ends at {json.dumps(_nested(end.at))} does not say where it begins:"
             f" {name_parts(lost)}"
         )
     return [
-        Range(t, p, begins[t, p], e) for (t, p), e in sorted(end.at.items()) if begins[t, p] < e
+        Range(t, p, begins[t, p], e, topic_id=end.ids.get(t, ""))
+        for (t, p), e in sorted(end.at.items())
+        if begins[t, p] < e
     ]
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c029
@@ -317,7 +321,7 @@ def cut_ranges(
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c051
 _PER_CORE = 4
-_WORTH = 25_000  # offsets that are worth a task
+_WORTH = 50_000  # offsets that are worth a task
 
 
 def count_tasks(ranges: Sequence[Range], least: int | None, cores: int) -> int:

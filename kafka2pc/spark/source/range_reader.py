@@ -6,8 +6,11 @@
 __all__ = ['fetch_ranges', 'source_schema', 'to_arrow', 'bind_ranges', 'read_ranges']
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c002
+import time
+from base64 import b64decode
 from dataclasses import replace
 from typing import Any, Collection, Iterable, Iterator, Sequence
+from uuid import UUID
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c003
 import pyarrow as pa
@@ -27,6 +30,7 @@ from ...kafka.participant import KafkaParticipant
 from ...kafka.read.fetcher import NotFetched, Wanted, fetch
 from ...kafka.read.settings import fetch_settings
 from ...kafka.records.decoder import HEADERS, Columns
+from ...kafka.wire import error_codes as codes
 from kafka2pc.protocol.errors import (
     BrokerUnreachable,
     RecordsBroken,
@@ -35,12 +39,24 @@ from kafka2pc.protocol.errors import (
     TopicRecreated,
 )
 from .cluster import NOTHING_READ, Questions
-from .offsets import Bounds, Loss, Range, Snapshot, name_parts, report_losses
+from kafka2pc.spark.source.offsets import (
+    Loss,
+    Range,
+    Snapshot,
+    name_parts,
+    report_losses,
+    was_recreated,
+)
 from .options import SourceOptions
 from .places import EARLIEST, LATEST, TopicPart
 from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c011
+def _uuid(topic_id: str) -> UUID | None:
+    """A topic id as librdkafka writes it, in base64; None if the broker has none."""
+    return UUID(bytes=b64decode(f"{topic_id}==")) if topic_id else None
+
+
 def fetch_ranges(
     options: SourceOptions, ranges: Sequence[Range]
 ) -> Iterator[tuple[Range, Columns | NotFetched]]:
@@ -51,7 +67,7 @@ def fetch_ranges(
     conf = dict(options.conf)
     found = fetch(
         KafkaParticipant(conf).cluster,
-        [Wanted(r.topic, r.partition, r.begin, r.end) for r in ranges],
+        [Wanted(*r.part, r.begin, r.end, _uuid(r.topic_id)) for r in ranges],
         fetch_settings(conf, options.wait_ms),
         headers=options.headers,
     )
@@ -126,12 +142,25 @@ def to_arrow(rows: Columns, r: Range) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c019
-def _rest(r: Range, e: NotFetched, bounds: Bounds | None) -> tuple[Range | None, Loss]:
+_BEHIND_S = 0.2  # a broker does not know the topic yet that another one knows
+
+
+def _recreated(r: Range) -> Loss:
+    return Loss(
+        TopicRecreated,
+        f"topic {r.topic} was created again after the read of partition {r.partition} was planned",
+    )
+
+
+def _rest(r: Range, e: NotFetched, now: Snapshot) -> tuple[Range | None, Loss | None]:
     """What can be read of a range after this error (None: nothing), and what is lost. Raises
-    `BrokerUnreachable` if nothing is. `bounds`: None if the partition does not exist any more.
+    `BrokerUnreachable` if nothing is, and asking again does not help.
     """
+    bounds = now.parts.get(r.part)
     name = name_parts([r.part])
     where = f"{name}, offsets {e.offset} to {r.end - 1}"
+    if was_recreated({r.topic: r.topic_id}, now.ids, r.topic):
+        return None, _recreated(r)
     if bounds is None:
         return None, Loss(TopicGone, f"{where}: the topic or partition does not exist any more")
     if e.offset < bounds.begin:
@@ -140,6 +169,9 @@ def _rest(r: Range, e: NotFetched, bounds: Bounds | None) -> tuple[Range | None,
         return replace(r, begin=begin), gone
     if bounds.end < r.end:
         return None, Loss(TopicRecreated, f"{where}: the log ends at offset {bounds.end}")
+    if e.code in codes.WRONG_TOPIC_ID:
+        time.sleep(_BEHIND_S)
+        return replace(r, begin=e.offset), None
     raise BrokerUnreachable(f"{where}: {e}", risk=NOTHING_READ) from None
 
 
@@ -157,10 +189,10 @@ def _remaining(
     now = _look(ask, [r.part for r, _ in failed])
     ranges, losses = [], []
     for r, e in failed:
-        rest, loss = _rest(r, e, now.parts.get(r.part))
+        rest, loss = _rest(r, e, now)
         if rest is not None:
             ranges.append(rest)
-        if loss.error is not RecordsGone or r.part not in untouched:
+        if loss and (loss.error is not RecordsGone or r.part not in untouched):
             losses.append(loss)
     report_losses(losses, options.fail_on_loss)
     return ranges
@@ -178,21 +210,36 @@ def _is_open(r: Range) -> bool:
     return r.begin == EARLIEST or r.end == LATEST
 
 
-def _bind(r: Range, bounds: Bounds | None, found: int | None) -> Range | Loss:
-    """The range with offsets instead of `EARLIEST` and `LATEST`, or what is lost. `found`: the
-    first offset at or after the time of the range, -1 if there is none; None if it has no time.
-    """
+def _unbound(r: Range, now: Snapshot) -> Loss | None:
+    """What is lost of an open range."""
     name = name_parts([r.part])
+    bounds = now.parts.get(r.part)
     if bounds is None:
         return Loss(TopicGone, f"{name} does not exist any more")
+    if was_recreated({r.topic: r.topic_id}, now.ids, r.topic):
+        return _recreated(r)
     if r.end == LATEST and bounds.end < r.begin:
         return Loss(
             TopicRecreated,
             f"{name} ends at offset {bounds.end}, but the read begins at {r.begin}",
         )
+    return None
+
+
+def _is_whole(r: Range, now: Snapshot) -> bool:
+    """Is it all that the partition holds, whatever that is? It has no offsets that can be lost."""
+    return r.begin == EARLIEST and r.end == LATEST and r.part in now.parts
+
+
+def _bind(r: Range, now: Snapshot, found: int | None) -> Range:
+    """The range with offsets instead of `EARLIEST` and `LATEST`. `found`: the first offset at or
+    after the time of the range, -1 if there is none; None if it has no time.
+    """
+    bounds = now.parts[r.part]
     latest = bounds.end if found is None or found < 0 else min(found, bounds.end)
     begin = bounds.begin if r.begin == EARLIEST else r.begin
-    return replace(r, begin=begin, end=latest if r.end == LATEST else r.end, until_ms=None)
+    end = latest if r.end == LATEST else r.end
+    return Range(*r.part, begin, end, topic_id=now.ids.get(r.topic, ""))
 
 
 def bind_ranges(options: SourceOptions, ranges: Iterable[Range]) -> list[Range]:
@@ -207,11 +254,13 @@ def bind_ranges(options: SourceOptions, ranges: Iterable[Range]) -> list[Range]:
     now = _look(ask, parts)
     times = {r.part: r.until_ms for r in ranges if r.until_ms is not None and r.part in now.parts}
     found = ask.offsets_of(times)
-    bound = [
-        _bind(r, now.parts.get(r.part), found.get(r.part)) if _is_open(r) else r for r in ranges
+    losses = {r.part: _unbound(r, now) for r in ranges if _is_open(r)}
+    report_losses([loss for loss in losses.values() if loss], options.fail_on_loss)
+    return [
+        _bind(r, now, found.get(r.part)) if _is_open(r) else r
+        for r in ranges
+        if not losses.get(r.part) or _is_whole(r, now)
     ]
-    report_losses([b for b in bound if isinstance(b, Loss)], options.fail_on_loss)
-    return [b for b in bound if isinstance(b, Range)]
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c033
 def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[pa.RecordBatch]:

@@ -231,7 +231,8 @@ def plan_read(ask: Questions, options: SourceOptions) -> list[Range]:
     report_losses(find_losses(start, snapshot), options.fail_on_loss)
     _check_order(start, ends)
     whole = [
-        Range(*part, begin_of(start, snapshot, part), end) for part, end in sorted(ends.items())
+        Range(*part, begin_of(start, snapshot, part), end, topic_id=snapshot.ids.get(part[0], ""))
+        for part, end in sorted(ends.items())
     ]
     most = options.rate.max_records
     pieces = cut_ranges(whole, options.min_partitions, most)
