@@ -165,7 +165,7 @@ def _topics(text: str) -> dict:
 
 
 def _assigned(text: str) -> dict:
-    def is_right(partitions) -> bool:
+    def is_right(partitions: object) -> bool:
         return isinstance(partitions, list) and bool(partitions) and all(map(is_whole, partitions))
 
     topics = parse_json("assign", text, '{"topic": [0, 1]}', is_right)
@@ -220,12 +220,12 @@ def _client(given: Mapping[str, str], isolation: str, problems: Problems) -> Cli
     return replace(client, conf=client.conf | {"isolation.level": isolation})
 
 
-def _refuse(name: str, instead: str, given: Mapping[str, str]):
+def _refuse(name: str, instead: str, given: Mapping[str, str]) -> None:
     if f"kafka.{name}" in given:
         raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {instead}.")
 
 
-def _check_broker(conf: Mapping[str, str]):
+def _check_broker(conf: Mapping[str, str]) -> None:
     if not conf.get("bootstrap.servers"):
         raise BadOption("kafka.bootstrap.servers is missing")
 
