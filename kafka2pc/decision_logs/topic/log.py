@@ -28,7 +28,7 @@ from kafka2pc.decision_logs.topic.reader import (
 )
 from .records import Keys, TopicRecords, encode, name_in
 from .settings import check_topic, read_settings, warn_if_long
-from ...kafka.participant import KafkaParticipant
+from ...kafka.client import shared_cluster
 from ...kafka.records.encoder import HEADER_BYTES, RECORD_BYTES, sections
 from ...kafka.records.rows import rows_of
 from ...kafka.wire.cluster import Cluster
@@ -99,7 +99,7 @@ class TopicLog(NamedLog):
         self.within_ms = within_ms
         self.tail = None
         self._bookmark = None
-        self._kafka = KafkaParticipant(conf)
+        self._conf = dict(conf)
         self._settings = check_topic(self._cluster, conf, topic, make)
 
     def __getstate__(self):
@@ -123,7 +123,7 @@ class TopicLog(NamedLog):
 
     @property
     def _cluster(self) -> Cluster:
-        return self._kafka.cluster
+        return shared_cluster(self._conf)
 
     def sibling(self, name: str) -> "TopicLog":
         twin = copy.copy(self)
@@ -401,7 +401,7 @@ class TopicLog(NamedLog):
         at = self._bookmark.load()
         if not at:
             warn_if_long(self.topic, self._settings, self._missing_right())
-        return Tail(self._kafka.conf, self.topic, Keys(self.name).starts(), at)
+        return Tail(self._conf, self.topic, Keys(self.name).starts(), at)
 
     def _missing_right(self) -> str:
         if self._bookmark.allowed:
@@ -416,6 +416,6 @@ class TopicLog(NamedLog):
         if self.tail is None or self.tail.starts != EVERY_NAME:
             self.close()
             # no bookmark: it would be a group for each idempotence key
-            self.tail = Tail(self._kafka.conf, self.topic)
+            self.tail = Tail(self._conf, self.topic)
             warn_if_long(self.topic, self._settings)
         return self.tail
