@@ -78,7 +78,7 @@ def _s3_options(theirs: dict) -> dict:
     return {"config_kwargs": limits | theirs.get("config_kwargs", {})}
 
 
-def _s3_once(fs):
+def _s3_once(fs) -> None:
     fs.retries = 1
 
 
@@ -94,7 +94,7 @@ class GaveUp(ConnectionError):
     """gcsfs would send the request again. The cause is what it got."""
 
 
-def _gcs_once(fs):
+def _gcs_once(fs) -> None:
     send = getattr(type(fs)._request, "__wrapped__", None)  # noqa: SLF001  (without its retries)
     if send is None:
         return
@@ -117,7 +117,7 @@ def _azure_options(theirs: dict) -> dict:
     return {key: value for key, value in limits.items() if key not in theirs}
 
 
-def _azure_once(fs):
+def _azure_once(fs) -> None:
     with suppress(AttributeError):  # of another version
         client = fs.service_client._config  # noqa: SLF001
         client.retry_policy.total_retries = 0

@@ -190,7 +190,7 @@ _VOLUME = (
 _NO_DBFS = "Set decisionLog to kafka:TOPIC or postgresql://USER@HOST/DATABASE."
 
 
-def check_place(option: str, place: str, *, folder: bool = False):
+def check_place(option: str, place: str, *, folder: bool = False) -> None:
     """Raises `BadOption` if a checkpoint or a decision log cannot be there. `option`: how the error
     names it. `folder`: only a folder or an fsspec URL will do. Creates nothing and asks no storage;
     the error shows no password.
@@ -201,7 +201,7 @@ def check_place(option: str, place: str, *, folder: bool = False):
         raise BadOption(f"{option}={e.what}", why=e.why, action=e.action) from None
 
 
-def _check(place: str, folder: bool):
+def _check(place: str, folder: bool) -> None:
     scheme, rest = _split(place)
     if not place:
         raise BadOption(": it is empty", why="An empty name is no place.", action=_KINDS)
@@ -222,7 +222,7 @@ def _check(place: str, folder: bool):
         _check_url(scheme, place, rest, folder)
 
 
-def _check_path(place: str, path: str):
+def _check_path(place: str, path: str) -> None:
     host = re.match("//([^/]+)", path)
     if host and place.startswith("file:"):
         raise BadOption(
@@ -241,7 +241,7 @@ def _check_path(place: str, path: str):
         )
 
 
-def _check_topic(place: str, topic: str):
+def _check_topic(place: str, topic: str) -> None:
     if not re.fullmatch("[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
         raise BadOption(
             f"{_shown(place)}: kafka:TOPIC with the name of one topic is needed",
@@ -250,7 +250,7 @@ def _check_topic(place: str, topic: str):
         )
 
 
-def _check_url(scheme: str, place: str, rest: str, folder: bool):
+def _check_url(scheme: str, place: str, rest: str, folder: bool) -> None:
     if scheme in ("postgresql", "postgres"):
         _check_slashes(scheme, place, rest)
         normal_place(place)  # raises if it cannot be read
@@ -292,7 +292,7 @@ def _check_url(scheme: str, place: str, rest: str, folder: bool):
         )
 
 
-def _check_slashes(scheme: str, place: str, rest: str):
+def _check_slashes(scheme: str, place: str, rest: str) -> None:
     if not rest.startswith("//"):
         raise BadOption(
             f"{_shown(place)}: {scheme}: needs ://",

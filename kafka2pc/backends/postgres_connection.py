@@ -24,7 +24,7 @@ _POSTGRES_URL = re.compile(
 )
 
 
-def check_postgres_url(what: str, url: str):
+def check_postgres_url(what: str, url: str) -> None:
     """Raises `BadOption` where libpq would take a part of the password for a host, a port or a
     database, and show it in its own errors. `what`: how the error names the thing that connects.
     """

@@ -151,7 +151,7 @@ def _one_request(fs) -> dict:
     return {}
 
 
-def _nothing():
+def _nothing() -> None:
     pass
 
 
@@ -164,7 +164,7 @@ class Storage:
     opened.
     """
 
-    def __init__(self, url: str, what: str = "storage", instead: str = _INSTEAD):
+    def __init__(self, url: str, what: str = "storage", instead: str = _INSTEAD) -> None:
         self.url, self.what, self.instead = url, f"{what} {masked(url)}", instead
         try:
             self.fs, self.root = open_driver(url)
@@ -185,7 +185,7 @@ class Storage:
             )
         self._at_once = _one_request(self.fs)
 
-    def __setstate__(self, state: dict):
+    def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         send_once(self.fs)
 
@@ -229,18 +229,18 @@ class Storage:
             raise
         return True
 
-    def _make_folder(self, path: str):
+    def _make_folder(self, path: str) -> None:
         # a file system. An object store has no folders, and might make a bucket
         if not self.fs.async_impl:
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
-    def write(self, path: str, content: bytes):
+    def write(self, path: str, content: bytes) -> None:
         """Write an object, whatever is there."""
         self._make_folder(path)
         limit = write_limit(self.fs, len(content))
         self._ask(path, lambda: self.fs.pipe_file(path, content, **limit))
 
-    def upload(self, local: str, path: str):
+    def upload(self, local: str, path: str) -> None:
         """Write the content of a local file, whatever is there. Asks ten times, however long one
         takes.
         """
@@ -274,7 +274,7 @@ class Storage:
         """What is in a folder now under a whole number, as Spark names the entries of its logs."""
         return [int(name) for name in self.names(folder) if name.isdigit()]
 
-    def remove(self, path: str):
+    def remove(self, path: str) -> None:
         """Remove an object, if it is there."""
         try:
             self._ask(path, lambda: self.fs.rm_file(path))
@@ -320,7 +320,7 @@ class Storage:
             action=self.instead,
         )
 
-    def check_create(self, folder: str):
+    def check_create(self, folder: str) -> None:
         """Raises `BadOption` unless the first of two creates in `folder` wins: once in each process
         for each bucket. Not every store that speaks S3 does what S3 does.
         """
@@ -365,7 +365,7 @@ def _patiently(call: Callable, within_s: float = _ASK_S):
     return _alone(lambda: retrying(_alone, call))
 
 
-def check_driver(url: str, what: str, instead: str = _INSTEAD):
+def check_driver(url: str, what: str, instead: str = _INSTEAD) -> None:
     """Raises `BadOption` if the driver of this URL has no exclusive create of its own: fsspec then
     looks first and writes later, and two may win. HDFS and DBFS are among these. Opens nothing.
     """

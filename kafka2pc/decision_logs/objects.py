@@ -23,7 +23,7 @@ class ObjectLog(FileLog):
     raises `LogUnwritable` if the store refuses to write, or it is too late to ask it.
     """
 
-    def __init__(self, url: str):
+    def __init__(self, url: str) -> None:
         check_driver(url, "decision log")
         self.url = url
         self.storage = Storage(url, "decision log")
@@ -58,10 +58,10 @@ class ObjectLog(FileLog):
     def _get(self, path: str) -> bytes:
         return self.storage.read(path)
 
-    def _remove(self, path: str):
+    def _remove(self, path: str) -> None:
         self.storage.remove(path)
 
-    def _remove_folder(self):
+    def _remove_folder(self) -> None:
         """An object store has no folders."""
 
     def _list(self, folder: str) -> list[str]:

@@ -31,7 +31,7 @@ _WHAT = "decision log in PostgreSQL"
 _ACTION = "Check decisionLog and the network; then restart."
 
 
-def _nothing(db: psycopg.Connection, decision: Decision):
+def _nothing(db: psycopg.Connection, decision: Decision) -> None:
     pass
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c013
@@ -54,7 +54,7 @@ class TableLog(NamedLog):
         table: str = "kafka2pc_decisions",
         lock_ms: int = 10_000,
         also: Callable[[psycopg.Connection, Decision], None] = _nothing,
-    ):
+    ) -> None:
         self.url, self.name, self.table, self.lock_ms, self.also = url, name, table, lock_ms, also
         self.place = f"{postgres_place(_WHAT, url)}#{table}"
         with self._connect() as db:
@@ -74,7 +74,7 @@ class TableLog(NamedLog):
     def siblings(self) -> list[str]:
         return [name for (name,) in self._ask_all("select distinct log from {} order by log")]
 
-    def _make(self, db: psycopg.Connection):
+    def _make(self, db: psycopg.Connection) -> None:
         try:
             if db.execute("select to_regclass(%s)", (self.table,)).fetchone() != (None,):
                 return
@@ -179,7 +179,7 @@ class TableLog(NamedLog):
         where = f"table {self.table}, {self.name} {slot.batch_id}.{slot.attempt}"
         return load_decision(found[0][0].encode(), where, slot) if found else None
 
-    def remove(self, slots: Sequence[Slot]):
+    def remove(self, slots: Sequence[Slot]) -> None:
         which = [s.batch_id for s in slots], [s.attempt for s in slots]
         self._ask(
             "delete from {} where log = %s and (batch_id, attempt) in (select * from"

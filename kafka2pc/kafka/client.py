@@ -42,7 +42,7 @@ def shared_cluster(conf: dict) -> Cluster:
         return _CLUSTERS[key]
 
 
-def close_cluster(conf: dict):
+def close_cluster(conf: dict) -> None:
     """Close the connection that this process shares."""
     with _OPENING:
         cluster = _CLUSTERS.pop(_key(conf), None)
@@ -103,7 +103,7 @@ class KafkaClient:
         engine: str = "columnar",
         name: str = "kafka",
         history: History | None = None,
-    ):
+    ) -> None:
         self.conf = dict(conf)
         self.prefix = prefix
         self.topic = topic
@@ -126,7 +126,7 @@ class KafkaClient:
         """
         return shared_cluster(self.conf)
 
-    def close(self):
+    def close(self) -> None:
         """Close the connections of this process. Transactions stay as they are."""
         close_cluster(self.conf)
 

@@ -107,7 +107,7 @@ def driver_of(query: Query) -> Driver:
     )
 
 # %% ../../nbs/operations/04_repair.ipynb #c111
-def _check_stores(query: Query, last: Decision | None):
+def _check_stores(query: Query, last: Decision | None) -> None:
     """Raises `BadOption` if the newest record names another store than Kafka."""
     others = sorted({name for name, _ in last.stores} - {"kafka"}) if last else []
     if others:
@@ -176,7 +176,7 @@ def _in_decision(driver: Driver, c: Committable) -> Committable | None:
     return None
 
 # %% ../../nbs/operations/04_repair.ipynb #c123
-def _end(survey: Survey, c: Committable, commit: bool):
+def _end(survey: Survey, c: Committable, commit: bool) -> None:
     """Send the end, again after each unclear answer. Raises `OutcomeUnknown`, `Refused`."""
     outcome = retry_unknown()(
         lambda: end_txn(
@@ -207,7 +207,7 @@ def _report(c: Committable, commit: bool, forced: bool, known: bool) -> str:
     return f"{text}; {cost}{unless}: {describe_records(c)}"
 
 # %% ../../nbs/operations/04_repair.ipynb #c125
-def _fence_if_alive(driver: Driver, token: Token):
+def _fence_if_alive(driver: Driver, token: Token) -> None:
     """Fence the run that holds `token`, unless a newer run has claimed already. Otherwise it could
     decide between our read of the log and our abort.
     """

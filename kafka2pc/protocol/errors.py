@@ -20,7 +20,7 @@ class TwoPhaseError(Exception):
 
     why = risk = action = ""
 
-    def __init__(self, what: str, **parts):
+    def __init__(self, what: str, **parts) -> None:
         self.what, self.parts = what, parts
         for k in ("why", "risk", "action"):
             setattr(self, k, parts.get(k) or getattr(type(self), k))

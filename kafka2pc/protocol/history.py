@@ -42,7 +42,7 @@ class Watcher(Protocol):
     def turn(self, op: str) -> AbstractContextManager:
         """Entered around one operation: a lock lets one thread at a time through."""
 
-    def on_event(self, event: Event):
+    def on_event(self, event: Event) -> None:
         """Called after the event is written; no other thread writes one until it returns."""
 
 # %% ../../nbs/protocol/08_history.ipynb #c009
@@ -51,7 +51,7 @@ class History:
     sees each event.
     """
 
-    def __init__(self, path: str | None = None, watcher: Watcher | None = None):
+    def __init__(self, path: str | None = None, watcher: Watcher | None = None) -> None:
         self.events: list[Event] = []
         self._path = path
         self._watcher = watcher
@@ -72,13 +72,13 @@ class History:
                 self._watcher.on_event(event)
         return event
 
-    def _keep(self, event: Event):
+    def _keep(self, event: Event) -> None:
         if self._path:
             self._write_line(event)
         else:
             self.events.append(event)
 
-    def _write_line(self, event: Event):
+    def _write_line(self, event: Event) -> None:
         with open(self._path, "ab", buffering=0) as f:
             f.write((json.dumps(asdict(event), default=str) + "\n").encode())
 
@@ -101,7 +101,7 @@ class History:
 class Silence(History):
     """A history that keeps nothing: the default of everything that takes one."""
 
-    def append(self, kind: str, op: str, **ids):
+    def append(self, kind: str, op: str, **ids) -> None:
         pass
 
 

@@ -48,7 +48,7 @@ class Names:
     _counter: int
     _retired: set[str]
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._pid: int | None = None
 
     def next(self, prefix: str, query_id: str, token: Token, batch_id: int) -> str:
@@ -64,11 +64,11 @@ class Names:
             if name not in self._retired:
                 return name
 
-    def retire(self, transactional_id: str):
+    def retire(self, transactional_id: str) -> None:
         """Never use this name again: an answer was unclear, or its epoch is close to the end."""
         self._retired.add(transactional_id)
 
-    def _begin_process(self):
+    def _begin_process(self) -> None:
         """Start afresh at the first use, and at the first use after a fork."""
         if self._pid == os.getpid():
             return

@@ -95,10 +95,10 @@ class TransactionBase:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, *_) -> None:
         if kind and self.txn_state is TxnState.OPEN:
             self.store.abort(self.c)
 
-    def step(self, event: str):
+    def step(self, event: str) -> None:
         """Take a step of `TRANSITIONS`, or raise `IllegalStep`."""
         self.txn_state = step(self.txn_state, event, self.label)

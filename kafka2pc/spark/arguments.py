@@ -51,7 +51,7 @@ _REFUSED = {
 
 def check_options(
     texts: Mapping[str, str], options: SinkOptions, log: DecisionLog | None, name: str | None
-):
+) -> None:
     """Raises `BadOption` for options that do not fit a query or job of `exactly_once`. `texts`: as
     they were given.
     """
@@ -77,7 +77,7 @@ def check_options(
         )
 
 # %% ../../nbs/spark/08_arguments.ipynb #c015
-def check_stores(names: Sequence[str]):
+def check_stores(names: Sequence[str]) -> None:
     """Raises `BadOption` if there is no store, or two have one name."""
     if not names:
         raise BadOption(
@@ -90,7 +90,7 @@ def check_stores(names: Sequence[str]):
         )
 
 
-def check_key(name: str | None):
+def check_key(name: str | None) -> None:
     """Raises `BadOption` for a batch job without a name."""
     if name is None:
         raise BadOption(

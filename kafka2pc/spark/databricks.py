@@ -47,7 +47,7 @@ def parameter(name: str, default, dbutils=None):
 class Secret:
     """A text that no output shows and that cannot be pickled. `reveal()` returns it."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str) -> None:
         self.reveal = lambda: text
 
     def __repr__(self):

@@ -36,7 +36,7 @@ _LOG = logging.getLogger("kafka2pc")
 _OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 
-def _warn_of_rate(options: Mapping[str, str]):
+def _warn_of_rate(options: Mapping[str, str]) -> None:
     """Log which options a batch read ignores."""
     given = {name.lower() for name in options}
     ignored = [name for name in _OF_STREAMS if name.lower() in given]
@@ -44,7 +44,7 @@ def _warn_of_rate(options: Mapping[str, str]):
         _LOG.warning("a batch read ignores %s; endingOffsets limits it", ", ".join(ignored))
 
 
-def _refuse_table(options: Mapping[str, str]):
+def _refuse_table(options: Mapping[str, str]) -> None:
     """Raises `BadOption` if Spark asks on behalf of a table in its catalog."""
     if "provider" in {name.lower() for name in options}:
         raise BadOption(
@@ -65,7 +65,7 @@ class Kafka2pc(DataSource):
     def name(cls) -> str:
         return "kafka2pc"
 
-    def __init__(self, options: MutableMapping[str, str]):
+    def __init__(self, options: MutableMapping[str, str]) -> None:
         freeze_worker()
         check_interfaces()
         super().__init__(options)
@@ -139,7 +139,7 @@ class Kafka2pc(DataSource):
         return options
 
 
-def register(spark):
+def register(spark) -> None:
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
     reading. A thread of your own calls it, too, before it writes. Raises `BadOption` if the
     installed PySpark lacks what the format needs: it needs Spark 4.1.
@@ -149,7 +149,7 @@ def register(spark):
     _make_active(spark)
 
 
-def _make_active(spark):
+def _make_active(spark) -> None:
     """Make this the active session of this thread. Spark looks for the format of a write there, and
     a thread that Python has started has none.
     """

@@ -88,7 +88,7 @@ class ShapedTransaction(TransactionBase):
 
     def __init__(
         self, begin: Callable[[], Transaction], shape: Callable[[RecordBatch], RecordBatch]
-    ):
+    ) -> None:
         self.begin = begin
         self.shape = shape
         self.txn: Transaction | None = None
@@ -96,7 +96,7 @@ class ShapedTransaction(TransactionBase):
     def __exit__(self, *exc):
         return self.txn and self.txn.__exit__(*exc)
 
-    def write(self, rows):
+    def write(self, rows) -> None:
         shaped = self.shape(rows)
         if not len(shaped):
             return
@@ -105,7 +105,7 @@ class ShapedTransaction(TransactionBase):
             self.txn = self.begin().__enter__()
         self.txn.write(shaped)
 
-    def flush(self):
+    def flush(self) -> None:
         if self.txn:
             self.txn.flush()
 
@@ -121,7 +121,9 @@ class Shaped:
     task. `shape` may leave rows out. Everything else is `participant`.
     """
 
-    def __init__(self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]):
+    def __init__(
+        self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]
+    ) -> None:
         self.participant, self.shape, self.name = participant, shape, participant.name
         if isinstance(participant, EndsMany):
             self.end_all = participant.end_all
@@ -173,7 +175,7 @@ class PrecommitTask:
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c028
 def write_batch(
     driver: Driver, df: "DataFrame", plan: Plan, counted: tuple[str, ...] | None = None
-):
+) -> None:
     """The pre-commit phase in Spark's tasks, then the commit phase. After an error the transactions
     are aborted, unless the batch is decided; the next start does what cannot be done now.
     `counted`: see `PrecommitTask`.
@@ -192,7 +194,7 @@ def write_batch(
     log_batch(messages, driver.history.events[begun:], swept)
 
 
-def _undo(driver: Driver, plan: Plan):
+def _undo(driver: Driver, plan: Plan) -> None:
     try:
         if abort(driver, [CommitMessage(plan=plan)], plan.batch_id):
             sweep(driver, plan.token, own_parity=plan.batch_id % 2)
@@ -212,7 +214,7 @@ class ExactlyOnce:
     name: str | None
     checkpoint: str | None
 
-    def __call__(self, df: "DataFrame", batch_id: int):
+    def __call__(self, df: "DataFrame", batch_id: int) -> None:
         """Write one micro-batch; `foreachBatch` calls this. Raises what the phases raise; then the
         batch is not decided, or the next start finishes it.
         """
@@ -317,7 +319,7 @@ class ExactlyOnce:
 _ASKED: set[str] = set()  # checkpoints that this process has looked into for a name
 
 
-def check_added_name(place: str, driver: Driver):
+def check_added_name(place: str, driver: Driver) -> None:
     """Raises `MovedLog` if the checkpoint holds later decisions than the log under the name: the
     query ran without the name. Nothing, if Python cannot read the checkpoint.
     """
@@ -332,7 +334,7 @@ def check_added_name(place: str, driver: Driver):
     check_beside(checkpoint, driver.query_id, driver.log)
 
 
-def check_earlier(name: str, driver: Driver, decided: Decision):
+def check_earlier(name: str, driver: Driver, decided: Decision) -> None:
     """A name that was used for another topic or for other stores would silently write nothing.
     Raises `BadOption`.
     """

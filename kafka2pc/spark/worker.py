@@ -13,7 +13,7 @@ import os
 _FROZEN = set()  # the ids of this process and of those that it was forked from
 
 
-def freeze_worker():
+def freeze_worker() -> None:
     """Exempt what is loaded from garbage collection, once in each reused worker of Spark. Nothing
     happens in other processes, or if `KAFKA2PC_GC_FREEZE` is off.
     """

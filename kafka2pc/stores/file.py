@@ -27,16 +27,16 @@ from .parts import StoreNames, aborted_error, key
 
 # %% ../../nbs/stores/02_file.ipynb #c009
 class _Parquet:
-    def __init__(self, file):
+    def __init__(self, file) -> None:
         self.file = file
         self.writer = None
 
-    def write(self, batch: RecordBatch):
+    def write(self, batch: RecordBatch) -> None:
         if self.writer is None:
             self.writer = pq.ParquetWriter(self.file, batch.schema)
         self.writer.write_batch(batch)
 
-    def close(self):
+    def close(self) -> None:
         if self.writer:
             self.writer.close()
 
@@ -51,14 +51,14 @@ def _plain(value) -> str:
 
 
 class _JsonLines:
-    def __init__(self, file):
+    def __init__(self, file) -> None:
         self.file = file
 
-    def write(self, batch: RecordBatch):
+    def write(self, batch: RecordBatch) -> None:
         for row in batch.to_pylist():
             self.file.write(json.dumps(row, default=_plain).encode() + b"\n")
 
-    def close(self):
+    def close(self) -> None:
         pass
 
     @staticmethod
@@ -76,7 +76,7 @@ _FILE = re.compile(
 _HIDDEN = ".kafka2pc"
 
 
-def _sync(path: str):
+def _sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -108,7 +108,7 @@ class FileStore:
     `BadOption`.
     """
 
-    def __init__(self, where: str, format: str, prefix: str, name: str):
+    def __init__(self, where: str, format: str, prefix: str, name: str) -> None:
         if format not in FORMATS:
             raise BadOption(f"format {format}: choose one of {', '.join(FORMATS)}")
         if "/" in prefix:
@@ -165,7 +165,7 @@ class FileParticipant(FileStore):
 
     def __init__(
         self, folder: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "file"
-    ):
+    ) -> None:
         super().__init__(os.path.abspath(folder), format, prefix, name)
 
     def begin(self, plan: Plan) -> "FileTransaction":
@@ -224,7 +224,7 @@ class OpenFile(TransactionBase):
     aborted.
     """
 
-    def __init__(self, store: FileStore, c: Committable, file):
+    def __init__(self, store: FileStore, c: Committable, file) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
@@ -232,19 +232,19 @@ class OpenFile(TransactionBase):
         self.file = file
         self.writer = FORMATS[store.format](file)
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, *_) -> None:
         with suppress(OSError):  # a file that is not pre-committed by now never will be
             self.writer.close()
             self.file.close()
         super().__exit__(kind)
 
-    def write(self, batch: RecordBatch):
+    def write(self, batch: RecordBatch) -> None:
         """Raises `IllegalStep` after `precommit`."""
         self.step("write")
         self.writer.write(batch)
         self.rows += len(batch)
 
-    def flush(self):
+    def flush(self) -> None:
         self.file.flush()
 
     def precommit(self) -> Committable:
@@ -259,10 +259,10 @@ class OpenFile(TransactionBase):
 class FileTransaction(OpenFile):
     """One open file of a `FileParticipant`."""
 
-    def __init__(self, store: FileParticipant, c: Committable):
+    def __init__(self, store: FileParticipant, c: Committable) -> None:
         super().__init__(store, c, open(store.path(c, "open"), "xb"))
 
-    def _prepare(self):
+    def _prepare(self) -> None:
         os.fsync(self.file.fileno())
         if not _move(self.store.path(self.c, "open"), self.store.path(self.c, "ready")):
             raise aborted_error(f"{self.label}: its file is gone")

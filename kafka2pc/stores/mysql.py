@@ -166,7 +166,7 @@ class MysqlParticipant:
         name: str = "mysql",
         record: str = "kafka2pc_transactions",
         lock_s: int = 10,
-    ):
+    ) -> None:
         if len(prefix.encode()) > _LONGEST_PREFIX:
             raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes, an xid is short")
         self.url = url
@@ -217,7 +217,7 @@ class MysqlParticipant:
             [(store,)] = run("select query_id from {} where transactional_id = 'store'").fetchall()
         return store
 
-    def _check(self, run):
+    def _check(self, run) -> None:
         text = "select version(), concat(version(), @@version_comment)"
         [(version, comment)] = run(text).fetchall()
         least = (10, 5) if "maria" in comment.lower() else (8, 0)
@@ -336,7 +336,7 @@ def _insert(table: str, names: list[str], key: tuple[str, ...]) -> str:
 class MysqlTransaction(TransactionBase):
     """One open transaction of a `MysqlParticipant`, with its own connection."""
 
-    def __init__(self, store: MysqlParticipant, c: Committable):
+    def __init__(self, store: MysqlParticipant, c: Committable) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
@@ -345,13 +345,13 @@ class MysqlTransaction(TransactionBase):
         with _our_errors(store.table), self.db.cursor() as cursor:
             cursor.execute("xa start %s, %s", xid(c))
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, *_) -> None:
         # a transaction that is not prepared by now is rolled back
         if self.db.open:
             self.db.close()
         super().__exit__(kind)
 
-    def write(self, batch: RecordBatch):
+    def write(self, batch: RecordBatch) -> None:
         """Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."""
         self.step("write")
         text = _insert(self.store.table, batch.schema.names, self.store.key)
@@ -360,7 +360,7 @@ class MysqlTransaction(TransactionBase):
             cursor.executemany(text, rows)
         self.rows += len(batch)
 
-    def flush(self):
+    def flush(self) -> None:
         """Does nothing: an INSERT is answered when the server has its rows."""
 
     def precommit(self) -> Committable:

@@ -66,18 +66,18 @@ class BufferedTransaction(TransactionBase):
     reader sees them. It returns False if another process has aborted the transaction.
     """
 
-    def __init__(self, store, c: Committable):
+    def __init__(self, store, c: Committable) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
         self.rows = []
 
-    def write(self, rows):
+    def write(self, rows) -> None:
         """Raises `IllegalStep` after `precommit`."""
         self.step("write")
         self.rows.extend(rows)
 
-    def flush(self):
+    def flush(self) -> None:
         """Does nothing: rows are sent by `precommit`."""
 
     def precommit(self) -> Committable:

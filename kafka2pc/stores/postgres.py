@@ -124,7 +124,7 @@ class PostgresParticipant:
         name: str = "postgres",
         record: str = "kafka2pc_transactions",
         lock_ms: int = 10_000,
-    ):
+    ) -> None:
         if len(prefix.encode()) > _LONGEST_PREFIX:
             raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes")
         self.url = url
@@ -185,7 +185,7 @@ class PostgresParticipant:
             add_line(run, c, plan.query_id)
         return self._transaction(c)
 
-    def _check(self, db: psycopg.Connection):
+    def _check(self, db: psycopg.Connection) -> None:
         if db.execute("show max_prepared_transactions").fetchone() == ("0",):
             raise BadOption(
                 "max_prepared_transactions = 0: this PostgreSQL cannot pre-commit",
@@ -298,7 +298,7 @@ def move_rows(
     target: sql.Identifier,
     names: Iterable[str],
     key: Iterable[str],
-):
+) -> None:
     """Put the columns `names` of `source` into `target`, and drop `source`. `source` has a column
     kafka2pc_row, the order of its rows. With a `key`, rows are upserted and the last of each key
     stays.
@@ -321,7 +321,7 @@ def move_rows(
 class PostgresTransaction(TransactionBase):
     """One open transaction of a `PostgresParticipant`, with its own connection."""
 
-    def __init__(self, store: PostgresParticipant, c: Committable):
+    def __init__(self, store: PostgresParticipant, c: Committable) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
@@ -334,11 +334,11 @@ class PostgresTransaction(TransactionBase):
         if store.key:
             self.into = sql.Identifier(*schema, f"kafka2pc_{self.db.info.backend_pid}")
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, *_) -> None:
         self.db.close()  # a transaction that is not prepared by now is rolled back
         super().__exit__(kind)
 
-    def write(self, batch: RecordBatch):
+    def write(self, batch: RecordBatch) -> None:
         """Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."""
         self.step("write")
         with our_errors(self.store.table):
@@ -349,7 +349,7 @@ class PostgresTransaction(TransactionBase):
                 copy.write(copy_text(batch))
         self.rows += len(batch)
 
-    def _open(self, names: list[str]):
+    def _open(self, names: list[str]) -> None:
         self.column_names = names
         self.columns = _names_of(names)
         if self.into == self.table:
@@ -362,7 +362,7 @@ class PostgresTransaction(TransactionBase):
         )
         self.db.execute(sql.SQL("alter table {} add kafka2pc_row bigserial").format(self.into))
 
-    def flush(self):
+    def flush(self) -> None:
         """Does nothing: COPY answers only when the server has all rows."""
 
     def precommit(self) -> Committable:
@@ -375,7 +375,7 @@ class PostgresTransaction(TransactionBase):
         self.step("precommit")
         return self.store.names.committable(*key(self.c), self.rows)
 
-    def _prepare(self):
+    def _prepare(self) -> None:
         if self.store.key and self.columns:
             move_rows(self.db, self.into, self.table, self.column_names, self.store.key)
         if not mark_line(partial(self.store.run, self.db), self.c, "committed"):

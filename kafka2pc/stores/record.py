@@ -20,7 +20,7 @@ _HERE = "transactional_id = %s and epoch = %s"
 _STATES = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
 
 
-def add_line(run: Run, c: Committable, query_id: str):
+def add_line(run: Run, c: Committable, query_id: str) -> None:
     """Write the line of a new transaction: open."""
     text = "insert into {} (transactional_id, epoch, query_id) values (%s, %s, %s)"
     run(text, *key(c), query_id)

@@ -41,11 +41,11 @@ class StagedParticipant(PostgresParticipant):
         record: str = "kafka2pc_staged",
         unlogged: bool = False,
         **more,
-    ):
+    ) -> None:
         super().__init__(url, table, record=record, **more)
         self.unlogged = unlogged
 
-    def _check(self, db: psycopg.Connection):
+    def _check(self, db: psycopg.Connection) -> None:
         """Nothing to check: this needs no setting of the server."""
 
     def _transaction(self, c: Committable) -> "StagedTransaction":
@@ -56,7 +56,7 @@ class StagedParticipant(PostgresParticipant):
         name = hashlib.sha256(f"{c.transactional_id}.{c.state.epoch}".encode()).hexdigest()[:32]
         return sql.Identifier(*self.table.split(".")[:-1], f"kafka2pc_{name}")
 
-    def apply(self, db: psycopg.Connection, decision):
+    def apply(self, db: psycopg.Connection, decision) -> None:
         """Move the rows of a decision into the table, in the transaction in which `db` writes the
         decision.
 
@@ -89,7 +89,7 @@ class StagedParticipant(PostgresParticipant):
     def abort(self, c: Committable) -> Outcome:
         return self._end(c, self._drop, "aborted")
 
-    def _drop(self, db: psycopg.Connection, c: Committable):
+    def _drop(self, db: psycopg.Connection, c: Committable) -> None:
         if mark_line(partial(self.run, db), c, "aborted"):
             db.execute(sql.SQL("drop table if exists {}").format(self.waiting(c)))
 
@@ -137,11 +137,11 @@ class StagedParticipant(PostgresParticipant):
 class StagedTransaction(PostgresTransaction):
     """The rows of one task, on the way into their waiting table."""
 
-    def __init__(self, store: StagedParticipant, c: Committable):
+    def __init__(self, store: StagedParticipant, c: Committable) -> None:
         super().__init__(store, c)
         self.into = store.waiting(c)
 
-    def _prepare(self):
+    def _prepare(self) -> None:
         """Commit the rows into the waiting table, beside the table of the readers."""
         if not mark_line(partial(self.store.run, self.db), self.c, "open"):
             raise aborted_error(f"{self.label} was aborted")

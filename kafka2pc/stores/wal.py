@@ -32,7 +32,7 @@ class WalParticipant:
 
     def __init__(
         self, log: Log, send: Callable[[list[tuple[str, dict]]], None], *, chunk: int = 1000
-    ):
+    ) -> None:
         self.log, self.send, self.chunk, self.name = log, send, chunk, log.name
 
     def store_id(self) -> str:
@@ -66,7 +66,7 @@ class WalParticipant:
             return Outcome.UNKNOWN
         return Outcome.DONE
 
-    def _replay(self, c: Committable):
+    def _replay(self, c: Committable) -> None:
         items = (
             (f"{c.transactional_id}.{c.state.epoch}/{n}", row)
             for n, row in enumerate(self.log.rows(c))

@@ -37,7 +37,7 @@ class Bookmark:
     saved last. `allowed`: may this user use the group?
     """
 
-    def __init__(self, cluster: Cluster, topic: str, group: str):
+    def __init__(self, cluster: Cluster, topic: str, group: str) -> None:
         self._cluster = cluster
         self.topic = topic
         self.group = group
@@ -68,7 +68,7 @@ class Bookmark:
             return False
         return saved.committed_offset <= self._end_of(saved.committed_leader_epoch)
 
-    def save(self, offset: int, epoch: int):
+    def save(self, offset: int, epoch: int) -> None:
         """Commit the offset, with the leader's epoch when it was read."""
         try:
             self._ask_group(self._commit(offset, epoch))
@@ -111,7 +111,7 @@ class Bookmark:
         self._check(row.error_code)
         return row
 
-    def _check(self, code: int):
+    def _check(self, code: int) -> None:
         self.allowed = code != _NO_RIGHT
         if code:
             raise NotYet(f"group {self.group}: {code} {for_code(code).message}")

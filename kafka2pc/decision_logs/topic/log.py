@@ -92,7 +92,7 @@ class TopicLog(NamedLog):
         prefix: str = "kafka2pc",
         within_ms: int = 30_000,
         make: bool = True,
-    ):
+    ) -> None:
         self.topic = topic
         self.name = name
         self.prefix = prefix
@@ -133,7 +133,7 @@ class TopicLog(NamedLog):
         names = {name_in(key) for key in self.tail.found}
         return sorted(name for name in names if name is not None)
 
-    def close(self):
+    def close(self) -> None:
         """Close the reader of the topic."""
         if self.tail:
             self.tail.close()
@@ -300,7 +300,9 @@ class TopicLog(NamedLog):
         self._settings = self._settings or read_settings(self._cluster, self.topic)
         return int(self._settings.get("max.message.bytes", 1_048_588))
 
-    def _append(self, prefix: str, state: PreparedTxnState, records: Mapping[str, bytes | None]):
+    def _append(
+        self, prefix: str, state: PreparedTxnState, records: Mapping[str, bytes | None]
+    ) -> None:
         """Records in an open transaction of this epoch: invisible until it is ended, and only this
         epoch can end it.
         """
@@ -324,16 +326,16 @@ class TopicLog(NamedLog):
 
     # -- removing --
 
-    def purge(self, batch_id: int, seen: Listing | None = None):
+    def purge(self, batch_id: int, seen: Listing | None = None) -> None:
         """Remove the batches before this one, and the parts that an interrupted purge has left."""
         old = [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]
         self._remove(old, lambda slot: slot.batch_id < batch_id)
 
-    def remove(self, slots: Sequence[Slot]):
+    def remove(self, slots: Sequence[Slot]) -> None:
         self._read()
         self._remove(slots, lambda slot: slot in slots)
 
-    def _remove(self, slots: Sequence[Slot], old: Callable[[Slot], bool]):
+    def _remove(self, slots: Sequence[Slot], old: Callable[[Slot], bool]) -> None:
         """These slots, then the parts of slots that are `old`: slots first, so that no slot is left
         without its parts.
         """
@@ -353,7 +355,7 @@ class TopicLog(NamedLog):
         except (UnclearAnswer, PrecommitFailed, BrokerUnreachable):
             pass  # the next purge will find them
 
-    def _save_bookmark(self, gone: set[str]):
+    def _save_bookmark(self, gone: set[str]) -> None:
         """At the oldest record that is not `gone`."""
         if not self._bookmark or (self._bookmark.at and not gone):
             return
@@ -380,7 +382,7 @@ class TopicLog(NamedLog):
         """What has been read so far."""
         return TopicRecords(self.topic, self.name, self.tail.found)
 
-    def _read(self, end: int = HIGH_WATERMARK):
+    def _read(self, end: int = HIGH_WATERMARK) -> None:
         """Read all that is in the topic now; with `LAST_STABLE`, what can be read without waiting
         for open transactions.
         """

@@ -75,7 +75,7 @@ def split(answer: bytes) -> Iterator[PackedBatch]:
         least = batch.next_offset
 
 
-def _check_format(offset: int, magic: int):
+def _check_format(offset: int, magic: int) -> None:
     if magic in (0, 1):
         raise UnknownFormat(
             f"offset {offset}: records of format {magic}",
@@ -246,7 +246,7 @@ class Cursor:
     would leave a record raises `RecordsBroken`.
     """
 
-    def __init__(self, data: np.ndarray, at: np.ndarray, ends: np.ndarray):
+    def __init__(self, data: np.ndarray, at: np.ndarray, ends: np.ndarray) -> None:
         self.data = data
         self.at = at
         self.ends = ends
@@ -270,7 +270,7 @@ class Cursor:
             shift += 7
         return (z >> np.uint64(1)).view(np.int64) ^ -(z & np.uint64(1)).view(np.int64)
 
-    def skip(self, sizes: np.ndarray | int):
+    def skip(self, sizes: np.ndarray | int) -> None:
         """Move each position by so many bytes."""
         if (np.asarray(sizes) > self.ends - self.at).any():
             raise RecordsBroken("a field is longer than its record")

@@ -99,7 +99,7 @@ class Connection:
     `BrokerUnreachable` if no server answers within `timeout_ms`.
     """
 
-    def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000):
+    def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000) -> None:
         self.servers = conf["bootstrap.servers"]
         self.timeout_ms = timeout_ms
         self._user = conf.get("sasl.username", "anonymous")
@@ -115,12 +115,12 @@ class Connection:
             self.close()
             raise
 
-    def _open(self):
+    def _open(self) -> None:
         self.persist(lambda: self._manager.run(self._greet))
         answer = self.persist(lambda: self.ask(_versions_request()))
         self._features = {f.name: f.max_version_level for f in answer.finalized_features or ()}
 
-    async def _greet(self):
+    async def _greet(self) -> None:
         """Reach one of the named servers, and learn from it who the brokers are."""
         m = self._manager
         server = random.choice(m.cluster.bootstrap_brokers())
@@ -150,10 +150,10 @@ class Connection:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Close every connection. Transactions stay as they are."""
         self._manager.close()
         self._net.stop(1000)
@@ -212,7 +212,7 @@ class Connection:
     async def _ask_each(self, requests: Sequence[tuple], within_ms: float) -> list:
         answers, on_their_way, failed = [], deque(), {}
 
-        async def settle(most: int):
+        async def settle(most: int) -> None:
             while len(on_their_way) > most:
                 request, node_id, answer = on_their_way.popleft()
                 try:
@@ -267,7 +267,7 @@ class Connection:
         `BrokerUnreachable` after `timeout_ms` and at most one more request.
         """
 
-        def give_up(state):
+        def give_up(state) -> None:
             last = state.outcome.exception()
             raise BrokerUnreachable(
                 f"{self.servers}: no usable answer within {self.timeout_ms} ms",
@@ -321,7 +321,7 @@ class Connection:
     def nodes(self) -> list[int]:
         """The ids of the brokers, asked anew."""
 
-        async def refresh():
+        async def refresh() -> None:
             try:
                 await self._manager.cluster.refresh_metadata()
             except wire_errors.KafkaError as e:

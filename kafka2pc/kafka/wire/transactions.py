@@ -114,7 +114,7 @@ def _unverified(where: str) -> TooOld:
     )
 
 # %% ../../../nbs/kafka/wire/07_transactions.ipynb #c048
-def check_brokers(cluster: Cluster):
+def check_brokers(cluster: Cluster) -> None:
     """Raises `TooOld` unless every broker of the cluster verifies transactional writes (KIP-890,
     Kafka 3.6), `BrokerUnreachable` if one does not answer. Asks until all do, and then no more.
     """
@@ -253,7 +253,7 @@ class NameWornOut(UnclearAnswer):
     why = "Its epoch comes close to 32767, where the broker changes the producer id."
 
 
-def check_epoch(transactional_id: str, state: PreparedTxnState):
+def check_epoch(transactional_id: str, state: PreparedTxnState) -> None:
     """Raises `NameWornOut` if the epoch is above `EPOCH_MAX`: take another id."""
     if state.epoch > EPOCH_MAX:
         raise NameWornOut(

@@ -66,7 +66,7 @@ class Gathered:
     partitions: list[np.ndarray] = field(default_factory=list)
     bytes: int = 0
 
-    def add(self, rows: Rows, partitions: np.ndarray):
+    def add(self, rows: Rows, partitions: np.ndarray) -> None:
         self.rows.append(rows)
         self.partitions.append(partitions)
         self.bytes += int(rows.bytes.sum())
@@ -125,7 +125,7 @@ class ColumnTransaction(TransactionBase):
         cluster_id: str = "",
         end_txn_version: int | None = None,
         two_phase: bool = False,
-    ):
+    ) -> None:
         self.cluster = cluster
         self.label = transactional_id
         self.topic = topic
@@ -169,7 +169,7 @@ class ColumnTransaction(TransactionBase):
         self._sent = time.monotonic()
         return self
 
-    def write(self, batch: pa.RecordBatch):
+    def write(self, batch: pa.RecordBatch) -> None:
         """Take the rows, and send them with the next ones. Raises `BadRow`, `NotAuthorized`,
         `PrecommitFailed`, `BrokerUnreachable`; `IllegalStep` after `precommit`.
         """
@@ -188,7 +188,7 @@ class ColumnTransaction(TransactionBase):
         few = all(self._dealers[topic].partitions < GATHER_PARTITIONS for topic in self._gathered)
         return not few and waiting < GATHER_BYTES and time.monotonic() - self._sent < GATHER_S
 
-    def _send(self):
+    def _send(self) -> None:
         for topic, gathered in self._gathered.items():
             for section in gathered.cut(topic, self._batch_bytes(topic)):
                 self._sender.put(section)
@@ -207,7 +207,7 @@ class ColumnTransaction(TransactionBase):
             self._dealers[topic] = Dealer(partitions, start, topic=topic)
         return self._dealers[topic]
 
-    def flush(self):
+    def flush(self) -> None:
         """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
         what `write` raises.
         """
@@ -227,7 +227,7 @@ class ColumnTransaction(TransactionBase):
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._identity)
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, *_) -> None:
         if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN:
             return
         self._sender.wait_for_answers()

@@ -109,7 +109,7 @@ class RowWriter:
         topic: str | None = None,
         batch_bytes: int | None = None,
         begin_ms: int = BEGIN_MS,
-    ):
+    ) -> None:
         self.conf = producer_conf(conf, batch_bytes=batch_bytes)
         self.topic = topic
         self.begin_ms = begin_ms
@@ -128,7 +128,7 @@ class RowWriter:
             raise self._unreachable() from None
         return self
 
-    def _open(self):
+    def _open(self) -> None:
         reports = self._reports
         self._producer = open_producer(
             self.conf,
@@ -137,14 +137,14 @@ class RowWriter:
             stats_cb=reports.on_statistics,
         )
 
-    def _serve(self, seconds: float):
+    def _serve(self, seconds: float) -> None:
         """Let callbacks happen. A fatal error of the client comes out of here."""
         try:
             self._producer.poll(seconds)
         except KafkaException as e:
             raise PrecommitFailed(f"{self.label}: {e.args[0].str()}") from None
 
-    def _wait_for_deliveries(self, seconds: float):
+    def _wait_for_deliveries(self, seconds: float) -> None:
         """Wait for every record. By `poll`: the client's own `flush` would call back with a fatal
         error pending, and that ends in exceptions that hide it.
         """
@@ -166,11 +166,11 @@ class RowWriter:
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, *_) -> None:
         if kind is not None:
             self._producer = None
 
-    def write(self, batch):
+    def write(self, batch) -> None:
         """Send the rows of a pyarrow.RecordBatch. Raises `BadRow`, `NotAuthorized`,
         `PrecommitFailed`.
         """
@@ -184,7 +184,7 @@ class RowWriter:
         self._serve(0)
         self._raise_failure()
 
-    def _send(self, rows: Iterable):
+    def _send(self, rows: Iterable) -> None:
         produce = self._producer.produce
         try:
             for topic, value, key, partition, stamp, headers in rows:
@@ -220,7 +220,7 @@ class RowWriter:
             return record_too_large(size, topic, self.conf["message.max.bytes"], self.label)
         return delivery_error(self.label, {(topic, -1): (error, 1, size)})
 
-    def _look_up(self, topic: str, wait_s: float = 2):
+    def _look_up(self, topic: str, wait_s: float = 2) -> None:
         """A topic that does not exist is an error now, not after minutes in a queue (where
         auto.create.topics.enable is on, it is created). A new one may need a moment until all
         brokers know it.
@@ -241,7 +241,7 @@ class RowWriter:
             raise self._unreachable() from None
         return metadata.topics[topic].error
 
-    def flush(self):
+    def flush(self) -> None:
         """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
         `PrecommitFailed`, `BadRow`, `NotAuthorized`.
         """
@@ -251,7 +251,7 @@ class RowWriter:
             self._wait_for_deliveries(5)
         self._raise_failure()
 
-    def _raise_failure(self):
+    def _raise_failure(self) -> None:
         if self._reports.failed:
             raise delivery_error(self.label, self._reports.failed, self._reason())
 
@@ -298,7 +298,7 @@ class RowTransaction(RowWriter, TransactionBase):
         participant: str = "kafka",
         cluster_id: str = "",
         end_txn_version: int | None = None,
-    ):
+    ) -> None:
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
         self.conf = transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes)
         self.label = transactional_id
@@ -324,7 +324,7 @@ class RowTransaction(RowWriter, TransactionBase):
         self._identity["started_ms"] = int(time.time() * 1000)
         return self
 
-    def _init(self):
+    def _init(self) -> None:
         try:
             self._producer.init_transactions(self.begin_ms / 1000)
         except KafkaException as e:
@@ -353,7 +353,7 @@ class RowTransaction(RowWriter, TransactionBase):
             return UnclearAnswer(what)
         return self._unreachable()
 
-    def write(self, batch):
+    def write(self, batch) -> None:
         """As `RowWriter.write`. Raises `IllegalStep` after `precommit`."""
         self.step("write")
         super().write(batch)
@@ -396,7 +396,7 @@ class RowTransaction(RowWriter, TransactionBase):
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._identity)
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind, *_) -> None:
         if kind is None or self._producer is None:
             return
         try:

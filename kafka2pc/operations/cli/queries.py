@@ -46,7 +46,7 @@ def doctor(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Can this cluster and this checkpoint keep the guarantees? What, why, is data at risk, what to
     do. Exit status: 0 nothing to do, 3 something to do, 4 decided rows are lost or in danger.
     """
@@ -69,7 +69,7 @@ def doctor(
     raise typer.Exit(diagnosis.status)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c101
-def _print_json(diagnosis):
+def _print_json(diagnosis) -> None:
     more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
     typer.echo(json.dumps(asdict(diagnosis) | more, indent=1))
 
@@ -77,7 +77,7 @@ def _print_json(diagnosis):
 _COLOURS = {"note": "cyan", "trouble": "yellow", "danger": "red"}
 
 
-def _print_findings(diagnosis):
+def _print_findings(diagnosis) -> None:
     from kafka2pc.operations.doctor.rights import CLIENT_FILE
 
     for name, value in diagnosis.facts:
@@ -121,7 +121,7 @@ def list_decisions(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Every record of the log, oldest first. Only the newest COMMIT counts."""
     with plainly("spark"):
         log = _query(place, decision_log, servers, config).log
@@ -160,7 +160,7 @@ def show(
             _print_record(d)
 
 
-def _print_record(decision):
+def _print_record(decision) -> None:
     from kafka2pc.operations.repair import describe_records
 
     slot = decision.slot
@@ -182,7 +182,7 @@ def show_progress(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """The last batches of a query: rows, transactions, how long they took, and how much of the
     transaction timeout they used.
     """
@@ -215,7 +215,7 @@ def restore(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Commit what a dead query has decided, and abort the rest. Begin with --dry-run. If the query
     still runs, this stops it, and it loses nothing.
     """
@@ -258,7 +258,7 @@ def adopt(
     ] = None,
     servers: Servers = None,
     config: Config = None,
-):
+) -> None:
     """Record that a checkpoint, or a decision log, was moved to where it is named now. Stop the
     query, and every copy of it, before: two queries with one history abort each other's rows.
     """

@@ -45,7 +45,7 @@ def list_transactions(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """What is open: query, run, age, time left, decided or not (? without its checkpoint)."""
     with plainly("spark"):
         from kafka2pc.operations.access import Access
@@ -107,7 +107,7 @@ def describe(
 @transactions.command()
 def hanging(
     topic: list[str], servers: Servers = None, config: Config = None, as_json: Json = False
-):
+) -> None:
     """What is open in these topics and unknown to every coordinator. Status 3 if there is any."""
     with plainly("spark"):
         from kafka2pc.operations.access import Access
@@ -133,7 +133,7 @@ def abort(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Abort one open transaction. Refused if it is decided, or if that is unknown."""
     with plainly("spark"):
         text = _end(transactional_id, False, checkpoint, decision_log, force, servers, config)
@@ -148,7 +148,7 @@ def commit(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Commit one open transaction. Refused unless it is decided."""
     with plainly("spark"):
         text = _end(transactional_id, True, checkpoint, decision_log, force, servers, config)
@@ -177,6 +177,6 @@ def _end(
         return end_transaction(survey, transactional_id, commit=commit, driver=driver, force=force)
 
 
-def _show_end(transactional_id: str, verb: str, text: str, as_json: bool):
+def _show_end(transactional_id: str, verb: str, text: str, as_json: bool) -> None:
     result = {"transactional_id": transactional_id, "do": verb, "said": text}
     typer.echo(json.dumps(result) if as_json else text)

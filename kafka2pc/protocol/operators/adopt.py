@@ -35,7 +35,7 @@ def adopt(driver: Driver, left: DecisionLog | None = None) -> Decision | None:
 
 def _mark_left(
     driver: Driver, left: DecisionLog, newest: Decision, stores: tuple[tuple[str, str], ...]
-):
+) -> None:
     """Raises `StaleCheckpoint` if the query has gone on in the log that it is about to leave."""
     last = newest_record(left)
     if last == newest:
@@ -73,7 +73,7 @@ def _write_adopt(
             return wanted
 
 
-def _check_adoptable(driver: Driver, newest: Decision | None):
+def _check_adoptable(driver: Driver, newest: Decision | None) -> None:
     """Raises `StaleCheckpoint` if the log is empty, or the log of another query."""
     if newest is None:
         raise StaleCheckpoint(
@@ -87,7 +87,7 @@ def _check_adoptable(driver: Driver, newest: Decision | None):
         )
 
 
-def _check_decided_for(driver: Driver, newest: Decision, stores: dict[str, str]):
+def _check_decided_for(driver: Driver, newest: Decision, stores: dict[str, str]) -> None:
     """Raises `UnfinishedBatch` if the newest batch is decided for a participant that is missing."""
     decided = commit_of(driver.log, newest.slot.batch_id)
     if decided is None:

@@ -59,7 +59,7 @@ def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
     raise Superseded(f"batch {batch_id}: its tasks followed the plans {names}")
 
 
-def _tidy_up(driver: Driver, plan: Plan, seen: Listing):
+def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:
     try:
         sweep(driver, plan.token, plan.batch_id % 2, seen)
         driver.log.purge(plan.batch_id - driver.policy.keep_batches, seen)
@@ -67,7 +67,7 @@ def _tidy_up(driver: Driver, plan: Plan, seen: Listing):
         _warn(driver, plan, e)
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c008
-def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
+def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> None:
     decided = commit_of(driver.log, batch_id)
     if decided:
         finish(driver, decided)
@@ -79,7 +79,7 @@ def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: i
         )
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c082
-def _warn(driver: Driver, plan: Plan, e: Exception):
+def _warn(driver: Driver, plan: Plan, e: Exception) -> None:
     _LOG.warning(
         "query %s batch %s is complete; tidying up failed and is tried again: %s",
         driver.query_id,

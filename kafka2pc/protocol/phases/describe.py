@@ -31,7 +31,7 @@ def describe_all(driver: Driver, cs: Sequence[Committable], **limits) -> list[De
     return [answers[c] for c in cs]
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c042
-def _check_one(driver: Driver, c: Committable, description: Description):
+def _check_one(driver: Driver, c: Committable, description: Description) -> None:
     state, margin_ms = description.state, driver.policy.margin_ms
     what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
     if state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
@@ -71,7 +71,7 @@ def _has_passed(driver: Driver, began: Moment | None, ms: float) -> bool:
     return passed_ms is not None and passed_ms > ms
 
 
-def _check_not_late(driver: Driver, late: Late, timeout_ms: int):
+def _check_not_late(driver: Driver, late: Late, timeout_ms: int) -> None:
     if late():
         raise Refused(
             f"{driver.policy.margin_ms} ms must be left of the timeout of {timeout_ms} ms, and it"

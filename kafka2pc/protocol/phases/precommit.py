@@ -50,7 +50,7 @@ def _write_all(
     return tuple(c for c in committables if c)
 
 
-def _write(txns: Sequence[Transaction], chunk):
+def _write(txns: Sequence[Transaction], chunk) -> None:
     for txn in txns:
         txn.write(chunk)
 
@@ -91,6 +91,6 @@ def precommit(
     return CommitMessage(plan=plan, committables=committables, **counts)
 
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c074
-def _read_to_the_end(chunks: Iterable):
+def _read_to_the_end(chunks: Iterable) -> None:
     for _ in chunks:
         pass

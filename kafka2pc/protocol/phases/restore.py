@@ -45,7 +45,7 @@ def restore(
         return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
-def _sweep_below(driver: Driver, claimed: Decision):
+def _sweep_below(driver: Driver, claimed: Decision) -> None:
     """Sweep, unless the log holds a later batch. This needs a listing made after the claim."""
     seen = driver.log.listing(claimed)
     if later_batch(seen, claimed.slot.batch_id):
@@ -78,7 +78,7 @@ def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
     return _plan(driver, decided.slot, decided.token, offsets_hash, mode=Mode.DRAIN)
 
 
-def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str):
+def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str) -> None:
     """Does this COMMIT still count, and is it about the rows that Spark replays?"""
     batch_id, seen = decided.slot.batch_id, driver.log.listing(decided)
     if later_claim(seen, decided):

@@ -44,7 +44,7 @@ def _is_below(c: Committable, token: Token, own_parity: int | None) -> bool:
     return name.token < token or (name.token == token and name.parity == own_parity)
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c012
-def sweep_former(driver: Driver, claimed: Decision, seen: Listing):
+def sweep_former(driver: Driver, claimed: Decision, seen: Listing) -> None:
     """Sweep below a claim under every other prefix that the records of its batch, and of the one
     before, name.
     """

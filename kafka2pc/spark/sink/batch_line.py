@@ -28,7 +28,7 @@ class BatchHistory(History):
     as errors.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(os.environ.get("KAFKA2PC_HISTORY"), crash_watcher())
 
     def append(self, kind: str, op: str, **ids) -> Event:
@@ -38,7 +38,7 @@ class BatchHistory(History):
             _LOG.error("lost: %s", ids["what"])
         return event
 
-    def _keep(self, event: Event):
+    def _keep(self, event: Event) -> None:
         self.events.append(event)
         if self._path:
             self._write_line(event)
@@ -176,7 +176,7 @@ def _warning(query_id: str, batch_id: int, took_ms: float, timeout_ms: int, shar
     )
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c014
-def log_batch(messages: Sequence[CommitMessage], events: Sequence[Event], swept: int = 0):
+def log_batch(messages: Sequence[CommitMessage], events: Sequence[Event], swept: int = 0) -> None:
     """Log the line of a batch, and the warning if it is due. Arguments as in `batch_line`."""
     if _LOG.level == logging.NOTSET:
         _LOG.setLevel(logging.INFO)

@@ -59,7 +59,7 @@ _PURGED: dict = {}
 _PURGE_S = 3600
 
 
-def close_key(driver: Driver, days: int):
+def close_key(driver: Driver, days: int) -> None:
     """Record that a write is finished and that its decision, or its key, is kept for so many days.
     At most once an hour, delete the logs whose time is over. An error is logged and not raised,
     because the write itself is complete.
@@ -123,7 +123,7 @@ class BatchWriter(DataSourceArrowWriter):
         plan: Plan | None,
         folder: str = "",
         swept: int = 0,
-    ):
+    ) -> None:
         self.options = options
         self.participant = participant
         self.plan = plan
@@ -136,7 +136,7 @@ class BatchWriter(DataSourceArrowWriter):
         """
         return write_partition(self.options, self.participant, self.plan, iterator, self.swept)
 
-    def commit(self, messages: list):
+    def commit(self, messages: list) -> None:
         """The commit phase. The COMMIT stays in the log for `idempotenceKeyDays`, or for a day:
         Spark calls `abort` if this process dies before Spark has its answer.
         """
@@ -155,7 +155,7 @@ class BatchWriter(DataSourceArrowWriter):
         log_batch(contents(messages), driver.history.events, swept)
         self._complete(driver)
 
-    def _complete(self, driver: Driver):
+    def _complete(self, driver: Driver) -> None:
         # a folder on the driver's disk is removed by a later write
         if self.options.decision_log:
             close_key(driver, self.options.key_days if self.options.key else _DAYS_WITHOUT_KEY)
@@ -177,7 +177,7 @@ class BatchWriter(DataSourceArrowWriter):
         if decided:
             self._finish(driver, decided)
 
-    def _finish(self, driver: Driver, decided: Decision):
+    def _finish(self, driver: Driver, decided: Decision) -> None:
         try:
             finished = finish(driver, decided)
         except OutcomeUnknown as e:
@@ -271,7 +271,7 @@ def _folder_of(query_id: str) -> str:
     return os.path.join(tempfile.gettempdir(), f"{_FOLDER}{query_id}", query_id)
 
 
-def remove_folders(before: float):
+def remove_folders(before: float) -> None:
     """Remove the decisions of this user's earlier writes without a key and without a `decisionLog`
     that were last changed before that time (seconds since 1970). `rmtree` follows no link. Errors
     are ignored.
@@ -290,7 +290,7 @@ def _last_change(folder: Path) -> float:
     return max([found.st_mtime, *(inner.lstat().st_mtime for inner in folder.iterdir())])
 
 
-def _check_key_has_log(options: SinkOptions):
+def _check_key_has_log(options: SinkOptions) -> None:
     if options.key and not options.decision_log:
         raise BadOption(
             "idempotenceKey without decisionLog",
@@ -313,7 +313,7 @@ def _with_timeout(options: SinkOptions) -> SinkOptions:
     return replace(options, two_phase="off")
 
 
-def _check_earlier_write(options: SinkOptions, decided: Decision):
+def _check_earlier_write(options: SinkOptions, decided: Decision) -> None:
     """A key that was used for another topic would silently write nothing. Raises `BadOption`."""
     _LOG.warning(
         "idempotenceKey=%s: an earlier write under this key exists; this one writes nothing",

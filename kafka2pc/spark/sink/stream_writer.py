@@ -61,7 +61,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         participant: KafkaParticipant | None,
         plan: Plan | None,
         swept: int = 0,
-    ):
+    ) -> None:
         self.options = options
         self.participant = participant
         self.plan = plan
@@ -73,7 +73,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             check_task(self.plan)
         return write_partition(self.options, self.participant, self.plan, iterator, self.swept)
 
-    def commit(self, messages: list, batchId: int):
+    def commit(self, messages: list, batchId: int) -> None:
         """The commit phase, in the committer. Raises `BadOption` for rows that no task has got."""
         freeze_worker()
         if any(m is None for m in messages):
@@ -88,7 +88,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         swept = max((m.swept for m in messages), default=0)
         log_batch(contents(messages), driver.history.events, swept)
 
-    def abort(self, messages: list, batchId: int):
+    def abort(self, messages: list, batchId: int) -> None:
         """After a failure: write ABORT in our slot, then abort. Nothing if COMMIT is there."""
         if self.options.exactly_once:
             driver = stream_driver(self.options, Checkpoint(self.options.checkpoint))
@@ -101,7 +101,7 @@ _NEWEST: dict[tuple[int, str], int] = {}
 _UNREADABLE: set[tuple[int, str]] = set()
 
 
-def check_trigger(checkpoint: Checkpoint, batch_id: int):
+def check_trigger(checkpoint: Checkpoint, batch_id: int) -> None:
     """Raises `BadOption` if Spark has finished its newest batch: then it runs no micro-batches. The
     storage is asked unless the batch is newer than the last one of this process.
     """
@@ -111,7 +111,7 @@ def check_trigger(checkpoint: Checkpoint, batch_id: int):
     _NEWEST[process] = batch_id
 
 
-def _check_readable(location: str | None):
+def _check_readable(location: str | None) -> None:
     """`check_trigger` for a write without transactions, which needs no checkpoint. One that Python
     cannot read is asked once.
     """
@@ -170,7 +170,7 @@ def contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage | No
     return [None if m is None else m.content for m in messages]
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c073
-def check_task(plan: Plan):
+def check_task(plan: Plan) -> None:
     """Raises `StaleCheckpoint` if Spark runs another batch or query than the plan."""
     task = TaskContext.get()
     batch_id = task.getLocalProperty("streaming.sql.batchId")
@@ -184,7 +184,7 @@ def check_task(plan: Plan):
         )
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c081
-def _write_at_least_once(participant: KafkaParticipant, batches: Iterable):
+def _write_at_least_once(participant: KafkaParticipant, batches: Iterable) -> None:
     """No transaction and no decision: acknowledged rows stay, also if the task runs again."""
     with RowWriter(
         participant.conf, topic=participant.topic, batch_bytes=participant.batch_bytes
