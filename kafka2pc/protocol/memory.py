@@ -9,11 +9,11 @@ __all__ = ['MemoryTransaction', 'MemoryParticipant']
 import time
 from dataclasses import dataclass
 from threading import Lock
-from typing import Iterable
+from typing import Any, Callable, Iterable, Self
 
 # %% ../../nbs/protocol/05_memory.ipynb #c003
 from .messages import Committable, PartitionRange, Plan, PreparedTxnState
-from .names import Names, parse_name
+from .names import Names, known_name
 from .participant import Description, Outcome
 from .states import TRANSITIONS, TxnState, step
 
@@ -26,7 +26,10 @@ class _Txn:
 
 class _Readable:
     def __init__(
-        self, name: str = "memory", timeout_ms: int = 60_000, clock=lambda: time.time() * 1000
+        self,
+        name: str = "memory",
+        timeout_ms: int = 60_000,
+        clock: Callable[[], float] = lambda: time.time() * 1000,
     ) -> None:
         self.name = name
         self.timeout_ms = timeout_ms
@@ -77,17 +80,17 @@ class MemoryTransaction:
         self._txn = store.txns[name]
         self._rows = []
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind and self._txn.state is TxnState.OPEN:
             self._step("abort")
 
     def _step(self, event: str) -> None:
         self._txn.state = step(self._txn.state, event, self.name[0])
 
-    def write(self, rows) -> None:
+    def write(self, rows: Iterable) -> None:
         self._step("write")
         self._rows += rows
 
@@ -153,10 +156,10 @@ class MemoryParticipant(_Writable):
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         names = [name for name, txn in self.txns.items() if _is_open(txn)]
-        return [self.receipt(*n) for n in names if parse_name(n[0]).query_id == query_id]
+        return [self.receipt(*n) for n in names if known_name(n[0]).query_id == query_id]
 
     def traces(self, query_id: str) -> list[str]:
-        return sorted({tid for tid, _ in self.txns if parse_name(tid).query_id == query_id})
+        return sorted({tid for tid, _ in self.txns if known_name(tid).query_id == query_id})
 
     def expire(self) -> None:
         """Abort every open or pre-committed transaction, as a broker does after the timeout."""

@@ -8,7 +8,7 @@ __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', '
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from dataclasses import dataclass
 from enum import Enum
-from typing import Iterable, Protocol, Sequence, runtime_checkable
+from typing import Any, Iterable, Protocol, Self, Sequence, runtime_checkable
 
 # %% ../../nbs/protocol/04_participant.ipynb #c003
 from .messages import Committable, Plan
@@ -22,9 +22,9 @@ class Transaction(Protocol):
     """
 
     def __enter__(self) -> "Transaction": ...
-    def __exit__(self, *exc): ...
-    def write(self, rows): ...
-    def flush(self): ...
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None: ...
+    def write(self, rows: Any) -> None: ...
+    def flush(self) -> None: ...
 
     # None: nothing was written, and nothing is open
     def precommit(self) -> Committable | None: ...
@@ -92,10 +92,10 @@ class TransactionBase:
     store: "Participant"
     c: Committable
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind and self.txn_state is TxnState.OPEN:
             self.store.abort(self.c)
 

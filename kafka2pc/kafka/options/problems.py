@@ -18,7 +18,7 @@ class Problems:
     def __init__(self) -> None:
         self.found: list[BadOption] = []
 
-    def attempt(self, check: Callable, *args, **named) -> Any:
+    def attempt(self, check: Callable, *args: Any, **named: Any) -> Any:
         """The result of `check(...)`; None if it raises `BadOption`, which is kept."""
         try:
             return check(*args, **named)

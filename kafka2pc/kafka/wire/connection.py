@@ -9,7 +9,7 @@ __all__ = ['NotSent', 'NoAnswer', 'NotYet', 'TooOld', 'Connection']
 import random
 import re
 from collections import deque
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Self, Sequence
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c003
 import kafka.errors as wire_errors
@@ -147,10 +147,10 @@ class Connection:
     def _refused_login(self, what: str) -> NotAuthorized:
         return login_refused(f"user {self._user} at {self.servers}: {what}")
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
     def close(self) -> None:

@@ -227,7 +227,7 @@ class ColumnTransaction(TransactionBase):
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._identity)
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN:
             return
         self._sender.wait_for_answers()

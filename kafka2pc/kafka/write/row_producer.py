@@ -9,7 +9,7 @@ __all__ = ['BEGIN_MS', 'RowWriter', 'RowTransaction']
 import json
 import time
 from itertools import repeat
-from typing import Any, Iterable
+from typing import Any, Iterable, Self
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c003
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -163,10 +163,10 @@ class RowWriter:
             why=trouble.str() if trouble else "",
         )
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is not None:
             self._producer = None
 
@@ -197,7 +197,7 @@ class RowWriter:
             self._raise_failure()
             raise self._refused(e.args[0], topic, record_size(value, key)) from None
 
-    def _send_later(self, *row, **more):
+    def _send_later(self, *row: Any, **more: Any):
         """The queue is full: let deliveries happen and try again, at most as long as a delivery may
         take.
         """
@@ -396,7 +396,7 @@ class RowTransaction(RowWriter, TransactionBase):
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._identity)
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is None or self._producer is None:
             return
         try:

@@ -51,7 +51,7 @@ class DecisionLog(Chains):
     @abstractmethod
     def load(self, slot: Slot) -> Decision | None: ...  # None: the record was removed since
     @abstractmethod
-    def remove(self, slots: Sequence[Slot]): ...
+    def remove(self, slots: Sequence[Slot]) -> None: ...
 
     def listing(self, *known: Decision) -> "Listing":
         """One request for all slots; one more for each record that is asked for and not `known`."""

@@ -25,7 +25,7 @@ from ..rare.replay import check_replay
 _LOG = logging.getLogger(__name__)
 
 
-def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
+def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> None:
     """Runs on the driver, when every task has returned. A batch that was drained, or has no message
     and so no plan, is finished once more. Raises `Refused` or `Superseded` (given up before the
     decision; `Superseded` after it: another run has gone on), `OutcomeUnknown`, `LostTransaction`,
@@ -33,7 +33,8 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     """
     plan = one_plan(messages, batch_id) if messages else None
     if plan is None or plan.mode is Mode.DRAIN:
-        return _finish_again(driver, messages, batch_id)
+        _finish_again(driver, messages, batch_id)
+        return
     try:
         late = check_open(driver, [c for m in messages for c in m.committables], plan.planned)
     except Refused:

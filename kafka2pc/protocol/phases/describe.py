@@ -7,7 +7,7 @@ __all__ = ['describe_all', 'check_open']
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c002
 from functools import partial
-from typing import Sequence
+from typing import Any, Sequence
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c003
 from ..clock import Moment, age_ms
@@ -19,7 +19,7 @@ from ..participant import Description
 from ..states import TxnState
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c007
-def describe_all(driver: Driver, cs: Sequence[Committable], **limits) -> list[Description]:
+def describe_all(driver: Driver, cs: Sequence[Committable], **limits: Any) -> list[Description]:
     """What the stores say of each Committable, in order. `limits`: `margin_ms` and `age_ms`, as in
     `Participant.describe`.
     """

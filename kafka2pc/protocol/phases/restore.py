@@ -60,7 +60,9 @@ def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:
     return before is not None and before.token == mine
 
 
-def _plan(driver: Driver, slot: Slot, token: Token, offsets_hash: str, **more) -> Plan:
+def _plan(
+    driver: Driver, slot: Slot, token: Token, offsets_hash: str, mode: Mode = Mode.WRITE
+) -> Plan:
     return Plan(
         query_id=driver.query_id,
         batch_id=slot.batch_id,
@@ -68,14 +70,14 @@ def _plan(driver: Driver, slot: Slot, token: Token, offsets_hash: str, **more) -
         token=token,
         offsets_hash=offsets_hash,
         planned=driver.now(),
-        **more,
+        mode=mode,
     )
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c008
 def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
     _check_replayed(driver, decided, offsets_hash)
     finish(driver, decided)
-    return _plan(driver, decided.slot, decided.token, offsets_hash, mode=Mode.DRAIN)
+    return _plan(driver, decided.slot, decided.token, offsets_hash, Mode.DRAIN)
 
 
 def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str) -> None:
