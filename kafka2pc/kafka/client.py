@@ -116,7 +116,7 @@ class KafkaClient:
         self.name = name
         self.history = history
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | dict(history=None)
 
     @property

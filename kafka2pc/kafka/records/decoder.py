@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections import deque
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/kafka/records/06_decoder.ipynb #c003
 import google_crc32c
@@ -176,7 +176,7 @@ def _snappy(content: pa.Buffer) -> bytes:
     return b"".join(blocks)
 
 
-def _stream(codec: str):
+def _stream(codec: str) -> Callable[[pa.Buffer], bytes]:
     return lambda content: pa.CompressedInputStream(pa.BufferReader(content), codec).read()
 
 

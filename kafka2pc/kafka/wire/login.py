@@ -33,8 +33,9 @@ def _check_files(conf: Mapping) -> None:
 
 def _load_certificates(conf: Mapping) -> ssl.SSLContext:
     ca = conf.get("ssl.ca.location")
-    kind = "capath" if ca and os.path.isdir(ca) else "cafile"
-    context = ssl.create_default_context(**{kind: ca}, cadata=conf.get("ssl.ca.pem"))
+    folder = ca if ca and os.path.isdir(ca) else None
+    file = None if folder else ca
+    context = ssl.create_default_context(cafile=file, capath=folder, cadata=conf.get("ssl.ca.pem"))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # a password that is missing must not become a question on the terminal
     if "ssl.certificate.location" in conf:

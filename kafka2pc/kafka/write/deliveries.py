@@ -6,7 +6,7 @@
 __all__ = ['Reports', 'record_size', 'delivery_error', 'check_acknowledged']
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c002
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c003
 from ..wire.error_codes import topic_not_authorized
@@ -26,10 +26,10 @@ class Reports:
     def __init__(self) -> None:
         self.arrived = {}
         self.failed = {}
-        self.trouble = None
-        self.statistics = None
+        self.trouble: KafkaError | None = None
+        self.statistics: str | None = None
 
-    def on_delivery(self, error: KafkaError | None, msg) -> None:
+    def on_delivery(self, error: KafkaError | None, msg: Message) -> None:
         """Take the report of one record."""
         where = msg.topic(), msg.partition()
         if error is not None:

@@ -9,7 +9,7 @@ __all__ = ['BEGIN_MS', 'RowWriter', 'RowTransaction']
 import json
 import time
 from itertools import repeat
-from typing import Any, Iterable, Self
+from typing import TYPE_CHECKING, Any, Iterable, Self
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c003
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -38,24 +38,27 @@ from kafka2pc.protocol.errors import (
 )
 from ...protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ...protocol.participant import TransactionBase
+from ...protocol.states import IllegalStep
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c007
-def _topics(batch, topic: str | None) -> tuple[set, Iterable]:
+def _topics(batch: "pa.RecordBatch", topic: str | None) -> tuple[set, Iterable]:
     """The topics that occur, and the topic of each row."""
-    column = topic_column(batch, topic)
-    if column is None:
+    if topic is not None:
         return {topic}, repeat(topic, batch.num_rows)
-    names = column.to_pylist()
+    names = topic_column(batch).to_pylist()
     return set(names), names
 
 
-def _values(batch) -> list:
+def _values(batch: "pa.RecordBatch") -> list:
     column = value_column(batch)
     bytes_type(column, "value")
     return column.to_pylist()
 
 
-def _keys(batch) -> Iterable:
+def _keys(batch: "pa.RecordBatch") -> Iterable:
     column = column_of(batch, "key")
     if column is None:
         return repeat(None)
@@ -63,7 +66,7 @@ def _keys(batch) -> Iterable:
     return column.to_pylist()
 
 
-def _timestamps(batch) -> Iterable:
+def _timestamps(batch: "pa.RecordBatch") -> Iterable:
     """The time of each row in milliseconds since 1970; 0, which librdkafka takes for the present,
     where there is no such column.
     """
@@ -71,13 +74,13 @@ def _timestamps(batch) -> Iterable:
     return repeat(0) if column is None else timestamps_ms(column).tolist()
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c008
-def _partitions(batch) -> Iterable:
+def _partitions(batch: "pa.RecordBatch") -> Iterable:
     """The partition of each row; -1, by which librdkafka chooses it, where there is none."""
     column = column_of(batch, "partition")
     return repeat(-1) if column is None else wanted_partitions(column).tolist()
 
 
-def _headers(batch) -> Iterable:
+def _headers(batch: "pa.RecordBatch") -> Iterable:
     """librdkafka's form of Spark's array<struct<key: string, value: binary>>."""
     column = column_of(batch, "headers")
     if column is None:
@@ -114,7 +117,7 @@ class RowWriter:
         self.topic = topic
         self.begin_ms = begin_ms
         self.label = "at least once"
-        self._producer: Producer = None
+        self._producer: Producer | None = None
         self._reports = Reports()
         self._written = 0
         self._existing: set[str] = set()
@@ -123,7 +126,7 @@ class RowWriter:
         """Connect. Raises `BadOption`, or `BrokerUnreachable` after `begin_ms`."""
         self._open()
         try:
-            self._producer.list_topics(timeout=self.begin_ms / 1000)
+            self._opened().list_topics(timeout=self.begin_ms / 1000)
         except KafkaException:
             raise self._unreachable() from None
         return self
@@ -137,10 +140,16 @@ class RowWriter:
             stats_cb=reports.on_statistics,
         )
 
+    def _opened(self) -> Producer:
+        """The client. Raises `IllegalStep` before `begin`, and when it was dropped."""
+        if self._producer is None:
+            raise IllegalStep(f"{self.label}: there is no client before begin and after the end")
+        return self._producer
+
     def _serve(self, seconds: float) -> None:
         """Let callbacks happen. A fatal error of the client comes out of here."""
         try:
-            self._producer.poll(seconds)
+            self._opened().poll(seconds)
         except KafkaException as e:
             raise PrecommitFailed(f"{self.label}: {e.args[0].str()}") from None
 
@@ -149,7 +158,7 @@ class RowWriter:
         error pending, and that ends in exceptions that hide it.
         """
         end = time.monotonic() + seconds
-        while len(self._producer) and time.monotonic() < end:
+        while len(self._opened()) and time.monotonic() < end:
             self._serve(0.1)
 
     def _unreachable(self) -> Exception:
@@ -170,7 +179,7 @@ class RowWriter:
         if kind is not None:
             self._producer = None
 
-    def write(self, batch) -> None:
+    def write(self, batch: "pa.RecordBatch") -> None:
         """Send the rows of a pyarrow.RecordBatch. Raises `BadRow`, `NotAuthorized`,
         `PrecommitFailed`.
         """
@@ -185,7 +194,7 @@ class RowWriter:
         self._raise_failure()
 
     def _send(self, rows: Iterable) -> None:
-        produce = self._producer.produce
+        produce = self._opened().produce
         try:
             for topic, value, key, partition, stamp, headers in rows:
                 try:
@@ -197,7 +206,7 @@ class RowWriter:
             self._raise_failure()
             raise self._refused(e.args[0], topic, record_size(value, key)) from None
 
-    def _send_later(self, *row: Any, **more: Any):
+    def _send_later(self, *row: Any, **more: Any) -> None:
         """The queue is full: let deliveries happen and try again, at most as long as a delivery may
         take.
         """
@@ -205,7 +214,7 @@ class RowWriter:
         while time.monotonic() < end:
             self._serve(0.1)
             try:
-                return self._producer.produce(*row, **more)
+                return self._opened().produce(*row, **more)
             except BufferError:
                 continue
         self._raise_failure()
@@ -236,7 +245,7 @@ class RowWriter:
 
     def _metadata_error(self, topic: str) -> KafkaError | None:
         try:
-            metadata = self._producer.list_topics(topic, timeout=self.begin_ms / 1000)
+            metadata = self._opened().list_topics(topic, timeout=self.begin_ms / 1000)
         except KafkaException:
             raise self._unreachable() from None
         return metadata.topics[topic].error
@@ -246,8 +255,8 @@ class RowWriter:
         `PrecommitFailed`, `BadRow`, `NotAuthorized`.
         """
         self._wait_for_deliveries(self.conf["message.timeout.ms"] / 1000 + 1)
-        if len(self._producer):
-            self._producer.purge()  # what is still outstanding fails now, and so is named
+        if len(self._opened()):
+            self._opened().purge()  # what is still outstanding fails now, and so is named
             self._wait_for_deliveries(5)
         self._raise_failure()
 
@@ -286,6 +295,8 @@ class RowTransaction(RowWriter, TransactionBase):
     before `precommit` aborts it.
     """
 
+    state: PreparedTxnState  # from `begin` on
+
     def __init__(
         self,
         conf: dict,
@@ -302,7 +313,6 @@ class RowTransaction(RowWriter, TransactionBase):
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
         self.conf = transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes)
         self.label = transactional_id
-        self.state: PreparedTxnState = None
         self._identity: dict[str, Any] = dict(
             transactional_id=transactional_id,
             timeout_ms=timeout_ms,
@@ -326,7 +336,7 @@ class RowTransaction(RowWriter, TransactionBase):
 
     def _init(self) -> None:
         try:
-            self._producer.init_transactions(self.begin_ms / 1000)
+            self._opened().init_transactions(self.begin_ms / 1000)
         except KafkaException as e:
             raise self._init_failed(e.args[0]) from None
         statistics = self._statistics()
@@ -337,7 +347,7 @@ class RowTransaction(RowWriter, TransactionBase):
             )
         self.state = _state(statistics)
         check_epoch(self.label, self.state)
-        self._producer.begin_transaction()
+        self._opened().begin_transaction()
 
     def _init_failed(self, error: KafkaError) -> Exception:
         name = error.name()
@@ -353,7 +363,7 @@ class RowTransaction(RowWriter, TransactionBase):
             return UnclearAnswer(what)
         return self._unreachable()
 
-    def write(self, batch) -> None:
+    def write(self, batch: "pa.RecordBatch") -> None:
         """As `RowWriter.write`. Raises `IllegalStep` after `precommit`."""
         self.step("write")
         super().write(batch)
@@ -363,7 +373,7 @@ class RowTransaction(RowWriter, TransactionBase):
         is refused in every state, and changes nothing.
         """
         try:
-            self._producer.begin_transaction()
+            self._opened().begin_transaction()
         except KafkaException as e:
             error = e.args[0]
             if error.txn_requires_abort() or error.fatal():

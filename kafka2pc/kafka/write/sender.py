@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import Any
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c003
 from confluent_kafka import KafkaError
@@ -24,7 +25,7 @@ from ..records.encoder import Section
 from ..records.smaller_batches import half_size, split_rows, unpack_rows
 from ..wire import error_codes as codes
 from ..wire.cluster import Cluster
-from ..wire.connection import NoAnswer, NotSent
+from ..wire.connection import NoAnswer, NotSent, WireAnswer
 from ..wire.transactions import add_partitions
 from .deliveries import delivery_error
 from .lanes import IN_FLIGHT, PAUSED, Batch, Lane
@@ -289,7 +290,9 @@ class Sender:
         )
 
 
-def _keep_answer(answers: queue.SimpleQueue, node: int, parcel: list, future: Future, _) -> None:
+def _keep_answer(
+    answers: queue.SimpleQueue, node: int, parcel: list, future: Future, _: Any
+) -> None:
     answers.put((node, parcel, future))
 
 
@@ -302,7 +305,7 @@ def _by_partition(future: Future) -> dict:
     return {(t.name, p.index): p for t in future.value.responses for p in t.partition_responses}
 
 
-def _hint(answer) -> int:
+def _hint(answer: WireAnswer) -> int:
     """The new leader, if the broker names it (KIP-951), else -1."""
     leader = getattr(answer, "current_leader", None)
     return leader.leader_id if leader else -1
