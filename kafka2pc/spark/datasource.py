@@ -7,9 +7,10 @@ __all__ = ['Kafka2pc', 'register']
 
 # %% ../../nbs/spark/02_datasource.ipynb #c002
 import logging
-from typing import Mapping, MutableMapping
+from typing import Any, Mapping, MutableMapping
 
 # %% ../../nbs/spark/02_datasource.ipynb #c003
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 # %% ../../nbs/spark/02_datasource.ipynb #c004
@@ -72,7 +73,7 @@ class Kafka2pc(DataSource):
         self.planning = True
 
     # an object that arrives by pickle is in the committer
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"planning": False}
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
@@ -139,7 +140,7 @@ class Kafka2pc(DataSource):
         return options
 
 
-def register(spark) -> None:
+def register(spark: SparkSession) -> None:
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
     reading. A thread of your own calls it, too, before it writes. Raises `BadOption` if the
     installed PySpark lacks what the format needs: it needs Spark 4.1.
@@ -149,7 +150,7 @@ def register(spark) -> None:
     _make_active(spark)
 
 
-def _make_active(spark) -> None:
+def _make_active(spark: Any) -> None:
     """Make this the active session of this thread. Spark looks for the format of a write there, and
     a thread that Python has started has none.
     """

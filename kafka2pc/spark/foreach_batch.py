@@ -4,13 +4,12 @@
 
 # %% auto #0
 __all__ = ['ShapedTransaction', 'Shaped', 'PrecommitTask', 'write_batch', 'ExactlyOnce', 'check_added_name', 'check_earlier',
-           'query_id_of', 'exactly_once']
+           'exactly_once']
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c002
 import logging
 import os
 import pickle
-import uuid
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from ..protocol.driver import Driver
 from ..protocol.errors import BadOption, TwoPhaseError, describe_error
 from ..protocol.history import from_environment
 from ..protocol.log.decisions import Decision
-from ..protocol.log.questions import commit_of, later_batch
+from ..protocol.log.questions import kept_commit, later_batch
 from ..protocol.log.slots import DecisionLog
 from ..protocol.messages import CommitMessage, Committable, Mode, Plan
 from ..protocol.operators.adopt import adopt
@@ -51,6 +50,7 @@ from kafka2pc.spark.arguments import (
     check_key,
     check_options,
     check_stores,
+    query_id_of,
     split_log,
 )
 from .checkpoint import Checkpoint
@@ -93,10 +93,11 @@ class ShapedTransaction(TransactionBase):
         self.shape = shape
         self.txn: Transaction | None = None
 
-    def __exit__(self, *exc):
-        return self.txn and self.txn.__exit__(*exc)
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if self.txn:
+            self.txn.__exit__(kind, *rest)
 
-    def write(self, rows) -> None:
+    def write(self, rows: RecordBatch) -> None:
         shaped = self.shape(rows)
         if not len(shaped):
             return
@@ -140,7 +141,7 @@ class Shaped:
     def abort(self, c: Committable) -> Outcome:
         return self.participant.abort(c)
 
-    def describe(self, cs: Iterable[Committable], **limits) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **limits: Any) -> list[Description]:
         return self.participant.describe(cs, **limits)
 
     def in_doubt(self, query_id: str) -> list[Committable]:
@@ -235,14 +236,14 @@ class ExactlyOnce:
         """Write a batch job, whose `name` is the idempotence key. False: an earlier run has written
         it, and `df` is not evaluated. Raises `BadOption` without a name, and what the phases raise.
         """
-        check_key(self.name)
+        name = check_key(self.name)
         driver = self.driver()
         frame, counted = self._frame(df)
         plan = plan_batch(driver, 0, "")
         if plan.mode is Mode.WRITE:
             write_batch(driver, frame, plan, counted)
         else:
-            check_earlier(self.name, driver, commit_of(driver.log, 0))
+            check_earlier(name, driver, kept_commit(driver.log, 0))
         # finished: no later run asks the stores again, whatever they have forgotten by then
         if not later_batch(driver.log, 0):
             claim(driver, 1)
@@ -271,10 +272,15 @@ class ExactlyOnce:
         """The driver's side of the protocol. `checkpoint` None: it is not known, or it is a batch
         job; then the object has a name.
         """
-        if self.name is None and self.log is None:
+        if self.name is not None:
+            query_id = query_id_of(self.name)
+        elif checkpoint is None:
+            raise unknown_checkpoint()
+        elif self.log is None:
             options = replace(self.options, checkpoint=checkpoint.location)
             return stream_driver(options, checkpoint, participants=self.stores())
-        query_id = checkpoint.query_id() if self.name is None else query_id_of(self.name)
+        else:
+            query_id = checkpoint.query_id()
         # with a log that is opened for this query alone: two may run in one process
         options = replace(self.options, checkpoint=query_id)
         log = open_place(options, query_id) if self.log is None else self.log
@@ -352,13 +358,7 @@ def check_earlier(name: str, driver: Driver, decided: Decision) -> None:
 
 
 def _spell(stores: Iterable[str], topics: Iterable[str]) -> str:
-    named = f" (topics {', '.join(topics)})" if topics else ""
-    return ", ".join(sorted(stores)) + named
-
-
-def query_id_of(name: str) -> str:
-    """The id under which decisions with a name are kept."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, name))
+    return ", ".join(sorted(stores)) + (f" (topics {', '.join(topics)})" if topics else "")
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c030
 def exactly_once(

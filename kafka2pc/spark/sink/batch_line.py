@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c003
 from ...protocol.errors import TwoPhaseError
@@ -31,7 +31,7 @@ class BatchHistory(History):
     def __init__(self) -> None:
         super().__init__(os.environ.get("KAFKA2PC_HISTORY"), crash_watcher())
 
-    def append(self, kind: str, op: str, **ids) -> Event:
+    def append(self, kind: str, op: str, **ids: Any) -> Event | None:
         event = super().append(kind, op, **ids)
         # also where lostTransactions=skip goes on
         if op == "lost":
@@ -41,7 +41,7 @@ class BatchHistory(History):
     def _keep(self, event: Event) -> None:
         self.events.append(event)
         if self._path:
-            self._write_line(event)
+            super()._keep(event)
 
 
 def count_aborts(events: Iterable[Event]) -> int:
@@ -75,7 +75,7 @@ class BatchLine:
     retries: int
     swept: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return " ".join(
             f"{name}={'-' if value is None else value}" for name, value in asdict(self).items()
         )
@@ -137,7 +137,7 @@ def warn_if_late(
     is decided by it.
     """
     used = [
-        (now_ms - c.started_ms, c, m.plan)
+        (now_ms - c.started_ms, c.timeout_ms, m.plan)
         for m in messages
         if m
         for c in m.committables
@@ -145,10 +145,10 @@ def warn_if_late(
     ]
     if not used:
         return None
-    took_ms, slowest, plan = max(used, key=lambda u: u[0] / u[1].timeout_ms)
-    if took_ms <= share * slowest.timeout_ms:
+    took_ms, timeout_ms, plan = max(used, key=lambda u: u[0] / u[1])
+    if took_ms <= share * timeout_ms:
         return None
-    warning = _warning(plan.query_id, plan.batch_id, took_ms, slowest.timeout_ms, share)
+    warning = _warning(plan.query_id, plan.batch_id, took_ms, timeout_ms, share)
     if plan.query_id not in _WARNED:
         _LOG.warning(warning)
     _WARNED.add(plan.query_id)

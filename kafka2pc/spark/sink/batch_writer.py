@@ -30,7 +30,7 @@ from kafka2pc.protocol.errors import (
     describe_error,
 )
 from ...protocol.log.decisions import Decision
-from ...protocol.log.questions import commit_of, later_batch, newest_record
+from ...protocol.log.questions import commit_of, kept_commit, later_batch, newest_record
 from ...protocol.log.slots import DecisionLog, NamedLog
 from ...protocol.messages import CommitMessage, Mode, Plan
 from ...protocol.phases.claim import claim
@@ -48,7 +48,7 @@ from kafka2pc.spark.sink.opening import (
     warn_once,
 )
 from .options import SinkOptions
-from .stream_writer import SparkMessage, contents, write_partition
+from .stream_writer import SparkMessage, all_contents, contents, write_partition
 from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c006
@@ -71,6 +71,7 @@ def close_key(driver: Driver, days: int) -> None:
         if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S:
             return
         _PURGED[place] = time.monotonic()
+        # `decisionLog` names a place of many logs
         purge_keys(cast(NamedLog, driver.log), time.time() * 1000)
     except Exception as e:  # a store may raise what it likes: the write is complete
         _LOG.warning(
@@ -143,16 +144,16 @@ class BatchWriter(DataSourceArrowWriter):
         freeze_worker()
         if not self.plan:
             return
-        driver = self._driver()
+        driver, sent = self._driver(), all_contents(messages)
         try:
-            commit_batch(driver, contents(messages), 0)
+            commit_batch(driver, sent, 0)
         except OutcomeUnknown as e:
             raise self._explained(e) from e
         except ReplayDiffers:
             self._complete(driver)
             raise
         swept = max((m.swept for m in messages), default=0)
-        log_batch(contents(messages), driver.history.events, swept)
+        log_batch(sent, driver.history.events, swept)
         self._complete(driver)
 
     def _complete(self, driver: Driver) -> None:
@@ -160,7 +161,7 @@ class BatchWriter(DataSourceArrowWriter):
         if self.options.decision_log:
             close_key(driver, self.options.key_days if self.options.key else _DAYS_WITHOUT_KEY)
 
-    def abort(self, messages: list):
+    def abort(self, messages: list) -> None:
         """A task or `commit` failed. Finish a write that is decided, and raise `CompleteWrite`, so
         that Spark's own error says it. Otherwise abort its transactions, including those of killed
         tasks.
@@ -172,7 +173,8 @@ class BatchWriter(DataSourceArrowWriter):
         answers = [*contents(messages), CommitMessage(plan=self.plan)]
         if abort_batch(driver, answers, 0):
             sweep(driver, self.plan.token, own_parity=0)
-            return self._forget(driver)
+            self._forget(driver)
+            return
         decided = commit_of(driver.log, 0)
         if decided:
             self._finish(driver, decided)
@@ -182,7 +184,8 @@ class BatchWriter(DataSourceArrowWriter):
             finished = finish(driver, decided)
         except OutcomeUnknown as e:
             raise self._explained(e) from e
-        closed = newest_record(driver.log).expires_ms is not None
+        newest = newest_record(driver.log)
+        closed = newest is not None and newest.expires_ms is not None
         # another run has gone on
         if not finished and not closed:
             return
@@ -210,23 +213,30 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _place(self) -> str:
         return masked(
-            f"{self.options.decision_log or os.path.dirname(self.folder)}/{self.plan.query_id}"
+            f"{self.options.decision_log or os.path.dirname(self.folder)}/{self._query_id()}"
         )
 
-    def _forget(self, driver: Driver):
+    def _forget(self, driver: Driver) -> None:
         """Remove the ABORT of a write without a key: no other run asks for it."""
         if self.options.key:
             return
         if self.folder:
-            return shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
+            shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
+            return
         try:
             driver.log.purge(1)
         except Exception as e:
             _LOG.warning("the write is aborted; its ABORT stays in the log: %s", describe_error(e))
 
     def _driver(self) -> Driver:
-        log = _batch_log(self.options, self.plan.query_id, self.folder)
-        return make_driver(self.options, self.plan.query_id, log, [self.participant])
+        query_id = self._query_id()
+        log = _batch_log(self.options, query_id, self.folder)
+        return make_driver(self.options, query_id, log, [self.participant])
+
+    def _query_id(self) -> str:
+        if self.plan is None:
+            raise ValueError("a write at least once has no query id")
+        return self.plan.query_id
 
 
 def _batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
@@ -260,7 +270,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
             shutil.rmtree(os.path.dirname(folder), ignore_errors=True)
         raise
     if plan.mode is Mode.DRAIN:
-        _check_earlier_write(options, commit_of(log, 0))
+        _check_earlier_write(options, kept_commit(log, 0))
     return BatchWriter(options, participant, plan, folder, count_aborts(driver.history.events))
 
 

@@ -184,7 +184,7 @@ def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
         query_id if options.checkpoint else None,
     )
     if opened not in _LOGS:
-        _LOGS[opened] = open_log(options.decision_log, query_id, options.conf, options.prefix)
+        _LOGS[opened] = open_log(options.decision_log or "", query_id, options.conf, options.prefix)
     return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c049
