@@ -130,14 +130,15 @@ def _hosts(authority: str, options: dict[str, str]) -> str:
     found = [
         re.fullmatch(r"(\[[^][]*\]|[^][:]*)(?::([0-9]*))?", host) for host in authority.split(",")
     ]
-    if not all(found):
+    parts = [host for host in found if host]
+    if len(parts) < len(found):
         raise unreadable_url("postgresql:...", "postgresql")
     names = (
         options.get("host")
         or options.get("hostaddr")
-        or ",".join(unquote(host[1]) for host in found)
+        or ",".join(unquote(host[1]) for host in parts)
     ).split(",")
-    ports = (options.get("port") or ",".join(host[2] or "" for host in found)).split(",")
+    ports = (options.get("port") or ",".join(host[2] or "" for host in parts)).split(",")
     ports = ports * len(names) if len(ports) == 1 else ports
     if len(ports) != len(names) or not all(re.fullmatch("[0-9]*", port) for port in ports):
         raise unreadable_url("postgresql:...", "postgresql")

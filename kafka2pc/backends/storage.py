@@ -14,7 +14,7 @@ import re
 import sys
 import uuid
 from enum import Enum
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator, TypeVar
 
 # %% ../../nbs/backends/02_storage.ipynb #c004
 from tenacity import (
@@ -71,7 +71,10 @@ def _causes(e: BaseException | None) -> Iterator[BaseException]:
         e = e.__cause__ or e.__context__
 
 
-def _alone(call: Callable):
+_Result = TypeVar("_Result")
+
+
+def _alone(call: Callable[[], _Result]) -> _Result:
     """Make this call. If the caller is handling an error of its own, that one is no cause of what
     the driver raises.
     """
@@ -140,7 +143,7 @@ _ASK_S = 45  # seconds in which a request is asked again
 _CHECKED: set = set()  # (process, driver, bucket) where the first of two creates won
 
 
-def _one_request(fs) -> dict:
+def _one_request(fs: Any) -> dict:
     """The arguments with which s3fs reads an object in one request. Without them it asks for the
     size first; s3fs before 2025 never does, and does not know them.
     """
@@ -197,7 +200,7 @@ class Storage:
         right before each try; if it raises a `TwoPhaseError`, no more are made. Raises that error
         if no earlier try was unclear, and `BadOption` where there is no exclusive create.
         """
-        unclear = []
+        unclear: list[Exception] = []
         try:
             return _patiently(lambda: self._create_once(path, content, before, unclear))
         except TwoPhaseError:  # of `before`
@@ -206,9 +209,9 @@ class Storage:
         except Exception as e:  # a driver may raise what it likes
             if not unclear:
                 raise self._error(e, path, creates=True) from e
-        e = unclear[-1]
+        last = unclear[-1]
         says = "%s: it is not known whether %s was written: %s: %s"
-        _LOG.warning(says, self.what, path, type(e).__name__, masked(str(e)))
+        _LOG.warning(says, self.what, path, type(last).__name__, masked(str(last)))
         return None
 
     def _create_once(
@@ -281,7 +284,7 @@ class Storage:
         except FileNotFoundError:
             return
 
-    def _ask(self, path: str, call: Callable, within_s: float = _ASK_S):
+    def _ask(self, path: str, call: Callable[[], _Result], within_s: float = _ASK_S) -> _Result:
         try:
             return _patiently(call, within_s)
         except Exception as e:
@@ -351,11 +354,12 @@ class Storage:
 
 def _is_unclear(e: BaseException) -> bool:
     """Did the store give no clear answer? An error of ours is none of the store's."""
-    ours = isinstance(e, TwoPhaseError) or not isinstance(e, Exception)
-    return not ours and meaning(e) is Answer.AGAIN
+    if isinstance(e, TwoPhaseError) or not isinstance(e, Exception):
+        return False
+    return meaning(e) is Answer.AGAIN
 
 
-def _patiently(call: Callable, within_s: float = _ASK_S):
+def _patiently(call: Callable[[], _Result], within_s: float = _ASK_S) -> _Result:
     retrying = Retrying(
         retry=retry_if_exception(_is_unclear),
         reraise=True,

@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Sequence
+from typing import Self, Sequence
 
 # %% ../../nbs/decision_logs/01_files.ipynb #c003
 from ..backends.local_files import NoHardLinks, NotCreated, create_file
@@ -34,10 +34,10 @@ class FileLog(NamedLog):
         self.folder = str(folder)
 
     @property
-    def place(self) -> str:
+    def place(self) -> str:  # type: ignore[override]  # it is never set
         return normal_place(os.path.abspath(self.folder))
 
-    def sibling(self, name: str) -> "FileLog":
+    def sibling(self, name: str) -> Self:
         twin = copy.copy(self)
         twin.folder = f"{self.folder.rpartition('/')[0]}/{name}"
         return twin

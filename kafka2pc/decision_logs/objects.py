@@ -7,6 +7,7 @@ __all__ = ['ObjectLog']
 
 # %% ../../nbs/decision_logs/02_objects.ipynb #c002
 from functools import partial
+from typing import Self
 
 from ..backends.places import normal_place
 from ..backends.storage import Storage, check_driver
@@ -31,10 +32,10 @@ class ObjectLog(FileLog):
         self.storage.check_create(self.folder)
 
     @property
-    def place(self) -> str:
+    def place(self) -> str:  # type: ignore[override]  # it is never set
         return normal_place(self.url)
 
-    def sibling(self, name: str) -> "ObjectLog":
+    def sibling(self, name: str) -> Self:
         twin = super().sibling(name)
         twin.url = f"{self.url.rstrip('/').rpartition('/')[0]}/{name}"
         return twin

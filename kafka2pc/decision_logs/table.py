@@ -7,7 +7,7 @@ __all__ = ['TableLog']
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c002
 import copy
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c003
 import psycopg
@@ -96,7 +96,7 @@ class TableLog(NamedLog):
         db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return db
 
-    def _run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
+    def _run(self, db: psycopg.Connection, text: str, *args: Any) -> psycopg.Cursor:
         """A statement about the table, which is `{}` in it."""
         return db.execute(sql.SQL(text).format(sql.Identifier(*self.table.split("."))), args)
 
@@ -153,10 +153,10 @@ class TableLog(NamedLog):
         except StoreUnreachable:
             return None
 
-    def _ask(self, text: str, *args) -> list:
+    def _ask(self, text: str, *args: Any) -> list:
         return self._ask_all(text, self.name, *args)
 
-    def _ask_all(self, text: str, *args) -> list:
+    def _ask_all(self, text: str, *args: Any) -> list:
         with self._connect() as db:
             try:
                 done = self._run(db, text, *args)

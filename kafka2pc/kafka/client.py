@@ -8,7 +8,7 @@ __all__ = ['shared_cluster', 'close_cluster', 'new_transaction', 'leftover', 'Ka
 # %% ../../nbs/kafka/06_client.ipynb #c002
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
 from .ids import ids_of_query, is_random, with_prefix
@@ -91,7 +91,7 @@ class KafkaClient:
 
     def __init__(
         self,
-        conf: dict,
+        conf: Mapping,
         *,
         prefix: str = "kafka2pc",
         topic: str | None = None,

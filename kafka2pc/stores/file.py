@@ -10,8 +10,9 @@ import base64
 import json
 import os
 import re
+from abc import abstractmethod
 from contextlib import suppress
-from typing import Iterable, Iterator
+from typing import IO, Any, Iterable, Iterator, Protocol
 
 # %% ../../nbs/stores/02_file.ipynb #c003
 import pyarrow.parquet as pq
@@ -21,15 +22,23 @@ from pyarrow import RecordBatch
 from ..protocol.errors import BadOption
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
-from ..protocol.participant import Description, Outcome, TransactionBase
+from ..protocol.participant import Description, Outcome, Participant, TransactionBase
 from ..protocol.states import TxnState
 from .parts import StoreNames, aborted_error, key
 
 # %% ../../nbs/stores/02_file.ipynb #c009
+class _Format(Protocol):
+    def __init__(self, file: IO[bytes]) -> None: ...
+    def write(self, batch: RecordBatch) -> None: ...
+    def close(self) -> None: ...
+    @staticmethod
+    def read(file: IO[bytes]) -> Iterator[dict]: ...
+
+
 class _Parquet:
-    def __init__(self, file) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.file = file
-        self.writer = None
+        self.writer: pq.ParquetWriter | None = None
 
     def write(self, batch: RecordBatch) -> None:
         if self.writer is None:
@@ -41,17 +50,17 @@ class _Parquet:
             self.writer.close()
 
     @staticmethod
-    def read(file) -> Iterator[dict]:
+    def read(file: IO[bytes]) -> Iterator[dict]:
         for batch in pq.ParquetFile(file).iter_batches():
             yield from batch.to_pylist()
 
 
-def _plain(value) -> str:
+def _plain(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 class _JsonLines:
-    def __init__(self, file) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.file = file
 
     def write(self, batch: RecordBatch) -> None:
@@ -62,11 +71,11 @@ class _JsonLines:
         pass
 
     @staticmethod
-    def read(file) -> Iterator[dict]:
+    def read(file: IO[bytes]) -> Iterator[dict]:
         return map(json.loads, file)
 
 
-FORMATS = {"parquet": _Parquet, "json": _JsonLines}
+FORMATS: dict[str, type[_Format]] = {"parquet": _Parquet, "json": _JsonLines}
 
 # %% ../../nbs/stores/02_file.ipynb #c011
 _NAMES = Names()  # the transactional ids of this process
@@ -100,7 +109,7 @@ def _move(old: str, new: str) -> bool:
     return True
 
 # %% ../../nbs/stores/02_file.ipynb #c013
-class FileStore:
+class FileStore(Participant):
     """Base of the stores that keep one file for each transaction. `where`: the place, as
     Committables show it. `format`: a key of `FORMATS`. `prefix`: of the names.
 
@@ -126,6 +135,11 @@ class FileStore:
         self.prefix = prefix
         self.name = name
         self.names = StoreNames(prefix, participant=name, topic=where, cluster_id=where)
+
+    @abstractmethod
+    def _open_names(self) -> list[str]: ...
+    @abstractmethod
+    def _ended_names(self) -> list[str]: ...
 
     def store_id(self) -> str:
         """The place of the files."""
@@ -192,7 +206,7 @@ class FileParticipant(FileStore):
             return Outcome.UNKNOWN
         return Outcome.REFUSED if os.path.exists(self.path(c)) else Outcome.DONE
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """An aborted file is gone, so its state is None."""
         return [Description(self._state(c)) for c in cs]
 
@@ -224,7 +238,9 @@ class OpenFile(TransactionBase):
     aborted.
     """
 
-    def __init__(self, store: FileStore, c: Committable, file) -> None:
+    store: FileStore
+
+    def __init__(self, store: FileStore, c: Committable, file: IO[bytes]) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
@@ -232,11 +248,14 @@ class OpenFile(TransactionBase):
         self.file = file
         self.writer = FORMATS[store.format](file)
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         with suppress(OSError):  # a file that is not pre-committed by now never will be
             self.writer.close()
             self.file.close()
         super().__exit__(kind)
+
+    def _prepare(self) -> None:
+        raise NotImplementedError
 
     def write(self, batch: RecordBatch) -> None:
         """Raises `IllegalStep` after `precommit`."""
@@ -258,6 +277,8 @@ class OpenFile(TransactionBase):
 
 class FileTransaction(OpenFile):
     """One open file of a `FileParticipant`."""
+
+    store: FileParticipant
 
     def __init__(self, store: FileParticipant, c: Committable) -> None:
         super().__init__(store, c, open(store.path(c, "open"), "xb"))

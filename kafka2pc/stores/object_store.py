@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 from contextlib import suppress
-from typing import Iterable, Iterator
+from typing import Any, Iterable, Iterator
 
 # %% ../../nbs/stores/03_object_store.ipynb #c003
 from ..backends.storage import Storage, check_driver
@@ -123,7 +123,7 @@ class ObjectParticipant(FileStore):
             return ""
         return self.storage.read(path).decode()
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """Raises `StoreUnreachable`."""
         return [Description(self._state(c)) for c in cs]
 
@@ -178,6 +178,8 @@ class ObjectParticipant(FileStore):
 # %% ../../nbs/stores/03_object_store.ipynb #c011
 class ObjectTransaction(OpenFile):
     """One open file of an `ObjectParticipant`, on the local disk until it is pre-committed."""
+
+    store: ObjectParticipant
 
     def __init__(self, store: ObjectParticipant, c: Committable) -> None:
         super().__init__(store, c, tempfile.NamedTemporaryFile())

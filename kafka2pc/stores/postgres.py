@@ -9,7 +9,7 @@ __all__ = ['our_errors', 'PostgresParticipant', 'copy_text', 'move_rows', 'Postg
 import json
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Iterable
+from typing import Any, Callable, Iterable, Iterator
 
 # %% ../../nbs/stores/05_postgres.ipynb #c003
 import psycopg
@@ -74,7 +74,7 @@ _DENIED = (
 
 
 @contextmanager
-def our_errors(what: str):
+def our_errors(what: str) -> Iterator[None]:
     """Turn the errors of psycopg about a table into ours: `NotAuthorized`, `PrecommitFailed`,
     `BadRow`.
     """
@@ -143,7 +143,7 @@ class PostgresParticipant:
         return connect_postgres(self.url, "PostgreSQL", lock_ms=self.lock_ms, autocommit=autocommit)
 
     @contextmanager
-    def _recorded(self):
+    def _recorded(self) -> Iterator[psycopg.Connection]:
         """A connection to a database that has the table of records."""
         with self.connect() as db:
             try:
@@ -160,7 +160,7 @@ class PostgresParticipant:
                     raise unreachable("PostgreSQL", e) from e
                 raise
 
-    def run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
+    def run(self, db: psycopg.Connection, text: str, *args: Any) -> psycopg.Cursor:
         """A statement about the table of records, which is `{}` in it."""
         return db.execute(sql.SQL(text).format(sql.Identifier(*self.record.split("."))), args)
 
@@ -168,7 +168,7 @@ class PostgresParticipant:
         """The id of the server, and the database."""
         text = "select system_identifier, current_database() from pg_control_system()"
         with self.connect() as db:
-            server, database = db.execute(text).fetchone()
+            [(server, database)] = db.execute(text).fetchall()
         return f"{server}/{database}"
 
     def begin(self, plan: Plan) -> "PostgresTransaction":
@@ -215,7 +215,7 @@ class PostgresParticipant:
         except (StoreUnreachable, OperationalError, ObjectNotInPrerequisiteState):
             return Outcome.UNKNOWN
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """An open transaction that is not prepared cannot be committed, so its state is None."""
         cs = list(cs)
         gids = [_gid(c) for c in cs]
@@ -244,7 +244,7 @@ def _hex(value: bytes) -> str:
     return f"\\x{value.hex()}"
 
 
-def _json(value) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, default=str)
 
 
@@ -255,6 +255,7 @@ def _text(column: pa.Array) -> pa.Array:
         return _text(column.dictionary_decode())
     if pa.types.is_decimal(kind) or str(kind) == "string_view":
         return column.cast(pa.string())
+    write: Callable[[Any], str]
     if pa.types.is_nested(kind):
         write = _json
     elif "binary" in str(kind):
@@ -304,12 +305,13 @@ def move_rows(
     stays.
     """
     columns = _names_of(names)
+    choice: sql.Composable = sql.SQL("")
+    order: sql.Composable = sql.SQL("kafka2pc_row")
+    conflict: sql.Composable = sql.SQL("")
     if key:
         choice = sql.SQL("distinct on ({})").format(_names_of(key))
         order = sql.SQL("{}, kafka2pc_row desc").format(_names_of(key))
         conflict = _on_conflict(names, key)
-    else:
-        choice, order, conflict = sql.SQL(""), sql.SQL("kafka2pc_row"), sql.SQL("")
     db.execute(
         sql.SQL("insert into {} ({}) select {} {} from {} order by {} {}").format(
             target, columns, choice, columns, source, order, conflict
@@ -321,12 +323,14 @@ def move_rows(
 class PostgresTransaction(TransactionBase):
     """One open transaction of a `PostgresParticipant`, with its own connection."""
 
+    store: PostgresParticipant
+
     def __init__(self, store: PostgresParticipant, c: Committable) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
         self.rows = 0
-        self.columns = None
+        self.columns: sql.Composed | None = None
         self.db = store.connect(autocommit=False)
         *schema, table = store.table.split(".")
         self.table = sql.Identifier(*schema, table)
@@ -334,7 +338,7 @@ class PostgresTransaction(TransactionBase):
         if store.key:
             self.into = sql.Identifier(*schema, f"kafka2pc_{self.db.info.backend_pid}")
 
-    def __exit__(self, kind, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self.db.close()  # a transaction that is not prepared by now is rolled back
         super().__exit__(kind)
 

@@ -50,7 +50,7 @@ def compare_outcome(run: Run, c: Committable, wanted: str) -> Outcome:
 
 def state_of(outcome: str | None, prepared: bool) -> TxnState | None:
     """The state of a transaction, by its line and by whether the database has it prepared."""
-    return _STATES.get(outcome, TxnState.PRECOMMITTED if prepared else None)
+    return _STATES.get(outcome or "", TxnState.PRECOMMITTED if prepared else None)
 
 # %% ../../nbs/stores/04_record.ipynb #c008
 def open_transactions(run: Run, names: StoreNames, query_id: str) -> list[Committable]:

@@ -7,7 +7,7 @@ __all__ = ['Log', 'WalParticipant']
 
 # %% ../../nbs/stores/07_wal.ipynb #c002
 from itertools import islice
-from typing import Callable, Iterable, Iterator, Protocol
+from typing import Any, Callable, Iterable, Iterator, Protocol
 
 # %% ../../nbs/stores/07_wal.ipynb #c003
 from ..protocol.errors import StoreUnreachable
@@ -21,7 +21,7 @@ class Log(Participant, Protocol):
     """
 
     def rows(self, c: Committable) -> Iterator[dict]: ...
-    def drop(self, c: Committable): ...
+    def drop(self, c: Committable) -> None: ...
 
 
 class WalParticipant:
@@ -44,7 +44,7 @@ class WalParticipant:
     def abort(self, c: Committable) -> Outcome:
         return self.log.abort(c)
 
-    def describe(self, cs: Iterable[Committable], **limits) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **limits: Any) -> list[Description]:
         return self.log.describe(cs, **limits)
 
     def in_doubt(self, query_id: str) -> list[Committable]:

@@ -20,7 +20,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c004
 from .reader import leader_of
 from ...kafka.wire.cluster import Cluster
-from ...kafka.wire.connection import NoAnswer, NotSent, NotYet
+from ...kafka.wire.connection import NoAnswer, NotSent, NotYet, WireAnswer, WireRequest
 from ...kafka.wire.topics import describe_topics
 from ...protocol.errors import TwoPhaseError
 
@@ -60,7 +60,7 @@ class Bookmark:
             _LOG.debug("decision log kafka:%s: no bookmark: %s", self.topic, e)
         return self.at
 
-    def _counts(self, saved) -> bool:
+    def _counts(self, saved: WireAnswer) -> bool:
         """Was it saved for this topic, and was nothing before it cut off since?"""
         if saved.committed_offset <= 0 or not self._topic_id:
             return False
@@ -99,7 +99,7 @@ class Bookmark:
             max_version=8,
         )
 
-    def _ask_group(self, request):
+    def _ask_group(self, request: WireRequest) -> WireAnswer:
         """The answer for the partition, of the group's coordinator."""
         found = self._cluster.ask(
             FindCoordinatorRequest(key_type=_GROUP, key=self.group, max_version=3)

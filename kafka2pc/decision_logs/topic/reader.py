@@ -8,7 +8,7 @@ __all__ = ['HIGH_WATERMARK', 'LAST_STABLE', 'EVERY_NAME', 'leader_of', 'end_of_t
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c002
 import logging
 import time
-from typing import Mapping
+from typing import Any, Mapping
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c003
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -47,7 +47,7 @@ def end_of_topic(cluster: Cluster, topic: str, end: int) -> tuple[int, int]:
         ],
     )
 
-    def once():
+    def once() -> tuple[int, int]:
         request = ListOffsetsRequest(
             replica_id=-1, isolation_level=end, topics=[latest], min_version=4
         )
@@ -154,7 +154,7 @@ class Tail:
     def _go_to(self, offset: int) -> None:
         self._consumer.assign([TopicPartition(self.topic, 0, offset)])
 
-    def _take(self, message) -> None:
+    def _take(self, message: Any) -> None:
         error = message.error()
         if error and error.name() == "_PARTITION_EOF":
             self.at = message.offset()

@@ -10,7 +10,7 @@ import random
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Callable, Iterator
+from typing import Annotated, Any, Callable, Iterator
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c003
 import typer
@@ -88,7 +88,7 @@ def _progress_bars(console: Console) -> Iterator[Callable]:
         yield tell
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c109
-def _tell_kills(console: Console, result) -> None:
+def _tell_kills(console: Console, result: Any) -> None:
     """Print what was killed, where, and how the moment was chosen."""
     console.print(f"Killed by SIGKILL, {result.report.name} sink:", highlight=False)
     for e in result.events:
@@ -149,7 +149,7 @@ def _all_drills(seed: int) -> list:
     return [*point_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)]
 
 
-def _is_chosen(drill, only: list[str]) -> bool:
+def _is_chosen(drill: Any, only: list[str]) -> bool:
     """True if one of the words is the kind of the drill or part of its title, or there are none."""
     return not only or any(
         word in (drill.kind, f"{drill.kind}s") or word.lower() in drill.title.lower()
@@ -161,7 +161,7 @@ def _printer(console: Console) -> Callable:
     """A function that prints a line for each drill, and the finding of one that ended badly."""
     started = time.monotonic()
 
-    def tell(played) -> None:
+    def tell(played: Any) -> None:
         sign = "[red]not as expected[/red]" if played.found else "[green]as expected[/green]"
         console.print(f"{time.monotonic() - started:5.0f} s  {sign}  ", end="")
         given = f": {played.drill.given}" if played.drill.kind == "walk" else ""
@@ -181,7 +181,7 @@ def _walk(seed: int, minutes: float, output: Path, tell: Callable, console: Cons
     return walk(seed, minutes, output, tell)
 
 
-def _soak(minutes: float, output: Path, tell: Callable, console: Console):
+def _soak(minutes: float, output: Path, tell: Callable, console: Console) -> Any:
     """Soak, and print the table of what each kind of process used."""
     from kafka2pc.proof.drills.soak import soak
 
@@ -263,7 +263,7 @@ def bench(
         )
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c017
-_FOR_OPERATORS = {
+_FOR_OPERATORS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
     "progress": show_progress,
     "restore": restore,

@@ -8,7 +8,7 @@ __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 're
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c002
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c003
 import typer
@@ -27,6 +27,11 @@ from kafka2pc.operations.cli.common import (
     seconds,
     show_rows,
 )
+
+if TYPE_CHECKING:
+    from kafka2pc.operations.doctor.findings import Diagnosis
+    from kafka2pc.operations.query import Query
+    from kafka2pc.protocol.log.decisions import Decision
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c008
 def doctor(
@@ -69,7 +74,7 @@ def doctor(
     raise typer.Exit(diagnosis.status)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c101
-def _print_json(diagnosis) -> None:
+def _print_json(diagnosis: "Diagnosis") -> None:
     more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
     typer.echo(json.dumps(asdict(diagnosis) | more, indent=1))
 
@@ -77,7 +82,7 @@ def _print_json(diagnosis) -> None:
 _COLOURS = {"note": "cyan", "trouble": "yellow", "danger": "red"}
 
 
-def _print_findings(diagnosis) -> None:
+def _print_findings(diagnosis: "Diagnosis") -> None:
     from kafka2pc.operations.doctor.rights import CLIENT_FILE
 
     for name, value in diagnosis.facts:
@@ -105,7 +110,7 @@ def _query(
     servers: str | None,
     config: str | None,
     prefix: str | None = None,
-):
+) -> "Query":
     """Open the query at `place`. Only a log in a topic needs a cluster, and has a `prefix`."""
     from kafka2pc.operations.access import Access
     from kafka2pc.operations.query import open_query
@@ -145,7 +150,7 @@ def show(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """The records of one batch, with every transaction."""
     with plainly("spark"):
         from kafka2pc.backends.places import masked
@@ -155,12 +160,13 @@ def show(
         if not records:
             exit_with(f"{masked(place)}: no record of batch {batch}")
         if as_json:
-            return typer.echo(json.dumps([asdict(d) for d in records], indent=1))
+            typer.echo(json.dumps([asdict(d) for d in records], indent=1))
+            return
         for d in records:
             _print_record(d)
 
 
-def _print_record(decision) -> None:
+def _print_record(decision: "Decision") -> None:
     from kafka2pc.operations.repair import describe_records
 
     slot = decision.slot

@@ -7,9 +7,9 @@ __all__ = ['transactions', 'list_transactions', 'describe', 'hanging', 'abort', 
 
 # %% ../../../nbs/operations/cli/02_transactions.ipynb #c002
 import json
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 # %% ../../../nbs/operations/cli/02_transactions.ipynb #c003
 import typer
@@ -83,7 +83,7 @@ def describe(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """All that is known of one transaction, whatever its state."""
     with plainly("spark"):
         from kafka2pc.operations.access import Access
@@ -96,7 +96,8 @@ def describe(
             rows = find_transactions(survey, transactional_id, query, ())
         rows = [f for f in rows if f.transactional_id == transactional_id]
         if as_json:
-            return typer.echo(json.dumps([asdict(f) for f in rows], indent=1))
+            typer.echo(json.dumps([asdict(f) for f in rows], indent=1))
+            return
         for f in rows:
             for name, value in asdict(f).items():
                 typer.echo(f"{name}: {'?' if value is None else value}")
@@ -170,7 +171,7 @@ def _end(
     from kafka2pc.operations.survey import Survey
 
     conf = Access(servers, config).conf()
-    opened = nullcontext()
+    opened: AbstractContextManager[Any] = nullcontext()
     if checkpoint:
         opened = operate(conf, open_query(checkpoint, decision_log, conf=conf))
     with opened as driver, Survey(conf) as survey:
