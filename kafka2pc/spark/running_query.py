@@ -10,10 +10,10 @@ __all__ = ['RunningQuery', 'running_query', 'is_connect', 'connected_query', 'un
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 # %% ../../nbs/spark/04_running_query.ipynb #c003
 from ..backends.kept import Kept
@@ -50,12 +50,12 @@ def running_query(df: "DataFrame") -> RunningQuery | None:
     return RunningQuery(query_id, int(batch_id), *_place_and_run(session, query_id))
 
 
-def is_connect(session) -> bool:
+def is_connect(session: "SparkSession") -> bool:
     """Is this a session of Spark Connect?"""
     return session.__module__.startswith("pyspark.sql.connect")
 
 
-def _place_and_run(session, query_id: str) -> tuple[str, str]:
+def _place_and_run(session: Any, query_id: str) -> tuple[str, str]:
     from py4j.protocol import Py4JError
 
     try:

@@ -16,7 +16,7 @@ from ..backends.kept import Kept
 _FROZEN = Kept()  # is this process frozen?
 
 
-def freeze_worker():
+def freeze_worker() -> None:
     """Exempt what is loaded from garbage collection, once in each reused worker of Spark. Nothing
     happens in other processes, or if `KAFKA2PC_GC_FREEZE` is off.
     """

@@ -61,7 +61,7 @@ def check_topic(cluster: Cluster, conf: Mapping, topic: str, make: bool) -> dict
     )
 
 
-def _create_topic(conf: Mapping, topic: str):
+def _create_topic(conf: Mapping, topic: str) -> None:
     admin = AdminClient(for_librdkafka(conf) | {"log_level": 2})
     for settings in (_SHORT, _COMPACT):
         try:
@@ -82,7 +82,7 @@ def _create_topic(conf: Mapping, topic: str):
 _WARNED = Kept()  # the topics that this process has warned about
 
 
-def warn_if_long(topic: str, settings: Mapping[str, str], also: str = ""):
+def warn_if_long(topic: str, settings: Mapping[str, str], also: str = "") -> None:
     """Log a warning, once in each process, that the topic is read from its first record and that
     its settings let it grow. `also`: one more thing to do.
     """

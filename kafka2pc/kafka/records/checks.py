@@ -7,25 +7,31 @@ __all__ = ['column_of', 'first_row', 'bytes_type', 'wanted_partitions', 'header_
            'timestamps_ms', 'record_too_large']
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c002
+from typing import TYPE_CHECKING
+
 from ...protocol.errors import BadRow
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c005
 _BYTES = ("binary", "string", "large_binary", "large_string", "binary_view", "string_view", "null")
 _WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "null")
 
 
-def column_of(batch, name: str):
+def column_of(batch: "pa.RecordBatch", name: str) -> "pa.Array | None":
     """The column of a pyarrow record batch, None if there is no such column."""
     at = batch.schema.get_field_index(name)
     return None if at < 0 else batch.column(at)
 
 
-def first_row(wrong) -> str:
+def first_row(wrong: "pa.Array") -> str:
     """The position of the first true value of a pyarrow array, for a message."""
     return f"row {wrong.index(True).as_py()} of {len(wrong)}"
 
 
-def bytes_type(column, name: str):
+def bytes_type(column: "pa.Array", name: str) -> "pa.DataType":
     """The type of the column's values, which is text or binary. Raises `BadRow` for another one."""
     kind = column.type
     if str(kind).startswith("dictionary"):
@@ -39,7 +45,7 @@ def bytes_type(column, name: str):
     return kind
 
 
-def wanted_partitions(column):
+def wanted_partitions(column: "pa.Array") -> "np.ndarray":
     """The partition that each row asks for, -1 where it is null, as a numpy array of int64. Raises
     `BadRow` for another type and a negative number.
     """
@@ -61,7 +67,7 @@ def wanted_partitions(column):
     return numbers.fill_null(-1).to_numpy(zero_copy_only=False)
 
 
-def header_fields(column):
+def header_fields(column: "pa.Array") -> "pa.StructArray":
     """The headers of all rows of a column headers, one after the other. Raises `BadRow` for a
     header without a key.
     """
@@ -71,13 +77,12 @@ def header_fields(column):
         keyless = (n for n, row in rows if any(h is None or h["key"] is None for h in row or ()))
         raise BadRow(
             f"row {next(keyless)} of {len(column)}: a header without a key",
-            why="Kafka has no such header.",
             action="Fill the key of each header, or leave the header out.",
         )
     return headers
 
 
-def value_column(batch):
+def value_column(batch: "pa.RecordBatch") -> "pa.Array":
     """The column value. Raises `BadRow` if there is none."""
     column = column_of(batch, "value")
     if column is None:
@@ -87,12 +92,10 @@ def value_column(batch):
     return column
 
 
-def topic_column(batch, topic: str | None):
-    """The column topic, or None if the option `topic` is set, which wins. Raises `BadRow` if
-    neither is there, or a topic is null.
+def topic_column(batch: "pa.RecordBatch") -> "pa.Array":
+    """The column topic, for rows whose topic no option names. Raises `BadRow` if there is none, or
+    a topic is null.
     """
-    if topic is not None:
-        return None
     column = column_of(batch, "topic")
     if column is None:
         raise BadRow(
@@ -111,7 +114,7 @@ def topic_column(batch, topic: str | None):
 _UNITS_IN_MS = {"ms": 1, "us": 10**3, "ns": 10**6}
 
 
-def timestamps_ms(column):
+def timestamps_ms(column: "pa.Array") -> "np.ndarray":
     """The times of a timestamp column in milliseconds since 1970, rounded down, as a numpy array of
     int64. Raises `BadRow` for another type, a null, and a time before 1970.
     """

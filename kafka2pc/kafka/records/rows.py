@@ -164,9 +164,11 @@ def rows_by_topic(batch: pa.RecordBatch, topic: str | None, most: int) -> list[t
     by all that can be known without a broker. `most`: the bytes of key, value and headers of a row.
     Raises `BadRow`.
     """
-    column = topic_column(batch, topic)
-    rows = rows_of(batch)
-    parts = [(topic, rows)] if column is None else _by_topic(rows, column)
+    if topic is None:
+        column = topic_column(batch)
+        parts = _by_topic(rows_of(batch), column)
+    else:
+        parts = [(topic, rows_of(batch))]
     for name, part in parts:
         largest = int(part.bytes.max(initial=0))
         if largest > most:

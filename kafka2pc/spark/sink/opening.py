@@ -148,7 +148,7 @@ def _checked_participant(options: SinkOptions) -> KafkaParticipant:
 _WARNED = Kept()
 
 
-def warn_once(options: SinkOptions):
+def warn_once(options: SinkOptions) -> None:
     """Log which options have no effect, once for each query of this process."""
     unused = without_use(dict(options.conf)) if options.engine == "columnar" else []
     givers = dict(options.givers)
@@ -185,11 +185,11 @@ def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
         query_id if options.checkpoint else None,
     )
     if opened not in _LOGS:
-        _LOGS[opened] = open_log(options.decision_log, query_id, options.conf, options.prefix)
+        _LOGS[opened] = open_log(options.decision_log or "", query_id, options.conf, options.prefix)
     return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c049
-def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog):
+def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog) -> None:
     """Raises `MovedLog`, before anything is claimed, if the checkpoint holds later decisions than
     this log beside it: the query ran without this log. While a process goes on with one log, the
     checkpoint is asked once.
