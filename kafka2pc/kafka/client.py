@@ -6,12 +6,13 @@
 __all__ = ['shared_cluster', 'close_cluster', 'new_transaction', 'leftover', 'KafkaClient']
 
 # %% ../../nbs/kafka/06_client.ipynb #c002
-import os
+import copy
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
-from .ids import ids_of_query, is_random, with_prefix
+from ..backends.kept import EVERYTHING, Kept
+from .ids import ids_of_query, is_random
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
 from .wire.descriptions import DescribedTransaction, list_transactions
@@ -19,18 +20,19 @@ from .wire.transactions import check_brokers
 from .write.row_producer import RowTransaction
 from ..protocol.history import History
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
+from ..protocol.participant import StoreIdentity
 
 if TYPE_CHECKING:
     from kafka2pc.kafka.write.column_producer import ColumnTransaction
 
 # %% ../../nbs/kafka/06_client.ipynb #c006
 # one `Cluster` in each process for each set of client settings
-_CLUSTERS = {}
+_CLUSTERS = Kept(most=EVERYTHING)
 _OPENING = threading.Lock()
 
 
 def _key(conf: dict) -> tuple:
-    return os.getpid(), *sorted(conf.items())
+    return tuple(sorted(conf.items()))
 
 
 def shared_cluster(conf: dict) -> Cluster:
@@ -42,7 +44,7 @@ def shared_cluster(conf: dict) -> Cluster:
         return _CLUSTERS[key]
 
 
-def close_cluster(conf: dict):
+def close_cluster(conf: dict) -> None:
     """Close the connection that this process shares."""
     with _OPENING:
         cluster = _CLUSTERS.pop(_key(conf), None)
@@ -91,7 +93,7 @@ class KafkaClient:
 
     def __init__(
         self,
-        conf: dict,
+        conf: Mapping,
         *,
         prefix: str = "kafka2pc",
         topic: str | None = None,
@@ -103,7 +105,7 @@ class KafkaClient:
         engine: str = "columnar",
         name: str = "kafka",
         history: History | None = None,
-    ):
+    ) -> None:
         self.conf = dict(conf)
         self.prefix = prefix
         self.topic = topic
@@ -116,7 +118,7 @@ class KafkaClient:
         self.name = name
         self.history = history
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | dict(history=None)
 
     @property
@@ -126,7 +128,7 @@ class KafkaClient:
         """
         return shared_cluster(self.conf)
 
-    def close(self):
+    def close(self) -> None:
         """Close the connections of this process. Transactions stay as they are."""
         close_cluster(self.conf)
 
@@ -153,6 +155,12 @@ class KafkaClient:
         found = ids_of_query(listed, query_id)
         return [i for i, name in found if name.prefix == self.prefix or is_random(name)]
 
+    def identity(self) -> StoreIdentity:
+        """What a restart compares."""
+        return StoreIdentity(self.prefix, self.topic or "", self.timeout_ms)
+
     def under(self, prefix: str) -> Self:
         """The same store with another prefix of its transactional ids."""
-        return with_prefix(self, prefix)
+        twin = copy.copy(self)
+        twin.prefix = prefix
+        return twin

@@ -35,10 +35,10 @@ from kafka2pc.protocol.clock import Moment, age_ms, this_moment
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.spark.foreach_batch import Shaped
 from kafka2pc.stores import object_store
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.object_store import ObjectParticipant
+from kafka2pc.stores.shaped import Shaped
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -321,7 +321,7 @@ def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
     assert store.store_id() == "guarded://bob@host/bucket" and store.commit(c) is DONE
     with (
         patch.object(storage.Storage, "create", lambda storage, path, content: True),
-        patch.object(storage, "_CHECKED", set()),
+        patch.object(storage, "_CHECKED", {}),
         pytest.raises(BadOption, match=r"bob:\*\*\*@host") as e,
     ):
         ObjectParticipant("guarded://bob:hunter2@host/bucket")
