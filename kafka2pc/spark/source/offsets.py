@@ -21,7 +21,7 @@ from kafka2pc.protocol.errors import (
     TopicRecreated,
     UnknownFormat,
 )
-from .places import TopicPart
+from .places import TopicPart, is_whole
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c008
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +70,18 @@ def to_json(offsets: Offsets) -> dict:
 
 
 def from_json(entry: Mapping) -> Offsets:
-    """The offsets of an entry. Raises `UnknownFormat` for an entry of a newer version,
-    `StaleCheckpoint` for one that another source wrote.
+    """The offsets of an entry; Spark's own Kafka source keeps them without topic ids. Raises
+    `UnknownFormat` for an entry of a newer version, `StaleCheckpoint` for one of another source.
     """
-    if "version" not in entry or "offsets" not in entry:
-        raise StaleCheckpoint(
-            f"offsets {json.dumps(entry)[:200]}",
-            why="Another source wrote them: this one cannot go on there.",
-            action="Begin with a new checkpointLocation, and startingOffsets with these numbers.",
-        )
+    if not is_whole(entry.get("version")):
+        try:
+            return Offsets(at=_flat(entry))
+        except (AttributeError, ValueError):
+            raise StaleCheckpoint(
+                f"offsets {json.dumps(entry)[:200]}",
+                why="Another source wrote them: this one cannot go on there.",
+                action="Begin with a new checkpointLocation, and with startingOffsets.",
+            ) from None
     if entry["version"] != _VERSION:
         raise UnknownFormat(f"offsets of version {entry['version']}, this is version {_VERSION}")
     return Offsets(
@@ -268,12 +271,14 @@ def plan_ranges(start: Offsets, end: Offsets) -> list[Range]:
     """What lies between two entries of the checkpoint. Raises `StaleCheckpoint` if `end` does not
     follow `start`.
     """
-    begins = {part: end.since.get(part, start.at.get(part, -1)) for part in end.at}
+    before = {} if start.initial else start.at
+    begins = {part: end.since.get(part, before.get(part, -1)) for part in end.at}
     lost = [part for part, begin in begins.items() if not 0 <= begin <= end.at[part]]
     if lost:
         raise StaleCheckpoint(
             f"the batch that ends at {json.dumps(_nested(end.at))} does not say where it begins:"
-            f" {name_parts(lost)}"
+            f" {name_parts(lost)}",
+            action='If format("kafka") read it, do that once more until this batch is committed.',
         )
     return [
         Range(t, p, begins[t, p], e, topic_id=end.ids.get(t, ""))
