@@ -28,10 +28,7 @@ FINDINGS.update(
         "readers-held-back": (
             "trouble",
             "",
-            (
-                "No. Nothing is lost by waiting. What may be ended, and how, depends on whether it"
-                " is decided."
-            ),
+            ("No. Nothing is lost by waiting. Its decision determines how it may be ended."),
             "End it as its own finding says. Do not end a transaction of another program.",
         ),
         "readers-held-back-by-whom": (

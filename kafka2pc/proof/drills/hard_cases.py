@@ -533,8 +533,8 @@ def _known(scenario: Scenario) -> bool:
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c159
 def timed_out_after(stage: Stage, expired: bool = False):
-    """The one loss that a sink without KIP-939 cannot prevent. It is told in full, the query does
-    not go on, and nothing else is lost.
+    """The one loss that a sink without KIP-939 cannot prevent. The error names every lost row, the
+    query does not go on, and nothing else is lost.
     """
     with (
         LocalKafka(progress=None, config=FORGETFUL if expired else {}) as kafka,
@@ -559,7 +559,7 @@ def timed_out_after(stage: Stage, expired: bool = False):
         stage.records += scenario.files * scenario.size
         demand(
             sorted(s.row for s in scenario.rows()) == list(range(scenario.size)),
-            "something else was lost or written than the batch that was told",
+            "rows other than those of the reported batch were lost or written",
         )
 
 
