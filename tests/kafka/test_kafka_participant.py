@@ -1,5 +1,5 @@
-"""Kafka as a participant: the same guarantees as the store in memory; rows, rights, lost answers and
-silent brokers, each with its own error and a limit of time.
+"""Kafka as a participant: the same guarantees as the store in memory; rows, rights, lost answers
+and silent brokers, each with its own error and a limit of time.
 """
 
 import logging
