@@ -28,7 +28,10 @@ FINDINGS.update(
         "readers-held-back": (
             "trouble",
             "",
-            ("No. Nothing is lost by waiting. Its decision determines how it may be ended."),
+            (
+                "No. Nothing is lost by waiting. The decision log shows whether to commit or to abort"
+                " it."
+            ),
             "End it as its own finding says. Do not end a transaction of another program.",
         ),
         "readers-held-back-by-whom": (
