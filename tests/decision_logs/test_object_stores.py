@@ -25,7 +25,7 @@ from decision_log_suite import (
 from marks import first_of
 from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
 from participant_suite import REQUIRED as KEPT_BY_STORES
-from participant_suite import At, rows
+from participant_suite import SMOKE, At, rows
 from store_proxy import Answer
 from tenacity import stop_after_attempt
 
@@ -119,9 +119,21 @@ def seen(server, url):
             )
 
 
+def participant(server, url):
+    store = ObjectParticipant(f"{url}/out", format="json")
+    return At(store, partial(seen, server, url), rows)
+
+
 @promises(*KEPT_BY_STORES, *KEPT_BY_DURABLE_STORES)
-def test_a_participant_keeps(promise, server, url):
-    promise(At(ObjectParticipant(f"{url}/out", format="json"), partial(seen, server, url), rows))
+def test_a_participant_in_s3_keeps(promise, s3):
+    promise(participant(s3, s3.fresh()))
+
+
+@promises(*SMOKE)
+@pytest.mark.full
+@pytest.mark.parametrize("server", STORES[1:], indirect=True)
+def test_a_participant_in_another_store_keeps(promise, server, url):
+    promise(participant(server, url))
 
 
 # -- what a store answers --

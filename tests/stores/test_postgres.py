@@ -15,6 +15,7 @@ from participant_suite import (
     DURABLE,
     REFUSED,
     REQUIRED,
+    SMOKE,
     UNKNOWN,
     At,
     a_plan,
@@ -56,11 +57,14 @@ def at(postgres):
 
 
 @pytest.mark.parametrize("check", REQUIRED + DURABLE, ids=lambda check: check.__name__)
-@pytest.mark.parametrize(
-    "kind", [PostgresParticipant, StagedParticipant], ids=["prepared", "staged"]
-)
-def test_postgres_keeps(check, kind, postgres):
-    check(table(postgres, kind))
+def test_postgres_keeps(check, at):
+    check(at)
+
+
+# the whole: in the lesson stores/08_staged
+@pytest.mark.parametrize("check", SMOKE, ids=lambda check: check.__name__)
+def test_staged_rows_in_postgres_keep(check, postgres):
+    check(table(postgres, StagedParticipant))
 
 
 def written(store, *batches, plan=None):
