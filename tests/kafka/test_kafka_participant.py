@@ -233,6 +233,7 @@ def test_thirty_threads_open_one_connection(kafka, topic, monkeypatch):
 
 
 @pytest.mark.kafka
+@pytest.mark.parametrize("store", first_of(ENGINES), indirect=True)
 def test_clients_are_let_go_with_their_threads_and_their_transactions_stay(store):
     plan, process = a_plan(), psutil.Process()
     before = process.num_threads(), process.num_fds()
@@ -716,7 +717,8 @@ def back_at_work(kafka, within_s=150):
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("engine", first_of(ENGINES))
+@pytest.mark.full
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(
     kafka, topic, engine
 ):

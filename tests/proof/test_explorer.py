@@ -51,13 +51,18 @@ STATES = {
 }
 
 
+LARGEST = "claims removed, a late create"  # more than half of all states
+
+
 @cache
 def explored(config, only=None):
     """All rules on. In a world that is cut to find one long path, not everything dies as well."""
     return explore(config, only=only, alone=only is None)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.full] * (n == LARGEST)) for n in SMALL]
+)
 def test_with_all_rules_on_no_state_shows_an_anomaly(name):
     found = explored(SMALL[name])
     assert (found.anomaly, found.complete) == ("", True), "\n".join(
@@ -102,7 +107,8 @@ REACHED = [
 
 @pytest.mark.parametrize("note", REACHED)
 def test_the_passes_are_not_vacuous(note):
-    assert sum(explored(config).reached[note] for config in SMALL.values()) >= 15
+    worlds = [config for name, config in SMALL.items() if name != LARGEST]
+    assert sum(explored(config).reached[note] for config in worlds) >= 15
 
 
 def test_every_accident_happens_in_a_small_world():

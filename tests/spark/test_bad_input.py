@@ -441,6 +441,7 @@ def test_a_wrong_column_stops_the_query_before_it_writes(story, name):
 
 
 @on_spark
+@pytest.mark.full
 def test_a_column_put_right_loses_nothing(story):
     refused(story, "BadOption", "column value is bigint", select=["row value"])
     goes_on(story.feed() or story)
@@ -563,6 +564,7 @@ def test_a_row_without_topic_is_told_and_put_right_loses_nothing(story):
 
 
 @on_spark
+@pytest.mark.full
 def test_a_row_for_a_topic_that_does_not_exist_is_told_and_put_right_loses_nothing(story):
     to = {"options": {"topic": None}}
     row_broken(
@@ -577,6 +579,7 @@ def test_a_row_for_a_topic_that_does_not_exist_is_told_and_put_right_loses_nothi
 
 
 @on_spark
+@pytest.mark.full
 def test_a_row_for_a_partition_that_does_not_exist_is_told_and_put_right_loses_nothing(story):
     row_broken(
         story,
@@ -601,6 +604,7 @@ def test_a_record_larger_than_the_topic_allows_is_told_and_put_right_loses_nothi
 
 
 @on_spark
+@pytest.mark.full
 def test_a_record_larger_than_the_client_allows_is_told_and_put_right_loses_nothing(story):
     narrow = {"kafka.max.request.size": "20000"}
     row_broken(
