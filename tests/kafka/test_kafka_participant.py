@@ -28,7 +28,7 @@ from confluent_kafka.admin import (
 )
 from kafka_fixtures import records, values
 from marks import first_of
-from participant_suite import DONE, DURABLE, REQUIRED, SMOKE, At, a_plan, ask
+from participant_suite import DONE, DURABLE, REQUIRED, At, a_plan, ask, few_of
 
 from kafka2pc.kafka import client as client_module
 from kafka2pc.kafka import participant as participant_module
@@ -130,14 +130,9 @@ def test_kafka_keeps(promise, kafka, topic):
     check_kafka(promise, "columnar", kafka, topic)
 
 
-def rows_engine(promise):
-    """The engines differ in how rows are written. `make test` checks a few promises of this one."""
-    marks = [] if promise in SMOKE else [pytest.mark.full]
-    return pytest.param(promise, id=promise.__name__, marks=marks)
-
-
+# The engines differ in how rows are written.
 @pytest.mark.kafka
-@pytest.mark.parametrize("promise", [*map(rows_engine, REQUIRED + DURABLE)])
+@pytest.mark.parametrize("promise", few_of(REQUIRED + DURABLE))
 def test_kafka_keeps_by_the_row_engine(promise, kafka, topic):
     check_kafka(promise, "rows", kafka, topic)
 

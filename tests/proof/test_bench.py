@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from kafka_fixtures import records
+from marks import first_of
 from rich.table import Table
 
 from kafka2pc.kafka.wire.cluster import Cluster
@@ -43,7 +44,9 @@ def needs_a_compiler():
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("settings", [default_settings, tuned_settings])
+@pytest.mark.parametrize(
+    "settings", first_of([tuned_settings, default_settings], ids=lambda kind: kind.__name__)
+)
 def test_java_writes_the_same_keyed_rows_into_the_same_partitions(kafka, settings):
     needs_a_compiler()
     chunk = rows_of_size(100, keyed=True, rows=300)

@@ -130,6 +130,7 @@ def test_without_this_rule_there_is_an_anomaly_with_a_name(name):
 SAME_WORLDS = {(rule.config, rule.only): name for name, rule in RULES.items() if rule.change}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("same", SAME_WORLDS, ids=SAME_WORLDS.values())
 def test_in_the_same_world_with_the_rule_there_is_none(same):
     found = explored(*same)
@@ -146,6 +147,7 @@ def test_every_hole_of_the_review_and_every_rule_that_is_a_mechanism_is_there():
     assert {rule.of for rule in RULES.values()} == {*map(str, range(1, 12)), "overlap", "log"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HARMLESS)
 def test_these_precautions_are_not_needed_in_these_worlds(name):
     found = without(HARMLESS[name])

@@ -529,3 +529,11 @@ SMOKE = [
     a_writer_killed_after_precommit_leaves_its_transaction_precommitted,
 ]
 SMOKE_REQUIRED = [check for check in SMOKE if check in REQUIRED]
+
+
+def few_of(checks):
+    """Parameters of which `make test` takes those of SMOKE; `make test-all` takes all."""
+    return [
+        pytest.param(check, id=check.__name__, marks=[] if check in SMOKE else [pytest.mark.full])
+        for check in checks
+    ]
