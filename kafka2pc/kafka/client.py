@@ -6,12 +6,13 @@
 __all__ = ['shared_cluster', 'close_cluster', 'new_transaction', 'leftover', 'KafkaClient']
 
 # %% ../../nbs/kafka/06_client.ipynb #c002
+import copy
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
-from .ids import ids_of_query, is_random, with_prefix
+from .ids import ids_of_query, is_random
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
 from .wire.descriptions import DescribedTransaction, list_transactions
@@ -19,6 +20,7 @@ from .wire.transactions import check_brokers
 from .write.row_producer import RowTransaction
 from ..protocol.history import History
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
+from ..protocol.participant import StoreIdentity
 
 if TYPE_CHECKING:
     from kafka2pc.kafka.write.column_producer import ColumnTransaction
@@ -153,6 +155,12 @@ class KafkaClient:
         found = ids_of_query(listed, query_id)
         return [i for i, name in found if name.prefix == self.prefix or is_random(name)]
 
+    def identity(self) -> StoreIdentity:
+        """What a restart compares."""
+        return StoreIdentity(self.prefix, self.topic or "", self.timeout_ms)
+
     def under(self, prefix: str) -> Self:
         """The same store with another prefix of its transactional ids."""
-        return with_prefix(self, prefix)
+        twin = copy.copy(self)
+        twin.prefix = prefix
+        return twin

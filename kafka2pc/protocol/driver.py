@@ -69,7 +69,7 @@ class Driver:
 
     def identity(self) -> Identity:
         """What the decisions of this run are about."""
-        return replace(self.about, log=self.log.place, fence=getattr(self.log, "prefix", ""))
+        return replace(self.about, log=self.log.place, fence=self.log.fence)
 
     def stores(self) -> tuple[tuple[str, str], ...]:
         """The identity of each participant's store, as kept in every decision."""

@@ -23,7 +23,7 @@ from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
 from ..protocol.participant import Description, Outcome, TransactionBase
 from ..protocol.states import TxnState
-from .parts import StoreNames, aborted_error, key
+from .parts import NamedStore, StoreNames, aborted_error, key
 
 # %% ../../nbs/stores/02_file.ipynb #c009
 class _Parquet:
@@ -100,7 +100,7 @@ def _move(old: str, new: str) -> bool:
     return True
 
 # %% ../../nbs/stores/02_file.ipynb #c013
-class FileStore:
+class FileStore(NamedStore):
     """Base of the stores that keep one file for each transaction. `where`: the place, as
     Committables show it. `format`: a key of `FORMATS`. `prefix`: of the names.
 
@@ -123,7 +123,6 @@ class FileStore:
             )
         self.where = where
         self.format = format
-        self.prefix = prefix
         self.name = name
         self.names = StoreNames(prefix, participant=name, topic=where, cluster_id=where)
 

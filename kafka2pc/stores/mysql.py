@@ -29,7 +29,7 @@ from kafka2pc.protocol.errors import (
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
 from ..protocol.participant import Description, Outcome, TransactionBase
-from .parts import StoreNames, aborted_error, key
+from .parts import NamedStore, StoreNames, aborted_error, key
 from kafka2pc.stores.record import (
     add_line,
     compare_outcome,
@@ -146,7 +146,7 @@ _SESSION = (
 )
 
 
-class MysqlParticipant:
+class MysqlParticipant(NamedStore):
     """A table in MariaDB or MySQL. `url`: `mysql://user:password@host:port/database`, and
     `?unix_socket=…` or other arguments of PyMySQL. `key`: columns of a unique key; then rows are
     upserted. `prefix`: of the transactional ids. `record`: the table of the record. `lock_s`: how
@@ -172,7 +172,6 @@ class MysqlParticipant:
         self.url = url
         self.table = table
         self.key = tuple(key)
-        self.prefix = prefix
         self.name = name
         self.names = StoreNames(prefix, participant=name, topic=table)
         self.record = record

@@ -37,7 +37,7 @@ from kafka2pc.protocol.errors import (
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
 from ..protocol.participant import Description, Outcome, TransactionBase
-from .parts import StoreNames, aborted_error, key
+from .parts import NamedStore, StoreNames, aborted_error, key
 from kafka2pc.stores.record import (
     add_line,
     compare_outcome,
@@ -102,7 +102,7 @@ def our_errors(what: str):
         ) from e
 
 # %% ../../nbs/stores/05_postgres.ipynb #c019
-class PostgresParticipant:
+class PostgresParticipant(NamedStore):
     """A table in PostgreSQL. `url`: as for libpq. `key`: columns of a unique constraint; then rows
     are upserted, and of two rows of one task with the same key the later one stays. `prefix`: of
     the transactional ids. `record`: the table of the record. `lock_ms`: how long a statement waits
@@ -130,7 +130,6 @@ class PostgresParticipant:
         self.url = url
         self.table = table
         self.key = tuple(key)
-        self.prefix = prefix
         self.name = name
         self.names = StoreNames(prefix, participant=name, topic=table)
         self.record = record

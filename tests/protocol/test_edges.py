@@ -180,15 +180,17 @@ def test_a_copy_whose_claim_meets_a_record_of_the_original_stops(decides):
 
 
 def test_another_prefix_of_the_log_is_refused_until_it_is_adopted():
-    log, store = MemoryLog("kafka:d"), MemoryParticipant()
-    log.prefix = "p1"
+    class Log(MemoryLog):
+        fence = "p1"
+
+    log, store = Log("kafka:d"), MemoryParticipant()
     write(driver_of(log, store), 0)
-    log.prefix = "p2"
+    log.fence = "p2"
     with pytest.raises(MovedLog, match="transactionalIdPrefix is p1, and this run uses p2"):
         restore(driver_of(log, store), 1)
     assert adopt(driver_of(log, store)).identity.fence == "p2"
     write(driver_of(log, store), 1)
-    log.prefix = "p1"
+    log.fence = "p1"
     with pytest.raises(MovedLog):
         restore(driver_of(log, store), 2)
 

@@ -36,7 +36,7 @@ from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.spark.foreach_batch import PrecommitTask, Shaped, exactly_once
+from kafka2pc.spark.foreach_batch import PrecommitTask, exactly_once
 from kafka2pc.spark.sink import batch_writer as batch_sink
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.spark.sink.batch_writer import (
@@ -48,6 +48,7 @@ from kafka2pc.spark.sink.batch_writer import (
 )
 from kafka2pc.spark.sink.options import parse_sink_options
 from kafka2pc.spark.sink.stream_writer import SparkMessage
+from kafka2pc.stores.shaped import Shaped
 
 DAY_S = 24 * 3600
 DAY_MS = DAY_S * 1000
@@ -347,8 +348,8 @@ def test_a_key_is_remembered_for_longer_than_kafka_remembers_its_ids():
         options(idempotenceKeyDays="7")
 
 
-def test_the_driver_of_a_sink_knows_what_its_decisions_are_about(store):
-    store.prefix, store.topic = "mine", "kafka"
+def test_the_driver_of_a_sink_knows_what_its_decisions_are_about():
+    store = KafkaParticipant({}, prefix="mine", topic="kafka")
     wanted = options(replayCheck="warn", transactionalIdPrefix="mine")
     checkpoint = type("Checkpoint", (), {"normal_location": "file:///orders", "committed": None})
     driver = driver_side.make_driver(wanted, "q", MemoryLog("file:///log"), [store], checkpoint)

@@ -24,12 +24,13 @@ from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
 from kafka2pc.protocol.states import IllegalStep
-from kafka2pc.spark.foreach_batch import Shaped, exactly_once, query_id_of
+from kafka2pc.spark.foreach_batch import exactly_once, query_id_of
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
 from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.postgres import PostgresParticipant
+from kafka2pc.stores.shaped import Shaped
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -37,10 +37,10 @@ from kafka2pc.protocol.clock import Moment, age_ms, this_moment
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.spark.foreach_batch import Shaped
 from kafka2pc.stores import object_store
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.object_store import ObjectParticipant
+from kafka2pc.stores.shaped import Shaped
 
 pytestmark = pytest.mark.timeout(180)
 

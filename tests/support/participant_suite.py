@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from kafka2pc.kafka.ids import with_prefix
 from kafka2pc.protocol.errors import PrecommitFailed
 from kafka2pc.protocol.messages import (
     Committable,
@@ -29,7 +28,7 @@ from kafka2pc.protocol.messages import (
     committable_from_dict,
 )
 from kafka2pc.protocol.names import new_token
-from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.participant import Identified, Outcome
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import IllegalStep, TxnState
@@ -398,10 +397,10 @@ def in_doubt_lists_what_is_open_under_its_own_prefix(at):
     """A run with another prefix looks under the former one, too."""
     plan = a_plan()
     c = precommit_rows(at, plan, "a")
-    if hasattr(at.store, "prefix"):
-        other = with_prefix(at.store, "other")
+    if isinstance(at.store, Identified) and at.store.identity().prefix:
+        other = at.store.under("other")
         assert other.in_doubt(plan.query_id) == []
-        former = with_prefix(other, at.store.prefix)
+        former = other.under(at.store.identity().prefix)
         assert [d.state for d in former.in_doubt(plan.query_id)] == [c.state]
     assert ask(at.store.abort, c) is DONE
 

@@ -110,6 +110,10 @@ class TopicLog(NamedLog):
         return f"kafka:{self.topic}"
 
     @property
+    def fence(self) -> str:
+        return self.prefix
+
+    @property
     def transactional_id(self) -> str:
         """Also the consumer group of the bookmark."""
         return self._id(self.prefix)

@@ -31,8 +31,9 @@ from .scenario import NotExactlyOnce, Scenario
 from .spark_job import COLUMNS, SELECT, Job
 from .stage import ONE_HOST, Stage
 from ...spark.checkpoint import Checkpoint
-from ...spark.foreach_batch import Shaped, exactly_once
+from ...spark.foreach_batch import exactly_once
 from ...stores.postgres import PostgresParticipant
+from ...stores.shaped import Shaped
 
 # %% ../../../nbs/proof/drills/08_two_stores.ipynb #c007
 def as_table(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -53,6 +53,11 @@ class DecisionLog(Chains):
     @abstractmethod
     def remove(self, slots: Sequence[Slot]): ...
 
+    @property
+    def fence(self) -> str:
+        """The prefix of the log's own transactional ids; empty: it has none."""
+        return ""
+
     def listing(self, *known: Decision) -> "Listing":
         """One request for all slots; one more for each record that is asked for and not `known`."""
         return Listing(self, tuple(self.slots()), {d.slot: d for d in known})

@@ -10,20 +10,24 @@ import logging
 import os
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any, Sequence
+from typing import Sequence
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c003
 from ...backends.places import masked
 from ...decision_logs.opening import open_folder_log, open_log
 from ...kafka.cluster_check import check
-from ...kafka.ids import with_prefix
 from ...kafka.participant import KafkaParticipant
 from ...kafka.write.settings import without_use
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import MovedLog
 from ...protocol.log.slots import DecisionLog
 from ...protocol.messages import Mode, Plan
-from ...protocol.participant import Participant
+from kafka2pc.protocol.participant import (
+    Identified,
+    Participant,
+    StoreIdentity,
+    store_identity,
+)
 from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.policies import parallel, retry_unknown
 from ...protocol.rare.claims import back_off
@@ -69,9 +73,9 @@ def make_driver(
     """What the commit and restore phases need, for one query. `checkpoint` None: a batch write, or
     a stream whose checkpoint is not known.
     """
-    stores: list[Any] = [getattr(p, "participant", p) for p in participants]  # of each `Shaped`
-    prefixes = {p.prefix for p in stores if getattr(p, "prefix", None)}
-    topics = {p.topic for p in stores if getattr(p, "topic", None)}
+    stores = [store_identity(p) for p in participants]
+    prefixes = {store.prefix for store in stores if store.prefix}
+    topics = {store.topic for store in stores if store.topic}
     return Driver(
         query_id=query_id,
         log=log,
@@ -79,13 +83,13 @@ def make_driver(
         policy=_policy(options, stores),
         about=identity_of(checkpoint, ",".join(sorted(prefixes)), sorted(topics)),
         history=BatchHistory(),
-        former=partial(_under_prefixes, stores),
+        former=partial(_under_prefixes, participants),
         spark_committed=checkpoint.committed if checkpoint else _not_committed,
     )
 
 
-def _policy(options: SinkOptions, stores: Sequence[Any]) -> Policy:
-    timeouts_ms = [p.timeout_ms for p in stores if getattr(p, "timeout_ms", None)]
+def _policy(options: SinkOptions, stores: Sequence[StoreIdentity]) -> Policy:
+    timeouts_ms = [store.timeout_ms for store in stores if store.timeout_ms]
     margin_ms = min([10_000, *(t // 5 for t in timeouts_ms)])
     return Policy(
         each=parallel(),
@@ -98,12 +102,12 @@ def _policy(options: SinkOptions, stores: Sequence[Any]) -> Policy:
     )
 
 
-def _under_prefixes(stores: Sequence[Any], prefixes: str) -> list[dict[str, Any]]:
+def _under_prefixes(
+    participants: Sequence[Participant], prefixes: str
+) -> list[dict[str, Participant]]:
     """The stores under former prefixes, as `Identity.prefix` holds them."""
-    return [
-        {p.name: with_prefix(p, prefix) for p in stores if hasattr(p, "prefix")}
-        for prefix in prefixes.split(",")
-    ]
+    stores = [p for p in participants if isinstance(p, Identified) and p.identity().prefix]
+    return [{p.name: p.under(prefix) for p in stores} for prefix in prefixes.split(",")]
 
 
 def _not_committed(batch_id: int) -> bool:
