@@ -18,6 +18,7 @@ from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.operators.adopt import adopt
+from kafka2pc.protocol.participant import StoreIdentity
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import exactly_once
@@ -141,6 +142,9 @@ class Prefixed(MemoryParticipant):
     def __init__(self, prefix):
         super().__init__()
         self.prefix = prefix
+
+    def identity(self):
+        return StoreIdentity(prefix=self.prefix)
 
     def under(self, prefix):
         twin = copy.copy(self)
