@@ -49,13 +49,16 @@ def is_guest(notebook):
 
 
 def marked(notebook):
-    """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook."""
+    """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook. A notebook
+    with needs, or with a cell flagged `slow`, is full.
+    """
     needs = [
         name
         for name in ("kafka", "spark", "mysql")
         if any(re.match(rf"#\|\s*{name}\b", source) for source in code(notebook))
     ]
-    if (needs and notebook.stem != "index") or notebook.stem.endswith("_bench"):
+    slow = needs or any(re.match(r"#\|\s*slow\b", source) for source in code(notebook))
+    if slow and notebook.stem != "index":
         needs.append("full")
     return pytest.param(
         notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in needs]
