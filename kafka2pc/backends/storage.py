@@ -27,6 +27,7 @@ from tenacity import (
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
 from .drivers import open_driver, send_once, write_limit
+from .kept import Kept
 from .places import masked
 from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable, TwoPhaseError
 
@@ -140,7 +141,7 @@ _INSTEAD = (
     " where it is."
 )
 _ASK_S = 45  # seconds in which a request is asked again
-_CHECKED: set = set()  # (process, driver, bucket) where the first of two creates won
+_CHECKED = Kept()  # (driver, bucket) where the first of two creates won
 
 
 def _one_request(fs: Any) -> dict:
@@ -327,7 +328,7 @@ class Storage:
         """Raises `BadOption` unless the first of two creates in `folder` wins: once in each process
         for each bucket. Not every store that speaks S3 does what S3 does.
         """
-        key = os.getpid(), self.fs, self.root.strip("/").partition("/")[0]
+        key = self.fs, self.root.strip("/").partition("/")[0]
         if key in _CHECKED:
             return
         probe = f"{folder}/.probe-{uuid.uuid4().hex}"
@@ -349,7 +350,7 @@ class Storage:
                 "Of two creates the second one won. S3 itself keeps the first; an old driver, or"
                 " another store, may not."
             )
-        _CHECKED.add(key)
+        _CHECKED[key] = True
 
 
 def _is_unclear(e: BaseException) -> bool:

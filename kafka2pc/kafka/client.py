@@ -7,11 +7,11 @@ __all__ = ['shared_cluster', 'close_cluster', 'new_transaction', 'leftover', 'Ka
 
 # %% ../../nbs/kafka/06_client.ipynb #c002
 import copy
-import os
 import threading
 from typing import TYPE_CHECKING, Any, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
+from ..backends.kept import EVERYTHING, Kept
 from .ids import ids_of_query, is_random
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/kafka/06_client.ipynb #c006
 # one `Cluster` in each process for each set of client settings
-_CLUSTERS = {}
+_CLUSTERS = Kept(most=EVERYTHING)
 _OPENING = threading.Lock()
 
 
 def _key(conf: dict) -> tuple:
-    return os.getpid(), *sorted(conf.items())
+    return tuple(sorted(conf.items()))
 
 
 def shared_cluster(conf: dict) -> Cluster:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c004
+from ..backends.kept import Kept
 from ..decision_logs.opening import left_log
 from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver
@@ -242,16 +243,15 @@ class ExactlyOnce:
         return df.select(known), ("key", "value")
 
 
-_ASKED: set[str] = set()  # checkpoints that this process has looked into for a name
+_ASKED = Kept()  # checkpoints that this process has looked into for a name
 
 
 def check_added_name(place: str, driver: Driver) -> None:
     """Raises `MovedLog` if the checkpoint holds later decisions than the log under the name: the
     query ran without the name. Nothing, if Python cannot read the checkpoint.
     """
-    if not place or place in _ASKED:
+    if not place or not _ASKED.first(place):
         return
-    _ASKED.add(place)
     try:
         checkpoint = Checkpoint(place)
         checkpoint.decided_slots()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # %% ../../nbs/spark/04_running_query.ipynb #c003
+from ..backends.kept import Kept
 from ..protocol.errors import BadOption, StaleCheckpoint
 from ..protocol.messages import Plan
 from .checkpoint import Checkpoint
@@ -138,9 +139,9 @@ def in_task(plan: Plan) -> Plan:
 
 # %% ../../nbs/spark/04_running_query.ipynb #c051
 # the last batch that this process has written: id of the decisions -> (run of the query, batch)
-_WRITTEN: dict[str, tuple[str, int]] = {}
+_WRITTEN = Kept()
 # the call that has raised: id of the decisions -> (run of the query, batch)
-_FAILED: dict[str, tuple[str, int]] = {}
+_FAILED = Kept()
 
 
 @contextmanager

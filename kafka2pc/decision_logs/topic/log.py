@@ -28,7 +28,7 @@ from kafka2pc.decision_logs.topic.reader import (
 )
 from .records import Keys, TopicRecords, encode, name_in
 from .settings import check_topic, read_settings, warn_if_long
-from ...kafka.participant import KafkaParticipant
+from ...kafka.client import shared_cluster
 from ...kafka.records.encoder import HEADER_BYTES, RECORD_BYTES, sections
 from ...kafka.records.rows import rows_of
 from ...kafka.wire.cluster import Cluster
@@ -100,7 +100,7 @@ class TopicLog(NamedLog):
         self.within_ms = within_ms
         self.tail: Tail | None = None
         self._bookmark: Bookmark | None = None
-        self._kafka = KafkaParticipant(conf)
+        self._conf = dict(conf)
         self._settings = check_topic(self._cluster, conf, topic, make)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class TopicLog(NamedLog):
 
     @property
     def _cluster(self) -> Cluster:
-        return self._kafka.cluster
+        return shared_cluster(self._conf)
 
     def sibling(self, name: str) -> "TopicLog":
         twin = copy.copy(self)
@@ -409,7 +409,7 @@ class TopicLog(NamedLog):
         at = bookmark.load()
         if not at:
             warn_if_long(self.topic, self._settings, _missing_right(bookmark))
-        return Tail(self._kafka.conf, self.topic, Keys(self.name).starts(), at)
+        return Tail(self._conf, self.topic, Keys(self.name).starts(), at)
 
     def _read_all(self) -> Tail:
         """From now on keep the keys of all names, and share them with the siblings."""
@@ -417,7 +417,7 @@ class TopicLog(NamedLog):
             return self.tail
         self.close()
         # no bookmark: it would be a group for each idempotence key
-        tail = self.tail = Tail(self._kafka.conf, self.topic)
+        tail = self.tail = Tail(self._conf, self.topic)
         warn_if_long(self.topic, self._settings)
         return tail
 

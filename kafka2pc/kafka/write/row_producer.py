@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kafka2pc.kafka.records.checks import (
     bytes_type,
     column_of,
+    header_fields,
     record_too_large,
     timestamps_ms,
     topic_column,
@@ -30,7 +31,6 @@ from .deliveries import Reports, check_acknowledged, delivery_error, record_size
 from .settings import open_producer, producer_conf, transaction_conf
 from kafka2pc.protocol.errors import (
     BadOption,
-    BadRow,
     BrokerUnreachable,
     NotAuthorized,
     PrecommitFailed,
@@ -85,10 +85,8 @@ def _headers(batch: "pa.RecordBatch") -> Iterable:
     column = column_of(batch, "headers")
     if column is None:
         return repeat(None)
+    header_fields(column)
     rows = column.to_pylist()
-    for n, row in enumerate(rows):
-        if row and any(header is None or header["key"] is None for header in row):
-            raise BadRow(f"row {n} of {len(rows)}: a header without a key")
     return [row and [(header["key"], header["value"]) for header in row] for row in rows]
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c012

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Iterable, Sequence
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c003
+from ...backends.kept import Kept
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History, crash_watcher, requests_of
 from ...protocol.messages import CommitMessage, Committable
@@ -126,7 +127,7 @@ def _left_ms(committables: Sequence[Committable], now_ms: float) -> int | None:
     return min(left, default=None)
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c011
-_WARNED: set = set()  # the queries that this process has warned about
+_WARNED = Kept()  # the queries that this process has warned about
 
 
 def warn_if_late(
@@ -149,9 +150,8 @@ def warn_if_late(
     if took_ms <= share * timeout_ms:
         return None
     warning = _warning(plan.query_id, plan.batch_id, took_ms, timeout_ms, share)
-    if plan.query_id not in _WARNED:
+    if _WARNED.first(plan.query_id):
         _LOG.warning(warning)
-    _WARNED.add(plan.query_id)
     return warning
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Iterator, cast
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c004
+from ...backends.kept import Kept
 from ...backends.places import masked
 from ...decision_logs.files import FileLog
 from ...kafka.participant import KafkaParticipant
@@ -55,7 +56,7 @@ from ..worker import freeze_worker
 _LOG = logging.getLogger("kafka2pc")
 _DAY_MS = 24 * 3600 * 1000
 # when this process has last looked for keys whose time is over: place -> seconds
-_PURGED: dict = {}
+_PURGED = Kept()
 _PURGE_S = 3600
 
 

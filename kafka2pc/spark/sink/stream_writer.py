@@ -7,7 +7,6 @@ __all__ = ['SparkMessage', 'StreamWriter', 'check_trigger', 'plan_stream', 'writ
            'check_task']
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c002
-import os
 from dataclasses import dataclass
 from functools import partial
 from typing import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c004
+from ...backends.kept import Kept
 from ...kafka.participant import KafkaParticipant
 from ...kafka.records.rows import payload_bytes
 from ...kafka.write.row_producer import RowWriter
@@ -99,34 +99,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
             abort_batch(driver, contents(messages), batchId)
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c088
-# the newest micro-batch that this process has planned: (process, checkpoint) -> batch
-_NEWEST: dict[tuple[int, str], int] = {}
+# the newest micro-batch that this process has planned: checkpoint -> batch
+_NEWEST = Kept()
 # checkpoints that Python cannot read
-_UNREADABLE: set[tuple[int, str]] = set()
+_UNREADABLE = Kept()
 
 
 def check_trigger(checkpoint: Checkpoint, batch_id: int) -> None:
     """Raises `BadOption` if Spark has finished its newest batch: then it runs no micro-batches. The
     storage is asked unless the batch is newer than the last one of this process.
     """
-    process = os.getpid(), checkpoint.location
-    if batch_id <= _NEWEST.get(process, batch_id) and checkpoint.committed(batch_id):
+    if batch_id <= _NEWEST.get(checkpoint.location, batch_id) and checkpoint.committed(batch_id):
         raise no_micro_batch(checkpoint.location)
-    _NEWEST[process] = batch_id
+    _NEWEST[checkpoint.location] = batch_id
 
 
 def _check_readable(location: str | None) -> None:
     """`check_trigger` for a write without transactions, which needs no checkpoint. One that Python
     cannot read is asked once.
     """
-    process = os.getpid(), location or ""
-    if location is None or process in _UNREADABLE:
+    if location is None or location in _UNREADABLE:
         return
     try:
         checkpoint = Checkpoint(location)
         checkpoint.query_id()
     except TwoPhaseError:
-        _UNREADABLE.add(process)
+        _UNREADABLE[location] = True
         return
     check_trigger(checkpoint, checkpoint.newest_batch())
 
