@@ -67,7 +67,7 @@ def wanted_partitions(column: "pa.Array") -> "np.ndarray":
     return numbers.fill_null(-1).to_numpy(zero_copy_only=False)
 
 
-def header_fields(column: "pa.Array") -> "pa.Array":
+def header_fields(column: "pa.Array") -> "pa.StructArray":
     """The headers of all rows of a column headers, one after the other. Raises `BadRow` for a
     header without a key.
     """
@@ -77,7 +77,6 @@ def header_fields(column: "pa.Array") -> "pa.Array":
         keyless = (n for n, row in rows if any(h is None or h["key"] is None for h in row or ()))
         raise BadRow(
             f"row {next(keyless)} of {len(column)}: a header without a key",
-            why="Kafka has no such header.",
             action="Fill the key of each header, or leave the header out.",
         )
     return headers
