@@ -7,10 +7,10 @@ __all__ = ['Record', 'read_topic', 'read_both_levels']
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c002
 import time
-from typing import Any, Mapping, NamedTuple
+from typing import Mapping, NamedTuple, cast
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c003
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c004
 from ..wire.login import for_librdkafka
@@ -59,14 +59,14 @@ def _read(
         consumer.close()
 
 
-def _record(m: Any) -> Record:
+def _record(m: Message) -> Record:
     return Record(
         m.topic(),
         m.partition(),
         m.offset(),
         m.key(),
         m.value(),
-        tuple(m.headers() or ()),
+        tuple(cast(list, m.headers()) or ()),
         m.timestamp()[1],
     )
 
@@ -83,9 +83,7 @@ def _read_to_end(
         if time.monotonic() > end:
             left = sorted(partitions - ends.keys())
             raise BrokerUnreachable(f"partitions {left} were not read to their end in time")
-        # confluent-kafka's types allow None for the place of a record
-        messages: list[Any] = consumer.consume(10_000, 0.1)
-        for m in messages:
+        for m in consumer.consume(10_000, 0.1):
             error = m.error()
             if error is None:
                 records.append(_record(m))

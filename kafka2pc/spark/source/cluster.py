@@ -111,7 +111,6 @@ def _ask_again(ask: Callable, what: str, within_s: float, tries: Tries | None = 
     try:
         return retrying(ask)
     except RetryError as e:
-        # `_may_pass` asks again after no other error
         last = cast(KafkaException, e.last_attempt.exception())
         raise _translate(last, what) from None
     except KafkaException as e:

@@ -8,7 +8,7 @@ __all__ = ['SOURCE_OPTIONS', 'SourceOptions', 'parse_source_options']
 # %% ../../../nbs/spark/source/01_options.ipynb #c002
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Mapping
+from typing import Mapping
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c003
 from ...kafka.options.java_options import SOURCE
@@ -161,7 +161,7 @@ def _topics(text: str) -> dict:
 
 
 def _assigned(text: str) -> dict:
-    def is_right(partitions: Any) -> bool:
+    def is_right(partitions) -> bool:
         return isinstance(partitions, list) and bool(partitions) and all(map(is_whole, partitions))
 
     topics = parse_json("assign", text, '{"topic": [0, 1]}', is_right)

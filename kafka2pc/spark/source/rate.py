@@ -128,7 +128,7 @@ def _clock_ms() -> float:
 class Wait:
     """Which micro-batches of a run wait for more offsets. `now_ms`: a clock in milliseconds."""
 
-    def __init__(self, rate: Rate, now_ms: Callable[[], float] = _clock_ms) -> None:
+    def __init__(self, rate: Rate, now_ms: Callable[[], float] = _clock_ms):
         self.rate = rate
         self.now_ms = now_ms
         self._last_ms: float | None = None  # when a micro-batch last did not have to wait

@@ -133,7 +133,7 @@ def _from_times(
 
 
 def _from_group(ask: Questions, options: SourceOptions, snapshot: Snapshot) -> dict[TopicPart, int]:
-    committed = ask.group_offsets(options.group or "", snapshot.parts)
+    committed = ask.group_offsets(options.group, snapshot.parts)
     without = snapshot.parts.keys() - committed.keys()
     if without and options.reset == "none":
         raise BadOption(
