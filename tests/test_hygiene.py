@@ -247,6 +247,13 @@ def test_a_store_of_your_own_takes_under_40_lines():
     assert len([line for line in toys[0].splitlines() if line.strip()]) < 40
 
 
+@pytest.mark.parametrize("lesson", ["03_object_store", "06_mysql", "07_wal", "08_staged"])
+def test_a_lesson_checks_its_store_as_a_whole(lesson):
+    """The tests check a few of these promises only."""
+    sources = [cell.source for cell in code(NBS / "stores" / f"{lesson}.ipynb")]
+    assert any(re.search(r"check\w*\(\w+, REQUIRED \+ DURABLE\)", source) for source in sources)
+
+
 # -- what is generated is as generated --
 
 

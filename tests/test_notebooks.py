@@ -1,8 +1,8 @@
 """Every notebook runs from top to bottom in a fresh kernel, with its folder as working directory.
 
 A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
-nothing there. `make test` runs those that need no Spark, and the front page; the crash tests of the
-package proof run in `make test-all`.
+nothing there. `make test` runs those that need no server, and the front page; `make test-all` runs
+each.
 """
 
 import re
@@ -49,14 +49,16 @@ def runs_on_your_cluster(notebook):
 
 
 def marked(notebook):
-    """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook."""
+    """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook. A notebook
+    with needs, or with a cell flagged `slow`, is full.
+    """
     needs = [
         name
         for name in ("kafka", "spark", "mysql")
         if any(re.match(rf"#\|\s*{name}\b", source) for source in code(notebook))
     ]
-    large = "spark" in needs or (needs and "proof" in notebook.parts)
-    if (large and notebook.stem != "index") or notebook.stem.endswith("_bench"):
+    slow = needs or any(re.match(r"#\|\s*slow\b", source) for source in code(notebook))
+    if slow and notebook.stem != "index":
         needs.append("full")
     return pytest.param(
         notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in needs]

@@ -186,7 +186,7 @@ def test_every_log_keeps(promise, place):
     "place",
     [
         "file",
-        "object",
+        pytest.param("object", marks=pytest.mark.full),  # on S3: test_object_stores
         pytest.param("topic", marks=[pytest.mark.kafka, pytest.mark.full]),  # half a minute
         "table",
     ],

@@ -308,6 +308,7 @@ def long_record(batch_id=7, attempt=0, tasks=200, partitions=400):
     return replace(record(batch_id, attempt), committables=cs)
 
 
+@pytest.mark.full
 def test_a_decision_of_200_tasks_and_400_partitions_fits_into_a_topic_with_default_settings(kafka):
     log, wanted = topic_log(kafka), long_record()
     assert len(dump_decision(wanted)) > 12_000_000

@@ -467,21 +467,40 @@ def test_the_coordinator_dies_and_another_node_finishes():
 
 @pytest.mark.kafka
 @pytest.mark.parametrize(
-    ("config", "error", "says"),
+    ("config", "error", "says", "why", "finding"),
     [
-        ({}, BadOption, "KIP-939"),
-        ({"unstable.api.versions.enable": True}, NotAuthorized, "TWO_PHASE_COMMIT"),
+        (
+            {"unstable.api.versions.enable": False},
+            BadOption,
+            "KIP-939",
+            "no InitProducerId version 6",
+            "two-phase-no-version",
+        ),
+        (
+            {"transaction.two.phase.commit.enable": False},
+            NotAuthorized,
+            "TWO_PHASE_COMMIT",
+            "transaction.two.phase.commit.enable is false",
+            "two-phase-off",
+        ),
     ],
     ids=["no version 6", "switched off"],
 )
-def test_a_broker_without_two_phase_commit(config, error, says):
+def test_a_broker_without_two_phase_commit(config, error, says, why, finding):
     with (
-        LocalKafka(two_phase_commit=False, config=config, progress=None) as kafka,
+        LocalKafka(config=config, progress=None) as kafka,
         Cluster(kafka.client_conf) as cluster,
     ):
         with pytest.raises(error, match=says):
             init_producer_id(cluster, "x", timeout_ms=60_000, enable_2pc=True)
         assert init_producer_id(cluster, "x", timeout_ms=60_000).epoch >= 0
+        told = why_no_two_phase(cluster, "kafka2pc-probe")
+        assert why in told
+        findings = doctor(Access(kafka.bootstrap_servers)).findings
+        assert [f.why for f in findings if f.name == finding] == [told]
+        with pytest.raises(BadOption, match="twoPhaseCommit=required"):
+            check(kafka.client_conf, two_phase="required")
+        assert check(kafka.client_conf, two_phase="auto").two_phase is False
 
 
 # -- rights --
@@ -617,33 +636,6 @@ def test_topics_tell_what_alice_may_do(alice, grant):
         {"hidden": TopicInfo(0, False), "seen": TopicInfo(1, False), "own": TopicInfo(1, True)},
     )
     assert topic_max_message_bytes(alice, "own") is None
-
-
-@pytest.mark.kafka
-def test_the_reason_for_no_two_phase_commit_is_reported():
-    for config, why, finding in (
-        (
-            {"transaction.two.phase.commit.enable": False},
-            "transaction.two.phase.commit.enable is false",
-            "two-phase-off",
-        ),
-        (
-            {"unstable.api.versions.enable": False},
-            "no InitProducerId version 6",
-            "two-phase-no-version",
-        ),
-    ):
-        with (
-            LocalKafka(progress=None, config=config) as kafka,
-            Cluster(kafka.client_conf) as cluster,
-        ):
-            assert why in why_no_two_phase(cluster, "kafka2pc-probe")
-            assert [
-                f.why for f in doctor(Access(kafka.bootstrap_servers)).findings if f.name == finding
-            ] == [why_no_two_phase(cluster, "kafka2pc-probe")]
-            with pytest.raises(BadOption, match="twoPhaseCommit=required"):
-                check(kafka.client_conf, two_phase="required")
-            assert check(kafka.client_conf, two_phase="auto").two_phase is False
 
 
 @pytest.mark.kafka

@@ -591,7 +591,7 @@ def test_what_the_broker_offers_is_found_out_and_said(kafka):
         ("3.9.1", 4, False),
         pytest.param("4.0.1", 5, False, marks=pytest.mark.full),
         pytest.param("4.1.1", 5, True, marks=pytest.mark.full),
-        ("4.4.0", 5, True),
+        pytest.param("4.4.0", 5, True, marks=pytest.mark.full),
     ],
 )
 def test_older_and_newer_brokers(version, protocol, two_phase):

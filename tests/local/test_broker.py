@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from kafka_fixtures import values
+from marks import first_of
 
 from kafka2pc.local import broker, readiness
 from kafka2pc.local.broker import LocalKafka
@@ -459,7 +460,9 @@ SERVE = (
 
 
 @real
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", first_of([signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+)
 def test_serve_says_where_and_leaves_nothing(how, killed_later):
     server = python(SERVE.format(""))
     killed_later.append(server)
@@ -477,7 +480,9 @@ def test_serve_says_where_and_leaves_nothing(how, killed_later):
 
 
 @real
-@pytest.mark.parametrize("tls", [False, True], ids=["logins", "certificates"])
+@pytest.mark.parametrize(
+    "tls", first_of([False, True], ids={False: "logins", True: "certificates"}.get)
+)
 def test_serve_writes_for_each_user_what_a_client_needs(tls, killed_later):
     server = python(SERVE.format("tls=True, " if tls else "secure=True, "))
     killed_later.append(server)

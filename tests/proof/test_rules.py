@@ -722,6 +722,12 @@ WITHOUT = [
 STORES_FAULT = {"inconsistent offsets"}
 
 
+# What a rule is for shows in memory; `make test-all` shows it on the broker, too.
+@pytest.mark.parametrize(
+    "store",
+    ["memory", pytest.param("broker", marks=[pytest.mark.kafka, pytest.mark.full])],
+    indirect=True,
+)
 @pytest.mark.parametrize(
     ("rule", "off", "story", "anomaly"),
     WITHOUT,

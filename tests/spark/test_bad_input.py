@@ -355,19 +355,9 @@ def test_columns_of_sparks_own_sink_are_taken_whatever_their_case():
 
 # -- refused before anything is written --
 
+# One error of the parser, whose cases are above, and those that the sink, the broker or the
+# decision log raises.
 WRONG_OPTIONS = {
-    "unknown": ({"acks": "all"}, ["unknown option acks", "Known are: "]),
-    "no servers": ({"kafka.bootstrap.servers": None}, ["kafka.bootstrap.servers is missing"]),
-    "no such value": (
-        {"deliveryGuarantee": "sometimes"},
-        ["deliveryGuarantee=sometimes", "exactly_once, at_least_once"],
-    ),
-    "contradiction": ({"kafka.acks": "1"}, ["kafka.acks=1", "acks must be all"]),
-    "an id of one's own": (
-        {"kafka.transactional.id": "mine"},
-        ["kafka.transactional.id", "transactionalIdPrefix"],
-    ),
-    "unknown to the client": ({"kafka.no.such": "1"}, ["unknown option kafka.no.such"]),
     "many at once": (
         {
             "engine": "java",
@@ -401,7 +391,6 @@ WRONG_OPTIONS = {
             " --create --topic nowhere), or correct",
         ],
     ),
-    "no topic": ({"topic": None}, ["no option topic and no column topic"]),
     "key of a batch write": (
         {"idempotenceKey": "k", "decisionLog": "/nowhere"},
         ["idempotenceKey is for batch writes"],
@@ -437,10 +426,6 @@ def test_an_option_put_right_loses_nothing(story):
 
 WRONG_COLUMNS = {
     "no value": (["key", "row content"], ["column value is missing", "['key', 'content']"]),
-    "value is a number": (
-        ["row value"],
-        ["column value is bigint", "binary or string", "Cast the column value"],
-    ),
     "headers of text": (
         ["key value", "array(struct('k' as key, 'v' as value)) headers"],
         ["headers is array<struct<key:string,value:string>>"],
@@ -456,6 +441,7 @@ def test_a_wrong_column_stops_the_query_before_it_writes(story, name):
 
 
 @on_spark
+@pytest.mark.full
 def test_a_column_put_right_loses_nothing(story):
     refused(story, "BadOption", "column value is bigint", select=["row value"])
     goes_on(story.feed() or story)
@@ -522,20 +508,6 @@ BATCH = {
         {"options": {"idempotenceKey": "k"}},
         ["idempotenceKey without decisionLog", '.option("decisionLog"'],
     ),
-    "key without its guarantee": (
-        {
-            "options": {
-                "idempotenceKey": "k",
-                "decisionLog": "/nowhere",
-                "deliveryGuarantee": "at_least_once",
-            }
-        },
-        ["idempotenceKey needs deliveryGuarantee=exactly_once"],
-    ),
-    "empty key": (
-        {"options": {"idempotenceKey": "", "decisionLog": "/nowhere"}},
-        ["idempotenceKey is empty"],
-    ),
     "unknown option": ({"options": {"acks": "all"}}, ["unknown option acks"]),
     "topic not on the broker": (
         {"options": {"topic": "nowhere"}},
@@ -592,6 +564,7 @@ def test_a_row_without_topic_is_reported_and_once_corrected_loses_nothing(story)
 
 
 @on_spark
+@pytest.mark.full
 def test_a_row_for_a_missing_topic_is_reported_and_once_corrected_loses_nothing(story):
     to = {"options": {"topic": None}}
     row_broken(
@@ -606,6 +579,7 @@ def test_a_row_for_a_missing_topic_is_reported_and_once_corrected_loses_nothing(
 
 
 @on_spark
+@pytest.mark.full
 def test_a_row_for_a_missing_partition_is_reported_and_once_corrected_loses_nothing(story):
     row_broken(
         story,
@@ -630,6 +604,7 @@ def test_a_record_too_large_for_the_topic_is_reported_and_once_corrected_loses_n
 
 
 @on_spark
+@pytest.mark.full
 def test_a_record_too_large_for_the_client_is_reported_and_once_corrected_loses_nothing(story):
     narrow = {"kafka.max.request.size": "20000"}
     row_broken(

@@ -406,6 +406,7 @@ def test_drill(words, stage, tmp_path):
 
 @pytest.mark.kafka
 @pytest.mark.spark
+@pytest.mark.full
 def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
     """Otherwise its first batches would be taken for those that the old one has written."""
     stage.end_scenario()

@@ -61,7 +61,7 @@ def test_columns_are_those_of_sparks_own_sink(story, kafka):
         )
 
 
-@pytest.mark.parametrize("engine", ["columnar", "confluent"])
+@pytest.mark.parametrize("engine", first_of(["columnar", "confluent"]))
 def test_a_timestamp_column_counts_only_if_it_is_asked_for(story, engine):
     story.feed()
     columns = ["cast(row as string) value", "timestamp_millis(1700000000000 + row) timestamp"]
@@ -135,8 +135,10 @@ def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, story,
 
 @pytest.mark.parametrize(
     ("rows", "ends"),
-    [(1, [("info", "write"), ("info", "flush")]), (0, [("ok", "precommit")])],
-    ids=["in_write", "before_begin"],
+    [
+        pytest.param(1, [("info", "write"), ("info", "flush")], id="in_write"),
+        pytest.param(0, [("ok", "precommit")], id="before_begin", marks=pytest.mark.full),
+    ],
 )
 def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(
     rows, ends, story, tmp_path
@@ -438,7 +440,7 @@ def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
 # -- decisions in other places --
 
 
-@pytest.fixture(params=["topic", "table"])
+@pytest.fixture(params=first_of(["topic", "table"]))
 def place(request, story):
     """A value of the option decisionLog."""
     return (

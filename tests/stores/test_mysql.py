@@ -14,9 +14,8 @@ import pytest
 from database_fixtures import shown
 from participant_suite import (
     DONE,
-    DURABLE,
     REFUSED,
-    REQUIRED,
+    SMOKE,
     UNKNOWN,
     At,
     a_plan,
@@ -51,7 +50,8 @@ def at(mariadb):
     )
 
 
-@pytest.mark.parametrize("check", REQUIRED + DURABLE, ids=lambda check: check.__name__)
+# the whole: in the lesson stores/06_mysql
+@pytest.mark.parametrize("check", SMOKE, ids=lambda check: check.__name__)
 def test_mariadb_keeps(check, at):
     check(at)
 

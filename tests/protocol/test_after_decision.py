@@ -6,10 +6,8 @@ import time
 import uuid
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
-from kafka2pc.kafka.records.rows import payload_bytes
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (
     NOTHING_WRITTEN,
@@ -136,22 +134,6 @@ def test_a_record_without_counts_is_not_checked():
         driver.log.records[slot], rows=None, bytes=None, identity=None
     )
     run(driver, 0, ["a", "b"])
-
-
-def test_bytes_are_those_of_keys_and_values_however_they_are_cut():
-    whole = pa.record_batch(
-        {
-            "key": pa.array(["k", None, "kkk"]),
-            "value": pa.array([b"abc", b"", None]),
-            "topic": ["t", "t", "t"],
-        }
-    )
-    assert payload_bytes(whole, ("key", "value")) == 7
-    assert sum(payload_bytes(whole.slice(i, 1), ("key", "value")) for i in range(3)) == 7
-    assert payload_bytes(whole) == 10
-    assert (
-        payload_bytes(whole.slice(0, 0)) == 0 and payload_bytes(pa.record_batch({"n": [1, 2]})) == 0
-    )
 
 
 # -- errors --
