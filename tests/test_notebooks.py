@@ -41,8 +41,8 @@ def code(notebook):
     return [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
 
 
-def is_guest(notebook):
-    """Would it run on a cluster that somebody named?"""
+def runs_on_your_cluster(notebook):
+    """Does it run on a cluster of yours?"""
     return any("= start_kafka(" in source for source in code(notebook)) and not any(
         "LocalKafka(" in source for source in code(notebook)
     )
@@ -76,7 +76,7 @@ def missing(notebook, executed):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", [marked(path) for path in NOTEBOOKS])
 def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
-    host = request.getfixturevalue("open_host") if is_guest(notebook) else None
+    host = request.getfixturevalue("open_host") if runs_on_your_cluster(notebook) else None
     if host:
         monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", host.bootstrap_servers)
         before = state(host)
@@ -91,14 +91,14 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
     )
 
 
-def test_most_notebooks_that_need_a_broker_are_guests():
-    guests = [short(notebook) for notebook in NOTEBOOKS if is_guest(notebook)]
+def test_most_notebooks_that_need_a_broker_run_on_your_cluster():
+    shared = [short(notebook) for notebook in NOTEBOOKS if runs_on_your_cluster(notebook)]
     assert {
         "index",
         "protocol/phases/01_precommit",
         "spark/sink/04_stream_writer",
         "spark/05_foreach_batch",
-    } <= set(guests) and len(guests) > 12, guests
+    } <= set(shared) and len(shared) > 12, shared
 
 
 def test_there_are_notebooks():

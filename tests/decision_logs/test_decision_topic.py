@@ -61,7 +61,7 @@ def topic_log(kafka, topic="decisions", **more):
 
 def again(log, **more):
     """The log of the same name, as a new process opens it."""
-    return TopicLog(log._kafka.conf, log.topic, log.name, **{"prefix": log.prefix} | more)
+    return TopicLog(log._conf, log.topic, log.name, **{"prefix": log.prefix} | more)
 
 
 def append(kafka, topic, key, value):
@@ -119,10 +119,10 @@ def test_who_loses_does_not_disturb_a_writer(kafka):
 
 
 def test_a_broker_that_goes_away_is_no_answer_only_if_the_question_was_asked(kafka):
-    log, away = topic_log(kafka), BrokerUnreachable("nobody")
+    log, away = topic_log(kafka), BrokerUnreachable("no broker")
     with (
         patch.object(topic_log_module, "init_producer_id", side_effect=away),
-        pytest.raises(LogUnwritable, match="nobody"),
+        pytest.raises(LogUnwritable, match="no broker"),
     ):
         log.create(record())
     real, asked = init_producer_id, []
@@ -193,7 +193,7 @@ def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purge
     while {m.key()[:start] for m in records(kafka, name)} & purged:
         assert time.monotonic() < end, "the broker has not compacted the topic"
         time.sleep(0.3)
-        append(kafka, name, "somebody else", b"to begin a new segment")
+        append(kafka, name, "another log", b"to begin a new segment")
     for reader in (again(log), again(log, prefix="without-a-bookmark"), log.sibling(log.name)):
         assert (reader.batches(), reader.chain(4) + reader.chain(5)) == ([4, 5], kept)
     longer = record(6, n=5000)
@@ -515,7 +515,7 @@ def test_a_bookmark_that_does_not_count_is_as_none(full, wrong):
     end, epoch = end_of(full)
     try:
         if wrong == "none":
-            admin = AdminClient(full._kafka.conf)
+            admin = AdminClient(full._conf)
             admin.delete_consumer_groups([full.transactional_id])[full.transactional_id].result(30)
         elif wrong == "beyond the end":
             bookmark(full).save(end + 1, epoch)

@@ -312,7 +312,7 @@ def test_a_store_that_refuses_is_reported_at_once(place, url, says, server):
 
 
 def test_what_another_driver_wrote_since_the_last_listing_is_seen(place, url, server):
-    """Drivers keep listings, and answer from them, unless they are told not to."""
+    """Drivers answer from cached listings, unless the cache is switched off."""
     log, first, second = place(), record(7, 0, commit=False), record(7, 1)
     log.create(first)
     assert log.chain(7) == [first]

@@ -303,7 +303,7 @@ def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_t
         sender._stepped = 0.0
         for _ in range(4):
             sender.put(Section("t", 0, 5, 0, 0, pa.py_buffer(b"")))
-        clock[0] = 300.0  # a minute of somebody else's computations, and more
+        clock[0] = 300.0  # more than a minute of computations outside the engine
         for _ in range(20):
             answer_all(broker)
             sender.step()

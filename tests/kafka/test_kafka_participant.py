@@ -1,5 +1,5 @@
-"""Kafka as a participant: the same promises as the store in memory; rows, rights, lost answers and
-silent brokers, each told apart and bounded in time.
+"""Kafka as a participant: the same guarantees as the store in memory; rows, rights, lost answers
+and silent brokers, each with its own error and a limit of time.
 """
 
 import logging
@@ -328,7 +328,7 @@ def test_every_arrow_form_of_bytes_and_text(kafka, topic, store, kind):
 
 
 @pytest.mark.kafka
-def test_a_full_queue_loses_nothing_and_the_receipt_tells_where_everything_is(kafka, topic):
+def test_a_full_queue_loses_nothing_and_the_committable_names_all_offsets(kafka, topic):
     store = KafkaParticipant(
         kafka.client_conf | {"queue.buffering.max.messages": "500", "linger.ms": "1"}, topic=topic
     )
@@ -584,7 +584,7 @@ def slow():
 
 def promise_while_an_init_is_late(slow, engine):
     """Begin while the network holds the first InitProducerId, write, let the late copy arrive, and
-    say whether the promise still stands.
+    return whether the transaction can still be committed.
     """
     network, conf = slow
     history = History()
@@ -681,7 +681,7 @@ def test_a_worn_out_name_is_replaced(store, monkeypatch):
 
 
 @pytest.mark.parametrize("listening", [False, True])
-def test_no_broker_is_told_in_the_stated_time(listening):
+def test_no_broker_is_reported_in_the_stated_time(listening):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1] if listening else 1
         for begin in (
@@ -840,7 +840,7 @@ def test_at_least_once_needs_no_right_to_a_prefix(alice):
 
 
 @pytest.mark.kafka
-def test_a_wrong_password_is_told_apart_from_silence_and_is_not_shown(alice):
+def test_a_wrong_password_is_not_taken_for_silence_and_is_not_shown(alice):
     wrong = alice | {"sasl.password": "hunter2"}
     for attempt in (
         RowTransaction(wrong, "kafka2pc-x", 60_000, begin_ms=2000).begin,
@@ -855,7 +855,7 @@ def test_a_wrong_password_is_told_apart_from_silence_and_is_not_shown(alice):
 
 
 @pytest.mark.kafka
-def test_the_reader_agrees_with_a_stranger_and_is_not_stopped_by_gaps(kafka, topic, store):
+def test_the_reader_agrees_with_another_consumer_and_is_not_stopped_by_gaps(kafka, topic, store):
     # every second one is aborted: gaps of records and of markers, one at the end
     for n in range(6):
         with store.begin(a_plan()) as txn:

@@ -33,7 +33,7 @@ DONE = Outcome.DONE
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("request_key", [66, 65], ids=["ListTransactions", "DescribeTransactions"])
-def test_a_server_without_a_request_is_told_in_four_parts(kafka, request_key):
+def test_a_server_without_a_request_is_reported_in_four_parts(kafka, request_key):
     with Cluster(kafka.client_conf, timeout_ms=4000) as cluster:
         del cluster._manager.broker_version_data.api_versions[request_key]
         with pytest.raises(
@@ -101,7 +101,7 @@ def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
 
 
 def query(conf, engine, topic="t"):
-    """The driver of a query whose participant nobody has checked."""
+    """The driver of a query whose participant is not checked."""
     store = KafkaParticipant(conf, topic=topic, engine=engine)
     return Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store})
 

@@ -101,7 +101,7 @@ def test_open_batches_of_the_tuned_producer_fit_into_its_memory(partitions):
 
 
 @pytest.mark.kafka
-def test_confluent_waits_for_room_and_writes_all_rows(kafka, monkeypatch):
+def test_confluent_waits_while_its_queue_is_full_and_writes_all_rows(kafka, monkeypatch):
     monkeypatch.setattr(bench_engines, "_QUEUE", 250)
     monkeypatch.setitem(bench_engines._CONFLUENT, "queue.buffering.max.messages", 250)
     chunk = rows_of_size(100, keyed=False, rows=100)

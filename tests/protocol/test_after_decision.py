@@ -106,7 +106,7 @@ def test_a_replay_with_other_rows_is_an_error_after_the_decision_is_finished(rep
     store = Moody()
     driver = driver_of(store)
     run(driver, 0, ["a", "b"], ["cd"])
-    for _ in range(2):  # every replay, until somebody decides how to go on
+    for _ in range(2):  # every replay, until an operator decides how to go on
         with pytest.raises(ReplayDiffers, match=says) as e:
             run(driver, 0, *replayed)
         assert "replayCheck=warn" in e.value.action

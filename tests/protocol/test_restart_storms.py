@@ -117,9 +117,7 @@ def test_a_run_that_slept_while_its_slot_was_removed_writes_nothing(tmp_path, sl
         commit(driver, messages, 0)
     assert "attempt" in str(e.value) or "later" in str(e.value) or "aborted" in str(e.value)
     assert commit_of(driver.log, 0) is None and rows_of(driver) == []
-    assert restore(driver, 0).mode is Mode.WRITE, (
-        "a COMMIT behind which a claim stands is not drained"
-    )
+    assert restore(driver, 0).mode is Mode.WRITE, "a COMMIT with a later claim is not drained"
     commit(driver, prepared(driver, restore(driver, 0)), 0)
     assert rows_of(driver) == ["row"] and last.attempt < 30
 

@@ -73,8 +73,8 @@ def dashed(name):
 
 
 def stopped(story, ask="stream", **what):
-    """Run into the error; returns what the user reads. What Spark says of itself (it repeats the
-    options) is not counted as ours.
+    """Run into the error; returns what the user reads, without Spark's own text (which repeats the
+    options).
     """
     with pytest.raises(Failed) as caught:
         run(story, ask, **what)
@@ -213,7 +213,7 @@ def cases(table):
 
 
 @cases(OPTIONS)
-def test_an_option_that_nobody_can_honour_is_refused(case):
+def test_an_impossible_option_is_refused(case):
     wrong, says = case
     with pytest.raises(BadOption) as caught:
         parse_sink_options(given(**wrong))
@@ -399,14 +399,14 @@ WRONG_OPTIONS = {
         {"decisionLog": "nosuch://user:secret@host/x"},
         ["decisionLog=nosuch:", "kafka:TOPIC or postgresql://"],
     ),
-    "decisions in a table that nobody serves": (
+    "decisions in a table without a server": (
         {"decisionLog": "postgresql://user:secret@127.0.0.1:1/x"},
         ["decision log in PostgreSQL", "Check decisionLog"],
     ),
 }
 ERROR_OF = {
     "timeout too long": "TimeoutTooLarge",
-    "decisions in a table that nobody serves": "StoreUnreachable",
+    "decisions in a table without a server": "StoreUnreachable",
 }
 
 
@@ -480,9 +480,9 @@ def test_no_checkpoint_at_all_is_refused_by_spark_itself(story):
 
 @on_spark
 @pytest.mark.full
-def test_a_broker_that_nobody_reaches_is_told_in_the_stated_time(story):
+def test_an_unreachable_broker_is_reported_in_the_stated_time(story):
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # and nobody listens
+        closed.bind(("127.0.0.1", 0))  # without listening
         server, began = f"127.0.0.1:{closed.getsockname()[1]}", time.monotonic()
         found = refused(
             story,
@@ -550,7 +550,7 @@ BAD_ROW = 55
 
 
 @on_spark
-def test_a_row_without_topic_is_told_and_put_right_loses_nothing(story):
+def test_a_row_without_topic_is_reported_and_once_corrected_loses_nothing(story):
     to = {"options": {"topic": None}}
     row_broken(
         story,
@@ -565,7 +565,7 @@ def test_a_row_without_topic_is_told_and_put_right_loses_nothing(story):
 
 @on_spark
 @pytest.mark.full
-def test_a_row_for_a_topic_that_does_not_exist_is_told_and_put_right_loses_nothing(story):
+def test_a_row_for_a_missing_topic_is_reported_and_once_corrected_loses_nothing(story):
     to = {"options": {"topic": None}}
     row_broken(
         story,
@@ -580,7 +580,7 @@ def test_a_row_for_a_topic_that_does_not_exist_is_told_and_put_right_loses_nothi
 
 @on_spark
 @pytest.mark.full
-def test_a_row_for_a_partition_that_does_not_exist_is_told_and_put_right_loses_nothing(story):
+def test_a_row_for_a_missing_partition_is_reported_and_once_corrected_loses_nothing(story):
     row_broken(
         story,
         "BadRow",
@@ -594,7 +594,7 @@ LONG_KEY = f"if(row = {BAD_ROW}, repeat('k', 60000), 'k') key"
 
 
 @on_spark
-def test_a_record_larger_than_the_topic_allows_is_told_and_put_right_loses_nothing(story):
+def test_a_record_too_large_for_the_topic_is_reported_and_once_corrected_loses_nothing(story):
     limit(story, 20_000)
     row_broken(
         story, "BadRow", story.name, "60002 bytes", "max.message.bytes", select=[VALUE, LONG_KEY]
@@ -605,7 +605,7 @@ def test_a_record_larger_than_the_topic_allows_is_told_and_put_right_loses_nothi
 
 @on_spark
 @pytest.mark.full
-def test_a_record_larger_than_the_client_allows_is_told_and_put_right_loses_nothing(story):
+def test_a_record_too_large_for_the_client_is_reported_and_once_corrected_loses_nothing(story):
     narrow = {"kafka.max.request.size": "20000"}
     row_broken(
         story,
@@ -646,8 +646,8 @@ def newest(story):
 
 
 def check_stopped(story, error, *says, batches=1, **what):
-    """Our error; what stands stays as it is, nothing new was begun, and the decisions were not
-    touched.
+    """Our error; the rows in the topic and the decisions are unchanged, and no transaction was
+    begun.
     """
     before, kept = len(story.events("begin")), decisions(story)
     told(stopped(story, **what), error, *says)
@@ -820,7 +820,7 @@ def test_rights_are_named_one_after_the_other_and_all_given_nothing_is_lost(alic
 
 
 @on_spark
-def test_a_prefix_that_is_not_allowed_is_told(alice):
+def test_a_prefix_that_is_not_allowed_is_reported(alice):
     grant(alice, ResourceType.TOPIC)
     grant(alice, ResourceType.TRANSACTIONAL_ID)
     refused(
@@ -834,7 +834,7 @@ def test_a_prefix_that_is_not_allowed_is_told(alice):
 
 
 @on_spark
-def test_a_topic_of_a_row_that_is_not_allowed_is_told_and_granted_nothing_is_lost(alice):
+def test_a_topic_of_a_row_that_is_not_allowed_is_reported_and_once_granted_nothing_is_lost(alice):
     grant(alice, ResourceType.TRANSACTIONAL_ID)
     what = {"select": [VALUE, f"'{alice.name}' topic"], "options": as_alice(alice, topic=None)}
     told(stopped(alice, **what), "NotAuthorized", f"topic {alice.name}", "Grant WRITE")
@@ -844,7 +844,7 @@ def test_a_topic_of_a_row_that_is_not_allowed_is_told_and_granted_nothing_is_los
 
 
 @on_spark
-def test_a_wrong_password_is_told_and_not_shown(alice):
+def test_a_wrong_password_is_reported_and_not_shown(alice):
     text = stopped(alice, options=as_alice(alice, **{"kafka.sasl.password": "hunter2"}))
     told(text, "NotAuthorized", "user alice", "password")
     assert "hunter2" not in text

@@ -145,7 +145,7 @@ def place(request, tmp_path):
     return log | ({"idempotenceKey": "today"} if request.param == "key" else {})
 
 
-def test_a_committer_that_dies_before_spark_hears_is_followed_by_one_that_says_it(
+def test_after_a_committer_that_dies_before_it_answers_spark_the_next_one_answers(
     store, place, caplog
 ):
     writer = plan_write(options(**place))

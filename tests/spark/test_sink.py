@@ -143,8 +143,8 @@ def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, story,
 def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(
     rows, ends, story, tmp_path
 ):
-    """What was open is aborted, and so the zombie is fenced. What it begins later bears an old
-    token: nobody decides it, the next sweep ends it.
+    """What was open is aborted, and so the zombie is fenced. The transactions that it begins later
+    bear an old token: no driver decides them, the next sweep aborts them.
     """
     stalled, failed, go_on = (str(tmp_path / name) for name in ("stalled", "failed", "go on"))
     story.feed(2)
@@ -381,7 +381,7 @@ def test_a_batch_write_with_a_key_is_killed_and_run_again(point, story):
 
 
 def test_a_batch_write_that_fails_leaves_nothing_open(story):
-    """Nobody can find it later: it has no checkpoint, and the next job has another name."""
+    """No later job can find it: it has no checkpoint, and the next job has another name."""
     story.feed(2)
     story.arm(CrashPoint.AFTER_PRECOMMIT)
     with pytest.raises(Failed):

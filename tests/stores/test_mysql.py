@@ -273,7 +273,7 @@ def test_rights_are_asked_for_by_name(mariadb, at):
     with pytest.raises(NotAuthorized, match=at.store.table):
         precommit_rows(At(as_alice, list, rows), a_plan(), "a")
     with pytest.raises(NotAuthorized, match="user or password") as caught:
-        MysqlParticipant(mariadb.url.replace("root@", "nobody:hunter2@"), "t").store_id()
+        MysqlParticipant(mariadb.url.replace("root@", "mallory:hunter2@"), "t").store_id()
     assert "hunter2" not in str(caught.value)
 
 

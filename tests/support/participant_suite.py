@@ -420,9 +420,9 @@ def traces_lists_a_reused_id_once(at):
 OTHER_PROCESS = """
 import json, pickle, sys
 from kafka2pc.protocol.messages import committable_from_dict
-store, verb, receipt = pickle.load(sys.stdin.buffer)
+store, verb, committable = pickle.load(sys.stdin.buffer)
 from kafka2pc.protocol.policies import retry_unknown
-c = committable_from_dict(json.loads(receipt))
+c = committable_from_dict(json.loads(committable))
 print(retry_unknown()(lambda: getattr(store, verb)(c)).value)
 """
 
@@ -469,8 +469,8 @@ def in_another_process(at, verb, c):
 
 
 def killed_after(at, plan, last, *texts):
-    """A process that writes `texts` and dies by SIGKILL right after the verb `last`: its receipt,
-    if it gave one.
+    """A process that writes `texts` and dies by SIGKILL right after the verb `last`: its
+    Committable, if it returned one.
     """
     said = run_python(KILLED_WRITER, at.store, plan, at.rows(texts), last)
     return committable_from_dict(json.loads(said)) if said else None

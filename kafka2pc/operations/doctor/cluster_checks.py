@@ -37,7 +37,7 @@ FINDINGS.update(
         "settings-not-allowed": (
             "note",
             "DescribeConfigs is not granted.",
-            "No. What cannot be asked is found by trying.",
+            "No. The broker itself enforces these settings.",
             "Grant it.",
         ),
     }

@@ -59,9 +59,10 @@ class Query:
     """Does what Spark does for a query, on the broker of `conf` (names as in librdkafka), and reads
     the topic as independent consumers do.
 
-    `size`: rows of a batch; `name`: how topics and transactional ids begin. What counts from the
-    next batch on: `tasks`; `timeout_ms`, None: never (KIP-939); `rule`: one of `OFF` that does not
-    hold, or ''; `pace_ms`: a wait after each event. Raises what `check` raises, and `RunFailed`.
+    `size`: rows of a batch; `name`: how topics and transactional ids begin. Changes
+    apply from the next batch on: `tasks`; `timeout_ms`, None: never (KIP-939); `rule`: one of
+    `OFF` that is switched off, or ''; `pace_ms`: a wait after each event.
+    Raises what `check` raises, and `RunFailed`.
     """
 
     def __init__(
