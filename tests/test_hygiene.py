@@ -19,6 +19,7 @@ import nbformat
 import pytest
 from compat import PYTHONS
 from contents import IN_DEPTH, PATH, module_of
+from words import Exempt, problems
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -164,8 +165,8 @@ def is_truth(node):
 
 
 def tangled(expression):
-    """The parts of an expression that nobody should have to read: a name that is assigned by `:=`
-    and read in it, and a text times a truth value.
+    """The parts of an expression that are hard to read: a name that is assigned by `:=` and read in
+    it, and a text times a truth value.
     """
     nodes = list(ast.walk(expression))
     read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
@@ -485,6 +486,48 @@ def test_no_file_names_this_machine_or_a_registry():
         for word in FORBIDDEN
         if word in text
     )
+
+
+def test_texts_use_standard_terms():
+    report(problems())
+
+
+# Each is written in two halves, so that this file does not contain it.
+BAD_SENTENCES = {
+    "page.md": "One lesson in each ro" + "om.",
+    "lesson.ipynb": "Who" + " reads nothing knows nothing, so a create follows.",
+    "module.py": "The store he" + "ars commit.",
+    "test_module.py": "no" + "body_commits",
+    "bundle.yml": "st" + "rangers",
+}
+
+
+def with_bad_sentences(folder):
+    """Write each into a file of its kind: as Markdown, in a docstring, a name and a comment."""
+    page, lesson, module, test, bundle = BAD_SENTENCES.values()
+    (folder / "nbs").mkdir()
+    (folder / "page.md").write_text(page)
+    cells = [nbformat.v4.new_markdown_cell(lesson)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "nbs" / "lesson.ipynb")
+    (folder / "nbs" / "module.py").write_text(f'"""{module}"""\n')
+    (folder / "nbs" / "test_module.py").write_text(f"def test_{test}(): ...\n")
+    (folder / "nbs" / "bundle.yml").write_text(f"# jobs of {bundle}\n")
+
+
+def test_each_kind_of_file_is_searched_for_words_of_our_own(tmp_path):
+    with_bad_sentences(tmp_path)
+    found = problems(tmp_path, [])
+    assert len(found) == len(BAD_SENTENCES)
+    for file in BAD_SENTENCES:
+        assert any(f"{file}" in line for line in found), found
+
+
+def test_an_exception_excuses_one_rule_in_one_file_and_needs_a_hit(tmp_path):
+    with_bad_sentences(tmp_path)
+    used = Exempt("nbs/lesson.ipynb", "headless", "a test")
+    assert len(problems(tmp_path, [used])) == len(BAD_SENTENCES) - 1
+    unused = problems(tmp_path, [used, Exempt("page.md", "headless", "a test")])
+    assert len(unused) == len(BAD_SENTENCES) and "'headless'; remove it" in unused[-1]
 
 
 # A number and a name, perhaps with a folder. What a link leads to, the test of the site sees.

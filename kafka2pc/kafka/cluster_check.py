@@ -16,7 +16,7 @@ from .wire.cluster import Cluster
 from .wire.error_codes import topic_not_authorized
 from .wire.login import check_login
 from .wire.timeouts import check_timeout, choose_timeout_ms, why_no_two_phase
-from .wire.topics import describe_topics, topic_max_message_bytes
+from .wire.topics import find_or_create_topics, topic_max_message_bytes
 from .wire.transactions import check_brokers, end_txn_version
 from .write.settings import open_producer, producer_conf
 from ..protocol.errors import BadOption
@@ -79,7 +79,7 @@ def check(
 
 
 def _check_topics(cluster: Cluster, topics: list[str]) -> None:
-    found = describe_topics(cluster, topics)
+    found = find_or_create_topics(cluster, topics)
     closed = [t for t in topics if t in found and found[t].may_write is False]
     missing = [t for t in topics if t not in found]
     if closed:
@@ -91,7 +91,7 @@ def _check_topics(cluster: Cluster, topics: list[str]) -> None:
         lines = "; ".join(f"{create} {shlex.quote(t)}" for t in missing)
         raise BadOption(
             f"topic {', '.join(missing)} does not exist",
-            why="The sink creates no topics.",
+            why="The brokers create no topics (auto.create.topics.enable), or none for this user.",
             action=f"Create it ({lines}), or correct the option topic.",
         )
 

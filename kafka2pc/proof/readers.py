@@ -47,7 +47,7 @@ def read_both(
     return [seen(r) for r in committed], [seen(r) for r in uncommitted]
 
 # %% ../../nbs/proof/04_readers.ipynb #c009
-def wait_until_ended(cluster: Cluster, prefix: str = ""):
+def wait_until_ended(cluster: Cluster, prefix: str = "") -> None:
     """Wait until every transaction that was committed or aborted has its markers, so that a reader
     finds the outcome. `prefix`: how the transactional ids begin. Raises `Failed` after 30 seconds.
     """

@@ -741,6 +741,28 @@ def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_
 # -- options and rights --
 
 
+@pytest.fixture(scope="module")
+def creating():
+    """A broker that creates topics."""
+    with LocalKafka(config={"auto.create.topics.enable": "true"}, progress=None) as kafka:
+        yield kafka
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("engine", ["columnar", "rows"])
+def test_topics_are_created_as_the_brokers_do_for_a_producer(creating, engine):
+    conf, topics = creating.client_conf, [f"{engine}-option", f"{engine}-column"]
+    facts = check(conf, topics=topics[:1])
+    participant = KafkaParticipant(conf, engine=engine, **asdict(facts))
+    with participant.begin(a_plan()) as txn:
+        txn.write(pa.record_batch({"value": ["a", "b"], "topic": topics}))
+        txn.flush()
+        c = txn.precommit()
+    assert participant.commit(c) is Outcome.DONE
+    participant.close()
+    until(lambda: [values(creating, t) for t in topics] == [["a"], ["b"]], "both are readable")
+
+
 @pytest.mark.kafka
 def test_the_preflight_names_every_missing_topic_and_every_bad_option(kafka, topic):
     with pytest.raises(BadOption, match="topic one, two does not exist") as caught:

@@ -386,7 +386,7 @@ WRONG_OPTIONS = {
         {"topic": "nowhere"},
         [
             "topic nowhere does not exist",
-            "why: The sink creates no topics.",
+            "why: The brokers create no topics (auto.create.topics.enable), or none for this user.",
             "Create it (kafka-topics.sh --bootstrap-server ",
             " --create --topic nowhere), or correct",
         ],

@@ -26,7 +26,12 @@ _STOPS = "No. The query stops at its start, before anything is written."
 
 FINDINGS.update(
     {
-        "topic-missing": ("trouble", "The sink creates no topics.", _STOPS, "Create it."),
+        "topic-missing": (
+            "trouble",
+            "Brokers create topics only with auto.create.topics.enable.",
+            _STOPS,
+            "Create it.",
+        ),
         "topic-not-allowed": ("trouble", "An ACL is missing.", _STOPS, "Grant it."),
         "ids-not-allowed": (
             "trouble",

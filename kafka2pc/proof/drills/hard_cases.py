@@ -59,13 +59,13 @@ from ...protocol.phases.restore import restore
 from ...protocol.policies import retry_unknown
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c101
-def demand(true: bool, what: str):
+def demand(true: bool, what: str) -> None:
     """Raise `NotExactlyOnce` unless it is so."""
     if not true:
         raise NotExactlyOnce(what)
 
 
-def end(stage: Stage, scenario: Scenario):
+def end(stage: Stage, scenario: Scenario) -> None:
     """Count the rows, and check."""
     stage.records += scenario.files * scenario.size
     scenario.check()
@@ -105,7 +105,7 @@ REPORTED = (
 PATIENCE = {"kafka.socket.timeout.ms": "1000"}
 
 
-def _late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int):
+def _late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> None:
     """Batch 1 sends a request that is held at `held_at` and delivered just before batch `let_go_at`
     is decided.
     """
@@ -140,11 +140,11 @@ def _late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int):
         scenario.check()
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c111
-def late_end_txn(stage: Stage):
+def late_end_txn(stage: Stage) -> None:
     _late(stage, END_TXN, CrashPoint.BEFORE_FIRST_COMMIT, 3)
 
 
-def late_init(stage: Stage):
+def late_init(stage: Stage) -> None:
     _late(stage, INIT_PRODUCER_ID, CrashPoint.BEFORE_BEGIN, 1)
 
 
@@ -166,7 +166,7 @@ _LATE = (
 )
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c115
-def zombie(stage: Stage, batches: int, rows: int = 1):
+def zombie(stage: Stage, batches: int, rows: int = 1) -> None:
     """A task stalls, its attempt is given up, the query goes on for `batches` more; then the task
     wakes and writes on.
     """
@@ -195,7 +195,7 @@ def zombie(stage: Stage, batches: int, rows: int = 1):
     end(stage, scenario)
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c117
-def two_copies(stage: Stage):
+def two_copies(stage: Stage) -> None:
     """On two hosts. The first task of batch 1 stalls after a row; Spark starts it again on the
     other host, and commits what that one wrote.
     """
@@ -241,7 +241,7 @@ _ZOMBIES = (
 )
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c121
-def overtaken(stage: Stage, point: CrashPoint, leave_open: bool = False):
+def overtaken(stage: Stage, point: CrashPoint, leave_open: bool = False) -> None:
     """A driver stops at `point`. Another one runs the query to its end meanwhile. Then the first
     one goes on.
     """
@@ -287,7 +287,7 @@ _OVERTAKEN = (
 )
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c126
-def two_drivers(stage: Stage):
+def two_drivers(stage: Stage) -> None:
     """Two drivers run one checkpoint at the same time, each one started again when it fails."""
     scenario = stage.fresh()
     scenario.feed(6)
@@ -331,7 +331,7 @@ class SuspendedLog(FileLog):
 class BareQuery:
     """A query without Spark: a driver and two tasks. `rows`: of a batch."""
 
-    def __init__(self, stage: Stage, rows: int = 10):
+    def __init__(self, stage: Stage, rows: int = 10) -> None:
         self.name = f"bare-{uuid.uuid4().hex[:8]}"
         self.query_id = str(uuid.uuid4())
         self.rows = rows
@@ -370,14 +370,14 @@ class BareQuery:
         self.stage.records += self.rows
         return first.token
 
-    def check(self, batches: int):
+    def check(self, batches: int) -> None:
         demand(not self.participant.in_doubt(self.query_id), "a transaction is open at the end")
         found = sorted(int(r.value) for r in read_topic(self.stage.kafka.client_conf, self.name))
         demand(found == list(range(batches * self.rows)), f"found {found}")
         self.participant.close()
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c138
-def purged(stage: Stage):
+def purged(stage: Stage) -> None:
     """A driver is suspended before its decision while another one ends three batches and purges
     all decisions but the last.
     """
@@ -405,7 +405,7 @@ _PURGED = (
 )
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c142
-def worn_out(stage: Stage, epoch: int):
+def worn_out(stage: Stage, epoch: int) -> None:
     """The first transactional id of batch 0 has a high epoch when batch 2 would use it again."""
     query = BareQuery(stage)
     token = query.batch(1, mine=query.batch(0))
@@ -458,7 +458,7 @@ def _wait_for_timeout(scenario: Scenario) -> bool:
     return True
 
 
-def timed_out_before(stage: Stage, point: CrashPoint):
+def timed_out_before(stage: Stage, point: CrashPoint) -> None:
     """Batch 1 waits at `point` until the broker has aborted its transaction: the task after its
     pre-commit, or the driver between its last look at the transactions and its decision.
     """
@@ -496,7 +496,7 @@ _IN_TIME = (
 )
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c150
-def _told_in_full(scenario: Scenario, said: str):
+def _told_in_full(scenario: Scenario, said: str) -> None:
     """Rule 7: ids, partitions, counts, the batch, what to do."""
     for c in (
         e.ids for e in scenario.events("precommit") if e.kind == "ok" and e.ids["batch_id"] == 1
@@ -532,7 +532,7 @@ def _known(scenario: Scenario) -> bool:
         return bool(describe_transactions(cluster, names))
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c159
-def timed_out_after(stage: Stage, expired: bool = False):
+def timed_out_after(stage: Stage, expired: bool = False) -> None:
     """The one loss that a sink without KIP-939 cannot prevent. The error names every lost row, the
     query does not go on, and nothing else is lost.
     """
@@ -587,7 +587,7 @@ def _slots(scenario: Scenario, batch_id: int) -> list[Path]:
     return sorted((scenario.checkpoint / "kafka2pc").glob(f"{batch_id}.*.json"))
 
 
-def truncated(stage: Stage):
+def truncated(stage: Stage) -> None:
     """The decision's file is cut short while the query is down."""
     scenario = stage.fresh()
     scenario.feed(2)
@@ -612,7 +612,7 @@ def truncated(stage: Stage):
     end(stage, scenario)
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c166
-def _mount(*arguments: str):
+def _mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
 
@@ -650,7 +650,7 @@ def read_only(folder: Path) -> Callable:
     return lambda: _mount("-o", "remount,rw", str(folder))
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c171
-def unwritable(stage: Stage, spoil: Callable[[Path], Callable]):
+def unwritable(stage: Stage, spoil: Callable[[Path], Callable]) -> None:
     """From just before the decision of batch 1 until the next life nothing can be written beside
     the decisions.
     """
@@ -703,7 +703,7 @@ _DISKS = (
 )
 
 # %% ../../../nbs/proof/drills/07_hard_cases.ipynb #c174
-def broker_away(stage: Stage):
+def broker_away(stage: Stage) -> None:
     """The broker dies right after the decision and stays away until every retry is used up."""
     scenario = stage.fresh()
     scenario.feed(2)
@@ -721,7 +721,7 @@ def broker_away(stage: Stage):
     end(stage, scenario)
 
 
-def plain(stage: Stage, size: int, tasks: int):
+def plain(stage: Stage, size: int, tasks: int) -> None:
     """Nothing but a batch of an unusual form, killed between its decision and its first commit."""
     scenario = stage.fresh(size=size)
     scenario.feed(2)

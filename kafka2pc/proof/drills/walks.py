@@ -89,7 +89,7 @@ def steps(seed: int) -> Iterator[Step]:
         )
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c011
-def take(stage: Stage, step: Step):
+def take(stage: Stage, step: Step) -> None:
     """Play one step of a walk. Raises `NotExactlyOnce`, and the last `Failed`."""
     session = stage.two_hosts if step.fault == RACE else ONE_HOST
     scenario = stage.scenario(**session)
@@ -122,7 +122,7 @@ def _strike(stage: Stage, scenario: Scenario, step: Step) -> tuple[list[int], di
     return tasks, options
 
 
-def _go_on(stage: Stage, scenario: Scenario, tasks: list[int], options: dict | None):
+def _go_on(stage: Stage, scenario: Scenario, tasks: list[int], options: dict | None) -> None:
     """Runs without a blow, one for each number of tasks, until one succeeds: a run may still fail
     by what an earlier one left. Raises the last `Failed`.
     """
@@ -135,7 +135,7 @@ def _go_on(stage: Stage, scenario: Scenario, tasks: list[int], options: dict | N
                 raise
 
 
-def after_a_race(stage: Stage, scenario: Scenario):
+def after_a_race(stage: Stage, scenario: Scenario) -> None:
     """One more batch, on one host. A copy that lost may begin even after its batch has ended; then
     its transaction stays open, without an effect, until the next batch sweeps it.
     """
@@ -169,7 +169,7 @@ def _fault(scenario: Scenario, fault: str) -> dict | None:
     return None
 
 
-def _lose_commit_entry(scenario: Scenario):
+def _lose_commit_entry(scenario: Scenario) -> None:
     """Delete the newest entry of Spark's commit log, and its checksum."""
     entries = [p for p in scenario.checkpoint.glob("commits/*") if p.name.isdigit()]
     if entries:

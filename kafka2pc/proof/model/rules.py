@@ -142,7 +142,7 @@ def _aborts(replacement) -> tuple:
     return ("decide.abort", replacement), ("commit.abort", replacement)
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c009
-def write_in_background(txn, rows):
+def write_in_background(txn, rows) -> None:
     txn.rows += tuple(rows)
     txn.produce(txn.rows[:1])
 
@@ -236,17 +236,17 @@ RULES |= {
 }
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c015
-def abort_at_once(driver, messages, batch_id):
+def abort_at_once(driver, messages, batch_id) -> None:
     for c in committables_of(messages):
         send(driver, "abort", c, batch_id)
 
 
-def abort_after_reading(driver, messages, batch_id):
+def abort_after_reading(driver, messages, batch_id) -> None:
     if not commit_of(driver.log, batch_id):
         abort_at_once(driver, messages, batch_id)
 
 
-def abort_in_first_free_slot(driver, messages, batch_id):
+def abort_in_first_free_slot(driver, messages, batch_id) -> None:
     chain, messages = driver.log.chain(batch_id), [m for m in messages if m is not None]
     if any(d.commit for d in chain):
         return
@@ -475,7 +475,7 @@ RULES |= {
 }
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c026
-def sweep_nothing(driver, token, own_parity=None, seen=None):
+def sweep_nothing(driver, token, own_parity=None, seen=None) -> None:
     """No sweep."""
 
 
@@ -483,7 +483,7 @@ def sweep_no_losers(driver, token, own_parity=None, seen=None):
     return sweep(driver, token, seen=seen)
 
 
-def sweep_all_but_mine(driver, token, own_parity=None, seen=None):
+def sweep_all_but_mine(driver, token, own_parity=None, seen=None) -> None:
     newest = newest_commit(driver.log)
     store = driver.participants["kafka"]
     spared = {c.transactional_id for c in newest.committables} if newest else set()
@@ -493,7 +493,7 @@ def sweep_all_but_mine(driver, token, own_parity=None, seen=None):
             send(driver, "abort", c, 0)
 
 
-def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None):
+def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None) -> None:
     for c in driver.participants["kafka"].in_doubt(QUERY):
         if (
             re.search("-..00....-", c.transactional_id)
@@ -503,7 +503,7 @@ def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None):
 
 
 def sweep_by_init(prepared_too: bool) -> Callable:
-    def sweep(driver, token, own_parity=None, seen=None):
+    def sweep(driver, token, own_parity=None, seen=None) -> None:
         store = driver.participants["kafka"]
         for name in store.transcript.ask("list", prepared_too):
             if name_of(name).token < token or prepared_too:
@@ -547,7 +547,7 @@ RULES |= {
 }
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c032
-def report_nothing(driver, decision, lost):
+def report_nothing(driver, decision, lost) -> None:
     """Data loss as a log line."""
 
 
@@ -559,7 +559,7 @@ def take_unknown_as_done(driver, verb, c, batch_id, retry=None) -> Outcome:
 class Blind(Chains):
     """A log that shows nothing but what the caller knows."""
 
-    def __init__(self, log):
+    def __init__(self, log) -> None:
         self.log = log
 
     def listing(self, *known) -> Listing:
@@ -671,7 +671,7 @@ def no_commit(log) -> None:
 class BlindOnce(Blind):
     """A log that shows no later batch at the first look."""
 
-    def __init__(self, log):
+    def __init__(self, log) -> None:
         self.log, self.looks = log, iter([super().listing, log.listing])
 
     def listing(self, *known) -> Listing:
@@ -867,7 +867,7 @@ RULES |= {
 }
 
 # %% ../../../nbs/proof/model/08_rules.ipynb #c048
-def sweep_both_parities(driver, token, own_parity=None, seen=None):
+def sweep_both_parities(driver, token, own_parity=None, seen=None) -> None:
     for parity in (0, 1):
         sweep(driver, token, parity, seen)
 
@@ -933,11 +933,11 @@ def claim_unchecked(driver, batch_id, seen=None) -> Decision:
     return decided
 
 
-def miss_nobody(driver, newest):
+def miss_nobody(driver, newest) -> None:
     """A run does not ask whether it has all participants."""
 
 
-def believe_the_place(driver, recorded):
+def believe_the_place(driver, recorded) -> None:
     """A run believes whatever log it finds."""
 
 
