@@ -1,10 +1,24 @@
 """Exactly-once writes from Spark into Kafka by two-phase commit, in pure Python."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import os
+    from typing import Any, Iterable, Mapping
+
+    from pandas import DataFrame
+    from pyspark.sql import SparkSession
+
+    from kafka2pc.protocol.participant import Participant
+    from kafka2pc.spark.foreach_batch import ExactlyOnce
+
 __version__ = "0.1.0"
 __all__ = ["__version__", "exactly_once", "progress", "register"]
 
 
-def register(spark) -> None:
+def register(spark: SparkSession) -> None:
     """Make `format("kafka2pc")` known to this Spark session, for writing and reading. Needed only
     where Spark does not find the package by itself: after `pip install -e`, or if it was installed
     after the session had looked for formats. The class is `kafka2pc.spark.datasource.Kafka2pc`. It
@@ -15,7 +29,13 @@ def register(spark) -> None:
     register_formats(spark)
 
 
-def exactly_once(options=None, *, participants=(), name=None, checkpoint=None):
+def exactly_once(
+    options: Mapping[str, Any] | None = None,
+    *,
+    participants: Iterable[Participant] = (),
+    name: str | None = None,
+    checkpoint: str | os.PathLike | None = None,
+) -> ExactlyOnce:
     """A function for `foreachBatch` that writes every micro-batch once, from Spark 3.5 on and in
     every output mode: `df.writeStream.foreachBatch(kafka2pc.exactly_once({...}))`. Arguments and
     errors are those of `kafka2pc.spark.foreach_batch.exactly_once`.
@@ -25,7 +45,7 @@ def exactly_once(options=None, *, participants=(), name=None, checkpoint=None):
     return make(options, participants=participants, name=name, checkpoint=checkpoint)
 
 
-def progress(checkpoint, decision_log=None, **more):
+def progress(checkpoint: str, decision_log: str | None = None, **more: Any) -> DataFrame:
     """The last batches of a query as a pandas.DataFrame: rows, transactions, times, and the share
     of the transaction timeout that was used. Arguments, columns and errors are those of
     `kafka2pc.operations.progress.progress`. It reads the checkpoint, and contacts neither Spark

@@ -8,7 +8,7 @@ __all__ = ['CONNECT_S', 'SILENCE_S', 'open_driver', 'send_once', 'write_limit', 
 # %% ../../nbs/backends/05_drivers.ipynb #c002
 from contextlib import suppress
 from types import MethodType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # %% ../../nbs/backends/05_drivers.ipynb #c003
 if TYPE_CHECKING:
@@ -36,13 +36,14 @@ def open_driver(url: str) -> "tuple[AbstractFileSystem, str]":
     return fs, root
 
 
-def send_once(fs: "AbstractFileSystem"):
+def send_once(fs: "AbstractFileSystem") -> None:
     """From now on, this driver repeats no request by itself. (A copy from another process has
     forgotten it.)
     """
     for protocol in _protocols(fs):
         if protocol in _SEND_ONCE:
-            return _SEND_ONCE[protocol](fs)
+            _SEND_ONCE[protocol](fs)
+            return
 
 
 def write_limit(fs: "AbstractFileSystem", size: int) -> dict:
@@ -78,7 +79,7 @@ def _s3_options(theirs: dict) -> dict:
     return {"config_kwargs": limits | theirs.get("config_kwargs", {})}
 
 
-def _s3_once(fs):
+def _s3_once(fs: "AbstractFileSystem") -> None:
     fs.retries = 1
 
 
@@ -94,13 +95,13 @@ class GaveUp(ConnectionError):
     """gcsfs would send the request again. The cause is what it got."""
 
 
-def _gcs_once(fs):
+def _gcs_once(fs: "AbstractFileSystem") -> None:
     send = getattr(type(fs)._request, "__wrapped__", None)  # noqa: SLF001  (without its retries)
     if send is None:
         return
     from gcsfs.retry import is_retriable
 
-    async def request(fs, *args, **more):
+    async def request(fs: "AbstractFileSystem", *args: Any, **more: Any) -> Any:
         try:
             return await send(fs, *args, **more)
         except Exception as e:
@@ -117,7 +118,7 @@ def _azure_options(theirs: dict) -> dict:
     return {key: value for key, value in limits.items() if key not in theirs}
 
 
-def _azure_once(fs):
+def _azure_once(fs: "AbstractFileSystem") -> None:
     with suppress(AttributeError):  # of another version
         client = fs.service_client._config  # noqa: SLF001
         client.retry_policy.total_retries = 0

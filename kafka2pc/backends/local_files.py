@@ -25,7 +25,7 @@ class NoHardLinks(NotCreated):
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # answers of a file system that has none
 
 
-def sync(path: str):
+def sync(path: str) -> None:
     """Put a file, or the names in a folder, on the disk. Raises `OSError`."""
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -34,11 +34,13 @@ def sync(path: str):
         os.close(fd)
 
 
-def _nothing():
+def _nothing() -> None:
     pass
 
 
-def create_file(path: str, content: bytes, drafts: str, before: Callable[[], None] = _nothing):
+def create_file(
+    path: str, content: bytes, drafts: str, before: Callable[[], None] = _nothing
+) -> None:
     """Create a file, whole and on the disk. Its draft is written into the folder `drafts`, which is
     made if it does not exist, on the same file system. `before()` is called right before the draft
     gets its name; if it raises, nothing was created. Raises `FileExistsError` if the name is taken,
@@ -58,7 +60,7 @@ def create_file(path: str, content: bytes, drafts: str, before: Callable[[], Non
         sync(os.path.dirname(path))
 
 
-def _write_draft(draft: str, content: bytes, before: Callable[[], None]):
+def _write_draft(draft: str, content: bytes, before: Callable[[], None]) -> None:
     try:
         os.makedirs(os.path.dirname(draft), exist_ok=True)
         Path(draft).write_bytes(content)

@@ -130,14 +130,15 @@ def _hosts(authority: str, options: dict[str, str]) -> str:
     found = [
         re.fullmatch(r"(\[[^][]*\]|[^][:]*)(?::([0-9]*))?", host) for host in authority.split(",")
     ]
-    if not all(found):
+    parts = [host for host in found if host]
+    if len(parts) < len(found):
         raise unreadable_url("postgresql:...", "postgresql")
     names = (
         options.get("host")
         or options.get("hostaddr")
-        or ",".join(unquote(host[1]) for host in found)
+        or ",".join(unquote(host[1]) for host in parts)
     ).split(",")
-    ports = (options.get("port") or ",".join(host[2] or "" for host in found)).split(",")
+    ports = (options.get("port") or ",".join(host[2] or "" for host in parts)).split(",")
     ports = ports * len(names) if len(ports) == 1 else ports
     if len(ports) != len(names) or not all(re.fullmatch("[0-9]*", port) for port in ports):
         raise unreadable_url("postgresql:...", "postgresql")
@@ -190,7 +191,7 @@ _VOLUME = (
 _NO_DBFS = "Set decisionLog to kafka:TOPIC or postgresql://USER@HOST/DATABASE."
 
 
-def check_place(option: str, place: str, *, folder: bool = False):
+def check_place(option: str, place: str, *, folder: bool = False) -> None:
     """Raises `BadOption` if a checkpoint or a decision log cannot be there. `option`: how the error
     names it. `folder`: only a folder or an fsspec URL will do. Creates nothing and asks no storage;
     the error shows no password.
@@ -201,7 +202,7 @@ def check_place(option: str, place: str, *, folder: bool = False):
         raise BadOption(f"{option}={e.what}", why=e.why, action=e.action) from None
 
 
-def _check(place: str, folder: bool):
+def _check(place: str, folder: bool) -> None:
     scheme, rest = _split(place)
     if not place:
         raise BadOption(": it is empty", why="An empty name is no place.", action=_KINDS)
@@ -222,7 +223,7 @@ def _check(place: str, folder: bool):
         _check_url(scheme, place, rest, folder)
 
 
-def _check_path(place: str, path: str):
+def _check_path(place: str, path: str) -> None:
     host = re.match("//([^/]+)", path)
     if host and place.startswith("file:"):
         raise BadOption(
@@ -241,7 +242,7 @@ def _check_path(place: str, path: str):
         )
 
 
-def _check_topic(place: str, topic: str):
+def _check_topic(place: str, topic: str) -> None:
     if not re.fullmatch("[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
         raise BadOption(
             f"{_shown(place)}: kafka:TOPIC with the name of one topic is needed",
@@ -250,7 +251,7 @@ def _check_topic(place: str, topic: str):
         )
 
 
-def _check_url(scheme: str, place: str, rest: str, folder: bool):
+def _check_url(scheme: str, place: str, rest: str, folder: bool) -> None:
     if scheme in ("postgresql", "postgres"):
         _check_slashes(scheme, place, rest)
         normal_place(place)  # raises if it cannot be read
@@ -292,7 +293,7 @@ def _check_url(scheme: str, place: str, rest: str, folder: bool):
         )
 
 
-def _check_slashes(scheme: str, place: str, rest: str):
+def _check_slashes(scheme: str, place: str, rest: str) -> None:
     if not rest.startswith("//"):
         raise BadOption(
             f"{_shown(place)}: {scheme}: needs ://",

@@ -7,6 +7,7 @@ __all__ = ['check_postgres_url', 'postgres_place', 'unreachable', 'connect_postg
 
 # %% ../../nbs/backends/04_postgres_connection.ipynb #c002
 import re
+from typing import Any
 from urllib.parse import quote
 
 # %% ../../nbs/backends/04_postgres_connection.ipynb #c003
@@ -24,7 +25,7 @@ _POSTGRES_URL = re.compile(
 )
 
 
-def check_postgres_url(what: str, url: str):
+def check_postgres_url(what: str, url: str) -> None:
     """Raises `BadOption` where libpq would take a part of the password for a host, a port or a
     database, and show it in its own errors. `what`: how the error names the thing that connects.
     """
@@ -57,7 +58,7 @@ def postgres_place(what: str, url: str) -> str:
 
 # %% ../../nbs/backends/04_postgres_connection.ipynb #c010
 # a server that vanishes is noticed in half a minute
-_LIMITS = dict(
+_LIMITS: dict[str, Any] = dict(
     connect_timeout=10,
     tcp_user_timeout=30_000,
     keepalives_idle=10,

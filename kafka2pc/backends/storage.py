@@ -14,7 +14,7 @@ import re
 import sys
 import uuid
 from enum import Enum
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator, TypeVar
 
 # %% ../../nbs/backends/02_storage.ipynb #c004
 from tenacity import (
@@ -27,6 +27,7 @@ from tenacity import (
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
 from .drivers import open_driver, send_once, write_limit
+from .kept import Kept
 from .places import masked
 from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable, TwoPhaseError
 
@@ -71,7 +72,10 @@ def _causes(e: BaseException | None) -> Iterator[BaseException]:
         e = e.__cause__ or e.__context__
 
 
-def _alone(call: Callable):
+_Result = TypeVar("_Result")
+
+
+def _alone(call: Callable[[], _Result]) -> _Result:
     """Make this call. If the caller is handling an error of its own, that one is no cause of what
     the driver raises.
     """
@@ -137,10 +141,10 @@ _INSTEAD = (
     " where it is."
 )
 _ASK_S = 45  # seconds in which a request is asked again
-_CHECKED: set = set()  # (process, driver, bucket) where the first of two creates won
+_CHECKED = Kept()  # (driver, bucket) where the first of two creates won
 
 
-def _one_request(fs) -> dict:
+def _one_request(fs: Any) -> dict:
     """The arguments with which s3fs reads an object in one request. Without them it asks for the
     size first; s3fs before 2025 never does, and does not know them.
     """
@@ -151,7 +155,7 @@ def _one_request(fs) -> dict:
     return {}
 
 
-def _nothing():
+def _nothing() -> None:
     pass
 
 
@@ -164,7 +168,7 @@ class Storage:
     opened.
     """
 
-    def __init__(self, url: str, what: str = "storage", instead: str = _INSTEAD):
+    def __init__(self, url: str, what: str = "storage", instead: str = _INSTEAD) -> None:
         self.url, self.what, self.instead = url, f"{what} {masked(url)}", instead
         try:
             self.fs, self.root = open_driver(url)
@@ -185,7 +189,7 @@ class Storage:
             )
         self._at_once = _one_request(self.fs)
 
-    def __setstate__(self, state: dict):
+    def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         send_once(self.fs)
 
@@ -197,7 +201,7 @@ class Storage:
         right before each try; if it raises a `TwoPhaseError`, no more are made. Raises that error
         if no earlier try was unclear, and `BadOption` where there is no exclusive create.
         """
-        unclear = []
+        unclear: list[Exception] = []
         try:
             return _patiently(lambda: self._create_once(path, content, before, unclear))
         except TwoPhaseError:  # of `before`
@@ -206,9 +210,9 @@ class Storage:
         except Exception as e:  # a driver may raise what it likes
             if not unclear:
                 raise self._error(e, path, creates=True) from e
-        e = unclear[-1]
+        last = unclear[-1]
         says = "%s: it is not known whether %s was written: %s: %s"
-        _LOG.warning(says, self.what, path, type(e).__name__, masked(str(e)))
+        _LOG.warning(says, self.what, path, type(last).__name__, masked(str(last)))
         return None
 
     def _create_once(
@@ -229,18 +233,18 @@ class Storage:
             raise
         return True
 
-    def _make_folder(self, path: str):
+    def _make_folder(self, path: str) -> None:
         # a file system. An object store has no folders, and might make a bucket
         if not self.fs.async_impl:
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
-    def write(self, path: str, content: bytes):
+    def write(self, path: str, content: bytes) -> None:
         """Write an object, whatever is there."""
         self._make_folder(path)
         limit = write_limit(self.fs, len(content))
         self._ask(path, lambda: self.fs.pipe_file(path, content, **limit))
 
-    def upload(self, local: str, path: str):
+    def upload(self, local: str, path: str) -> None:
         """Write the content of a local file, whatever is there. Asks ten times, however long one
         takes.
         """
@@ -274,14 +278,14 @@ class Storage:
         """What is in a folder now under a whole number, as Spark names the entries of its logs."""
         return [int(name) for name in self.names(folder) if name.isdigit()]
 
-    def remove(self, path: str):
+    def remove(self, path: str) -> None:
         """Remove an object, if it is there."""
         try:
             self._ask(path, lambda: self.fs.rm_file(path))
         except FileNotFoundError:
             return
 
-    def _ask(self, path: str, call: Callable, within_s: float = _ASK_S):
+    def _ask(self, path: str, call: Callable[[], _Result], within_s: float = _ASK_S) -> _Result:
         try:
             return _patiently(call, within_s)
         except Exception as e:
@@ -320,11 +324,11 @@ class Storage:
             action=self.instead,
         )
 
-    def check_create(self, folder: str):
+    def check_create(self, folder: str) -> None:
         """Raises `BadOption` unless the first of two creates in `folder` wins: once in each process
         for each bucket. Not every store that speaks S3 does what S3 does.
         """
-        key = os.getpid(), self.fs, self.root.strip("/").partition("/")[0]
+        key = self.fs, self.root.strip("/").partition("/")[0]
         if key in _CHECKED:
             return
         probe = f"{folder}/.probe-{uuid.uuid4().hex}"
@@ -346,16 +350,17 @@ class Storage:
                 "Of two creates the second one won. S3 itself keeps the first; an old driver, or"
                 " another store, may not."
             )
-        _CHECKED.add(key)
+        _CHECKED[key] = True
 
 
 def _is_unclear(e: BaseException) -> bool:
     """Did the store give no clear answer? An error of ours is none of the store's."""
-    ours = isinstance(e, TwoPhaseError) or not isinstance(e, Exception)
-    return not ours and meaning(e) is Answer.AGAIN
+    if isinstance(e, TwoPhaseError) or not isinstance(e, Exception):
+        return False
+    return meaning(e) is Answer.AGAIN
 
 
-def _patiently(call: Callable, within_s: float = _ASK_S):
+def _patiently(call: Callable[[], _Result], within_s: float = _ASK_S) -> _Result:
     retrying = Retrying(
         retry=retry_if_exception(_is_unclear),
         reraise=True,
@@ -365,7 +370,7 @@ def _patiently(call: Callable, within_s: float = _ASK_S):
     return _alone(lambda: retrying(_alone, call))
 
 
-def check_driver(url: str, what: str, instead: str = _INSTEAD):
+def check_driver(url: str, what: str, instead: str = _INSTEAD) -> None:
     """Raises `BadOption` if the driver of this URL has no exclusive create of its own: fsspec then
     looks first and writes later, and two may win. HDFS and DBFS are among these. Opens nothing.
     """

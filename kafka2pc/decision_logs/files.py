@@ -12,7 +12,7 @@ import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Sequence
+from typing import Self, Sequence
 
 # %% ../../nbs/decision_logs/01_files.ipynb #c003
 from ..backends.local_files import NoHardLinks, NotCreated, create_file
@@ -30,14 +30,14 @@ class FileLog(NamedLog):
     before a file has the name.
     """
 
-    def __init__(self, folder: str):
+    def __init__(self, folder: str) -> None:
         self.folder = str(folder)
 
     @property
-    def place(self) -> str:
+    def place(self) -> str:  # type: ignore[override]  # it is never set
         return normal_place(os.path.abspath(self.folder))
 
-    def sibling(self, name: str) -> "FileLog":
+    def sibling(self, name: str) -> Self:
         twin = copy.copy(self)
         twin.folder = f"{self.folder.rpartition('/')[0]}/{name}"
         return twin
@@ -68,7 +68,7 @@ class FileLog(NamedLog):
         except FileNotFoundError:
             return None
 
-    def remove(self, slots: Sequence[Slot]):
+    def remove(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             with suppress(FileNotFoundError):
                 self._remove(self._path(slot))
@@ -77,7 +77,7 @@ class FileLog(NamedLog):
     def _path(self, slot: Slot) -> str:
         return f"{self.folder}/{slot.batch_id}.{slot.attempt}.json"
 
-    def _put(self, decision: Decision, late: Late):
+    def _put(self, decision: Decision, late: Late) -> None:
         path, content = self._path(decision.slot), dump_decision(decision)
         before = partial(stop_if_late, late, decision)
         try:
@@ -93,10 +93,10 @@ class FileLog(NamedLog):
     def _get(self, path: str) -> bytes:
         return Path(path).read_bytes()
 
-    def _remove(self, path: str):
+    def _remove(self, path: str) -> None:
         os.unlink(path)
 
-    def _remove_folder(self):
+    def _remove_folder(self) -> None:
         # if it is empty now
         with suppress(OSError):
             os.rmdir(self.folder)

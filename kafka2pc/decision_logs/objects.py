@@ -7,6 +7,7 @@ __all__ = ['ObjectLog']
 
 # %% ../../nbs/decision_logs/02_objects.ipynb #c002
 from functools import partial
+from typing import Self
 
 from ..backends.places import normal_place
 from ..backends.storage import Storage, check_driver
@@ -23,7 +24,7 @@ class ObjectLog(FileLog):
     raises `LogUnwritable` if the store refuses to write, or it is too late to ask it.
     """
 
-    def __init__(self, url: str):
+    def __init__(self, url: str) -> None:
         check_driver(url, "decision log")
         self.url = url
         self.storage = Storage(url, "decision log")
@@ -31,10 +32,10 @@ class ObjectLog(FileLog):
         self.storage.check_create(self.folder)
 
     @property
-    def place(self) -> str:
+    def place(self) -> str:  # type: ignore[override]  # it is never set
         return normal_place(self.url)
 
-    def sibling(self, name: str) -> "ObjectLog":
+    def sibling(self, name: str) -> Self:
         twin = super().sibling(name)
         twin.url = f"{self.url.rstrip('/').rpartition('/')[0]}/{name}"
         return twin
@@ -58,10 +59,10 @@ class ObjectLog(FileLog):
     def _get(self, path: str) -> bytes:
         return self.storage.read(path)
 
-    def _remove(self, path: str):
+    def _remove(self, path: str) -> None:
         self.storage.remove(path)
 
-    def _remove_folder(self):
+    def _remove_folder(self) -> None:
         """An object store has no folders."""
 
     def _list(self, folder: str) -> list[str]:

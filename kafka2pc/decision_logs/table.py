@@ -7,7 +7,7 @@ __all__ = ['TableLog']
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c002
 import copy
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c003
 import psycopg
@@ -31,7 +31,7 @@ _WHAT = "decision log in PostgreSQL"
 _ACTION = "Check decisionLog and the network; then restart."
 
 
-def _nothing(db: psycopg.Connection, decision: Decision):
+def _nothing(db: psycopg.Connection, decision: Decision) -> None:
     pass
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c013
@@ -54,7 +54,7 @@ class TableLog(NamedLog):
         table: str = "kafka2pc_decisions",
         lock_ms: int = 10_000,
         also: Callable[[psycopg.Connection, Decision], None] = _nothing,
-    ):
+    ) -> None:
         self.url, self.name, self.table, self.lock_ms, self.also = url, name, table, lock_ms, also
         self.place = f"{postgres_place(_WHAT, url)}#{table}"
         with self._connect() as db:
@@ -74,7 +74,7 @@ class TableLog(NamedLog):
     def siblings(self) -> list[str]:
         return [name for (name,) in self._ask_all("select distinct log from {} order by log")]
 
-    def _make(self, db: psycopg.Connection):
+    def _make(self, db: psycopg.Connection) -> None:
         try:
             if db.execute("select to_regclass(%s)", (self.table,)).fetchone() != (None,):
                 return
@@ -96,7 +96,7 @@ class TableLog(NamedLog):
         db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
         return db
 
-    def _run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
+    def _run(self, db: psycopg.Connection, text: str, *args: Any) -> psycopg.Cursor:
         """A statement about the table, which is `{}` in it."""
         return db.execute(sql.SQL(text).format(sql.Identifier(*self.table.split("."))), args)
 
@@ -153,10 +153,10 @@ class TableLog(NamedLog):
         except StoreUnreachable:
             return None
 
-    def _ask(self, text: str, *args) -> list:
+    def _ask(self, text: str, *args: Any) -> list:
         return self._ask_all(text, self.name, *args)
 
-    def _ask_all(self, text: str, *args) -> list:
+    def _ask_all(self, text: str, *args: Any) -> list:
         with self._connect() as db:
             try:
                 done = self._run(db, text, *args)
@@ -179,7 +179,7 @@ class TableLog(NamedLog):
         where = f"table {self.table}, {self.name} {slot.batch_id}.{slot.attempt}"
         return load_decision(found[0][0].encode(), where, slot) if found else None
 
-    def remove(self, slots: Sequence[Slot]):
+    def remove(self, slots: Sequence[Slot]) -> None:
         which = [s.batch_id for s in slots], [s.attempt for s in slots]
         self._ask(
             "delete from {} where log = %s and (batch_id, attempt) in (select * from"

@@ -7,11 +7,11 @@ __all__ = ['shared_cluster', 'close_cluster', 'new_transaction', 'leftover', 'Ka
 
 # %% ../../nbs/kafka/06_client.ipynb #c002
 import copy
-import os
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
+from ..backends.kept import EVERYTHING, Kept
 from .ids import ids_of_query, is_random
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/kafka/06_client.ipynb #c006
 # one `Cluster` in each process for each set of client settings
-_CLUSTERS = {}
+_CLUSTERS = Kept(most=EVERYTHING)
 _OPENING = threading.Lock()
 
 
 def _key(conf: dict) -> tuple:
-    return os.getpid(), *sorted(conf.items())
+    return tuple(sorted(conf.items()))
 
 
 def shared_cluster(conf: dict) -> Cluster:
@@ -44,7 +44,7 @@ def shared_cluster(conf: dict) -> Cluster:
         return _CLUSTERS[key]
 
 
-def close_cluster(conf: dict):
+def close_cluster(conf: dict) -> None:
     """Close the connection that this process shares."""
     with _OPENING:
         cluster = _CLUSTERS.pop(_key(conf), None)
@@ -93,7 +93,7 @@ class KafkaClient:
 
     def __init__(
         self,
-        conf: dict,
+        conf: Mapping,
         *,
         prefix: str = "kafka2pc",
         topic: str | None = None,
@@ -105,7 +105,7 @@ class KafkaClient:
         engine: str = "columnar",
         name: str = "kafka",
         history: History | None = None,
-    ):
+    ) -> None:
         self.conf = dict(conf)
         self.prefix = prefix
         self.topic = topic
@@ -118,7 +118,7 @@ class KafkaClient:
         self.name = name
         self.history = history
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | dict(history=None)
 
     @property
@@ -128,7 +128,7 @@ class KafkaClient:
         """
         return shared_cluster(self.conf)
 
-    def close(self):
+    def close(self) -> None:
         """Close the connections of this process. Transactions stay as they are."""
         close_cluster(self.conf)
 

@@ -78,7 +78,7 @@ def check(
         )
 
 
-def _check_topics(cluster: Cluster, topics: list[str]):
+def _check_topics(cluster: Cluster, topics: list[str]) -> None:
     found = describe_topics(cluster, topics)
     closed = [t for t in topics if t in found and found[t].may_write is False]
     missing = [t for t in topics if t not in found]

@@ -35,17 +35,16 @@ class KafkaWriter(KafkaClient):
         """An open transaction under a name that no other open one has. Raises the last
         `UnclearAnswer` when `tries` names had to be given up.
         """
-        unclear = None
-        for _ in range(tries):
-            name = _NAMES.next(self.prefix, plan.query_id, plan.token, plan.batch_id)
-            try:
-                transaction: Any = self._transaction(name)
-                transaction.turn = plan.batch_id, plan.task
-                return transaction.begin()
-            except UnclearAnswer as e:
-                unclear = e
-                _retire(self.history, name, plan, e)
-        raise unclear
+        name = _NAMES.next(self.prefix, plan.query_id, plan.token, plan.batch_id)
+        try:
+            transaction: Any = self._transaction(name)
+            transaction.turn = plan.batch_id, plan.task
+            return transaction.begin()
+        except UnclearAnswer as e:
+            _retire(self.history, name, plan, e)
+            if tries <= 1:
+                raise
+        return self.begin(plan, tries - 1)
 
 # %% ../../nbs/kafka/02_participant.ipynb #c120
 _MANY = 1_000  # transactions that are worth more connections
@@ -137,7 +136,7 @@ def _descriptions(
     ]
 
 # %% ../../nbs/kafka/02_participant.ipynb #c052
-def _retire(history: History | None, name: str, plan: Plan, error: UnclearAnswer):
+def _retire(history: History | None, name: str, plan: Plan, error: UnclearAnswer) -> None:
     _NAMES.retire(name)
     (history or from_environment()).append(
         "info",

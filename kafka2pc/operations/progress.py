@@ -8,7 +8,10 @@ __all__ = ['Progress', 'find_progress', 'progress']
 # %% ../../nbs/operations/05_progress.ipynb #c002
 import time
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Iterable, Mapping
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # %% ../../nbs/operations/05_progress.ipynb #c003
 from .query import Query, open_query
@@ -55,13 +58,14 @@ def find_progress(query: Query, last: int = 20) -> list[Progress]:
 
 def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: float) -> Progress:
     began_ms, ended_ms = query.times.get(batch_id, (None, None))
+    behind: dict[str, Any] = dict(query.behind(batch_id) or {})
     batch = Progress(
         batch_id=batch_id,
         state="writing" if ended_ms is None else "done",
         began_ms=began_ms,
         ended_ms=ended_ms,
-        took_ms=None if ended_ms is None else ended_ms - began_ms,
-        **{f"{name}_behind": n for name, n in (query.behind(batch_id) or {}).items()},
+        took_ms=None if ended_ms is None or began_ms is None else ended_ms - began_ms,
+        **{f"{name}_behind": n for name, n in behind.items()},
     )
     if decision is None:
         return batch
@@ -84,17 +88,17 @@ def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: fl
 
 def _timeout(committables: Iterable[Committable], until_ms: float | None) -> dict:
     """The timeout of the transaction that times out first, and its share that was used."""
-    limited = [c for c in committables if c.timeout_ms]
-    first = min(limited, key=lambda c: c.started_ms + c.timeout_ms, default=None)
-    if first is None:
+    limited = [(c.started_ms, c.timeout_ms) for c in committables if c.timeout_ms]
+    if not limited:
         return {}
+    started_ms, timeout_ms = min(limited, key=sum)
     if until_ms is None:
-        return {"timeout_ms": first.timeout_ms}
-    used_ms = until_ms - first.started_ms
+        return {"timeout_ms": timeout_ms}
+    used_ms = until_ms - started_ms
     return {
-        "timeout_ms": first.timeout_ms,
-        "left_ms": first.timeout_ms - used_ms,
-        "used": used_ms / first.timeout_ms,
+        "timeout_ms": timeout_ms,
+        "left_ms": timeout_ms - used_ms,
+        "used": used_ms / timeout_ms,
     }
 
 
@@ -108,7 +112,7 @@ def progress(
     conf: Mapping | None = None,
     prefix: str | None = None,
     last: int = 20,
-):
+) -> "DataFrame":
     """The `last` batches of a query as a pandas.DataFrame: one row each, columns as in `Progress`.
     Arguments and errors are those of `open_query`.
     """

@@ -13,7 +13,7 @@ from typing import Callable, Mapping
 # %% ../../nbs/operations/02_query.ipynb #c003
 from ..backends.places import absolute_place, normal_place
 from ..backends.storage import Storage
-from ..decision_logs.opening import open_folder_log, open_log
+from ..decision_logs.opening import open_folder_log, open_log, open_topic_log
 from ..kafka.wire.cluster import Cluster
 from ..kafka.wire.descriptions import list_transactions
 from ..protocol.errors import BadOption, StaleCheckpoint
@@ -114,7 +114,7 @@ def _log_of_owner(root: str, name: str, conf: Mapping) -> DecisionLog:
     known, under one that has an id for this log in the cluster.
     """
     prefix = _any_prefix(conf, name)
-    log = open_log(root, name, conf, prefix, make=False)
+    log = open_topic_log(root, name, conf, prefix, make=False)
     owner = log.owner()
     if owner in ("", prefix):
         return log

@@ -24,7 +24,7 @@ from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused
 from ..protocol.log.decisions import Decision, Identity
 from ..protocol.log.questions import later_batch, newest_commit, newest_record
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
-from ..protocol.names import Token, parse_name
+from ..protocol.names import Token, known_name, parse_name
 from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import fence
 from ..protocol.participant import Outcome
@@ -107,7 +107,7 @@ def driver_of(query: Query) -> Driver:
     )
 
 # %% ../../nbs/operations/04_repair.ipynb #c111
-def _check_stores(query: Query, last: Decision | None):
+def _check_stores(query: Query, last: Decision | None) -> None:
     """Raises `BadOption` if the newest record names another store than Kafka."""
     others = sorted({name for name, _ in last.stores} - {"kafka"}) if last else []
     if others:
@@ -176,7 +176,7 @@ def _in_decision(driver: Driver, c: Committable) -> Committable | None:
     return None
 
 # %% ../../nbs/operations/04_repair.ipynb #c123
-def _end(survey: Survey, c: Committable, commit: bool):
+def _end(survey: Survey, c: Committable, commit: bool) -> None:
     """Send the end, again after each unclear answer. Raises `OutcomeUnknown`, `Refused`."""
     outcome = retry_unknown()(
         lambda: end_txn(
@@ -207,7 +207,7 @@ def _report(c: Committable, commit: bool, forced: bool, known: bool) -> str:
     return f"{text}; {cost}{unless}: {describe_records(c)}"
 
 # %% ../../nbs/operations/04_repair.ipynb #c125
-def _fence_if_alive(driver: Driver, token: Token):
+def _fence_if_alive(driver: Driver, token: Token) -> None:
     """Fence the run that holds `token`, unless a newer run has claimed already. Otherwise it could
     decide between our read of the log and our abort.
     """
@@ -232,17 +232,17 @@ def end_transaction(
     """
     c = _committable(survey, transactional_id)
     name = parse_name(transactional_id)
-    known = driver is not None and name is not None and name.query_id == driver.query_id
-    decided = _in_decision(driver, c) if known else None
+    own = driver if driver and name and name.query_id == driver.query_id else None
+    decided = _in_decision(own, c) if own else None
     c = decided or c
-    is_decided = decided is not None if known else None
+    is_decided = decided is not None if own else None
     refusal = find_refusal(commit, is_decided, transactional_id, describe_records(c))
     if refusal and not force:
         raise refusal
-    if known and not commit and not decided:
-        _fence_if_alive(driver, name.token)
+    if own and name and not commit and not decided:
+        _fence_if_alive(own, name.token)
     _end(survey, c, commit)
-    return _report(c, commit, refusal is not None, known)
+    return _report(c, commit, refusal is not None, own is not None)
 
 # %% ../../nbs/operations/04_repair.ipynb #c131
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +259,11 @@ class RestoreStep:
     left_ms: float | None = None
 
 # %% ../../nbs/operations/04_repair.ipynb #c133
-_DO = {TxnState.PRECOMMITTED: "commit", TxnState.OPEN: "commit", TxnState.COMMITTED: "nothing"}
+_DO: dict[TxnState | None, str] = {
+    TxnState.PRECOMMITTED: "commit",
+    TxnState.OPEN: "commit",
+    TxnState.COMMITTED: "nothing",
+}
 
 
 def _left_ms(c: Committable) -> float | None:
@@ -294,7 +298,7 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
         RestoreStep(
             do="abort",
             transactional_id=c.transactional_id,
-            batch_id=parse_name(c.transactional_id).token.batch_id,
+            batch_id=known_name(c.transactional_id).token.batch_id,
             holds=describe_records(c),
             left_ms=_left_ms(c),
         )

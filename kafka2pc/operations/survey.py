@@ -17,6 +17,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 # %% ../../nbs/operations/03_survey.ipynb #c004
 from ..kafka.transaction_states import NEVER_MS
 from ..kafka.wire.cluster import Cluster
+from ..kafka.wire.connection import WireAnswer
 from kafka2pc.kafka.wire.descriptions import (
     DescribedTransaction,
     describe_transactions,
@@ -87,7 +88,7 @@ def _producers(parts: Mapping[str, list[int]]) -> DescribeProducersRequest:
     )
 
 # %% ../../nbs/operations/03_survey.ipynb #c110
-def _open_in(topic: str, p) -> list[OpenProducer]:
+def _open_in(topic: str, p: WireAnswer) -> list[OpenProducer]:
     """The producers with an open transaction, from the answer for one partition."""
     return [
         OpenProducer(
@@ -200,8 +201,8 @@ def _found(d: DescribedTransaction, now_ms: float, outcomes: _Outcomes | None) -
         partitions=d.partitions,
         age_ms=max(0, now_ms - d.started_ms) if began else 0,
         left_ms=d.started_ms + d.timeout_ms - now_ms if expires else None,
-        query_id=name and name.query_id,
-        run=name and str(name.token),
+        query_id=name.query_id if name else None,
+        run=str(name.token) if name else None,
     )
     if outcomes is None or name is None or name.query_id != outcomes.query_id:
         return found
@@ -215,7 +216,7 @@ def _outcomes(query: Query) -> _Outcomes:
     return _Outcomes(
         query_id=query.query_id,
         decided=frozenset((c.transactional_id, c.state) for c in committables),
-        token=last and last.token,
+        token=last.token if last else None,
     )
 
 

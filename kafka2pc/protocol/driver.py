@@ -7,7 +7,7 @@ __all__ = ['one_by_one', 'Policy', 'Driver']
 
 # %% ../../nbs/protocol/10_driver.ipynb #c002
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 # %% ../../nbs/protocol/10_driver.ipynb #c003
 from .clock import Moment, this_moment
@@ -55,7 +55,7 @@ class Driver:
     new_token: Callable[[int, int], Token] = new_token
     now: Callable[[], Moment | None] = this_moment
 
-    def decision(self, plan: Plan, *, commit: bool, **more) -> Decision:
+    def decision(self, plan: Plan, *, commit: bool, **more: Any) -> Decision:
         """A record for the slot of `plan`."""
         return Decision(
             query_id=self.query_id,
@@ -75,6 +75,6 @@ class Driver:
         """The identity of each participant's store, as kept in every decision."""
         return tuple((name, p.store_id()) for name, p in self.participants.items())
 
-    def within(self, **limits) -> "Driver":
+    def within(self, **limits: Any) -> "Driver":
         """The same driver with other limits: fields of `Policy`."""
         return replace(self, policy=replace(self.policy, **limits))

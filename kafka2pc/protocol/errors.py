@@ -11,6 +11,7 @@ __all__ = ['NOTHING_WRITTEN', 'REPLAYED', 'UNTOUCHED', 'DECIDED', 'TwoPhaseError
 
 # %% ../../nbs/protocol/06_errors.ipynb #c002
 from functools import partial
+from typing import Any
 
 # %% ../../nbs/protocol/06_errors.ipynb #c005
 class TwoPhaseError(Exception):
@@ -20,7 +21,7 @@ class TwoPhaseError(Exception):
 
     why = risk = action = ""
 
-    def __init__(self, what: str, **parts):
+    def __init__(self, what: str, **parts: Any) -> None:
         self.what, self.parts = what, parts
         for k in ("why", "risk", "action"):
             setattr(self, k, parts.get(k) or getattr(type(self), k))
@@ -29,7 +30,7 @@ class TwoPhaseError(Exception):
             f" {self.action}"
         )
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self.parts), (self.what,)
 
 # %% ../../nbs/protocol/06_errors.ipynb #c006

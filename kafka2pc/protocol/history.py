@@ -14,7 +14,7 @@ import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Iterable, Protocol
+from typing import Any, Iterable, Iterator, Protocol
 
 # %% ../../nbs/protocol/08_history.ipynb #c003
 from .participant import Outcome
@@ -42,7 +42,7 @@ class Watcher(Protocol):
     def turn(self, op: str) -> AbstractContextManager:
         """Entered around one operation: a lock lets one thread at a time through."""
 
-    def on_event(self, event: Event):
+    def on_event(self, event: Event) -> None:
         """Called after the event is written; no other thread writes one until it returns."""
 
 # %% ../../nbs/protocol/08_history.ipynb #c009
@@ -51,7 +51,7 @@ class History:
     sees each event.
     """
 
-    def __init__(self, path: str | None = None, watcher: Watcher | None = None):
+    def __init__(self, path: str | None = None, watcher: Watcher | None = None) -> None:
         self.events: list[Event] = []
         self._path = path
         self._watcher = watcher
@@ -62,7 +62,7 @@ class History:
         """Is there a watcher?"""
         return self._watcher is not None
 
-    def append(self, kind: str, op: str, **ids) -> Event:
+    def append(self, kind: str, op: str, **ids: Any) -> Event | None:
         """Write one event down."""
         at_ms = time.time_ns() // 1_000_000
         event = Event(kind=kind, op=op, at_ms=at_ms, process=os.getpid(), ids=ids)
@@ -72,24 +72,20 @@ class History:
                 self._watcher.on_event(event)
         return event
 
-    def _keep(self, event: Event):
+    def _keep(self, event: Event) -> None:
         if self._path:
-            self._write_line(event)
+            _write_line(self._path, event)
         else:
             self.events.append(event)
 
-    def _write_line(self, event: Event):
-        with open(self._path, "ab", buffering=0) as f:
-            f.write((json.dumps(asdict(event), default=str) + "\n").encode())
-
     @contextmanager
-    def of(self, op: str, **ids):
+    def of(self, op: str, **ids: Any) -> Iterator[dict]:
         """Write `invoke` now, and `ok` at the end, or `info` if the block raises. The block may put
         an `Outcome`, or more ids, into the dict that it gets.
         """
         with self._watcher.turn(op) if self._watcher else nullcontext():
             self.append("invoke", op, **ids)
-            more = {}
+            more: dict[str, Any] = {}
             try:
                 yield more
             except BaseException as e:
@@ -97,11 +93,16 @@ class History:
                 raise
             self.append(_KIND[more.pop("outcome", Outcome.DONE)], op, **ids, **more)
 
+
+def _write_line(path: str, event: Event) -> None:
+    with open(path, "ab", buffering=0) as f:
+        f.write((json.dumps(asdict(event), default=str) + "\n").encode())
+
 # %% ../../nbs/protocol/08_history.ipynb #c012
 class Silence(History):
     """A history that keeps nothing: the default of everything that takes one."""
 
-    def append(self, kind: str, op: str, **ids):
+    def append(self, kind: str, op: str, **ids: Any) -> None:
         pass
 
 

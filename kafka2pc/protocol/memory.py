@@ -9,11 +9,11 @@ __all__ = ['MemoryTransaction', 'MemoryParticipant']
 import time
 from dataclasses import dataclass
 from threading import Lock
-from typing import Iterable
+from typing import Any, Callable, Iterable, Self
 
 # %% ../../nbs/protocol/05_memory.ipynb #c003
 from .messages import Committable, PartitionRange, Plan, PreparedTxnState
-from .names import Names, parse_name
+from .names import Names, known_name
 from .participant import Description, Outcome
 from .states import TRANSITIONS, TxnState, step
 
@@ -26,8 +26,11 @@ class _Txn:
 
 class _Readable:
     def __init__(
-        self, name: str = "memory", timeout_ms: int = 60_000, clock=lambda: time.time() * 1000
-    ):
+        self,
+        name: str = "memory",
+        timeout_ms: int = 60_000,
+        clock: Callable[[], float] = lambda: time.time() * 1000,
+    ) -> None:
         self.name = name
         self.timeout_ms = timeout_ms
         self.clock = clock
@@ -71,27 +74,27 @@ class _Endable(_Readable):
 class MemoryTransaction:
     """One open transaction of a `MemoryParticipant`, with a buffer of rows."""
 
-    def __init__(self, store: "_Writable", name: tuple[str, int]):
+    def __init__(self, store: "_Writable", name: tuple[str, int]) -> None:
         self.store = store
         self.name = name
         self._txn = store.txns[name]
         self._rows = []
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind and self._txn.state is TxnState.OPEN:
             self._step("abort")
 
-    def _step(self, event: str):
+    def _step(self, event: str) -> None:
         self._txn.state = step(self._txn.state, event, self.name[0])
 
-    def write(self, rows):
+    def write(self, rows: Iterable) -> None:
         self._step("write")
         self._rows += rows
 
-    def flush(self):
+    def flush(self) -> None:
         if self._rows:
             self._step("write")
         self.store.records += [(self.name, row) for row in self._rows]
@@ -153,18 +156,18 @@ class MemoryParticipant(_Writable):
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         names = [name for name, txn in self.txns.items() if _is_open(txn)]
-        return [self.receipt(*n) for n in names if parse_name(n[0]).query_id == query_id]
+        return [self.receipt(*n) for n in names if known_name(n[0]).query_id == query_id]
 
     def traces(self, query_id: str) -> list[str]:
-        return sorted({tid for tid, _ in self.txns if parse_name(tid).query_id == query_id})
+        return sorted({tid for tid, _ in self.txns if known_name(tid).query_id == query_id})
 
-    def expire(self):
+    def expire(self) -> None:
         """Abort every open or pre-committed transaction, as a broker does after the timeout."""
         for txn in self.txns.values():
             if _is_open(txn):
                 txn.state = step(txn.state, "timeout")
 
 # %% ../../nbs/protocol/05_memory.ipynb #c065
-def _abort_older(txn: _Txn | None):
+def _abort_older(txn: _Txn | None) -> None:
     if txn and _is_open(txn):
         txn.state = step(txn.state, "abort")

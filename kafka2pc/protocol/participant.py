@@ -9,7 +9,7 @@ __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', '
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from dataclasses import dataclass
 from enum import Enum
-from typing import Iterable, Protocol, Sequence, runtime_checkable
+from typing import Any, Iterable, Protocol, Self, Sequence, runtime_checkable
 
 # %% ../../nbs/protocol/04_participant.ipynb #c003
 from .messages import Committable, Plan
@@ -23,9 +23,9 @@ class Transaction(Protocol):
     """
 
     def __enter__(self) -> "Transaction": ...
-    def __exit__(self, *exc): ...
-    def write(self, rows): ...
-    def flush(self): ...
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None: ...
+    def write(self, rows: Any) -> None: ...
+    def flush(self) -> None: ...
 
     # None: nothing was written, and nothing is open
     def precommit(self) -> Committable | None: ...
@@ -120,13 +120,13 @@ class TransactionBase:
     store: "Participant"
     c: Committable
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind and self.txn_state is TxnState.OPEN:
             self.store.abort(self.c)
 
-    def step(self, event: str):
+    def step(self, event: str) -> None:
         """Take a step of `TRANSITIONS`, or raise `IllegalStep`."""
         self.txn_state = step(self.txn_state, event, self.label)

@@ -34,7 +34,7 @@ class Checkpoint:
     or gives no clear answer.
     """
 
-    def __init__(self, location: str | None):
+    def __init__(self, location: str | None) -> None:
         if not location:
             raise _no_location()
         self.location = absolute_place(location).rstrip("/")

@@ -8,7 +8,7 @@ __all__ = ['on_databricks', 'parameter', 'Secret', 'secret', 'workspace_cluster'
 # %% ../../nbs/spark/06_databricks.ipynb #c005
 import os
 from pathlib import Path
-from typing import Callable, Mapping
+from typing import Any, Callable, Mapping, NoReturn, TypeVar
 from uuid import uuid4
 
 # %% ../../nbs/spark/06_databricks.ipynb #c006
@@ -20,7 +20,8 @@ def on_databricks() -> bool:
     return bool(os.environ.get("DATABRICKS_RUNTIME_VERSION"))
 
 # %% ../../nbs/spark/06_databricks.ipynb #c014
-_READ: dict[type, Callable[[str], object]] = {
+_Value = TypeVar("_Value", str, int, float, bool)
+_READ: dict[type, Callable[[str], Any]] = {
     str: str,
     int: int,
     float: float,
@@ -28,7 +29,7 @@ _READ: dict[type, Callable[[str], object]] = {
 }
 
 
-def parameter(name: str, default, dbutils=None):
+def parameter(name: str, default: _Value, dbutils: Any = None) -> _Value:
     """The value of the widget `name`, as the type of `default`. Creates the widget if it does not
     exist. Without `dbutils`: the default. Raises `BadOption` for a value of another type.
     """
@@ -47,17 +48,17 @@ def parameter(name: str, default, dbutils=None):
 class Secret:
     """A text that no output shows and that cannot be pickled. `reveal()` returns it."""
 
-    def __init__(self, text: str):
+    def __init__(self, text: str) -> None:
         self.reveal = lambda: text
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return "Secret(***)"
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret stays in its process")
 
 
-def secret(name: str, dbutils=None, scope: str = "") -> Secret:
+def secret(name: str, dbutils: Any = None, scope: str = "") -> Secret:
     """The secret `name`: from this scope of `dbutils.secrets`, else from the file that
     KAFKA2PC_NAME_FILE names, else from KAFKA2PC_NAME, both in the environment. Raises `BadOption`
     if it is in none of them.
@@ -91,7 +92,7 @@ _CLUSTER = {
 }
 
 
-def workspace_cluster(dbutils=None) -> dict[str, str] | None:
+def workspace_cluster(dbutils: Any = None) -> dict[str, str] | None:
     """The settings of a client, in librdkafka's names, from the widgets of a workspace, which are
     created if they do not exist. None without `dbutils`. The settings hold the password. Raises
     `BadOption` if no broker is named, and what `secret` raises.
@@ -108,7 +109,7 @@ def workspace_cluster(dbutils=None) -> dict[str, str] | None:
     return client_settings(wanted, dbutils)
 
 
-def client_settings(wanted: Mapping[str, str], dbutils=None) -> dict[str, str]:
+def client_settings(wanted: Mapping[str, str], dbutils: Any = None) -> dict[str, str]:
     """The settings of a client, in librdkafka's names. `wanted`: the widgets of
     `workspace_cluster`; without a user there is no security. Raises what `secret` raises.
     """

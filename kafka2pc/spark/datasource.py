@@ -7,9 +7,10 @@ __all__ = ['Kafka2pc', 'register']
 
 # %% ../../nbs/spark/02_datasource.ipynb #c002
 import logging
-from typing import Mapping, MutableMapping
+from typing import Any, Mapping, MutableMapping
 
 # %% ../../nbs/spark/02_datasource.ipynb #c003
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 # %% ../../nbs/spark/02_datasource.ipynb #c004
@@ -36,7 +37,7 @@ _LOG = logging.getLogger("kafka2pc")
 _OF_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 
 
-def _warn_of_rate(options: Mapping[str, str]):
+def _warn_of_rate(options: Mapping[str, str]) -> None:
     """Log which options a batch read ignores."""
     given = {name.lower() for name in options}
     ignored = [name for name in _OF_STREAMS if name.lower() in given]
@@ -44,7 +45,7 @@ def _warn_of_rate(options: Mapping[str, str]):
         _LOG.warning("a batch read ignores %s; endingOffsets limits it", ", ".join(ignored))
 
 
-def _refuse_table(options: Mapping[str, str]):
+def _refuse_table(options: Mapping[str, str]) -> None:
     """Raises `BadOption` if Spark asks on behalf of a table in its catalog."""
     if "provider" in {name.lower() for name in options}:
         raise BadOption(
@@ -65,14 +66,14 @@ class Kafka2pc(DataSource):
     def name(cls) -> str:
         return "kafka2pc"
 
-    def __init__(self, options: MutableMapping[str, str]):
+    def __init__(self, options: MutableMapping[str, str]) -> None:
         freeze_worker()
         check_interfaces()
         super().__init__(options)
         self.planning = True
 
     # an object that arrives by pickle is in the committer
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"planning": False}
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
@@ -139,7 +140,7 @@ class Kafka2pc(DataSource):
         return options
 
 
-def register(spark):
+def register(spark: SparkSession) -> None:
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
     reading. A thread of your own calls it, too, before it writes. Raises `BadOption` if the
     installed PySpark lacks what the format needs: it needs Spark 4.1.
@@ -149,7 +150,7 @@ def register(spark):
     _make_active(spark)
 
 
-def _make_active(spark):
+def _make_active(spark: Any) -> None:
     """Make this the active session of this thread. Spark looks for the format of a write there, and
     a thread that Python has started has none.
     """

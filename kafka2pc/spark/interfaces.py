@@ -61,7 +61,7 @@ _NEEDED = (
 )
 
 
-def check_interfaces(needed: tuple = _NEEDED):
+def check_interfaces(needed: tuple = _NEEDED) -> None:
     """Raises `BadOption` if the installed PySpark lacks a class that `format("kafka2pc")` needs."""
     absent = [cast(type, c).__name__ for c in needed if is_absent(c)]
     if absent:

@@ -10,12 +10,13 @@ __all__ = ['RunningQuery', 'running_query', 'is_connect', 'connected_query', 'un
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 # %% ../../nbs/spark/04_running_query.ipynb #c003
+from ..backends.kept import Kept
 from ..protocol.errors import BadOption, StaleCheckpoint
 from ..protocol.messages import Plan
 from .checkpoint import Checkpoint
@@ -49,12 +50,12 @@ def running_query(df: "DataFrame") -> RunningQuery | None:
     return RunningQuery(query_id, int(batch_id), *_place_and_run(session, query_id))
 
 
-def is_connect(session) -> bool:
+def is_connect(session: "SparkSession") -> bool:
     """Is this a session of Spark Connect?"""
     return session.__module__.startswith("pyspark.sql.connect")
 
 
-def _place_and_run(session, query_id: str) -> tuple[str, str]:
+def _place_and_run(session: Any, query_id: str) -> tuple[str, str]:
     from py4j.protocol import Py4JError
 
     try:
@@ -138,9 +139,9 @@ def in_task(plan: Plan) -> Plan:
 
 # %% ../../nbs/spark/04_running_query.ipynb #c051
 # the last batch that this process has written: id of the decisions -> (run of the query, batch)
-_WRITTEN: dict[str, tuple[str, int]] = {}
+_WRITTEN = Kept()
 # the call that has raised: id of the decisions -> (run of the query, batch)
-_FAILED: dict[str, tuple[str, int]] = {}
+_FAILED = Kept()
 
 
 @contextmanager

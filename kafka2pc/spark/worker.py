@@ -9,17 +9,19 @@ __all__ = ['freeze_worker']
 import gc
 import os
 
+# %% ../../nbs/spark/09_worker.ipynb #c011
+from ..backends.kept import Kept
+
 # %% ../../nbs/spark/09_worker.ipynb #c005
-_FROZEN = set()  # the ids of this process and of those that it was forked from
+_FROZEN = Kept()  # is this process frozen?
 
 
-def freeze_worker():
+def freeze_worker() -> None:
     """Exempt what is loaded from garbage collection, once in each reused worker of Spark. Nothing
     happens in other processes, or if `KAFKA2PC_GC_FREEZE` is off.
     """
-    if "SPARK_REUSE_WORKER" not in os.environ or os.getpid() in _FROZEN:
+    if "SPARK_REUSE_WORKER" not in os.environ or not _FROZEN.first("worker"):
         return
-    _FROZEN.add(os.getpid())
     if os.environ.get("KAFKA2PC_GC_FREEZE") != "off":
         gc.collect()
         gc.freeze()

@@ -10,8 +10,9 @@ import base64
 import json
 import os
 import re
+from abc import abstractmethod
 from contextlib import suppress
-from typing import Iterable, Iterator
+from typing import IO, Any, Iterable, Iterator, Protocol
 
 # %% ../../nbs/stores/02_file.ipynb #c003
 import pyarrow.parquet as pq
@@ -21,52 +22,60 @@ from pyarrow import RecordBatch
 from ..protocol.errors import BadOption
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
-from ..protocol.participant import Description, Outcome, TransactionBase
+from ..protocol.participant import Description, Outcome, Participant, TransactionBase
 from ..protocol.states import TxnState
 from .parts import NamedStore, StoreNames, aborted_error, key
 
 # %% ../../nbs/stores/02_file.ipynb #c009
-class _Parquet:
-    def __init__(self, file):
-        self.file = file
-        self.writer = None
+class _Format(Protocol):
+    def __init__(self, file: IO[bytes]) -> None: ...
+    def write(self, batch: RecordBatch) -> None: ...
+    def close(self) -> None: ...
+    @staticmethod
+    def read(file: IO[bytes]) -> Iterator[dict]: ...
 
-    def write(self, batch: RecordBatch):
+
+class _Parquet:
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.writer: pq.ParquetWriter | None = None
+
+    def write(self, batch: RecordBatch) -> None:
         if self.writer is None:
             self.writer = pq.ParquetWriter(self.file, batch.schema)
         self.writer.write_batch(batch)
 
-    def close(self):
+    def close(self) -> None:
         if self.writer:
             self.writer.close()
 
     @staticmethod
-    def read(file) -> Iterator[dict]:
+    def read(file: IO[bytes]) -> Iterator[dict]:
         for batch in pq.ParquetFile(file).iter_batches():
             yield from batch.to_pylist()
 
 
-def _plain(value) -> str:
+def _plain(value: object) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 class _JsonLines:
-    def __init__(self, file):
+    def __init__(self, file: IO[bytes]) -> None:
         self.file = file
 
-    def write(self, batch: RecordBatch):
+    def write(self, batch: RecordBatch) -> None:
         for row in batch.to_pylist():
             self.file.write(json.dumps(row, default=_plain).encode() + b"\n")
 
-    def close(self):
+    def close(self) -> None:
         pass
 
     @staticmethod
-    def read(file) -> Iterator[dict]:
+    def read(file: IO[bytes]) -> Iterator[dict]:
         return map(json.loads, file)
 
 
-FORMATS = {"parquet": _Parquet, "json": _JsonLines}
+FORMATS: dict[str, type[_Format]] = {"parquet": _Parquet, "json": _JsonLines}
 
 # %% ../../nbs/stores/02_file.ipynb #c011
 _NAMES = Names()  # the transactional ids of this process
@@ -76,7 +85,7 @@ _FILE = re.compile(
 _HIDDEN = ".kafka2pc"
 
 
-def _sync(path: str):
+def _sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -100,7 +109,7 @@ def _move(old: str, new: str) -> bool:
     return True
 
 # %% ../../nbs/stores/02_file.ipynb #c013
-class FileStore(NamedStore):
+class FileStore(NamedStore, Participant):
     """Base of the stores that keep one file for each transaction. `where`: the place, as
     Committables show it. `format`: a key of `FORMATS`. `prefix`: of the names.
 
@@ -108,7 +117,7 @@ class FileStore(NamedStore):
     `BadOption`.
     """
 
-    def __init__(self, where: str, format: str, prefix: str, name: str):
+    def __init__(self, where: str, format: str, prefix: str, name: str) -> None:
         if format not in FORMATS:
             raise BadOption(f"format {format}: choose one of {', '.join(FORMATS)}")
         if "/" in prefix:
@@ -125,6 +134,11 @@ class FileStore(NamedStore):
         self.format = format
         self.name = name
         self.names = StoreNames(prefix, participant=name, topic=where, cluster_id=where)
+
+    @abstractmethod
+    def _open_names(self) -> list[str]: ...
+    @abstractmethod
+    def _ended_names(self) -> list[str]: ...
 
     def store_id(self) -> str:
         """The place of the files."""
@@ -164,7 +178,7 @@ class FileParticipant(FileStore):
 
     def __init__(
         self, folder: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "file"
-    ):
+    ) -> None:
         super().__init__(os.path.abspath(folder), format, prefix, name)
 
     def begin(self, plan: Plan) -> "FileTransaction":
@@ -191,7 +205,7 @@ class FileParticipant(FileStore):
             return Outcome.UNKNOWN
         return Outcome.REFUSED if os.path.exists(self.path(c)) else Outcome.DONE
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """An aborted file is gone, so its state is None."""
         return [Description(self._state(c)) for c in cs]
 
@@ -223,7 +237,9 @@ class OpenFile(TransactionBase):
     aborted.
     """
 
-    def __init__(self, store: FileStore, c: Committable, file):
+    store: FileStore
+
+    def __init__(self, store: FileStore, c: Committable, file: IO[bytes]) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
@@ -231,19 +247,22 @@ class OpenFile(TransactionBase):
         self.file = file
         self.writer = FORMATS[store.format](file)
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         with suppress(OSError):  # a file that is not pre-committed by now never will be
             self.writer.close()
             self.file.close()
         super().__exit__(kind)
 
-    def write(self, batch: RecordBatch):
+    def _prepare(self) -> None:
+        raise NotImplementedError
+
+    def write(self, batch: RecordBatch) -> None:
         """Raises `IllegalStep` after `precommit`."""
         self.step("write")
         self.writer.write(batch)
         self.rows += len(batch)
 
-    def flush(self):
+    def flush(self) -> None:
         self.file.flush()
 
     def precommit(self) -> Committable:
@@ -258,10 +277,12 @@ class OpenFile(TransactionBase):
 class FileTransaction(OpenFile):
     """One open file of a `FileParticipant`."""
 
-    def __init__(self, store: FileParticipant, c: Committable):
+    store: FileParticipant
+
+    def __init__(self, store: FileParticipant, c: Committable) -> None:
         super().__init__(store, c, open(store.path(c, "open"), "xb"))
 
-    def _prepare(self):
+    def _prepare(self) -> None:
         os.fsync(self.file.fileno())
         if not _move(self.store.path(self.c, "open"), self.store.path(self.c, "ready")):
             raise aborted_error(f"{self.label}: its file is gone")

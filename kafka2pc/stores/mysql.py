@@ -9,7 +9,7 @@ __all__ = ['xid', 'MysqlParticipant', 'MysqlTransaction']
 import json
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Iterable
+from typing import Any, Iterable, Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 # %% ../../nbs/stores/06_mysql.ipynb #c003
@@ -31,6 +31,7 @@ from ..protocol.names import Names, parse_name
 from ..protocol.participant import Description, Outcome, TransactionBase
 from .parts import NamedStore, StoreNames, aborted_error, key
 from kafka2pc.stores.record import (
+    Run,
     add_line,
     compare_outcome,
     mark_line,
@@ -95,7 +96,7 @@ def _code(error: pymysql.MySQLError) -> int | None:
 
 
 @contextmanager
-def _our_errors(what: str):
+def _our_errors(what: str) -> Iterator[None]:
     """Turn the errors of PyMySQL about a table into ours."""
     try:
         yield
@@ -118,7 +119,7 @@ def _our_errors(what: str):
 
 
 @contextmanager
-def _outages(why: str = _NO_RIGHT, *, all_lost: bool = False):
+def _outages(why: str = _NO_RIGHT, *, all_lost: bool = False) -> Iterator[None]:
     """Turn the errors of PyMySQL about a connection into ours: `NotAuthorized`, and
     `StoreUnreachable` for a lost connection, or with `all_lost` for every other error.
     """
@@ -166,7 +167,7 @@ class MysqlParticipant(NamedStore):
         name: str = "mysql",
         record: str = "kafka2pc_transactions",
         lock_s: int = 10,
-    ):
+    ) -> None:
         if len(prefix.encode()) > _LONGEST_PREFIX:
             raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes, an xid is short")
         self.url = url
@@ -194,13 +195,13 @@ class MysqlParticipant(NamedStore):
             raise unreadable_url("MariaDB", "mysql") from None
         return db
 
-    def run(self, cursor: pymysql.cursors.Cursor, text: str, *args) -> pymysql.cursors.Cursor:
+    def run(self, cursor: pymysql.cursors.Cursor, text: str, *args: Any) -> pymysql.cursors.Cursor:
         """Execute a statement about the table of the record, which is `{}` in it."""
         cursor.execute(text.format(f"`{self.record}`"), args)
         return cursor
 
     @contextmanager
-    def _recorded(self):
+    def _recorded(self) -> Iterator[Run]:
         """A function that executes a statement in a database that has the table of the record."""
         with self.connect() as db, db.cursor() as cursor, _outages():
             run = partial(self.run, cursor)
@@ -216,7 +217,7 @@ class MysqlParticipant(NamedStore):
             [(store,)] = run("select query_id from {} where transactional_id = 'store'").fetchall()
         return store
 
-    def _check(self, run):
+    def _check(self, run: Run) -> None:
         text = "select version(), concat(version(), @@version_comment)"
         [(version, comment)] = run(text).fetchall()
         least = (10, 5) if "maria" in comment.lower() else (8, 0)
@@ -263,7 +264,7 @@ class MysqlParticipant(NamedStore):
         except (StoreUnreachable, pymysql.MySQLError):
             return Outcome.UNKNOWN
 
-    def _end_prepared(self, run, c: Committable, verb: str) -> bool:
+    def _end_prepared(self, run: Run, c: Committable, verb: str) -> bool:
         """End the transaction if it is prepared. False: its writer is still connected."""
         try:
             run(f"xa {verb} %s, %s", *xid(c))
@@ -273,7 +274,7 @@ class MysqlParticipant(NamedStore):
             return xid(c) not in self._prepared(run)
         return True
 
-    def _prepared(self, run) -> set[tuple[str, str]]:
+    def _prepared(self, run: Run) -> set[tuple[str, str]]:
         """The xids of all transactions that are prepared."""
         found = set()
         for _, cut, _, data in run("xa recover").fetchall():
@@ -281,7 +282,7 @@ class MysqlParticipant(NamedStore):
             found.add((text[:cut], text[cut:]))
         return found
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """An open transaction that is not prepared cannot be committed, so its state is None."""
         cs = list(cs)
         with self._recorded() as run:
@@ -335,7 +336,9 @@ def _insert(table: str, names: list[str], key: tuple[str, ...]) -> str:
 class MysqlTransaction(TransactionBase):
     """One open transaction of a `MysqlParticipant`, with its own connection."""
 
-    def __init__(self, store: MysqlParticipant, c: Committable):
+    store: MysqlParticipant
+
+    def __init__(self, store: MysqlParticipant, c: Committable) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
@@ -344,13 +347,13 @@ class MysqlTransaction(TransactionBase):
         with _our_errors(store.table), self.db.cursor() as cursor:
             cursor.execute("xa start %s, %s", xid(c))
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         # a transaction that is not prepared by now is rolled back
         if self.db.open:
             self.db.close()
         super().__exit__(kind)
 
-    def write(self, batch: RecordBatch):
+    def write(self, batch: RecordBatch) -> None:
         """Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."""
         self.step("write")
         text = _insert(self.store.table, batch.schema.names, self.store.key)
@@ -359,7 +362,7 @@ class MysqlTransaction(TransactionBase):
             cursor.executemany(text, rows)
         self.rows += len(batch)
 
-    def flush(self):
+    def flush(self) -> None:
         """Does nothing: an INSERT is answered when the server has its rows."""
 
     def precommit(self) -> Committable:

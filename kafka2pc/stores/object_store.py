@@ -10,7 +10,7 @@ import os
 import re
 import tempfile
 from contextlib import suppress
-from typing import Iterable, Iterator
+from typing import Any, Iterable, Iterator
 
 # %% ../../nbs/stores/03_object_store.ipynb #c003
 from ..backends.storage import Storage, check_driver
@@ -22,7 +22,7 @@ from .file import FORMATS, FileStore, OpenFile
 from .parts import aborted_error
 
 # %% ../../nbs/stores/03_object_store.ipynb #c008
-def _sync(path: str):
+def _sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -30,7 +30,7 @@ def _sync(path: str):
         os.close(fd)
 
 
-def _write_new(path: str, content: bytes):
+def _write_new(path: str, content: bytes) -> None:
     """A new local file, whole and on the disk, or `FileExistsError`. It waits for its name two
     folders up, where nobody looks.
     """
@@ -60,7 +60,7 @@ class ObjectParticipant(FileStore):
 
     def __init__(
         self, url: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "object"
-    ):
+    ) -> None:
         from fsspec.implementations.local import LocalFileSystem
 
         where = re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url.rstrip("/"))
@@ -123,7 +123,7 @@ class ObjectParticipant(FileStore):
             return ""
         return self.storage.read(path).decode()
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """Raises `StoreUnreachable`."""
         return [Description(self._state(c)) for c in cs]
 
@@ -158,7 +158,7 @@ class ObjectParticipant(FileStore):
         with self.fs.open(self.path(c, "data"), "rb") as file:
             yield from FORMATS[self.format].read(file)
 
-    def drop(self, c: Committable):
+    def drop(self, c: Committable) -> None:
         """Remove the data of a transaction. Its outcome stays."""
         self.storage.remove(self.path(c, "data"))
 
@@ -179,10 +179,12 @@ class ObjectParticipant(FileStore):
 class ObjectTransaction(OpenFile):
     """One open file of an `ObjectParticipant`, on the local disk until it is pre-committed."""
 
-    def __init__(self, store: ObjectParticipant, c: Committable):
+    store: ObjectParticipant
+
+    def __init__(self, store: ObjectParticipant, c: Committable) -> None:
         super().__init__(store, c, tempfile.NamedTemporaryFile())
 
-    def _prepare(self):
+    def _prepare(self) -> None:
         data = self.store.path(self.c, "data")
         self.store.storage.upload(self.file.name, data)
         if self.store.local:  # an object store answers when it has the object

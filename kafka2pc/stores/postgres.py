@@ -9,7 +9,7 @@ __all__ = ['our_errors', 'PostgresParticipant', 'copy_text', 'move_rows', 'Postg
 import json
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Iterable
+from typing import Any, Callable, Iterable, Iterator
 
 # %% ../../nbs/stores/05_postgres.ipynb #c003
 import psycopg
@@ -74,7 +74,7 @@ _DENIED = (
 
 
 @contextmanager
-def our_errors(what: str):
+def our_errors(what: str) -> Iterator[None]:
     """Turn the errors of psycopg about a table into ours: `NotAuthorized`, `PrecommitFailed`,
     `BadRow`.
     """
@@ -124,7 +124,7 @@ class PostgresParticipant(NamedStore):
         name: str = "postgres",
         record: str = "kafka2pc_transactions",
         lock_ms: int = 10_000,
-    ):
+    ) -> None:
         if len(prefix.encode()) > _LONGEST_PREFIX:
             raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes")
         self.url = url
@@ -142,7 +142,7 @@ class PostgresParticipant(NamedStore):
         return connect_postgres(self.url, "PostgreSQL", lock_ms=self.lock_ms, autocommit=autocommit)
 
     @contextmanager
-    def _recorded(self):
+    def _recorded(self) -> Iterator[psycopg.Connection]:
         """A connection to a database that has the table of records."""
         with self.connect() as db:
             try:
@@ -159,7 +159,7 @@ class PostgresParticipant(NamedStore):
                     raise unreachable("PostgreSQL", e) from e
                 raise
 
-    def run(self, db: psycopg.Connection, text: str, *args) -> psycopg.Cursor:
+    def run(self, db: psycopg.Connection, text: str, *args: Any) -> psycopg.Cursor:
         """A statement about the table of records, which is `{}` in it."""
         return db.execute(sql.SQL(text).format(sql.Identifier(*self.record.split("."))), args)
 
@@ -167,7 +167,7 @@ class PostgresParticipant(NamedStore):
         """The id of the server, and the database."""
         text = "select system_identifier, current_database() from pg_control_system()"
         with self.connect() as db:
-            server, database = db.execute(text).fetchone()
+            [(server, database)] = db.execute(text).fetchall()
         return f"{server}/{database}"
 
     def begin(self, plan: Plan) -> "PostgresTransaction":
@@ -184,7 +184,7 @@ class PostgresParticipant(NamedStore):
             add_line(run, c, plan.query_id)
         return self._transaction(c)
 
-    def _check(self, db: psycopg.Connection):
+    def _check(self, db: psycopg.Connection) -> None:
         if db.execute("show max_prepared_transactions").fetchone() == ("0",):
             raise BadOption(
                 "max_prepared_transactions = 0: this PostgreSQL cannot pre-commit",
@@ -214,7 +214,7 @@ class PostgresParticipant(NamedStore):
         except (StoreUnreachable, OperationalError, ObjectNotInPrerequisiteState):
             return Outcome.UNKNOWN
 
-    def describe(self, cs: Iterable[Committable], **_) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """An open transaction that is not prepared cannot be committed, so its state is None."""
         cs = list(cs)
         gids = [_gid(c) for c in cs]
@@ -243,7 +243,7 @@ def _hex(value: bytes) -> str:
     return f"\\x{value.hex()}"
 
 
-def _json(value) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, default=str)
 
 
@@ -254,6 +254,7 @@ def _text(column: pa.Array) -> pa.Array:
         return _text(column.dictionary_decode())
     if pa.types.is_decimal(kind) or str(kind) == "string_view":
         return column.cast(pa.string())
+    write: Callable[[Any], str]
     if pa.types.is_nested(kind):
         write = _json
     elif "binary" in str(kind):
@@ -297,18 +298,19 @@ def move_rows(
     target: sql.Identifier,
     names: Iterable[str],
     key: Iterable[str],
-):
+) -> None:
     """Put the columns `names` of `source` into `target`, and drop `source`. `source` has a column
     kafka2pc_row, the order of its rows. With a `key`, rows are upserted and the last of each key
     stays.
     """
     columns = _names_of(names)
+    choice: sql.Composable = sql.SQL("")
+    order: sql.Composable = sql.SQL("kafka2pc_row")
+    conflict: sql.Composable = sql.SQL("")
     if key:
         choice = sql.SQL("distinct on ({})").format(_names_of(key))
         order = sql.SQL("{}, kafka2pc_row desc").format(_names_of(key))
         conflict = _on_conflict(names, key)
-    else:
-        choice, order, conflict = sql.SQL(""), sql.SQL("kafka2pc_row"), sql.SQL("")
     db.execute(
         sql.SQL("insert into {} ({}) select {} {} from {} order by {} {}").format(
             target, columns, choice, columns, source, order, conflict
@@ -320,12 +322,14 @@ def move_rows(
 class PostgresTransaction(TransactionBase):
     """One open transaction of a `PostgresParticipant`, with its own connection."""
 
-    def __init__(self, store: PostgresParticipant, c: Committable):
+    store: PostgresParticipant
+
+    def __init__(self, store: PostgresParticipant, c: Committable) -> None:
         self.store = store
         self.c = c
         self.label = c.transactional_id
         self.rows = 0
-        self.columns = None
+        self.columns: sql.Composed | None = None
         self.db = store.connect(autocommit=False)
         *schema, table = store.table.split(".")
         self.table = sql.Identifier(*schema, table)
@@ -333,11 +337,11 @@ class PostgresTransaction(TransactionBase):
         if store.key:
             self.into = sql.Identifier(*schema, f"kafka2pc_{self.db.info.backend_pid}")
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         self.db.close()  # a transaction that is not prepared by now is rolled back
         super().__exit__(kind)
 
-    def write(self, batch: RecordBatch):
+    def write(self, batch: RecordBatch) -> None:
         """Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."""
         self.step("write")
         with our_errors(self.store.table):
@@ -348,7 +352,7 @@ class PostgresTransaction(TransactionBase):
                 copy.write(copy_text(batch))
         self.rows += len(batch)
 
-    def _open(self, names: list[str]):
+    def _open(self, names: list[str]) -> None:
         self.column_names = names
         self.columns = _names_of(names)
         if self.into == self.table:
@@ -361,7 +365,7 @@ class PostgresTransaction(TransactionBase):
         )
         self.db.execute(sql.SQL("alter table {} add kafka2pc_row bigserial").format(self.into))
 
-    def flush(self):
+    def flush(self) -> None:
         """Does nothing: COPY answers only when the server has all rows."""
 
     def precommit(self) -> Committable:
@@ -374,7 +378,7 @@ class PostgresTransaction(TransactionBase):
         self.step("precommit")
         return self.store.names.committable(*key(self.c), self.rows)
 
-    def _prepare(self):
+    def _prepare(self) -> None:
         if self.store.key and self.columns:
             move_rows(self.db, self.into, self.table, self.column_names, self.store.key)
         if not mark_line(partial(self.store.run, self.db), self.c, "committed"):

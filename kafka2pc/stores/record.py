@@ -20,7 +20,7 @@ _HERE = "transactional_id = %s and epoch = %s"
 _STATES = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
 
 
-def add_line(run: Run, c: Committable, query_id: str):
+def add_line(run: Run, c: Committable, query_id: str) -> None:
     """Write the line of a new transaction: open."""
     text = "insert into {} (transactional_id, epoch, query_id) values (%s, %s, %s)"
     run(text, *key(c), query_id)
@@ -50,7 +50,7 @@ def compare_outcome(run: Run, c: Committable, wanted: str) -> Outcome:
 
 def state_of(outcome: str | None, prepared: bool) -> TxnState | None:
     """The state of a transaction, by its line and by whether the database has it prepared."""
-    return _STATES.get(outcome, TxnState.PRECOMMITTED if prepared else None)
+    return _STATES.get(outcome or "", TxnState.PRECOMMITTED if prepared else None)
 
 # %% ../../nbs/stores/04_record.ipynb #c008
 def open_transactions(run: Run, names: StoreNames, query_id: str) -> list[Committable]:

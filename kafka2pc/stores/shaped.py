@@ -7,7 +7,7 @@ __all__ = ['ShapedTransaction', 'Shaped']
 
 # %% ../../nbs/stores/10_shaped.ipynb #c002
 from functools import partial
-from typing import Callable, Iterable, cast
+from typing import Any, Callable, Iterable, cast
 
 # %% ../../nbs/stores/10_shaped.ipynb #c003
 from pyarrow import RecordBatch
@@ -36,15 +36,16 @@ class ShapedTransaction(TransactionBase):
 
     def __init__(
         self, begin: Callable[[], Transaction], shape: Callable[[RecordBatch], RecordBatch]
-    ):
+    ) -> None:
         self.begin = begin
         self.shape = shape
         self.txn: Transaction | None = None
 
-    def __exit__(self, *exc):
-        return self.txn and self.txn.__exit__(*exc)
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        if self.txn:
+            self.txn.__exit__(kind, *rest)
 
-    def write(self, rows):
+    def write(self, rows: RecordBatch) -> None:
         shaped = self.shape(rows)
         if not len(shaped):
             return
@@ -53,7 +54,7 @@ class ShapedTransaction(TransactionBase):
             self.txn = self.begin().__enter__()
         self.txn.write(shaped)
 
-    def flush(self):
+    def flush(self) -> None:
         if self.txn:
             self.txn.flush()
 
@@ -69,7 +70,9 @@ class Shaped:
     task. `shape` may leave rows out. Everything else is `participant`.
     """
 
-    def __init__(self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]):
+    def __init__(
+        self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]
+    ) -> None:
         self.participant, self.shape, self.name = participant, shape, participant.name
         if isinstance(participant, EndsMany):
             self.end_all = participant.end_all
@@ -80,6 +83,7 @@ class Shaped:
 
     def under(self, prefix: str) -> "Shaped":
         """See `Identified`."""
+        # only a participant whose ids have a prefix is asked for another one
         return Shaped(cast(Identified, self.participant).under(prefix), self.shape)
 
     def begin(self, plan: Plan) -> ShapedTransaction:
@@ -94,7 +98,7 @@ class Shaped:
     def abort(self, c: Committable) -> Outcome:
         return self.participant.abort(c)
 
-    def describe(self, cs: Iterable[Committable], **limits) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **limits: Any) -> list[Description]:
         return self.participant.describe(cs, **limits)
 
     def in_doubt(self, query_id: str) -> list[Committable]:

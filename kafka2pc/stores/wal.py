@@ -7,7 +7,7 @@ __all__ = ['Log', 'WalParticipant']
 
 # %% ../../nbs/stores/07_wal.ipynb #c002
 from itertools import islice
-from typing import Callable, Iterable, Iterator, Protocol
+from typing import Any, Callable, Iterable, Iterator, Protocol
 
 # %% ../../nbs/stores/07_wal.ipynb #c003
 from ..protocol.errors import StoreUnreachable
@@ -21,7 +21,7 @@ class Log(Participant, Protocol):
     """
 
     def rows(self, c: Committable) -> Iterator[dict]: ...
-    def drop(self, c: Committable): ...
+    def drop(self, c: Committable) -> None: ...
 
 
 class WalParticipant:
@@ -32,7 +32,7 @@ class WalParticipant:
 
     def __init__(
         self, log: Log, send: Callable[[list[tuple[str, dict]]], None], *, chunk: int = 1000
-    ):
+    ) -> None:
         self.log, self.send, self.chunk, self.name = log, send, chunk, log.name
 
     def store_id(self) -> str:
@@ -44,7 +44,7 @@ class WalParticipant:
     def abort(self, c: Committable) -> Outcome:
         return self.log.abort(c)
 
-    def describe(self, cs: Iterable[Committable], **limits) -> list[Description]:
+    def describe(self, cs: Iterable[Committable], **limits: Any) -> list[Description]:
         return self.log.describe(cs, **limits)
 
     def in_doubt(self, query_id: str) -> list[Committable]:
@@ -66,7 +66,7 @@ class WalParticipant:
             return Outcome.UNKNOWN
         return Outcome.DONE
 
-    def _replay(self, c: Committable):
+    def _replay(self, c: Committable) -> None:
         items = (
             (f"{c.transactional_id}.{c.state.epoch}/{n}", row)
             for n, row in enumerate(self.log.rows(c))

@@ -62,7 +62,7 @@ def test_an_error_that_stays_is_told_with_its_cause_and_never_as_an_empty_folder
 
 
 def test_the_check_for_an_exclusive_create_is_made_once_in_a_process(moody):
-    with patch.object(storage, "_CHECKED", set()):
+    with patch.object(storage, "_CHECKED", {}):
         open_folder_log("moody://bucket/one")
         Moody.calls = 0
         open_folder_log("moody://bucket/two")

@@ -61,7 +61,7 @@ def topic_log(kafka, topic="decisions", **more):
 
 def again(log, **more):
     """The log of the same name, as a new process opens it."""
-    return TopicLog(log._kafka.conf, log.topic, log.name, **{"prefix": log.prefix} | more)
+    return TopicLog(log._conf, log.topic, log.name, **{"prefix": log.prefix} | more)
 
 
 def append(kafka, topic, key, value):
@@ -514,7 +514,7 @@ def test_a_bookmark_that_does_not_count_is_as_none(full, wrong):
     end, epoch = end_of(full)
     try:
         if wrong == "none":
-            admin = AdminClient(full._kafka.conf)
+            admin = AdminClient(full._conf)
             admin.delete_consumer_groups([full.transactional_id])[full.transactional_id].result(30)
         elif wrong == "beyond the end":
             bookmark(full).save(end + 1, epoch)

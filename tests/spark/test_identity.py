@@ -22,6 +22,7 @@ from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.operators.adopt import adopt
+from kafka2pc.protocol.participant import StoreIdentity
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.finish import finish
@@ -231,6 +232,9 @@ class Prefixed(MemoryParticipant):
             for c in super().in_doubt(query_id)
             if self.prefixes[c.transactional_id, c.state.epoch] == self.prefix
         ]
+
+    def identity(self):
+        return StoreIdentity(self.prefix)
 
     def under(self, prefix):
         twin = copy.copy(self)

@@ -321,7 +321,7 @@ def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
     assert store.store_id() == "guarded://bob@host/bucket" and store.commit(c) is DONE
     with (
         patch.object(storage.Storage, "create", lambda storage, path, content: True),
-        patch.object(storage, "_CHECKED", set()),
+        patch.object(storage, "_CHECKED", {}),
         pytest.raises(BadOption, match=r"bob:\*\*\*@host") as e,
     ):
         ObjectParticipant("guarded://bob:hunter2@host/bucket")

@@ -20,7 +20,7 @@ from kafka.protocol.metadata import FindCoordinatorRequest
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c004
 from .reader import leader_of
 from ...kafka.wire.cluster import Cluster
-from ...kafka.wire.connection import NoAnswer, NotSent, NotYet
+from ...kafka.wire.connection import NoAnswer, NotSent, NotYet, WireAnswer, WireRequest
 from ...kafka.wire.topics import describe_topics
 from ...protocol.errors import TwoPhaseError
 
@@ -37,7 +37,7 @@ class Bookmark:
     saved last. `allowed`: may this user use the group?
     """
 
-    def __init__(self, cluster: Cluster, topic: str, group: str):
+    def __init__(self, cluster: Cluster, topic: str, group: str) -> None:
         self._cluster = cluster
         self.topic = topic
         self.group = group
@@ -60,7 +60,7 @@ class Bookmark:
             _LOG.debug("decision log kafka:%s: no bookmark: %s", self.topic, e)
         return self.at
 
-    def _counts(self, saved) -> bool:
+    def _counts(self, saved: WireAnswer) -> bool:
         """Was it saved for this topic, and was nothing before it cut off since?"""
         if saved.committed_offset <= 0 or not self._topic_id:
             return False
@@ -68,7 +68,7 @@ class Bookmark:
             return False
         return saved.committed_offset <= self._end_of(saved.committed_leader_epoch)
 
-    def save(self, offset: int, epoch: int):
+    def save(self, offset: int, epoch: int) -> None:
         """Commit the offset, with the leader's epoch when it was read."""
         try:
             self._ask_group(self._commit(offset, epoch))
@@ -99,7 +99,7 @@ class Bookmark:
             max_version=8,
         )
 
-    def _ask_group(self, request):
+    def _ask_group(self, request: WireRequest) -> WireAnswer:
         """The answer for the partition, of the group's coordinator."""
         found = self._cluster.ask(
             FindCoordinatorRequest(key_type=_GROUP, key=self.group, max_version=3)
@@ -111,7 +111,7 @@ class Bookmark:
         self._check(row.error_code)
         return row
 
-    def _check(self, code: int):
+    def _check(self, code: int) -> None:
         self.allowed = code != _NO_RIGHT
         if code:
             raise NotYet(f"group {self.group}: {code} {for_code(code).message}")

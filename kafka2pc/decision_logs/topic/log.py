@@ -10,7 +10,7 @@ import copy
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 # %% ../../../nbs/decision_logs/topic/05_log.ipynb #c003
 import numpy as np
@@ -28,7 +28,7 @@ from kafka2pc.decision_logs.topic.reader import (
 )
 from .records import Keys, TopicRecords, encode, name_in
 from .settings import check_topic, read_settings, warn_if_long
-from ...kafka.participant import KafkaParticipant
+from ...kafka.client import shared_cluster
 from ...kafka.records.encoder import HEADER_BYTES, RECORD_BYTES, sections
 from ...kafka.records.rows import rows_of
 from ...kafka.wire.cluster import Cluster
@@ -43,6 +43,7 @@ from kafka2pc.protocol.errors import (
     NotAuthorized,
     PrecommitFailed,
     Superseded,
+    TwoPhaseError,
     UnclearAnswer,
 )
 from ...protocol.log.decisions import Decision, Slot
@@ -92,21 +93,21 @@ class TopicLog(NamedLog):
         prefix: str = "kafka2pc",
         within_ms: int = 30_000,
         make: bool = True,
-    ):
+    ) -> None:
         self.topic = topic
         self.name = name
         self.prefix = prefix
         self.within_ms = within_ms
-        self.tail = None
-        self._bookmark = None
-        self._kafka = KafkaParticipant(conf)
+        self.tail: Tail | None = None
+        self._bookmark: Bookmark | None = None
+        self._conf = dict(conf)
         self._settings = check_topic(self._cluster, conf, topic, make)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"tail": None, "_bookmark": None}
 
     @property
-    def place(self) -> str:
+    def place(self) -> str:  # type: ignore[override]  # it is never set
         return f"kafka:{self.topic}"
 
     @property
@@ -123,7 +124,7 @@ class TopicLog(NamedLog):
 
     @property
     def _cluster(self) -> Cluster:
-        return self._kafka.cluster
+        return shared_cluster(self._conf)
 
     def sibling(self, name: str) -> "TopicLog":
         twin = copy.copy(self)
@@ -134,10 +135,10 @@ class TopicLog(NamedLog):
     def siblings(self) -> list[str]:
         self._read_all()
         self._read(LAST_STABLE)
-        names = {name_in(key) for key in self.tail.found}
+        names = {name_in(key) for key in self._found()}
         return sorted(name for name in names if name is not None)
 
-    def close(self):
+    def close(self) -> None:
         """Close the reader of the topic."""
         if self.tail:
             self.tail.close()
@@ -152,7 +153,7 @@ class TopicLog(NamedLog):
         """
         attempt = _Attempt(decision, late)
         while True:
-            trouble = None
+            trouble: TwoPhaseError | None = None
             try:
                 record = self._try(attempt)
                 if record:
@@ -160,9 +161,11 @@ class TopicLog(NamedLog):
             except (UnclearAnswer, PrecommitFailed) as e:  # most often: fenced
                 trouble = e
             except (BrokerUnreachable, BadRow, *_FINAL) as e:
-                return self._give_up(attempt, e)
+                self._give_up(attempt, e)
+                return None
             if late() or time.monotonic() > attempt.deadline:
-                return self._give_up(attempt, trouble)
+                self._give_up(attempt, trouble)
+                return None
             time.sleep(random.uniform(0, 0.2))
 
     def _try(self, attempt: _Attempt) -> Decision | None:
@@ -200,9 +203,9 @@ class TopicLog(NamedLog):
         self._read(end)
         return self.load(slot) if self._records().holds(slot) else None
 
-    def _give_up(self, attempt: _Attempt, trouble: Exception | None) -> None:
+    def _give_up(self, attempt: _Attempt, trouble: TwoPhaseError | None) -> None:
         """Raises what is wrong if it is certain that nothing was written."""
-        if attempt.unclear:
+        if attempt.unclear or trouble is None:
             return
         if isinstance(trouble, _FINAL):
             raise trouble
@@ -304,7 +307,9 @@ class TopicLog(NamedLog):
         self._settings = self._settings or read_settings(self._cluster, self.topic)
         return int(self._settings.get("max.message.bytes", 1_048_588))
 
-    def _append(self, prefix: str, state: PreparedTxnState, records: Mapping[str, bytes | None]):
+    def _append(
+        self, prefix: str, state: PreparedTxnState, records: Mapping[str, bytes | None]
+    ) -> None:
         """Records in an open transaction of this epoch: invisible until it is ended, and only this
         epoch can end it.
         """
@@ -328,22 +333,22 @@ class TopicLog(NamedLog):
 
     # -- removing --
 
-    def purge(self, batch_id: int, seen: Listing | None = None):
+    def purge(self, batch_id: int, seen: Listing | None = None) -> None:
         """Remove the batches before this one, and the parts that an interrupted purge has left."""
         old = [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]
         self._remove(old, lambda slot: slot.batch_id < batch_id)
 
-    def remove(self, slots: Sequence[Slot]):
+    def remove(self, slots: Sequence[Slot]) -> None:
         self._read()
         self._remove(slots, lambda slot: slot in slots)
 
-    def _remove(self, slots: Sequence[Slot], old: Callable[[Slot], bool]):
+    def _remove(self, slots: Sequence[Slot], old: Callable[[Slot], bool]) -> None:
         """These slots, then the parts of slots that are `old`: slots first, so that no slot is left
         without its parts.
         """
         keys = Keys(self.name)
         gone = [keys.of_slot(slot) for slot in slots]
-        for key in self.tail.found:
+        for key in self._found():
             slot = keys.slot_of_part(key)
             if slot and old(slot):
                 gone.append(key)
@@ -357,11 +362,11 @@ class TopicLog(NamedLog):
         except (UnclearAnswer, PrecommitFailed, BrokerUnreachable):
             pass  # the next purge will find them
 
-    def _save_bookmark(self, gone: set[str]):
+    def _save_bookmark(self, gone: set[str]) -> None:
         """At the oldest record that is not `gone`."""
-        if not self._bookmark or (self._bookmark.at and not gone):
+        if not self.tail or not self._bookmark or (self._bookmark.at and not gone):
             return
-        kept = [min(values.values()) for key, values in self.tail.found.items() if key not in gone]
+        kept = [min(values.values()) for key, values in self._found().items() if key not in gone]
         self._bookmark.save(min(kept, default=self.tail.at), self.tail.epoch)
 
     # -- reading --
@@ -382,40 +387,45 @@ class TopicLog(NamedLog):
 
     def _records(self) -> TopicRecords:
         """What has been read so far."""
-        return TopicRecords(self.topic, self.name, self.tail.found)
+        return TopicRecords(self.topic, self.name, self._found())
 
-    def _read(self, end: int = HIGH_WATERMARK):
+    def _found(self) -> dict[str, dict[bytes, int]]:
+        return self.tail.found if self.tail else {}
+
+    def _read(self, end: int = HIGH_WATERMARK) -> None:
         """Read all that is in the topic now; with `LAST_STABLE`, what can be read without waiting
         for open transactions.
         """
-        self.tail = self.tail or self._open()
+        tail = self.tail = self.tail or self._open()
         try:
-            until, self.tail.epoch = end_of_topic(self._cluster, self.topic, end)
-            self.tail.read(until, self.within_ms)
+            until, tail.epoch = end_of_topic(self._cluster, self.topic, end)
+            tail.read(until, self.within_ms)
         except KafkaException as e:
             raise BrokerUnreachable(f"topic {self.topic}: {e.args[0].str()}") from None
 
     def _open(self) -> Tail:
         """A reader of the keys of this name, which begins at the bookmark."""
-        self._bookmark = Bookmark(self._cluster, self.topic, self.transactional_id)
-        at = self._bookmark.load()
+        bookmark = self._bookmark = Bookmark(self._cluster, self.topic, self.transactional_id)
+        at = bookmark.load()
         if not at:
-            warn_if_long(self.topic, self._settings, self._missing_right())
-        return Tail(self._kafka.conf, self.topic, Keys(self.name).starts(), at)
-
-    def _missing_right(self) -> str:
-        if self._bookmark.allowed:
-            return ""
-        return (
-            f" Or grant READ on the resource Group {self._bookmark.group}: then a start reads only"
-            " what is not purged."
-        )
+            warn_if_long(self.topic, self._settings, _missing_right(bookmark))
+        return Tail(self._conf, self.topic, Keys(self.name).starts(), at)
 
     def _read_all(self) -> Tail:
         """From now on keep the keys of all names, and share them with the siblings."""
-        if self.tail is None or self.tail.starts != EVERY_NAME:
-            self.close()
-            # no bookmark: it would be a group for each idempotence key
-            self.tail = Tail(self._kafka.conf, self.topic)
-            warn_if_long(self.topic, self._settings)
-        return self.tail
+        if self.tail is not None and self.tail.starts == EVERY_NAME:
+            return self.tail
+        self.close()
+        # no bookmark: it would be a group for each idempotence key
+        tail = self.tail = Tail(self._conf, self.topic)
+        warn_if_long(self.topic, self._settings)
+        return tail
+
+
+def _missing_right(bookmark: Bookmark) -> str:
+    if bookmark.allowed:
+        return ""
+    return (
+        f" Or grant READ on the resource Group {bookmark.group}: then a start reads only"
+        " what is not purged."
+    )

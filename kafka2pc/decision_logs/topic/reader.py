@@ -8,7 +8,7 @@ __all__ = ['HIGH_WATERMARK', 'LAST_STABLE', 'EVERY_NAME', 'leader_of', 'end_of_t
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c002
 import logging
 import time
-from typing import Mapping
+from typing import Any, Mapping
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c003
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -47,7 +47,7 @@ def end_of_topic(cluster: Cluster, topic: str, end: int) -> tuple[int, int]:
         ],
     )
 
-    def once():
+    def once() -> tuple[int, int]:
         request = ListOffsetsRequest(
             replica_id=-1, isolation_level=end, topics=[latest], min_version=4
         )
@@ -86,7 +86,7 @@ class Tail:
 
     def __init__(
         self, conf: Mapping, topic: str, starts: tuple[str, ...] = EVERY_NAME, at: int = 0
-    ):
+    ) -> None:
         self.topic = topic
         self.starts = starts
         self.at = at
@@ -96,10 +96,10 @@ class Tail:
         self._consumer = Consumer(for_librdkafka(conf) | _READER)
         self._go_to(at)
 
-    def close(self):
+    def close(self) -> None:
         self._consumer.close()
 
-    def read(self, end: int, within_ms: int):
+    def read(self, end: int, within_ms: int) -> None:
         """Read up to the offset `end`, however long that takes. Raises `BrokerUnreachable` if
         nothing arrives for `within_ms`, and `CorruptDecision` if the topic is not the one of
         before.
@@ -127,7 +127,7 @@ class Tail:
                 self._report(now - began, end)
                 report = now + _SLOW_S
 
-    def _report(self, seconds: float, end: int):
+    def _report(self, seconds: float, end: int) -> None:
         _LOG.warning(
             "decision log kafka:%s: %.0f s were needed to read to offset %s of %s",
             self.topic,
@@ -136,7 +136,7 @@ class Tail:
             end,
         )
 
-    def _take_all(self):
+    def _take_all(self) -> None:
         """Take all records that have arrived; wait for the first one. Nothing behind an error is
         taken: librdkafka may go on behind a batch that it cannot read, and the next read must meet
         that batch again.
@@ -151,10 +151,10 @@ class Tail:
                 raise KafkaException(error)
             self._take(message)
 
-    def _go_to(self, offset: int):
+    def _go_to(self, offset: int) -> None:
         self._consumer.assign([TopicPartition(self.topic, 0, offset)])
 
-    def _take(self, message):
+    def _take(self, message: Any) -> None:
         error = message.error()
         if error and error.name() == "_PARTITION_EOF":
             self.at = message.offset()

@@ -142,7 +142,7 @@ class TopicRecords:
         if head:
             return head.get("fence", "")
         decision = self.load(slot)
-        return decision.identity.fence if decision.identity else ""
+        return decision.identity.fence if decision and decision.identity else ""
 
     def _slot(self, key: str) -> Slot:
         numbers = key.removeprefix(f"{self.name}/")

@@ -14,6 +14,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c004
+from ...backends.kept import Kept
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.error_codes import topic_not_authorized
 from ...kafka.wire.login import for_librdkafka
@@ -60,7 +61,7 @@ def check_topic(cluster: Cluster, conf: Mapping, topic: str, make: bool) -> dict
     )
 
 
-def _create_topic(conf: Mapping, topic: str):
+def _create_topic(conf: Mapping, topic: str) -> None:
     admin = AdminClient(for_librdkafka(conf) | {"log_level": 2})
     for settings in (_SHORT, _COMPACT):
         try:
@@ -78,20 +79,19 @@ def _create_topic(conf: Mapping, topic: str):
     )
 
 # %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c012
-_WARNED: set = set()  # the topics that this process has warned about
+_WARNED = Kept()  # the topics that this process has warned about
 
 
-def warn_if_long(topic: str, settings: Mapping[str, str], also: str = ""):
+def warn_if_long(topic: str, settings: Mapping[str, str], also: str = "") -> None:
     """Log a warning, once in each process, that the topic is read from its first record and that
     its settings let it grow. `also`: one more thing to do.
     """
     names = ("max.compaction.lag.ms", "segment.ms")
     waits = {name: settings[name] for name in names if name in settings}
-    if not waits or topic in _WARNED:
+    if not waits or min(map(int, waits.values())) <= _DAY_MS:
         return
-    if min(map(int, waits.values())) <= _DAY_MS:
+    if not _WARNED.first(topic):
         return
-    _WARNED.add(topic)
     limits = " and ".join(f"{name} is {ms}" for name, ms in waits.items())
     warning = TwoPhaseError(
         f"decision log kafka:{topic} is read from its first record, and may grow long",

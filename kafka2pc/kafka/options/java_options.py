@@ -153,7 +153,7 @@ _LIBRDKAFKA = {SINK: _ROWS, SOURCE: "only for questions about topics and offsets
 
 
 def _cell(name: str, side: str) -> str:
-    option = java_option(name, side)
+    option = _TABLES[side][0].get(name) or _OTHERS[side]
     kind = f"{option.kind}, as `kafka.{option.target}`" if option.target else option.kind
     note = _LIBRDKAFKA[side] if option.note == LIBRDKAFKA else option.note
     return f"{kind}: {note}" if note else kind

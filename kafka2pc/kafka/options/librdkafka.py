@@ -33,7 +33,7 @@ SECURITY = {
 _SECURE = ("ssl", "sasl", "https.", "enable.ssl", "enable.sasl", "security.")
 
 
-def check_security(name: str):
+def check_security(name: str) -> None:
     """Raises `BadOption` for a setting of security that one of the two connections ignores."""
     if name in SECURITY or not name.startswith(_SECURE):
         return
@@ -96,7 +96,7 @@ def is_setting(name: str) -> bool:
     return name == TOKEN_PROVIDER or not _complaint(name, "").startswith(_UNKNOWN)
 
 
-def check_setting(name: str, value: str, option: str):
+def check_setting(name: str, value: str, option: str) -> None:
     """Raises `BadOption` if librdkafka refuses the value of its setting `name`, which the user gave
     as the option kafka.`option`.
     """

@@ -15,10 +15,10 @@ from ...protocol.errors import BadOption
 class Problems:
     """The wrong options of one query."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.found: list[BadOption] = []
 
-    def attempt(self, check: Callable, *args, **named) -> Any:
+    def attempt(self, check: Callable, *args: Any, **named: Any) -> Any:
         """The result of `check(...)`; None if it raises `BadOption`, which is kept."""
         try:
             return check(*args, **named)
@@ -26,7 +26,7 @@ class Problems:
             self.found.append(e)
             return None
 
-    def report(self):
+    def report(self) -> None:
         """Raises `BadOption` with all problems. Does nothing if there is none."""
         if len(self.found) == 1:
             raise self.found[0]

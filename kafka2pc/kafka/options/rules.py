@@ -188,7 +188,7 @@ KEY = (
 )
 
 
-def _check_pem(kind: str, given: Given, instead: str):
+def _check_pem(kind: str, given: Given, instead: str) -> None:
     if given.get(f"ssl.{kind}.type", "JKS").strip().upper() != "PEM":
         raise BadOption(
             f"kafka.ssl.{kind}.location cannot be honoured", action=f"Instead, {instead}."

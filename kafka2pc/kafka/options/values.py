@@ -27,7 +27,7 @@ def _number(name: str, value: str, kind: str) -> float:
     raise BadOption(f"kafka.{name}={value}: {wanted} is needed")
 
 # %% ../../../nbs/kafka/options/02_values.ipynb #c008
-def _check_limits(name: str, value: str, number: float, valid: str):
+def _check_limits(name: str, value: str, number: float, valid: str) -> None:
     limits = re.match(rf"\[({_NUMBER}|[\d.]+),\.\.\.(?:,({_NUMBER}|[\d.]+))?\]", valid)
     if not limits or valid.endswith(f" or {value}"):
         return
@@ -36,7 +36,7 @@ def _check_limits(name: str, value: str, number: float, valid: str):
         raise BadOption(f"kafka.{name}={value}: possible is {valid}")
 
 
-def _check_words(name: str, value: str, valid: str):
+def _check_words(name: str, value: str, valid: str) -> None:
     if valid == "non-empty string" and not value:
         raise BadOption(f"kafka.{name} is empty")
     words = re.fullmatch(r"(\(case insensitive\) )?\[(.+)\]", valid)

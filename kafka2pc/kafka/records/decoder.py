@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections import deque
 from dataclasses import dataclass
-from typing import Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/kafka/records/06_decoder.ipynb #c003
 import google_crc32c
@@ -75,7 +75,7 @@ def split(answer: bytes) -> Iterator[PackedBatch]:
         least = batch.next_offset
 
 
-def _check_format(offset: int, magic: int):
+def _check_format(offset: int, magic: int) -> None:
     if magic in (0, 1):
         raise UnknownFormat(
             f"offset {offset}: records of format {magic}",
@@ -176,7 +176,7 @@ def _snappy(content: pa.Buffer) -> bytes:
     return b"".join(blocks)
 
 
-def _stream(codec: str):
+def _stream(codec: str) -> Callable[[pa.Buffer], bytes]:
     return lambda content: pa.CompressedInputStream(pa.BufferReader(content), codec).read()
 
 
@@ -246,7 +246,7 @@ class Cursor:
     would leave a record raises `RecordsBroken`.
     """
 
-    def __init__(self, data: np.ndarray, at: np.ndarray, ends: np.ndarray):
+    def __init__(self, data: np.ndarray, at: np.ndarray, ends: np.ndarray) -> None:
         self.data = data
         self.at = at
         self.ends = ends
@@ -270,7 +270,7 @@ class Cursor:
             shift += 7
         return (z >> np.uint64(1)).view(np.int64) ^ -(z & np.uint64(1)).view(np.int64)
 
-    def skip(self, sizes: np.ndarray | int):
+    def skip(self, sizes: np.ndarray | int) -> None:
         """Move each position by so many bytes."""
         if (np.asarray(sizes) > self.ends - self.at).any():
             raise RecordsBroken("a field is longer than its record")

@@ -9,6 +9,7 @@ __all__ = ['BATCH_HEAD', 'HEADER_BYTES', 'RECORD_BYTES', 'CODECS', 'records', 'S
 # %% ../../../nbs/kafka/records/04_encoder.ipynb #c002
 import struct
 from dataclasses import dataclass
+from typing import Callable
 
 # %% ../../../nbs/kafka/records/04_encoder.ipynb #c003
 import google_crc32c
@@ -155,7 +156,7 @@ def _lz4(content: pa.Buffer) -> bytes:
     return b"".join([*parts, _LZ4_END])
 
 
-def _packed(codec: str):
+def _packed(codec: str) -> Callable[[pa.Buffer], bytes]:
     return lambda content: pa.compress(content, codec=codec, asbytes=True)
 
 

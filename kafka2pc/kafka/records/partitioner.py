@@ -57,7 +57,7 @@ def _one_by_one(h: int, words: np.ndarray) -> int:
     return h
 
 
-def _whole_words(h: np.ndarray, at: np.ndarray, counts: np.ndarray, words: np.ndarray):
+def _whole_words(h: np.ndarray, at: np.ndarray, counts: np.ndarray, words: np.ndarray) -> None:
     """Change each hash by the whole words of its key: `counts`, ascending, from `at` on."""
     few = counts[-_FEW - 1] if len(counts) > _FEW else 0
     steps = max(few, min(counts[-1], _STEPS))

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from kafka2pc.kafka.records.checks import (
     bytes_type,
     column_of,
+    header_fields,
     record_too_large,
     timestamps_ms,
     topic_column,
@@ -26,7 +27,6 @@ from kafka2pc.kafka.records.checks import (
     wanted_partitions,
 )
 from .varints import concat_fields, varints
-from ...protocol.errors import BadRow
 
 # %% ../../../nbs/kafka/records/03_rows.ipynb #c007
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,7 @@ def _as_headers(column: pa.Array) -> pa.Array:
     """Spark's array<struct<key: string, value: binary>>: for each row the count of its headers,
     then each one's key and value.
     """
-    held = column.flatten()
-    if held.null_count or held.field("key").null_count:
-        raise BadRow(f"among {len(column)} rows: a header without a key")
+    held = header_fields(column)
     keys, values = (_as_bytes(held.field(name), "headers") for name in ("key", "value"))
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     counts = counts.astype(np.int64)
@@ -166,9 +164,11 @@ def rows_by_topic(batch: pa.RecordBatch, topic: str | None, most: int) -> list[t
     by all that can be known without a broker. `most`: the bytes of key, value and headers of a row.
     Raises `BadRow`.
     """
-    column = topic_column(batch, topic)
-    rows = rows_of(batch)
-    parts = [(topic, rows)] if column is None else _by_topic(rows, column)
+    if topic is None:
+        column = topic_column(batch)
+        parts = _by_topic(rows_of(batch), column)
+    else:
+        parts = [(topic, rows_of(batch))]
     for name, part in parts:
         largest = int(part.bytes.max(initial=0))
         if largest > most:

@@ -18,7 +18,7 @@ from .rows import Rows, rows_of
 def _rows(columns: Columns) -> Rows:
     stamps = pa.array(columns.timestamps_ms).cast(pa.timestamp("ms"))
     fields = {"key": columns.keys, "value": columns.values, "timestamp": stamps}
-    if len(columns.headers.flatten()):
+    if columns.headers is not None and len(columns.headers.flatten()):
         fields["headers"] = columns.headers
     return rows_of(pa.RecordBatch.from_pydict(fields))
 

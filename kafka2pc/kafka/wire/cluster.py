@@ -27,7 +27,7 @@ class Cluster(Connection):
     sending, after a larger one was refused. Arguments and errors are those of `Connection`.
     """
 
-    def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000):
+    def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000) -> None:
         super().__init__(conf, timeout_ms=timeout_ms)
         self.brokers_are_new = False  # none of them is too old: see `check_brokers`
         self.batch_bytes: dict[str, int] = {}
@@ -74,12 +74,12 @@ class Cluster(Connection):
         rows = {row.key: row for row in answer.coordinators}
         return {i: rows[i] for i in ids}
 
-    def forget(self, ids: Iterable[str]):
+    def forget(self, ids: Iterable[str]) -> None:
         """Ask anew for the coordinators of these ids the next time."""
         for i in ids:
             self._coordinator_of.pop(i, None)
 
-    def check(self, code: int, transactional_id: str, accepted: Iterable[int] = (0,)):
+    def check(self, code: int, transactional_id: str, accepted: Iterable[int] = (0,)) -> None:
         """Raises `NotAuthorized`, or `NotYet` (and forgets the coordinator), unless `code` is one
         of `accepted`.
         """

@@ -16,6 +16,7 @@ from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRe
 # %% ../../../nbs/kafka/wire/06_descriptions.ipynb #c004
 from . import error_codes as codes
 from .cluster import Cluster
+from .connection import WireAnswer, WireRequest
 
 # %% ../../../nbs/kafka/wire/06_descriptions.ipynb #c007
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class DescribedTransaction:
     partitions: tuple[tuple[str, int], ...] = ()
 
 
-def _described(row) -> DescribedTransaction:
+def _described(row: WireAnswer) -> DescribedTransaction:
     partitions = tuple(sorted((t.topic, p) for t in row.topics for p in t.partitions))
     return DescribedTransaction(
         transactional_id=row.transactional_id,
@@ -63,7 +64,7 @@ def describe_transactions(cluster: Cluster, ids: Iterable[str]) -> dict[str, Des
     """
     ids = list(dict.fromkeys(ids))
 
-    def once():
+    def once() -> list[WireAnswer]:
         answers = cluster.ask_coordinators(
             ids, lambda group: DescribeTransactionsRequest(transactional_ids=group)
         )
@@ -100,10 +101,10 @@ def list_transactions(
     if longer_ms is not None:
         more |= {"duration_filter": longer_ms, "min_version": 1}
 
-    def request():
+    def request() -> WireRequest:
         return ListTransactionsRequest(state_filters=list(states), producer_id_filters=[], **more)
 
-    def once():
+    def once() -> list[WireAnswer]:
         answers = cluster.ask_all([(request(), node_id) for node_id in cluster.nodes()])
         for a in answers:
             cluster.check(a.error_code, "ListTransactions")

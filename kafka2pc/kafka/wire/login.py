@@ -25,7 +25,7 @@ from ...protocol.errors import BadOption, NotAuthorized
 _FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.crl.location")
 
 
-def _check_files(conf: Mapping):
+def _check_files(conf: Mapping) -> None:
     for name in _FILES:
         if name in conf and not os.access(conf[name], os.R_OK):
             raise BadOption(f"kafka.{name}={conf[name]}: no such file here, or not readable")
@@ -33,8 +33,9 @@ def _check_files(conf: Mapping):
 
 def _load_certificates(conf: Mapping) -> ssl.SSLContext:
     ca = conf.get("ssl.ca.location")
-    kind = "capath" if ca and os.path.isdir(ca) else "cafile"
-    context = ssl.create_default_context(**{kind: ca}, cadata=conf.get("ssl.ca.pem"))
+    folder = ca if ca and os.path.isdir(ca) else None
+    file = None if folder else ca
+    context = ssl.create_default_context(cafile=file, capath=folder, cadata=conf.get("ssl.ca.pem"))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # a password that is missing must not become a question on the terminal
     if "ssl.certificate.location" in conf:
@@ -89,7 +90,7 @@ def find_provider(conf: Mapping) -> Callable[[], tuple[str, float]]:
 class _Tokens(AbstractTokenProvider):
     """kafka-python's view of the function; a token is kept until half a minute before its end."""
 
-    def __init__(self, ask: Callable, named: str):
+    def __init__(self, ask: Callable, named: str) -> None:
         self._ask = ask
         self._named = named
         self._token = ""
@@ -181,7 +182,7 @@ def connection_settings(conf: Mapping, timeout_ms: int) -> dict:
     return settings
 
 
-def check_login(conf: Mapping):
+def check_login(conf: Mapping) -> None:
     """Raises `BadOption`, or `NotAuthorized`, if certificates or a token are needed and cannot be
     had. Sends no request to a broker.
     """

@@ -100,14 +100,14 @@ def _translate(name: str, given: Mapping[str, str], side: str) -> dict[str, str]
 class _Reading:
     """The options of one query, read one after the other."""
 
-    def __init__(self, given: Mapping[str, str], side: str):
+    def __init__(self, given: Mapping[str, str], side: str) -> None:
         self._given = given
         self._side = side
         self.givers: dict[str, str] = {}
         self.conf: dict[str, str] = {}
         self.idle: list[str] = []
 
-    def take(self, name: str):
+    def take(self, name: str) -> None:
         """Translate and check this option. Raises `BadOption`."""
         settings = _translate(name, self._given, self._side)
         if settings is None:
@@ -148,7 +148,7 @@ def read_client(options: Mapping[str, str], side: str, problems: Problems) -> Cl
     return ClientOptions(reading.conf, reading.givers, tuple(sorted(reading.idle)))
 
 
-def _check_known(unknown: list[str]):
+def _check_known(unknown: list[str]) -> None:
     if not unknown:
         return
     near = ", ".join(f"kafka.{name}" for name in near_names(unknown))
@@ -171,6 +171,6 @@ def client_conf(options: Mapping[str, str], side: str = SINK) -> dict[str, str]:
     return conf
 
 
-def _check_servers(conf: Mapping[str, str]):
+def _check_servers(conf: Mapping[str, str]) -> None:
     if not conf.get("bootstrap.servers"):
         raise BadOption("kafka.bootstrap.servers is missing")

@@ -57,7 +57,7 @@ def choose_timeout_ms(cluster: Cluster, probe_id: str) -> int:
     )
 
 
-def check_timeout(cluster: Cluster, probe_id: str, timeout_ms: int):
+def check_timeout(cluster: Cluster, probe_id: str, timeout_ms: int) -> None:
     """Raises `TimeoutTooLarge` with the broker's maximum if `timeout_ms` is above it,
     `NotAuthorized` if the id of the probe is not allowed, and what `init_producer_id` raises.
     """

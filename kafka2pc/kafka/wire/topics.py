@@ -17,7 +17,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c004
 from . import error_codes as codes
-from .connection import Connection
+from .connection import Connection, WireAnswer
 from .error_codes import topic_not_authorized
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c007
@@ -56,7 +56,7 @@ def topic_rows(connection: Connection, names: Iterable[str]) -> list:
     return connection.persist(lambda: connection.ask(topics_request(connection, names))).topics
 
 
-def _topic_info(row) -> TopicInfo:
+def _topic_info(row: WireAnswer) -> TopicInfo:
     if row.error_code == codes.TOPIC_AUTHORIZATION_FAILED:
         return TopicInfo(0, False)
     allowed = row.authorized_operations
@@ -108,7 +108,7 @@ def _describe_configs(
     this user may not see.
     """
 
-    def once():
+    def once() -> WireAnswer:
         node_id = random.choice(connection.nodes())
         resource = DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=kind,

@@ -19,7 +19,7 @@ from kafka.protocol.producer.transaction import (
 # %% ../../../nbs/kafka/wire/07_transactions.ipynb #c004
 from . import error_codes as codes
 from .cluster import Cluster
-from .connection import NoAnswer, NotSent, NotYet, TooOld
+from .connection import NoAnswer, NotSent, NotYet, TooOld, WireAnswer
 from .error_codes import describe_code, id_not_authorized
 from ...protocol.errors import BadOption, UnclearAnswer
 from ...protocol.messages import Committable, PreparedTxnState
@@ -67,7 +67,7 @@ def _end_request(
     )
 
 
-def _outcome(cluster: Cluster, transactional_id: str, answer) -> Outcome:
+def _outcome(cluster: Cluster, transactional_id: str, answer: WireAnswer) -> Outcome:
     """The outcome that an answer, or an error in its place, stands for. Raises `NotAuthorized`."""
     error = answer if isinstance(answer, Exception) else None
     if error is None:
@@ -114,7 +114,7 @@ def _unverified(where: str) -> TooOld:
     )
 
 # %% ../../../nbs/kafka/wire/07_transactions.ipynb #c048
-def check_brokers(cluster: Cluster):
+def check_brokers(cluster: Cluster) -> None:
     """Raises `TooOld` unless every broker of the cluster verifies transactional writes (KIP-890,
     Kafka 3.6), `BrokerUnreachable` if one does not answer. Asks until all do, and then no more.
     """
@@ -173,10 +173,10 @@ def _init_refused(code: int, transactional_id: str, timeout_ms: int, two_phase: 
     return UnclearAnswer(f"{transactional_id}: InitProducerId answered {describe_code(code)}")
 
 # %% ../../../nbs/kafka/wire/07_transactions.ipynb #c061
-def _init(cluster: Cluster, transactional_id: str, request: dict):
+def _init(cluster: Cluster, transactional_id: str, request: dict) -> WireAnswer:
     """Send InitProducerId, and again only when it is certain that nothing happened."""
 
-    def once():
+    def once() -> WireAnswer:
         (answer,) = cluster.ask_coordinators(
             [transactional_id], lambda _: InitProducerIdRequest(**request)
         )
@@ -197,7 +197,7 @@ def ask_init_producer_id(
     timeout_ms: int,
     enable_2pc: bool = False,
     keep_prepared: bool = False,
-):
+) -> WireAnswer:
     """The whole answer to the InitProducerId that `init_producer_id` sends. Raises what that
     raises.
     """
@@ -253,7 +253,7 @@ class NameWornOut(UnclearAnswer):
     why = "Its epoch comes close to 32767, where the broker changes the producer id."
 
 
-def check_epoch(transactional_id: str, state: PreparedTxnState):
+def check_epoch(transactional_id: str, state: PreparedTxnState) -> None:
     """Raises `NameWornOut` if the epoch is above `EPOCH_MAX`: take another id."""
     if state.epoch > EPOCH_MAX:
         raise NameWornOut(
@@ -292,7 +292,7 @@ def add_partitions(
     """
     partitions = list(partitions)
 
-    def once():
+    def once() -> dict[tuple[str, int], int]:
         (answer,) = cluster.ask_coordinators(
             [transactional_id], lambda _: _add_request(transactional_id, state, partitions)
         )

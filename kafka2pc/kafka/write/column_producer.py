@@ -31,7 +31,7 @@ from .settings import REQUEST_MS, producer_conf
 from ...protocol.errors import TwoPhaseError
 from ...protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ...protocol.participant import TransactionBase
-from ...protocol.states import TxnState
+from ...protocol.states import IllegalStep, TxnState
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c024
 def _count_partitions(sender: Sender, label: str, topic: str, wait_s: float = 2) -> int:
@@ -66,7 +66,7 @@ class Gathered:
     partitions: list[np.ndarray] = field(default_factory=list)
     bytes: int = 0
 
-    def add(self, rows: Rows, partitions: np.ndarray):
+    def add(self, rows: Rows, partitions: np.ndarray) -> None:
         self.rows.append(rows)
         self.partitions.append(partitions)
         self.bytes += int(rows.bytes.sum())
@@ -112,6 +112,8 @@ class ColumnTransaction(TransactionBase):
     aborts it.
     """
 
+    state: PreparedTxnState  # from `begin` on
+
     def __init__(
         self,
         cluster: Cluster,
@@ -125,7 +127,7 @@ class ColumnTransaction(TransactionBase):
         cluster_id: str = "",
         end_txn_version: int | None = None,
         two_phase: bool = False,
-    ):
+    ) -> None:
         self.cluster = cluster
         self.label = transactional_id
         self.topic = topic
@@ -142,8 +144,7 @@ class ColumnTransaction(TransactionBase):
             cluster_id=cluster_id,
             end_txn_version=self.version,
         )
-        self.state: PreparedTxnState = None
-        self._sender: Sender = None
+        self._sender: Sender | None = None
         self._dealers: dict[str, Dealer] = {}
         self._gathered: dict[str, Gathered] = defaultdict(Gathered)
         self._sent = 0.0  # when rows were last sent, by time.monotonic()
@@ -169,7 +170,13 @@ class ColumnTransaction(TransactionBase):
         self._sent = time.monotonic()
         return self
 
-    def write(self, batch: pa.RecordBatch):
+    def _begun(self) -> Sender:
+        """What sends the rows. Raises `IllegalStep` before `begin`."""
+        if self._sender is None:
+            raise IllegalStep(f"{self.label}: it has not begun")
+        return self._sender
+
+    def write(self, batch: pa.RecordBatch) -> None:
         """Take the rows, and send them with the next ones. Raises `BadRow`, `NotAuthorized`,
         `PrecommitFailed`, `BrokerUnreachable`; `IllegalStep` after `precommit`.
         """
@@ -188,12 +195,13 @@ class ColumnTransaction(TransactionBase):
         few = all(self._dealers[topic].partitions < GATHER_PARTITIONS for topic in self._gathered)
         return not few and waiting < GATHER_BYTES and time.monotonic() - self._sent < GATHER_S
 
-    def _send(self):
+    def _send(self) -> None:
+        sender = self._begun()
         for topic, gathered in self._gathered.items():
             for section in gathered.cut(topic, self._batch_bytes(topic)):
-                self._sender.put(section)
+                sender.put(section)
         self._gathered.clear()
-        self._sender.step()
+        sender.step()
         self._sent = time.monotonic()
 
     def _batch_bytes(self, topic: str) -> int:
@@ -202,22 +210,22 @@ class ColumnTransaction(TransactionBase):
 
     def _dealer(self, topic: str) -> Dealer:
         if topic not in self._dealers:
-            partitions = _count_partitions(self._sender, self.label, topic)
+            partitions = _count_partitions(self._begun(), self.label, topic)
             start = first_partition(*self.turn, partitions)
             self._dealers[topic] = Dealer(partitions, start, topic=topic)
         return self._dealers[topic]
 
-    def flush(self):
+    def flush(self) -> None:
         """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
         what `write` raises.
         """
         self._send()
-        self._sender.flush()
+        self._begun().flush()
 
     @property
     def partitions(self) -> tuple[PartitionRange, ...]:
         """The ranges of records that arrived, by topic and partition."""
-        return _ranges(self._sender.lanes)
+        return _ranges(self._begun().lanes)
 
     def precommit(self) -> Committable:
         """The Committable. From here on a process that has it ends the transaction. Raises
@@ -227,7 +235,7 @@ class ColumnTransaction(TransactionBase):
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._identity)
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN:
             return
         self._sender.wait_for_answers()

@@ -6,7 +6,7 @@
 __all__ = ['Reports', 'record_size', 'delivery_error', 'check_acknowledged']
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c002
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, Message
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c003
 from ..wire.error_codes import topic_not_authorized
@@ -23,13 +23,13 @@ class Reports:
     had already; then the offsets of its partition are unknown, -1.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.arrived = {}
         self.failed = {}
-        self.trouble = None
-        self.statistics = None
+        self.trouble: KafkaError | None = None
+        self.statistics: str | None = None
 
-    def on_delivery(self, error: KafkaError | None, msg):
+    def on_delivery(self, error: KafkaError | None, msg: Message) -> None:
         """Take the report of one record."""
         where = msg.topic(), msg.partition()
         if error is not None:
@@ -49,12 +49,12 @@ class Reports:
             if offset > found[2]:
                 found[2] = offset
 
-    def on_error(self, error: KafkaError):
+    def on_error(self, error: KafkaError) -> None:
         """Take an error of a connection."""
         if error.name() != "_ALL_BROKERS_DOWN":
             self.trouble = error
 
-    def on_statistics(self, statistics: str):
+    def on_statistics(self, statistics: str) -> None:
         """Take the client's statistics, a JSON text."""
         self.statistics = statistics
 
@@ -175,7 +175,7 @@ def delivery_error(label: str, failed: dict, reason: KafkaError | None = None) -
     )
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c013
-def check_acknowledged(label: str, written: int, acknowledged: int):
+def check_acknowledged(label: str, written: int, acknowledged: int) -> None:
     """Raises `PrecommitFailed` unless at least one record was written, and all are acknowledged."""
     missing = written - acknowledged
     if missing:

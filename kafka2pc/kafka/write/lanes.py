@@ -108,17 +108,17 @@ class Lane:
             return None
         return batch
 
-    def send(self, batch: Batch):
+    def send(self, batch: Batch) -> None:
         """The batch leaves; an answer is awaited."""
         batch.flying = True
         self.flying += 1
 
-    def answered(self, batch: Batch):
+    def answered(self, batch: Batch) -> None:
         """No answer is awaited any more, whatever it was."""
         batch.flying = False
         self.flying -= 1
 
-    def acknowledge(self, batch: Batch, offset: int):
+    def acknowledge(self, batch: Batch, offset: int) -> None:
         """The broker has the batch. `offset` of its first record, -1 if the broker no longer knows
         it. Answers may come in any order after a lost one.
         """
@@ -131,7 +131,7 @@ class Lane:
         self.last = max(self.last, offset + batch.count - 1) if self.first >= 0 else -1
         self.records += batch.count
 
-    def send_again(self, code: int):
+    def send_again(self, code: int) -> None:
         """A batch did not arrive: send what is here again, one batch at a time, after a pause."""
         self.sure = False
         self.trouble = code

@@ -24,7 +24,7 @@ Where = tuple[str, int]  # topic and partition
 class Leaders:
     """The leaders of the partitions of some topics, for one thread."""
 
-    def __init__(self, cluster: Cluster):
+    def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._nodes: dict[Where, int] = {}
         self._lost: set[Where] = set()
@@ -44,13 +44,13 @@ class Leaders:
         """The node that leads the partition, -1 if that must be found."""
         return self._nodes.get(where, -1)
 
-    def lose(self, where: Where, hint: int = -1):
+    def lose(self, where: Where, hint: int = -1) -> None:
         """The partition is led by another node: by `hint`, or that must be found."""
         self._nodes[where] = hint
         if hint < 0:
             self._lost.add(where)
 
-    def calm(self):
+    def calm(self) -> None:
         """A partition that was in trouble is well again. If no other one is, ask soon the next
         time.
         """

@@ -9,7 +9,7 @@ __all__ = ['BEGIN_MS', 'RowWriter', 'RowTransaction']
 import json
 import time
 from itertools import repeat
-from typing import Any, Iterable
+from typing import TYPE_CHECKING, Any, Iterable, Self
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c003
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -18,6 +18,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from kafka2pc.kafka.records.checks import (
     bytes_type,
     column_of,
+    header_fields,
     record_too_large,
     timestamps_ms,
     topic_column,
@@ -30,7 +31,6 @@ from .deliveries import Reports, check_acknowledged, delivery_error, record_size
 from .settings import open_producer, producer_conf, transaction_conf
 from kafka2pc.protocol.errors import (
     BadOption,
-    BadRow,
     BrokerUnreachable,
     NotAuthorized,
     PrecommitFailed,
@@ -38,24 +38,27 @@ from kafka2pc.protocol.errors import (
 )
 from ...protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ...protocol.participant import TransactionBase
+from ...protocol.states import IllegalStep
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c007
-def _topics(batch, topic: str | None) -> tuple[set, Iterable]:
+def _topics(batch: "pa.RecordBatch", topic: str | None) -> tuple[set, Iterable]:
     """The topics that occur, and the topic of each row."""
-    column = topic_column(batch, topic)
-    if column is None:
+    if topic is not None:
         return {topic}, repeat(topic, batch.num_rows)
-    names = column.to_pylist()
+    names = topic_column(batch).to_pylist()
     return set(names), names
 
 
-def _values(batch) -> list:
+def _values(batch: "pa.RecordBatch") -> list:
     column = value_column(batch)
     bytes_type(column, "value")
     return column.to_pylist()
 
 
-def _keys(batch) -> Iterable:
+def _keys(batch: "pa.RecordBatch") -> Iterable:
     column = column_of(batch, "key")
     if column is None:
         return repeat(None)
@@ -63,7 +66,7 @@ def _keys(batch) -> Iterable:
     return column.to_pylist()
 
 
-def _timestamps(batch) -> Iterable:
+def _timestamps(batch: "pa.RecordBatch") -> Iterable:
     """The time of each row in milliseconds since 1970; 0, which librdkafka takes for the present,
     where there is no such column.
     """
@@ -71,21 +74,19 @@ def _timestamps(batch) -> Iterable:
     return repeat(0) if column is None else timestamps_ms(column).tolist()
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c008
-def _partitions(batch) -> Iterable:
+def _partitions(batch: "pa.RecordBatch") -> Iterable:
     """The partition of each row; -1, by which librdkafka chooses it, where there is none."""
     column = column_of(batch, "partition")
     return repeat(-1) if column is None else wanted_partitions(column).tolist()
 
 
-def _headers(batch) -> Iterable:
+def _headers(batch: "pa.RecordBatch") -> Iterable:
     """librdkafka's form of Spark's array<struct<key: string, value: binary>>."""
     column = column_of(batch, "headers")
     if column is None:
         return repeat(None)
+    header_fields(column)
     rows = column.to_pylist()
-    for n, row in enumerate(rows):
-        if row and any(header is None or header["key"] is None for header in row):
-            raise BadRow(f"row {n} of {len(rows)}: a header without a key")
     return [row and [(header["key"], header["value"]) for header in row] for row in rows]
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c012
@@ -109,12 +110,12 @@ class RowWriter:
         topic: str | None = None,
         batch_bytes: int | None = None,
         begin_ms: int = BEGIN_MS,
-    ):
+    ) -> None:
         self.conf = producer_conf(conf, batch_bytes=batch_bytes)
         self.topic = topic
         self.begin_ms = begin_ms
         self.label = "at least once"
-        self._producer: Producer = None
+        self._producer: Producer | None = None
         self._reports = Reports()
         self._written = 0
         self._existing: set[str] = set()
@@ -123,12 +124,12 @@ class RowWriter:
         """Connect. Raises `BadOption`, or `BrokerUnreachable` after `begin_ms`."""
         self._open()
         try:
-            self._producer.list_topics(timeout=self.begin_ms / 1000)
+            self._opened().list_topics(timeout=self.begin_ms / 1000)
         except KafkaException:
             raise self._unreachable() from None
         return self
 
-    def _open(self):
+    def _open(self) -> None:
         reports = self._reports
         self._producer = open_producer(
             self.conf,
@@ -137,19 +138,25 @@ class RowWriter:
             stats_cb=reports.on_statistics,
         )
 
-    def _serve(self, seconds: float):
+    def _opened(self) -> Producer:
+        """The client. Raises `IllegalStep` before `begin`, and when it was dropped."""
+        if self._producer is None:
+            raise IllegalStep(f"{self.label}: there is no client before begin and after the end")
+        return self._producer
+
+    def _serve(self, seconds: float) -> None:
         """Let callbacks happen. A fatal error of the client comes out of here."""
         try:
-            self._producer.poll(seconds)
+            self._opened().poll(seconds)
         except KafkaException as e:
             raise PrecommitFailed(f"{self.label}: {e.args[0].str()}") from None
 
-    def _wait_for_deliveries(self, seconds: float):
+    def _wait_for_deliveries(self, seconds: float) -> None:
         """Wait for every record. By `poll`: the client's own `flush` would call back with a fatal
         error pending, and that ends in exceptions that hide it.
         """
         end = time.monotonic() + seconds
-        while len(self._producer) and time.monotonic() < end:
+        while len(self._opened()) and time.monotonic() < end:
             self._serve(0.1)
 
     def _unreachable(self) -> Exception:
@@ -163,14 +170,14 @@ class RowWriter:
             why=trouble.str() if trouble else "",
         )
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is not None:
             self._producer = None
 
-    def write(self, batch):
+    def write(self, batch: "pa.RecordBatch") -> None:
         """Send the rows of a pyarrow.RecordBatch. Raises `BadRow`, `NotAuthorized`,
         `PrecommitFailed`.
         """
@@ -184,8 +191,8 @@ class RowWriter:
         self._serve(0)
         self._raise_failure()
 
-    def _send(self, rows: Iterable):
-        produce = self._producer.produce
+    def _send(self, rows: Iterable) -> None:
+        produce = self._opened().produce
         try:
             for topic, value, key, partition, stamp, headers in rows:
                 try:
@@ -197,7 +204,7 @@ class RowWriter:
             self._raise_failure()
             raise self._refused(e.args[0], topic, record_size(value, key)) from None
 
-    def _send_later(self, *row, **more):
+    def _send_later(self, *row: Any, **more: Any) -> None:
         """The queue is full: let deliveries happen and try again, at most as long as a delivery may
         take.
         """
@@ -205,7 +212,7 @@ class RowWriter:
         while time.monotonic() < end:
             self._serve(0.1)
             try:
-                return self._producer.produce(*row, **more)
+                return self._opened().produce(*row, **more)
             except BufferError:
                 continue
         self._raise_failure()
@@ -220,7 +227,7 @@ class RowWriter:
             return record_too_large(size, topic, self.conf["message.max.bytes"], self.label)
         return delivery_error(self.label, {(topic, -1): (error, 1, size)})
 
-    def _look_up(self, topic: str, wait_s: float = 2):
+    def _look_up(self, topic: str, wait_s: float = 2) -> None:
         """A topic that does not exist is an error now, not after minutes in a queue (where
         auto.create.topics.enable is on, it is created). A new one may need a moment until all
         brokers know it.
@@ -236,22 +243,22 @@ class RowWriter:
 
     def _metadata_error(self, topic: str) -> KafkaError | None:
         try:
-            metadata = self._producer.list_topics(topic, timeout=self.begin_ms / 1000)
+            metadata = self._opened().list_topics(topic, timeout=self.begin_ms / 1000)
         except KafkaException:
             raise self._unreachable() from None
         return metadata.topics[topic].error
 
-    def flush(self):
+    def flush(self) -> None:
         """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
         `PrecommitFailed`, `BadRow`, `NotAuthorized`.
         """
         self._wait_for_deliveries(self.conf["message.timeout.ms"] / 1000 + 1)
-        if len(self._producer):
-            self._producer.purge()  # what is still outstanding fails now, and so is named
+        if len(self._opened()):
+            self._opened().purge()  # what is still outstanding fails now, and so is named
             self._wait_for_deliveries(5)
         self._raise_failure()
 
-    def _raise_failure(self):
+    def _raise_failure(self) -> None:
         if self._reports.failed:
             raise delivery_error(self.label, self._reports.failed, self._reason())
 
@@ -286,6 +293,8 @@ class RowTransaction(RowWriter, TransactionBase):
     before `precommit` aborts it.
     """
 
+    state: PreparedTxnState  # from `begin` on
+
     def __init__(
         self,
         conf: dict,
@@ -298,11 +307,10 @@ class RowTransaction(RowWriter, TransactionBase):
         participant: str = "kafka",
         cluster_id: str = "",
         end_txn_version: int | None = None,
-    ):
+    ) -> None:
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
         self.conf = transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes)
         self.label = transactional_id
-        self.state: PreparedTxnState = None
         self._identity: dict[str, Any] = dict(
             transactional_id=transactional_id,
             timeout_ms=timeout_ms,
@@ -324,9 +332,9 @@ class RowTransaction(RowWriter, TransactionBase):
         self._identity["started_ms"] = int(time.time() * 1000)
         return self
 
-    def _init(self):
+    def _init(self) -> None:
         try:
-            self._producer.init_transactions(self.begin_ms / 1000)
+            self._opened().init_transactions(self.begin_ms / 1000)
         except KafkaException as e:
             raise self._init_failed(e.args[0]) from None
         statistics = self._statistics()
@@ -337,7 +345,7 @@ class RowTransaction(RowWriter, TransactionBase):
             )
         self.state = _state(statistics)
         check_epoch(self.label, self.state)
-        self._producer.begin_transaction()
+        self._opened().begin_transaction()
 
     def _init_failed(self, error: KafkaError) -> Exception:
         name = error.name()
@@ -353,7 +361,7 @@ class RowTransaction(RowWriter, TransactionBase):
             return UnclearAnswer(what)
         return self._unreachable()
 
-    def write(self, batch):
+    def write(self, batch: "pa.RecordBatch") -> None:
         """As `RowWriter.write`. Raises `IllegalStep` after `precommit`."""
         self.step("write")
         super().write(batch)
@@ -363,7 +371,7 @@ class RowTransaction(RowWriter, TransactionBase):
         is refused in every state, and changes nothing.
         """
         try:
-            self._producer.begin_transaction()
+            self._opened().begin_transaction()
         except KafkaException as e:
             error = e.args[0]
             if error.txn_requires_abort() or error.fatal():
@@ -396,7 +404,7 @@ class RowTransaction(RowWriter, TransactionBase):
         self.step("precommit")
         return Committable(state=self.state, partitions=self.partitions, **self._identity)
 
-    def __exit__(self, kind, *_):
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is None or self._producer is None:
             return
         try:

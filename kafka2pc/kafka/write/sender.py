@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import Any
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c003
 from confluent_kafka import KafkaError
@@ -24,7 +25,7 @@ from ..records.encoder import Section
 from ..records.smaller_batches import half_size, split_rows, unpack_rows
 from ..wire import error_codes as codes
 from ..wire.cluster import Cluster
-from ..wire.connection import NoAnswer, NotSent
+from ..wire.connection import NoAnswer, NotSent, WireAnswer
 from ..wire.transactions import add_partitions
 from .deliveries import delivery_error
 from .lanes import IN_FLIGHT, PAUSED, Batch, Lane
@@ -57,7 +58,7 @@ class Sender:
         implicit_add: bool = True,
         delivery_ms: int = DELIVERY_MS,
         request_ms: int = REQUEST_MS,
-    ):
+    ) -> None:
         self.cluster = cluster
         self.transactional_id = transactional_id
         self.state = state
@@ -84,7 +85,7 @@ class Sender:
         """
         return self._leaders.learn(topic)
 
-    def put(self, section: Section):
+    def put(self, section: Section) -> None:
         """Take records, which `step` and `flush` send. Waits only when more than `BUFFER_BYTES` are
         held. Raises `PrecommitFailed`, `BadRow`, `NotAuthorized`, `BrokerUnreachable`.
         """
@@ -99,12 +100,12 @@ class Sender:
         while self.held > BUFFER_BYTES:
             self.step(wait_s=0.05)
 
-    def flush(self):
+    def flush(self) -> None:
         """Wait until everything is acknowledged. Raises what `put` raises."""
         while self.held:
             self.step(wait_s=0.05)
 
-    def wait_for_answers(self, seconds: float = 5):
+    def wait_for_answers(self, seconds: float = 5) -> None:
         """Wait until no answer is awaited any more, whatever it says, at most so many seconds."""
         end = time.monotonic() + seconds
         while self._flying.total() and time.monotonic() < end:
@@ -112,7 +113,7 @@ class Sender:
                 node, _, _ = self._answers.get(timeout=0.1)
                 self._flying[node] -= 1
 
-    def step(self, wait_s: float = 0.0):
+    def step(self, wait_s: float = 0.0) -> None:
         """Take the answers that are there (or wait for one, at most `wait_s`), and send what may be
         sent. Raises what `put` raises.
         """
@@ -129,7 +130,7 @@ class Sender:
         self._send_ready()
         self._stepped = time.monotonic()
 
-    def _queue(self, lane: Lane):
+    def _queue(self, lane: Lane) -> None:
         """Look at this lane when its leader is next sent to."""
         node = self._leaders.node_of(lane.where)
         if node < 0:
@@ -138,7 +139,7 @@ class Sender:
             lane.queue = node
             self._ready[node].append(lane)
 
-    def _send_ready(self):
+    def _send_ready(self) -> None:
         for where in self._leaders.find():
             if where in self.lanes:
                 self._queue(self.lanes[where])
@@ -150,7 +151,7 @@ class Sender:
         for node in list(self._ready):
             self._send(node, now)
 
-    def _send(self, node: int, now: float):
+    def _send(self, node: int, now: float) -> None:
         """Requests to one node, each with at most one batch of a lane."""
         while self._flying[node] < IN_FLIGHT:
             parcel = self._fill(node, now)
@@ -202,7 +203,7 @@ class Sender:
                 lane.added = True
         return not any(answers.values())
 
-    def _send_parcel(self, node: int, parcel: list):
+    def _send_parcel(self, node: int, parcel: list) -> None:
         topics = {}
         for lane, batch in parcel:
             lane.send(batch)
@@ -225,7 +226,7 @@ class Sender:
         future = self.cluster.send(request, node, self.request_ms + 1000)
         future.add_both(partial(_keep_answer, self._answers, node, parcel, future))
 
-    def _take_answer(self, node: int, parcel: list[tuple[Lane, Batch]], future: Future):
+    def _take_answer(self, node: int, parcel: list[tuple[Lane, Batch]], future: Future) -> None:
         self._flying[node] -= 1
         for lane, batch in parcel:
             lane.answered(batch)
@@ -239,7 +240,7 @@ class Sender:
             if lane.batches:
                 self._queue(lane)
 
-    def _take(self, lane: Lane, batch: Batch, code: int, offset: int, hint: int = -1):
+    def _take(self, lane: Lane, batch: Batch, code: int, offset: int, hint: int = -1) -> None:
         early = code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER and lane.batches[0] is not batch
         if code in (0, codes.DUPLICATE_SEQUENCE_NUMBER):
             lane.acknowledge(batch, offset)
@@ -257,7 +258,7 @@ class Sender:
         else:
             raise self._refused(lane, batch, code)
 
-    def _split(self, lane: Lane, batch: Batch):
+    def _split(self, lane: Lane, batch: Batch) -> None:
         """Send the records of a batch that is too large for its topic in smaller ones."""
         rows = unpack_rows(batch.content)
         limits, half = self.cluster.batch_bytes, half_size(rows)
@@ -271,7 +272,7 @@ class Sender:
         failed = {lane.where: (KafkaError(code), batch.count, batch.largest)}
         return delivery_error(self.transactional_id, failed)
 
-    def _check_late(self):
+    def _check_late(self) -> None:
         while self._oldest and self._oldest[0].done:
             self._oldest.popleft()
         now = time.monotonic() - self._idle_s
@@ -289,7 +290,9 @@ class Sender:
         )
 
 
-def _keep_answer(answers: queue.SimpleQueue, node: int, parcel: list, future: Future, _):
+def _keep_answer(
+    answers: queue.SimpleQueue, node: int, parcel: list, future: Future, _: Any
+) -> None:
     answers.put((node, parcel, future))
 
 
@@ -302,7 +305,7 @@ def _by_partition(future: Future) -> dict:
     return {(t.name, p.index): p for t in future.value.responses for p in t.partition_responses}
 
 
-def _hint(answer) -> int:
+def _hint(answer: WireAnswer) -> int:
     """The new leader, if the broker names it (KIP-951), else -1."""
     leader = getattr(answer, "current_leader", None)
     return leader.leader_id if leader else -1

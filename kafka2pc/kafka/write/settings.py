@@ -6,7 +6,7 @@
 __all__ = ['DELIVERY_MS', 'REQUEST_MS', 'producer_conf', 'transaction_conf', 'open_producer', 'without_use']
 
 # %% ../../../nbs/kafka/write/01_settings.ipynb #c002
-from typing import Mapping
+from typing import Any, Mapping
 
 # %% ../../../nbs/kafka/write/01_settings.ipynb #c003
 from confluent_kafka import KafkaException, Producer
@@ -68,7 +68,7 @@ def transaction_conf(
     }
 
 
-def open_producer(conf: Mapping, **callbacks) -> Producer:
+def open_producer(conf: Mapping, **callbacks: Any) -> Producer:
     """A client with these settings; nothing is sent yet. Raises `BadOption` for a name or a value
     that librdkafka refuses.
     """

@@ -10,7 +10,7 @@ import random
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Callable, Iterator
+from typing import Annotated, Any, Callable, Iterator
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c003
 import typer
@@ -48,7 +48,7 @@ def broker(
         ),
     ] = False,
     version: Annotated[str, typer.Option(help="Version of Apache Kafka, 3.9 to 4.4.")] = "4.3.1",
-):
+) -> None:
     """Run a real Kafka on loopback, on free ports and in a temp folder, until Ctrl-C. Its jars are
     fetched once.
     """
@@ -74,7 +74,7 @@ def _progress_bars(console: Console) -> Iterator[Callable]:
     )
     with Progress(*columns, console=console) as bars:
 
-        def tell(sink: str, done: int, total: int, text: str):
+        def tell(sink: str, done: int, total: int, text: str) -> None:
             if sink not in tasks:
                 tasks[sink] = bars.add_task(sink, total=total)
             bars.update(tasks[sink], completed=done)
@@ -88,7 +88,7 @@ def _progress_bars(console: Console) -> Iterator[Callable]:
         yield tell
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c109
-def _tell_kills(console: Console, result):
+def _tell_kills(console: Console, result: Any) -> None:
     """Print what was killed, where, and how the moment was chosen."""
     console.print(f"Killed by SIGKILL, {result.report.name} sink:", highlight=False)
     for e in result.events:
@@ -115,7 +115,7 @@ def demo(
     images: Annotated[Path, typer.Option(help="Folder for the picture, demo.svg.")] = Path(
         "output"
     ),
-):
+) -> None:
     """Real flights into Kafka, killed four times with SIGKILL, counted by an independent consumer,
     beside Spark's own sink. Status 0: nothing lost, nothing twice.
     """
@@ -149,7 +149,7 @@ def _all_drills(seed: int) -> list:
     return [*point_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)]
 
 
-def _is_chosen(drill, only: list[str]) -> bool:
+def _is_chosen(drill: Any, only: list[str]) -> bool:
     """True if one of the words is the kind of the drill or part of its title, or there are none."""
     return not only or any(
         word in (drill.kind, f"{drill.kind}s") or word.lower() in drill.title.lower()
@@ -161,7 +161,7 @@ def _printer(console: Console) -> Callable:
     """A function that prints a line for each drill, and the finding of one that ended badly."""
     started = time.monotonic()
 
-    def tell(played):
+    def tell(played: Any) -> None:
         sign = "[red]not as expected[/red]" if played.found else "[green]as expected[/green]"
         console.print(f"{time.monotonic() - started:5.0f} s  {sign}  ", end="")
         given = f": {played.drill.given}" if played.drill.kind == "walk" else ""
@@ -181,7 +181,7 @@ def _walk(seed: int, minutes: float, output: Path, tell: Callable, console: Cons
     return walk(seed, minutes, output, tell)
 
 
-def _soak(minutes: float, output: Path, tell: Callable, console: Console):
+def _soak(minutes: float, output: Path, tell: Callable, console: Console) -> Any:
     """Soak, and print the table of what each kind of process used."""
     from kafka2pc.proof.drills.soak import soak
 
@@ -209,7 +209,7 @@ def drill(
     output: Annotated[
         Path, typer.Option(help="Where the history of a drill that ended badly is kept.")
     ] = Path("output"),
-):
+) -> None:
     """Crash queries at every point, into one store and two, play hard cases, crash pipelines, walk;
     an independent consumer counts. Status 0: all as expected.
     """
@@ -238,7 +238,7 @@ def bench(
     partitions: Annotated[
         int, typer.Option(min=1_000, max=100_000, help="The largest topic of the comparison.")
     ] = 1_000,
-):
+) -> None:
     """Compare engines, sinks and sources, in turns, with other producers, warm and tuned, and with
     Spark's own: rows a second, seconds of a micro-batch, of a commit and of a restore.
     """
@@ -247,7 +247,7 @@ def bench(
         from kafka2pc.proof.bench.bench import Sizes, bench, machine
         from kafka2pc.proof.bench.measure import Comparison, chart
 
-        def tell(text: str):
+        def tell(text: str) -> None:
             console.print(f"  {text}", style="dim", highlight=False)
 
         comparisons = []
@@ -263,7 +263,7 @@ def bench(
         )
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c017
-_FOR_OPERATORS = {
+_FOR_OPERATORS: dict[str, Callable[..., None]] = {
     "doctor": doctor,
     "progress": show_progress,
     "restore": restore,

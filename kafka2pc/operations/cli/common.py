@@ -95,12 +95,13 @@ Force = Annotated[
 ]
 
 # %% ../../../nbs/operations/cli/01_common.ipynb #c012
-def show_rows(rows: list, columns: dict[str, Callable], as_json: bool, nothing: str):
+def show_rows(rows: list, columns: dict[str, Callable], as_json: bool, nothing: str) -> None:
     """Print dataclasses as JSON or as a table. `columns`: heading -> the text of a row below it.
     `nothing`: what to print without rows.
     """
     if as_json:
-        return typer.echo(json.dumps([asdict(r) for r in rows], indent=1, default=str))
+        typer.echo(json.dumps([asdict(r) for r in rows], indent=1, default=str))
+        return
     table = Table(*columns)
     for r in rows:
         table.add_row(*(str(cell(r)) for cell in columns.values()))

@@ -12,7 +12,7 @@ import sys
 CLI_PACKAGES = ("typer", "rich")  # what the extra [cli] installs
 
 
-def main():
+def main() -> None:
     """Run the command line. Without the extra `[cli]`: exit with status 1 and one line on standard
     error that says how to install it.
     """

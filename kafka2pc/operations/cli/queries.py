@@ -8,7 +8,7 @@ __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 're
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c002
 import json
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c003
 import typer
@@ -28,6 +28,11 @@ from kafka2pc.operations.cli.common import (
     show_rows,
 )
 
+if TYPE_CHECKING:
+    from kafka2pc.operations.doctor.findings import Diagnosis
+    from kafka2pc.operations.query import Query
+    from kafka2pc.protocol.log.decisions import Decision
+
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c008
 def doctor(
     topic: Annotated[
@@ -46,7 +51,7 @@ def doctor(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Can this cluster and this checkpoint keep the guarantees? What, why, is data at risk, what to
     do. Exit status: 0 nothing to do, 3 something to do, 4 decided rows are lost or in danger.
     """
@@ -69,7 +74,7 @@ def doctor(
     raise typer.Exit(diagnosis.status)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c101
-def _print_json(diagnosis):
+def _print_json(diagnosis: "Diagnosis") -> None:
     more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
     typer.echo(json.dumps(asdict(diagnosis) | more, indent=1))
 
@@ -77,7 +82,7 @@ def _print_json(diagnosis):
 _COLOURS = {"note": "cyan", "trouble": "yellow", "danger": "red"}
 
 
-def _print_findings(diagnosis):
+def _print_findings(diagnosis: "Diagnosis") -> None:
     from kafka2pc.operations.doctor.rights import CLIENT_FILE
 
     for name, value in diagnosis.facts:
@@ -105,7 +110,7 @@ def _query(
     servers: str | None,
     config: str | None,
     prefix: str | None = None,
-):
+) -> "Query":
     """Open the query at `place`. Only a log in a topic needs a cluster, and has a `prefix`."""
     from kafka2pc.operations.access import Access
     from kafka2pc.operations.query import open_query
@@ -121,7 +126,7 @@ def list_decisions(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Every record of the log, oldest first. Only the newest COMMIT counts."""
     with plainly("spark"):
         log = _query(place, decision_log, servers, config).log
@@ -145,7 +150,7 @@ def show(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """The records of one batch, with every transaction."""
     with plainly("spark"):
         from kafka2pc.backends.places import masked
@@ -155,12 +160,13 @@ def show(
         if not records:
             exit_with(f"{masked(place)}: no record of batch {batch}")
         if as_json:
-            return typer.echo(json.dumps([asdict(d) for d in records], indent=1))
+            typer.echo(json.dumps([asdict(d) for d in records], indent=1))
+            return
         for d in records:
             _print_record(d)
 
 
-def _print_record(decision):
+def _print_record(decision: "Decision") -> None:
     from kafka2pc.operations.repair import describe_records
 
     slot = decision.slot
@@ -182,7 +188,7 @@ def show_progress(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """The last batches of a query: rows, transactions, how long they took, and how much of the
     transaction timeout they used.
     """
@@ -215,7 +221,7 @@ def restore(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Commit what a dead query has decided, and abort the rest. Begin with --dry-run. If the query
     still runs, this stops it, and it loses nothing.
     """
@@ -258,7 +264,7 @@ def adopt(
     ] = None,
     servers: Servers = None,
     config: Config = None,
-):
+) -> None:
     """Record that a checkpoint, or a decision log, was moved to where it is named now. Stop the
     query, and every copy of it, before: two queries with one history abort each other's rows.
     """

@@ -7,9 +7,9 @@ __all__ = ['transactions', 'list_transactions', 'describe', 'hanging', 'abort', 
 
 # %% ../../../nbs/operations/cli/02_transactions.ipynb #c002
 import json
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 # %% ../../../nbs/operations/cli/02_transactions.ipynb #c003
 import typer
@@ -45,7 +45,7 @@ def list_transactions(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """What is open: query, run, age, time left, decided or not (? without its checkpoint)."""
     with plainly("spark"):
         from kafka2pc.operations.access import Access
@@ -83,7 +83,7 @@ def describe(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """All that is known of one transaction, whatever its state."""
     with plainly("spark"):
         from kafka2pc.operations.access import Access
@@ -96,7 +96,8 @@ def describe(
             rows = find_transactions(survey, transactional_id, query, ())
         rows = [f for f in rows if f.transactional_id == transactional_id]
         if as_json:
-            return typer.echo(json.dumps([asdict(f) for f in rows], indent=1))
+            typer.echo(json.dumps([asdict(f) for f in rows], indent=1))
+            return
         for f in rows:
             for name, value in asdict(f).items():
                 typer.echo(f"{name}: {'?' if value is None else value}")
@@ -107,7 +108,7 @@ def describe(
 @transactions.command()
 def hanging(
     topic: list[str], servers: Servers = None, config: Config = None, as_json: Json = False
-):
+) -> None:
     """What is open in these topics and unknown to every coordinator. Status 3 if there is any."""
     with plainly("spark"):
         from kafka2pc.operations.access import Access
@@ -133,7 +134,7 @@ def abort(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Abort one open transaction. Refused if it is decided, or if that is unknown."""
     with plainly("spark"):
         text = _end(transactional_id, False, checkpoint, decision_log, force, servers, config)
@@ -148,7 +149,7 @@ def commit(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
-):
+) -> None:
     """Commit one open transaction. Refused unless it is decided."""
     with plainly("spark"):
         text = _end(transactional_id, True, checkpoint, decision_log, force, servers, config)
@@ -170,13 +171,13 @@ def _end(
     from kafka2pc.operations.survey import Survey
 
     conf = Access(servers, config).conf()
-    opened = nullcontext()
+    opened: AbstractContextManager[Any] = nullcontext()
     if checkpoint:
         opened = operate(conf, open_query(checkpoint, decision_log, conf=conf))
     with opened as driver, Survey(conf) as survey:
         return end_transaction(survey, transactional_id, commit=commit, driver=driver, force=force)
 
 
-def _show_end(transactional_id: str, verb: str, text: str, as_json: bool):
+def _show_end(transactional_id: str, verb: str, text: str, as_json: bool) -> None:
     result = {"transactional_id": transactional_id, "do": verb, "said": text}
     typer.echo(json.dumps(result) if as_json else text)

@@ -63,7 +63,7 @@ def _facts(exam: Examination) -> tuple[tuple[str, str], ...]:
     survey = exam.survey
     most = max_timeout_ms(survey)
     versions = [
-        f"{name} {survey.api_version(key)[1]}"
+        f"{name} {(survey.api_version(key) or (-1, -1))[1]}"
         for name, key in (("InitProducerId", 22), ("EndTxn", 26), ("ListTransactions", 66))
     ]
     return (

@@ -109,9 +109,9 @@ class Examination:
             return False
         return True
 
-    def restores(self) -> tuple[str, str]:
+    def restores(self, query: Query) -> tuple[str, str]:
         """The two shell lines that restore the query: the dry run, and the restore."""
-        words = ["restore", masked(self.query.place)]
+        words = ["restore", masked(query.place)]
         if self.decision_log:
             words += ["--decision-log", masked(self.decision_log)]
         if self.prefix != "kafka2pc":

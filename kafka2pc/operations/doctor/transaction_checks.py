@@ -12,6 +12,7 @@ from typing import Iterator, Mapping
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c003
 from .findings import FINDINGS, Examination, Finding, finding
+from ..query import Query
 from ..repair import RestoreStep, operate, plan_restore
 from kafka2pc.operations.survey import (
     ALIVE,
@@ -166,7 +167,7 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
     else:
         what += f"; the first times out in {left_ms / 1000:.0f} s"
     if exam.query and exam.query.query_id == query_id:
-        return finding("leftovers", f"{what}; not decided", *exam.restores())
+        return finding("leftovers", f"{what}; not decided", *exam.restores(exam.query))
     return finding(
         "leftovers-of-unknown",
         f"{what}; no checkpoint was named",
@@ -183,7 +184,7 @@ def check_leftovers(exam: Examination) -> Iterator[Finding]:
         for f in find_transactions(exam.survey, exam.prefix, exam.query)
         if f.query_id and not f.decided and (f.fenced or f.age_ms >= exam.older_ms)
     ]
-    for query_id in sorted({f.query_id for f in found}):
+    for query_id in sorted({f.query_id for f in found if f.query_id}):
         yield _leftovers(exam, query_id, [f for f in found if f.query_id == query_id])
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c124
@@ -223,10 +224,10 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
             + "; ".join(s.holds for s in lost),
         )
     if late:
-        yield _late(exam, late)
+        yield _late(exam, exam.query, late)
 
 
-def _late(exam: Examination, late: list[RestoreStep]) -> Finding:
+def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
     """The finding about decided transactions that are open."""
     left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
     parts = {}
@@ -234,8 +235,8 @@ def _late(exam: Examination, late: list[RestoreStep]) -> Finding:
         parts["risk"] = f"YES, in {left_ms / 1000:.0f} s: then the broker aborts them."
     return finding(
         "decided-and-open",
-        f"batch {late[0].batch_id} of query {exam.query.query_id} is decided, and {len(late)}"
+        f"batch {late[0].batch_id} of query {query.query_id} is decided, and {len(late)}"
         " of its transactions are open",
-        *exam.restores(),
+        *exam.restores(query),
         **parts,
     )

@@ -51,7 +51,7 @@ class DecisionLog(Chains):
     @abstractmethod
     def load(self, slot: Slot) -> Decision | None: ...  # None: the record was removed since
     @abstractmethod
-    def remove(self, slots: Sequence[Slot]): ...
+    def remove(self, slots: Sequence[Slot]) -> None: ...
 
     @property
     def fence(self) -> str:
@@ -62,13 +62,13 @@ class DecisionLog(Chains):
         """One request for all slots; one more for each record that is asked for and not `known`."""
         return Listing(self, tuple(self.slots()), {d.slot: d for d in known})
 
-    def purge(self, batch_id: int, seen: "Listing | None" = None):
+    def purge(self, batch_id: int, seen: "Listing | None" = None) -> None:
         """Remove the batches before this one. `seen`: a listing that the caller has."""
         if old := [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]:
             self.remove(old)
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c105
-def stop_if_late(late: Late, decision: Decision):
+def stop_if_late(late: Late, decision: Decision) -> None:
     """Raises `LogUnwritable` if it is too late to send a create, and none was sent before."""
     if late():
         raise _too_late(decision)
@@ -77,7 +77,7 @@ def stop_if_late(late: Late, decision: Decision):
 class MemoryLog(DecisionLog):
     """Write-once slots in a dict: for lessons and for the model."""
 
-    def __init__(self, place: str = "memory"):
+    def __init__(self, place: str = "memory") -> None:
         self.place = place
         self.records = {}
 
@@ -91,7 +91,7 @@ class MemoryLog(DecisionLog):
     def load(self, slot: Slot) -> Decision | None:
         return self.records.get(slot)
 
-    def remove(self, slots: Sequence[Slot]):
+    def remove(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             self.records.pop(slot, None)
 

@@ -22,8 +22,7 @@ def adopt(driver: Driver, left: DecisionLog | None = None) -> Decision | None:
     was nothing to write down. Raises `StaleCheckpoint`, `OutcomeUnknown`, and `UnfinishedBatch` if
     a participant is missing for which that batch has decided.
     """
-    newest = newest_record(driver.log)
-    _check_adoptable(driver, newest)
+    newest = _newest(driver)
     stores = driver.stores() or newest.stores
     if (newest.identity, newest.stores) == (driver.identity(), stores):
         return None
@@ -35,7 +34,7 @@ def adopt(driver: Driver, left: DecisionLog | None = None) -> Decision | None:
 
 def _mark_left(
     driver: Driver, left: DecisionLog, newest: Decision, stores: tuple[tuple[str, str], ...]
-):
+) -> None:
     """Raises `StaleCheckpoint` if the query has gone on in the log that it is about to leave."""
     last = newest_record(left)
     if last == newest:
@@ -63,18 +62,20 @@ def _write_adopt(
             stores=stores,
             identity=driver.identity(),
         )
-        newest = win(log, wanted)
-        if newest is None:
+        found = win(log, wanted)
+        if found is None:
             raise OutcomeUnknown(
                 f"adopting {slot.batch_id}.{slot.attempt} of query {driver.query_id}: its log gave"
                 " no clear answer"
             )
-        if newest == wanted:
+        if found == wanted:
             return wanted
+        newest = found
 
 
-def _check_adoptable(driver: Driver, newest: Decision | None):
-    """Raises `StaleCheckpoint` if the log is empty, or the log of another query."""
+def _newest(driver: Driver) -> Decision:
+    """The newest record. Raises `StaleCheckpoint` if the log is empty, or of another query."""
+    newest = newest_record(driver.log)
     if newest is None:
         raise StaleCheckpoint(
             f"query {driver.query_id}: its decision log {driver.log.place} is empty, so there is"
@@ -85,9 +86,10 @@ def _check_adoptable(driver: Driver, newest: Decision | None):
             f"the log {driver.log.place} holds decisions of query {newest.query_id}, not of"
             f" {driver.query_id}"
         )
+    return newest
 
 
-def _check_decided_for(driver: Driver, newest: Decision, stores: dict[str, str]):
+def _check_decided_for(driver: Driver, newest: Decision, stores: dict[str, str]) -> None:
     """Raises `UnfinishedBatch` if the newest batch is decided for a participant that is missing."""
     decided = commit_of(driver.log, newest.slot.batch_id)
     if decided is None:

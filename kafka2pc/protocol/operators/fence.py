@@ -40,7 +40,7 @@ def fence(driver: Driver) -> Token:
     return claimed.token
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c005
-def end_all(driver: Driver):
+def end_all(driver: Driver) -> None:
     """Stop every older run, finish what is decided, and abort what is open, in all participants.
     Raises what `check_identity`, `fence` and a participant raise.
     """

@@ -15,10 +15,12 @@ from ..messages import Plan
 from ..rare.identity import check_participants, check_record
 
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c004
-def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) -> Decision:
+def claim(
+    driver: Driver, batch_id: int, seen: Listing | None = None, *, expires_ms: int | None = None
+) -> Decision:
     """Win ABORT in the first free slot of a batch, and with it the slot after. Returns our ABORT,
     or the COMMIT that was met. `seen`: a listing that shows no COMMIT of the batch; it may be old.
-    `more` goes into the record. Raises `OutcomeUnknown`, and what the two checks raise.
+    `expires_ms` goes into the record. Raises `OutcomeUnknown`, and what the two checks raise.
     """
     seen = seen or driver.log.listing()
     decided = commit_of(seen, batch_id)
@@ -26,7 +28,7 @@ def claim(driver: Driver, batch_id: int, seen: Listing | None = None, **more) ->
         return decided
     attempt = next_attempt(seen, batch_id)
     while True:
-        wanted = _abort_record(driver, batch_id, attempt, **more)
+        wanted = _abort_record(driver, batch_id, attempt, expires_ms)
         record = _win_clearly(driver, wanted)
         if record == wanted:
             return record
@@ -42,11 +44,11 @@ def next_attempt(seen: Listing, batch_id: int) -> int:
     return max((s.attempt + 1 for s in seen.slots if s.batch_id == batch_id), default=0)
 
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c064
-def _abort_record(driver: Driver, batch_id: int, attempt: int, **more) -> Decision:
+def _abort_record(driver: Driver, batch_id: int, attempt: int, expires_ms: int | None) -> Decision:
     """ABORT in a slot, with the token that may write the slot after it."""
     token = driver.new_token(batch_id, attempt + 1)
     plan = Plan(query_id=driver.query_id, batch_id=batch_id, attempt=attempt, token=token)
-    return driver.decision(plan, commit=False, **more)
+    return driver.decision(plan, commit=False, expires_ms=expires_ms)
 
 
 def _win_clearly(driver: Driver, wanted: Decision) -> Decision:

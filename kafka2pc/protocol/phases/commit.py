@@ -25,7 +25,7 @@ from ..rare.replay import check_replay
 _LOG = logging.getLogger(__name__)
 
 
-def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
+def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> None:
     """Runs on the driver, when every task has returned. A batch that was drained, or has no message
     and so no plan, is finished once more. Raises `Refused` or `Superseded` (given up before the
     decision; `Superseded` after it: another run has gone on), `OutcomeUnknown`, `LostTransaction`,
@@ -33,7 +33,8 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
     """
     plan = one_plan(messages, batch_id) if messages else None
     if plan is None or plan.mode is Mode.DRAIN:
-        return _finish_again(driver, messages, batch_id)
+        _finish_again(driver, messages, batch_id)
+        return
     try:
         late = check_open(driver, [c for m in messages for c in m.committables], plan.planned)
     except Refused:
@@ -59,7 +60,7 @@ def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
     raise Superseded(f"batch {batch_id}: its tasks followed the plans {names}")
 
 
-def _tidy_up(driver: Driver, plan: Plan, seen: Listing):
+def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:
     try:
         sweep(driver, plan.token, plan.batch_id % 2, seen)
         driver.log.purge(plan.batch_id - driver.policy.keep_batches, seen)
@@ -67,7 +68,7 @@ def _tidy_up(driver: Driver, plan: Plan, seen: Listing):
         _warn(driver, plan, e)
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c008
-def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int):
+def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> None:
     decided = commit_of(driver.log, batch_id)
     if decided:
         finish(driver, decided)
@@ -79,7 +80,7 @@ def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: i
         )
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c082
-def _warn(driver: Driver, plan: Plan, e: Exception):
+def _warn(driver: Driver, plan: Plan, e: Exception) -> None:
     _LOG.warning(
         "query %s batch %s is complete; tidying up failed and is tried again: %s",
         driver.query_id,

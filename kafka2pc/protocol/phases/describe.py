@@ -7,7 +7,7 @@ __all__ = ['describe_all', 'check_open']
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c002
 from functools import partial
-from typing import Sequence
+from typing import Any, Sequence
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c003
 from ..clock import Moment, age_ms
@@ -19,7 +19,7 @@ from ..participant import Description
 from ..states import TxnState
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c007
-def describe_all(driver: Driver, cs: Sequence[Committable], **limits) -> list[Description]:
+def describe_all(driver: Driver, cs: Sequence[Committable], **limits: Any) -> list[Description]:
     """What the stores say of each Committable, in order. `limits`: `margin_ms` and `age_ms`, as in
     `Participant.describe`.
     """
@@ -31,7 +31,7 @@ def describe_all(driver: Driver, cs: Sequence[Committable], **limits) -> list[De
     return [answers[c] for c in cs]
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c042
-def _check_one(driver: Driver, c: Committable, description: Description):
+def _check_one(driver: Driver, c: Committable, description: Description) -> None:
     state, margin_ms = description.state, driver.policy.margin_ms
     what = f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
     if state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
@@ -71,7 +71,7 @@ def _has_passed(driver: Driver, began: Moment | None, ms: float) -> bool:
     return passed_ms is not None and passed_ms > ms
 
 
-def _check_not_late(driver: Driver, late: Late, timeout_ms: int):
+def _check_not_late(driver: Driver, late: Late, timeout_ms: int) -> None:
     if late():
         raise Refused(
             f"{driver.policy.margin_ms} ms must be left of the timeout of {timeout_ms} ms, and it"

@@ -57,7 +57,7 @@ def after_the_decision() -> Iterator[None]:
         raise type(e)(e.what, why=e.why, risk=DECIDED, action=e.action) from e
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c007
-def check_own(driver: Driver, decision: Decision):
+def check_own(driver: Driver, decision: Decision) -> None:
     """Raises `CorruptDecision` for the record of another query, or one about its transactions."""
     names = [parse_name(c.transactional_id) for c in decision.committables]
     queries = {name.query_id if name else None for name in names}
@@ -91,7 +91,7 @@ def _finished_by_another(driver: Driver, decision: Decision) -> bool:
     return driver.spark_committed(decision.slot.batch_id)
 
 
-def _check_lost(driver: Driver, decision: Decision, refused: Sequence[Committable]):
+def _check_lost(driver: Driver, decision: Decision, refused: Sequence[Committable]) -> None:
     lost = _uncommitted(driver, refused)
     if lost:
         report_loss(driver, decision, lost)
@@ -103,7 +103,7 @@ def _uncommitted(driver: Driver, cs: Sequence[Committable]) -> list[Committable]
     return [c for c, s in zip(cs, answers, strict=True) if s.state is not TxnState.COMMITTED]
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c038
-def _check_unclear(driver: Driver, decision: Decision, unclear: Sequence[Committable]):
+def _check_unclear(driver: Driver, decision: Decision, unclear: Sequence[Committable]) -> None:
     unclear = _still_unclear(driver, unclear)
     if unclear:
         raise OutcomeUnknown(

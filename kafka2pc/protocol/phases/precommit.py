@@ -8,7 +8,7 @@ __all__ = ['flush_and_precommit', 'no_measure', 'precommit']
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c002
 from contextlib import ExitStack
 from itertools import chain
-from typing import Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c003
 from ..history import History, Silence
@@ -16,7 +16,7 @@ from ..messages import CommitMessage, Committable, Mode, Plan
 from ..participant import Participant, Transaction
 
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c008
-def flush_and_precommit(txn: Transaction, history: History, **ids) -> Committable | None:
+def flush_and_precommit(txn: Transaction, history: History, **ids: Any) -> Committable | None:
     """Rule 1: flush (raises if a delivery failed), then pre-commit. None: nothing was written."""
     with history.of("flush", **ids):
         txn.flush()
@@ -50,7 +50,7 @@ def _write_all(
     return tuple(c for c in committables if c)
 
 
-def _write(txns: Sequence[Transaction], chunk):
+def _write(txns: Sequence[Transaction], chunk: Any) -> None:
     for txn in txns:
         txn.write(chunk)
 
@@ -64,7 +64,7 @@ def _counted(chunks: Iterable, measure: Callable[[object], int], counts: dict) -
             yield chunk
 
 
-def no_measure(chunk) -> int:
+def no_measure(chunk: object) -> int:
     """For rows whose size in bytes does not matter."""
     return 0
 
@@ -91,6 +91,6 @@ def precommit(
     return CommitMessage(plan=plan, committables=committables, **counts)
 
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c074
-def _read_to_the_end(chunks: Iterable):
+def _read_to_the_end(chunks: Iterable) -> None:
     for _ in chunks:
         pass

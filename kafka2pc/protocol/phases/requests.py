@@ -102,6 +102,7 @@ def _ask_once(
 ) -> list[Outcome]:
     with ExitStack() as stack:
         noted = [stack.enter_context(_noted(driver, verb, c, batch_of(c))) for c in cs]
+        # only such participants have a group of several
         many = cast(EndsMany, driver.participants[cs[0].participant])
         outcomes = many.end_all(verb, cs)
         for note, outcome in zip(noted, outcomes, strict=True):

@@ -45,7 +45,7 @@ def restore(
         return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
-def _sweep_below(driver: Driver, claimed: Decision):
+def _sweep_below(driver: Driver, claimed: Decision) -> None:
     """Sweep, unless the log holds a later batch. This needs a listing made after the claim."""
     seen = driver.log.listing(claimed)
     if later_batch(seen, claimed.slot.batch_id):
@@ -60,7 +60,9 @@ def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:
     return before is not None and before.token == mine
 
 
-def _plan(driver: Driver, slot: Slot, token: Token, offsets_hash: str, **more) -> Plan:
+def _plan(
+    driver: Driver, slot: Slot, token: Token, offsets_hash: str, mode: Mode = Mode.WRITE
+) -> Plan:
     return Plan(
         query_id=driver.query_id,
         batch_id=slot.batch_id,
@@ -68,17 +70,17 @@ def _plan(driver: Driver, slot: Slot, token: Token, offsets_hash: str, **more) -
         token=token,
         offsets_hash=offsets_hash,
         planned=driver.now(),
-        **more,
+        mode=mode,
     )
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c008
 def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
     _check_replayed(driver, decided, offsets_hash)
     finish(driver, decided)
-    return _plan(driver, decided.slot, decided.token, offsets_hash, mode=Mode.DRAIN)
+    return _plan(driver, decided.slot, decided.token, offsets_hash, Mode.DRAIN)
 
 
-def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str):
+def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str) -> None:
     """Does this COMMIT still count, and is it about the rows that Spark replays?"""
     batch_id, seen = decided.slot.batch_id, driver.log.listing(decided)
     if later_claim(seen, decided):

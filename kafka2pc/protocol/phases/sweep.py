@@ -14,7 +14,7 @@ from ..log.decisions import Decision
 from ..log.questions import newest_commit
 from ..log.slots import Listing
 from ..messages import Committable
-from ..names import Token, parse_name
+from ..names import Token, known_name
 from .requests import send_each
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c006
@@ -34,17 +34,17 @@ def sweep(
         if _is_below(c, token, own_parity) and (c.transactional_id, c.state) not in spared
     ]
     retry = driver.policy.retry()
-    batch_of = lambda c: parse_name(c.transactional_id).token.batch_id
+    batch_of = lambda c: known_name(c.transactional_id).token.batch_id
     send_each(driver, "abort", orphans, batch_of, retry)
     return [c.transactional_id for c in orphans]
 
 
 def _is_below(c: Committable, token: Token, own_parity: int | None) -> bool:
-    name = parse_name(c.transactional_id)
+    name = known_name(c.transactional_id)
     return name.token < token or (name.token == token and name.parity == own_parity)
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c012
-def sweep_former(driver: Driver, claimed: Decision, seen: Listing):
+def sweep_former(driver: Driver, claimed: Decision, seen: Listing) -> None:
     """Sweep below a claim under every other prefix that the records of its batch, and of the one
     before, name.
     """

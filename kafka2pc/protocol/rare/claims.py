@@ -21,7 +21,7 @@ from ..log.slots import Listing
 _LOG = logging.getLogger(__name__)
 
 
-def remove_old_claims(driver: Driver, claimed: Decision, seen: Listing, most: int = 32):
+def remove_old_claims(driver: Driver, claimed: Decision, seen: Listing, most: int = 32) -> None:
     """Remove the oldest claims of a batch that was claimed again and again, so that the next start
     has less to read: at most `most` at once, never the last `keep_claims`, and not the last one
     under each other prefix (`sweep_former` needs it). What fails is logged.

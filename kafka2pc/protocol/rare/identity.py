@@ -22,7 +22,7 @@ from ..log.questions import commit_of, newest_record
 from ..log.slots import Listing
 
 # %% ../../../nbs/protocol/rare/01_identity.ipynb #c006
-def check_identity(driver: Driver, batch_id: int, seen: Listing | None = None):
+def check_identity(driver: Driver, batch_id: int, seen: Listing | None = None) -> None:
     """Is this the log of this query, and is the query what it was? Looks at the newest record,
     before `batch_id` is claimed. `seen`: a listing of this plan. Raises `StaleCheckpoint` for an
     empty log, `UnfinishedBatch`, and what `check_record` raises.
@@ -38,7 +38,7 @@ def check_identity(driver: Driver, batch_id: int, seen: Listing | None = None):
     check_participants(driver, newest)
 
 
-def check_record(driver: Driver, record: Decision):
+def check_record(driver: Driver, record: Decision) -> None:
     """Is this record one of this query, about the stores and places of this run? Raises
     `StaleCheckpoint` (another query's log), `WrongCluster`, `MovedLog`.
     """
@@ -57,7 +57,7 @@ def check_record(driver: Driver, record: Decision):
     check_place(driver, record.identity or Identity())  # an older version kept none
 
 
-def check_place(driver: Driver, recorded: Identity):
+def check_place(driver: Driver, recorded: Identity) -> None:
     """Raises `MovedLog` if a record says that the log or the checkpoint of this run is in another
     place, or that the log is written under another prefix.
     """
@@ -76,7 +76,7 @@ def check_place(driver: Driver, recorded: Identity):
         raise MovedLog(f"query {driver.query_id}: its decisions say that {'; '.join(moved)}")
 
 
-def check_unchanged(driver: Driver, newest: Decision):
+def check_unchanged(driver: Driver, newest: Decision) -> None:
     """A batch that is not finished keeps its topic, prefix and participants. Raises
     `UnfinishedBatch`.
     """
@@ -102,7 +102,7 @@ def check_unchanged(driver: Driver, newest: Decision):
     )
 
 
-def check_participants(driver: Driver, record: Decision):
+def check_participants(driver: Driver, record: Decision) -> None:
     """A query keeps its participants: a batch that is written without a claim may be open in each
     of them. Raises `UnfinishedBatch` if one is missing. (A driver that has none touches nothing.)
     """

@@ -28,7 +28,7 @@ def _offsets(p: PartitionRange) -> str:
     return f"[{p.first_offset}..{p.last_offset}]" if p.first_offset >= 0 else "[offsets unknown]"
 
 # %% ../../../nbs/protocol/rare/02_loss.ipynb #c006
-def report_loss(driver: Driver, decision: Decision, lost: Sequence[Committable]):
+def report_loss(driver: Driver, decision: Decision, lost: Sequence[Committable]) -> None:
     what = (
         f"batch {decision.slot.batch_id} of query {driver.query_id}, Spark offsets sha256"
         f" {decision.offsets_hash[:16]}: {'; '.join(map(_spell, lost))}"

@@ -19,7 +19,7 @@ from ..messages import CommitMessage, counts
 _LOG = logging.getLogger(__name__)
 
 
-def check_replay(driver: Driver, decided: Decision, messages: Sequence[CommitMessage]):
+def check_replay(driver: Driver, decided: Decision, messages: Sequence[CommitMessage]) -> None:
     """Has the replay read as many rows and bytes as were decided? Raises `ReplayDiffers`, or warns.
     A record of an older version has no counts.
     """

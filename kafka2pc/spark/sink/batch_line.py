@@ -11,9 +11,10 @@ import os
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import Iterable, Sequence
+from typing import Any, Iterable, Sequence
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c003
+from ...backends.kept import Kept
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History, crash_watcher, requests_of
 from ...protocol.messages import CommitMessage, Committable
@@ -28,20 +29,20 @@ class BatchHistory(History):
     as errors.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(os.environ.get("KAFKA2PC_HISTORY"), crash_watcher())
 
-    def append(self, kind: str, op: str, **ids) -> Event:
+    def append(self, kind: str, op: str, **ids: Any) -> Event | None:
         event = super().append(kind, op, **ids)
         # also where lostTransactions=skip goes on
         if op == "lost":
             _LOG.error("lost: %s", ids["what"])
         return event
 
-    def _keep(self, event: Event):
+    def _keep(self, event: Event) -> None:
         self.events.append(event)
         if self._path:
-            self._write_line(event)
+            super()._keep(event)
 
 
 def count_aborts(events: Iterable[Event]) -> int:
@@ -75,7 +76,7 @@ class BatchLine:
     retries: int
     swept: int
 
-    def __str__(self):
+    def __str__(self) -> str:
         return " ".join(
             f"{name}={'-' if value is None else value}" for name, value in asdict(self).items()
         )
@@ -126,7 +127,7 @@ def _left_ms(committables: Sequence[Committable], now_ms: float) -> int | None:
     return min(left, default=None)
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c011
-_WARNED: set = set()  # the queries that this process has warned about
+_WARNED = Kept()  # the queries that this process has warned about
 
 
 def warn_if_late(
@@ -137,7 +138,7 @@ def warn_if_late(
     is decided by it.
     """
     used = [
-        (now_ms - c.started_ms, c, m.plan)
+        (now_ms - c.started_ms, c.timeout_ms, m.plan)
         for m in messages
         if m
         for c in m.committables
@@ -145,13 +146,12 @@ def warn_if_late(
     ]
     if not used:
         return None
-    took_ms, slowest, plan = max(used, key=lambda u: u[0] / u[1].timeout_ms)
-    if took_ms <= share * slowest.timeout_ms:
+    took_ms, timeout_ms, plan = max(used, key=lambda u: u[0] / u[1])
+    if took_ms <= share * timeout_ms:
         return None
-    warning = _warning(plan.query_id, plan.batch_id, took_ms, slowest.timeout_ms, share)
-    if plan.query_id not in _WARNED:
+    warning = _warning(plan.query_id, plan.batch_id, took_ms, timeout_ms, share)
+    if _WARNED.first(plan.query_id):
         _LOG.warning(warning)
-    _WARNED.add(plan.query_id)
     return warning
 
 
@@ -176,7 +176,7 @@ def _warning(query_id: str, batch_id: int, took_ms: float, timeout_ms: int, shar
     )
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c014
-def log_batch(messages: Sequence[CommitMessage], events: Sequence[Event], swept: int = 0):
+def log_batch(messages: Sequence[CommitMessage], events: Sequence[Event], swept: int = 0) -> None:
     """Log the line of a batch, and the warning if it is due. Arguments as in `batch_line`."""
     if _LOG.level == logging.NOTSET:
         _LOG.setLevel(logging.INFO)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Iterator, cast
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c004
+from ...backends.kept import Kept
 from ...backends.places import masked
 from ...decision_logs.files import FileLog
 from ...kafka.participant import KafkaParticipant
@@ -30,7 +31,7 @@ from kafka2pc.protocol.errors import (
     describe_error,
 )
 from ...protocol.log.decisions import Decision
-from ...protocol.log.questions import commit_of, later_batch, newest_record
+from ...protocol.log.questions import commit_of, kept_commit, later_batch, newest_record
 from ...protocol.log.slots import DecisionLog, NamedLog
 from ...protocol.messages import CommitMessage, Mode, Plan
 from ...protocol.phases.claim import claim
@@ -48,18 +49,18 @@ from kafka2pc.spark.sink.opening import (
     warn_once,
 )
 from .options import SinkOptions
-from .stream_writer import SparkMessage, contents, write_partition
+from .stream_writer import SparkMessage, all_contents, contents, write_partition
 from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c006
 _LOG = logging.getLogger("kafka2pc")
 _DAY_MS = 24 * 3600 * 1000
 # when this process has last looked for keys whose time is over: place -> seconds
-_PURGED: dict = {}
+_PURGED = Kept()
 _PURGE_S = 3600
 
 
-def close_key(driver: Driver, days: int):
+def close_key(driver: Driver, days: int) -> None:
     """Record that a write is finished and that its decision, or its key, is kept for so many days.
     At most once an hour, delete the logs whose time is over. An error is logged and not raised,
     because the write itself is complete.
@@ -71,6 +72,7 @@ def close_key(driver: Driver, days: int):
         if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S:
             return
         _PURGED[place] = time.monotonic()
+        # `decisionLog` names a place of many logs
         purge_keys(cast(NamedLog, driver.log), time.time() * 1000)
     except Exception as e:  # a store may raise what it likes: the write is complete
         _LOG.warning(
@@ -123,7 +125,7 @@ class BatchWriter(DataSourceArrowWriter):
         plan: Plan | None,
         folder: str = "",
         swept: int = 0,
-    ):
+    ) -> None:
         self.options = options
         self.participant = participant
         self.plan = plan
@@ -136,31 +138,31 @@ class BatchWriter(DataSourceArrowWriter):
         """
         return write_partition(self.options, self.participant, self.plan, iterator, self.swept)
 
-    def commit(self, messages: list):
+    def commit(self, messages: list) -> None:
         """The commit phase. The COMMIT stays in the log for `idempotenceKeyDays`, or for a day:
         Spark calls `abort` if this process dies before Spark has its answer.
         """
         freeze_worker()
         if not self.plan:
             return
-        driver = self._driver()
+        driver, sent = self._driver(), all_contents(messages)
         try:
-            commit_batch(driver, contents(messages), 0)
+            commit_batch(driver, sent, 0)
         except OutcomeUnknown as e:
             raise self._explained(e) from e
         except ReplayDiffers:
             self._complete(driver)
             raise
         swept = max((m.swept for m in messages), default=0)
-        log_batch(contents(messages), driver.history.events, swept)
+        log_batch(sent, driver.history.events, swept)
         self._complete(driver)
 
-    def _complete(self, driver: Driver):
+    def _complete(self, driver: Driver) -> None:
         # a folder on the driver's disk is removed by a later write
         if self.options.decision_log:
             close_key(driver, self.options.key_days if self.options.key else _DAYS_WITHOUT_KEY)
 
-    def abort(self, messages: list):
+    def abort(self, messages: list) -> None:
         """A task or `commit` failed. Finish a write that is decided, and raise `CompleteWrite`, so
         that Spark's own error says it. Otherwise abort its transactions, including those of killed
         tasks.
@@ -172,17 +174,19 @@ class BatchWriter(DataSourceArrowWriter):
         answers = [*contents(messages), CommitMessage(plan=self.plan)]
         if abort_batch(driver, answers, 0):
             sweep(driver, self.plan.token, own_parity=0)
-            return self._forget(driver)
+            self._forget(driver)
+            return
         decided = commit_of(driver.log, 0)
         if decided:
             self._finish(driver, decided)
 
-    def _finish(self, driver: Driver, decided: Decision):
+    def _finish(self, driver: Driver, decided: Decision) -> None:
         try:
             finished = finish(driver, decided)
         except OutcomeUnknown as e:
             raise self._explained(e) from e
-        closed = newest_record(driver.log).expires_ms is not None
+        newest = newest_record(driver.log)
+        closed = newest is not None and newest.expires_ms is not None
         # another run has gone on
         if not finished and not closed:
             return
@@ -210,23 +214,30 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _place(self) -> str:
         return masked(
-            f"{self.options.decision_log or os.path.dirname(self.folder)}/{self.plan.query_id}"
+            f"{self.options.decision_log or os.path.dirname(self.folder)}/{self._query_id()}"
         )
 
-    def _forget(self, driver: Driver):
+    def _forget(self, driver: Driver) -> None:
         """Remove the ABORT of a write without a key: no other run asks for it."""
         if self.options.key:
             return
         if self.folder:
-            return shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
+            shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
+            return
         try:
             driver.log.purge(1)
         except Exception as e:
             _LOG.warning("the write is aborted; its ABORT stays in the log: %s", describe_error(e))
 
     def _driver(self) -> Driver:
-        log = _batch_log(self.options, self.plan.query_id, self.folder)
-        return make_driver(self.options, self.plan.query_id, log, [self.participant])
+        query_id = self._query_id()
+        log = _batch_log(self.options, query_id, self.folder)
+        return make_driver(self.options, query_id, log, [self.participant])
+
+    def _query_id(self) -> str:
+        if self.plan is None:
+            raise ValueError("a write at least once has no query id")
+        return self.plan.query_id
 
 
 def _batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
@@ -260,7 +271,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
             shutil.rmtree(os.path.dirname(folder), ignore_errors=True)
         raise
     if plan.mode is Mode.DRAIN:
-        _check_earlier_write(options, commit_of(log, 0))
+        _check_earlier_write(options, kept_commit(log, 0))
     return BatchWriter(options, participant, plan, folder, count_aborts(driver.history.events))
 
 
@@ -271,7 +282,7 @@ def _folder_of(query_id: str) -> str:
     return os.path.join(tempfile.gettempdir(), f"{_FOLDER}{query_id}", query_id)
 
 
-def remove_folders(before: float):
+def remove_folders(before: float) -> None:
     """Remove the decisions of this user's earlier writes without a key and without a `decisionLog`
     that were last changed before that time (seconds since 1970). `rmtree` follows no link. Errors
     are ignored.
@@ -290,7 +301,7 @@ def _last_change(folder: Path) -> float:
     return max([found.st_mtime, *(inner.lstat().st_mtime for inner in folder.iterdir())])
 
 
-def _check_key_has_log(options: SinkOptions):
+def _check_key_has_log(options: SinkOptions) -> None:
     if options.key and not options.decision_log:
         raise BadOption(
             "idempotenceKey without decisionLog",
@@ -313,7 +324,7 @@ def _with_timeout(options: SinkOptions) -> SinkOptions:
     return replace(options, two_phase="off")
 
 
-def _check_earlier_write(options: SinkOptions, decided: Decision):
+def _check_earlier_write(options: SinkOptions, decided: Decision) -> None:
     """A key that was used for another topic would silently write nothing. Raises `BadOption`."""
     _LOG.warning(
         "idempotenceKey=%s: an earlier write under this key exists; this one writes nothing",

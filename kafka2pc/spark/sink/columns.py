@@ -24,7 +24,9 @@ _TYPES = {
 }
 
 
-def check_columns(columns: Sequence[tuple[str, str]], topic: str | None, timestamps: bool = False):
+def check_columns(
+    columns: Sequence[tuple[str, str]], topic: str | None, timestamps: bool = False
+) -> None:
     """Check the columns of a DataFrame, given as (name, type in Spark's short form). Allowed are
     value, key, headers, topic and partition; with `timestamps` also timestamp. Further columns are
     ignored. `topic`: the option of that name. Raises `BadOption`.
@@ -49,7 +51,7 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None, timesta
 COLUMNS = (*_TYPES, "timestamp")  # further columns are ignored
 
 # %% ../../../nbs/spark/sink/06_columns.ipynb #c006
-def _check_names(names: Sequence[str], wanted: Iterable[str], timestamps: bool):
+def _check_names(names: Sequence[str], wanted: Iterable[str], timestamps: bool) -> None:
     twice = [n for n in wanted if names.count(n) > 1]
     if twice:
         raise BadOption(

@@ -7,12 +7,12 @@ __all__ = ['plan_batch', 'make_driver', 'open_participant', 'warn_once', 'log_in
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c002
 import logging
-import os
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Sequence
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c003
+from ...backends.kept import Kept
 from ...backends.places import masked
 from ...decision_logs.opening import open_folder_log, open_log
 from ...kafka.cluster_check import check
@@ -38,7 +38,7 @@ from .options import SinkOptions
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c011
 _LOG = logging.getLogger("kafka2pc")
 # what this process has planned: query id -> (its token, its last batch)
-_RUNS: dict = {}
+_RUNS = Kept()
 
 
 def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
@@ -116,7 +116,7 @@ def _not_committed(batch_id: int) -> bool:
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c005
 # participants that this process has opened: options that matter to Kafka -> KafkaParticipant
-_OPEN: dict = {}
+_OPEN = Kept()
 
 
 def open_participant(options: SinkOptions) -> KafkaParticipant:
@@ -145,35 +145,33 @@ def _checked_participant(options: SinkOptions) -> KafkaParticipant:
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c059
 # the options of which this process has warned
-_WARNED: set[SinkOptions] = set()
+_WARNED = Kept()
 
 
-def warn_once(options: SinkOptions):
+def warn_once(options: SinkOptions) -> None:
     """Log which options have no effect, once for each query of this process."""
     unused = without_use(dict(options.conf)) if options.engine == "columnar" else []
     givers = dict(options.givers)
     rows_only = sorted(givers[name] for name in unused)
-    if options in _WARNED or not (options.idle or rows_only):
+    if not (options.idle or rows_only) or not _WARNED.first(options):
         return
-    _WARNED.add(options)
     names = ", ".join(sorted((*options.idle, *rows_only)))
     but = f"; engine=confluent has a use for {', '.join(rows_only)}" if rows_only else ""
     _LOG.warning("these options have no effect: %s%s", names, but)
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c007
 # decision logs that this process has opened, one for each query; one in all for the keys at a place
-_LOGS: dict = {}
+_LOGS = Kept()
 # the log for which this process has last looked into a checkpoint
-_BESIDE: dict = {}
+_BESIDE = Kept()
 
 
 def log_in(checkpoint: Checkpoint) -> DecisionLog:
     """The decision log inside a checkpoint, opened once in each process."""
-    opened = os.getpid(), checkpoint.location
-    _BESIDE.pop(opened, None)
-    if opened not in _LOGS:
-        _LOGS[opened] = open_folder_log(checkpoint.log_place)
-    return _LOGS[opened]
+    _BESIDE.pop(checkpoint.location, None)
+    if checkpoint.location not in _LOGS:
+        _LOGS[checkpoint.location] = open_folder_log(checkpoint.log_place)
+    return _LOGS[checkpoint.location]
 
 
 def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
@@ -181,28 +179,27 @@ def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
     process. All batch writes to a place share one opened log. Raises what `open_log` raises.
     """
     opened = (
-        os.getpid(),
         options.decision_log,
         options.conf,
         options.prefix,
         query_id if options.checkpoint else None,
     )
     if opened not in _LOGS:
-        _LOGS[opened] = open_log(options.decision_log, query_id, options.conf, options.prefix)
+        _LOGS[opened] = open_log(options.decision_log or "", query_id, options.conf, options.prefix)
     return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c049
-def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog):
+def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog) -> None:
     """Raises `MovedLog`, before anything is claimed, if the checkpoint holds later decisions than
     this log beside it: the query ran without this log. While a process goes on with one log, the
     checkpoint is asked once.
     """
-    if _BESIDE.get((os.getpid(), checkpoint.location)) == log.place:
+    if _BESIDE.get(checkpoint.location) == log.place:
         return
     inside = checkpoint.decided_slots()[-1:]
     if inside and inside > log.slots()[-1:]:
         raise _left_inside(checkpoint, query_id, inside[0].batch_id, log.place)
-    _BESIDE[os.getpid(), checkpoint.location] = log.place
+    _BESIDE[checkpoint.location] = log.place
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c050
 def _left_inside(checkpoint: Checkpoint, query_id: str, batch_id: int, place: str) -> MovedLog:

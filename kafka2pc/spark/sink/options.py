@@ -24,7 +24,7 @@ def lower_names(options: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): str(value) for name, value in options.items()}
 
 
-def check_names(given: Iterable[str], known: Iterable[str], hidden: Iterable[str] = ()):
+def check_names(given: Iterable[str], known: Iterable[str], hidden: Iterable[str] = ()) -> None:
     """Raises `BadOption` for a name that is not in `known` or `hidden` and does not begin with
     `kafka.`; the error names the nearest of `known`, and all.
     """
@@ -274,7 +274,7 @@ def _key_days(given: Mapping[str, str]) -> int:
     return days
 
 
-def _check_log(place: str | None, topic: str | None):
+def _check_log(place: str | None, topic: str | None) -> None:
     """Raises `BadOption` for a decision log that cannot work, without opening it."""
     if place is None:
         return
@@ -289,14 +289,14 @@ def _check_log(place: str | None, topic: str | None):
 SINK_OPTIONS = _WHERE | _GUARANTEE | _FAILURE | _DECISIONS
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c047
-def _check_empty(given: Mapping[str, str]):
+def _check_empty(given: Mapping[str, str]) -> None:
     """Raises `BadOption` for empty values."""
     empty = [name for name in SINK_OPTIONS if given.get(name.lower()) == ""]
     if empty:
         raise BadOption(f"{', '.join(empty)} is empty", action="Give it a value, or leave it out.")
 
 
-def _check_broker(given: Mapping[str, str], kafka: bool):
+def _check_broker(given: Mapping[str, str], kafka: bool) -> None:
     """Raises `BadOption` if no broker is named though `kafka` asks for one, and for an option of
     Kafka without a broker.
     """
