@@ -9,7 +9,6 @@ __all__ = ['JVM', 'BROKER', 'IDS', 'DECISION_LOG', 'ROWS', 'LIMITS', 'OTHER_LIMI
 
 # %% ../../../nbs/proof/drills/10_soak.ipynb #c002
 import os
-import tempfile
 import threading
 import time
 from array import array
@@ -36,7 +35,7 @@ from ..child_process import until
 from .one_store import Drill, Played, play
 from .scenario import Scenario
 from .spark_job import Job
-from .stage import ONE_HOST, Stage
+from .stage import ONE_HOST, Stage, temporary_stage
 from ...protocol.driver import Policy
 from ...protocol.errors import BrokerUnreachable, TwoPhaseError
 
@@ -363,10 +362,7 @@ def soak(
     """Soak for so many minutes. `tell` is called with the result, `show` with the table. Raises
     what LocalKafka raises.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="kafka2pc-drill-", ignore_cleanup_errors=True) as folder,
-        Stage(Path(folder)) as stage,
-    ):
+    with temporary_stage() as stage:
         played = play(soak_drill(minutes, show=show), stage, output)
         tell(played)
         return played
