@@ -48,7 +48,7 @@ class BareQuery:
     in this folder. `rows`: of a batch.
     """
 
-    def __init__(self, kafka, folder: Path, rows: int = 10):
+    def __init__(self, kafka, folder: Path, rows: int = 10) -> None:
         self.name = f"bare-{uuid.uuid4().hex[:8]}"
         self.query_id = str(uuid.uuid4())
         self.rows = rows

@@ -35,7 +35,7 @@ def read_both(
     return seen_in(committed, row, batch), seen_in(uncommitted, row, batch)
 
 # %% ../../nbs/proof/04_readers.ipynb #c009
-def wait_until_ended(cluster: Cluster, prefix: str = ""):
+def wait_until_ended(cluster: Cluster, prefix: str = "") -> None:
     """Wait until every transaction that was committed or aborted has its markers, so that a reader
     finds the outcome. `prefix`: how the transactional ids begin. Raises `Failed` after 30 seconds.
     """

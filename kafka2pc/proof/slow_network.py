@@ -21,7 +21,7 @@ class SlowNetwork:
     if its client has gone. `held`: how many requests were held.
     """
 
-    def __init__(self, target: Callable[[], int]):
+    def __init__(self, target: Callable[[], int]) -> None:
         self.target = target
         self.held = 0
         self._api_key = None
@@ -33,19 +33,19 @@ class SlowNetwork:
     def __enter__(self) -> "SlowNetwork":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.release()
         self._server.close()
 
-    def hold(self, api_key: int):
+    def hold(self, api_key: int) -> None:
         self.held, self._api_key = 0, api_key
         self._open.clear()
 
-    def release(self):
+    def release(self) -> None:
         self._api_key = None
         self._open.set()
 
-    def _serve(self):
+    def _serve(self) -> None:
         while True:
             try:
                 client, _ = self._server.accept()
@@ -62,7 +62,7 @@ class SlowNetwork:
             ):
                 threading.Thread(target=pump, args=(source, sink), daemon=True).start()
 
-    def _requests(self, client: socket.socket, broker: socket.socket):
+    def _requests(self, client: socket.socket, broker: socket.socket) -> None:
         stream = client.makefile("rb")
         try:
             while len(size := stream.read(4)) == 4:
@@ -75,7 +75,7 @@ class SlowNetwork:
         except OSError:
             broker.close()
 
-    def _answers(self, broker: socket.socket, client: socket.socket):
+    def _answers(self, broker: socket.socket, client: socket.socket) -> None:
         try:
             while data := broker.recv(65536):
                 client.sendall(data)

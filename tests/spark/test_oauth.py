@@ -45,6 +45,8 @@ LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule req
 ALSO = {
     "sasl.enabled.mechanisms": "SCRAM-SHA-256,OAUTHBEARER",
     "listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config": LOGIN,
+    # clients must log in again before that
+    "listener.name.sasl_plaintext.oauthbearer.connections.max.reauth.ms": "4000",
 }
 
 
@@ -113,11 +115,25 @@ def test_a_decision_log_in_a_topic_is_reached_with_a_token(oauth):
     assert open_log("kafka:token-decisions", str(uuid.uuid4()), conf.items()).batches() == []
 
 
-def test_a_token_is_asked_for_once_until_it_ends(oauth):
+def test_all_connections_of_a_process_share_a_token_until_it_ends(oauth):
     before = tokens.CALLS.count
-    with Cluster(settings(oauth)) as cluster:
+    conf = settings(oauth, "tokens:shared")
+    with Cluster(conf) as cluster, Cluster(conf) as other:
         describe_topics(cluster, ["tokens"])
+        describe_topics(other, ["tokens"])
         assert tokens.CALLS.count == before + 1
+
+
+def test_connections_log_in_again_while_the_function_fails_or_is_slow(oauth, caplog):
+    """It runs on no thread of a connection, and a valid token is used until its end."""
+    with Cluster(settings(oauth, "tokens:unreliable")) as cluster:
+        until(
+            lambda: describe_topics(cluster, ["tokens"]) and len(tokens.THREADS) > 3,
+            "the function has failed, been slow, and gone on",
+            60,
+        )
+    assert set(tokens.THREADS[1:]) == {"kafka2pc-tokens"}
+    assert "asking again" in caplog.text and "re-authentication failed" not in caplog.text
 
 
 JOB = """
@@ -186,7 +202,7 @@ def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
     ],
 )
 @pytest.mark.parametrize("part", ["sink", "source"])
-def test_what_is_wrong_with_a_token_is_told_in_four_parts_and_without_it(
+def test_a_problem_with_a_token_is_reported_in_four_parts_and_without_it(
     part, provider, error, says, oauth
 ):
     conf = settings(oauth, provider)

@@ -69,23 +69,29 @@ def queries(folder: Path) -> None:
         WriterCommitMessage,
     )
 
-    class Writer(DataSourceArrowWriter, DataSourceStreamArrowWriter):
-        def write(self, iterator):
-            list(iterator)
-            return WriterCommitMessage()
-
-        def commit(self, messages, *batch):
-            pass
-
     class Nowhere(DataSource):
         @classmethod
         def name(cls):
             return "nowhere"
 
         def writer(self, schema, overwrite):
-            return Writer()
+            return Batch()
 
-        streamWriter = writer
+        def streamWriter(self, schema, overwrite):
+            return Stream()
+
+    class Batch(DataSourceArrowWriter):
+        def write(self, iterator):
+            list(iterator)
+            return WriterCommitMessage()
+
+    class Stream(DataSourceStreamArrowWriter):
+        def write(self, iterator):
+            list(iterator)
+            return WriterCommitMessage()
+
+        def commit(self, messages, batchId):
+            pass
 
     spark = (
         SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()

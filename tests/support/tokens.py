@@ -2,6 +2,7 @@
 
 import base64
 import json
+import threading
 import time
 from types import SimpleNamespace
 
@@ -17,6 +18,23 @@ def token(user="alice", seconds=3600):
         f"{part({'alg': 'none'})}.{part({'sub': user, 'iat': now - 1, 'exp': now + seconds})}.",
         now + seconds,
     )
+
+
+def shared():
+    return token()
+
+
+THREADS = []
+
+
+def unreliable():
+    """The second call fails, the fourth one is slow."""
+    THREADS.append(threading.current_thread().name)
+    if len(THREADS) == 2:
+        raise RuntimeError("hunter2")
+    if len(THREADS) == 4:
+        time.sleep(2)
+    return token(seconds=8)
 
 
 def no_token():

@@ -15,6 +15,7 @@ from typing import Any, Callable, Mapping, NoReturn, Self, Sequence, TypeVar
 import kafka.errors as wire_errors
 from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import ApiVersionsRequest
 from tenacity import (
@@ -27,7 +28,7 @@ from tenacity import (
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c004
 from .error_codes import login_refused
-from .login import connection_settings
+from .login import TokenEnded, Tokens, connection_settings
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c007
@@ -103,6 +104,19 @@ _Result = TypeVar("_Result")
 _AT_ONCE = 200  # requests of a pipeline that have no answer yet
 
 
+class _TokenProvider(AbstractTokenProvider):
+    """kafka-python asks here for a token, on the thread of the connections."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+
+    def token(self) -> str:
+        try:
+            return self._tokens.current()[0]
+        except TokenEnded as e:
+            raise wire_errors.KafkaConnectionError(str(e)) from None
+
+
 class Connection:
     """Requests to the brokers of one cluster, from many threads at once. `conf` has librdkafka's
     names. Make a new one after a fork.
@@ -117,6 +131,8 @@ class Connection:
         self._user = conf.get("sasl.username", "anonymous")
         settings = connection_settings(conf, timeout_ms // 4)
         self._logs_in = "sasl_mechanism" in settings
+        if tokens := settings.get("sasl_oauth_token_provider"):
+            settings["sasl_oauth_token_provider"] = _TokenProvider(tokens)
         self._hang_ups = 0
         self._net = NetworkSelector()
         self._net.start()

@@ -37,7 +37,7 @@ class FlightScenario(Scenario):
     flights. What it is fed with is counted in days.
     """
 
-    def __init__(self, job: Job, kafka, folder: Path, *, first: date):
+    def __init__(self, job: Job, kafka, folder: Path, *, first: date) -> None:
         super().__init__(job, kafka, folder)
         self.first, self.days, self.inlet = first, 0, f"{self.name}-events"
         kafka.create_topic(self.inlet, partitions=2)
@@ -67,7 +67,7 @@ class FlightScenario(Scenario):
             sink=self.options(**(options or {})),
         )
 
-    def check(self):
+    def check(self) -> None:
         """Demand that the topic equals the oracle, and that no transaction of this query is open.
         All windows must be closed. Raises `NotExactlyOnce`.
         """
@@ -165,7 +165,7 @@ def through_blows(
     seed: str = "",
     days: tuple[int, ...] = DAYS,
     options: dict | None = None,
-):
+) -> None:
     """Feed, strike, go on, as often as there are blows; then close all windows, and compare.
     `options`: of the sink.
     """

@@ -221,7 +221,7 @@ def survive_all(
     *,
     make: Callable[[Stage, Job], Scenario] = make_scenario,
     session: Mapping[str, str] | None = None,
-):
+) -> None:
     """The same as `survive` for several lists of places: each gets a batch of its own, and the run
     that heals one blow goes on to the next. Every run has another number of tasks and another
     engine.
@@ -255,7 +255,7 @@ def survive(
     *,
     make: Callable[[Stage, Job], Scenario] = make_scenario,
     session: Mapping[str, str] | None = None,
-):
+) -> None:
     """Two more batches: strike when the second one comes to the first place, and again at each
     other place, in the restart that heals the blow before. Then check. Raises `NotExactlyOnce`.
     """
@@ -336,7 +336,7 @@ def _lanes(drills: Iterable[Drill]) -> dict[tuple[str, int], list[Drill]]:
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c147
 def _play_lane(
     drills: list[Drill], nodes: int, stages: list[Stage], output: Path, report: Callable
-):
+) -> None:
     """Play drills one after the other on a stage of their own, which `stages` gets."""
     with temporary_stage(nodes) as stage:
         stages.append(stage)
@@ -358,7 +358,7 @@ def play_all(
     lanes = _lanes(drills)
     stages, results, calls = [], [], Lock()
 
-    def report(played: Played):
+    def report(played: Played) -> None:
         with calls:
             results.append(played)
             tell(played)

@@ -149,12 +149,12 @@ def run(
     }
 
 # %% ../../../nbs/proof/drills/08_pipeline.ipynb #c015
-def send(conf: dict, topic: str, events: Sequence[dict]):
+def send(conf: dict, topic: str, events: Sequence[dict]) -> None:
     """Write the events, keyed by carrier. Raises `BrokerUnreachable`."""
     producer = Producer(conf | {"enable.idempotence": True, "log_level": 0})
     errors = []
 
-    def keep_error(error, message):
+    def keep_error(error, message) -> None:
         if error:
             errors.append(error)
 

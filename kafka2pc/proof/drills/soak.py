@@ -105,7 +105,7 @@ class SoakScenario(Scenario):
     with, whose values are numbers from 0 on.
     """
 
-    def __init__(self, job: Job, kafka, folder: Path):
+    def __init__(self, job: Job, kafka, folder: Path) -> None:
         super().__init__(job, kafka, folder, partitions=2)
         self.sent = 0
         self.inlet = f"{self.name}-rows"
@@ -118,7 +118,7 @@ class SoakScenario(Scenario):
         names = (path.name for path in self.checkpoint.glob("commits/*"))
         return max((int(name) for name in names if name.isdigit()), default=-1) + 1
 
-    def feed_until(self, over: threading.Event):
+    def feed_until(self, over: threading.Event) -> None:
         """Send rows, always some micro-batches ahead. Raises `BrokerUnreachable`."""
         producer = Producer(self.kafka.client_conf | {"enable.idempotence": True, "log_level": 0})
         while not over.is_set():
@@ -149,14 +149,14 @@ class SoakScenario(Scenario):
 class Sampler:
     """Takes samples of a scenario while its query runs."""
 
-    def __init__(self, scenario: SoakScenario, cluster: Cluster):
+    def __init__(self, scenario: SoakScenario, cluster: Cluster) -> None:
         self.scenario = scenario
         self.cluster = cluster
         self.samples: list[Sample] = []
         self._seen: dict[str, set[int]] = {}
         self._start = time.monotonic()
 
-    def take(self):
+    def take(self) -> None:
         """Add one sample. Raises `BrokerUnreachable`."""
         scenario, values = self.scenario, {}
         for kind, processes in self._processes().items():
@@ -263,7 +263,7 @@ class Grows(TwoPhaseError):
     action = "Look at what grew: /proc/PID/fd names descriptors, tracemalloc shows objects."
 
 
-def judge(found: Iterable[Trend]):
+def judge(found: Iterable[Trend]) -> None:
     """Raises `Grows` if something grew, with the name of each and by how much."""
     grown = [
         f"{t.kind}: {t.quantity} grew by {t.end - t.middle:.1f} (from {t.middle:.1f} to"
@@ -322,7 +322,7 @@ def soak_query(
     seconds: float,
     options: dict | None = None,
     show: Callable[[Table], None] = lambda table: None,
-):
+) -> None:
     """Run a query for so long, and judge rows and growth. `options`: of the sink; `show` gets the
     table. Raises `NotExactlyOnce`, `Grows`.
     """

@@ -50,7 +50,7 @@ _SPECULATION = {  # a copy of a slow task is started soon
 class TwoHosts:
     """A small Spark cluster on two loopback addresses. It ends with `stop` or with this process."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         folder.mkdir()
         port = free_ports(1)[0]
         self.url = f"spark://127.0.0.1:{port}"
@@ -81,7 +81,7 @@ class TwoHosts:
         """The arguments of `session` for a query that runs here."""
         return {"master": self.url, "conf": dict(_SPECULATION)}
 
-    def stop(self):
+    def stop(self) -> None:
         self._keeper.stdin.close()
         self._keeper.wait(30)
 
@@ -99,7 +99,7 @@ class Stage:
     strike until everything is there again, in seconds) count over all scenarios.
     """
 
-    def __init__(self, folder: Path, nodes: int = 1, **broker):
+    def __init__(self, folder: Path, nodes: int = 1, **broker) -> None:
         self.folder = folder
         self.nodes = nodes
         self.kafka = LocalKafka(nodes, **broker)
@@ -124,7 +124,7 @@ class Stage:
         self.kafka.start()
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.end_scenario()
         for job in self._jobs.values():
             job.stop()
@@ -179,7 +179,7 @@ class Stage:
         self._scenario = kind(self.job(**(session or {})), self.kafka, self.folder, **more)
         return self._scenario
 
-    def end_scenario(self):
+    def end_scenario(self) -> None:
         """The next drill begins a new scenario."""
         if self._scenario:
             self._scenario.close()
@@ -190,16 +190,16 @@ class Stage:
         engine = {"engine": next(self._engines)}
         return dict(partitions=tasks or next(self._tasks), options=(options or {}) | engine)
 
-    def soon(self, seconds: float, heal: Callable):
+    def soon(self, seconds: float, heal: Callable) -> None:
         """Call `heal` in so many seconds, while a run goes on."""
         self._healing.append(self._later.submit(lambda: (time.sleep(seconds), heal())))
 
-    def heal(self):
+    def heal(self) -> None:
         """Wait until everything that was to be healed is."""
         while self._healing:
             self._healing.pop().result()
 
-    def abandon(self):
+    def abandon(self) -> None:
         """Kill the jobs, so that a drill in another thread ends soon. No more drills follow."""
         self.abandoned = True
         for job in self._jobs.values():
@@ -207,7 +207,7 @@ class Stage:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
 
-    def keep(self, output: Path):
+    def keep(self, output: Path) -> None:
         """Keep the history of a scenario that ended badly."""
         output.mkdir(parents=True, exist_ok=True)
         self.kept = None

@@ -87,7 +87,7 @@ class DualScenario(Scenario):
 
     does = "kafka2pc.proof.drills.two_stores.dual"
 
-    def __init__(self, job: Job, kafka, folder: Path, postgres: LocalPostgres, **more):
+    def __init__(self, job: Job, kafka, folder: Path, postgres: LocalPostgres, **more) -> None:
         super().__init__(job, kafka, folder, **more)
         self.postgres = postgres
         postgres.execute(f'create table "{self.name}" ("row" bigint, key text)')
@@ -110,7 +110,7 @@ class DualScenario(Scenario):
         found = self.postgres.execute(_OPEN, query_id, query_id)
         return [name for (name,) in found]
 
-    def check(self):
+    def check(self) -> None:
         """Demand no anomaly in the topic, none in the table, and nothing of this query open in
         either. Raises `NotExactlyOnce`.
         """

@@ -43,7 +43,7 @@ from ...protocol.phases.restore import restore
 from ...protocol.phases.sweep import sweep
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c006
-def write_in_background(txn, rows):
+def write_in_background(txn, rows) -> None:
     txn.rows += tuple(rows)
     txn.produce(txn.rows[:1])
 
@@ -83,17 +83,17 @@ def commit_first(driver, plan, messages, late) -> Decision:
     return decide(driver, plan, messages, late)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c013
-def abort_at_once(driver, messages, batch_id):
+def abort_at_once(driver, messages, batch_id) -> None:
     for c in committables_of(messages):
         send(driver, "abort", c, batch_id)
 
 
-def abort_after_reading(driver, messages, batch_id):
+def abort_after_reading(driver, messages, batch_id) -> None:
     if not commit_of(driver.log, batch_id):
         abort_at_once(driver, messages, batch_id)
 
 
-def abort_in_first_free_slot(driver, messages, batch_id):
+def abort_in_first_free_slot(driver, messages, batch_id) -> None:
     chain, messages = driver.log.chain(batch_id), [m for m in messages if m is not None]
     if any(d.commit for d in chain):
         return
@@ -191,7 +191,7 @@ def plan_without_claim(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     return restore(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c021
-def sweep_nothing(driver, token, own_parity=None, seen=None):
+def sweep_nothing(driver, token, own_parity=None, seen=None) -> None:
     """No sweep."""
 
 
@@ -199,7 +199,7 @@ def sweep_no_losers(driver, token, own_parity=None, seen=None):
     return sweep(driver, token, seen=seen)
 
 
-def sweep_all_but_mine(driver, token, own_parity=None, seen=None):
+def sweep_all_but_mine(driver, token, own_parity=None, seen=None) -> None:
     newest = newest_commit(driver.log)
     store = driver.participants["kafka"]
     spared = {c.transactional_id for c in newest.committables} if newest else set()
@@ -209,7 +209,7 @@ def sweep_all_but_mine(driver, token, own_parity=None, seen=None):
             send(driver, "abort", c, 0)
 
 
-def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None):
+def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None) -> None:
     for c in driver.participants["kafka"].in_doubt(QUERY):
         if (
             re.search("-..00....-", c.transactional_id)
@@ -219,7 +219,7 @@ def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None):
 
 
 def sweep_by_init(prepared_too: bool) -> Callable:
-    def sweep(driver, token, own_parity=None, seen=None):
+    def sweep(driver, token, own_parity=None, seen=None) -> None:
         store = driver.participants["kafka"]
         for name in store.transcript.ask("list", prepared_too):
             if name_of(name).token < token or prepared_too:
@@ -228,7 +228,7 @@ def sweep_by_init(prepared_too: bool) -> Callable:
     return sweep
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c023
-def report_nothing(driver, decision, lost):
+def report_nothing(driver, decision, lost) -> None:
     """Data loss as a log line."""
 
 
@@ -240,7 +240,7 @@ def take_unknown_as_done(driver, verb, c, batch_id, retry=None) -> Outcome:
 class Blind(Chains):
     """A log that shows nothing but what the caller knows."""
 
-    def __init__(self, log):
+    def __init__(self, log) -> None:
         self.log = log
 
     def listing(self, *known) -> Listing:
@@ -290,7 +290,7 @@ def no_commit(log) -> None:
 class BlindOnce(Blind):
     """A log that shows no later batch at the first look."""
 
-    def __init__(self, log):
+    def __init__(self, log) -> None:
         self.log, self.looks = log, iter([super().listing, log.listing])
 
     def listing(self, *known) -> Listing:
@@ -349,7 +349,7 @@ def forget_retired(world: World, worker: Worker) -> tuple:
     return ()
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c036
-def sweep_both_parities(driver, token, own_parity=None, seen=None):
+def sweep_both_parities(driver, token, own_parity=None, seen=None) -> None:
     for parity in (0, 1):
         sweep(driver, token, parity, seen)
 
@@ -384,11 +384,11 @@ def claim_unchecked(driver, batch_id, seen=None) -> Decision:
     return decided
 
 
-def miss_nobody(driver, newest):
+def miss_nobody(driver, newest) -> None:
     """A run does not ask whether it has all participants."""
 
 
-def believe_the_place(driver, recorded):
+def believe_the_place(driver, recorded) -> None:
     """A run believes whatever log it finds."""
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c040
