@@ -89,8 +89,8 @@ def scope(nodeid):
 
 # How long a test or a notebook takes, roughly, in seconds: the first that fits.
 SECONDS = {"spark": (5, 30), "mysql": (1, 10), "kafka": (1, 10), "": (0.1, 2)}
-# Of these a test, or the notebook, takes so many. What begins late and takes minutes lets the other
-# workers wait at the end.
+# Seconds of a test in these files, or of these notebooks. A file of several minutes that begins
+# last keeps one worker busy while the others have nothing left.
 LONG = {
     "tests/test_docs.py": 15,
     "tests/course/test_small_implementation.py": 1,
