@@ -56,8 +56,8 @@ from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.child_process import until
-from kafka2pc.proof.drills.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.proof.readers import read_both
+from kafka2pc.proof.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.protocol import clock
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (

@@ -26,7 +26,7 @@ from kafka2pc.proof.drills.stage import Stage
 from kafka2pc.proof.drills.walks import BLOWS, steps, take
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-# The lesson proof/drills/07_hard_cases plays two more: a late decision, and a purged slot.
+# The lesson proof/drills/06_hard_cases plays two more: a late decision, and a purged slot.
 SECONDS = ("Two drivers", "full disk")
 MINUTES = (
     "two batches later",

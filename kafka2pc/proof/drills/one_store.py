@@ -10,7 +10,6 @@ __all__ = ['EXACTLY_ONCE', 'VICTIMS', 'POINTS', 'Place', 'Drill', 'Played', 'pla
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c002
 import os
 import signal
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from ..child_process import Failed, until
 from ..crash_points import CrashPoint
 from .scenario import Scenario, Stop
 from .spark_job import Job, running
-from .stage import Stage, make_scenario
+from .stage import Stage, make_scenario, temporary_stage
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c101
@@ -339,10 +338,7 @@ def _play_lane(
     drills: list[Drill], nodes: int, stages: list[Stage], output: Path, report: Callable
 ) -> None:
     """Play drills one after the other on a stage of their own, which `stages` gets."""
-    with (
-        tempfile.TemporaryDirectory(prefix="kafka2pc-drill-", ignore_cleanup_errors=True) as folder,
-        Stage(Path(folder), nodes) as stage,
-    ):
+    with temporary_stage(nodes) as stage:
         stages.append(stage)
         for d in drills:
             if stage.abandoned:

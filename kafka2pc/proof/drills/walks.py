@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import tempfile
 import time
 import uuid
 from contextlib import suppress
@@ -25,7 +24,7 @@ from ..child_process import Failed
 from ..crash_points import CrashPoint
 from .one_store import EXACTLY_ONCE, POINTS, VICTIMS, Drill, Played, play
 from .scenario import Scenario, Stop
-from .stage import ONE_HOST, Stage
+from .stage import ONE_HOST, Stage, temporary_stage
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c006
@@ -199,10 +198,7 @@ def walk(
     seed: int, minutes: float, output: Path, tell: Callable[[Played], None] = lambda played: None
 ) -> list[Played]:
     """Walk for so many minutes. `tell` is called with each result. Raises like LocalKafka."""
-    with (
-        tempfile.TemporaryDirectory(prefix="kafka2pc-drill-", ignore_cleanup_errors=True) as folder,
-        Stage(Path(folder), 3) as stage,
-    ):
+    with temporary_stage(nodes=3) as stage:
         results = []
         for d in walk_drills(seed, time.monotonic() + 60 * minutes):
             results.append(play(d, stage, output))

@@ -38,7 +38,7 @@ from ...protocol.policies import retry_unknown
 from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/timeline/05_timeline.ipynb #c101
-# the rules of `proof/model/08_rules` that one driver can show here
+# the rules of `proof/model/09_rules` that one driver can show here
 OFF = ("decide first", "drain what is decided", "check", "sweep", "loud loss")
 
 
