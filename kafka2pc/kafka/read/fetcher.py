@@ -318,7 +318,7 @@ def _fetch_request(settings: FetchSettings, sent: _Request, rack: str) -> FetchR
         topics.setdefault((p.wanted.topic, p.wanted.topic_id), []).append(part)
     return FetchRequest(
         max_wait_ms=settings.wait_ms,
-        min_bytes=settings.min_bytes,
+        min_bytes=min(settings.min_bytes, sent.most),
         max_bytes=sent.most,
         rack_id=rack,
         isolation_level=int(settings.committed_only),
