@@ -117,7 +117,7 @@ def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_i
         missing = asked[r.part, r.operation, r.resource.split()[0]]
         until(lambda: not missing(), f"{r} is in force", 20)  # noqa: B023
         rights.take(r)
-        until(missing, f"without {r} it is told", 20)
+        until(missing, f"without {r} it is reported", 20)
         rights.give(r)
     assert find_open(secure, prefix) == []
     assert values(secure, topic, "read_uncommitted") == [
@@ -127,8 +127,8 @@ def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_i
 
 
 def hold(kafka, topic):
-    """Somebody else's record to read, and his open transaction to ask about."""
-    producer = Producer(kafka.client_conf | {"transactional.id": "somebody", "log_level": 0})
+    """A record of another producer to read, and its open transaction to ask about."""
+    producer = Producer(kafka.client_conf | {"transactional.id": "another", "log_level": 0})
     producer.init_transactions(30)
     for value in ("seen", "held"):
         producer.begin_transaction()
@@ -182,8 +182,8 @@ def test_the_printed_commands_repair_a_dead_query_on_a_secured_cluster(secure, t
 
 
 def assert_no_secret(secure, access, dead, *texts):
-    """The planted password is in the file that was named, and nowhere else: not in what is said,
-    not in the checkpoint.
+    """The planted password is in the named file, and nowhere else: not in the output, not in the
+    checkpoint.
     """
     said = [
         typed(access.command(*words))[0]
@@ -193,7 +193,7 @@ def assert_no_secret(secure, access, dead, *texts):
             ["transactions", "list"],
             ["decisions", "show", str(dead.place), "0"],
             ["restore", str(dead.place), "--dry-run"],
-            ["abort", "nobody"],
+            ["abort", "unused"],
         )
     ]
     kept = [p.read_text() for p in dead.place.rglob("*") if p.is_file()]
