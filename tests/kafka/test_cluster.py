@@ -19,7 +19,8 @@ from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
 from kafka_fixtures import settled
 
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.read.fetcher import FetchSettings, fetch
+from kafka2pc.kafka.read.fetcher import Wanted, fetch
+from kafka2pc.kafka.read.settings import FetchSettings
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import Connection, NotSent
 from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
@@ -649,7 +650,7 @@ def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_n
     def read(cluster):
         return [
             v
-            for c in fetch(cluster, "own", 0, 0, 1, FetchSettings(patience_ms=5000))
+            for _, c in fetch(cluster, [Wanted("own", 0, 0, 1)], FetchSettings(patience_ms=5000))
             for v in c.values.to_pylist()
         ]
 

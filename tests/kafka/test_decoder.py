@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.memory_records import MemoryRecordsBuilder
 
+from kafka2pc.kafka.records import decoder
 from kafka2pc.kafka.records.decoder import PackedBatch, committed, decode, split, unpack
 from kafka2pc.kafka.records.encoder import CODECS, HEADER_BYTES, record_batch, sections
 from kafka2pc.kafka.records.rows import rows_of
@@ -301,3 +302,30 @@ def test_a_field_never_reaches_out_of_its_record(size):
 
 def decoded_values(packed):
     return [v for c in decode(packed, 0, 99) for v in c.values.to_pylist()]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([0, 1, 62, 63, 64, 100, 8191, 8192]), st.integers(1, 300)),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_runs_of_equal_length_are_found_where_a_walk_finds_their_records(runs):
+    sizes = [size for size, count in runs for _ in range(count)]
+    content = b"".join(varint(size) + bytes(size) for size in sizes) + bytes(decoder._PAD)
+    walked = []
+    end = decoder._walk(content, 0, len(sizes), walked)
+    parts, at = decoder._chain(content, np.frombuffer(content, np.uint8), 0, len(sizes))
+    assert (np.concatenate(parts).tolist(), at) == (walked, end)
+
+
+def varint(n):
+    """A number as the length of a record is written."""
+    plain = n << 1
+    if plain < 128:
+        return bytes([plain])
+    return bytes([plain & 127 | 128]) + (
+        bytes([plain >> 7]) if plain < 1 << 14 else bytes([plain >> 7 & 127 | 128, plain >> 14])
+    )

@@ -3,10 +3,10 @@ is asked again, or raised with its offset.
 """
 
 import random
+import re
 import struct
 import time
 import uuid
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Answer
 
@@ -18,16 +18,19 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.future import Future
+from kafka.net.transport import KafkaTCPTransport
+from kafka.protocol.consumer.fetch import FetchRequest
 from kafka_fixtures import records
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
-from kafka2pc.kafka.read import fetcher
-from kafka2pc.kafka.read.fetcher import FetchSettings, NotFetched, fetch, fetch_settings
-from kafka2pc.kafka.records.encoder import record_batch, sections
+from kafka2pc.kafka.read.fetcher import NotFetched, RangesFetch, Wanted, fetch
+from kafka2pc.kafka.read.settings import FetchSettings, fetch_settings
+from kafka2pc.kafka.records.encoder import HEADER_BYTES, record_batch, sections
 from kafka2pc.kafka.records.rows import rows_of
+from kafka2pc.kafka.wire import error_codes as codes
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
-from kafka2pc.kafka.wire.topics import find_leaders
+from kafka2pc.kafka.wire.topics import find_leaders, topic_rows
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
@@ -62,99 +65,120 @@ def batches(dice, end):
 THROTTLED = Answer(error_code=0, responses=[], throttle_time_ms=1)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def dice_answer():
-    """A broker of this file answers itself."""
-
-    def leaders(cluster, *question, **more):
-        ask = getattr(cluster, "leaders", partial(find_leaders, cluster))
-        return ask(*question, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fetcher, "find_leaders", leaders)
-        yield
+def metadata(name, leaders):
+    """The answer of a broker of this file: who leads each partition of the topic."""
+    rows = [Answer(partition_index=p, leader_id=node) for p, node in enumerate(leaders)]
+    row = Answer(error_code=0, name=name, topic_id=None, partitions=rows)
+    return Answer(topics=[row])
 
 
-class Dice:
-    """Serves batches from where it is asked, cut off somewhere; loses requests, sends nothing,
-    moves away.
+def answered(parts):
+    """The answer to a Fetch request for the topic t."""
+    return Answer(error_code=0, responses=[Answer(topic="t", topic_id=None, partitions=parts)])
+
+
+def part_of(code, content, partition=0):
+    return Answer(
+        partition_index=partition,
+        error_code=code,
+        records=content,
+        preferred_read_replica=-1,
+        aborted_transactions=None,
+    )
+
+
+class Asked:
+    """A broker of this file also says who leads."""
+
+    def highest(self, request):
+        return 0
+
+    def persist(self, once):
+        return once()
+
+    def ask(self, request):
+        return metadata("t", self.leaders())
+
+
+class Dice(Asked):
+    """Serves the batches of some partitions from where it is asked, in the order of the request and
+    up to the limits of it, cut off there as a broker does; loses requests, sends nothing, moves
+    partitions away.
     """
 
-    def __init__(self, seed, end):
-        self.dice, self.leader = random.Random(seed), 0
-        self.log = batches(self.dice, end)
+    def __init__(self, seed, ends):
+        self.dice = random.Random(seed)
+        self.logs = [batches(self.dice, end) for end in ends]
+        self.nodes = [self.dice.randrange(2) for _ in ends]
 
-    def leaders(self, names, right):
-        fate = self.dice.random()
-        if fate < 0.1:
+    def leaders(self):
+        if self.dice.random() < 0.1:
             raise BrokerUnreachable("dice")
-        return (
-            {} if fate < 0.2 else {(name, 0): -1 if fate < 0.3 else self.leader for name in names}
-        )
+        return [-1 if self.dice.random() < 0.2 else node for node in self.nodes]
 
     def send(self, request, node, within_ms):
-        offset, future = request.topics[0].partitions[0].fetch_offset, Future()
+        future = Future()
         fate = self.dice.choice(["good"] * 6 + ["not sent", "lost", "empty", "moved", "throttled"])
         if fate == "throttled":
             return future.success(THROTTLED)
         if fate in ("not sent", "lost"):
             return future.failure(NotSent("dice") if fate == "not sent" else NoAnswer("dice"))
         if fate == "moved":
-            self.leader = 1 - self.leader
-        whole = b"".join([b for _, behind, b in self.log if behind > offset][:4])
-        first = next((len(b) for _, behind, b in self.log if behind > offset), 0)
-        content = (
-            whole[: self.dice.randint(first, len(whole))]
-            if fate == "good" and node == self.leader
-            else b""
-        )
-        part = Answer(
-            error_code=0 if node == self.leader else 6,
-            records=content,
-            preferred_read_replica=-1,
-            aborted_transactions=None,
-        )
-        return future.success(Answer(error_code=0, responses=[Answer(partitions=[part])]))
+            moves = self.dice.randrange(len(self.nodes))
+            self.nodes[moves] = 1 - self.nodes[moves]
+        parts, left = [], request.max_bytes if fate == "good" else 0
+        for wanted in request.topics[0].partitions:
+            here = self.nodes[wanted.partition] == node
+            content = self.content(wanted, left, not any(p.records for p in parts)) if here else b""
+            left = max(0, left - len(content))
+            parts.append(part_of(0 if here else 6, content, wanted.partition))
+        return future.success(answered(parts))
+
+    def content(self, wanted, left, first):
+        """KIP-74: at least one whole batch for the first partition that has any, otherwise nothing
+        if its first batch is larger than the limit.
+        """
+        log = [b for _, behind, b in self.logs[wanted.partition] if behind > wanted.fetch_offset]
+        limit = min(left, wanted.partition_max_bytes)
+        if not log or not left or (limit < len(log[0]) and not first):
+            return b""
+        return b"".join(log)[: max(limit, len(log[0]))]
 
 
-@given(st.integers(0, 10**6), st.integers(1, 200), st.data())
-@settings(max_examples=60, deadline=None)
-def test_whatever_is_lost_or_moved_every_record_comes_once_and_in_order(seed, size, data):
-    broker = Dice(seed, size)
-    top = broker.log[-1][1]
-    begin = data.draw(st.integers(0, top))
-    end = data.draw(st.integers(begin, top))
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 200), min_size=1, max_size=5), st.data())
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_lost_or_moved_every_record_comes_once_and_in_order(seed, ends, data):
+    broker = Dice(seed, ends)
+    wanted = []
+    for partition, log in enumerate(broker.logs):
+        begin = data.draw(st.integers(0, log[-1][1]))
+        wanted.append(Wanted("t", partition, begin, data.draw(st.integers(begin, log[-1][1]))))
+    limits = {"most_bytes": data.draw(st.sampled_from([1, 300, 2_000, 4 << 20]))}
+    found = {partition: [] for partition in range(len(ends))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kafka2pc.kafka.read.fetcher._PAUSE_S", 0)
-        found = [
-            (o, int(v))
-            for c in fetch(broker, "t", 0, begin, end, FetchSettings())
-            for o, v in zip(c.offsets.tolist(), c.values.to_pylist(), strict=True)
+        for n, c in fetch(broker, wanted, FetchSettings(**limits)):
+            found[n] += zip(c.offsets.tolist(), map(int, c.values.to_pylist()), strict=True)
+    for w in wanted:
+        assert found[w.partition] == [
+            (o, o)
+            for first, behind, _ in broker.logs[w.partition]
+            for o in range(first, behind)
+            if w.begin <= o < w.end
         ]
-    assert found == [
-        (o, o) for first, behind, _ in broker.log for o in range(first, behind) if begin <= o < end
-    ]
 
 
-class Always:
+class Always(Asked):
     """One answer. `code` is the partition's, `content` its records; or `future` is the answer."""
 
     def __init__(self, code=0, content=b"", future=None):
         self.code, self.content, self.future = code, content, future
 
-    def leaders(self, names, right):
-        return {(name, 0): 0 for name in names}
+    def leaders(self):
+        return [0]
 
     def send(self, request, node, within_ms):
-        part = Answer(
-            error_code=self.code,
-            records=self.content,
-            preferred_read_replica=-1,
-            aborted_transactions=None,
-        )
-        return self.future or Future().success(
-            Answer(error_code=0, responses=[Answer(partitions=[part])])
-        )
+        return self.future or Future().success(answered([part_of(self.code, self.content)]))
 
 
 one = batches(random.Random(1), 1)[0][2]
@@ -188,8 +212,13 @@ one = batches(random.Random(1), 1)[0][2]
     ],
 )
 def test_missing_records_raise_within_a_limit_of_time(broker, error, said):
+    found = fetch(broker, [Wanted("t", 0, 5, 9)], FetchSettings(patience_ms=200, wait_ms=50))
+    if error is NotFetched:
+        ((number, wrong),) = found
+        assert number == 0 and isinstance(wrong, NotFetched) and re.search(said, str(wrong))
+        return
     with pytest.raises(error, match=said):
-        list(fetch(broker, "t", 0, 5, 9, FetchSettings(patience_ms=200, wait_ms=50)))
+        list(found)
 
 
 def test_a_range_is_asked_for_as_its_settings_say():
@@ -201,7 +230,13 @@ def test_a_range_is_asked_for_as_its_settings_say():
         "client.rack": "a",
     }
     assert fetch_settings(conf, 5) == FetchSettings(
-        wait_ms=7, min_bytes=8, most_bytes=100, rack="a", patience_ms=5
+        wait_ms=7, min_bytes=8, most_bytes=100, partition_bytes=100, rack="a", patience_ms=5
+    )
+    assert fetch_settings({"max.partition.fetch.bytes": "900"}) == FetchSettings(
+        partition_bytes=900
+    )
+    assert fetch_settings({"max.partition.fetch.bytes": "9000000"}) == FetchSettings(
+        partition_bytes=9_000_000, most_bytes=9_000_000
     )
     assert fetch_settings({"isolation.level": "read_uncommitted"}) == FetchSettings(
         committed_only=False
@@ -226,7 +261,8 @@ def cluster(kafka):
 
 def ours(cluster, topic, begin, end, **how):
     found = []
-    for c in fetch(cluster, topic, 0, begin, end, FetchSettings(**how), headers=True):
+    wanted = [Wanted(topic, 0, begin, end)]
+    for _, c in fetch(cluster, wanted, FetchSettings(**how), headers=True):
         headers = [[(h["key"], h["value"]) for h in hs or ()] for hs in c.headers.to_pylist()]
         stamps = zip((c.kinds + 1).tolist(), c.timestamps_ms.tolist(), strict=True)
         found += zip(
@@ -388,6 +424,147 @@ def test_the_time_of_appending(kafka, cluster, topic):
     } == {2}
 
 
+# -- topics that are created again --
+
+
+def topic_id(cluster, topic):
+    (row,) = topic_rows(cluster, [topic])
+    return row.topic_id
+
+
+def create_again(kafka, cluster, topic):
+    admin = AdminClient(kafka.client_conf)
+    admin.delete_topics([topic])[topic].result()
+    while topic_rows(cluster, [topic])[0].partitions:
+        time.sleep(0.05)
+    kafka.create_topic(topic)
+
+
+def send(kafka, topic, count, size=10, partition=0, **conf):
+    producer = Producer(kafka.client_conf | conf)
+    for n in range(count):
+        producer.produce(topic, str(n).encode().rjust(size), partition=partition)
+    producer.flush(30)
+
+
+@pytest.mark.kafka
+def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(kafka, cluster, topic):
+    """The leader is known when it happens, so only the id in the Fetch request tells."""
+    send(kafka, topic, 2_000, **{"batch.size": 2_000})
+    wanted = [Wanted(topic, 0, 0, 2_000, topic_id(cluster, topic))]
+    asking = RangesFetch(cluster, wanted, FetchSettings(most_bytes=2_000))
+    asking.ask()
+    asking.take()
+    create_again(kafka, cluster, topic)
+    send(kafka, topic, 2_000)
+    outcomes = []
+    while asking.parts:
+        asking.ask()
+        outcomes += asking.take()
+    ((_, wrong),) = outcomes
+    assert isinstance(wrong, NotFetched)
+    assert wrong.code == codes.UNKNOWN_TOPIC_ID and 0 < wrong.offset < 2_000
+
+
+@pytest.mark.kafka
+def test_a_topic_that_was_created_again_before_it_is_read_gives_no_rows(kafka, cluster, topic):
+    send(kafka, topic, 5)
+    old = topic_id(cluster, topic)
+    create_again(kafka, cluster, topic)
+    send(kafka, topic, 50)
+    ((_, wrong),) = fetch(cluster, [Wanted(topic, 0, 0, 5, old)], FetchSettings())
+    assert isinstance(wrong, NotFetched) and wrong.code == codes.UNKNOWN_TOPIC_ID
+    ((_, rows),) = fetch(cluster, [Wanted(topic, 0, 0, 5)], FetchSettings())
+    assert len(rows) == 5
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("highest", [12, 13])
+def test_a_broker_that_knows_no_topic_ids_in_fetch_is_asked_by_name(kafka, topic, highest):
+    send(kafka, topic, 5)
+    with Cluster(kafka.client_conf) as cluster:
+        cluster._manager.broker_version_data.api_versions[FetchRequest.API_KEY] = (4, highest)
+        wanted = [Wanted(topic, 0, 0, 5, topic_id(cluster, topic))]
+        with pytest.MonkeyPatch.context() as patch:
+            versions = []
+            encode = FetchRequest.encode
+            patch.setattr(
+                FetchRequest,
+                "encode",
+                lambda self, *a, **k: versions.append(self.version) or encode(self, *a, **k),
+            )
+            ((_, rows),) = fetch(cluster, wanted, FetchSettings())
+        assert len(rows) == 5 and set(versions) == {highest}
+
+
+# -- how much is sent --
+
+
+@pytest.fixture
+def received(monkeypatch):
+    """How many bytes came over the connections: call it with a function."""
+    sizes, receive = [], KafkaTCPTransport._sock_recv
+
+    def counted(self):
+        content, error = receive(self)
+        sizes.append(len(content))
+        return content, error
+
+    monkeypatch.setattr(KafkaTCPTransport, "_sock_recv", counted)
+
+    def count(call):
+        sizes.clear()
+        return call(), sum(sizes)
+
+    return count
+
+
+def wire_bytes(cluster, wanted):
+    """The bytes of the batches of a range, and of the largest one."""
+    asking = RangesFetch(cluster, [wanted], FetchSettings())
+    sizes = []
+    while asking.parts:
+        asking.ask()
+        for _, piece in asking.take():
+            sizes += [HEADER_BYTES + b.content.size for b in piece.batches if b.offset < wanted.end]
+    return sum(sizes), max(sizes)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("size", [10, 100, 3_000])
+def test_little_more_is_sent_than_the_ranges_hold(kafka, cluster, received, size):
+    """At most half as much again, and a batch for each partition. Far more is behind each range."""
+    topic = f"fetch-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, partitions=4)
+    for partition in range(4):
+        send(kafka, topic, 3_000, size, partition, **{"batch.size": 10_000})
+    for begin, end in (0, 100), (50, 60), (0, 1_000), (2_000, 2_001):
+        ranges = [Wanted(topic, p, begin, end) for p in range(4)]
+        list(fetch(cluster, [Wanted(topic, 0, 0, 1)], FetchSettings()))  # open the connection
+        read = lambda: sum(len(c) for _, c in fetch(cluster, ranges, FetchSettings()))  # noqa: B023
+        rows, sent = received(read)
+        assert rows == 4 * (end - begin)
+        needed = [wire_bytes(cluster, w) for w in ranges]
+        most = sum(1.5 * whole + largest for whole, largest in needed)
+        metadata = 2_000
+        assert sent <= most + metadata, (begin, end)
+
+
+@pytest.mark.kafka
+def test_many_partitions_are_read_by_few_requests(kafka, cluster):
+    topic = f"fetch-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, partitions=40)
+    for partition in range(40):
+        send(kafka, topic, 20, partition=partition)
+    ranges = [Wanted(topic, p, 0, 20) for p in range(40)]
+    with pytest.MonkeyPatch.context() as patch:
+        sent, send_one = [], cluster.send
+        patch.setattr(cluster, "send", lambda *a: sent.append(a) or send_one(*a))
+        found = list(fetch(cluster, ranges, FetchSettings()))
+    assert sorted(n for n, _ in found) == list(range(40))
+    assert len(sent) <= 4
+
+
 @pytest.mark.kafka
 @pytest.mark.full
 def test_a_leader_that_dies_costs_time_only():
@@ -398,7 +575,8 @@ def test_a_leader_that_dies_costs_time_only():
             producer.produce("moves", str(n).encode() * 5, partition=0)
         producer.flush(30)
         found, killed = [], None
-        for c in fetch(cluster, "moves", 0, 0, 20_000, FetchSettings(most_bytes=50_000)):
+        wanted = [Wanted("moves", 0, 0, 20_000)]
+        for _, c in fetch(cluster, wanted, FetchSettings(most_bytes=50_000)):
             found += c.values.to_pylist()
             if killed is None and len(found) > 3000:
                 killed = find_leaders(cluster, ["moves"])["moves", 0]

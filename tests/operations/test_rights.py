@@ -19,7 +19,7 @@ from kafka2pc.proof.child_process import until
 from kafka2pc.spark.source.cluster import Questions
 from kafka2pc.spark.source.offsets import Range
 from kafka2pc.spark.source.options import parse_source_options
-from kafka2pc.spark.source.range_reader import read_range
+from kafka2pc.spark.source.range_reader import read_ranges
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
@@ -38,11 +38,12 @@ def as_alice(kafka, folder):
     return conf, Access(kafka.bootstrap_servers, str(file))
 
 
-def symptoms(conf, access, topic, prefix):
+def symptoms(conf, access, topic, prefix, topic_id):
     """For each right: a question whose answer changes without it, and what is then said."""
     sink = lambda **how: error_of(lambda: check(conf, topics=[topic], prefix=prefix, **how))
     found = lambda: names(doctor(access, topics=[topic], prefix=prefix, older_ms=0))
     source = parse_source_options({f"kafka.{k}": v for k, v in conf.items()} | {"subscribe": topic})
+    first = Range(topic, 0, 0, 1, topic_id=topic_id)
     denied = lambda name: lambda: name in found()
     return {
         ("sink", "Write", "--topic"): (
@@ -77,9 +78,7 @@ def symptoms(conf, access, topic, prefix):
         ),
         ("source", "Read", "--topic"): (
             lambda: (
-                (error_of(lambda: list(read_range(source, Range(topic, 0, 0, 1)))) or ("", ""))[
-                    1
-                ].count(topic)
+                (error_of(lambda: list(read_ranges(source, [first]))) or ("", ""))[1].count(topic)
                 > 0
             )
         ),
@@ -105,7 +104,9 @@ def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_i
     topic, prefix = "least", "least-"
     secure.create_topic(topic)
     conf, access = as_alice(secure, tmp_path)
-    rights, asked = Rights(secure, topic, prefix), symptoms(conf, access, topic, prefix)
+    topic_id, _ = Questions(secure.client_conf).topics([topic])[topic]
+    rights = Rights(secure, topic, prefix)
+    asked = symptoms(conf, access, topic, prefix, topic_id)
     assert {(r.part, r.operation, r.resource.split()[0]) for r in RIGHTS} == set(asked), (
         "the table and the test name the same rights"
     )

@@ -36,7 +36,7 @@ from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.source.cluster import Questions
 from kafka2pc.spark.source.offsets import Range
 from kafka2pc.spark.source.options import parse_source_options
-from kafka2pc.spark.source.range_reader import read_range
+from kafka2pc.spark.source.range_reader import read_ranges
 from kafka2pc.spark.source.starting_offsets import take_snapshot
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -95,7 +95,7 @@ def test_both_engines_write_the_driver_commits_and_the_source_reads(engine, oaut
     ask, part = Questions(dict(options.conf)), ("tokens", 0)
     end = take_snapshot(ask, options).parts[part].end
     assert (
-        sum(batch.num_rows for batch in read_range(options, Range("tokens", 0, 0, end)))
+        sum(batch.num_rows for batch in read_ranges(options, [Range("tokens", 0, 0, end)]))
         == before + 2
     )
     ask.commit_offsets("kafka2pc-source", {part: end})

@@ -1,6 +1,7 @@
 """Planning, without Kafka: no offset is skipped or read twice, and every loss is found."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,14 +20,17 @@ from kafka2pc.spark.source.offsets import (
     Snapshot,
     admit,
     combine_behind,
+    count_tasks,
     cut_ranges,
     find_losses,
     from_json,
     measure_behind,
+    pack_ranges,
     plan_end,
     plan_ranges,
     to_json,
 )
+from kafka2pc.spark.source.places import EARLIEST
 
 T = "t"
 steps = st.lists(
@@ -227,3 +231,48 @@ def test_an_empty_first_batch_still_says_where_it_began():
         and not end.initial
         and plan_end(end, logs) is end
     )
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=40),
+    st.integers(1, 12),
+    st.one_of(st.none(), st.integers(1, 80)),
+)
+def test_packed_tasks_hold_each_range_once(sizes, tasks, most):
+    """No task has two ranges of a partition, or more offsets than allowed."""
+    whole = [Range(T, p, 0, size) for p, (_, size) in enumerate(sizes)]
+    leaders = {(T, p): leader for p, (leader, _) in enumerate(sizes)}
+    ranges = cut_ranges(whole, None, most)
+    groups = pack_ranges(ranges, tasks, most, leaders)
+    assert sorted((r for g in groups for r in g), key=lambda r: (r.part, r.begin)) == ranges
+    assert all(len({r.part for r in g}) == len(g) for g in groups)
+    assert most is None or all(sum(r.size for r in g) <= most for g in groups)
+    if len(ranges) <= tasks:
+        assert len(groups) == len(ranges)
+    elif most is None:
+        assert len(groups) <= tasks
+
+
+def test_small_ranges_share_tasks_and_large_ones_do_not():
+    small = [Range(T, p, 0, 200) for p in range(1_000)]
+    assert count_tasks(small, None, cores=2) == 8
+    groups = pack_ranges(small, 8)
+    assert [len(g) for g in groups] == [125] * 8
+    # as many tasks as asked for, and one for each large range
+    assert count_tasks(small, 1_000, cores=2) == 1_000
+    large = [Range(T, p, 0, 100_000) for p in range(50)]
+    assert pack_ranges(large, count_tasks(large, None, cores=2)) == [(r,) for r in large]
+    skewed = [*small[:100], Range(T, 100, 0, 20_000)]
+    assert (skewed[-1],) in pack_ranges(skewed, 8)
+
+
+def test_ranges_that_the_same_node_leads_share_tasks():
+    ranges = [Range(T, p, 0, 10) for p in range(90)]
+    leaders = {r.part: r.partition % 3 for r in ranges}
+    groups = pack_ranges(ranges, 9, leaders=leaders)
+    assert len(groups) == 9
+    assert all(len({leaders[r.part] for r in g}) == 1 for g in groups)
+
+
+def test_an_open_range_counts_as_it_was_planned():
+    assert replace(Range(T, 0, 5, 9), begin=EARLIEST, planned=4).size == 4

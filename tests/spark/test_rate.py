@@ -133,7 +133,8 @@ def test_a_task_reads_at_most_so_many_records(kafka, topic):
     send(kafka, topic, range(9))
     reader = reader_of(kafka, topic, maxRecordsPerPartition="4", minPartitions="2")
     start = reader.initialOffset()
-    ranges = [p.range for p in reader.partitions(start, reader.latestOffset(start, None))]
+    tasks = reader.partitions(start, reader.latestOffset(start, None))
+    ranges = [r for task in tasks for r in task.ranges]
     assert ranges == [Range(topic, 0, 0, 3), Range(topic, 0, 3, 6), Range(topic, 0, 6, 9)]
 
 

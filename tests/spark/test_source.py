@@ -4,6 +4,7 @@ reads each record once.
 
 import itertools
 import logging
+import os
 import time
 import uuid
 
@@ -38,8 +39,9 @@ from kafka2pc.spark.source.offsets import (
 )
 from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.places import EARLIEST, LATEST
-from kafka2pc.spark.source.range_reader import read_range
+from kafka2pc.spark.source.range_reader import read_ranges
 from kafka2pc.spark.source.readers import (
+    BatchReader,
     RangePartition,
     StreamReader,
     drop_unwanted,
@@ -162,7 +164,7 @@ def test_every_cut_through_gaps_ends_and_reads_each_record_once(kafka, topic, as
         assert [
             v
             for a, b in itertools.pairwise(marks)
-            for v in values(read_range(o, Range(topic, 0, a, b)))
+            for v in values(read_ranges(o, [Range(topic, 0, a, b)]))
         ] == whole
         assert time.monotonic() - began < 30
 
@@ -205,12 +207,12 @@ def test_connections_are_reused_and_a_range_leaves_nothing_behind(kafka, topic):
     o = options(kafka, topic, **{"kafka.client.id": topic})
     for _ in range(3):
         # far more was fetched, and must not show up
-        assert values(read_range(o, Range(topic, 0, 5, 9))) == ["5", "6", "7", "8"]
-        assert values(read_range(o, Range(topic, 1, 0, 2))) == ["other"]
-    unfinished = read_range(o, Range(topic, 0, 0, 3000))
+        assert values(read_ranges(o, [Range(topic, 0, 5, 9)])) == ["5", "6", "7", "8"]
+        assert values(read_ranges(o, [Range(topic, 1, 0, 2)])) == ["other"]
+    unfinished = read_ranges(o, [Range(topic, 0, 0, 3000)])
     next(unfinished)
     unfinished.close()
-    assert values(read_range(o, Range(topic, 0, 2998, 3001))) == ["2998", "2999"]
+    assert values(read_ranges(o, [Range(topic, 0, 2998, 3001)])) == ["2998", "2999"]
 
 
 @pytest.mark.kafka
@@ -227,14 +229,14 @@ def test_truncated_offsets(kafka, topic, ask, fail, caplog):
         with pytest.raises(RecordsGone, match=said):
             reader.latestOffset(start, None)
         with pytest.raises(RecordsGone, match=said):
-            list(read_range(o, Range(topic, 0, 3, 20)))
+            list(read_ranges(o, [Range(topic, 0, 3, 20)]))
         return
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = reader.latestOffset(start, None)
         assert [v for r in reader.partitions(start, end) for v in values(reader.read(r))] == [
             str(n) for n in range(10, 20)
         ]
-        assert values(read_range(o, Range(topic, 0, 3, 20))) == [str(n) for n in range(10, 20)]
+        assert values(read_ranges(o, [Range(topic, 0, 3, 20)])) == [str(n) for n in range(10, 20)]
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{said}. failOnDataLoss=false: going on with what is there."
     ] * 2
@@ -267,7 +269,7 @@ def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, top
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{expected}. failOnDataLoss=false: going on with what is there."
     ]
-    assert loose.partitions(start, end) == [RangePartition(Range(topic, 0, 0, 51))]
+    assert loose.partitions(start, end) == [RangePartition((Range(topic, 0, 0, 51),))]
 
 
 @pytest.mark.kafka
@@ -283,7 +285,7 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
     assert (
         before.partitions(start, end)
         == StreamReader(o).partitions(start, end)
-        == [RangePartition(Range(topic, 0, 0, 6))]
+        == [RangePartition((Range(topic, 0, 0, 6),))]
     )
     ask.admin.delete_topics([topic])[topic].result()
     while ask.topics([topic]):
@@ -298,6 +300,91 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         assert after.partitions(start, end) == []
     assert len([r for r in caplog.records if "was created again" in r.getMessage()]) == 1
+
+
+def create_again(kafka, ask, topic):
+    ask.admin.delete_topics([topic])[topic].result()
+    while ask.topics([topic]):
+        time.sleep(0.1)
+    kafka.create_topic(topic, partitions=2)
+    write(kafka, topic, [f"new {n}" for n in range(20)])
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("fail", [True, False])
+@pytest.mark.parametrize("places", [{}, {"endingOffsets": "latest"}], ids=["stream", "batch"])
+def test_a_topic_that_is_created_again_between_plan_and_read(
+    kafka, topic, ask, fail, places, caplog
+):
+    """A stream gets none of its rows. A batch read of whatever is there goes on with it, if it may
+    lose records.
+    """
+    write(kafka, topic, range(5))
+    o = options(
+        kafka, topic, startingOffsets="earliest", failOnDataLoss=str(fail).lower(), **places
+    )
+    if places:
+        reader = BatchReader(o)
+        tasks = reader.partitions()
+    else:
+        reader = StreamReader(o)
+        start = reader.initialOffset()
+        tasks = reader.partitions(start, reader.latestOffset(start, None))
+    create_again(kafka, ask, topic)
+    expected = f"topic {topic} was created again after the read of partition 0 was planned"
+    read = lambda: [v for task in tasks for v in values(reader.read(task))]
+    if fail:
+        with pytest.raises(TopicRecreated) as e:
+            read()
+        assert e.value.what.startswith(expected)
+        return
+    with caplog.at_level(logging.WARNING, "kafka2pc"):
+        assert read() == [f"new {n}" for n in range(20) if places]
+    assert f"{expected}. failOnDataLoss=false" in caplog.text
+
+
+@pytest.mark.kafka
+def test_a_task_of_many_ranges_reports_the_losses_and_reads_the_others(kafka, ask, caplog):
+    """Some of its partitions are cut off at the begin, one is gone, the rest is whole."""
+    topic = f"source-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, partitions=6)
+    for partition in range(6):
+        write(kafka, topic, [f"{partition}-{n}" for n in range(10)], partition)
+    cut = [TopicPartition(topic, p, 4) for p in (1, 3)]
+    for deleted in ask.admin.delete_records(cut).values():
+        deleted.result()
+    ranges = [Range(topic, p, 2, 9) for p in (*range(6), 7)]
+    o = options(kafka, topic, failOnDataLoss="false", **{"kafkaConsumer.pollTimeoutMs": "2000"})
+    with caplog.at_level(logging.WARNING, "kafka2pc"):
+        found = values(read_ranges(o, ranges))
+    for partition in range(6):
+        first = 4 if partition in (1, 3) else 2
+        of_partition = [v for v in found if v.startswith(f"{partition}-")]
+        assert of_partition == [f"{partition}-{n}" for n in range(first, 9)]
+    for loss in ("1: offsets 2 to 3 are gone", "3: offsets 2 to 3 are gone", "7, offsets 2 to 8:"):
+        assert f"{topic}-{loss}" in caplog.text
+    with pytest.raises(RecordsGone, match=f"{topic}-1: offsets 2 to 3 are gone; {topic}-3"):
+        list(read_ranges(options(kafka, topic), ranges[:6]))
+
+
+@pytest.mark.kafka
+def test_small_partitions_share_tasks(kafka):
+    """Four tasks for each core, or as many as `minPartitions` asks for; every row comes once."""
+    topic = f"source-{uuid.uuid4().hex[:8]}"
+    count = 10 * (os.cpu_count() or 1)
+    kafka.create_topic(topic, partitions=count)
+    producer = Producer(kafka.client_conf)
+    for n in range(3 * count):
+        producer.produce(topic, str(n).encode(), partition=n % count)
+    producer.flush(30)
+    tasks_per_reader = []
+    for more in {}, {"minPartitions": str(count)}:
+        reader = BatchReader(options(kafka, topic, **more))
+        tasks = reader.partitions()
+        found = [v for task in tasks for v in values(reader.read(task))]
+        assert sorted(map(int, found)) == list(range(3 * count))
+        tasks_per_reader.append(len(tasks))
+    assert tasks_per_reader == [4 * (os.cpu_count() or 1), count]
 
 
 @pytest.mark.parametrize(
@@ -349,7 +436,7 @@ def test_a_topic_that_vanished_is_reported_by_the_plan_and_by_a_task(
         for call, text in (
             (lambda: reader.latestOffset(start, None), said),
             (
-                lambda: list(read_range(o, planned)),
+                lambda: list(read_ranges(o, [planned])),
                 said_by_task,
             ),
         ):
@@ -359,7 +446,7 @@ def test_a_topic_that_vanished_is_reported_by_the_plan_and_by_a_task(
         return
     with caplog.at_level(logging.WARNING, "kafka2pc"):
         end = reader.latestOffset(start, None)
-        assert reader.partitions(start, end) == values(read_range(o, planned)) == []
+        assert reader.partitions(start, end) == values(read_ranges(o, [planned])) == []
     assert [r.getMessage() for r in caplog.records if r.name == "kafka2pc"] == [
         f"{w}. failOnDataLoss=false: going on with what is there." for w in (said, said_by_task)
     ]
@@ -431,7 +518,7 @@ def test_available_now_reads_what_is_there_now_and_no_more(kafka, topic):
     write(kafka, topic, range(5), partition=1)
     end = reader.latestOffset(start, None)
     assert (
-        reader.partitions(start, end) == [RangePartition(Range(topic, 0, 0, 6))]
+        reader.partitions(start, end) == [RangePartition((Range(topic, 0, 0, 6),))]
         and reader.latestOffset(end, None) is end
     )
     assert from_json(end).ids == from_json(start).ids and from_json(end).ids[topic]
@@ -497,16 +584,16 @@ def test_a_task_looks_for_the_ends_of_its_range(kafka, topic, ask):
     write(kafka, topic, range(20))
     o = options(kafka, topic)
     whole, first = Range(topic, 0, EARLIEST, LATEST), Range(topic, 0, EARLIEST, 5)
-    assert values(read_range(o, first)) == [str(n) for n in range(5)]
+    assert values(read_ranges(o, [first])) == [str(n) for n in range(5)]
     ask.admin.delete_records([TopicPartition(topic, 0, 10)])[TopicPartition(topic, 0)].result()
-    assert values(read_range(o, whole)) == [str(n) for n in range(10, 20)]
-    assert values(read_range(o, first)) == []
+    assert values(read_ranges(o, [whole])) == [str(n) for n in range(10, 20)]
+    assert values(read_ranges(o, [first])) == []
     write(kafka, topic, ["later"])
-    assert values(read_range(o, whole)) == [str(n) for n in range(10, 20)] + ["later"]
+    assert values(read_ranges(o, [whole])) == [str(n) for n in range(10, 20)] + ["later"]
     waiting = begin(kafka)
     waiting.produce(topic, b"open", partition=0)
     waiting.flush(30)
-    assert values(read_range(o, whole))[-1] == "later"
+    assert values(read_ranges(o, [whole]))[-1] == "later"
     waiting.abort_transaction(30)
 
 
@@ -515,16 +602,16 @@ def test_what_is_deleted_after_the_task_looked_is_no_loss_for_earliest(
     kafka, topic, ask, monkeypatch
 ):
     write(kafka, topic, range(20))
-    bind = range_reader.bind_range
+    bind = range_reader.bind_ranges
 
-    def bind_and_delete(o, r):
-        bound = bind(o, r)
+    def bind_and_delete(o, ranges):
+        bound = bind(o, ranges)
         part = TopicPartition(topic, 0, 10)
         ask.admin.delete_records([part])[part].result()
         return bound
 
-    monkeypatch.setattr(range_reader, "bind_range", bind_and_delete)
-    found = values(read_range(options(kafka, topic), Range(topic, 0, EARLIEST, LATEST)))
+    monkeypatch.setattr(range_reader, "bind_ranges", bind_and_delete)
+    found = values(read_ranges(options(kafka, topic), [Range(topic, 0, EARLIEST, LATEST)]))
     assert found == [str(n) for n in range(10, 20)]
 
 
@@ -539,9 +626,9 @@ def test_an_open_range_of_a_topic_that_is_gone_or_shorter(kafka, topic, ask, fai
     for r, error, said in cases:
         if fail:
             with pytest.raises(error, match=said):
-                list(read_range(o, r))
+                list(read_ranges(o, [r]))
         else:
-            assert list(read_range(o, r)) == []
+            assert list(read_ranges(o, [r])) == []
 
 
 @pytest.mark.kafka
@@ -560,7 +647,7 @@ def test_a_time_that_spark_does_not_have_is_named(kafka, topic):
     producer.produce(topic, b"bad", partition=0, timestamp=now_ns)
     producer.flush(30)
     with pytest.raises(RecordsBroken, match=f"{topic}-0, offset 1: timestamp {now_ns}(.|\n)*nano"):
-        list(read_range(options(kafka, topic), Range(topic, 0, 0, 2)))
+        list(read_ranges(options(kafka, topic), [Range(topic, 0, 0, 2)]))
 
 
 # -- in Spark --

@@ -35,7 +35,7 @@ from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.source.cluster import Questions
 from kafka2pc.spark.source.offsets import Range
 from kafka2pc.spark.source.options import parse_source_options
-from kafka2pc.spark.source.range_reader import read_range
+from kafka2pc.spark.source.range_reader import read_ranges
 from kafka2pc.spark.source.starting_offsets import take_snapshot
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
@@ -111,7 +111,7 @@ def test_the_source_reads_and_tells_its_group(query, tls):
     end = take_snapshot(ask, options).parts[part].end
     assert sorted(
         v.decode()
-        for batch in read_range(options, Range(query.topic, 0, 0, end))
+        for batch in read_ranges(options, [Range(query.topic, 0, 0, end)])
         for v in batch.column("value").to_pylist()
     ) == list("abcd")
     ask.commit_offsets("tls-group", {part: 3})

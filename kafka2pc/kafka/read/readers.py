@@ -7,10 +7,10 @@ __all__ = ['Record', 'read_topic', 'read_both_levels']
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c002
 import time
-from typing import Mapping, NamedTuple, cast
+from typing import Any, Mapping, NamedTuple, cast
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c003
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c004
 from ..wire.login import for_librdkafka
@@ -39,7 +39,7 @@ _READER = {
 
 
 def _read(
-    conf: Mapping, topic: str, isolation: str, timeout_s: float
+    conf: Mapping[str, Any], topic: str, isolation: str, timeout_s: float
 ) -> tuple[list[Record], dict[int, int]]:
     """The records, and the offset at which each partition ends."""
     end = time.monotonic() + timeout_s
@@ -59,14 +59,14 @@ def _read(
         consumer.close()
 
 
-def _record(m: Message) -> Record:
+def _record(m: Any) -> Record:
     return Record(
         m.topic(),
         m.partition(),
         m.offset(),
         m.key(),
         m.value(),
-        tuple(cast(list, m.headers()) or ()),
+        tuple(m.headers() or ()),
         m.timestamp()[1],
     )
 
@@ -77,13 +77,14 @@ def _read_to_end(
     """The records up to the present end of all partitions, which must be reached before `end` (by
     time.monotonic()), and where each partition ends.
     """
-    records = []
-    ends = {}
+    records: list[Record] = []
+    ends: dict[int, int] = {}
     while len(ends) < len(partitions):
         if time.monotonic() > end:
             left = sorted(partitions - ends.keys())
             raise BrokerUnreachable(f"partitions {left} were not read to their end in time")
-        for m in consumer.consume(10_000, 0.1):
+        # its types say that each part of a message may be missing, which is not so here
+        for m in cast(list[Any], consumer.consume(10_000, 0.1)):
             error = m.error()
             if error is None:
                 records.append(_record(m))
@@ -95,7 +96,7 @@ def _read_to_end(
 
 
 def read_topic(
-    conf: Mapping, topic: str, isolation: str = "read_committed", *, timeout_s: float = 60
+    conf: Mapping[str, Any], topic: str, isolation: str = "read_committed", *, timeout_s: float = 60
 ) -> list[Record]:
     """All records of a topic to its present end (`read_committed`: to the last stable offset), in
     the order of partitions and offsets.
@@ -107,7 +108,7 @@ def read_topic(
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c011
 def read_both_levels(
-    conf: Mapping, topic: str, *, timeout_s: float = 60
+    conf: Mapping[str, Any], topic: str, *, timeout_s: float = 60
 ) -> tuple[list[Record], list[Record]]:
     """The records of the whole topic for a `read_committed` reader and for a `read_uncommitted`
     reader, once no transaction is open there.

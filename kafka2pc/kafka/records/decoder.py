@@ -219,22 +219,72 @@ def _walk(content: bytes, at: int, count: int, starts: list[int]) -> int:
     return at
 
 
+_RUN = 64  # records: a shorter run is not worth a comparison
+_LINKS = 256  # records that are followed before another run is tried, and later more
+_MOST_LINKS = 4_096
+
+
+def _run(content: bytes, data: np.ndarray, at: int, count: int) -> tuple[int, int]:
+    """How many bytes the record at `at` takes, and how many of `count` records from there on take
+    as many. `data`: the same content.
+    """
+    behind = _behind(content, at)
+    size = behind - at + (_plain_number(content[at:behind]) >> 1)
+    found, most = 0, _RUN
+    while found < count:
+        begin, tried = at + found * size, min(most, count - found)
+        ends = [begin + n + (tried - 1) * size + 1 for n in range(behind - at)]
+        equal = [data[begin + n : end : size] == content[at + n] for n, end in enumerate(ends)]
+        shortest = min(len(e) for e in equal)  # where the content ends
+        same = np.logical_and.reduce([e[:shortest] for e in equal])
+        if not same.all():
+            return size, found + int(same.argmin())
+        found += shortest
+        if shortest < tried:
+            break
+        most *= 16
+    return size, found
+
+
+def _chain(content: bytes, data: np.ndarray, at: int, count: int) -> tuple[list[np.ndarray], int]:
+    """Where each of the `count` records from `at` on begins, in parts; and where the last one
+    ends.
+    """
+    parts = []
+    links = _LINKS
+    while count:
+        size, run = _run(content, data, at, count) if count >= _RUN else (0, 0)
+        if run >= _RUN:
+            parts.append(np.arange(at, at + run * size, size))
+            at += run * size
+            links = _LINKS
+        else:
+            run = min(count, links)
+            links = min(2 * links, _MOST_LINKS)
+            starts: list[int] = []
+            at = _walk(content, at, run, starts)
+            parts.append(np.array(starts, np.int64))
+        count -= run
+    return parts, at
+
+
 def _starts(batches: Sequence[PackedBatch], sizes: Sequence[int], content: bytes) -> np.ndarray:
     """Where each record begins, and where the last one ends. `sizes`: of each batch in `content`.
     Raises `RecordsBroken`.
     """
+    data = np.frombuffer(content, np.uint8)
     starts = []
     at = 0
     for b, size in zip(batches, sizes, strict=True):
         try:
-            end = _walk(content, at, b.count, starts)
+            parts, end = _chain(content, data, at, b.count)
         except IndexError:
             end = -1
         if end != at + size:
             raise RecordsBroken(f"offset {b.offset}: {b.count} records do not fill {size} bytes")
+        starts += parts
         at = end
-    starts.append(at)
-    return np.array(starts, np.int64)
+    return np.concatenate([*starts, np.array([at], np.int64)])
 
 # %% ../../../nbs/kafka/records/06_decoder.ipynb #c029
 # zeros behind the last record: a number that begins within a record is at most ten bytes long

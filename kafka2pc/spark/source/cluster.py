@@ -7,7 +7,7 @@ __all__ = ['NOTHING_READ', 'Questions']
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c002
 import re
-from typing import Callable, Iterable, Mapping, cast
+from typing import Any, Callable, Iterable, Mapping, TypeVar, cast
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c003
 from confluent_kafka import (
@@ -47,6 +47,7 @@ _FORBIDDEN = (
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
 )
+_T = TypeVar("_T")
 _UNKNOWN = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_TOPIC,
@@ -91,7 +92,7 @@ def _translate(e: KafkaException, what: str) -> Exception:
     return BrokerUnreachable(f"{what}: {error.str()}", risk=NOTHING_READ)
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c025
-def _described(future):
+def _described(future: Any) -> Any:
     """The description of a topic; None if the topic does not exist. Raises `KafkaException`."""
     try:
         return future.result()
@@ -101,7 +102,7 @@ def _described(future):
         return None
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c027
-def _ask_again(ask: Callable, what: str, within_s: float, tries: Tries | None = None):
+def _ask_again(ask: Callable[[], _T], what: str, within_s: float, tries: Tries | None = None) -> _T:
     """`ask()`, and again while its error may pass: so many `tries`, or for `within_s` seconds."""
     retrying = Retrying(
         retry=retry_if_exception(_may_pass),
@@ -127,7 +128,8 @@ _INTERNAL = (
 
 
 class Questions:
-    """What a source asks a cluster. `committed_only`: an end is the last stable offset. All methods
+    """What a source asks a cluster. `committed_only`: an end is the last stable offset. `leaders`:
+    the node ids of those that answers of `topics` named; they may have moved since. All methods
     raise `NotAuthorized`, and `BrokerUnreachable` after `tries` (None: after `within_ms`). Raises
     `BadOption` for settings that the client refuses.
     """
@@ -138,7 +140,8 @@ class Questions:
         committed_only: bool = True,
         within_ms: int = 20_000,
         tries: Tries | None = None,
-    ):
+    ) -> None:
+        self.leaders: dict[TopicPart, int] = {}
         self.tries = tries
         self.within_ms = within_ms
         self.servers = conf["bootstrap.servers"]
@@ -161,7 +164,7 @@ class Questions:
         """The timeout of one request: a question is tried three times."""
         return self.within_ms / 3000
 
-    def _ask(self, what: str, ask: Callable):
+    def _ask(self, what: str, ask: Callable[[], _T]) -> _T:
         """`ask()`, and again while its error may pass."""
         return _ask_again(ask, f"{what} at {self.servers}", self.within_ms / 1000, self.tries)
 
@@ -178,7 +181,7 @@ class Questions:
         if not names:
             return {}
 
-        def once():
+        def once() -> list[Any]:
             futures = self.admin.describe_topics(
                 TopicCollection(names), request_timeout=self._request_s
             )
@@ -188,6 +191,7 @@ class Questions:
         for d in self._ask(f"describe topics {', '.join(names)}", once):
             topic_id = "" if str(d.topic_id) == _NO_ID else str(d.topic_id)
             topics[d.name] = topic_id, sorted(p.id for p in d.partitions)
+            self.leaders |= {(d.name, p.id): p.leader.id for p in d.partitions if p.leader}
         return topics
 
     def offsets(
@@ -210,7 +214,7 @@ class Questions:
         if not wanted:
             return {}
 
-        def once():
+        def once() -> dict[TopicPart, int]:
             try:
                 futures = self.admin.list_offsets(
                     wanted,
@@ -246,7 +250,7 @@ class Questions:
                 raise _translate(KafkaException(part.error), f"{what} at {self.servers}")
         return {(a.topic, a.partition): a.offset for a in answers if a.offset >= 0}
 
-    def commit_offsets(self, group: str, offsets: Mapping[TopicPart, int]):
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPart, int]) -> None:
         """Make these the offsets of the group. Raises `KafkaException`, for instance if the group
         has members.
         """

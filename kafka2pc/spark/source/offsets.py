@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Offsets', 'to_json', 'from_json', 'Bounds', 'Snapshot', 'was_recreated', 'ids_of', 'begin_of', 'count_waiting',
            'admit', 'plan_end', 'Loss', 'find_losses', 'report_losses', 'Range', 'name_parts', 'plan_ranges',
-           'cut_ranges', 'measure_behind', 'combine_behind']
+           'cut_ranges', 'count_tasks', 'pack_ranges', 'measure_behind', 'combine_behind']
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c002
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Iterable, Iterator, Mapping, Sequence
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c003
@@ -221,7 +221,7 @@ def find_losses(start: Offsets, snapshot: Snapshot) -> list[Loss]:
 _LOG = logging.getLogger("kafka2pc")
 
 
-def report_losses(losses: Sequence[Loss], fail: bool):
+def report_losses(losses: Sequence[Loss], fail: bool) -> None:
     """Raises the first loss as its error, with the text of the others. If not `fail`: logs a
     warning for each instead.
     """
@@ -233,10 +233,12 @@ def report_losses(losses: Sequence[Loss], fail: bool):
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c022
 @dataclass(frozen=True)
 class Range:
-    """What one task reads: the offsets of a partition from `begin` on, below `end`.
+    """What a task reads of a partition: the offsets from `begin` on, below `end`.
 
     In a batch read the task may look when it runs: if `begin` is `EARLIEST`, or if `end` is
     `LATEST`. `until_ms`: instead of the latest, before the first record at this time or later.
+    `planned`: how many offsets such a range had when it was planned. `topic_id`: the task reads no
+    other topic of this name; empty if the broker has no ids.
     """
 
     topic: str
@@ -244,11 +246,17 @@ class Range:
     begin: int
     end: int
     until_ms: int | None = None
+    planned: int | None = field(default=None, compare=False, repr=False)
+    topic_id: str = field(default="", compare=False, repr=False)
+
+    @property
+    def part(self) -> TopicPart:
+        return self.topic, self.partition
 
     @property
     def size(self) -> int:
-        """How many offsets it has."""
-        return self.end - self.begin
+        """How many offsets it has, or had when it was planned."""
+        return self.end - self.begin if self.planned is None else self.planned
 
 
 def name_parts(parts: Iterable[TopicPart]) -> str:
@@ -260,15 +268,17 @@ def plan_ranges(start: Offsets, end: Offsets) -> list[Range]:
     """What lies between two entries of the checkpoint. Raises `StaleCheckpoint` if `end` does not
     follow `start`.
     """
-    begins = {part: end.since.get(part, start.at.get(part)) for part in end.at}
-    lost = [part for part, begin in begins.items() if begin is None or begin > end.at[part]]
+    begins = {part: end.since.get(part, start.at.get(part, -1)) for part in end.at}
+    lost = [part for part, begin in begins.items() if not 0 <= begin <= end.at[part]]
     if lost:
         raise StaleCheckpoint(
             f"the batch that ends at {json.dumps(_nested(end.at))} does not say where it begins:"
             f" {name_parts(lost)}"
         )
     return [
-        Range(t, p, begins[t, p], e) for (t, p), e in sorted(end.at.items()) if begins[t, p] < e
+        Range(t, p, begins[t, p], e, topic_id=end.ids.get(t, ""))
+        for (t, p), e in sorted(end.at.items())
+        if begins[t, p] < e
     ]
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c029
@@ -277,7 +287,7 @@ def _divide(r: Range, pieces: int) -> list[Range]:
     begin, divided = r.begin, []
     for left in range(pieces, 0, -1):
         end = begin + (r.end - begin) // left
-        divided.append(Range(r.topic, r.partition, begin, end))
+        divided.append(replace(r, begin=begin, end=end))
         begin = end
     return [piece for piece in divided if piece.size]
 
@@ -300,14 +310,58 @@ def cut_ranges(
         return ranges
     total = sum(r.size for r in ranges)
     small = [r for r in ranges if _share(r.size, total, least) == 1]
-    uncut = {(r.topic, r.partition) for r in small}
+    uncut = {r.part for r in small}
     rest = total - sum(r.size for r in small)
     wanted = max(1, least - len(small))
 
     def pieces_of(r: Range) -> int:
-        return 1 if (r.topic, r.partition) in uncut else _share(r.size, rest, wanted)
+        return 1 if r.part in uncut else _share(r.size, rest, wanted)
 
     return [piece for r in ranges for piece in _divide(r, pieces_of(r))]
+
+# %% ../../../nbs/spark/source/02_offsets.ipynb #c051
+_PER_CORE = 4
+_WORTH = 50_000  # offsets that are worth a task
+
+
+def count_tasks(ranges: Sequence[Range], least: int | None, cores: int) -> int:
+    """How many tasks there are for these ranges: one for each range if there are fewer."""
+    total = sum(r.size for r in ranges)
+    return max(least or 1, _PER_CORE * cores, -(-total // _WORTH))
+
+
+def pack_ranges(
+    ranges: Sequence[Range],
+    tasks: int,
+    most_records: int | None = None,
+    leaders: Mapping[TopicPart, int] | None = None,
+) -> list[tuple[Range, ...]]:
+    """The same ranges in about `tasks` groups of about the same size, each for one task. No group
+    has two ranges of a partition, or more than `most_records` offsets. `leaders`: where known.
+    """
+    if len(ranges) <= tasks:
+        return [(r,) for r in ranges]
+    known = leaders or {}
+    ordered = sorted(ranges, key=lambda r: (known.get(r.part, -1), r.part, r.begin))
+    total = sum(r.size + 1 for r in ranges)  # an empty one counts, too
+    groups: list[list[Range]] = []
+    before, last = 0, -1
+    for r in ordered:
+        # the group in which the middle of the range lies
+        place = (2 * before + r.size + 1) * tasks // (2 * total)
+        if place == last and _fits(groups[-1], r, most_records):
+            groups[-1].append(r)
+        else:
+            groups.append([r])
+        before += r.size + 1
+        last = place
+    return [tuple(group) for group in groups]
+
+
+def _fits(group: Sequence[Range], r: Range, most_records: int | None) -> bool:
+    if group[-1].part == r.part:
+        return False
+    return not most_records or sum(g.size for g in group) + r.size <= most_records
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c032
 def measure_behind(end: Offsets, ends: Mapping[TopicPart, int]) -> dict[str, float]:

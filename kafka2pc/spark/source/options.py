@@ -72,7 +72,11 @@ _READ_OPTIONS = {
         SAME,
     ),
     "minPartitions": Option(
-        "At least about this many tasks: large ranges of offsets are cut.", None, "64", SAME
+        "At least about this many tasks: large ranges of offsets are cut. Small ranges share tasks,"
+        " but leave at least this many, and four for each core of the driver's machine.",
+        None,
+        "64",
+        "the same; but there each partition has a task of its own, however little it holds",
     ),
     "failOnDataLoss": Option(
         "If records were deleted before they were read: `true` stops the query, `false` warns and"
@@ -161,7 +165,7 @@ def _topics(text: str) -> dict:
 
 
 def _assigned(text: str) -> dict:
-    def is_right(partitions) -> bool:
+    def is_right(partitions: object) -> bool:
         return isinstance(partitions, list) and bool(partitions) and all(map(is_whole, partitions))
 
     topics = parse_json("assign", text, '{"topic": [0, 1]}', is_right)
@@ -216,12 +220,12 @@ def _client(given: Mapping[str, str], isolation: str, problems: Problems) -> Cli
     return replace(client, conf=client.conf | {"isolation.level": isolation})
 
 
-def _refuse(name: str, instead: str, given: Mapping[str, str]):
+def _refuse(name: str, instead: str, given: Mapping[str, str]) -> None:
     if f"kafka.{name}" in given:
         raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {instead}.")
 
 
-def _check_broker(conf: Mapping[str, str]):
+def _check_broker(conf: Mapping[str, str]) -> None:
     if not conf.get("bootstrap.servers"):
         raise BadOption("kafka.bootstrap.servers is missing")
 

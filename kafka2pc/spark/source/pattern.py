@@ -56,7 +56,7 @@ _IN_SET = re.compile(
 
 def _set(text: str) -> str:
     """A set with its brackets. Java knows sets inside sets, and intersections; Python does not."""
-    opening = re.match(r"\[\^?", text)[0]
+    opening = "[^" if text.startswith("[^") else "["
     inside, end, translated = text[len(opening) : -1], 0, opening
     for part in _IN_SET.finditer(inside):
         if part.start() != end or part["operator"]:
@@ -135,7 +135,8 @@ def to_python(text: str) -> str:
 def _translate(text: str) -> str:
     if not text.isascii():
         raise _Refused("a character that no name of a topic has")
-    flags = re.match(r"(?:\(\?[ims]+\))?", text)[0]
+    given = re.match(r"\(\?[ims]+\)", text)
+    flags = given[0] if given else ""
     translated, end = flags, len(flags)
     while end < len(text):
         part = _PART.match(text, end)

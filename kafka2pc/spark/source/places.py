@@ -117,7 +117,7 @@ def parse_json(name: str, text: str, form: str, is_right: Callable) -> dict:
     return values
 
 
-def is_whole(n, least: int = 0) -> bool:
+def is_whole(n: object, least: int = 0) -> bool:
     return isinstance(n, int) and not isinstance(n, bool) and n >= least
 
 # %% ../../../nbs/spark/source/00_places.ipynb #c117
@@ -127,7 +127,7 @@ _MOST = 2**63 - 1
 def _by_partition(name: str, text: str, least: int) -> tuple[tuple[TopicPart, int], ...]:
     """The number of each partition. Raises `BadOption`."""
 
-    def is_right(numbers) -> bool:
+    def is_right(numbers: object) -> bool:
         return (
             isinstance(numbers, dict)
             and bool(numbers)
@@ -176,7 +176,7 @@ def _preferred(*places: Where | None) -> Where | None:
     return next((place for place in places if place), None)
 
 
-def _check_group(given: Mapping[str, str], offsets: Where | None):
+def _check_group(given: Mapping[str, str], offsets: Where | None) -> None:
     of_group = offsets is not None and offsets.kind == "group"
     if of_group and not given.get("kafka.group.id"):
         raise BadOption(
@@ -205,7 +205,7 @@ def parse_end(given: Mapping[str, str]) -> Where | None:
     return _preferred(_time(given, "endingTimestamp"), times, offsets)
 
 # %% ../../../nbs/spark/source/00_places.ipynb #c133
-def check_batch_start(start: Where | None):
+def check_batch_start(start: Where | None) -> None:
     """Raises `BadOption` if a batch read would begin at the latest offset."""
     if start is None:
         return
@@ -217,7 +217,7 @@ def check_batch_start(start: Where | None):
         raise BadOption(f"startingOffsets: -1 for {parts}: a batch would read nothing there")
 
 
-def check_ends(start: Where | None, end: Where | None):
+def check_ends(start: Where | None, end: Where | None) -> None:
     """Raises `BadOption` if a query cannot begin at `start` and end at `end`."""
     if end is None:
         return

@@ -7,16 +7,17 @@ __all__ = ['drop_unwanted', 'limit_snapshot', 'RangePartition', 'StreamReader', 
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c002
 import logging
+import os
 import time
 from dataclasses import dataclass
-from typing import Iterator, Mapping
+from typing import Any, Iterator, Mapping, Sequence
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c003
 import pyarrow as pa
 from confluent_kafka import KafkaException
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c005
-from ...kafka.read.fetcher import without_use
+from ...kafka.read.settings import without_use
 from ...protocol.errors import TopicRecreated
 from kafka2pc.spark.interfaces import (
     DataSourceReader,
@@ -34,12 +35,14 @@ from kafka2pc.spark.source.offsets import (
     Offsets,
     Range,
     Snapshot,
+    count_tasks,
     count_waiting,
     cut_ranges,
     find_losses,
     from_json,
     ids_of,
     measure_behind,
+    pack_ranges,
     plan_end,
     plan_ranges,
     report_losses,
@@ -48,7 +51,7 @@ from kafka2pc.spark.source.offsets import (
 )
 from .options import SourceOptions
 from .places import EARLIEST, LATEST, TopicPart
-from .range_reader import read_range
+from .range_reader import read_ranges
 from .rate import Wait
 from .starting_offsets import find_start, plan_read, take_snapshot
 
@@ -128,7 +131,7 @@ def _still_there(
     return [r for r in ranges if r.topic not in recreated]
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c043
-def _offsets_to_commit(start: Offsets, snapshot: Snapshot) -> dict:
+def _offsets_to_commit(start: Offsets, snapshot: Snapshot) -> dict[TopicPart, int]:
     """How far the query is, in the topics that still exist."""
     return {
         part: o
@@ -139,9 +142,17 @@ def _offsets_to_commit(start: Offsets, snapshot: Snapshot) -> dict:
 # %% ../../../nbs/spark/source/06_readers.ipynb #c046
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
-    """Spark's envelope for the range of one task."""
+    """Spark's envelope for the ranges of one task, each of another partition."""
 
-    range: Range
+    ranges: tuple[Range, ...]
+
+
+def _pack(
+    ask: Questions, options: SourceOptions, ranges: Sequence[Range]
+) -> list[tuple[Range, ...]]:
+    """The ranges of each task."""
+    tasks = count_tasks(ranges, options.min_partitions, os.cpu_count() or 1)
+    return pack_ranges(ranges, tasks, options.rate.max_records, ask.leaders)
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c009
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -149,17 +160,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     another one to the tasks, which only reads.
     """
 
-    def __init__(self, options: SourceOptions):
+    def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._questions: Questions | None = None
         self._first: dict | None = None  # the answer of initialOffset
         self._target: Snapshot | None = None  # what this run reads, with availableNow
         self._planned: dict | None = None  # the last end that this process has planned
         self._ends: dict | None = None  # the ends of all partitions, for Spark's metrics
-        self._group_offsets: Mapping | None = None  # what was last committed to the group
+        self._group_offsets: Mapping[TopicPart, int] | None = (
+            None  # what was last committed to the group
+        )
         self._wait = Wait(options.rate)
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, SourceOptions]:
         return {"options": self.options}
 
     @property
@@ -178,18 +191,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._first = to_json(Offsets(at=at, ids=snapshot.ids, initial=True))
         return self._first
 
-    def prepareForTriggerAvailableNow(self):
+    def prepareForTriggerAvailableNow(self) -> None:
         """Read what exists now, and nothing that comes later in this run."""
         self._target = take_snapshot(self._ask, self.options)
 
-    def getDefaultReadLimit(self):
+    def getDefaultReadLimit(self) -> Any:
         if self.options.max_offsets:
             return ReadMaxRows(self.options.max_offsets)
         if self.options.rate.min_offsets:
             return ReadMinRows(self.options.rate.min_offsets)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: dict, limit) -> dict:
+    def latestOffset(self, start: dict, limit: Any) -> dict:
         """The end of the next batch; `start` if there is nothing new. Raises `RecordsGone`,
         `TopicGone`, `TopicRecreated`.
         """
@@ -210,7 +223,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = to_json(end) | ({"behind": behind} if behind else {})
         return self._planned
 
-    def _must_wait(self, start: Offsets, snapshot: Snapshot, limit) -> bool:
+    def _must_wait(self, start: Offsets, snapshot: Snapshot, limit: Any) -> bool:
         """Is there less than `minOffsetsPerTrigger`? `trigger(once=True)` asks for all there is."""
         if isinstance(limit, ReadAllAvailable):
             return False
@@ -227,13 +240,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != self._planned:
             ranges = _still_there(self._ask, self.options, ranges, from_json(end).ids)
         least, most = self.options.min_partitions, self.options.rate.max_records
-        return [RangePartition(r) for r in cut_ranges(ranges, least, most)]
+        pieces = cut_ranges(ranges, least, most)
+        return [RangePartition(group) for group in _pack(self._ask, self.options, pieces)]
 
     def read(self, partition: RangePartition) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in a task."""
-        return read_range(self.options, partition.range)
+        """The records of some ranges, in a task."""
+        return read_ranges(self.options, partition.ranges)
 
-    def _commit_to_group(self, start: Offsets, snapshot: Snapshot):
+    def _commit_to_group(self, start: Offsets, snapshot: Snapshot) -> None:
         """Commit to the group how far the query is, in the topics that still exist."""
         at = _offsets_to_commit(start, snapshot)
         if not self.options.group or start.initial or not at or at == self._group_offsets:
@@ -251,11 +265,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 # %% ../../../nbs/spark/source/06_readers.ipynb #c019
 @dataclass(frozen=True)
 class BatchPartition(InputPartition):
-    """What one task of a batch read does. `range`: None if there is nothing. `planned`: the task
-    also reads all partitions that are not among these; None: it does not.
+    """What one task of a batch read does: read `ranges`, each of another partition. `planned`: the
+    task also reads all partitions that are not among these; None: it does not.
     """
 
-    range: Range | None
+    ranges: tuple[Range, ...] = ()
     planned: frozenset[TopicPart] | None = None
 
 
@@ -271,30 +285,32 @@ def _read_unplanned(
     """The records of the partitions that came after the plan."""
     ask = Questions(dict(options.conf), options.committed_only, tries=options.tries)
     snapshot = take_snapshot(ask, options)
-    for part in sorted(snapshot.parts.keys() - planned):
-        yield from read_range(options, Range(*part, EARLIEST, LATEST))
+    new = sorted(snapshot.parts.keys() - planned)
+    yield from read_ranges(options, [Range(*part, EARLIEST, LATEST) for part in new])
 
 
 class BatchReader(DataSourceReader):
     """The source of one `spark.read`."""
 
-    def __init__(self, options: SourceOptions):
+    def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
     def partitions(self) -> list[BatchPartition]:
         """The ranges of the tasks. Raises what `plan_read` raises."""
-        ranges = plan_read(_open(self.options), self.options)
+        ask = _open(self.options)
+        ranges = plan_read(ask, self.options)
+        groups = _pack(ask, self.options, ranges)
         if not _reads_all(self.options):
-            return [BatchPartition(r) for r in ranges]
-        planned = frozenset((r.topic, r.partition) for r in ranges)
-        first, *others = ranges or [None]
+            return [BatchPartition(group) for group in groups]
+        first, *others = groups or [()]
+        planned = frozenset(r.part for r in ranges)
         return [BatchPartition(first, planned), *map(BatchPartition, others)]
 
     def read(self, partition: object) -> Iterator[pa.RecordBatch]:
-        """The records of a range, in a task."""
+        """The records of some ranges, in a task."""
         # Spark makes an empty partition where there is none
         if not isinstance(partition, BatchPartition):
             return
-        yield from read_range(self.options, partition.range)
+        yield from read_ranges(self.options, partition.ranges)
         if partition.planned is not None:
             yield from _read_unplanned(self.options, partition.planned)

@@ -46,7 +46,7 @@ def take_snapshot(ask: Questions, options: SourceOptions) -> Snapshot:
 _LOG = logging.getLogger("kafka2pc")
 
 
-def _check_there(ask: Questions, options: SourceOptions, snapshot: Snapshot):
+def _check_there(ask: Questions, options: SourceOptions, snapshot: Snapshot) -> None:
     """Raises `BadOption` if a topic that is asked for by name does not exist. A partition that does
     not exist is left out with a warning, until it exists.
     """
@@ -63,7 +63,7 @@ def _check_there(ask: Questions, options: SourceOptions, snapshot: Snapshot):
         _LOG.warning("assign: %s does not exist, and is left out", name_parts(absent))
 
 
-def _check_end(option: str, offsets: Mapping[TopicPart, int], snapshot: Snapshot):
+def _check_end(option: str, offsets: Mapping[TopicPart, int], snapshot: Snapshot) -> None:
     beyond = [
         f"{t}-{p}: {o} (the end is {snapshot.parts[t, p].end})"
         for (t, p), o in sorted(offsets.items())
@@ -75,7 +75,7 @@ def _check_end(option: str, offsets: Mapping[TopicPart, int], snapshot: Snapshot
         )
 
 
-def _check_named(where: Where, snapshot: Snapshot):
+def _check_named(where: Where, snapshot: Snapshot) -> None:
     """Raises `BadOption` unless the JSON of an option names each partition once and no others."""
     given = dict(where.numbers)
     if given.keys() == snapshot.parts.keys():
@@ -133,7 +133,8 @@ def _from_times(
 
 
 def _from_group(ask: Questions, options: SourceOptions, snapshot: Snapshot) -> dict[TopicPart, int]:
-    committed = ask.group_offsets(options.group, snapshot.parts)
+    # parse_start refuses startingOffsets=group without a group
+    committed = ask.group_offsets(options.group or "", snapshot.parts)
     without = snapshot.parts.keys() - committed.keys()
     if without and options.reset == "none":
         raise BadOption(
@@ -206,17 +207,18 @@ def leave_open(
     whose last piece ends at `LATEST`, with the time for `until_ms`.
     """
     result = []
-    for part, of_part in groupby(pieces, key=lambda r: (r.topic, r.partition)):
+    for part, of_part in groupby(pieces, key=lambda r: r.part):
         ranges = list(of_part)
         if part in earliest:
-            ranges[0] = replace(ranges[0], begin=EARLIEST)
+            ranges[0] = replace(ranges[0], begin=EARLIEST, planned=ranges[0].size)
         if part in latest:
-            ranges[-1] = replace(ranges[-1], end=LATEST, until_ms=latest[part])
+            last = ranges[-1]
+            ranges[-1] = replace(last, end=LATEST, until_ms=latest[part], planned=last.size)
         result += ranges
     return result
 
 
-def _check_order(start: Offsets, ends: Mapping[TopicPart, int]):
+def _check_order(start: Offsets, ends: Mapping[TopicPart, int]) -> None:
     crossed = [part for part, end in ends.items() if end < start.at[part]]
     if crossed:
         raise BadOption(f"the read ends before it begins in {name_parts(crossed)}")
@@ -230,10 +232,11 @@ def plan_read(ask: Questions, options: SourceOptions) -> list[Range]:
     report_losses(find_losses(start, snapshot), options.fail_on_loss)
     _check_order(start, ends)
     whole = [
-        Range(*part, begin_of(start, snapshot, part), end) for part, end in sorted(ends.items())
+        Range(*part, begin_of(start, snapshot, part), end, topic_id=snapshot.ids.get(part[0], ""))
+        for part, end in sorted(ends.items())
     ]
     most = options.rate.max_records
     pieces = cut_ranges(whole, options.min_partitions, most)
-    pieces += [r for r in whole if r.begin == r.end and (r.topic, r.partition) in latest]
-    pieces.sort(key=lambda r: (r.topic, r.partition, r.begin))
+    pieces += [r for r in whole if r.begin == r.end and r.part in latest]
+    pieces.sort(key=lambda r: (r.part, r.begin))
     return leave_open(pieces, _from_earliest(options.start, snapshot), latest)
