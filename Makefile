@@ -50,7 +50,7 @@ $(STORES)/.ready: tests/support/stores-requirements.txt
 	npm install --prefix $(STORES) --no-audit --no-fund --loglevel=error azurite@$(AZURITE) && touch $@
 
 .PHONY: test
-test: $(READY) $(STORES)/.ready ## the fixed set, at most 15 minutes: fast tests, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
+test: $(READY) $(STORES)/.ready ## the fixed set, at most 12 minutes: fast tests, notebooks that need no server, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
 	@$(BIN)/python -m pytest -v -n $(JOBS) --dist loadscope -m 'not full' $(TESTS)
 
 .PHONY: test-all

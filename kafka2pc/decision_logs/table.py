@@ -36,10 +36,9 @@ def _nothing(db: psycopg.Connection, decision: Decision) -> None:
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c013
 class TableLog(NamedLog):
-    """Write-once slots in a PostgreSQL table, which is made if it is not there. `url`: as for
-    libpq. `name`: whose decisions, the same after every restart and of nobody else; many logs may
-    share a table. `also(db, decision)` is done in the transaction that writes a COMMIT: both, or
-    neither.
+    """Write-once slots in a PostgreSQL table, which is created if it is missing. `url`: as for
+    libpq. `name`: whose decisions, unique, and the same after every restart; many logs may share a
+    table. `also(db, decision)` runs in the transaction that writes a COMMIT: both, or neither.
 
     Raises `BadOption` (a server that forgets, a URL that cannot be read), `StoreUnreachable`;
     `create` raises `LogUnwritable` (also if it is too late), or what `also` raises: then nothing is
@@ -101,8 +100,8 @@ class TableLog(NamedLog):
         return db.execute(sql.SQL(text).format(sql.Identifier(*self.table.split("."))), args)
 
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
-        """1 insert, 2 do what goes with it, 3 commit. None: the answer to 3 was lost, or somebody
-        else's insert is not ended yet. Only 3 makes the record, so `late` ends 1 and 2 safely.
+        """1 insert, 2 do what goes with it, 3 commit. None: the answer to 3 was lost, or another
+        driver's insert has not ended yet. Only 3 makes the record, so `late` ends 1 and 2 safely.
         """
         try:
             db = self._connect()
@@ -141,7 +140,7 @@ class TableLog(NamedLog):
                 *slot,
             ).fetchone():
                 raise Superseded(
-                    f"batch {slot.batch_id} of {self.name}: a later batch stands in the log, or a"
+                    f"batch {slot.batch_id} of {self.name}: the log holds a later batch, or a"
                     " later claim"
                 )
             self.also(db, decision)

@@ -15,7 +15,7 @@ import time
 import uuid
 import warnings
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Any, Callable, Iterable
 
 # %% ../../nbs/local/05_broker.ipynb #c003
 from confluent_kafka import KafkaException
@@ -93,7 +93,7 @@ class LocalKafka:
         keep: bool = False,
         ready_s: float = 60,
         progress: Callable | None = to_stderr,
-    ):
+    ) -> None:
         self.versions = _version_list(version, nodes)
         self.secure = secure
         self.tls = tls
@@ -107,7 +107,9 @@ class LocalKafka:
         self._scheme = scheme_of(secure, tls)
         self.config = self._config(nodes, two_phase_commit) | (config or {})
         self.count = nodes
-        self.nodes, self.ports, self.data_dir = [], [], None
+        self.nodes: list[Node] = []
+        self.ports: list[tuple[int, int]] = []
+        self.data_dir: Path | None = None
         # down: a majority was killed, and not all nodes are started again
         self.started = self.ready = self.down = False
 
@@ -119,7 +121,7 @@ class LocalKafka:
             config |= secure_settings(self.passwords, self._scheme)
         return config
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         versions = " and ".join(sorted(set(self.versions), key=version_numbers))
         words = [versions, f"{self.count} node" if self.count == 1 else f"{self.count} nodes"]
         if self.secure:
@@ -128,10 +130,10 @@ class LocalKafka:
             words.append("tls")
         return f"LocalKafka({', '.join(words)})"
 
-    def __enter__(self):
+    def __enter__(self) -> "LocalKafka":
         return self.start()
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.stop()
 
     def name(self, word: str) -> str:
@@ -187,7 +189,7 @@ class LocalKafka:
             raise
         return self
 
-    def _launch(self, tries: int = 3):
+    def _launch(self, tries: int = 3) -> None:
         self.certificates = make_certificates(self.nodes[0].folder / "tls") if self.tls else None
         self._choose_ports()
         format_nodes(self.nodes, self.cluster_id, self.passwords, self.versions)
@@ -195,7 +197,8 @@ class LocalKafka:
             for n in self.nodes:
                 n.start()
             try:
-                return self._wait_ready()
+                self._wait_ready()
+                return
             except BrokerFailed:
                 if not left or not any("already in use" in n.log_text() for n in self.nodes):
                     raise
@@ -204,13 +207,13 @@ class LocalKafka:
                 n.kill()
             self._choose_ports()
 
-    def _choose_ports(self):
+    def _choose_ports(self) -> None:
         ports = free_ports(2 * self.count)
         self.ports = list(zip(ports[::2], ports[1::2], strict=True))
         tls = self.certificates.broker() if self.tls else {}
         write_node_settings(self.nodes, self.ports, self._scheme, tls | self.config)
 
-    def _wait_ready(self):
+    def _wait_ready(self) -> None:
         """Wait until all nodes that run are ready. Raises `BrokerFailed`."""
         self.ready = False
         awake = [i for i, n in enumerate(self.nodes) if n.pid is not None and not n.paused]
@@ -239,7 +242,7 @@ class LocalKafka:
             f" {self.nodes[node].log}:\n{self.nodes[node].log_tail()}"
         )
 
-    def stop(self):
+    def stop(self) -> None:
         """End all nodes and remove everything, unless `keep`, or a node ended by itself or never
         got ready: then a warning names the folder.
         """
@@ -251,19 +254,19 @@ class LocalKafka:
             )
         self._end(self.keep or failed)
 
-    def _end(self, keep: bool):
+    def _end(self, keep: bool) -> None:
         for n in self.nodes:
             n.kill()
         if self.started and not keep:
             shutil.rmtree(self.data_dir, ignore_errors=True)
         self.started = self.down = False
 
-    def kill(self, node: int = 0):
+    def kill(self, node: int = 0) -> None:
         """SIGKILL this node and wait until it is gone. Its data stays."""
         self.nodes[node].kill()
         self.down = self.down or 2 * sum(n.alive for n in self.nodes) < self.count
 
-    def restart(self, node: int = 0):
+    def restart(self, node: int = 0) -> None:
         """Start this node again on the same data and ports, and wait until it is ready. After the
         loss of a majority, wait only when all nodes are started again.
         """
@@ -273,11 +276,11 @@ class LocalKafka:
         if not self.down:
             self._wait_ready()
 
-    def pause(self, node: int = 0):
+    def pause(self, node: int = 0) -> None:
         """SIGSTOP: the node keeps its connections and answers no request."""
         self.nodes[node].pause()
 
-    def resume(self, node: int = 0):
+    def resume(self, node: int = 0) -> None:
         """SIGCONT after `pause`; return at once."""
         self.nodes[node].resume()
 
@@ -316,7 +319,7 @@ def serve(
     config: dict | None = None,
     heap: str = "192m",
     echo: Callable = print,
-):
+) -> None:
     """Run a LocalKafka until Ctrl-C or SIGTERM, in the main thread only. `echo` gets lines of text.
 
     Raises what LocalKafka raises, and `BrokerFailed` if a node ends by itself.

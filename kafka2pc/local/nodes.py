@@ -162,17 +162,17 @@ class Node:
     Python dies, unless `keep`. `java`: the command that runs Java with the jars of Kafka.
     """
 
-    def __init__(self, folder: Path, java: list[str], keep: bool = False):
+    def __init__(self, folder: Path, java: list[str], keep: bool = False) -> None:
         self.folder = folder
         self.log = folder / "broker.log"
         self.java = java
         self.keep = keep
         self._forget_process()
 
-    def _forget_process(self):
-        self.pid = None
+    def _forget_process(self) -> None:
+        self.pid: int | None = None
         self.paused = False
-        self._supervisor = None
+        self._supervisor: subprocess.Popen | None = None
 
     @property
     def alive(self) -> bool:
@@ -184,12 +184,12 @@ class Node:
         """Did the process end without `kill`?"""
         return self.pid is not None and not self.alive
 
-    def write_settings(self, settings: dict):
+    def write_settings(self, settings: dict) -> None:
         """Write server.properties, in a new folder if need be."""
         self.folder.mkdir(exist_ok=True)
         (self.folder / "server.properties").write_text(properties_text(settings))
 
-    def start(self):
+    def start(self) -> None:
         """Start the JVM under its supervisor; return at once."""
         supervisor = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(os.getpid())]
         removed = "" if self.keep else str(self.folder)
@@ -206,23 +206,23 @@ class Node:
         with self._supervisor.stdout as out:
             self.pid = int(out.readline() or 0)
 
-    def signal(self, signum: int):
+    def signal(self, signum: int) -> None:
         """Send a signal to the JVM, if it is alive."""
         with suppress(ProcessLookupError):
             if self.alive and self.pid:
                 os.kill(self.pid, signum)
 
-    def pause(self):
+    def pause(self) -> None:
         """SIGSTOP: the node keeps its connections and answers no request."""
         self.signal(signal.SIGSTOP)
         self.paused = True
 
-    def resume(self):
+    def resume(self) -> None:
         """SIGCONT after `pause`; return at once."""
         self.signal(signal.SIGCONT)
         self.paused = False
 
-    def kill(self):
+    def kill(self) -> None:
         """SIGKILL, and wait until the process is gone. Data and settings stay."""
         self.signal(signal.SIGKILL)
         if self._supervisor:
@@ -261,7 +261,9 @@ def java_commands(
     return [[*java, f"{fetch_kafka(version, progress=progress)}/*"] for version in versions]
 
 
-def write_node_settings(nodes: list[Node], ports: list[tuple[int, int]], scheme: str, more: dict):
+def write_node_settings(
+    nodes: list[Node], ports: list[tuple[int, int]], scheme: str, more: dict
+) -> None:
     """Write server.properties of every node. `ports` are (broker, controller) of each; `more` is
     the same for all and wins.
     """
@@ -281,7 +283,7 @@ def _format_options(passwords: dict[str, str], versions: list[str]) -> list[str]
 
 def format_nodes(
     nodes: list[Node], cluster_id: str, passwords: dict[str, str], versions: list[str]
-):
+) -> None:
     """Format the folders of all nodes at the same time, with the features of the oldest version.
 
     Raises `BrokerFailed` with the end of the log.

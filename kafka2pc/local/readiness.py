@@ -9,7 +9,7 @@ __all__ = ['READY_ID', 'is_listening', 'is_joined', 'can_begin', 'create_topic']
 import socket
 import time
 from contextlib import suppress
-from typing import Iterable
+from typing import Any, Iterable
 
 # %% ../../nbs/local/04_readiness.ipynb #c003
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -30,7 +30,7 @@ def is_listening(port: int) -> bool:
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _in_sync(nodes: Iterable[int], partition) -> bool:
+def _in_sync(nodes: Iterable[int], partition: Any) -> bool:
     """Has the partition a leader, and is each of `nodes` that has a replica in sync?"""
     return partition.leader >= 0 and all(
         n in partition.isrs for n in nodes if n in partition.replicas
@@ -66,7 +66,7 @@ def can_begin(conf: dict, wait_s: float = 2) -> bool:
     return True
 
 # %% ../../nbs/local/04_readiness.ipynb #c011
-def _request_topic(admin: AdminClient, topic: NewTopic, timeout_s: float, end: float):
+def _request_topic(admin: AdminClient, topic: NewTopic, timeout_s: float, end: float) -> None:
     """Ask for the topic until the cluster has it, or until the time `end`."""
     first = True
     while first or time.monotonic() < end:
@@ -85,7 +85,7 @@ def _request_topic(admin: AdminClient, topic: NewTopic, timeout_s: float, end: f
 
 def create_topic(
     conf: dict, name: str, partitions: int, replication: int, config: dict | None, wait_s: float
-):
+) -> None:
     """Create a topic, and wait at most `wait_s` seconds until every partition has a leader and all
     its replicas. `replication` -1 is the default of the cluster.
 

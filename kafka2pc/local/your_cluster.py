@@ -11,7 +11,7 @@ import os
 import time
 import uuid
 import warnings
-from typing import Mapping
+from typing import Any, Mapping
 
 # %% ../../nbs/local/06_your_cluster.ipynb #c003
 from confluent_kafka import KafkaError, KafkaException
@@ -32,19 +32,19 @@ class YourCluster:
     seconds.
     """
 
-    def __init__(self, conf: Mapping[str, str], *, ready_s: float = 20):
+    def __init__(self, conf: Mapping[str, str], *, ready_s: float = 20) -> None:
         self.client_conf = dict(conf)
         self.prefix = f"kafka2pc-lesson-{uuid.uuid4().hex[:8]}-"
         self.ready_s = ready_s
         self.topics = []
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"YourCluster({self.bootstrap_servers})"
 
-    def __enter__(self):
+    def __enter__(self) -> "YourCluster":
         return self.start()
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: Any) -> None:
         self.stop()
 
     def name(self, word: str) -> str:
@@ -90,7 +90,7 @@ class YourCluster:
         create_topic(self.client_conf, topic, partitions, replication or -1, config, wait_s)
         return topic
 
-    def stop(self):
+    def stop(self) -> None:
         """Delete what was created here, and wait until it is gone. A warning names topics that
         could not be deleted.
         """
@@ -104,7 +104,7 @@ class YourCluster:
         if left:
             warnings.warn(f"these topics could not be deleted: {', '.join(left)}", stacklevel=2)
 
-    def _delete_groups(self, admin: AdminClient):
+    def _delete_groups(self, admin: AdminClient) -> None:
         listed = admin.list_consumer_groups().result().valid
         groups = [g.group_id for g in listed if g.group_id.startswith(self.prefix)]
         if not groups:
@@ -126,7 +126,7 @@ class YourCluster:
         return deleted
 
 
-def _is_deleted(answer) -> bool:
+def _is_deleted(answer: Any) -> bool:
     try:
         answer.result()
     except KafkaException as e:

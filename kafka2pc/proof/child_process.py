@@ -56,7 +56,7 @@ class ChildProcess:
         history: Path | None = None,
         environment: Mapping[str, str] | None = None,
         answers: bool = False,
-    ):
+    ) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.function = function
@@ -76,7 +76,7 @@ class ChildProcess:
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def start(self, **arguments):
+    def start(self, **arguments) -> None:
         """End what is left of the last start, and start it again."""
         self.stop()
         module, _, name = self.function.rpartition(".")
@@ -102,7 +102,7 @@ class ChildProcess:
         }
         return os.environ | own | self._environment
 
-    def send(self, command: dict):
+    def send(self, command: dict) -> None:
         """Write a command to its standard input, as one line of JSON. Raises `BrokenPipeError`."""
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
@@ -111,7 +111,7 @@ class ChildProcess:
         """The last characters of the log."""
         return self.log.read_text(errors="replace")[-most:] if self.log.exists() else ""
 
-    def stop(self):
+    def stop(self) -> None:
         """SIGKILL the process, if it lives, and wait until it is gone."""
         if self.process is None:
             return

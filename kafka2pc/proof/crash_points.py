@@ -66,7 +66,7 @@ class Crash:
         )
 
 
-def arm(path: str | Path, crash: Crash):
+def arm(path: str | Path, crash: Crash) -> None:
     """Write the order to `path`, where every process of the run looks for it: the environment
     variable `KAFKA2PC_CRASH` names the file.
     """
@@ -90,7 +90,7 @@ class CrashWatcher:
     reached.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path) -> None:
         self.path = path
         self._lock = threading.Lock()
 
@@ -101,7 +101,7 @@ class CrashWatcher:
         order = read_order(self.path)
         return self._lock if order and order.point.value[1] == op else nullcontext()
 
-    def on_event(self, event: Event):
+    def on_event(self, event: Event) -> None:
         """Carry out the order, if it is for this event and no other process was first."""
         order = read_order(self.path)
         if order and order.is_for(event) and _take(self.path, event):
@@ -122,7 +122,7 @@ def _take(path: str | Path, event: Event) -> bool:
     return True
 
 
-def _carry_out(order: Crash):
+def _carry_out(order: Crash) -> None:
     if order.pid is not None:
         os.kill(order.pid or os.getpid(), signal.SIGKILL)
     end = time.monotonic() + (120 if order.wait else 0)

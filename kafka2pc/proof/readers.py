@@ -12,7 +12,7 @@ from typing import Callable, Mapping
 from ..kafka.read.readers import Record, read_both_levels
 from ..kafka.wire.cluster import Cluster
 from ..kafka.wire.descriptions import list_transactions
-from .checker import Seen
+from .checker import Seen, seen_in
 from .child_process import until
 
 # %% ../../nbs/proof/04_readers.ipynb #c005
@@ -31,23 +31,11 @@ def read_both(
     `BrokerUnreachable` if one read takes longer than `timeout_s`, or a transaction stays open so
     long.
     """
-
-    def seen(r: Record) -> Seen:
-        number = row(r)
-        return Seen(
-            row=number,
-            topic=r.topic,
-            partition=r.partition,
-            offset=r.offset,
-            key=r.key,
-            batch_id=batch and batch(number),
-        )
-
     committed, uncommitted = read_both_levels(conf, topic, timeout_s=timeout_s)
-    return [seen(r) for r in committed], [seen(r) for r in uncommitted]
+    return seen_in(committed, row, batch), seen_in(uncommitted, row, batch)
 
 # %% ../../nbs/proof/04_readers.ipynb #c009
-def wait_until_ended(cluster: Cluster, prefix: str = ""):
+def wait_until_ended(cluster: Cluster, prefix: str = "") -> None:
     """Wait until every transaction that was committed or aborted has its markers, so that a reader
     finds the outcome. `prefix`: how the transactional ids begin. Raises `Failed` after 30 seconds.
     """

@@ -31,8 +31,8 @@ def _sync(path: str) -> None:
 
 
 def _write_new(path: str, content: bytes) -> None:
-    """A new local file, whole and on the disk, or `FileExistsError`. It waits for its name two
-    folders up, where nobody looks.
+    """A new local file, whole and on the disk, or `FileExistsError`. Until it has its name
+    it is two folders up, which no reader lists.
     """
     folder = os.path.dirname(path)
     fresh = f"{os.path.dirname(folder)}/.{os.urandom(8).hex()}"

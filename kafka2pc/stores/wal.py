@@ -27,7 +27,8 @@ class Log(Participant, Protocol):
 class WalParticipant:
     """A target without transactions behind a log. `send(items)` gets up to `chunk` pairs (key, row)
     at once; the target must ignore keys that it has seen. It may raise `OSError`, and is asked
-    again then; what else it raises goes up. Receipts carry the log's name.
+    again then; other
+    errors are passed on. Committables carry the log's name.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ def test_an_error_that_is_no_oserror_is_asked_again(moody):
     assert (moody.read("/a/x"), moody.names("/a")) == (b"1", ["x"])
 
 
-def test_an_error_that_stays_is_told_with_its_cause_and_never_as_an_empty_folder(moody):
+def test_a_lasting_error_is_raised_with_its_cause_and_never_returned_as_an_empty_folder(moody):
     Moody.left, Moody.calls = 99, 0
     with pytest.raises(
         StoreUnreachable,

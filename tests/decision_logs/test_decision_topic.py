@@ -119,10 +119,10 @@ def test_who_loses_does_not_disturb_a_writer(kafka):
 
 
 def test_a_broker_that_goes_away_is_no_answer_only_if_the_question_was_asked(kafka):
-    log, away = topic_log(kafka), BrokerUnreachable("nobody")
+    log, away = topic_log(kafka), BrokerUnreachable("no broker")
     with (
         patch.object(topic_log_module, "init_producer_id", side_effect=away),
-        pytest.raises(LogUnwritable, match="nobody"),
+        pytest.raises(LogUnwritable, match="no broker"),
     ):
         log.create(record())
     real, asked = init_producer_id, []
@@ -193,7 +193,7 @@ def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purge
     while {m.key()[:start] for m in records(kafka, name)} & purged:
         assert time.monotonic() < end, "the broker has not compacted the topic"
         time.sleep(0.3)
-        append(kafka, name, "somebody else", b"to begin a new segment")
+        append(kafka, name, "another log", b"to begin a new segment")
     for reader in (again(log), again(log, prefix="without-a-bookmark"), log.sibling(log.name)):
         assert (reader.batches(), reader.chain(4) + reader.chain(5)) == ([4, 5], kept)
     longer = record(6, n=5000)
@@ -308,6 +308,7 @@ def long_record(batch_id=7, attempt=0, tasks=200, partitions=400):
     return replace(record(batch_id, attempt), committables=cs)
 
 
+@pytest.mark.full
 def test_a_decision_of_200_tasks_and_400_partitions_fits_into_a_topic_with_default_settings(kafka):
     log, wanted = topic_log(kafka), long_record()
     assert len(dump_decision(wanted)) > 12_000_000

@@ -25,7 +25,7 @@ from decision_log_suite import (
 from marks import first_of
 from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
 from participant_suite import REQUIRED as KEPT_BY_STORES
-from participant_suite import At, rows
+from participant_suite import SMOKE, At, few_of, rows
 from store_proxy import Answer
 from tenacity import stop_after_attempt
 
@@ -60,7 +60,8 @@ def bucket_of(url):
 
 
 def promises(*of):
-    return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
+    name = lambda promise: getattr(promise, "__name__", None)
+    return pytest.mark.parametrize("promise", of, ids=name)
 
 
 # -- decision logs --
@@ -99,8 +100,10 @@ def test_when_the_answer_is_lost(promise, when, place):
     promise(place, when)
 
 
+# What is in an object is judged by the log, whatever the store.
 @promises(*DAMAGED)
 @pytest.mark.parametrize("kind", CONTENT)
+@pytest.mark.parametrize("server", ["s3"], indirect=True)
 def test_with_damaged_content(promise, kind, place):
     promise(place, kind)
 
@@ -119,9 +122,21 @@ def seen(server, url):
             )
 
 
-@promises(*KEPT_BY_STORES, *KEPT_BY_DURABLE_STORES)
-def test_a_participant_keeps(promise, server, url):
-    promise(At(ObjectParticipant(f"{url}/out", format="json"), partial(seen, server, url), rows))
+def participant(server, url):
+    store = ObjectParticipant(f"{url}/out", format="json")
+    return At(store, partial(seen, server, url), rows)
+
+
+@promises(*few_of(KEPT_BY_STORES + KEPT_BY_DURABLE_STORES))
+def test_a_participant_in_s3_keeps(promise, s3):
+    promise(participant(s3, s3.fresh()))
+
+
+@promises(*SMOKE)
+@pytest.mark.full
+@pytest.mark.parametrize("server", STORES[1:], indirect=True)
+def test_a_participant_in_another_store_keeps(promise, server, url):
+    promise(participant(server, url))
 
 
 # -- what a store answers --
@@ -184,7 +199,7 @@ def test_a_412_in_other_words_than_aws_uses_means_taken(status, code, place, say
 
 # there: it exists
 UNCLEAR_ANSWERS = [
-    (name, status)
+    pytest.param(name, status, marks=[pytest.mark.full] * (name != "s3"))
     for name in STORES
     for status in (409, 429, 500, 503)
     if (name, status) != ("azure", 409)
@@ -266,7 +281,7 @@ def test_an_answer_that_is_lost_while_a_log_is_opened_is_no_reason_to_refuse_the
 
 
 # ADLS signs the condition: it cannot be lost on the way
-@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
 @pytest.mark.parametrize("make", [open_folder_log, ObjectParticipant], ids=["log", "participant"])
 def test_a_store_that_ignores_the_condition_is_refused(make, url, server):
     with server.proxy.without_conditions(), pytest.raises(BadOption, match="overwrites an object"):
@@ -297,7 +312,7 @@ def test_a_store_that_refuses_is_reported_at_once(place, url, says, server):
 
 
 def test_what_another_driver_wrote_since_the_last_listing_is_seen(place, url, server):
-    """Drivers keep listings, and answer from them, unless they are told not to."""
+    """Drivers answer from cached listings, unless the cache is switched off."""
     log, first, second = place(), record(7, 0, commit=False), record(7, 1)
     log.create(first)
     assert log.chain(7) == [first]
@@ -305,7 +320,7 @@ def test_what_another_driver_wrote_since_the_last_listing_is_seen(place, url, se
     assert log.load(second.slot) == second and log.chain(7) == [first, second]
 
 
-@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
 def test_objects_that_stand_for_folders_are_no_decisions(place, url, server):
     """Consoles and Hadoop write them."""
     for folder in ("decisions/", "decisions/a/", "decisions/a/8/"):
@@ -324,7 +339,7 @@ def test_a_decision_takes_one_request_and_two_if_the_slot_is_taken(place, server
     assert (len(won), len(lost)) == (1, 2), (won, lost)
 
 
-@pytest.mark.parametrize("server", ["s3", "gcs"], indirect=True)
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
 def test_a_micro_batch_asks_its_log_five_times(place, server):
     """The planner: the list, and the COMMIT of the batch before. The committer: create, the list,
     and remove the oldest COMMIT.

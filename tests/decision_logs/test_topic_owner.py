@@ -66,13 +66,13 @@ def broker_of(prefix="p1"):
 
 def contents(broker):
     """What a new process finds: slot -> decision. Raises `CorruptDecision`."""
-    log = FakeTopicLog(broker, QUERY, "somebody")
+    log = FakeTopicLog(broker, QUERY, "reader")
     return {slot: log.load(slot) for slot in log.slots()}
 
 
 def check_owners(broker):
     """Each record is written by the owner of that moment; only an ADOPT changes it."""
-    log = FakeTopicLog(broker, QUERY, "somebody")
+    log = FakeTopicLog(broker, QUERY, "reader")
     owner = ""
     for at in range(len(broker.log)):
         key, value = broker.log[at]

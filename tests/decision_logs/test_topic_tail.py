@@ -8,7 +8,7 @@ from kafka2pc.decision_logs.topic.reader import Tail
 
 
 class Message:
-    """A record, or an error that stands in its place."""
+    """A record, or an error in its place."""
 
     def __init__(self, offset, key=None, error=None):
         self.offset, self.key = lambda: offset, lambda: key

@@ -1,5 +1,5 @@
-"""The control plane: what the broker answers to strangers, and that silence, refusal and missing
-rights are told apart and bounded in time.
+"""The control plane: the broker's answers to another process. A broker that is silent, one that
+refuses and a missing right raise different errors, each within a limit of time.
 """
 
 import pickle
@@ -56,7 +56,7 @@ DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 PASSWORD = "correct horse battery staple"
 
 
-# -- nobody there --
+# -- no broker there --
 
 
 @pytest.fixture
@@ -160,12 +160,12 @@ def test_the_broker_says_what_it_accepts(cluster):
 
 
 @pytest.mark.kafka
-def test_a_stranger_commits_and_may_ask_again(cluster):
+def test_another_process_commits_and_may_ask_again(cluster):
     state = begun(cluster, "again")
     assert end_txn(cluster, "again", state, commit=True) is DONE
     # in PrepareCommit already
     assert describe_transactions(cluster, ["again"])["again"].epoch == state.epoch + 1
-    # UNKNOWN (51) while the partitions are being told
+    # UNKNOWN (51) while the coordinator writes the markers
     assert end_txn(cluster, "again", state, commit=True) in (DONE, UNKNOWN)
     assert settled(cluster, "again", state) == ("CompleteCommit", 1)
     assert end_txn(cluster, "again", state, commit=True) is DONE
@@ -174,7 +174,7 @@ def test_a_stranger_commits_and_may_ask_again(cluster):
 
 
 @pytest.mark.kafka
-def test_a_stranger_aborts_and_may_ask_again(cluster):
+def test_another_process_aborts_and_may_ask_again(cluster):
     state = begun(cluster, "gone")
     assert end_txn(cluster, "gone", state, commit=False) is DONE
     assert settled(cluster, "gone", state) == ("CompleteAbort", 1)
@@ -205,7 +205,7 @@ def test_a_fresh_epoch_fences(cluster):
 
 
 @pytest.mark.kafka
-def test_an_id_that_nobody_used(cluster):
+def test_an_id_without_a_transaction(cluster):
     assert end_txn(cluster, "never", PreparedTxnState(4711, 0), commit=True) is REFUSED
     assert describe_transactions(cluster, ["never"]) == {}
 
@@ -332,7 +332,7 @@ def test_tls_against_a_plain_listener_says_so(kafka):
 
 
 @pytest.mark.kafka
-def test_a_node_that_nobody_has_heard_of_is_looked_for(cluster):
+def test_an_unknown_node_is_looked_for(cluster):
     with (
         patch.object(cluster._manager.cluster, "request_update") as renewed,
         pytest.raises(NotSent),
@@ -468,21 +468,40 @@ def test_the_coordinator_dies_and_another_node_finishes():
 
 @pytest.mark.kafka
 @pytest.mark.parametrize(
-    ("config", "error", "says"),
+    ("config", "error", "says", "why", "finding"),
     [
-        ({}, BadOption, "KIP-939"),
-        ({"unstable.api.versions.enable": True}, NotAuthorized, "TWO_PHASE_COMMIT"),
+        (
+            {"unstable.api.versions.enable": False},
+            BadOption,
+            "KIP-939",
+            "no InitProducerId version 6",
+            "two-phase-no-version",
+        ),
+        (
+            {"transaction.two.phase.commit.enable": False},
+            NotAuthorized,
+            "TWO_PHASE_COMMIT",
+            "transaction.two.phase.commit.enable is false",
+            "two-phase-off",
+        ),
     ],
     ids=["no version 6", "switched off"],
 )
-def test_a_broker_without_two_phase_commit(config, error, says):
+def test_a_broker_without_two_phase_commit(config, error, says, why, finding):
     with (
-        LocalKafka(two_phase_commit=False, config=config, progress=None) as kafka,
+        LocalKafka(config=config, progress=None) as kafka,
         Cluster(kafka.client_conf) as cluster,
     ):
         with pytest.raises(error, match=says):
             init_producer_id(cluster, "x", timeout_ms=60_000, enable_2pc=True)
         assert init_producer_id(cluster, "x", timeout_ms=60_000).epoch >= 0
+        told = why_no_two_phase(cluster, "kafka2pc-probe")
+        assert why in told
+        findings = doctor(Access(kafka.bootstrap_servers)).findings
+        assert [f.why for f in findings if f.name == finding] == [told]
+        with pytest.raises(BadOption, match="twoPhaseCommit=required"):
+            check(kafka.client_conf, two_phase="required")
+        assert check(kafka.client_conf, two_phase="auto").two_phase is False
 
 
 # -- rights --
@@ -547,7 +566,7 @@ def allowed(attempt):
 
 
 @pytest.mark.kafka
-def test_a_wrong_password_is_told_at_once(secure):
+def test_a_wrong_password_is_reported_at_once(secure):
     began = time.monotonic()
     with pytest.raises(
         NotAuthorized, match="user alice at .*: (58 SASL_AUTHENTICATION_FAILED|the broker hangs up)"
@@ -618,33 +637,6 @@ def test_topics_tell_what_alice_may_do(alice, grant):
         {"hidden": TopicInfo(0, False), "seen": TopicInfo(1, False), "own": TopicInfo(1, True)},
     )
     assert topic_max_message_bytes(alice, "own") is None
-
-
-@pytest.mark.kafka
-def test_why_a_broker_has_no_two_phase_commit_is_told():
-    for config, why, finding in (
-        (
-            {"transaction.two.phase.commit.enable": False},
-            "transaction.two.phase.commit.enable is false",
-            "two-phase-off",
-        ),
-        (
-            {"unstable.api.versions.enable": False},
-            "no InitProducerId version 6",
-            "two-phase-no-version",
-        ),
-    ):
-        with (
-            LocalKafka(progress=None, config=config) as kafka,
-            Cluster(kafka.client_conf) as cluster,
-        ):
-            assert why in why_no_two_phase(cluster, "kafka2pc-probe")
-            assert [
-                f.why for f in doctor(Access(kafka.bootstrap_servers)).findings if f.name == finding
-            ] == [why_no_two_phase(cluster, "kafka2pc-probe")]
-            with pytest.raises(BadOption, match="twoPhaseCommit=required"):
-                check(kafka.client_conf, two_phase="required")
-            assert check(kafka.client_conf, two_phase="auto").two_phase is False
 
 
 @pytest.mark.kafka

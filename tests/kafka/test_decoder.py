@@ -1,5 +1,5 @@
-"""Record batches become the columns that were written, whoever wrote them; what was aborted stays
-out; damage is an error and never a row.
+"""Record batches of every client become the columns that were written; aborted records stay out;
+damage is an error and never a row.
 """
 
 import random
@@ -260,9 +260,7 @@ def test_an_answer_that_is_cut_off_gives_its_whole_batches(rows, codec, data):
 def test_nonsense_under_a_good_checksum_ends_in_an_error_or_in_sound_columns(
     rows, codec, changes, shorter
 ):
-    """Whoever writes the bytes: no other exception, no endless loop, nothing read that is not in
-    the answer.
-    """
+    """For any bytes: no other exception, no endless loop, no byte read outside the answer."""
     content = bytearray(ours(rows, codec, most=10**6))
     if shorter and len(content) - shorter > HEADER_BYTES:
         content = content[:-shorter]

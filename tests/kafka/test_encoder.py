@@ -12,7 +12,7 @@ from kafka.record import MemoryRecords
 
 from kafka2pc.kafka.records.encoder import CODECS, HEADER_BYTES, record_batch, sections
 from kafka2pc.kafka.records.partitioner import PIECE, Dealer, murmur2
-from kafka2pc.kafka.records.rows import Rows, rows_of
+from kafka2pc.kafka.records.rows import Rows, payload_bytes, rows_of
 from kafka2pc.kafka.records.varints import varint_sizes, varints
 from kafka2pc.protocol.messages import PreparedTxnState
 
@@ -161,3 +161,19 @@ def test_what_cannot_be_packed_is_sent_as_it_is(codec):
     state = PreparedTxnState(1, 0)
     packed = record_batch(made, state, 0, codec=codec)
     assert len(packed) <= len(record_batch(made, state, 0)) and len(read_back(packed)) == 100
+
+
+def test_bytes_are_those_of_keys_and_values_however_they_are_cut():
+    whole = pa.record_batch(
+        {
+            "key": pa.array(["k", None, "kkk"]),
+            "value": pa.array([b"abc", b"", None]),
+            "topic": ["t", "t", "t"],
+        }
+    )
+    assert payload_bytes(whole, ("key", "value")) == 7
+    assert sum(payload_bytes(whole.slice(i, 1), ("key", "value")) for i in range(3)) == 7
+    assert payload_bytes(whole) == 10
+    assert (
+        payload_bytes(whole.slice(0, 0)) == 0 and payload_bytes(pa.record_batch({"n": [1, 2]})) == 0
+    )

@@ -1,5 +1,5 @@
-"""Ranges of partitions: what another consumer reads, whoever wrote it; and every failure is asked
-through, or said with its offset.
+"""Ranges of partitions: the same records as another consumer reads, from every client; each failure
+is asked again, or raised with its offset.
 """
 
 import random
@@ -136,7 +136,7 @@ class Dice(Asked):
 
     def content(self, wanted, left, first):
         """KIP-74: at least one whole batch for the first partition that has any, otherwise nothing
-        if its first batch has no room.
+        if its first batch is larger than the limit.
         """
         log = [b for _, behind, b in self.logs[wanted.partition] if behind > wanted.fetch_offset]
         limit = min(left, wanted.partition_max_bytes)
@@ -208,10 +208,10 @@ one = batches(random.Random(1), 1)[0][2]
             UnknownFormat,
             "t-0, offset 0: records of format 1(.|\n)*the copy has format 2",
         ),
-        (Always(future=Future().failure(NotAuthorized("somebody"))), NotAuthorized, "somebody"),
+        (Always(future=Future().failure(NotAuthorized("mallory"))), NotAuthorized, "mallory"),
     ],
 )
-def test_what_cannot_be_had_is_said_and_never_waited_for_without_end(broker, error, said):
+def test_missing_records_raise_within_a_limit_of_time(broker, error, said):
     found = fetch(broker, [Wanted("t", 0, 5, 9)], FetchSettings(patience_ms=200, wait_ms=50))
     if error is NotFetched:
         ((number, wrong),) = found

@@ -33,7 +33,7 @@ DONE = Outcome.DONE
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("request_key", [66, 65], ids=["ListTransactions", "DescribeTransactions"])
-def test_a_server_without_a_request_is_told_in_four_parts(kafka, request_key):
+def test_a_server_without_a_request_is_reported_in_four_parts(kafka, request_key):
     with Cluster(kafka.client_conf, timeout_ms=4000) as cluster:
         del cluster._manager.broker_version_data.api_versions[request_key]
         with pytest.raises(
@@ -61,6 +61,7 @@ def last_stable_and_end(kafka, topic):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
     """A sweep aborts by EndTxn version 3, which leaves the epoch; the transaction's own task is
     alive and writes once more.
@@ -100,7 +101,7 @@ def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
 
 
 def query(conf, engine, topic="t"):
-    """The driver of a query whose participant nobody has checked."""
+    """The driver of a query whose participant is not checked."""
     store = KafkaParticipant(conf, topic=topic, engine=engine)
     return Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store})
 
@@ -138,6 +139,7 @@ def timeout_given(cluster, transactional_id):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_in_the_middle_of_an_upgrade_no_transaction_gets_a_timeout_that_was_not_wanted(upgrade):
     with Cluster(node(upgrade, 1)) as cluster:
         given = {timeout_given(cluster, f"wanted-{n}") for n in range(12)}
@@ -149,6 +151,7 @@ def test_in_the_middle_of_an_upgrade_no_transaction_gets_a_timeout_that_was_not_
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 @pytest.mark.parametrize("connected_to", range(3))
 def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
     conf = node(upgrade, connected_to)
@@ -160,6 +163,7 @@ def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
     monkeypatch.setattr(
         Connection, "highest_everywhere", lambda self, request: {0: 4, 1: 3, 2: 5, 3: -1}
@@ -170,6 +174,7 @@ def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
 
 
 @pytest.mark.kafka
+@pytest.mark.full
 @pytest.mark.parametrize("engine", ["columnar", "rows"])
 def test_a_process_asks_all_brokers_once(upgrade, monkeypatch, engine):
     asked, ask = [], Connection.highest_everywhere

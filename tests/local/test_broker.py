@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from kafka_fixtures import values
+from marks import first_of
 
 from kafka2pc.local import broker, readiness
 from kafka2pc.local.broker import LocalKafka
@@ -142,7 +143,7 @@ for name in ("one", "two"):
     try:
         print(f"downloading {name}", flush=True)
     except BrokenPipeError:
-        pass  # Java does not mind that nobody listens any more
+        pass  # Java does not mind that the reader is gone
     (jars / f"{name}-1.0.jar").write_bytes(name.encode() * 1000)
 note("end")
 """
@@ -341,7 +342,7 @@ def commit_one(conf, topic, value, transactional_id="tests-broker"):
 
 
 def until_there(kafka, topic, wanted, seconds=20):
-    """The client hears that a transaction is committed before its marker is in every partition."""
+    """The client gets the answer to a commit before the marker is in every partition."""
     end = time.monotonic() + seconds
     while values(kafka, topic) != wanted and time.monotonic() < end:
         time.sleep(0.1)
@@ -371,7 +372,7 @@ def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafk
 
 
 @real
-def test_a_paused_node_answers_nobody_until_it_is_resumed(kafka):
+def test_a_paused_node_does_not_answer_until_it_is_resumed(kafka):
     kafka.pause()
     try:
         assert not readiness.is_joined(kafka.client_conf, kafka.cluster_id, [0])
@@ -459,7 +460,9 @@ SERVE = (
 
 
 @real
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", first_of([signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+)
 def test_serve_says_where_and_leaves_nothing(how, killed_later):
     server = python(SERVE.format(""))
     killed_later.append(server)
@@ -477,7 +480,9 @@ def test_serve_says_where_and_leaves_nothing(how, killed_later):
 
 
 @real
-@pytest.mark.parametrize("tls", [False, True], ids=["logins", "certificates"])
+@pytest.mark.parametrize(
+    "tls", first_of([False, True], ids={False: "logins", True: "certificates"}.get)
+)
 def test_serve_writes_for_each_user_what_a_client_needs(tls, killed_later):
     server = python(SERVE.format("tls=True, " if tls else "secure=True, "))
     killed_later.append(server)

@@ -85,7 +85,7 @@ def test_decisions_in_a_topic_are_listed_shown_and_restored_from_the_shell(prefi
         for t in find_open(kafka, "", ())
         if t.transactional_id.endswith(f"-decisions-{dead.id}")
     }
-    # one id, so whoever writes last fences all others
+    # one id, so the last writer fences all others
     assert writers == {f"{dead.prefix}-decisions-{dead.id}"}
 
 
@@ -146,7 +146,7 @@ def test_tables_and_words_say_the_same(dead):
     assert f"{dead.topic}-0 [0..1]" in typed(f"kafka2pc decisions show {place} 0", **env)[0]
     assert "DANGER  decided-and-open" in typed(f"kafka2pc doctor --checkpoint {place}", **env)[0]
     assert typed(f"kafka2pc decisions show {place} 7", **env)[1] == 1
-    assert typed("kafka2pc transactions describe nobody", **env)[1] == 1
+    assert typed("kafka2pc transactions describe unused", **env)[1] == 1
 
 
 def test_missing_servers_are_an_error(monkeypatch):

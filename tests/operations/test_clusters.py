@@ -40,7 +40,7 @@ def test_a_cluster_without_kip_939_with_a_short_timeout_and_a_hanging_transactio
         hang(kafka, "t")
         with Survey(kafka.client_conf) as survey:
             assert find_hanging(survey, ["t"], idle_ms=200_000) == [], (
-                "what was heard of lately may have begun or ended just now"
+                "a producer with a recent timestamp may have begun or ended just now"
             )
         found = doctor(access, topics=["t"], older_ms=0, timeout_ms=120_001)
         finding_of(found, "two-phase-no-version", "unstable.api.versions.enable=true")

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
 
 def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_goes_on(dead):
     dead.leave(decided=False)
-    write(dead, "somebody else's")
+    write(dead, "another producer's")
     assert dead.seen() == []
     found = dead.doctor()
     finding_of(
@@ -35,7 +35,7 @@ def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_go
     leftover = finding_of(found, "leftovers", "2 open transactions", dead.id, "No. Spark replays")
     said, statuses = zip(*map(typed, leftover.commands), strict=True)
     assert statuses == (3, 0) and all(text.count("abort") == 2 for text in said)
-    assert dead.seen() == ["somebody else's"]
+    assert dead.seen() == ["another producer's"]
     assert names(dead.doctor()) == {"one-copy"}
 
 

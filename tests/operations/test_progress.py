@@ -53,7 +53,7 @@ def test_progress_shows_what_is_done_decided_and_being_written(dead):
     assert seen[["timeout_ms", "left_ms", "used"]].loc[2].isna().all()
     assert json.loads(
         typed(dead.access.command("restore", str(dead.place), "--dry-run", "--json"))[0]
-    ), "and it can still be settled"
+    ), "and it can still be finished"
 
 
 def test_progress_without_a_timeout_and_of_a_batch_write_and_of_nothing(kafka, tmp_path):

@@ -103,7 +103,7 @@ def test_what_is_not_open_cannot_be_ended(dead):
     assert by_hand(dead, commit=True)[1] == 0
     said, status = typed(dead.access.command("abort", first, "--checkpoint", str(dead.place)))
     assert status == 1 and ("is CompleteCommit" in said or "is PrepareCommit" in said)
-    assert "unknown to its coordinator" in typed(dead.access.command("abort", "nobody"))[0]
+    assert "unknown to its coordinator" in typed(dead.access.command("abort", "unused"))[0]
 
 
 @pytest.mark.parametrize("how", ["abort", "restore"])
@@ -127,7 +127,7 @@ def test_a_living_run_is_fenced_before_anything_of_it_is_aborted(how, dead):
 def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
     when, batch_id, dead, monkeypatch
 ):
-    """A slot won after a decision that nobody has finished would hide it for ever."""
+    """A slot won after an unfinished decision would hide that decision for ever."""
     living, token = dead.run(), None
     if batch_id:
         first = dead.write(living)
@@ -158,7 +158,7 @@ def test_an_undecided_leftover_is_not_aborted_before_the_decision_is_finished(de
         .participants["kafka"]
         .begin(Plan(query_id=dead.id, batch_id=0, attempt=1, token=new_token(9, 9)))
     )
-    lone.write(pa.RecordBatch.from_pydict({"value": ["of a copy that was not heard"]}))
+    lone.write(pa.RecordBatch.from_pydict({"value": ["of a copy without an answer"]}))
     lone.flush()
     left = next(f for f in dead.open() if not f.decided).transactional_id
     assert typed(dead.access.command("abort", left, "--checkpoint", str(dead.place)))[1] == 0
@@ -217,7 +217,7 @@ def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_a
     ) and story.open()
     assert typed(line)[1] == 0 and story.open() == [] and len(story.rows()) == 2 * story.size
     with operate(story.kafka.client_conf, open_query(str(story.checkpoint))) as driver:
-        # also what aborts do: Spark has not heard that batch 1 is done, and a slot of batch 2 is
+        # also what aborts do: Spark has not recorded that batch 1 is done, and a slot of batch 2 is
         # taken
         fence(driver)
     story.feed()

@@ -38,11 +38,12 @@ def as_alice(kafka, folder):
     return conf, Access(kafka.bootstrap_servers, str(file))
 
 
-def symptoms(conf, access, topic, prefix):
+def symptoms(conf, access, topic, prefix, topic_id):
     """For each right: a question whose answer changes without it, and what is then said."""
     sink = lambda **how: error_of(lambda: check(conf, topics=[topic], prefix=prefix, **how))
     found = lambda: names(doctor(access, topics=[topic], prefix=prefix, older_ms=0))
     source = parse_source_options({f"kafka.{k}": v for k, v in conf.items()} | {"subscribe": topic})
+    first = Range(topic, 0, 0, 1, topic_id=topic_id)
     denied = lambda name: lambda: name in found()
     return {
         ("sink", "Write", "--topic"): (
@@ -77,9 +78,7 @@ def symptoms(conf, access, topic, prefix):
         ),
         ("source", "Read", "--topic"): (
             lambda: (
-                (error_of(lambda: list(read_ranges(source, [Range(topic, 0, 0, 1)]))) or ("", ""))[
-                    1
-                ].count(topic)
+                (error_of(lambda: list(read_ranges(source, [first]))) or ("", ""))[1].count(topic)
                 > 0
             )
         ),
@@ -105,7 +104,9 @@ def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_i
     topic, prefix = "least", "least-"
     secure.create_topic(topic)
     conf, access = as_alice(secure, tmp_path)
-    rights, asked = Rights(secure, topic, prefix), symptoms(conf, access, topic, prefix)
+    topic_id, _ = Questions(secure.client_conf).topics([topic])[topic]
+    rights = Rights(secure, topic, prefix)
+    asked = symptoms(conf, access, topic, prefix, topic_id)
     assert {(r.part, r.operation, r.resource.split()[0]) for r in RIGHTS} == set(asked), (
         "the table and the test name the same rights"
     )
@@ -116,7 +117,7 @@ def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_i
         missing = asked[r.part, r.operation, r.resource.split()[0]]
         until(lambda: not missing(), f"{r} is in force", 20)  # noqa: B023
         rights.take(r)
-        until(missing, f"without {r} it is told", 20)
+        until(missing, f"without {r} it is reported", 20)
         rights.give(r)
     assert find_open(secure, prefix) == []
     assert values(secure, topic, "read_uncommitted") == [
@@ -126,8 +127,8 @@ def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_i
 
 
 def hold(kafka, topic):
-    """Somebody else's record to read, and his open transaction to ask about."""
-    producer = Producer(kafka.client_conf | {"transactional.id": "somebody", "log_level": 0})
+    """A record of another producer to read, and its open transaction to ask about."""
+    producer = Producer(kafka.client_conf | {"transactional.id": "another", "log_level": 0})
     producer.init_transactions(30)
     for value in ("seen", "held"):
         producer.begin_transaction()
@@ -181,8 +182,8 @@ def test_the_printed_commands_repair_a_dead_query_on_a_secured_cluster(secure, t
 
 
 def assert_no_secret(secure, access, dead, *texts):
-    """The planted password is in the file that was named, and nowhere else: not in what is said,
-    not in the checkpoint.
+    """The planted password is in the named file, and nowhere else: not in the output, not in the
+    checkpoint.
     """
     said = [
         typed(access.command(*words))[0]
@@ -192,7 +193,7 @@ def assert_no_secret(secure, access, dead, *texts):
             ["transactions", "list"],
             ["decisions", "show", str(dead.place), "0"],
             ["restore", str(dead.place), "--dry-run"],
-            ["abort", "nobody"],
+            ["abort", "unused"],
         )
     ]
     kept = [p.read_text() for p in dead.place.rglob("*") if p.is_file()]

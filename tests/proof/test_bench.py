@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 from kafka_fixtures import records
+from marks import first_of
 from rich.table import Table
 
 from kafka2pc.kafka.wire.cluster import Cluster
@@ -43,7 +44,9 @@ def needs_a_compiler():
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("settings", [default_settings, tuned_settings])
+@pytest.mark.parametrize(
+    "settings", first_of([tuned_settings, default_settings], ids=lambda kind: kind.__name__)
+)
 def test_java_writes_the_same_keyed_rows_into_the_same_partitions(kafka, settings):
     needs_a_compiler()
     chunk = rows_of_size(100, keyed=True, rows=300)
@@ -98,7 +101,7 @@ def test_open_batches_of_the_tuned_producer_fit_into_its_memory(partitions):
 
 
 @pytest.mark.kafka
-def test_confluent_waits_for_room_and_writes_all_rows(kafka, monkeypatch):
+def test_confluent_waits_while_its_queue_is_full_and_writes_all_rows(kafka, monkeypatch):
     monkeypatch.setattr(bench_engines, "_QUEUE", 250)
     monkeypatch.setitem(bench_engines._CONFLUENT, "queue.buffering.max.messages", 250)
     chunk = rows_of_size(100, keyed=False, rows=100)
@@ -135,29 +138,43 @@ def test_the_picture_alone_says_what_it_shows(tmp_path):
 
 # -- all of it --
 
+# One size of each comparison.
 TINY = Sizes(
-    rows=(2_000, 1_000),
-    wide_rows=3_000,
-    read_rows=20_000,
+    rows=(1_000,),
+    wide_rows=2_000,
+    read_rows=10_000,
     wide_read_rows=10_000,
     job_rows=1_000,
-    partitions=(4, 8),
-    transactions=(1, 3),
+    partitions=(4,),
+    transactions=(3,),
     megabytes=10,
-    batches=3,
+    batches=2,
 )
+
+
+@pytest.fixture
+def one_turn(monkeypatch):
+    """The engines take one turn, like the others, and need not be warm."""
+    monkeypatch.setattr(bench_engines, "_turns", lambda rows, rounds: rounds)
+    monkeypatch.setitem(bench_engines.engines.__kwdefaults__, "warm_up_rows", 100)
 
 
 @pytest.mark.full
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_every_comparison_runs_and_ends_with_a_tuned_competitor():
+def test_every_comparison_runs_and_ends_with_a_tuned_competitor(one_turn):
     needs_a_compiler()
     found = list(bench(1, lambda text: None, TINY))
     comparisons = [one for one in found if isinstance(one, Comparison)]
     own = [one for one in comparisons if " into " not in one.title]
-    assert len(own) == 5 + 4 + 3
+    engines, sinks, sources = 1 + 1 + 1, 1 + 1, 3
+    assert len(own) == engines + sinks + sources
     assert [one.title for one in own if not one.measured[-1].way.endswith(", tuned")] == []
     assert [one.title for one in own if "kafka2pc" not in one.ratios()] == []
     assert [type(one) for one in found[len(comparisons) :]] == [Table] * 3
+
+
+@pytest.mark.parametrize(("rows", "turns"), [(1_000, 30), (100_000, 9), (1_000_000, 3)])
+def test_shorter_turns_are_taken_more_often(rows, turns):
+    assert bench_engines._turns(rows, 3) == turns

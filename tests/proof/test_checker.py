@@ -266,7 +266,7 @@ def test_the_evidence_is_what_offends(judge, evidence):
         ([("invoke", 0), ("invoke", 1), ("fail", 1)], [0]),
     ],
 )
-def test_an_unclear_decision_stands_until_another_attempt_wins(attempts, winner):
+def test_an_unclear_decision_counts_until_another_attempt_wins(attempts, winner):
     assert [
         e.ids["attempt"] for e in decided(decide(kind, 0, attempt) for kind, attempt in attempts)
     ] == winner

@@ -72,7 +72,7 @@ def crash(story, point, pid=0):
         for e in last.values()
         if (e.kind, e.op, e.ids.get("batch_id")) == (*point.value, batch_id)
     ]
-    assert ended, f"{point.name} is nobody's last event:\n{story.told()}"
+    assert ended, f"{point.name} is the last event of no process:\n{story.told()}"
     return ended
 
 
@@ -115,7 +115,7 @@ class TestPythonProcess:
 
 
 class TestDriver:
-    """The JVM dies, and with it all its Python processes; nobody can clean up."""
+    """The JVM dies, and with it all its Python processes, so none can clean up."""
 
     @pytest.mark.parametrize("point", with_victim("driver", POINTS))
     def test_exactly_once_after_the_driver_dies_at(self, point, tale):
@@ -143,8 +143,8 @@ def lose_the_driver(story, point):
 
 
 class TestBroker:
-    """The broker dies around the decision, and comes back. Whatever was decided is told again; the
-    query does not even fail.
+    """The broker dies around the decision, and comes back. The driver sends commit or abort again;
+    the query does not fail.
     """
 
     @pytest.mark.parametrize("point", with_victim("broker", POINTS))

@@ -308,13 +308,13 @@ def failing(monkeypatch, error):
     return CliRunner().invoke(cli.app, ["demo"])
 
 
-def test_a_foreseen_error_is_told_without_a_stack_trace(monkeypatch):
+def test_a_foreseen_error_is_reported_without_a_stack_trace(monkeypatch):
     done = failing(monkeypatch, demo_job.DemoFailed("nothing works"))
     assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
     assert "nothing works" in done.output and "what to do" in done.output
 
 
-def test_a_missing_package_is_told_with_its_extra_and_a_missing_room_is_a_bug(monkeypatch):
+def test_a_missing_package_is_reported_with_its_extra_and_a_missing_module_is_a_bug(monkeypatch):
     done = failing(monkeypatch, ModuleNotFoundError("no module", name="pyspark"))
     assert done.exit_code == 1 and "pip install 'kafka2pc[demo]'" in done.output
     assert isinstance(

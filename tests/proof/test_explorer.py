@@ -51,13 +51,18 @@ STATES = {
 }
 
 
+LARGEST = "claims removed, a late create"  # more than half of all states
+
+
 @cache
 def explored(config, only=None):
     """All rules on. In a world that is cut to find one long path, not everything dies as well."""
     return explore(config, only=only, alone=only is None)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.full] * (n == LARGEST)) for n in SMALL]
+)
 def test_with_all_rules_on_no_state_shows_an_anomaly(name):
     found = explored(SMALL[name])
     assert (found.anomaly, found.complete) == ("", True), "\n".join(
@@ -102,7 +107,8 @@ REACHED = [
 
 @pytest.mark.parametrize("note", REACHED)
 def test_the_passes_are_not_vacuous(note):
-    assert sum(explored(config).reached[note] for config in SMALL.values()) >= 15
+    worlds = [config for name, config in SMALL.items() if name != LARGEST]
+    assert sum(explored(config).reached[note] for config in worlds) >= 15
 
 
 def test_every_accident_happens_in_a_small_world():
@@ -124,6 +130,7 @@ def test_without_this_rule_there_is_an_anomaly_with_a_name(name):
 SAME_WORLDS = {(rule.config, rule.only): name for name, rule in RULES.items() if rule.change}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("same", SAME_WORLDS, ids=SAME_WORLDS.values())
 def test_in_the_same_world_with_the_rule_there_is_none(same):
     found = explored(*same)
@@ -140,6 +147,7 @@ def test_every_hole_of_the_review_and_every_rule_that_is_a_mechanism_is_there():
     assert {rule.of for rule in RULES.values()} == {*map(str, range(1, 12)), "overlap", "log"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", HARMLESS)
 def test_these_precautions_are_not_needed_in_these_worlds(name):
     found = without(HARMLESS[name])

@@ -111,7 +111,7 @@ def test_exactly_once_after_the_driver_dies(tale, s3):
     restart(s3, story)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", first_of(["after", "before"]))
 def test_exactly_once_if_the_answers_of_s3_are_lost(when, tale, s3):
     """The answer to the first request that writes each decision."""
     story, lost = tale(), set()

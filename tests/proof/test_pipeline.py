@@ -1,5 +1,5 @@
-"""The pipeline: its events are the flights, its oracle knows nothing of its query, and what differs
-is named. (Room proof/drills/10_end_to_end and test_drills crash it.)
+"""The pipeline: its events are the flights, its oracle knows nothing of its query, and each
+difference is named. (The notebook proof/drills/09_end_to_end and test_drills crash it.)
 """
 
 import json

@@ -324,13 +324,13 @@ def a_reader_watches(world):
 
 
 def a_slow_client(world):
-    """Rows wait in the client as long as nobody flushes."""
+    """Rows wait in the client until a flush."""
     world.store.slow_client()
     world.go_on()
 
 
 def a_row_is_refused(world):
-    """The store refuses the last row of the batch, until somebody has corrected it."""
+    """The store refuses the last row of the batch, until the row is corrected."""
     world.store.refuse({ROWS - 1})
     world.before_next_life = lambda: world.store.refused.clear()
     world.go_on()
@@ -354,7 +354,7 @@ def killed_between_two_commits(world):
 
 
 def timed_out_between_two_commits(world):
-    """The same, and nobody comes back in time: the other transaction is aborted by its timeout."""
+    """The same, and no restart comes in time: the other transaction is aborted by its timeout."""
     world.batches = 2
     world.store.hurry()
     world.before_next_life = lambda: world.store.expire(world.query_id)
@@ -455,7 +455,7 @@ STORIES = [
     two_begin_at_once,
     zombie_begins_late,
 ]
-# nobody is stopped
+# no process is stopped
 QUIET = [a_reader_watches, a_slow_client, two_begin_at_once, zombie_begins_late]
 
 
@@ -480,8 +480,8 @@ def test_a_batch_becomes_visible_transaction_by_transaction(store, tmp_path):
     assert world.anomalies() == {} and "a batch in parts" in TOLERATED
 
 
-def test_a_decided_transaction_that_is_lost_is_named_and_the_query_stands_still(store, tmp_path):
-    """Rule 7: nothing brings the rows back, so whoever is on call must know which they are."""
+def test_a_decided_transaction_that_is_lost_is_named_and_the_query_stops(store, tmp_path):
+    """Rule 7: the rows cannot be recovered, so the error must name them."""
     world = World(store, tmp_path)
     timed_out_between_two_commits(world)
     killed, *errors = world.stopped_by
@@ -534,9 +534,7 @@ def test_a_reader_that_takes_uncommitted_for_committed_reads_what_was_aborted(st
 
 
 def unchecked_receipts(patch):
-    """The engine itself looks at deliveries; this one does not, and it sends when it is told to
-    flush.
-    """
+    """The engine itself checks deliveries; this one does not, and it sends at a flush."""
 
     step = Sender.step
     patch.setattr(Sender, "step", lambda sender, wait_s=0.0: wait_s and step(sender, wait_s))
@@ -653,7 +651,7 @@ def no_decision_before_the_first_commit(patch):
 
 
 def abort_whatever_was_decided(patch):
-    """Rule 3: abort() ends the transactions of its messages, and asks nobody."""
+    """Rule 3: abort() ends the transactions of its messages without reading the log."""
 
     def naive(driver, messages, batch_id):
         for m in messages:
@@ -724,6 +722,12 @@ WITHOUT = [
 STORES_FAULT = {"inconsistent offsets"}
 
 
+# What a rule is for shows in memory; `make test-all` shows it on the broker, too.
+@pytest.mark.parametrize(
+    "store",
+    ["memory", pytest.param("broker", marks=[pytest.mark.kafka, pytest.mark.full])],
+    indirect=True,
+)
 @pytest.mark.parametrize(
     ("rule", "off", "story", "anomaly"),
     WITHOUT,
@@ -739,7 +743,7 @@ def test_without_the_rule_the_story_ends_badly(
 
 
 def test_without_rule_7_the_query_goes_on_and_only_the_checker_knows(store, tmp_path, monkeypatch):
-    """The rows are lost with the rule as well; without it nobody is told."""
+    """The rows are lost with the rule as well; without it no error reports them."""
     world = World(store, tmp_path)
     losses_are_silent(monkeypatch)
     timed_out_between_two_commits(world)

@@ -114,7 +114,7 @@ def test_whatever_point_it_is_killed_at_nothing_is_lost_and_nothing_is_there_twi
 
 
 @pytest.mark.kafka
-def test_who_comes_back_after_the_timeout_is_told_what_the_broker_did_meanwhile(timeline):
+def test_a_restart_after_the_timeout_shows_what_the_broker_did_meanwhile(timeline):
     timeline.timeout_ms = 1000
     timeline.crash(CrashPoint.AFTER_FLUSH)
     while timeline.store.in_doubt(QUERY):
@@ -166,17 +166,17 @@ def chromium():
 
 
 def short(folder):
-    """The room without its lessons: what it exports, its broker, and its buttons."""
-    room = nbformat.read(ROOT / "nbs" / "proof/timeline/06_buttons.ipynb", 4)
+    """The notebook without its lessons: what it exports, its broker, and its buttons."""
+    notebook = nbformat.read(ROOT / "nbs" / "proof/timeline/06_buttons.ipynb", 4)
     wanted = [
         c
-        for c in room.cells
+        for c in notebook.cells
         if c.cell_type == "code" and re.search(r"#\| export|start_kafka\(|^play\(", c.source, re.M)
     ]
-    made = nbformat.v4.new_notebook(cells=copy.deepcopy(wanted), metadata=room.metadata)
+    made = nbformat.v4.new_notebook(cells=copy.deepcopy(wanted), metadata=notebook.metadata)
     for cell in made.cells:
         cell.outputs = []
-    nbformat.write(made, folder / "room.ipynb")
+    nbformat.write(made, folder / "notebook.ipynb")
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def lab(tmp_path):
         | {name: str(tmp_path / "own" / name.lower()) for name in places}
         | {"PYTHONPATH": str(ROOT)}
     )
-    (tmp_path / "rooms").mkdir()
+    (tmp_path / "notebooks").mkdir()
     command = [
         sys.executable,
         "-m",
@@ -216,7 +216,7 @@ def lab(tmp_path):
     with open(tmp_path / "lab.log", "wb") as log:
         server = subprocess.Popen(
             command,
-            cwd=tmp_path / "rooms",
+            cwd=tmp_path / "notebooks",
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -224,7 +224,7 @@ def lab(tmp_path):
         )
     try:
         _wait_for(f"http://127.0.0.1:{port}/api/status", server, tmp_path / "lab.log")
-        yield f"http://127.0.0.1:{port}", tmp_path / "rooms"
+        yield f"http://127.0.0.1:{port}", tmp_path / "notebooks"
     finally:
         server.terminate()  # it ends its kernels, and each kernel what it has started
         server.wait(30)
@@ -245,14 +245,14 @@ def _wait_for(address, server, log, seconds=60):
 
 @pytest.mark.kafka
 @pytest.mark.full
-def test_somebody_crashes_and_restarts_it_in_a_browser(chromium, lab):
-    """With KAFKA2PC_SCREENSHOTS=FOLDER, what somebody sees after the crash is kept there."""
-    address, rooms = lab
-    short(rooms)
+def test_a_crash_and_a_restart_in_a_browser(chromium, lab):
+    """With KAFKA2PC_SCREENSHOTS=FOLDER, a picture of the page after the crash is kept there."""
+    address, notebooks = lab
+    short(notebooks)
     page = chromium.new_page(viewport={"width": 1300, "height": 1000})
     asked = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(f"{address}/lab/tree/room.ipynb?reset")
+    page.goto(f"{address}/lab/tree/notebook.ipynb?reset")
     # the notebook's own sign says so before it is connected
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()

@@ -144,7 +144,7 @@ def test_the_old_version_decided_and_the_new_one_finishes(tmp_path):
 
 
 def precommitted(cluster, kafka, topic, name):
-    """A transaction that somebody has written and left open; its state."""
+    """Write a transaction, leave it open, and return its state."""
     txn = ColumnTransaction(cluster, kafka.client_conf, name, 60_000, topic=topic).begin()
     txn.write(pa.RecordBatch.from_pydict({"value": ["a", "b"]}))
     txn.flush()
@@ -198,7 +198,7 @@ def test_flinks_legacy_form_is_committed_on_a_real_broker(kafka):
         assert [retry_unknown()(lambda: participant.commit(c)) for _ in range(2)] == [
             Outcome.DONE
         ] * 2, "and asked again"
-        until(lambda: participant.describe([c])[0].state is TxnState.COMMITTED, "it stands", 10)
+        until(lambda: participant.describe([c])[0].state is TxnState.COMMITTED, "committed", 10)
         until(lambda: sorted(values(kafka, "legacy")) == ["a", "b"], "the reader goes on", 10)
         assert (
             participant.commit(

@@ -1,4 +1,4 @@
-"""Hostile input: whatever stands in a decision file, a Committable, an option or a name, the answer
+"""Hostile input: for any bytes in a decision file, a Committable, an option or a name, the answer
 is one of our errors or a sound value; and nothing that is not this query's is ever committed or
 aborted.
 """
@@ -151,11 +151,11 @@ def test_a_forged_file_with_a_fitting_checksum_ends_nothing_that_is_not_this_que
     theirs, log = store_of_others()
     log.files = {"0.1.json": forged(change)}
     driver = Driver(query_id=QUERY, log=log, participants={"memory": theirs})
-    # whoever computes a checksum can make the query stop, in whatever way
+    # a record with a valid checksum can make the query stop, in any way
     with suppress(Exception):
         restore(driver, 0)
     assert {t.state for t in theirs.txns.values()} == {TxnState.PRECOMMITTED}, (
-        "nobody was told anything"
+        "no store received a commit or an abort"
     )
 
 

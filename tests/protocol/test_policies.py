@@ -25,7 +25,7 @@ def test_unknown_is_asked_again_in_limits_and_refused_is_not():
 
 
 @pytest.mark.parametrize("tries", [10, 20, 200])
-def test_as_often_as_it_is_told_if_answers_come_fast(tries):
+def test_the_given_number_of_tries_if_answers_come_fast(tries):
     asked, clock = [], [0.0]
     sleep = lambda seconds: clock.append(clock.pop() + seconds)
     with patch.object(time, "sleep", sleep), patch.object(time, "monotonic", lambda: clock[0]):

@@ -83,12 +83,14 @@ def test_a_late_batch_is_reported_in_four_parts_and_once_for_each_query(caplog):
         assert all(
             part in said for part in ("why: ", "is data at risk: ", "what to do: Make batches")
         )
-    assert [first in r.message or second in r.message for r in caplog.records] == [True, True]
+    # a thread of an earlier test may log something, too
+    warned = [r.message for r in caplog.records if "batch 7" in r.message]
+    assert [first in message or second in message for message in warned] == [True, True]
     assert warn_if_late([CommitMessage(plan=plan_of(first))], 10**9) is None, (
         "an empty batch is never late"
     )
     log_batch(late(third), [])
-    assert third in caplog.records[-1].message, "the committer asks"
+    assert any(third in r.message for r in caplog.records), "the committer asks"
 
 
 @pytest.mark.spark

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from kafka_fixtures import values
+from marks import first_of
 from typer.testing import CliRunner
 
 from kafka2pc.decision_logs.files import FileLog
@@ -144,7 +145,7 @@ def place(request, tmp_path):
     return log | ({"idempotenceKey": "today"} if request.param == "key" else {})
 
 
-def test_a_committer_that_dies_before_spark_hears_is_followed_by_one_that_says_it(
+def test_after_a_committer_that_dies_before_it_answers_spark_the_next_one_answers(
     store, place, caplog
 ):
     writer = plan_write(options(**place))
@@ -447,6 +448,7 @@ def dying(jobs, tmp_path_factory):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("place", first_of(["no log", "log", "key"]), indirect=True)
 def test_who_runs_the_job_reads_in_sparks_error_that_all_is_written(dying, kafka, place):
     topic = kafka.create_topic(f"dying-{uuid.uuid4().hex[:8]}", partitions=2)
     security = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}

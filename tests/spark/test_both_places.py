@@ -195,8 +195,10 @@ def times(kafka, topic):
     """
     first = int(time.time() * 1000) - 60_000
     times = [first + 1000 * n for n in range(4)]
+    producer = Producer(kafka.client_conf)
     for n in range(30):
-        send(kafka, topic, [n], partition=n % 3, timestamp_ms=times[n // 10])
+        producer.produce(topic, str(n).encode(), partition=n % 3, timestamp=times[n // 10])
+    assert producer.flush(30) == 0
     return times
 
 

@@ -150,7 +150,7 @@ STORES = [
 
 @pytest.fixture(params=STORES)
 def at(request, tmp_path):
-    """Each store, empty, and what anybody sees in it."""
+    """Each store, empty, and what its readers see."""
     return request.param(request, tmp_path / "out")
 
 
@@ -248,7 +248,7 @@ def test_a_decision_that_cannot_be_written_leaves_nothing_open(at, tmp_path):
 
 
 def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
-    """A COMMIT stands: the next run finishes it."""
+    """The log holds a COMMIT: the next run finishes it."""
     folder, told = str(tmp_path / "decisions"), []
 
     def breaks(c):
@@ -371,7 +371,7 @@ def test_after_a_loss_one_can_go_on():
     ] == [False, True]
 
 
-def test_a_log_of_somebody_else_is_refused_before_anything_is_written():
+def test_a_log_of_another_query_is_refused_before_anything_is_written():
     (store, texts), log = in_memory(), MemoryLog()
     job_of(TODAY, [texts], log).write(Frame(["a"]))
     with pytest.raises(StaleCheckpoint, match="each needs a log of its own"):
@@ -406,6 +406,7 @@ def test_drill(words, stage, tmp_path):
 
 @pytest.mark.kafka
 @pytest.mark.spark
+@pytest.mark.full
 def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
     """Otherwise its first batches would be taken for those that the old one has written."""
     stage.end_scenario()

@@ -202,7 +202,7 @@ def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
     ],
 )
 @pytest.mark.parametrize("part", ["sink", "source"])
-def test_what_is_wrong_with_a_token_is_told_in_four_parts_and_without_it(
+def test_a_problem_with_a_token_is_reported_in_four_parts_and_without_it(
     part, provider, error, says, oauth
 ):
     conf = settings(oauth, provider)

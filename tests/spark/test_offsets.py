@@ -207,7 +207,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("logs", "error", "what", "since"), LOSSES)
-def test_what_is_gone_is_said_and_jumped_over(logs, error, what, since):
+def test_missing_offsets_are_reported_and_skipped(logs, error, what, since):
     start = Offsets(at={(T, 0): 5, (T, 1): 9}, ids={T: "id"})
     (loss,) = find_losses(start, logs)
     assert (loss.error, loss.what) == (error, what)

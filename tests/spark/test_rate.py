@@ -1,5 +1,5 @@
 """How much a micro-batch and a task read: lower and upper limits, the wait for more, and how
-often Kafka is asked. What Spark's own source does is the oracle.
+often Kafka is asked. Spark's own source is the oracle.
 """
 
 import random

@@ -61,7 +61,7 @@ def test_columns_are_those_of_sparks_own_sink(story, kafka):
         )
 
 
-@pytest.mark.parametrize("engine", ["columnar", "confluent"])
+@pytest.mark.parametrize("engine", first_of(["columnar", "confluent"]))
 def test_a_timestamp_column_counts_only_if_it_is_asked_for(story, engine):
     story.feed()
     columns = ["cast(row as string) value", "timestamp_millis(1700000000000 + row) timestamp"]
@@ -135,14 +135,16 @@ def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, story,
 
 @pytest.mark.parametrize(
     ("rows", "ends"),
-    [(1, [("info", "write"), ("info", "flush")]), (0, [("ok", "precommit")])],
-    ids=["in_write", "before_begin"],
+    [
+        pytest.param(1, [("info", "write"), ("info", "flush")], id="in_write"),
+        pytest.param(0, [("ok", "precommit")], id="before_begin", marks=pytest.mark.full),
+    ],
 )
 def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(
     rows, ends, story, tmp_path
 ):
-    """What was open is aborted, and so the zombie is fenced. What it begins later bears an old
-    token: nobody decides it, the next sweep ends it.
+    """What was open is aborted, and so the zombie is fenced. The transactions that it begins later
+    bear an old token: no driver decides them, the next sweep aborts them.
     """
     stalled, failed, go_on = (str(tmp_path / name) for name in ("stalled", "failed", "go on"))
     story.feed(2)
@@ -379,7 +381,7 @@ def test_a_batch_write_with_a_key_is_killed_and_run_again(point, story):
 
 
 def test_a_batch_write_that_fails_leaves_nothing_open(story):
-    """Nobody can find it later: it has no checkpoint, and the next job has another name."""
+    """No later job can find it: it has no checkpoint, and the next job has another name."""
     story.feed(2)
     story.arm(CrashPoint.AFTER_PRECOMMIT)
     with pytest.raises(Failed):
@@ -438,7 +440,7 @@ def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
 # -- decisions in other places --
 
 
-@pytest.fixture(params=["topic", "table"])
+@pytest.fixture(params=first_of(["topic", "table"]))
 def place(request, story):
     """A value of the option decisionLog."""
     return (

@@ -412,7 +412,9 @@ def test_what_a_change_of_leaders_answers_is_asked_again(code):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_topic_that_vanished_is_said_by_the_plan_and_by_a_task(kafka, topic, ask, fail, caplog):
+def test_a_topic_that_vanished_is_reported_by_the_plan_and_by_a_task(
+    kafka, topic, ask, fail, caplog
+):
     write(kafka, topic, range(5))
     o = options(
         kafka,
@@ -481,7 +483,7 @@ def test_a_new_topic_of_a_pattern_and_a_new_partition_are_read_from_their_first_
 
 
 @pytest.mark.kafka
-def test_a_group_is_where_to_begin_and_is_told_also_of_the_last_batch(kafka, topic, ask):
+def test_a_group_gives_the_start_and_receives_the_offsets_also_of_the_last_batch(kafka, topic, ask):
     write(kafka, topic, range(5))
     wrong = options(kafka, topic, startingOffsets="group", **{"kafka.group.id": f"{topic}-wrong"})
     with pytest.raises(
@@ -807,9 +809,9 @@ def test_what_is_wrong_reaches_the_user_of_a_stream(spark, kafka, topic, ask, tm
 
     refused("unknown option startingoffset", startingOffset="earliest")
     refused(
-        "BadOption: group nobody has no offset for",
+        "BadOption: group unused has no offset for",
         startingOffsets="group",
-        **{"kafka.group.id": "nobody"},
+        **{"kafka.group.id": "unused"},
     )
     write(kafka, topic, range(3))
     run(startingOffsets="earliest")

@@ -1,5 +1,6 @@
 """TLS: both engines, the control plane, the source and the command line show their certificates,
-under librdkafka's names; and who has none, or the wrong one, hears it before anything is written.
+under librdkafka's names; a certificate that is missing or wrong is an error before anything is
+written.
 """
 
 import json
@@ -123,7 +124,7 @@ def typed(line):
     return done.output, done.exit_code
 
 
-def test_a_dead_query_is_found_and_settled_from_the_shell(query, tls, tmp_path):
+def test_a_dead_query_is_found_and_finished_from_the_shell(query, tls, tmp_path):
     decide(query.driver, query.messages[0].plan, query.messages)
     file = tmp_path / "alice.properties"
     file.write_text(
@@ -191,12 +192,12 @@ def test_java_stores_of_the_type_pem_are_read(tls, tmp_path):
     assert Questions(made).admin.list_topics(timeout=20).cluster_id == tls.cluster_id
 
 
-# -- what is wrong is told before anything is written --
+# -- a wrong certificate is an error before anything is written --
 
 
-def strangers(folder):
+def other_authority(folder):
     """Certificates of another authority."""
-    return make_certificates(folder / "strangers", ["alice"]).client("alice")
+    return make_certificates(folder / "other-authority", ["alice"]).client("alice")
 
 
 KEYS = ("ssl.certificate.location", "ssl.key.location", "ssl.key.password")
@@ -206,13 +207,13 @@ WRONG = {
         NotAuthorized,
         "kafka.ssl.certificate.location",
     ),
-    "a stranger's certificate": (
-        lambda conf, folder: conf | without(strangers(folder), "ssl.ca.location"),
+    "a certificate of another authority": (
+        lambda conf, folder: conf | without(other_authority(folder), "ssl.ca.location"),
         NotAuthorized,
         "certificate",
     ),
     "another authority": (
-        lambda conf, folder: conf | without(strangers(folder), *KEYS),
+        lambda conf, folder: conf | without(other_authority(folder), *KEYS),
         BadOption,
         "kafka.ssl.ca.location",
     ),
@@ -246,7 +247,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("part", ["sink", "source", "shell"])
-def test_what_is_wrong_with_a_certificate_is_told_in_four_parts(part, name, tls, tmp_path):
+def test_a_wrong_certificate_is_reported_in_four_parts(part, name, tls, tmp_path):
     change, error, says = WRONG[name]
     conf = change(tls.client_conf_for("alice"), tmp_path)
     ask = {

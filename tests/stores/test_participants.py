@@ -20,6 +20,8 @@ from participant_suite import (
     DURABLE,
     REFUSED,
     REQUIRED,
+    SMOKE,
+    SMOKE_REQUIRED,
     UNKNOWN,
     At,
     a_plan,
@@ -53,13 +55,13 @@ def test_memory_keeps(check):
     check(At(store, store.read))
 
 
-@checks(*REQUIRED)
+@checks(*SMOKE_REQUIRED)
 def test_a_shaped_store_keeps(check):
     store = MemoryParticipant()
     check(At(Shaped(store, lambda batch: batch["value"].to_pylist()), store.read, rows))
 
 
-@checks(*DURABLE)
+@checks(*SMOKE)
 def test_a_shaped_folder_keeps(check, tmp_path):
     at = folder(tmp_path / "out")
     check(At(Shaped(at.store, lambda batch: batch), at.seen, rows))
@@ -116,10 +118,14 @@ def folder(path, format="parquet"):
     return At(FileParticipant(path, format=format), read, rows)
 
 
-@pytest.mark.parametrize("format", FORMATS)
 @checks(*REQUIRED, *DURABLE)
-def test_a_folder_keeps(check, format, tmp_path):
-    check(folder(tmp_path / "out", format))
+def test_a_folder_keeps(check, tmp_path):
+    check(folder(tmp_path / "out"))
+
+
+@checks(*SMOKE)
+def test_a_folder_of_json_keeps(check, tmp_path):
+    check(folder(tmp_path / "out", "json"))
 
 
 def bucket(url):
@@ -136,12 +142,12 @@ def bucket(url):
     )
 
 
-@checks(*REQUIRED)
+@checks(*SMOKE_REQUIRED)
 def test_an_object_store_in_memory_keeps(check, request):
     check(bucket(f"memory://{request.node.name}"))
 
 
-@checks(*DURABLE)
+@checks(*SMOKE)  # the whole: on S3 (tests/decision_logs), and in the lesson stores/03_object_store
 def test_an_object_store_keeps(check, tmp_path):
     check(bucket(f"file://{tmp_path}/bucket"))
 
@@ -338,7 +344,7 @@ def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
 # -- a log before a store without transactions --
 
 
-@checks(*REQUIRED, *DURABLE)
+@checks(*SMOKE)  # the whole: in the lesson stores/07_wal
 def test_a_log_before_a_store_keeps(check, tmp_path):
     check(wal(tmp_path))
 

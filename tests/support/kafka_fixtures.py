@@ -19,10 +19,10 @@ def kafka():
         yield cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def open_host():
-    """A cluster that a user named, without a password. It has topics with the names that the
-    notebooks use.
+    """A cluster that a user named, without a password, shared by all tests of the session. It has
+    topics with the names that the notebooks use, and each test leaves it as it was.
     """
     from kafka2pc.local.broker import LocalKafka
 

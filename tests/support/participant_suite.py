@@ -2,6 +2,7 @@
 and raises if the store does not do it.
 
 `REQUIRED` is for every store, `DURABLE` also for those that outlive the process that writes.
+`SMOKE`: a few of both, for a store that a lesson, or whose code another test, checks as a whole.
 `check(make, checks)` runs them on a fresh `make()` each; lessons use it.
 """
 
@@ -419,9 +420,9 @@ def traces_lists_a_reused_id_once(at):
 OTHER_PROCESS = """
 import json, pickle, sys
 from kafka2pc.protocol.messages import committable_from_dict
-store, verb, receipt = pickle.load(sys.stdin.buffer)
+store, verb, committable = pickle.load(sys.stdin.buffer)
 from kafka2pc.protocol.policies import retry_unknown
-c = committable_from_dict(json.loads(receipt))
+c = committable_from_dict(json.loads(committable))
 print(retry_unknown()(lambda: getattr(store, verb)(c)).value)
 """
 
@@ -468,8 +469,8 @@ def in_another_process(at, verb, c):
 
 
 def killed_after(at, plan, last, *texts):
-    """A process that writes `texts` and dies by SIGKILL right after the verb `last`: its receipt,
-    if it gave one.
+    """A process that writes `texts` and dies by SIGKILL right after the verb `last`: its
+    Committable, if it returned one.
     """
     said = run_python(KILLED_WRITER, at.store, plan, at.rows(texts), last)
     return committable_from_dict(json.loads(said)) if said else None
@@ -517,3 +518,21 @@ def a_process_killed_after_commit_or_abort_has_done_it_once(at):
     assert (ask(at.store.commit, kept), ask(at.store.abort, left)) == (DONE, DONE)
     assert (ask(at.store.abort, kept), ask(at.store.commit, left)) == (REFUSED, REFUSED)
     assert at.seen() == ["a"]
+
+
+SMOKE = [
+    precommitted_rows_are_invisible_until_the_commit_and_a_second_commit_is_harmless,
+    of_a_commit_and_an_abort_at_once_one_wins,
+    in_doubt_lists_the_open_transactions_of_this_query_and_each_can_be_ended,
+    a_late_writer_does_not_get_through_after_a_sweep,
+    a_writer_killed_after_precommit_leaves_its_transaction_precommitted,
+]
+SMOKE_REQUIRED = [check for check in SMOKE if check in REQUIRED]
+
+
+def few_of(checks):
+    """Parameters of which `make test` takes those of SMOKE; `make test-all` takes all."""
+    return [
+        pytest.param(check, id=check.__name__, marks=[] if check in SMOKE else [pytest.mark.full])
+        for check in checks
+    ]

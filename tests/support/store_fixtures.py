@@ -45,14 +45,14 @@ class ObjectStore:
 
 
 def free_port():
-    """A port of 127.0.0.1 that nobody listens on."""
+    """A port of 127.0.0.1 that no process listens on."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
 
 
 def answers(port):
-    """Does anybody listen on this port?"""
+    """Does a process listen on this port?"""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False

@@ -121,7 +121,7 @@ class Tail:
             elif now - arrived > within_ms / 1000:
                 raise BrokerUnreachable(
                     f"topic {self.topic} was read to {self.at} of {end}",
-                    why="A transaction is open there, or nobody answers.",
+                    why="A transaction is open there, or the broker does not answer.",
                 )
             if now > report:
                 self._report(now - began, end)

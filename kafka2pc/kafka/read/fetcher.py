@@ -217,7 +217,7 @@ class RangesFetch:
         return [(request, answer)] if under_way else []
 
     def _settle(self, request: _Request, answer: Any) -> list[Piece]:
-        """The pieces of an answer. What did not come is asked for again, or failed."""
+        """The pieces of an answer. The other ranges are asked for again, or given up."""
         del self._requests[request.lane]
         for p in request.parts:
             p.asked = False
@@ -250,10 +250,10 @@ class RangesFetch:
         return Piece(p.number, p.wanted, begin, batches, aborted)
 
     def _came_empty(
-        self, p: _Part, row: Any, served: bool, had_room: bool, limit: int, pause_s: float
+        self, p: _Part, row: Any, served: bool, had_space: bool, limit: int, pause_s: float
     ) -> None:
-        """Nothing came for this range. `served`: another one got something; `had_room`: the answer
-        had room for its `limit`, so its next batch is larger.
+        """Nothing came for this range. `served`: another one got something; `had_space`: the answer
+        had space for its `limit`, so its next batch is larger.
         """
         if row is not None and row.preferred_read_replica >= 0:
             # the leader knows a replica in our rack: ask that one from now on
@@ -261,7 +261,7 @@ class RangesFetch:
             p.on_replica = True
         elif served:
             p.since_s = self._waited_s
-            if had_room:
+            if had_space:
                 p.least_bytes = 2 * limit
         else:
             self._pause(p, 0, pause_s)
@@ -318,7 +318,7 @@ def _fetch_request(settings: FetchSettings, sent: _Request, rack: str) -> FetchR
         topics.setdefault((p.wanted.topic, p.wanted.topic_id), []).append(part)
     return FetchRequest(
         max_wait_ms=settings.wait_ms,
-        min_bytes=settings.min_bytes,
+        min_bytes=min(settings.min_bytes, sent.most),
         max_bytes=sent.most,
         rack_id=rack,
         isolation_level=int(settings.committed_only),

@@ -22,6 +22,7 @@ from ..records.partitioner import Dealer, first_partition
 from ..records.rows import Rows, join_rows, rows_by_topic
 from ..wire.cluster import Cluster
 from ..wire.settings import whole_number
+from ..wire.topics import NEW_TOPIC_S
 from ..wire.transactions import check_epoch, end_txn, init_producer_id
 from ..wire.transactions import end_txn_version as offered_version
 from .deliveries import check_acknowledged, delivery_error
@@ -34,10 +35,16 @@ from ...protocol.participant import TransactionBase
 from ...protocol.states import IllegalStep, TxnState
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c024
-def _count_partitions(sender: Sender, label: str, topic: str, wait_s: float = 2) -> int:
-    """A new topic may need a moment until all brokers know it."""
-    end = time.monotonic() + wait_s
+def _count_partitions(
+    sender: Sender, label: str, topic: str, known_s: float = 2, created_s: float = NEW_TOPIC_S
+) -> int:
+    """A topic that is missing is created, if the brokers do so. A new one may need a moment until
+    all brokers know it: `known_s`, or `created_s` if they create it.
+    """
     partitions = sender.leaders(topic)
+    if partitions:
+        return partitions
+    end = time.monotonic() + (created_s if sender.create(topic) else known_s)
     while not partitions:
         if time.monotonic() > end:
             unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)

@@ -13,7 +13,7 @@ from kafka.future import Future
 
 from ..wire.cluster import Cluster
 from ..wire.connection import NoAnswer, NotSent
-from ..wire.topics import find_leaders, leaders_in, topics_request
+from ..wire.topics import ask_to_create, find_leaders, leaders_in, topics_request
 
 # %% ../../../nbs/kafka/write/04_leaders.ipynb #c006
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
@@ -39,6 +39,10 @@ class Leaders:
         found = find_leaders(self.cluster, [topic])
         self._nodes |= found
         return len(found)
+
+    def create(self, topic: str) -> bool:
+        """Ask the brokers to create a topic. Returns False if they create none."""
+        return ask_to_create(self.cluster, [topic])
 
     def node_of(self, where: Where) -> int:
         """The node that leads the partition, -1 if that must be found."""

@@ -79,6 +79,10 @@ class Sender:
         self._stepped = time.monotonic()
         self._idle_s = 0.0
 
+    def create(self, topic: str) -> bool:
+        """See `Leaders.create`."""
+        return self._leaders.create(topic)
+
     def leaders(self, topic: str) -> int:
         """Ask which nodes lead a topic. Returns the number of its partitions, 0 if there is no such
         topic. Raises `NotAuthorized`, `BrokerUnreachable`.

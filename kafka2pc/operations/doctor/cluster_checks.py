@@ -26,7 +26,12 @@ _STOPS = "No. The query stops at its start, before anything is written."
 
 FINDINGS.update(
     {
-        "topic-missing": ("trouble", "The sink creates no topics.", _STOPS, "Create it."),
+        "topic-missing": (
+            "trouble",
+            "Brokers create topics only with auto.create.topics.enable.",
+            _STOPS,
+            "Create it.",
+        ),
         "topic-not-allowed": ("trouble", "An ACL is missing.", _STOPS, "Grant it."),
         "ids-not-allowed": (
             "trouble",
@@ -37,7 +42,7 @@ FINDINGS.update(
         "settings-not-allowed": (
             "note",
             "DescribeConfigs is not granted.",
-            "No. What cannot be asked is found by trying.",
+            "No. The broker itself enforces these settings.",
             "Grant it.",
         ),
     }

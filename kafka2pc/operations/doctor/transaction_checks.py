@@ -30,8 +30,8 @@ FINDINGS.update(
             "trouble",
             "",
             (
-                "No. Nothing is lost by waiting. What may be ended, and how, depends on whether it"
-                " is decided."
+                "No. Nothing is lost by waiting. The decision log shows whether to commit or to"
+                " abort it."
             ),
             "End it as its own finding says. Do not end a transaction of another program.",
         ),

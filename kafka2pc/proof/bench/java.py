@@ -93,7 +93,7 @@ public class Producers {
 class JavaProducers:
     """Kafka's producers in one JVM, from `with` to its end. `java`: the path of a JDK's `java`."""
 
-    def __init__(self, java: str):
+    def __init__(self, java: str) -> None:
         self.java = java
 
     def __enter__(self) -> "JavaProducers":
@@ -112,13 +112,13 @@ class JavaProducers:
         )
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self._process.kill()
         self._process.communicate()
         self._log.close()
         self._folder.cleanup()
 
-    def load(self, chunk: pa.RecordBatch):
+    def load(self, chunk: pa.RecordBatch) -> None:
         """From now on write these rows again and again: `value`, and `key` if there is one, without
         tabs and line ends. Raises `Failed`.
         """

@@ -93,7 +93,7 @@ _INCH_BAR, _INCH_REST = 0.23, 0.62  # the height of a bar, and of title and axis
 _DARK, _BLUE, _GREY = "#555555", "#0072b2", "#b5b5b5"
 
 
-def chart(comparisons: Iterable[Comparison], file: Path, machine: str):
+def chart(comparisons: Iterable[Comparison], file: Path, machine: str) -> None:
     """Write bars of the medians, with the spread, as SVG. `machine`: what it ran on."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -123,7 +123,7 @@ def _title(comparisons: Sequence[Comparison], machine: str) -> str:
     )
 
 
-def _draw(axis: Any, comparison: Comparison):
+def _draw(axis: Any, comparison: Comparison) -> None:
     measured, unit = comparison.measured, comparison.measured[0].unit
     below = [m.median - min(m.values) for m in measured]
     above = [max(m.values) - m.median for m in measured]

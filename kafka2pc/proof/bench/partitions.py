@@ -35,7 +35,7 @@ def keyed_rows(spark: SparkSession, rows: int) -> DataFrame:
     return spark.range(rows, numPartitions=2).selectExpr(*columns)
 
 
-def save(df: DataFrame, topic: str, name: str, options: Mapping[str, str]):
+def save(df: DataFrame, topic: str, name: str, options: Mapping[str, str]) -> None:
     """Write all rows into the topic by the sink of this name."""
     df.write.format(name).options(**options, topic=topic).mode("append").save()
 
@@ -83,7 +83,7 @@ def wide_sinks(
 def _recorder(file: str) -> Callable[[], None]:
     """A function that adds the peak of its process's memory, in MB, to `file`."""
 
-    def record():
+    def record() -> None:
         import resource
 
         with open(file, "a") as peaks:
@@ -116,7 +116,7 @@ def _sink(record: Callable[[], None]) -> type:
             return Writer(super().writer(schema, overwrite))
 
     class Writer(DataSourceArrowWriter):
-        def __init__(self, writer):
+        def __init__(self, writer) -> None:
             self.writer = writer
 
         def write(self, iterator):
@@ -124,10 +124,10 @@ def _sink(record: Callable[[], None]) -> type:
             record()
             return message
 
-        def commit(self, messages):
+        def commit(self, messages) -> None:
             self.writer.commit(messages)
 
-        def abort(self, messages):
+        def abort(self, messages) -> None:
             self.writer.abort(messages)
 
     return Weighed

@@ -41,7 +41,7 @@ class Waits:
     call inside another one counts once.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.seconds = dict.fromkeys(WAITS, 0.0)
         self._originals: list[tuple[type, str, Callable]] = []
         self._inside = False
@@ -54,7 +54,7 @@ class Waits:
                 setattr(owner, name, self._timed(what, original))
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         for owner, name, original in self._originals:
             setattr(owner, name, original)
 
@@ -101,18 +101,18 @@ def clocked(file: str) -> type:
                 return Writer(super().streamWriter(schema, overwrite))
 
     class Writer(DataSourceStreamArrowWriter):
-        def __init__(self, writer):
+        def __init__(self, writer) -> None:
             self.writer = writer
 
         def write(self, iterator):
             with _noted(file, "task"):
                 return self.writer.write(iterator)
 
-        def commit(self, messages, batchId):
+        def commit(self, messages, batchId) -> None:
             with _noted(file, "committer"):
                 self.writer.commit(messages, batchId)
 
-        def abort(self, messages, batchId):
+        def abort(self, messages, batchId) -> None:
             self.writer.abort(messages, batchId)
 
     return Clocked

@@ -48,10 +48,10 @@ class Drain(DataSource):
 
 
 class DrainWriter(DataSourceStreamArrowWriter):
-    def commit(self, messages, batchId):
+    def commit(self, messages, batchId) -> None:
         pass
 
-    def abort(self, messages, batchId):
+    def abort(self, messages, batchId) -> None:
         pass
 
     def write(self, iterator):

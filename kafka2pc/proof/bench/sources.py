@@ -54,7 +54,7 @@ _TUNED = {
 }
 
 
-def _fill(kafka: LocalKafka, topic: str, codec: str, rows: int, keyed: bool):
+def _fill(kafka: LocalKafka, topic: str, codec: str, rows: int, keyed: bool) -> None:
     """Write so many rows of 100 B, and wait until they are committed."""
     conf: dict[str, Any] = kafka.client_conf | {"compression.type": codec}
     chunk = rows_of_size(100, keyed, min(rows, CHUNK_ROWS))

@@ -42,12 +42,12 @@ from ...stores.wal import WalParticipant
 class KeyValue:
     """A target for a log: a table in SQLite, which ignores a key that it has seen."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path) -> None:
         self.path = str(path)
         with closing(sqlite3.connect(self.path)) as db, db:
             db.execute("create table kept (key text primary key, row text)")
 
-    def __call__(self, items: list[tuple[str, dict]]):
+    def __call__(self, items: list[tuple[str, dict]]) -> None:
         with closing(sqlite3.connect(self.path, timeout=60)) as db, db:
             db.executemany(
                 "insert or ignore into kept values (?, ?)",

@@ -56,7 +56,7 @@ def _has_logs(admin: AdminClient, topic: str, partitions: int) -> bool:
     return not any([answer.exception() for answer in answers])
 
 
-def delete_topic(kafka: LocalKafka, topic: str):
+def delete_topic(kafka: LocalKafka, topic: str) -> None:
     """Ask to delete a topic."""
     admin = AdminClient(kafka.client_conf | {"log_level": 0})
     admin.delete_topics([topic])[topic].result()
@@ -72,7 +72,7 @@ def topic_of(kafka: LocalKafka, partitions: int) -> Iterator[str]:
         delete_topic(kafka, topic)
 
 
-def wait_for_markers(kafka: LocalKafka):
+def wait_for_markers(kafka: LocalKafka) -> None:
     """Wait until every decided transaction is completed. Raises `Failed` after minutes."""
     with Cluster(kafka.client_conf) as cluster:
         ending = lambda: list_transactions(cluster, states=("PrepareCommit",))

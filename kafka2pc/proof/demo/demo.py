@@ -42,7 +42,7 @@ class AtPoint:
     def how(self) -> str:
         return f"by order, at {self.point.name}"
 
-    def prepare(self, run: "DemoRun", job: Job):
+    def prepare(self, run: "DemoRun", job: Job) -> None:
         """Leave the order."""
         pid = {"worker": 0, "driver": job.jvm, "broker": run.kafka.pids[0]}[self.victim]
         arm(
@@ -78,7 +78,7 @@ class FromOutside:
         )
 
     # the moment is looked for, not ordered
-    def prepare(self, run: "DemoRun", job: Job):
+    def prepare(self, run: "DemoRun", job: Job) -> None:
         pass
 
     def strike(self, run: "DemoRun", job: Job) -> int | None:
@@ -147,7 +147,7 @@ class DemoRun:
         kills: Sequence,
         jars: str,
         tell: Callable,
-    ):
+    ) -> None:
         self.sink = sink
         self.kafka = kafka
         self.sizes = list(sizes)
@@ -227,14 +227,14 @@ class DemoRun:
             self._report(f"the job ended by itself with status {status}; once more")
         return status == 0
 
-    def _look(self):
+    def _look(self) -> None:
         """Note the batches that have come into Spark's commit log."""
         while self._done < self.committed():
             self.history.append("ok", "commit log", batch_id=self._done)
             self._done += 1
             self._report("")
 
-    def _report(self, text: str):
+    def _report(self, text: str) -> None:
         self.tell(self.sink, self._done, len(self.sizes), text)
 
     def committed(self) -> int:

@@ -75,7 +75,9 @@ def shape(spark: SparkSession, folder: str, sink: str) -> DataFrame:
     return rows.mapInArrow(pass_on, rows.schema) if sink == "kafka" else rows
 
 # %% ../../../nbs/proof/demo/01_job.ipynb #c013
-def stream(sink: str, servers: str, topic: str, files: str, checkpoint: str, jars: str = ""):
+def stream(
+    sink: str, servers: str, topic: str, files: str, checkpoint: str, jars: str = ""
+) -> None:
     """The Spark job. `sink` is the name of the format: kafka2pc, or kafka for Spark's own, which
     needs `jars`.
     """
@@ -126,7 +128,7 @@ def _session(jars: str) -> SparkSession:
     return spark
 
 
-def _die_with_parent():
+def _die_with_parent() -> None:
     while os.read(0, 4096):
         pass
     os._exit(1)
@@ -143,7 +145,7 @@ class Job(ChildProcess):
     in `folder`. Leaving the `with` block ends both.
     """
 
-    def __init__(self, folder: Path, arguments: dict):
+    def __init__(self, folder: Path, arguments: dict) -> None:
         own = {"TMPDIR": str(folder / "tmp")}
         stream = "kafka2pc.proof.demo.job.stream"
         super().__init__(folder, stream, environment=own, answers=True)
@@ -160,7 +162,7 @@ class Job(ChildProcess):
             raise
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.stop()
 
     def _read_jvm(self) -> int:
@@ -181,17 +183,17 @@ class Job(ChildProcess):
         short = [x[:300] for x in lines if x.strip() and not x.startswith(("\t", "  "))]
         return DemoFailed(f"{what}; the end of its log:\n" + "\n".join(short[-15:]))
 
-    def go(self):
+    def go(self) -> None:
         """Let it begin."""
         with suppress(BrokenPipeError):
             self.send({"do": "go"})
 
-    def signal_driver(self, signum: int):
+    def signal_driver(self, signum: int) -> None:
         """Send a signal to the JVM, if it is there."""
         with suppress(ProcessLookupError):
             os.kill(self.jvm, signum)
 
-    def stop(self):
+    def stop(self) -> None:
         """SIGKILL what is still there, and wait until it is gone. Spark's Python workers end with
         the JVM.
         """

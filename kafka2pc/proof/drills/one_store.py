@@ -10,7 +10,6 @@ __all__ = ['EXACTLY_ONCE', 'VICTIMS', 'POINTS', 'Place', 'Drill', 'Played', 'pla
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c002
 import os
 import signal
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,7 @@ from ..child_process import Failed, until
 from ..crash_points import CrashPoint
 from .scenario import Scenario, Stop
 from .spark_job import Job, running
-from .stage import Stage, make_scenario
+from .stage import Stage, make_scenario, temporary_stage
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c101
@@ -222,7 +221,7 @@ def survive_all(
     *,
     make: Callable[[Stage, Job], Scenario] = make_scenario,
     session: Mapping[str, str] | None = None,
-):
+) -> None:
     """The same as `survive` for several lists of places: each gets a batch of its own, and the run
     that heals one blow goes on to the next. Every run has another number of tasks and another
     engine.
@@ -256,7 +255,7 @@ def survive(
     *,
     make: Callable[[Stage, Job], Scenario] = make_scenario,
     session: Mapping[str, str] | None = None,
-):
+) -> None:
     """Two more batches: strike when the second one comes to the first place, and again at each
     other place, in the restart that heals the blow before. Then check. Raises `NotExactlyOnce`.
     """
@@ -337,12 +336,9 @@ def _lanes(drills: Iterable[Drill]) -> dict[tuple[str, int], list[Drill]]:
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c147
 def _play_lane(
     drills: list[Drill], nodes: int, stages: list[Stage], output: Path, report: Callable
-):
+) -> None:
     """Play drills one after the other on a stage of their own, which `stages` gets."""
-    with (
-        tempfile.TemporaryDirectory(prefix="kafka2pc-drill-", ignore_cleanup_errors=True) as folder,
-        Stage(Path(folder), nodes) as stage,
-    ):
+    with temporary_stage(nodes) as stage:
         stages.append(stage)
         for d in drills:
             if stage.abandoned:
@@ -362,7 +358,7 @@ def play_all(
     lanes = _lanes(drills)
     stages, results, calls = [], [], Lock()
 
-    def report(played: Played):
+    def report(played: Played) -> None:
         with calls:
             results.append(played)
             tell(played)

@@ -72,7 +72,7 @@ class Watcher:
     them. `batch_of(message)`: the batch of a record.
     """
 
-    def __init__(self, conf: dict, topic: str, history: Path, batch_of: Callable):
+    def __init__(self, conf: dict, topic: str, history: Path, batch_of: Callable) -> None:
         self.conf = conf
         self.topic = topic
         self.history = History(str(history))
@@ -81,7 +81,7 @@ class Watcher:
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def _watch(self):
+    def _watch(self) -> None:
         conf = {
             "group.id": f"watcher-{uuid.uuid4()}",
             "isolation.level": "read_committed",
@@ -99,7 +99,7 @@ class Watcher:
                 self.history.append("ok", "read", batch_ids=sorted(found))
         reader.close()
 
-    def stop(self):
+    def stop(self) -> None:
         """End the consumer; at most 30 seconds."""
         self._over.set()
         self._thread.join(30)
@@ -121,7 +121,7 @@ class Scenario:
         partitions: int = 3,
         size: int = 40,
         topic_config: dict | None = None,
-    ):
+    ) -> None:
         self.job = job
         self.kafka = kafka
         self.size = size
@@ -138,7 +138,7 @@ class Scenario:
     def __enter__(self) -> "Scenario":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.close()
 
     def watch(self) -> "Scenario":
@@ -147,12 +147,12 @@ class Scenario:
         self.watcher = Watcher(self.kafka.client_conf, self.name, self.job.history, batch_of)
         return self
 
-    def close(self):
+    def close(self) -> None:
         if self.watcher:
             self.watcher.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def feed(self, files: int = 1, rows: Iterable | None = None, keys: int = 7):
+    def feed(self, files: int = 1, rows: Iterable | None = None, keys: int = 7) -> None:
         """Add files. `rows`: the rows of one file, as (row, key), instead of the next numbers."""
         for _ in range(files):
             first = self.files * self.size
@@ -200,7 +200,7 @@ class Scenario:
             return e
         raise NotExactlyOnce("the query went on", why="It was to stop here.")
 
-    def arm(self, point: CrashPoint, **order):
+    def arm(self, point: CrashPoint, **order) -> None:
         """Leave an order to crash; `order` are the other fields of `Crash`."""
         arm(self.job.crash, Crash(point=point, **order))
 
@@ -266,7 +266,7 @@ class Scenario:
         """Row -> batch, of all rows that were given to the query."""
         return {row: row // self.size for row in range(self.files * self.size)}
 
-    def check(self):
+    def check(self) -> None:
         """Demand that two independent consumers find every row once, and that no transaction of
         this query is open. Raises `NotExactlyOnce`.
         """
@@ -282,7 +282,7 @@ class Scenario:
         events = read_history(self.job.history)
         self.refuse(anomalies(self.batch_of, committed, uncommitted, events))
 
-    def refuse(self, found: dict, where: str = ""):
+    def refuse(self, found: dict, where: str = "") -> None:
         """Raise `NotExactlyOnce` if there is an anomaly. `where`: what was read."""
         if not found:
             return

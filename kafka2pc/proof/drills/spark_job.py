@@ -159,7 +159,7 @@ class Faulty(Kafka2pc):
     def name(cls):
         return "faulty"
 
-    def __init__(self, options):
+    def __init__(self, options) -> None:
         options = {k: v for k, v in options.items()}
         self.faults = json.loads(options.pop("faults"))
         super().__init__(options)
@@ -171,13 +171,13 @@ class Faulty(Kafka2pc):
 class FaultyWriter(DataSourceStreamArrowWriter):
     """The sink's writer behind its faults."""
 
-    def __init__(self, writer, faults: dict):
+    def __init__(self, writer, faults: dict) -> None:
         self.writer, self.faults = writer, faults
 
-    def commit(self, messages, batch_id):
+    def commit(self, messages, batch_id) -> None:
         self.writer.commit(messages, batch_id)
 
-    def abort(self, messages, batch_id):
+    def abort(self, messages, batch_id) -> None:
         self.writer.abort(messages, batch_id)
 
     def write(self, iterator):
@@ -231,7 +231,7 @@ def stream(
     return {"batches": [p["batchId"] for p in query.recentProgress]}
 
 
-def _wait(query, stop_at: str | None, seconds: float):
+def _wait(query, stop_at: str | None, seconds: float) -> None:
     if stop_at is None:
         if not query.awaitTermination(seconds):
             raise TimeoutError(f"the query was not done after {seconds} s")
@@ -270,7 +270,7 @@ def _jvm(spark: SparkSession) -> int:
     )
 
 
-def serve():
+def serve() -> None:
     """What a job process does: answer the commands on stdin until it ends."""
     answers, spark = os.fdopen(os.dup(1), "w"), None
     os.dup2(2, 1)  # what others print must not look like an answer
@@ -298,7 +298,7 @@ class Job(ChildProcess):
         history: Path | None = None,
         environment: Mapping[str, str] | None = None,
         **session,
-    ):
+    ) -> None:
         serve = "kafka2pc.proof.drills.spark_job.serve"
         super().__init__(folder, serve, history=history, environment=environment, answers=True)
         self.session = session
@@ -309,10 +309,10 @@ class Job(ChildProcess):
     def __enter__(self) -> "Job":
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_) -> None:
         self.stop()
 
-    def forget(self):
+    def forget(self) -> None:
         """Begin a new history. What a reader of it finds belongs to one scenario."""
         for file in (self.history, self.crash, self.done):
             file.unlink(missing_ok=True)
@@ -322,7 +322,7 @@ class Job(ChildProcess):
     def alive(self) -> bool:
         return super().alive and (not self.jvm or running(self.jvm))
 
-    def start(self):
+    def start(self) -> None:
         """End what is left of the last start, and start the driver and its JVM. Raises `Failed`."""
         super().start()
         self._lines = queue.SimpleQueue()
@@ -332,7 +332,7 @@ class Job(ChildProcess):
         self.jvm = self._ask(START_SECONDS, do="session", **self.session)["jvm"]
 
     @staticmethod
-    def _listen(stdout, lines):
+    def _listen(stdout, lines) -> None:
         for line in stdout:
             lines.put(json.loads(line))
         lines.put(None)
@@ -374,7 +374,7 @@ class Job(ChildProcess):
         own = self.process.pid
         return [p for p in psutil.process_iter() if _session_of(p.pid) == own]
 
-    def stop(self):
+    def stop(self) -> None:
         """End everything that this job started."""
         for process in self.processes:
             with suppress(psutil.NoSuchProcess):

@@ -24,7 +24,7 @@ class LoneRun:
     with what the planner of a run knows.
     """
 
-    def __init__(self, m: Model):
+    def __init__(self, m: Model) -> None:
         self.config = m.config
         self._by_world: dict = {}
         self._by_number: dict = {}
@@ -117,7 +117,7 @@ def explore(
 class Search:
     """One exploration, breadth first. `before` has every state and the one it was reached from."""
 
-    def __init__(self, m: Model, hunt: set, alone: bool, only: Callable | None):
+    def __init__(self, m: Model, hunt: set, alone: bool, only: Callable | None) -> None:
         self.m = m
         self.hunt = hunt
         self.only = only

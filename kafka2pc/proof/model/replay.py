@@ -49,7 +49,7 @@ class Trouble:
 class Transcript:
     """The answers that a process has received, in order, and the requests that it sent."""
 
-    def __init__(self, answers: tuple = ()):
+    def __init__(self, answers: tuple = ()) -> None:
         self.answers = answers
         self.asked: list[tuple] = []
 
@@ -69,7 +69,7 @@ class Transcript:
 class StepLog(DecisionLog):
     """The decision log, one request at a time. `place`: where it says that it is."""
 
-    def __init__(self, transcript: Transcript, setting: Setting, place: str = "log"):
+    def __init__(self, transcript: Transcript, setting: Setting, place: str = "log") -> None:
         self.transcript = transcript
         self.setting = setting
         self.decisions = setting.decisions
@@ -105,7 +105,7 @@ class StepLog(DecisionLog):
         """The record that the last listing showed in a slot."""
         return self.decisions[self.records[slot]]
 
-    def remove(self, slots: Sequence[Slot]):
+    def remove(self, slots: Sequence[Slot]) -> None:
         """Send a remove."""
         self.transcript.ask("remove", tuple(slots))
 
@@ -130,7 +130,7 @@ class StepStore:
         attempt: int = 0,
         retired: tuple = (),
         name: str = "kafka",
-    ):
+    ) -> None:
         self.setting = setting
         self.name = name
         self.transcript = transcript
@@ -210,7 +210,7 @@ class StepStore:
 class StepTxn:
     """One transaction of a task. If the task raises, the transaction stays open for a sweep."""
 
-    def __init__(self, store: StepStore, name: str, epoch: int):
+    def __init__(self, store: StepStore, name: str, epoch: int) -> None:
         self.store = store
         self.name = name
         self.epoch = epoch
@@ -219,16 +219,16 @@ class StepTxn:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc) -> None:
         pass
 
-    def write(self, rows):
+    def write(self, rows) -> None:
         self.rows += tuple(rows)
 
-    def flush(self):
+    def flush(self) -> None:
         self.produce(self.rows)
 
-    def produce(self, rows: tuple):
+    def produce(self, rows: tuple) -> None:
         """Send rows. Raises `PrecommitFailed` if they were fenced."""
         if not self.store.transcript.ask("produce", self.name, self.epoch, rows):
             raise PrecommitFailed(self.name)
@@ -263,7 +263,7 @@ class StepClock:
     time has passed since that less than the margin may be left.
     """
 
-    def __init__(self, transcript: Transcript):
+    def __init__(self, transcript: Transcript) -> None:
         self.transcript = transcript
         self.began = False
 
@@ -394,7 +394,7 @@ class Call(NamedTuple):
 class Calls:
     """All calls that were replayed, by number."""
 
-    def __init__(self, setting: Setting):
+    def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.calls: list[Call] = []
         self._numbers: dict = {}

@@ -68,7 +68,7 @@ class Model:
     Runs are counted from `first`.
     """
 
-    def __init__(self, config: Config, decisions: Table | None = None, first: int = 1):
+    def __init__(self, config: Config, decisions: Table | None = None, first: int = 1) -> None:
         self.setting = Setting(config, decisions)
         self.config = config
         self.decisions = self.setting.decisions

@@ -229,7 +229,7 @@ def on_create(
     setting: Setting, world: World, run: int, number: int, unchecked: bool = False
 ) -> Answer:
     """Create in the log: the answer is the number of the record that is in the slot now.
-    `unchecked`: nobody has looked at the time since the create before.
+    `unchecked`: the deadline was not checked since the create before.
     """
     d = setting.decisions[number]
     record = next((n for *slot, n in world.log if tuple(slot) == d.slot), None)

@@ -22,7 +22,7 @@ class StepTopicLog(TopicLog):
     `StepLog` that lists, loads and removes. `prefix`: as this run has it.
     """
 
-    def __init__(self, listed: DecisionLog, prefix: str):
+    def __init__(self, listed: DecisionLog, prefix: str) -> None:
         self.listed = listed
         self.transcript = listed.transcript
         self.prefix = prefix
@@ -47,15 +47,15 @@ class StepTopicLog(TopicLog):
             raise CorruptDecision(f"slot {slot} has two records")
         return self.listed.load(slot)
 
-    def remove(self, slots: Sequence[Slot]):
+    def remove(self, slots: Sequence[Slot]) -> None:
         """Send a remove."""
         self.listed.remove(slots)
 
-    def purge(self, batch_id: int, seen: Listing | None = None):
+    def purge(self, batch_id: int, seen: Listing | None = None) -> None:
         """Remove the batches before this one."""
         DecisionLog.purge(self, batch_id, seen)
 
-    def _read(self, end: int = 0):
+    def _read(self, end: int = 0) -> None:
         self.taken = self.listed.slots()
 
     def _records(self) -> "StepTopicLog":
@@ -75,7 +75,7 @@ class StepTopicLog(TopicLog):
         self.number = self.listed.decisions.number(decision)
         return {"": b""}
 
-    def _append(self, prefix: str, state: int, records: dict):
+    def _append(self, prefix: str, state: int, records: dict) -> None:
         """It is invisible until the end, so both are one step."""
 
     def _end(self, prefix: str, state: int) -> Outcome:

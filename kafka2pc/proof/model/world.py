@@ -249,7 +249,7 @@ class Answer(NamedTuple):
 class Table:
     """Values by number; equal values have one number."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.values: list = []
         self._numbers: dict = {}
 
@@ -269,7 +269,7 @@ class Setting:
     by number.
     """
 
-    def __init__(self, config: Config, decisions: Table | None = None):
+    def __init__(self, config: Config, decisions: Table | None = None) -> None:
         self.config = config
         self.decisions = decisions or Table()
 

@@ -85,15 +85,15 @@ def buttons(t: Timeline):
         style = "danger" if name == "Crash" else ""
         row.append(w.Button(description=name, tooltip=tooltip, button_style=style))
 
-    def show(message: str = ""):
+    def show(message: str = "") -> None:
         picture.value = draw(t.events)
         words.value = _caption(t, message)
 
-    def enable(yes: bool):
+    def enable(yes: bool) -> None:
         for control in (*row, *menus, point):
             control.disabled = not yes
 
-    def press(button):
+    def press(button) -> None:
         enable(False)
         message = ""
         try:

@@ -33,7 +33,7 @@ from ...protocol.policies import retry_unknown
 class PacedHistory(History):
     """A history that waits after every event, so that people can follow."""
 
-    def __init__(self, path: str, crash: str, pace_ms: int):
+    def __init__(self, path: str, crash: str, pace_ms: int) -> None:
         super().__init__(path, CrashWatcher(crash))
         self.pace_ms = pace_ms
 
@@ -73,7 +73,7 @@ def run_batch(order: dict, mine: Token | None) -> Token | None:
     return first.token if first.mode is Mode.WRITE else None
 
 
-def serve():
+def serve() -> None:
     """What the process does: one batch for each line of its input, until an error stops it."""
     mine = None
     for line in sys.stdin:
@@ -94,18 +94,18 @@ class RunFailed(TwoPhaseError):
 class RunProcess(ChildProcess):
     """The process of a run. Beside history, order to crash and log, it shares the decision log."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder, "kafka2pc.proof.timeline.run.serve")
         self.history.touch()
 
-    def append(self, kind: str, op: str, **ids):
+    def append(self, kind: str, op: str, **ids) -> None:
         """Write an event of the parent into the history."""
         History(str(self.history)).append(kind, op, **ids)
 
     def events(self) -> list[Event]:
         return read_history(self.history)
 
-    def order(self, **order):
+    def order(self, **order) -> None:
         """Begin a batch. If the process is dead, start it first."""
         if not self.alive:
             self.start()

@@ -51,7 +51,7 @@ class Bar:
     def ended(self) -> bool:
         return final(self.state)
 
-    def take(self, verb: str, column: int):
+    def take(self, verb: str, column: int) -> None:
         """The next state by the protocol's table, if it has one."""
         if (self.state, verb) in TRANSITIONS and step(self.state, verb) is not self.state:
             self.states.append((step(self.state, verb), column))
@@ -65,7 +65,7 @@ class Scene:
     were left open by earlier attempts.
     """
 
-    def __init__(self, events: Iterable[Event]):
+    def __init__(self, events: Iterable[Event]) -> None:
         self.bars: list[Bar] = []
         self.marks: list[Mark] = []
         self.presses: list[tuple[int, str]] = []
@@ -91,11 +91,11 @@ class Scene:
         left_open = any(b.end is None and not b.ended for b in self.bars)
         return self.columns + (3 if left_open else 0)
 
-    def mark(self, kind: str, lane: tuple | None = None, text: str = ""):
+    def mark(self, kind: str, lane: tuple | None = None, text: str = "") -> None:
         self.marks.append(Mark(kind, self.columns, lane, text))
         self.columns += 1
 
-    def begin(self, e: Event):
+    def begin(self, e: Event) -> None:
         if e.kind != "ok":
             return
         attempt = e.ids["batch_id"], e.ids["attempt"], e.ids["participant"]
@@ -111,7 +111,7 @@ class Scene:
         )
         self.columns += 1
 
-    def write(self, e: Event):
+    def write(self, e: Event) -> None:
         if e.kind == "ok":
             self.columns += 1
 
@@ -127,7 +127,7 @@ class Scene:
         bar.take("precommit", self.columns)
         self.columns += 1
 
-    def end(self, e: Event):
+    def end(self, e: Event) -> None:
         """A commit or an abort that was answered; an unclear answer is asked again, so the last one
         counts.
         """
@@ -144,25 +144,25 @@ class Scene:
             bar.take(e.op, self.columns)
         self.mark("tell" if e.kind == "ok" else "refused", bar.lane)
 
-    def timeout(self, e: Event):
+    def timeout(self, e: Event) -> None:
         for b in self.bars:
             if not b.ended and b.name in e.ids["names"]:
                 b.take("timeout", self.columns)
         self.mark("timeout")
 
-    def decide(self, e: Event):
+    def decide(self, e: Event) -> None:
         if e.kind == "ok":
             self.mark("decide", text="COMMIT")
         elif e.kind != "invoke":
             self.mark("refused")
 
-    def plan(self, e: Event):
+    def plan(self, e: Event) -> None:
         if e.kind == "invoke":
             self._drained = 0
         if e.kind == "ok":
             self.mark("plan")
 
-    def drain(self, e: Event):
+    def drain(self, e: Event) -> None:
         if e.kind != "ok":
             return
         lane = next((lane for lane in self.lanes if lane[1] == self._drained), None)
@@ -170,11 +170,11 @@ class Scene:
         if lane:
             self.mark("drain", lane)
 
-    def start(self, e: Event):
+    def start(self, e: Event) -> None:
         self.lives.append([self.columns, None])
         self.mark("start")
 
-    def die(self, e: Event):
+    def die(self, e: Event) -> None:
         """A crash, or an error that stopped the run: its open transactions are orphans now."""
         for b in self.bars:
             if b.process == e.ids.get("pid", e.process) and b.orphan is None and not b.ended:
@@ -183,16 +183,16 @@ class Scene:
             self.lives[-1][1] = self.columns
         self.mark(e.op, text="SIGKILL" if e.op == "crash" else e.ids["error"])
 
-    def done(self, e: Event):
+    def done(self, e: Event) -> None:
         for b in self.bars:
             if b.batch_id == e.ids["batch_id"] and b.ended and b.end is None:
                 b.end = self.columns + 1
         self.mark("done", text=str(e.ids["batch_id"]))
 
-    def press(self, e: Event):
+    def press(self, e: Event) -> None:
         self.presses.append((self.columns, e.ids["text"]))
 
-    def reads(self, e: Event):
+    def reads(self, e: Event) -> None:
         self.read = e
 
 

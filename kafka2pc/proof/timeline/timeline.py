@@ -38,7 +38,7 @@ from ...protocol.policies import retry_unknown
 from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/timeline/05_timeline.ipynb #c101
-# the rules of `proof/model/08_rules` that one driver can show here
+# the rules of `proof/model/09_rules` that one driver can show here
 OFF = ("decide first", "drain what is decided", "check", "sweep", "loud loss")
 
 
@@ -59,9 +59,10 @@ class Query:
     """Does what Spark does for a query, on the broker of `conf` (names as in librdkafka), and reads
     the topic as independent consumers do.
 
-    `size`: rows of a batch; `name`: how topics and transactional ids begin. What counts from the
-    next batch on: `tasks`; `timeout_ms`, None: never (KIP-939); `rule`: one of `OFF` that does not
-    hold, or ''; `pace_ms`: a wait after each event. Raises what `check` raises, and `RunFailed`.
+    `size`: rows of a batch; `name`: how topics and transactional ids begin. Changes
+    apply from the next batch on: `tasks`; `timeout_ms`, None: never (KIP-939); `rule`: one of
+    `OFF` that is switched off, or ''; `pace_ms`: a wait after each event.
+    Raises what `check` raises, and `RunFailed`.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Query:
         timeout_ms: int | None = 900_000,
         pace_ms: int = 0,
         name: str = "timeline",
-    ):
+    ) -> None:
         self.conf = dict(conf)
         self.size = size
         self.tasks = tasks
@@ -102,7 +103,7 @@ class Query:
         self.changed()
         return self
 
-    def _create_topic(self):
+    def _create_topic(self) -> None:
         """Create the topic, and wait at most 30 seconds until it has a leader."""
         end = time.monotonic() + 30
         self._admin.create_topics([NewTopic(self.topic, 1)])[self.topic].result(30)
@@ -112,13 +113,13 @@ class Query:
                 return
             time.sleep(0.02)
 
-    def _leave(self):
+    def _leave(self) -> None:
         """End the run, and what it has left open."""
         self.run.stop()
         for c in self.store.in_doubt(QUERY):
             retry_unknown()(partial(self.store.abort, c))
 
-    def close(self):
+    def close(self) -> None:
         """End the run, abort what is open, and delete the topics that this timeline created."""
         self._leave()
         for topic in self._admin.delete_topics(self._topics).values():
@@ -186,7 +187,7 @@ class Query:
             meanwhile()
             self._watch()
 
-    def _died(self, point: str):
+    def _died(self, point: str) -> None:
         status = self.run.process.wait()
         if status != -signal.SIGKILL:
             raise RunFailed(
@@ -216,7 +217,7 @@ class Query:
         if self._reported:
             yield _GOES_ON
 
-    def _watch(self):
+    def _watch(self) -> None:
         """While a run is followed: read the topic only if the run is slow enough."""
         time.sleep(0.05)
         if self.pace_ms:
@@ -330,7 +331,7 @@ class Timeline(Query):
         self.rule = rule
         return self
 
-    def _wait(self, left_open: list):
+    def _wait(self, left_open: list) -> None:
         """Until the broker has given up these transactions."""
         end = time.monotonic() + 2 * PATIENCE_MS / 1000
         while (
@@ -339,12 +340,12 @@ class Timeline(Query):
         ):
             time.sleep(0.1)
 
-    def _oversleep(self):
+    def _oversleep(self) -> None:
         """The run waits after its first pre-commit, until the broker has aborted it."""
         wakes = self.run.folder / f"wakes-{self.sent}"
         arm(self.run.crash, Crash(point=CrashPoint.AFTER_PRECOMMIT, pid=None, until=str(wakes)))
 
-        def meanwhile():
+        def meanwhile() -> None:
             if self.run.done.exists() and not wakes.exists():
                 open_now = self.store.in_doubt(QUERY)
                 self._wait(open_now)
@@ -355,7 +356,7 @@ class Timeline(Query):
         drive("", meanwhile)
         self._disarm()
 
-    def _disarm(self):
+    def _disarm(self) -> None:
         """An order that was not carried out must not wait for the next batch."""
         if not self.run.crash.exists():
             return

@@ -39,8 +39,8 @@ def decide(
     if record != wanted:
         abort(driver, messages, plan.batch_id)
         raise Superseded(
-            f"batch {plan.batch_id}, attempt {plan.attempt}: {record.kind} of {record.token} stands"
-            " in its slot"
+            f"batch {plan.batch_id}, attempt {plan.attempt}: its slot holds {record.kind} of"
+            f" {record.token}"
         )
     return record
 

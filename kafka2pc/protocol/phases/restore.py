@@ -101,8 +101,8 @@ def _turned_back(driver: Driver, batch_id: int, verb: str) -> StaleCheckpoint:
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c084
 def _claimed_later(driver: Driver, batch_id: int) -> Superseded:
     return Superseded(
-        f"batch {batch_id} of query {driver.query_id}: a later claim stands behind the COMMIT"
-        " that was met"
+        f"batch {batch_id} of query {driver.query_id}: the log holds a claim after the COMMIT"
+        " of this batch"
     )
 
 

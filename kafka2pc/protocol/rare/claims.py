@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 def remove_old_claims(driver: Driver, claimed: Decision, seen: Listing, most: int = 32) -> None:
     """Remove the oldest claims of a batch that was claimed again and again, so that the next start
     has less to read: at most `most` at once, never the last `keep_claims`, and not the last one
-    under each other prefix (`sweep_former` needs it). What fails is logged.
+    under each other prefix (`sweep_former` needs it). A failure is logged, not raised.
     """
     try:
         gone = _old_claims(driver, claimed, seen)[:most]

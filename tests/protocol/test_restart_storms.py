@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from driver_steps import Sleepy, sleeps_before_its_claim
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.protocol.clock import Moment
@@ -25,7 +26,6 @@ from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.rare.claims import back_off
-from kafka2pc.spark.foreach_batch import exactly_once
 
 
 class Counting(MemoryLog):
@@ -117,40 +117,9 @@ def test_a_run_that_slept_while_its_slot_was_removed_writes_nothing(tmp_path, sl
         commit(driver, messages, 0)
     assert "attempt" in str(e.value) or "later" in str(e.value) or "aborted" in str(e.value)
     assert commit_of(driver.log, 0) is None and rows_of(driver) == []
-    assert restore(driver, 0).mode is Mode.WRITE, (
-        "a COMMIT behind which a claim stands is not drained"
-    )
+    assert restore(driver, 0).mode is Mode.WRITE, "a COMMIT with a later claim is not drained"
     commit(driver, prepared(driver, restore(driver, 0)), 0)
     assert rows_of(driver) == ["row"] and last.attempt < 30
-
-
-class Sleepy(MemoryLog):
-    """A run that sleeps once, after its listing and before its claim. `meanwhile`: what other runs
-    do.
-    """
-
-    meanwhile = None
-
-    def create(self, decision, *late):
-        if self.meanwhile and not decision.commit:
-            others, self.meanwhile = self.meanwhile, None
-            others()
-        return super().create(decision, *late)
-
-
-def sleeps_before_its_claim(driver):
-    """A run decides in slot 1 after that was removed, and the next claim comes from a run that
-    listed the log before.
-    """
-    first = restore(driver, 0)
-    messages = prepared(driver, first)
-
-    def others():
-        for _ in range(20):
-            restore(driver, 0)
-        decide(driver, first, messages)
-
-    driver.log.meanwhile = others
 
 
 def test_a_claim_that_meets_a_commit_which_does_not_count_is_not_drained():
@@ -160,17 +129,6 @@ def test_a_claim_that_meets_a_commit_which_does_not_count_is_not_drained():
         restore(driver, 0)
     commit(driver, prepared(driver, restore(driver, 0)), 0)
     assert rows_of(driver) == ["row"]
-
-
-def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_written(monkeypatch):
-    monkeypatch.setattr("kafka2pc.spark.sink.opening.back_off", lambda attempt: False)
-    log, store = Sleepy(), MemoryParticipant()
-    options = {"decisionLog": log, "decisionMarginMs": 0}
-    job = exactly_once(options, participants=[store], name="job")
-    sleeps_before_its_claim(job.driver())
-    with pytest.raises(Superseded):
-        job.write(None)
-    assert store.read() == [] and log.batches() == [0], "the name is not closed"
 
 
 class SlowToLoad(MemoryLog):

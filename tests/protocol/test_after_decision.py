@@ -6,10 +6,8 @@ import time
 import uuid
 from dataclasses import replace
 
-import pyarrow as pa
 import pytest
 
-from kafka2pc.kafka.records.rows import payload_bytes
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (
     NOTHING_WRITTEN,
@@ -108,7 +106,7 @@ def test_a_replay_with_other_rows_is_an_error_after_the_decision_is_finished(rep
     store = Moody()
     driver = driver_of(store)
     run(driver, 0, ["a", "b"], ["cd"])
-    for _ in range(2):  # every replay, until somebody decides how to go on
+    for _ in range(2):  # every replay, until an operator decides how to go on
         with pytest.raises(ReplayDiffers, match=says) as e:
             run(driver, 0, *replayed)
         assert "replayCheck=warn" in e.value.action
@@ -136,22 +134,6 @@ def test_a_record_without_counts_is_not_checked():
         driver.log.records[slot], rows=None, bytes=None, identity=None
     )
     run(driver, 0, ["a", "b"])
-
-
-def test_bytes_are_those_of_keys_and_values_however_they_are_cut():
-    whole = pa.record_batch(
-        {
-            "key": pa.array(["k", None, "kkk"]),
-            "value": pa.array([b"abc", b"", None]),
-            "topic": ["t", "t", "t"],
-        }
-    )
-    assert payload_bytes(whole, ("key", "value")) == 7
-    assert sum(payload_bytes(whole.slice(i, 1), ("key", "value")) for i in range(3)) == 7
-    assert payload_bytes(whole) == 10
-    assert (
-        payload_bytes(whole.slice(0, 0)) == 0 and payload_bytes(pa.record_batch({"n": [1, 2]})) == 0
-    )
 
 
 # -- errors --

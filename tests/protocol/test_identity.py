@@ -3,12 +3,12 @@ claimed, swept or written.
 """
 
 import copy
-import json
 import shutil
 import uuid
 from dataclasses import replace
 
 import pytest
+from driver_steps import decide_only, prepare, write
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.query import Query
@@ -26,13 +26,8 @@ from kafka2pc.protocol.participant import StoreIdentity
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.finish import finish
-from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.spark.checkpoint import Checkpoint
-from kafka2pc.spark.foreach_batch import exactly_once
-from kafka2pc.spark.sink import opening as driver_side
-from kafka2pc.spark.sink.options import parse_sink_options
 
 ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")
 
@@ -50,25 +45,6 @@ def driver(tmp_path, store):
         participants={store.name: store},
         about=ORDERS,
     )
-
-
-def prepare(driver, batch_id, rows=("row",)):
-    planned = restore(driver, batch_id)
-    return precommit(driver.participants.values(), planned, iter([rows]))
-
-
-def write(driver, batch_id, rows=("row",)):
-    commit(driver, [prepare(driver, batch_id, rows)], batch_id)
-
-
-def decide_only(driver, batch_id):
-    """The batch is decided, and its driver dies before it ends the first transaction."""
-
-    def die(fn, items):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        commit(driver.within(each=die), [prepare(driver, batch_id)], batch_id)
 
 
 def copied(driver, tmp_path):
@@ -293,15 +269,6 @@ def test_an_empty_log_is_refused_whatever_the_prefix(driver, prefix):
     assert other.log.slots() == [] and store.read() == ["row"]
 
 
-def test_participants_that_share_a_job_keep_each_former_prefix():
-    first, second = Prefixed("bills"), Prefixed("orders")
-    second.name = "second"
-    job = exactly_once({"decisionLog": MemoryLog()}, participants=[first, second], name="job")
-    found = job.driver().former("bills,orders")
-    assert [{p.prefix for p in mapping.values()} for mapping in found] == [{"bills"}, {"orders"}]
-    assert job.driver().about.prefix == "bills,orders" and job.driver().former is not None
-
-
 def test_the_folder_that_an_adoption_leaves_is_marked(driver, tmp_path):
     write(driver, 0)
     moved = copied(driver, tmp_path)
@@ -321,23 +288,6 @@ def test_an_older_copy_is_not_adopted(driver, tmp_path):
     with pytest.raises(StaleCheckpoint, match="holds COMMIT 1.1, and its copy"):
         adopt_place(query)
     write(driver, 2)
-
-
-# -- foreachBatch: no checkpoint is known --
-
-
-def test_a_job_gives_a_participant_up_by_its_own_method():
-    log, kept, gone = MemoryLog(), MemoryParticipant("kept"), MemoryParticipant("gone")
-    options = {"decisionLog": log, "decisionMarginMs": 0}
-    job = exactly_once(options, participants=[kept, gone], name="job")
-    prepare(job.driver(), 0)
-    rest = exactly_once(options, participants=[kept], name="job")
-    with pytest.raises(UnfinishedBatch):
-        restore(rest.driver(), 0)
-    assert dict(job.adopt(without=["gone"]).stores) == {"kept": "kept-store"}
-    assert gone.in_doubt(job.driver().query_id) == kept.in_doubt(job.driver().query_id) == []
-    write(rest.driver(), 0)
-    assert (kept.read(), gone.read()) == (["row"], [])
 
 
 def test_a_replay_behind_a_later_batch_is_refused(driver):
@@ -382,84 +332,6 @@ def test_other_participants_are_adopted_unless_the_batch_is_decided_for_one_that
     with pytest.raises(UnfinishedBatch, match="decided for second") as e:
         adopt(driver)
     assert "The batch is decided" in e.value.risk
-
-
-# -- the option decisionLog, added to a query that ran without it --
-
-
-@pytest.fixture
-def orders(driver, store, tmp_path, monkeypatch):
-    """The driver of the sink for the query of `driver`, as another process opens it: a function of
-    the option decisionLog.
-    """
-    (tmp_path / "orders").mkdir()
-    (tmp_path / "orders" / "metadata").write_text(json.dumps({"id": driver.query_id}))
-    monkeypatch.setattr(driver_side, "open_participant", lambda options: store)
-    looked, look = [], Checkpoint.decided_slots
-    monkeypatch.setattr(
-        Checkpoint, "decided_slots", lambda checkpoint: looked.append(1) or look(checkpoint)
-    )
-
-    def open_with(decision_log=None, new_process=True):
-        if new_process:
-            monkeypatch.setattr(driver_side, "_LOGS", {})
-            monkeypatch.setattr(driver_side, "_BESIDE", {})
-        options = {
-            "kafka.bootstrap.servers": "nowhere:1",
-            "topic": "orders",
-            "checkpointLocation": str(tmp_path / "orders"),
-            "decisionLog": decision_log,
-        }
-        given = parse_sink_options({k: v for k, v in options.items() if v})
-        return driver_side.stream_driver(given, Checkpoint(given.checkpoint))
-
-    open_with.looked = looked
-    return open_with
-
-
-@pytest.fixture(params=["log", "orders/log", "orders/kafka2pc"])
-def beside(request, tmp_path):
-    """A place beside the decisions in the checkpoint."""
-    return tmp_path / request.param
-
-
-def files(folder):
-    return sorted(str(path) for path in folder.rglob("*"))
-
-
-def test_another_log_is_refused_while_the_checkpoint_holds_decisions(orders, beside, tmp_path):
-    write(orders(), 0)
-    decide_only(orders(), 1)
-    before = files(tmp_path)
-    for _ in range(2):
-        with pytest.raises(MovedLog, match="up to batch 1, are in .*/orders/kafka2pc") as e:
-            orders(str(beside), new_process=False)
-    assert "Leave out decisionLog" in e.value.action and files(tmp_path) == before
-    assert restore(orders(), 1).mode is Mode.DRAIN
-
-
-def test_a_log_in_the_checkpoint_is_as_good_as_one_outside(orders, beside):
-    for batch_id in range(3):
-        write(orders(str(beside)), batch_id)
-    assert orders(str(beside)).log.batches() == [0, 1, 2]
-
-
-def test_a_log_that_was_copied_out_of_the_checkpoint_is_adopted(orders, driver, store, tmp_path):
-    write(orders(), 0)
-    decide_only(orders(), 1)
-    shutil.copytree(tmp_path / "orders" / "kafka2pc", tmp_path / "log" / driver.query_id)
-    with pytest.raises(MovedLog, match="kafka2pc adopt"):
-        restore(orders(str(tmp_path / "log")), 1)
-    adopt(orders(str(tmp_path / "log")))
-    assert restore(orders(str(tmp_path / "log")), 1).mode is Mode.DRAIN
-    write(orders(str(tmp_path / "log")), 2)
-    assert store.read() == ["row"] * 3
-
-
-def test_a_process_looks_into_the_checkpoint_once(orders, tmp_path):
-    for batch_id in range(3):
-        write(orders(str(tmp_path / "log"), new_process=False), batch_id)
-    assert len(orders.looked) == 1
 
 
 # -- empty logs --
