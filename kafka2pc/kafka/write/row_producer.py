@@ -227,7 +227,7 @@ class RowWriter:
             return record_too_large(size, topic, self.conf["message.max.bytes"], self.label)
         return delivery_error(self.label, {(topic, -1): (error, 1, size)})
 
-    def _look_up(self, topic: str, wait_s: float = 10) -> None:
+    def _look_up(self, topic: str, wait_s: float = 5) -> None:
         """A topic that does not exist is an error now, not after minutes in a queue (where
         auto.create.topics.enable is on, it is created). A new one may need a moment until all
         brokers know it.
