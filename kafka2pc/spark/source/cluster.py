@@ -32,6 +32,7 @@ from tenacity import (
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
 from ...kafka.options.librdkafka import TOKEN_PROVIDER
+from ...kafka.wire import error_codes as codes
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.login import for_librdkafka
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
@@ -55,25 +56,17 @@ _UNKNOWN = (
 )
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c019
-# _NOENT: no leader known
+# librdkafka's own codes are negative; _NOENT: no leader known
 _PASSING = (
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._NOENT,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.REPLICA_NOT_AVAILABLE,
-    KafkaError.NETWORK_EXCEPTION,
-    KafkaError.KAFKA_STORAGE_ERROR,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.OFFSET_NOT_AVAILABLE,
-    *_UNKNOWN,
+    codes.FETCH_AGAIN
+    | codes.COORDINATOR_MOVES
+    | {
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._NOENT,
+        *_UNKNOWN,
+    }
 )
 
 

@@ -15,7 +15,7 @@ from ...kafka.options.java_options import SOURCE
 from ...kafka.options.problems import Problems
 from ...kafka.wire.settings import ClientOptions, read_client
 from ...protocol.errors import BadOption
-from ..sink.options import Option, check_names, choose, lower_names, whole_number
+from ..sink.options import Option, check_names, choose, lower_names, number_option
 from .pattern import to_python
 from kafka2pc.spark.source.places import (
     PLACE_OPTIONS,
@@ -245,7 +245,7 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     start, end = attempt(parse_start, given), attempt(parse_end, given)
     attempt(check_ends, start, end)
     client = _client(given, isolation or "", problems)
-    most = attempt(whole_number, given, "maxOffsetsPerTrigger")
+    most = attempt(number_option, given, "maxOffsetsPerTrigger")
     checked = SourceOptions(
         conf=tuple(sorted(client.conf.items())),
         givers=tuple(sorted(client.givers.items())),
@@ -257,10 +257,10 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
         late_is_error=late == "error",
         reset=attempt(choose, words, _RESET, "none", "earliest", "latest"),
         max_offsets=most,
-        min_partitions=attempt(whole_number, given, "minPartitions"),
+        min_partitions=attempt(number_option, given, "minPartitions"),
         fail_on_loss=attempt(choose, words, "failOnDataLoss", "true", "false") == "true",
         headers=attempt(choose, words, "includeHeaders", "false", "true") == "true",
-        wait_ms=attempt(whole_number, given, "kafkaConsumer.pollTimeoutMs") or 120_000,
+        wait_ms=attempt(number_option, given, "kafkaConsumer.pollTimeoutMs") or 120_000,
         rate=attempt(parse_rate, given, most) or Rate(),
         tries=attempt(parse_tries, given),
     )

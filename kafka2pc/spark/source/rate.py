@@ -13,7 +13,7 @@ from typing import Callable, Mapping
 
 # %% ../../../nbs/spark/source/08_rate.ipynb #c003
 from ...protocol.errors import BadOption
-from ..sink.options import Option, whole_number
+from ..sink.options import Option, number_option
 
 # %% ../../../nbs/spark/source/08_rate.ipynb #c006
 _SAME = "the same"
@@ -89,7 +89,7 @@ def parse_rate(given: Mapping[str, str], most: int | None = None) -> Rate:
     """The rate of a source. `given`: its options under lower-case names; `most`: the value of
     maxOffsetsPerTrigger. Raises `BadOption`.
     """
-    least = whole_number(given, "minOffsetsPerTrigger")
+    least = number_option(given, "minOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
         raise BadOption(
             f"minOffsetsPerTrigger={least} is more than maxOffsetsPerTrigger={most}",
@@ -98,7 +98,7 @@ def parse_rate(given: Mapping[str, str], most: int | None = None) -> Rate:
     return Rate(
         min_offsets=least,
         delay_ms=duration_ms("maxTriggerDelay", given.get("maxtriggerdelay", "15m")),
-        max_records=whole_number(given, "maxRecordsPerPartition"),
+        max_records=number_option(given, "maxRecordsPerPartition"),
     )
 
 # %% ../../../nbs/spark/source/08_rate.ipynb #c013
@@ -114,8 +114,8 @@ def parse_tries(given: Mapping[str, str]) -> Tries | None:
     """How often Kafka is asked; None if the options do not say it. `given`: under lower-case names.
     Raises `BadOption`.
     """
-    count = whole_number(given, "fetchOffset.numRetries", least=0)
-    pause_ms = whole_number(given, "fetchOffset.retryIntervalMs", least=0)
+    count = number_option(given, "fetchOffset.numRetries", least=0)
+    pause_ms = number_option(given, "fetchOffset.retryIntervalMs", least=0)
     if count is None and pause_ms is None:
         return None
     return Tries(3 if count is None else max(1, count), 1_000 if pause_ms is None else pause_ms)
