@@ -158,7 +158,7 @@ def _causes(failed: dict, reason: KafkaError | None) -> dict[str, tuple]:
 
 
 def delivery_error(label: str, failed: dict, reason: KafkaError | None = None) -> Exception:
-    """The error for records that failed: `failed` is that of `Reports`. `who` names the
+    """The error for records that failed: `failed` is that of `Reports`. `label` names the
     transaction. `reason`: why the client gave the whole transaction up. A `BadRow` or
     `NotAuthorized` where the user can cure the cause, else `PrecommitFailed`.
     """
