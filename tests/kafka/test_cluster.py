@@ -127,13 +127,9 @@ def test_connections_are_closed_when_they_are_idle_and_opened_again(kafka):
 def begun(cluster, transactional_id, topic="control", **timeout):
     """An open transaction with one partition, begun without any client."""
     state = init_producer_id(cluster, transactional_id, **({"timeout_ms": 60_000} | timeout))
-    at = (
-        cluster.ask(
-            FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id], min_version=4)
-        )
-        .coordinators[0]
-        .node_id
-    )
+    who = FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id], min_version=4)
+    while (at := cluster.ask(who).coordinators[0].node_id) < 0:
+        time.sleep(0.01)
     partitions = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])]
     request = lambda: AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=transactional_id,

@@ -24,17 +24,18 @@ def shared():
     return token()
 
 
-THREADS = []
+THREADS, SLOW = [], threading.Event()
 
 
 def unreliable():
-    """The second call fails, the fourth one is slow."""
+    """The second call fails, the third one is slow."""
     THREADS.append(threading.current_thread().name)
     if len(THREADS) == 2:
         raise RuntimeError("hunter2")
-    if len(THREADS) == 4:
-        time.sleep(2)
-    return token(seconds=8)
+    if len(THREADS) == 3:
+        time.sleep(1)
+        SLOW.set()
+    return token(seconds=20)
 
 
 def no_token():
