@@ -8,14 +8,13 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from driver_steps import decide_only, prepare, write
+from driver_steps import ORDERS, decide_only, orders_driver, prepare, write
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.query import Query
 from kafka2pc.operations.repair import adopt_place
-from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
-from kafka2pc.protocol.log.decisions import Identity, Slot
+from kafka2pc.protocol.log.decisions import Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.log.questions import commit_of, newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
@@ -29,8 +28,6 @@ from kafka2pc.protocol.phases.finish import finish
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 
-ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")
-
 
 @pytest.fixture
 def store():
@@ -39,12 +36,7 @@ def store():
 
 @pytest.fixture
 def driver(tmp_path, store):
-    return Driver(
-        query_id=str(uuid.uuid4()),
-        log=FileLog(f"{tmp_path}/orders/kafka2pc"),
-        participants={store.name: store},
-        about=ORDERS,
-    )
+    return orders_driver(tmp_path, store)
 
 
 def copied(driver, tmp_path):

@@ -5,15 +5,11 @@ without one of its participants.
 import copy
 import json
 import shutil
-import uuid
 
 import pytest
-from driver_steps import Sleepy, decide_only, prepare, sleeps_before_its_claim, write
+from driver_steps import Sleepy, decide_only, orders_driver, prepare, sleeps_before_its_claim, write
 
-from kafka2pc.decision_logs.files import FileLog
-from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import MovedLog, Superseded, UnfinishedBatch
-from kafka2pc.protocol.log.decisions import Identity
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
@@ -33,12 +29,7 @@ def store():
 
 @pytest.fixture
 def driver(tmp_path, store):
-    return Driver(
-        query_id=str(uuid.uuid4()),
-        log=FileLog(f"{tmp_path}/orders/kafka2pc"),
-        participants={store.name: store},
-        about=Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc"),
-    )
+    return orders_driver(tmp_path, store)
 
 
 # -- the option decisionLog, added to a query that ran without it --

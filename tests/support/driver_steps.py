@@ -1,12 +1,29 @@
 """Batches of a driver, step by step, without Spark."""
 
+import uuid
+
 import pytest
 
+from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.protocol.driver import Driver
+from kafka2pc.protocol.log.decisions import Identity
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
+
+ORDERS = Identity(checkpoint="file:///orders", topics=("orders",), prefix="kafka2pc")
+
+
+def orders_driver(folder, store):
+    """The driver of a query whose log is in the folder of its checkpoint."""
+    return Driver(
+        query_id=str(uuid.uuid4()),
+        log=FileLog(f"{folder}/orders/kafka2pc"),
+        participants={store.name: store},
+        about=ORDERS,
+    )
 
 
 def prepare(driver, batch_id, rows=("row",)):
