@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Callable
@@ -157,6 +158,24 @@ if orphaned.is_set() and folder:
 """
 
 # %% ../../nbs/local/03_nodes.ipynb #c017
+def _is_stopped(pid: int) -> bool:
+    """Has SIGSTOP reached every thread, as Linux tells it?"""
+    stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
+
+
+def _wait_stopped(pid: int, wait_s: float = 5) -> None:
+    """Wait until SIGSTOP has reached every thread, 0.2 s where the system does not tell it."""
+    if not Path("/proc/self/task").exists():
+        wait_s = 0.2
+    end = time.monotonic() + wait_s
+    while time.monotonic() < end:
+        with suppress(OSError):  # a thread ended
+            if _is_stopped(pid):
+                return
+        time.sleep(0.01)
+
+
 class Node:
     """One broker process. `folder` holds its settings, data and log; the supervisor removes it when
     Python dies, unless `keep`. `java`: the command that runs Java with the jars of Kafka.
@@ -213,8 +232,12 @@ class Node:
                 os.kill(self.pid, signum)
 
     def pause(self) -> None:
-        """SIGSTOP: the node keeps its connections and answers no request."""
+        """SIGSTOP, and wait until it has stopped: the node keeps its connections and answers no
+        request.
+        """
         self.signal(signal.SIGSTOP)
+        if self.alive and self.pid:
+            _wait_stopped(self.pid)
         self.paused = True
 
     def resume(self) -> None:
