@@ -38,8 +38,7 @@ RULES: dict[str, "Rule"] = {}
 class Rule:
     """A rule to leave out. `off`: what happens instead; `anomaly`: what it leads to ('': nothing);
     `change`: pairs of "module.function", a module of `MODULES`, and its replacement; `of`: the rule
-    of the protocol that it belongs to; `hole`: its number in the review of the protocol; `only`:
-    which steps to try.
+    of the protocol that it belongs to; `only`: which steps to try.
     """
 
     off: str
@@ -47,7 +46,6 @@ class Rule:
     config: Config
     change: tuple[tuple[str, object], ...] = ()
     of: str = ""
-    hole: str = ""
     only: Callable | None = None
 
 
@@ -171,7 +169,6 @@ RULES |= {
         replace(_ONE, broken=1),
         _aborts(broken.abort_at_once),
         "3",
-        "H13",
     ),
     "abort() creates": Rule(
         "abort() reads its chain and believes it",
@@ -179,7 +176,6 @@ RULES |= {
         replace(_ONE, late_create=1),
         _aborts(broken.abort_after_reading),
         "3",
-        "H13",
     ),
     "abort() in its own slot": Rule(
         "abort() closes the first free slot",
@@ -187,7 +183,6 @@ RULES |= {
         replace(_TWO, broken=1),
         _aborts(broken.abort_in_first_free_slot),
         "3",
-        "H13",
     ),
     "an unclear create is not a failure": Rule(
         "no answer from the log counts as no decision",
@@ -195,7 +190,6 @@ RULES |= {
         replace(_ONE, late_create=1),
         (("commit.decide", broken.decide_or_abort),),
         "3",
-        "H13",
     ),
 }
 
@@ -207,7 +201,6 @@ RULES |= {
         replace(_ONE, late_create=1, timeout=1, silent_log=True),
         (("commit.decide", broken.decide_however_late),),
         of="4",
-        hole="new",
     ),
     "check": Rule(
         "the driver does not check before the decision",
@@ -215,14 +208,12 @@ RULES |= {
         replace(_ONE, timeout=1),
         (_UNCHECKED,),
         "4",
-        "H15",
     ),
     "margin": Rule(
         "the check does not ask how much time is left",
         "DECIDED-A-DEAD-TXN",
         replace(_ONE, timeout=1, margin_ms=0),
         of="4",
-        hole="H15",
     ),
 }
 
@@ -241,7 +232,6 @@ RULES |= {
         Config(),
         (("restore.restore", broken.plan_and_sweep_when_drained),),
         "5",
-        "H3",
     ),
     "same rows": Rule(
         "a decision does not say for which rows it is",
@@ -255,7 +245,6 @@ RULES |= {
         _SILENT,
         replace(_TWO, new_rows=1, reread=True),
         of="5",
-        hole="new",
     ),
     "forget the token when draining": Rule(
         "a planner that drained a batch goes on under its old token",
@@ -263,7 +252,6 @@ RULES |= {
         Config(batches=3, inherit=1),
         (("model.kept_token", broken.remember_always),),
         "5",
-        "new",
     ),
 }
 
@@ -282,7 +270,6 @@ RULES |= {
         _TWO,
         (("restore.restore", broken.plan_sweep_first),),
         "6",
-        "H7",
     ),
     "claim when nothing is open": Rule(
         "where nothing is open, a run goes on without a claim",
@@ -290,7 +277,6 @@ RULES |= {
         Config(batches=3),
         (("restore.restore", broken.plan_without_claim),),
         "6",
-        "H4",
     ),
 }
 
@@ -317,7 +303,6 @@ RULES |= {
         _TWO,
         _both("sweep", broken.sweep_all_but_mine),
         "6",
-        "H2",
     ),
     "only Ongoing": Rule(
         "a sweep fences by InitProducerId, PrepareCommit too",
@@ -325,7 +310,6 @@ RULES |= {
         replace(_TWO, markers=True),
         _both("sweep", broken.sweep_by_init(True)),
         "6",
-        "H16",
     ),
 }
 
@@ -351,7 +335,6 @@ RULES |= {
         Config(batches=3),
         _both("finish", broken.finish_unasked),
         "7",
-        "H9",
     ),
 }
 
@@ -363,7 +346,6 @@ RULES |= {
         _TWO,
         (("restore.claim", broken.claim_existing),),
         "8",
-        "H1",
     ),
     "win the claim, sweep below": Rule(
         "the same, and a sweep takes all that is not its own",
@@ -371,7 +353,6 @@ RULES |= {
         _TWO,
         (("restore.claim", broken.claim_beside), *_both("sweep", broken.sweep_all_but_mine)),
         "8",
-        "H1",
     ),
     "create, not read": Rule(
         "a run reads that nothing is decided, and believes it",
@@ -379,7 +360,6 @@ RULES |= {
         _TWO,
         (("restore.claim", broken.claim_by_reading),),
         "8",
-        "H6",
     ),
     "the slot after the claim": Rule(
         "the attempt is chosen when the decision is written",
@@ -387,7 +367,6 @@ RULES |= {
         _TWO,
         (("commit.decide", broken.decide_in_first_free_slot),),
         "8",
-        "H5",
     ),
 }
 
@@ -427,7 +406,6 @@ RULES |= {
         Config(keep_batches=0),
         (("finish.overtaken", later_claim),),
         "9",
-        "H11",
     ),
     "floor at the claim": Rule(
         "after winning a claim the driver does not look for a later batch",
@@ -435,7 +413,6 @@ RULES |= {
         Config(batches=3, keep_batches=0),
         (("restore.later_batch", broken.never_later),),
         "9",
-        "H11",
     ),
     "floor at the finish": Rule(
         "a COMMIT that is found is finished, whatever follows it",
@@ -443,7 +420,6 @@ RULES |= {
         Config(drivers=3, keep_batches=0),
         (("restore.finish", broken.finish_existing), ("restore.newest_commit", broken.no_commit)),
         "9",
-        "new",
         suspend_third_run,
     ),
     "no claim behind a COMMIT": Rule(
@@ -452,7 +428,6 @@ RULES |= {
         _CLAIMS,
         (("finish.overtaken", broken.later_record),),
         "9",
-        "new",
         suspend_first_run,
     ),
     "the last record counts": Rule(
@@ -461,7 +436,6 @@ RULES |= {
         _CLAIMS,
         (("restore.commit_of", broken.any_commit), ("claim.commit_of", broken.any_commit)),
         "9",
-        "new",
         suspend_first_run,
     ),
     "newest COMMIT only": Rule(
@@ -470,7 +444,6 @@ RULES |= {
         Config(keep_batches=0),
         (("sweep.newest_commit", broken.all_commits),),
         "8",
-        "H12",
     ),
 }
 
@@ -482,7 +455,6 @@ RULES |= {
         _TWO,
         (("replay.worker_name", broken.name_without_token),),
         "10",
-        "H8",
     ),
     "names of one try": Rule(
         "a second attempt takes the name of the first",
@@ -490,7 +462,6 @@ RULES |= {
         replace(_ONE, retry=1),
         (("replay.worker_name", broken.name_by_slot),),
         "10",
-        "H8",
     ),
     "names of one life": Rule(
         "a name for each attempt, the same in every second batch",
@@ -498,7 +469,6 @@ RULES |= {
         Config(drivers=1, batches=3, retry=1),
         (("replay.worker_name", broken.name_by_try),),
         "10",
-        "H8",
     ),
     "one InitProducerId": Rule(
         "an unclear InitProducerId is sent again under the same name",
@@ -506,7 +476,6 @@ RULES |= {
         replace(_ONE, late_init=1),
         (("replay.StepStore.begin", broken.begin_resending),),
         "10",
-        "H10",
     ),
     "retired for ever": Rule(
         "a later batch takes a retired name again",
@@ -514,7 +483,6 @@ RULES |= {
         Config(drivers=1, batches=3, late_init=1),
         (("model.retired_names", broken.forget_retired),),
         "10",
-        "H10",
     ),
     "one transaction per epoch": Rule(
         "EndTxn v4, and a producer goes on in the same epoch",
@@ -537,7 +505,6 @@ RULES |= {
         _AHEAD,
         (("commit.sweep", broken.sweep_both_parities), _UNCHECKED),
         "overlap",
-        "H17",
     ),
     "names of one batch": Rule(
         "the next batch takes the same name",
@@ -545,17 +512,16 @@ RULES |= {
         _AHEAD,
         (("replay.worker_name", broken.name_without_parity),),
         "overlap",
-        "H17",
     ),
 }
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c051
 RULES |= {
     "a log that remembers": Rule(
-        "the log loses a record", _LOST, replace(_TWO, lost_entry=1), of="11", hole="H14"
+        "the log loses a record", _LOST, replace(_TWO, lost_entry=1), of="11"
     ),
     "a log that remembers, rows twice": Rule(
-        "the same: it was a COMMIT", "DUPLICATE", replace(_TWO, lost_entry=1), of="11", hole="H14"
+        "the same: it was a COMMIT", "DUPLICATE", replace(_TWO, lost_entry=1), of="11"
     ),
 }
 _ANY_PLACE = (("identity.check_place", broken.believe_the_place),)
@@ -580,7 +546,6 @@ RULES |= {
         replace(_TWO, copied="same log, before the first claim"),
         (("restore.claim", broken.claim_unchecked),),
         of="log",
-        hole="new",
     ),
     "whose prefix": Rule(
         "a run writes into a log in a topic that another prefix has adopted",
@@ -588,7 +553,6 @@ RULES |= {
         Config(prefixes="adopted"),
         (("replay.topic_log", broken.topic_log_of_all),),
         of="log",
-        hole="new",
     ),
     "adopt under the old prefix": Rule(
         "an ADOPT is written under the new prefix, which fences no run of the old one",
@@ -596,7 +560,6 @@ RULES |= {
         Config(prefixes="adopted"),
         (("replay.topic_log", broken.topic_log_of_the_newest),),
         of="log",
-        hole="new",
     ),
     "all participants": Rule(
         "a run may leave a participant out as soon as the last batch is finished",
@@ -607,7 +570,6 @@ RULES |= {
             ("identity.check_participants", broken.miss_nobody),
         ),
         of="log",
-        hole="new",
     ),
 }
 
@@ -669,7 +631,6 @@ LIMITS = {
         "between the check and the decision more than the margin passes",
         "DECIDED-A-DEAD-TXN",
         replace(_ONE, timeout=1, stall=True),
-        hole="H15",
     ),
     "a decision that arrives late": Rule(
         "a create that was sent in time arrives after the timeout",
