@@ -33,6 +33,7 @@ from participant_suite import (
 )
 
 from kafka2pc.backends import storage
+from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol import clock
 from kafka2pc.protocol.clock import Moment, age_ms, this_moment
 from kafka2pc.protocol.driver import Driver, Policy
@@ -237,7 +238,7 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
     assert at.store.commit(c) is DONE
     with (
         patch.object(at.store, "outcome", lambda c: None),
-        patch.object(LocalFileSystem, "exists", lambda *a: False),
+        patch.object(Storage, "exists", lambda *a: False),
     ):
         assert at.store.abort(c) is REFUSED
     assert at.seen() == ["a"] and sorted(p.name for p in (tmp_path / "bucket").iterdir()) == [
@@ -264,12 +265,14 @@ def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
 
 
 class Remembering(LocalFileSystem):
-    """Answers `exists` from what it has seen in a folder before, as s3fs does."""
+    """Answers `info` from what it has seen in a folder before, as s3fs does."""
 
-    def exists(self, path, **more):
+    def info(self, path, **more):
         folder = os.path.dirname(path)
         self.seen = getattr(self, "seen", {})
-        return os.path.basename(path) in self.seen.setdefault(folder, set(os.listdir(folder)))
+        if os.path.basename(path) in self.seen.setdefault(folder, set(os.listdir(folder))):
+            return {"name": path, "size": os.path.getsize(path), "type": "file"}
+        raise FileNotFoundError(path)
 
     def invalidate_cache(self, path=None):
         self.seen = {}
@@ -289,7 +292,7 @@ def test_what_a_file_system_remembers_of_a_folder_is_not_believed(tmp_path):
 
     kind = type(at.store.fs)
     with (
-        patch.object(kind, "exists", Remembering.exists),
+        patch.object(kind, "info", Remembering.info),
         patch.object(kind, "invalidate_cache", Remembering.invalidate_cache),
     ):
         assert at.store.describe([late()])[0].state is TxnState.PRECOMMITTED
