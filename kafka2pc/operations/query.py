@@ -16,7 +16,7 @@ from ..backends.storage import Storage
 from ..decision_logs.opening import open_folder_log, open_log, open_topic_log
 from ..kafka.wire.cluster import Cluster
 from ..kafka.wire.descriptions import list_transactions
-from ..protocol.errors import BadOption, StaleCheckpoint
+from ..protocol.errors import BadOption
 from ..protocol.log.slots import DecisionLog
 from ..spark.checkpoint import Checkpoint
 from ..spark.source.offsets import combine_behind
@@ -57,8 +57,8 @@ def open_query(
 ) -> Query:
     """Open the query whose checkpoint is `place`. `decision_log`: its option decisionLog, if it has
     one. A batch write has no checkpoint: then `place` is decisionLog/ID. A log in a topic needs
-    `conf`, and is opened under `prefix` (None: under the one that owns it). Raises
-    `StaleCheckpoint` if `place` is neither, `BadOption`, and what the log raises.
+    `conf`, and is opened under `prefix` (None: under the one that owns it). Raises `BadOption` if
+    `place` is neither, `StaleCheckpoint` for a damaged checkpoint, and what the log raises.
     """
     place = absolute_place(place)
     decision_log = decision_log and absolute_place(decision_log)
@@ -68,7 +68,7 @@ def open_query(
     checkpoint = Checkpoint(place)
     try:
         query_id = checkpoint.query_id()
-    except (StaleCheckpoint, BadOption):
+    except BadOption:  # a damaged one is `StaleCheckpoint`
         if not re.fullmatch(_UUID, name):
             raise
         return Query(place=place, query_id=name, log=_log(root, name, conf, prefix))

@@ -66,7 +66,7 @@ class Checkpoint:
             return json.loads(self._storage.read(f"{self._root}/metadata"))["id"]
         except FileNotFoundError:
             raise _no_checkpoint(self.location) from None
-        except (OSError, ValueError, KeyError) as e:
+        except (OSError, ValueError, KeyError, TypeError) as e:
             raise StaleCheckpoint(
                 f"{self.location}/metadata holds no query id ({type(e).__name__})"
             ) from e

@@ -31,7 +31,13 @@ from kafka2pc.operations.doctor.transaction_checks import (
 )
 from ..query import Query, open_query
 from ..repair import driver_of
-from ..survey import FoundTransaction, Survey, find_prefix, find_transactions
+from kafka2pc.operations.survey import (
+    FoundTransaction,
+    Survey,
+    find_prefix,
+    find_transactions,
+    prefix_in_cluster,
+)
 from ...protocol.errors import TwoPhaseError
 from ...protocol.log.decisions import Decision
 from ...protocol.log.questions import newest_commit
@@ -109,11 +115,11 @@ def doctor(
     """
     conf = access.conf()
     query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix) if checkpoint else None
-    query, newest, findings = _check_log(query)
+    newest, findings = _check_log(query)
     with Survey(conf) as survey:
-        prefix = prefix or find_prefix(survey, query)
+        prefix = prefix or _find_prefix(survey, query)
         transactions = find_transactions(survey, prefix)
-        findings += _check_empty_log(query, transactions)
+        findings = findings or _check_empty_log(query, transactions)
         exam = Examination(
             access=access,
             survey=survey,
@@ -121,21 +127,25 @@ def doctor(
             topics=_topics(topics, newest, transactions),
             prefix=prefix,
             query=None if findings else query,
+            unusable_id=query.query_id if query and findings else None,
             decision_log=decision_log,
             timeout_ms=timeout_ms,
             older_ms=older_ms,
             speculation=find_speculation(spark_conf),
         )
-        findings += _run_checks(exam)
-        worst_first = sorted(dict.fromkeys(findings), key=lambda f: -STATUS[f.level])
-        return Diagnosis(_facts(exam), tuple(worst_first))
+        return _diagnose(exam, findings)
 
 
-def _check_log(
-    query: Query | None,
-) -> tuple[Query | None, Decision | None, list[Finding]]:
-    """The query, its newest decision, and the findings about its log. With a finding no check may
-    use the log: then the query is None.
+def _diagnose(exam: Examination, findings: list[Finding]) -> Diagnosis:
+    """What is known, and the findings about the log with those of all checks."""
+    found = [*findings, *_run_checks(exam)]
+    worst_first = sorted(dict.fromkeys(found), key=lambda f: -STATUS[f.level])
+    return Diagnosis(_facts(exam), tuple(worst_first))
+
+
+def _check_log(query: Query | None) -> tuple[Decision | None, list[Finding]]:
+    """The newest decision of the query, and the findings about its log. With a finding no check may
+    use the log.
     """
     newest = None
     try:
@@ -143,8 +153,18 @@ def _check_log(
             newest = newest_commit(query.log)
             check_identity(driver_of(query), -1)
     except TwoPhaseError as e:
-        return None, newest, [_as_finding(e)]
-    return query, newest, []
+        return newest, [_as_finding(e)]
+    return newest, []
+
+
+def _find_prefix(survey: Survey, query: Query | None) -> str:
+    """The prefix of the query, also if its log cannot be read."""
+    try:
+        return find_prefix(survey, query)
+    except TwoPhaseError:
+        if query is None:
+            raise
+        return prefix_in_cluster(survey, query)
 
 
 def _check_empty_log(

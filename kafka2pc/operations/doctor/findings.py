@@ -67,8 +67,9 @@ def finding(name: str, what: str, *commands: str, **parts: str) -> Finding:
 # %% ../../../nbs/operations/doctor/02_findings.ipynb #c008
 @dataclass(frozen=True, kw_only=True)
 class Examination:
-    """What the checks of doctor read. `older_ms`: transactions that are open for less are not
-    reported. `speculation`: the file that sets spark.speculation, or None.
+    """What the checks of doctor read. `query`: the one that was named, if its decision log can be
+    used; `unusable_id`: its id, if the log cannot. `older_ms`: transactions that are open for less
+    are not reported. `speculation`: the file that sets spark.speculation, or None.
     """
 
     access: Access
@@ -77,6 +78,7 @@ class Examination:
     topics: tuple[str, ...] = ()
     prefix: str = "kafka2pc"
     query: Query | None = None
+    unusable_id: str | None = None
     decision_log: str | None = None
     timeout_ms: int | None = None
     older_ms: int = 60_000

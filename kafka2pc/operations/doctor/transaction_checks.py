@@ -169,6 +169,12 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
         what += f"; the first times out in {left_ms / 1000:.0f} s"
     if exam.query and exam.query.query_id == query_id:
         return finding("leftovers", f"{what}; not decided", *exam.restores(exam.query))
+    if exam.unusable_id == query_id:
+        return finding(
+            "leftovers-of-unknown",
+            f"{what}; its decision log cannot be used",
+            action="Repair the log first: another finding says what is wrong with it.",
+        )
     return finding(
         "leftovers-of-unknown",
         f"{what}; no checkpoint was named",
