@@ -191,6 +191,21 @@ def test_speculation_and_a_missing_topic_are_reported(kafka, tmp_path):
     assert status == 3
 
 
+def test_a_busy_topic_keeps_no_reader_waiting(dead, monkeypatch):
+    """Records that are written between the two requests are no gap, for a user without READ too."""
+    ends = Survey.ends
+
+    def busy(self, layout, committed):
+        found = ends(self, layout, committed)
+        write(dead, "x")
+        return found
+
+    monkeypatch.setattr(Survey, "ends", busy)
+    monkeypatch.setattr(Survey, "open_producers", lambda self, layout: None)
+    found = dead.doctor(topics=[dead.topic])
+    assert names(found) == {"one-copy"}
+
+
 def test_doctor_outlives_answers_that_are_not_there(dead, monkeypatch):
     dead.leave(decided=True)
     monkeypatch.setattr(cluster_checks, "why_no_two_phase", lambda *_: "The broker is too old.")
