@@ -51,14 +51,14 @@ def open_log(
 ) -> NamedLog:
     """The decisions of the query `name` at `place`, as `decisionLog` names it. For a topic: `conf`
     are the settings of its clients, with librdkafka's names, `prefix` begins the transactional id
-    of the log, and `make` creates the topic if it does not exist. Raises `BadOption`, and what the
-    log raises.
+    of the log. `make` creates the topic, or the table, if it does not exist. Raises `BadOption`,
+    and what the log raises.
     """
     if place.startswith("kafka:"):
         return open_topic_log(place, name, dict(conf), prefix, make=make)
     try:
         if place.startswith(("postgresql:", "postgres:")):
-            return _open_table(place, name)
+            return _open_table(place, name, make)
         # in an object store log//x is not log/x
         return open_folder_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{name}")
     except (ValueError, ImportError) as e:
@@ -95,7 +95,7 @@ def open_topic_log(
     return TopicLog(conf, place.removeprefix("kafka:"), name, prefix=prefix, make=make)
 
 
-def _open_table(url: str, name: str) -> NamedLog:
+def _open_table(url: str, name: str, make: bool) -> NamedLog:
     from kafka2pc.decision_logs.table import TableLog  # with psycopg, which is optional
 
-    return TableLog(url, name)
+    return TableLog(url, name, make=make)

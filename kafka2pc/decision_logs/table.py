@@ -36,13 +36,13 @@ def _nothing(db: psycopg.Connection, decision: Decision) -> None:
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c013
 class TableLog(NamedLog):
-    """Write-once slots in a PostgreSQL table, which is created if it is missing. `url`: as for
+    """Write-once slots in a PostgreSQL table (`make`: create it if it is missing). `url`: as for
     libpq. `name`: whose decisions, unique, and the same after every restart; many logs may share a
     table. `also(db, decision)` runs in the transaction that writes a COMMIT: both, or neither.
 
-    Raises `BadOption` (a server that forgets, a URL that cannot be read), `StoreUnreachable`;
-    `create` raises `LogUnwritable` (also if it is too late), or what `also` raises: then nothing is
-    written.
+    Raises `BadOption` (a server that forgets, a URL that cannot be read, no table),
+    `StoreUnreachable`; `create` raises `LogUnwritable` (also if it is too late), or what `also`
+    raises: then nothing is written.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class TableLog(NamedLog):
         table: str = "kafka2pc_decisions",
         lock_ms: int = 10_000,
         also: Callable[[psycopg.Connection, Decision], None] = _nothing,
+        make: bool = True,
     ) -> None:
         self.url, self.name, self.table, self.lock_ms, self.also = url, name, table, lock_ms, also
         self.place = f"{postgres_place(_WHAT, url)}#{table}"
@@ -63,7 +64,8 @@ class TableLog(NamedLog):
                     why="After a power cut such a server forgets.",
                     action="Set fsync = on.",
                 )
-            self._make(db)
+            if not self._is_there(db):
+                self._make(db, make)
 
     def sibling(self, name: str) -> "TableLog":
         twin = copy.copy(self)
@@ -73,10 +75,17 @@ class TableLog(NamedLog):
     def siblings(self) -> list[str]:
         return [name for (name,) in self._ask_all("select distinct log from {} order by log")]
 
-    def _make(self, db: psycopg.Connection) -> None:
+    def _is_there(self, db: psycopg.Connection) -> bool:
+        return db.execute("select to_regclass(%s)", (self.table,)).fetchone() != (None,)
+
+    def _make(self, db: psycopg.Connection, make: bool) -> None:
+        if not make:
+            raise BadOption(
+                f"decision log {self.place}: there is no table {self.table}",
+                why="The query has never written a decision there, or this is another database.",
+                action="Name the decisionLog that the query has.",
+            )
         try:
-            if db.execute("select to_regclass(%s)", (self.table,)).fetchone() != (None,):
-                return
             # two that create it at once would collide
             db.execute("select pg_advisory_xact_lock(2)")
             self._run(db, _TABLE)
