@@ -8,12 +8,20 @@ __all__ = ['Log', 'WalParticipant']
 # %% ../../nbs/stores/07_wal.ipynb #c002
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Callable, Iterable, Iterator, Protocol
+from typing import Any, Callable, Iterable, Iterator, Protocol, cast
 
 # %% ../../nbs/stores/07_wal.ipynb #c003
 from ..protocol.errors import StoreUnreachable
 from ..protocol.messages import Committable, Plan
-from ..protocol.participant import Description, Outcome, Participant, Transaction
+from kafka2pc.protocol.participant import (
+    Description,
+    Identified,
+    Outcome,
+    Participant,
+    StoreIdentity,
+    Transaction,
+    store_identity,
+)
 from ..protocol.states import TxnState
 
 # %% ../../nbs/stores/07_wal.ipynb #c010
@@ -40,6 +48,16 @@ class WalParticipant:
 
     def store_id(self) -> str:
         return self.log.store_id()
+
+    def identity(self) -> StoreIdentity:
+        """That of the log."""
+        return store_identity(self.log)
+
+    def under(self, prefix: str) -> "WalParticipant":
+        """See `Identified`."""
+        # only a participant whose ids have a prefix is asked for another one
+        log = cast(Log, cast(Identified, self.log).under(prefix))
+        return WalParticipant(log, self.send, chunk=self.chunk)
 
     def begin(self, plan: Plan) -> Transaction:
         return self.log.begin(plan)

@@ -27,6 +27,7 @@ from participant_suite import (
     At,
     a_plan,
     in_another_process,
+    in_doubt_lists_what_is_open_under_its_own_prefix,
     killed_after,
     precommit_rows,
     rows,
@@ -41,6 +42,7 @@ from kafka2pc.protocol.errors import BadOption, OutcomeUnknown, StoreUnreachable
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.participant import StoreIdentity, store_identity
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
@@ -50,6 +52,7 @@ from kafka2pc.stores import object_store
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.shaped import Shaped
+from kafka2pc.stores.wal import WalParticipant
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -358,6 +361,22 @@ def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
 @checks(*SMOKE)  # the whole: in the lesson stores/07_wal
 def test_a_log_before_a_store_keeps(check, tmp_path):
     check(wal(tmp_path))
+
+
+def test_a_log_before_a_store_is_found_under_each_prefix(tmp_path):
+    """Its records name the prefix, and the next run looks under the former one."""
+    log = ObjectParticipant(f"file://{tmp_path}/log", prefix="former", name="kv", format="json")
+    sent = []
+    at = At(WalParticipant(log, sent.extend, chunk=2), list, rows)
+    assert store_identity(at.store) == store_identity(log) == StoreIdentity("former")
+    in_doubt_lists_what_is_open_under_its_own_prefix(at)
+    plan = a_plan()
+    c = precommit_rows(at, plan, "a", "b", "c")
+    new = at.store.under("new")
+    assert (new.in_doubt(plan.query_id), new.chunk) == ([], 2)
+    [left] = new.under("former").in_doubt(plan.query_id)
+    assert left.transactional_id == c.transactional_id
+    assert new.commit(c) is DONE and len(sent) == 3
 
 
 def test_another_process_finishes_the_replay_of_a_killed_one(tmp_path):
