@@ -145,9 +145,9 @@ class ExactlyOnce:
         if running is None and checkpoint and is_connect(df.sparkSession):
             running = connected_query(df, checkpoint, batch_id)
         offsets_hash = identify_rows(checkpoint, running, batch_id)
-        driver = self.driver(checkpoint)
+        driver = self.driver(checkpoint, running.run_id if running else "")
         if running and checkpoint is None:
-            check_added_name(running.checkpoint, driver)
+            check_added_name(running, driver)
         frame, counted = self._frame(df)
         with only_call(running, driver.query_id, batch_id):
             plan = plan_batch(driver, batch_id, offsets_hash)
@@ -189,9 +189,9 @@ class ExactlyOnce:
             driver = replace(driver, participants=kept)
         return adopt(driver, left_log(driver.log))
 
-    def driver(self, checkpoint: Checkpoint | None = None) -> Driver:
+    def driver(self, checkpoint: Checkpoint | None = None, run_id: str = "") -> Driver:
         """The driver's side of the protocol. `checkpoint` None: it is not known, or it is a batch
-        job; then the object has a name.
+        job; then the object has a name. `run_id`: see `check_beside`.
         """
         if self.name is not None:
             query_id = query_id_of(self.name)
@@ -199,14 +199,14 @@ class ExactlyOnce:
             raise unknown_checkpoint()
         elif self.log is None:
             options = replace(self.options, checkpoint=checkpoint.location)
-            return stream_driver(options, checkpoint, participants=self.stores())
+            return stream_driver(options, checkpoint, None, self.stores(), run_id)
         else:
             query_id = checkpoint.query_id()
         # with a log that is opened for this query alone: two may run in one process
         options = replace(self.options, checkpoint=query_id)
         log = open_place(options, query_id) if self.log is None else self.log
         if checkpoint:
-            check_beside(checkpoint, query_id, log)
+            check_beside(checkpoint, query_id, log, run_id)
         return make_driver(self.options, query_id, log, self.stores(), checkpoint)
 
     def stores(self) -> list[Participant]:
@@ -243,21 +243,33 @@ class ExactlyOnce:
         return df.select(known), ("key", "value")
 
 
-_ASKED = Kept()  # checkpoints that this process has looked into for a name
+# for which run of the query this process has looked into its checkpoint: (place, id of the
+# decisions) -> run
+_ASKED = Kept()
 
 
-def check_added_name(place: str, driver: Driver) -> None:
+def check_added_name(running: RunningQuery, driver: Driver) -> None:
     """Raises `MovedLog` if the checkpoint holds later decisions than the log under the name: the
-    query ran without the name. Nothing, if Python cannot read the checkpoint.
+    query ran without the name. Nothing, if Python cannot read the checkpoint, which is tried once
+    in each run of the query.
     """
-    if not place or not _ASKED.first(place):
+    asked = running.checkpoint, driver.query_id
+    if not running.checkpoint or _ASKED.get(asked) == running.run_id:
         return
+    checkpoint = _readable(running.checkpoint)
+    if checkpoint:
+        check_beside(checkpoint, driver.query_id, driver.log, running.run_id)
+    _ASKED[asked] = running.run_id
+
+
+def _readable(place: str) -> Checkpoint | None:
+    """The checkpoint, None if Python cannot read it."""
     try:
         checkpoint = Checkpoint(place)
         checkpoint.decided_slots()
     except TwoPhaseError:
-        return
-    check_beside(checkpoint, driver.query_id, driver.log)
+        return None
+    return checkpoint
 
 
 def check_earlier(name: str, driver: Driver, decided: Decision) -> None:
