@@ -144,14 +144,23 @@ class ExactlyOnce:
         checkpoint = self._checkpoint(running)
         if running is None and checkpoint and is_connect(df.sparkSession):
             running = connected_query(df, checkpoint, batch_id)
+        with only_call(running, None if self.name is None else query_id_of(self.name)):
+            self._write(df, batch_id, checkpoint, running)
+
+    def _write(
+        self,
+        df: "DataFrame",
+        batch_id: int,
+        checkpoint: Checkpoint | None,
+        running: RunningQuery | None,
+    ) -> None:
         offsets_hash = identify_rows(checkpoint, running, batch_id)
         driver = self.driver(checkpoint, running.run_id if running else "")
         if running and checkpoint is None:
             check_added_name(running, driver)
         frame, counted = self._frame(df)
-        with only_call(running, driver.query_id, batch_id):
-            plan = plan_batch(driver, batch_id, offsets_hash)
-            write_batch(driver, frame, plan, counted)
+        plan = plan_batch(driver, batch_id, offsets_hash)
+        write_batch(driver, frame, plan, counted)
 
     def write(self, df: "DataFrame") -> bool:
         """Write a batch job, whose `name` is the idempotence key. False: an earlier run has written

@@ -4,10 +4,11 @@ looked into the checkpoint for a name, which batch is written, and which call ha
 
 import json
 import uuid
+from itertools import product
 
 import pytest
 
-from kafka2pc.protocol.errors import MovedLog, StoreUnreachable
+from kafka2pc.protocol.errors import BadOption, MovedLog, StoreUnreachable
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.spark import foreach_batch
 from kafka2pc.spark.checkpoint import Checkpoint
@@ -108,3 +109,49 @@ def test_a_run_looks_into_the_checkpoint_for_a_name_once(query, monkeypatch):
     for batch_id in range(3):
         query.call(named, batch_id)
     assert len(looked) == 1
+
+
+# -- an error that the user's function catches --
+
+
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        *product(["orders", None], ["identify_rows", "driver", "_frame", "plan_batch"]),
+        ("orders", "check_added_name"),
+    ],
+)
+def test_an_error_before_the_plan_stops_the_next_batch(query, monkeypatch, name, place):
+    """The next batch would be claimed, and the rows of this one would be missing."""
+    writer = query.writer(name, decisionLog=query.decisions)
+    owner = foreach_batch if hasattr(foreach_batch, place) else foreach_batch.ExactlyOnce
+
+    def refuses(*args):
+        raise StoreUnreachable("no answer")
+
+    with monkeypatch.context() as broken, pytest.raises(StoreUnreachable):
+        broken.setattr(owner, place, refuses)
+        query.call(writer, 0)
+    with pytest.raises(BadOption, match="batch 0 failed, and the query went on to batch 1"):
+        query.call(writer, 1)
+    query.run = "run 2"
+    query.call(writer, 1)
+
+
+def test_a_wrong_number_is_an_error_of_the_batch_that_runs(query):
+    writer = query.writer()
+    query.call(writer, 0)
+    with pytest.raises(BadOption, match="batch 0 was passed on, and query .* runs batch 1"):
+        query.call(writer, 1, passed_on=0)
+    with pytest.raises(BadOption, match="batch 1 failed, and the query went on to batch 2"):
+        query.call(writer, 2)
+
+
+def test_a_batch_that_the_function_repeats_does_not_stop_the_next(query, monkeypatch):
+    writer = query.writer()
+    with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+        broken.setattr(foreach_batch, "commit", lambda *args: 1 / 0)
+        query.call(writer, 0)
+    for batch_id in range(3):
+        query.call(writer, batch_id)
+    assert Checkpoint(str(query.folder)).decided_slots()[-1].batch_id == 2
