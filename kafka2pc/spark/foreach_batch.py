@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c004
 from ..backends.kept import Kept
-from ..decision_logs.opening import left_log
+from ..decision_logs.opening import left_log, open_log
 from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver
 from ..protocol.errors import BadOption, TwoPhaseError, describe_error
@@ -57,7 +58,7 @@ from kafka2pc.spark.running_query import (
     running_query,
     unknown_checkpoint,
 )
-from .sink.batch_line import count_aborts, log_batch
+from .sink.batch_line import count_aborts, log_batch, tidying_up
 from .sink.columns import COLUMNS, check_columns, plain_names
 from kafka2pc.spark.sink.opening import (
     check_beside,
@@ -167,7 +168,12 @@ class ExactlyOnce:
         it, and `df` is not evaluated. Raises `BadOption` without a name, and what the phases raise.
         """
         name = check_key(self.name)
-        driver = self.driver()
+        query_id = query_id_of(name)
+        with self._log_of_job(query_id) as log:
+            driver = make_driver(self.options, query_id, log, self.stores())
+            return self._write_job(df, name, driver)
+
+    def _write_job(self, df: "DataFrame", name: str, driver: Driver) -> bool:
         frame, counted = self._frame(df)
         plan = plan_batch(driver, 0, "")
         if plan.mode is Mode.WRITE:
@@ -175,9 +181,27 @@ class ExactlyOnce:
         else:
             check_earlier(name, driver, kept_commit(driver.log, 0))
         # finished: no later run asks the stores again, whatever they have forgotten by then
-        if not later_batch(driver.log, 0):
-            claim(driver, 1)
+        with tidying_up():
+            if not later_batch(driver.log, 0):
+                claim(driver, 1)
         return plan.mode is Mode.WRITE
+
+    @contextmanager
+    def _log_of_job(self, query_id: str) -> Iterator[DecisionLog]:
+        """The log that was passed, or one that is opened for this write alone and closed after it:
+        a log in a topic has a consumer, and no later job uses this log.
+        """
+        if self.log is not None:
+            yield self.log
+            return
+        place, conf = self.options.decision_log or "", self.options.conf
+        log = open_log(place, query_id, conf, self.options.prefix)
+        try:
+            yield log
+        finally:
+            close = getattr(log, "close", None)
+            if close:
+                close()
 
     def adopt(self, without: Sequence[str] = ()) -> Decision | None:
         """Record that this object's log and participants are those of the query from now on; the
