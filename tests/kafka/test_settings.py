@@ -1,11 +1,18 @@
 """The kafka.* options: what both clients get, what is refused, and that no error holds a secret."""
 
+import ssl
+import time
+
 import pytest
 from confluent_kafka import Producer
 
+from kafka2pc.kafka.options.librdkafka import TOKEN_PROVIDER
 from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.login import TokenEnded, connection_settings, shared_tokens
 from kafka2pc.kafka.wire.settings import client_conf
-from kafka2pc.protocol.errors import BadOption
+from kafka2pc.kafka.write.settings import open_producer
+from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.errors import BadOption, NotAuthorized
 
 PASSWORD = "correct horse battery staple"
 SERVERS = {"kafka.bootstrap.servers": "a:9092"}
@@ -99,6 +106,10 @@ def test_a_jaas_line_gives_user_and_password(mechanism, module, expected):
             "kafka.sasl.mechanism": "SCRAM-SHA-256",
         },
         {"kafka.ssl.keystore.key": PASSWORD},
+        {"kafka.sasl.jaas.config": f'password="{PASSWORD}" username="u";'},
+        {"kafka.sasl.jaas.config": f'"{PASSWORD}" x username="u";'},
+        {"kafka.sasl.jaas.config": f'"{PASSWORD} a.PlainLoginModule" x username="u";'},
+        {"kafka.sasl.jaas.config": ""},
     ],
 )
 def test_a_refused_option_keeps_the_secret(options):
@@ -172,3 +183,77 @@ def test_librdkafka_takes_what_we_make():
 def test_security_that_only_one_client_could_do_is_refused_before_connecting(conf):
     with pytest.raises(BadOption):
         Cluster({"bootstrap.servers": "127.0.0.1:1"} | conf)
+
+
+# -- words that librdkafka takes for true and false --
+
+
+def verification(word):
+    conf = {"bootstrap.servers": "a:1", "security.protocol": "SSL"}
+    conf["enable.ssl.certificate.verification"] = word
+    context = connection_settings(conf, 1000)["ssl_context"]
+    return context.verify_mode, context.check_hostname
+
+
+@pytest.mark.parametrize("word", ["true", "True", "t", "T", "1", True])
+def test_certificates_are_verified_with_each_word_for_true(word):
+    assert verification(word) == (ssl.CERT_REQUIRED, True)
+
+
+@pytest.mark.parametrize("word", ["false", "False", "f", "F", "0", False])
+def test_certificates_are_not_verified_with_each_word_for_false(word):
+    assert verification(word) == (ssl.CERT_NONE, False)
+
+
+@pytest.mark.parametrize("word", ["yes", "2", "", " true", "on"])
+def test_another_word_for_a_switch_is_refused(word):
+    name = "enable.ssl.certificate.verification"
+    with pytest.raises(BadOption, match=name):
+        verification(word)
+    with pytest.raises(BadOption, match=name):
+        client_conf(SERVERS | {f"kafka.{name}": word})
+
+
+def no_token():
+    raise RuntimeError(PASSWORD)
+
+
+ENDS = iter([time.time() + 0.2])
+
+
+def one_token():
+    return "token", next(ENDS)
+
+
+def with_tokens(provider):
+    return {
+        "bootstrap.servers": "127.0.0.1:1",
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanisms": "OAUTHBEARER",
+        TOKEN_PROVIDER: f"{__name__}:{provider}",
+    }
+
+
+def test_a_function_that_gives_no_token_is_no_wrong_option():
+    """On an executor librdkafka is the first that asks for a token."""
+    with pytest.raises(NotAuthorized, match="no_token: RuntimeError") as caught:
+        open_producer(with_tokens("no_token"))
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_function_that_gives_no_second_token_is_no_wrong_option():
+    conf = with_tokens("one_token")
+    tokens = shared_tokens(conf)
+
+    def failed():
+        try:
+            tokens.current()
+        except TokenEnded:
+            return False
+        except NotAuthorized:
+            return True
+        return False
+
+    until(failed, "the token has ended, and the function has failed", 20)
+    with pytest.raises(NotAuthorized, match="one_token: StopIteration"):
+        open_producer(conf)

@@ -12,6 +12,7 @@ import os
 import ssl
 import threading
 import time
+from contextlib import suppress
 from typing import Callable, Mapping
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c004
@@ -29,6 +30,20 @@ def _check_files(conf: Mapping) -> None:
     for name in _FILES:
         if name in conf and not os.access(conf[name], os.R_OK):
             raise BadOption(f"kafka.{name}={conf[name]}: no such file here, or not readable")
+
+
+_WORDS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
+def _verifies(conf: Mapping) -> bool:
+    """Are the brokers' certificates verified? Raises `BadOption` for a word that librdkafka does
+    not know.
+    """
+    name = "enable.ssl.certificate.verification"
+    word = str(conf.get(name, "true"))
+    if word.lower() not in _WORDS:
+        raise BadOption(f"kafka.{name}={word}: true or false")
+    return _WORDS[word.lower()]
 
 
 def _load_certificates(conf: Mapping) -> ssl.SSLContext:
@@ -52,7 +67,7 @@ def _load_certificates(conf: Mapping) -> ssl.SSLContext:
 
 def _tls(conf: Mapping) -> ssl.SSLContext:
     """The TLS context that `conf` asks for. Raises `BadOption` for a file that is missing or that
-    is no PEM file of the right kind.
+    is no PEM file of the right kind, and for a word that is neither true nor false.
     """
     _check_files(conf)
     try:
@@ -62,7 +77,7 @@ def _tls(conf: Mapping) -> ssl.SSLContext:
             f"kafka.ssl.*: {e}",
             action="Use PEM files; a key with a password needs kafka.ssl.key.password.",
         ) from None
-    verify = str(conf.get("enable.ssl.certificate.verification", "true")).lower() == "true"
+    verify = _verifies(conf)
     context.check_hostname = verify and conf.get(VERIFY_HOST, "https") != "none"
     context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
     return context
@@ -178,12 +193,14 @@ def shared_tokens(conf: Mapping) -> Tokens:
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c026
 def for_librdkafka(conf: Mapping) -> dict:
     """The same settings for a client of librdkafka, which takes a token provider as a function.
-    Raises `BadOption` if that cannot be imported.
+    Raises `BadOption` if that cannot be imported, `NotAuthorized` if it gives no token.
     """
     conf = dict(conf)
     if TOKEN_PROVIDER in conf:
-        find_provider(conf)
         named = {TOKEN_PROVIDER: conf.pop(TOKEN_PROVIDER)}
+        # without a token, librdkafka would wait for ten seconds, and give no reason
+        with suppress(TokenEnded):
+            shared_tokens(named).current()
         conf["oauth_cb"] = lambda _: shared_tokens(named).current()
     return conf
 

@@ -6,6 +6,7 @@
 __all__ = ['whole_number', 'ClientOptions', 'read_client', 'client_conf']
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c002
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Mapping
@@ -33,9 +34,10 @@ def _read_jaas(text: str) -> tuple[str, dict[str, str]]:
     try:
         module, _, *pairs = shlex.split(text.strip().rstrip(";"))
     except ValueError:
-        raise BadOption(
-            "kafka.sasl.jaas.config cannot be read", action=f"Write it as {_JAAS_FORM}"
-        ) from None
+        module, pairs = "", []
+    # without a module, the first word may be a password
+    if not re.fullmatch(r"[\w.$]+LoginModule", module):
+        raise BadOption("kafka.sasl.jaas.config cannot be read", action=f"Write it as {_JAAS_FORM}")
     return module, dict(pair.partition("=")[::2] for pair in pairs)
 
 
