@@ -348,11 +348,12 @@ def exactly_once(
     `checkpoint`: its place, where Spark cannot say it (Spark Connect, clusters that are shared).
 
     `name`: the key of a batch job (`.write(df)`); and, with the option `decisionLog`, of a query
-    whose checkpoint Python cannot read. Its decisions are kept under this name, and the checkpoint
-    is not looked at. So give every new checkpoint a new name, and keep the name while the
-    checkpoint lasts: it is not noticed if the name is changed or taken away (a batch in flight is
-    then written twice, and its open transactions stay), if the checkpoint is copied or turned back
-    by one batch, or if another query uses the name.
+    whose checkpoint Python cannot read. Its decisions are kept under this name. The checkpoint is
+    asked only whether the query ran without the name, at each start, if Python can read it. So give
+    every new checkpoint a new name, and keep the name while the checkpoint lasts: it is not noticed
+    if the name is changed or taken away (a batch in flight is then written twice, and its open
+    transactions stay), if the checkpoint is copied or turned back by one batch, or if another query
+    uses the name.
 
     Raises `BadOption` for options and arguments that cannot work together.
     """

@@ -82,10 +82,19 @@ def symptoms(conf, access, topic, prefix, topic_id):
                 > 0
             )
         ),
-        ("source", "Read", "--group"): lambda: not may_use_group(conf, topic),
+        ("source", "Read", "--group"): lambda: (
+            not may_use_group(conf, topic)
+            and (offsets_of_group(conf, topic) or ("", ""))[0] == "NotAuthorized"
+            and "group kafka2pc-source: 30" in offsets_of_group(conf, topic)[1]
+        ),
         ("operator", "Write", "--transactional-id"): denied("ids-not-allowed"),
         ("operator", "Read", "--topic"): denied("readers-held-back-by-whom"),
     }
+
+
+def offsets_of_group(conf, topic):
+    """The error of a read from the group that the source would use."""
+    return error_of(lambda: Questions(conf).group_offsets("kafka2pc-source", [(topic, 0)]))
 
 
 def may_use_group(conf, topic):

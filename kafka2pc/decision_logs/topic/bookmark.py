@@ -9,24 +9,21 @@ __all__ = ['Bookmark']
 import logging
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c003
-from kafka.errors import for_code
 from kafka.protocol.consumer import (
     OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetForLeaderEpochRequest,
 )
-from kafka.protocol.metadata import FindCoordinatorRequest
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c004
 from .reader import leader_of
-from ...kafka.wire.cluster import Cluster
+from ...kafka.wire.cluster import Cluster, ask_group, check_group
 from ...kafka.wire.connection import NoAnswer, NotSent, NotYet, WireAnswer, WireRequest
 from ...kafka.wire.topics import describe_topics
-from ...protocol.errors import TwoPhaseError
+from ...protocol.errors import NotAuthorized, TwoPhaseError
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c007
 _LOG = logging.getLogger("kafka2pc")
-_GROUP, _NO_RIGHT = 0, 30  # FindCoordinator's key type; GROUP_AUTHORIZATION_FAILED
 _NO_BOOKMARK = (NotSent, NoAnswer, NotYet, TwoPhaseError)
 
 
@@ -101,20 +98,14 @@ class Bookmark:
 
     def _ask_group(self, request: WireRequest) -> WireAnswer:
         """The answer for the partition, of the group's coordinator."""
-        found = self._cluster.ask(
-            FindCoordinatorRequest(key_type=_GROUP, key=self.group, max_version=3)
-        )
-        self._check(found.error_code)
-        answer = self._cluster.ask(request, found.node_id)
-        self._check(getattr(answer, "error_code", 0))
-        row = answer.topics[0].partitions[0]
-        self._check(row.error_code)
+        self.allowed = True
+        try:
+            row = ask_group(self._cluster, self.group, request).topics[0].partitions[0]
+            check_group(row.error_code, self.group)
+        except NotAuthorized:
+            self.allowed = False
+            raise
         return row
-
-    def _check(self, code: int) -> None:
-        self.allowed = code != _NO_RIGHT
-        if code:
-            raise NotYet(f"group {self.group}: {code} {for_code(code).message}")
 
     def _end_of(self, epoch: int) -> int:
         """The offset where the records of a leader's epoch end, -1 if the leader of now does not

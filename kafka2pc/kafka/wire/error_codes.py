@@ -6,14 +6,15 @@
 __all__ = ['UNKNOWN_TOPIC_OR_PARTITION', 'LEADER_NOT_AVAILABLE', 'NOT_LEADER_OR_FOLLOWER', 'REQUEST_TIMED_OUT',
            'REPLICA_NOT_AVAILABLE', 'MESSAGE_TOO_LARGE', 'NETWORK_EXCEPTION', 'COORDINATOR_LOAD_IN_PROGRESS',
            'COORDINATOR_NOT_AVAILABLE', 'NOT_COORDINATOR', 'RECORD_LIST_TOO_LARGE', 'NOT_ENOUGH_REPLICAS',
-           'NOT_ENOUGH_REPLICAS_AFTER_APPEND', 'TOPIC_AUTHORIZATION_FAILED', 'UNSUPPORTED_VERSION',
-           'OUT_OF_ORDER_SEQUENCE_NUMBER', 'DUPLICATE_SEQUENCE_NUMBER', 'INVALID_PRODUCER_EPOCH', 'INVALID_TXN_STATE',
-           'INVALID_PRODUCER_ID_MAPPING', 'INVALID_TRANSACTION_TIMEOUT', 'CONCURRENT_TRANSACTIONS',
+           'NOT_ENOUGH_REPLICAS_AFTER_APPEND', 'TOPIC_AUTHORIZATION_FAILED', 'GROUP_AUTHORIZATION_FAILED',
+           'UNSUPPORTED_VERSION', 'OUT_OF_ORDER_SEQUENCE_NUMBER', 'DUPLICATE_SEQUENCE_NUMBER', 'INVALID_PRODUCER_EPOCH',
+           'INVALID_TXN_STATE', 'INVALID_PRODUCER_ID_MAPPING', 'INVALID_TRANSACTION_TIMEOUT', 'CONCURRENT_TRANSACTIONS',
            'TRANSACTIONAL_ID_AUTHORIZATION_FAILED', 'OPERATION_NOT_ATTEMPTED', 'KAFKA_STORAGE_ERROR',
            'FENCED_LEADER_EPOCH', 'UNKNOWN_LEADER_EPOCH', 'OFFSET_NOT_AVAILABLE', 'PRODUCER_FENCED', 'UNKNOWN_TOPIC_ID',
            'INCONSISTENT_TOPIC_ID', 'TRANSACTIONAL_ID_NOT_FOUND', 'COORDINATOR_MOVES', 'LEADER_MOVES', 'NOT_YET',
            'END_REFUSED', 'PRODUCE_AGAIN', 'BATCH_TOO_LARGE', 'WRONG_TOPIC_ID', 'FETCH_AGAIN', 'GRANT_WRITE_ON_ID',
-           'code_name', 'describe_code', 'id_not_authorized', 'topic_not_authorized', 'login_refused']
+           'code_name', 'describe_code', 'id_not_authorized', 'topic_not_authorized', 'group_not_authorized',
+           'login_refused']
 
 # %% ../../../nbs/kafka/wire/03_error_codes.ipynb #c002
 from kafka.errors import for_code
@@ -36,6 +37,7 @@ RECORD_LIST_TOO_LARGE = 18
 NOT_ENOUGH_REPLICAS = 19
 NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
 TOPIC_AUTHORIZATION_FAILED = 29
+GROUP_AUTHORIZATION_FAILED = 30
 UNSUPPORTED_VERSION = 35
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 DUPLICATE_SEQUENCE_NUMBER = 46
@@ -140,6 +142,14 @@ def topic_not_authorized(topic: str, right: str = "WRITE", what: str = "") -> No
     return NotAuthorized(
         what or f"topic {topic}: {describe_code(TOPIC_AUTHORIZATION_FAILED)}",
         action=f"Grant {right} and DESCRIBE on the resource Topic {topic}; then restart the query.",
+    )
+
+
+def group_not_authorized(group: str) -> NotAuthorized:
+    """The error for GROUP_AUTHORIZATION_FAILED."""
+    return NotAuthorized(
+        f"group {group}: {describe_code(GROUP_AUTHORIZATION_FAILED)}",
+        action=f"Grant READ and DESCRIBE on the resource Group {group}; then restart the query.",
     )
 
 

@@ -54,7 +54,7 @@ RIGHTS = (
         "source",
         "Read",
         "--group {group}",
-        "BrokerUnreachable names the group of startingOffsets=group",
+        "NotAuthorized names the group of startingOffsets=group",
         needed=False,
     ),
     Right(

@@ -20,6 +20,7 @@ from confluent_kafka import (
     Uuid,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
+from kafka.protocol.consumer import OffsetFetchRequest
 from tenacity import (
     RetryError,
     Retrying,
@@ -33,7 +34,9 @@ from tenacity import (
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
 from ...kafka.options.librdkafka import TOKEN_PROVIDER
 from ...kafka.wire import error_codes as codes
-from ...kafka.wire.cluster import Cluster
+from ...kafka.wire.cluster import Cluster, ask_group, check_group
+from ...kafka.wire.connection import NoAnswer, NotSent, NotYet, WireAnswer
+from ...kafka.wire.error_codes import topic_not_authorized
 from ...kafka.wire.login import for_librdkafka
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
@@ -71,14 +74,20 @@ _PASSING = (
 
 
 def _may_pass(e: BaseException) -> bool:
+    if isinstance(e, (NotSent, NoAnswer, NotYet)):
+        return True
     return isinstance(e, KafkaException) and (e.args[0].retriable() or e.args[0].code() in _PASSING)
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c021
 NOTHING_READ = "No. Nothing was read; the offsets in the checkpoint stay."
 
 
-def _translate(e: KafkaException, what: str) -> Exception:
-    """The error of ours for an error of the client."""
+def _translate(e: BaseException, what: str) -> Exception:
+    """The error of ours for an error of librdkafka, or for a question of ours that had no usable
+    answer.
+    """
+    if not isinstance(e, KafkaException):
+        return BrokerUnreachable(f"{what}: {e}", risk=NOTHING_READ)
     error = e.args[0]
     if error.code() in _FORBIDDEN:
         return NotAuthorized(f"{what}: {error.str()}")
@@ -105,7 +114,7 @@ def _ask_again(ask: Callable[[], _T], what: str, within_s: float, tries: Tries |
     try:
         return retrying(ask)
     except RetryError as e:
-        last = cast(KafkaException, e.last_attempt.exception())
+        last = cast(Exception, e.last_attempt.exception())
         raise _translate(last, what) from None
     except KafkaException as e:
         raise _translate(e, what) from None
@@ -118,6 +127,34 @@ _INTERNAL = (
     "__share_group_state",
     "__cluster_metadata",
 )
+
+
+def _offsets_request(group: str, parts: Iterable[TopicPart]) -> OffsetFetchRequest:
+    """For the offsets of a group, those of transactions that have ended."""
+    partitions: dict[str, list[int]] = {}
+    for topic, partition in parts:
+        partitions.setdefault(topic, []).append(partition)
+    rows = [
+        OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
+        for topic, numbers in partitions.items()
+    ]
+    # version 8 can ask for several groups, and has other fields
+    return OffsetFetchRequest(
+        group_id=group, topics=rows, require_stable=True, min_version=7, max_version=7
+    )
+
+
+def _committed(answer: WireAnswer, group: str) -> dict[TopicPart, int]:
+    """The offsets in an answer. Raises `NotAuthorized`, `NotYet`."""
+    offsets = {}
+    for topic in answer.topics:
+        for row in topic.partitions:
+            if row.error_code == codes.TOPIC_AUTHORIZATION_FAILED:
+                raise topic_not_authorized(topic.name, "READ")
+            check_group(row.error_code, group)
+            if row.committed_offset >= 0:
+                offsets[topic.name, row.partition_index] = row.committed_offset
+    return offsets
 
 
 class Questions:
@@ -141,6 +178,7 @@ class Questions:
         self.isolation = (
             IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
         )
+        self._given = dict(conf)
         # librdkafka's wait for a coordinator when it commits
         self._conf = for_librdkafka(conf) | {"session.timeout.ms": 6_000}
         self._groups: dict[str, Consumer] = {}
@@ -230,18 +268,19 @@ class Questions:
         return {part: Bounds(begins[part], max(begins[part], ends[part])) for part in parts}
 
     def group_offsets(self, group: str, parts: Iterable[TopicPart]) -> dict[TopicPart, int]:
-        """The offsets that a group has committed, of those partitions where it has."""
-        wanted = [TopicPartition(t, p) for t, p in parts]
-        if not wanted:
+        """The offsets that a group has committed, of those partitions where it has. By our own
+        connection: librdkafka asks until its time is over if the right on the group is missing.
+        """
+        parts = list(parts)
+        if not parts:
             return {}
-        what = f"offsets of group {group}"
-        answers = self._ask(
-            what, lambda: self._consumer(group).committed(wanted, timeout=self._request_s)
-        )
-        for part in answers:
-            if part.error:
-                raise _translate(KafkaException(part.error), f"{what} at {self.servers}")
-        return {(a.topic, a.partition): a.offset for a in answers if a.offset >= 0}
+        with Cluster(self._given, timeout_ms=self.within_ms) as cluster:
+
+            def once() -> dict[TopicPart, int]:
+                answer = ask_group(cluster, group, _offsets_request(group, parts))
+                return _committed(answer, group)
+
+            return self._ask(f"offsets of group {group}", once)
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPart, int]) -> None:
         """Make these the offsets of the group. Raises `KafkaException`, for instance if the group
