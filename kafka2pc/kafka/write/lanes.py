@@ -99,6 +99,7 @@ class Lane:
         self.batches = deque([*waiting[:at], *smaller, *waiting[at + 1 :]])
         self.appended += len(smaller) - 1
         batch.done = True
+        batch.content = b""
         return smaller
 
     def next_batch(self, now: float) -> Batch | None:

@@ -271,8 +271,9 @@ class Sender:
         limits, half = self.cluster.batch_bytes, half_size(rows)
         limits[lane.topic] = min(half, limits.get(lane.topic, half))
         parts = split_rows(rows, lane.topic, lane.partition)
+        self.held -= len(batch.content)
         smaller = lane.replace(batch, parts, self.state, self.codec)
-        self.held += sum(len(part.content) for part in smaller) - len(batch.content)
+        self.held += sum(len(part.content) for part in smaller)
         self._oldest.extend(smaller)
 
     def _refused(self, lane: Lane, batch: Batch, code: int, said: str | None = None) -> Exception:
