@@ -76,9 +76,22 @@ def _authority(scheme: str, rest: str) -> tuple[str, str]:
     return host.lower() if scheme == "hdfs" else host, path.rstrip("/")
 
 
+# NAME:PASSWORD@, in which `?` may be a part of the password, or begin the options
+_USER = re.compile(r"(://[^:/@]*):(?:[^?@]*(@)|[^@]*@[^&\s]*)")
+_OPTION = re.compile(r"([?&])([^?&=\s]+)=[^&\s]*")
+_SECRETS = re.compile("pass|pwd|secret|token|^sig$", re.IGNORECASE)
+
+
 def masked(place: str) -> str:
-    """A place without the password, and without the signature of Azure, in its URL."""
-    return re.sub(r"([?&]sig=)[^&\s]*", r"\1***", re.sub(r"(://[^:/@]*):[^@]*@", r"\1:***@", place))
+    """A place without what is secret in its URL: the password, and the values of options such as
+    `password`, `sslpassword` or `token`, and the signature of Azure (`sig`).
+    """
+    return _OPTION.sub(_masked_option, _USER.sub(r"\1:***\2", place))
+
+
+def _masked_option(option: re.Match) -> str:
+    sign, name = option.groups()
+    return f"{sign}{name}=***" if _SECRETS.search(unquote(name)) else option[0]
 
 
 def absolute_place(place: str) -> str:

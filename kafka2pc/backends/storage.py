@@ -259,7 +259,12 @@ class Storage:
     def exists(self, path: str) -> bool:
         """Is there such an object now?"""
         self.fs.invalidate_cache()  # a driver may remember more than it was asked to
-        return self._ask(path, lambda: self.fs.exists(path))
+        try:
+            # `fs.exists` of a local folder returns False for every error
+            self._ask(path, lambda: self.fs.info(path))
+        except FileNotFoundError:
+            return False
+        return True
 
     def names(self, folder: str) -> list[str]:
         """What is in a folder now. Empty if there is no such folder: an object store has none."""

@@ -28,17 +28,22 @@ if TYPE_CHECKING:
 # %% ../../nbs/kafka/06_client.ipynb #c006
 # one `Cluster` in each process for each set of client settings
 _CLUSTERS = Kept(most=EVERYTHING)
-_OPENING = threading.Lock()
+# a lock for each: while one is opened, which may take long, no other has to wait
+_OPENING = Kept(most=EVERYTHING)
 
 
 def _key(conf: dict) -> tuple:
     return tuple(sorted(conf.items()))
 
 
+def _opening(key: tuple) -> threading.Lock:
+    return _OPENING.setdefault(key, threading.Lock())
+
+
 def shared_cluster(conf: dict) -> Cluster:
     """The connection to the cluster of `conf`, opened once in each process."""
     key = _key(conf)
-    with _OPENING:
+    with _opening(key):
         if key not in _CLUSTERS:
             _CLUSTERS[key] = Cluster(conf)
         return _CLUSTERS[key]
@@ -46,8 +51,9 @@ def shared_cluster(conf: dict) -> Cluster:
 
 def close_cluster(conf: dict) -> None:
     """Close the connection that this process shares."""
-    with _OPENING:
-        cluster = _CLUSTERS.pop(_key(conf), None)
+    key = _key(conf)
+    with _opening(key):
+        cluster = _CLUSTERS.pop(key, None)
     if cluster:
         cluster.close()
 

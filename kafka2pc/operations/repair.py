@@ -18,7 +18,7 @@ from ..kafka.participant import KafkaParticipant
 from ..kafka.wire.descriptions import describe_transactions
 from ..kafka.wire.transactions import end_txn, end_txn_version
 from .query import Query
-from .survey import Survey, find_prefix
+from .survey import Survey, find_prefix, log_prefixes
 from ..protocol.driver import Driver, Policy
 from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused
 from ..protocol.log.decisions import Decision, Identity
@@ -27,7 +27,7 @@ from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ..protocol.names import Token, known_name, parse_name
 from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import fence
-from ..protocol.participant import Outcome
+from ..protocol.participant import Identified, Outcome, store_identity
 from ..protocol.phases.describe import describe_all
 from ..protocol.phases.finish import check_own, finish
 from ..protocol.phases.sweep import sweep
@@ -302,10 +302,22 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
             holds=describe_records(c),
             left_ms=_left_ms(c),
         )
-        for participant in driver.participants.values()
+        for each in _under_each_prefix(driver)
+        for participant in each.participants.values()
         for c in participant.in_doubt(driver.query_id)
         if (c.transactional_id, c.state) not in spared
     ]
+
+
+def _under_each_prefix(driver: Driver) -> list[Driver]:
+    """The driver, and the same one under each other prefix that its log names."""
+    stores = driver.participants
+    now = {store_identity(p).prefix for p in stores.values()}
+    twins = [
+        {name: p.under(prefix) for name, p in stores.items() if isinstance(p, Identified)}
+        for prefix in sorted(log_prefixes(driver.log) - now)
+    ]
+    return [driver, *(replace(driver, participants=twin) for twin in twins)]
 
 
 def plan_restore(driver: Driver) -> list[RestoreStep]:
@@ -322,8 +334,11 @@ def restore(driver: Driver) -> list[RestoreStep]:
     """
     steps = plan_restore(driver)
     newest = newest_commit(driver.log)
+    drivers = _under_each_prefix(driver)
     if any(s.do == "abort" for s in steps):
-        sweep(driver, fence(driver))
+        token = fence(driver)
+        for each in drivers:
+            sweep(each, token)
     elif newest:
         finish(driver, newest)
     return steps

@@ -97,12 +97,18 @@ class Checkpoint:
 
     def last_offsets(self, source: int = 0) -> dict | None:
         """Where the last batch in Spark's commit log ends; None if there is no such batch.
-        `source`: which of the query's sources, from 0 on.
+        `source`: which of the query's sources, from 0 on. Raises `BadOption` if the query has fewer
+        sources, `StaleCheckpoint` if the checkpoint does not hold the batch.
         """
         done = self._storage.numbers(f"{self._root}/commits")
         if not done:
             return None
-        return self.entries(max(done))[source]
+        entries = self.entries(max(done))
+        if not entries:
+            raise StaleCheckpoint(f"{self.location}: commits/{max(done)} without its offsets")
+        if source >= len(entries):
+            raise BadOption(f"source {source}: the query has {len(entries)}, from 0 on")
+        return entries[source]
 
     def entries(self, batch_id: int) -> list:
         """Where a batch ends, for each source of the query as the source wrote it; None for a

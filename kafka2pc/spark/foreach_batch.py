@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c004
 from ..backends.kept import Kept
-from ..decision_logs.opening import left_log
+from ..decision_logs.opening import left_log, open_log
 from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver
 from ..protocol.errors import BadOption, TwoPhaseError, describe_error
@@ -57,7 +58,7 @@ from kafka2pc.spark.running_query import (
     running_query,
     unknown_checkpoint,
 )
-from .sink.batch_line import count_aborts, log_batch
+from .sink.batch_line import count_aborts, log_batch, tidying_up
 from .sink.columns import COLUMNS, check_columns, plain_names
 from kafka2pc.spark.sink.opening import (
     check_beside,
@@ -144,21 +145,35 @@ class ExactlyOnce:
         checkpoint = self._checkpoint(running)
         if running is None and checkpoint and is_connect(df.sparkSession):
             running = connected_query(df, checkpoint, batch_id)
+        with only_call(running, None if self.name is None else query_id_of(self.name)):
+            self._write(df, batch_id, checkpoint, running)
+
+    def _write(
+        self,
+        df: "DataFrame",
+        batch_id: int,
+        checkpoint: Checkpoint | None,
+        running: RunningQuery | None,
+    ) -> None:
         offsets_hash = identify_rows(checkpoint, running, batch_id)
-        driver = self.driver(checkpoint)
+        driver = self.driver(checkpoint, running.run_id if running else "")
         if running and checkpoint is None:
-            check_added_name(running.checkpoint, driver)
+            check_added_name(running, driver)
         frame, counted = self._frame(df)
-        with only_call(running, driver.query_id, batch_id):
-            plan = plan_batch(driver, batch_id, offsets_hash)
-            write_batch(driver, frame, plan, counted)
+        plan = plan_batch(driver, batch_id, offsets_hash)
+        write_batch(driver, frame, plan, counted)
 
     def write(self, df: "DataFrame") -> bool:
         """Write a batch job, whose `name` is the idempotence key. False: an earlier run has written
         it, and `df` is not evaluated. Raises `BadOption` without a name, and what the phases raise.
         """
         name = check_key(self.name)
-        driver = self.driver()
+        query_id = query_id_of(name)
+        with self._log_of_job(query_id) as log:
+            driver = make_driver(self.options, query_id, log, self.stores())
+            return self._write_job(df, name, driver)
+
+    def _write_job(self, df: "DataFrame", name: str, driver: Driver) -> bool:
         frame, counted = self._frame(df)
         plan = plan_batch(driver, 0, "")
         if plan.mode is Mode.WRITE:
@@ -166,9 +181,27 @@ class ExactlyOnce:
         else:
             check_earlier(name, driver, kept_commit(driver.log, 0))
         # finished: no later run asks the stores again, whatever they have forgotten by then
-        if not later_batch(driver.log, 0):
-            claim(driver, 1)
+        with tidying_up():
+            if not later_batch(driver.log, 0):
+                claim(driver, 1)
         return plan.mode is Mode.WRITE
+
+    @contextmanager
+    def _log_of_job(self, query_id: str) -> Iterator[DecisionLog]:
+        """The log that was passed, or one that is opened for this write alone and closed after it:
+        a log in a topic has a consumer, and no later job uses this log.
+        """
+        if self.log is not None:
+            yield self.log
+            return
+        place, conf = self.options.decision_log or "", self.options.conf
+        log = open_log(place, query_id, conf, self.options.prefix)
+        try:
+            yield log
+        finally:
+            close = getattr(log, "close", None)
+            if close:
+                close()
 
     def adopt(self, without: Sequence[str] = ()) -> Decision | None:
         """Record that this object's log and participants are those of the query from now on; the
@@ -189,9 +222,9 @@ class ExactlyOnce:
             driver = replace(driver, participants=kept)
         return adopt(driver, left_log(driver.log))
 
-    def driver(self, checkpoint: Checkpoint | None = None) -> Driver:
+    def driver(self, checkpoint: Checkpoint | None = None, run_id: str = "") -> Driver:
         """The driver's side of the protocol. `checkpoint` None: it is not known, or it is a batch
-        job; then the object has a name.
+        job; then the object has a name. `run_id`: see `check_beside`.
         """
         if self.name is not None:
             query_id = query_id_of(self.name)
@@ -199,14 +232,14 @@ class ExactlyOnce:
             raise unknown_checkpoint()
         elif self.log is None:
             options = replace(self.options, checkpoint=checkpoint.location)
-            return stream_driver(options, checkpoint, participants=self.stores())
+            return stream_driver(options, checkpoint, None, self.stores(), run_id)
         else:
             query_id = checkpoint.query_id()
         # with a log that is opened for this query alone: two may run in one process
         options = replace(self.options, checkpoint=query_id)
         log = open_place(options, query_id) if self.log is None else self.log
         if checkpoint:
-            check_beside(checkpoint, query_id, log)
+            check_beside(checkpoint, query_id, log, run_id)
         return make_driver(self.options, query_id, log, self.stores(), checkpoint)
 
     def stores(self) -> list[Participant]:
@@ -243,21 +276,33 @@ class ExactlyOnce:
         return df.select(known), ("key", "value")
 
 
-_ASKED = Kept()  # checkpoints that this process has looked into for a name
+# for which run of the query this process has looked into its checkpoint: (place, id of the
+# decisions) -> run
+_ASKED = Kept()
 
 
-def check_added_name(place: str, driver: Driver) -> None:
+def check_added_name(running: RunningQuery, driver: Driver) -> None:
     """Raises `MovedLog` if the checkpoint holds later decisions than the log under the name: the
-    query ran without the name. Nothing, if Python cannot read the checkpoint.
+    query ran without the name. Nothing, if Python cannot read the checkpoint, which is tried once
+    in each run of the query.
     """
-    if not place or not _ASKED.first(place):
+    asked = running.checkpoint, driver.query_id
+    if not running.checkpoint or _ASKED.get(asked) == running.run_id:
         return
+    checkpoint = _readable(running.checkpoint)
+    if checkpoint:
+        check_beside(checkpoint, driver.query_id, driver.log, running.run_id)
+    _ASKED[asked] = running.run_id
+
+
+def _readable(place: str) -> Checkpoint | None:
+    """The checkpoint, None if Python cannot read it."""
     try:
         checkpoint = Checkpoint(place)
         checkpoint.decided_slots()
     except TwoPhaseError:
-        return
-    check_beside(checkpoint, driver.query_id, driver.log)
+        return None
+    return checkpoint
 
 
 def check_earlier(name: str, driver: Driver, decided: Decision) -> None:

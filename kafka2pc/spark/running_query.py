@@ -140,20 +140,23 @@ def in_task(plan: Plan) -> Plan:
 # %% ../../nbs/spark/04_running_query.ipynb #c051
 # the last batch that this process has written: id of the decisions -> (run of the query, batch)
 _WRITTEN = Kept()
-# the call that has raised: id of the decisions -> (run of the query, batch)
+# the call that has raised, and whose batch no later call has written: id of the decisions ->
+# (run of the query, batch)
 _FAILED = Kept()
 
 
 @contextmanager
-def only_call(running: RunningQuery | None, query_id: str, batch_id: int) -> Iterator[None]:
-    """The one call that writes a batch. `query_id`: that of the decisions. Raises `BadOption` if a
-    call before it, in the same run of the query, has written the batch, or has raised for an
-    earlier batch. Neither is noticed where Spark does not say which run it is (over Connect with a
-    `name` and without a checkpoint).
+def only_call(running: RunningQuery | None, query_id: str | None = None) -> Iterator[None]:
+    """The one call that writes the batch that runs; all that may fail belongs into it. `query_id`:
+    that of the decisions, if they are kept under a name. Raises `BadOption` if a call before it, in
+    the same run of the query, has written the batch, or has raised for an earlier batch. Neither is
+    noticed where Spark does not say which run it is (over Connect with a `name` and without a
+    checkpoint).
     """
     if not (running and running.run_id):
         yield
         return
+    query_id, batch_id = query_id or running.query_id, running.batch_id
     run_id, failed = _FAILED.get(query_id, ("", batch_id))
     if run_id == running.run_id and failed < batch_id:
         raise _passed_over(failed, batch_id)
@@ -166,6 +169,7 @@ def only_call(running: RunningQuery | None, query_id: str, batch_id: int) -> Ite
         _FAILED[query_id] = call
         raise
     _WRITTEN[query_id] = call
+    _FAILED.pop(query_id, None)
 
 
 def _passed_over(failed: int, batch_id: int) -> BadOption:

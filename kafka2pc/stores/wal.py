@@ -6,6 +6,7 @@
 __all__ = ['Log', 'WalParticipant']
 
 # %% ../../nbs/stores/07_wal.ipynb #c002
+from dataclasses import replace
 from itertools import islice
 from typing import Any, Callable, Iterable, Iterator, Protocol
 
@@ -13,6 +14,7 @@ from typing import Any, Callable, Iterable, Iterator, Protocol
 from ..protocol.errors import StoreUnreachable
 from ..protocol.messages import Committable, Plan
 from ..protocol.participant import Description, Outcome, Participant, Transaction
+from ..protocol.states import TxnState
 
 # %% ../../nbs/stores/07_wal.ipynb #c010
 class Log(Participant, Protocol):
@@ -46,7 +48,26 @@ class WalParticipant:
         return self.log.abort(c)
 
     def describe(self, cs: Iterable[Committable], **limits: Any) -> list[Description]:
-        return self.log.describe(cs, **limits)
+        """A transaction is COMMITTED once the target has all its rows: the log has dropped them.
+        Until then it is PRECOMMITTED, although the log is committed.
+        """
+        cs = list(cs)
+        found = self.log.describe(cs, **limits)
+        return [self._described(c, d) for c, d in zip(cs, found, strict=True)]
+
+    def _described(self, c: Committable, found: Description) -> Description:
+        if found.state is TxnState.COMMITTED and self._is_waiting(c):
+            return replace(found, state=TxnState.PRECOMMITTED)
+        return found
+
+    def _is_waiting(self, c: Committable) -> bool:
+        """Does the log still hold rows of it?"""
+        try:
+            return next(iter(self.log.rows(c)), None) is not None
+        except FileNotFoundError:  # another process has just dropped them
+            return False
+        except OSError as e:
+            raise StoreUnreachable(f"{self.name}: {c.transactional_id}: {e}") from e
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         return self.log.in_doubt(query_id)

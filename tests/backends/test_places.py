@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kafka2pc.backends.places import check_place, normal_place
+from kafka2pc.backends.places import check_place, masked, normal_place
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.decision_logs.opening import open_folder_log, open_log
@@ -348,3 +348,30 @@ def test_dbfs_is_answered_by_what_helps_there():
         check_place("checkpointLocation", "dbfs:/x", folder=True)
     with pytest.raises(BadOption, match="kafka:TOPIC"):
         check_place("decisionLog", "dbfs:/x")
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("s3://b/k", "s3://b/k"),
+        ("s3://ID:hunter2/x@b/k", "s3://ID:***@b/k"),
+        ("abfs://c@a/x?sig=hunter2&sp=r", "abfs://c@a/x?sig=***&sp=r"),
+        ("postgresql://me:hunter2@h/d?sslmode=require", "postgresql://me:***@h/d?sslmode=require"),
+        ("postgresql://h/d?password=hunter2", "postgresql://h/d?password=***"),
+        (
+            "postgresql://h/d?user=me&password=hunter2&x=y",
+            "postgresql://h/d?user=me&password=***&x=y",
+        ),
+        ("postgresql://h/d?sslpassword=hunter2", "postgresql://h/d?sslpassword=***"),
+        ("postgresql://h/d?p%61ssword=hunter2", "postgresql://h/d?p%61ssword=***"),
+        ("mysql://h/d?passwd=hunter2", "mysql://h/d?passwd=***"),
+        ("nosuch://h/d?PWD=hunter2&api_token=hunter2", "nosuch://h/d?PWD=***&api_token=***"),
+        ("nosuch://h/d?client_secret=hunter2", "nosuch://h/d?client_secret=***"),
+        # libpq takes this for a password in the options, and that for one before the host
+        ("postgresql://h:5432/d?password=hunter2@hunter2&x=y", "postgresql://h:***&x=y"),
+        ("postgresql://me:hunter2?token=hunter2@h/d", "postgresql://me:***"),
+        ("no answer: GET h?sig=hunter2 (timeout)", "no answer: GET h?sig=*** (timeout)"),
+    ],
+)
+def test_a_masked_place_shows_no_secret(place, shown):
+    assert masked(place) == shown

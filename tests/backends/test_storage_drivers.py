@@ -8,6 +8,8 @@ from unittest.mock import Mock, patch
 import fsspec
 import pytest
 from failing_driver import FailingDriver
+from fsspec.implementations.local import LocalFileSystem
+from participant_suite import At, a_plan, precommit_rows, rows
 from store_proxy import Answer
 
 from kafka2pc.backends.places import masked
@@ -17,6 +19,7 @@ from kafka2pc.decision_logs.opening import open_folder_log, open_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.spark.checkpoint import Checkpoint
+from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.wal import WalParticipant
 
 
@@ -83,6 +86,52 @@ def test_an_error_that_the_caller_is_handling_is_no_answer_of_the_store(failing,
         with pytest.raises(StoreUnreachable, match="no clear answer"):
             storage.read("/a/0.0.json")
         assert storage.create("/a/1.0.json", b"2") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.EIO, "Input/output error"), "no clear answer"),
+        (OSError(errno.ESTALE, "Stale file handle"), "no clear answer"),
+        (PermissionError(errno.EACCES, "Permission denied"), "was refused"),
+        (Answered(404, ""), "no clear answer"),  # a proxy before the store
+        (Answered(503, "SlowDown"), "no clear answer"),
+        (Answered(403, "AccessDenied"), "was refused"),
+    ],
+)
+def test_an_object_that_cannot_be_looked_up_is_not_absent(failing, error, says):
+    storage = Storage("failing://a")
+    failing(error)
+    with pytest.raises(StoreUnreachable, match=says):
+        storage.exists("/a/0.0.json")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), Answered(404, "NoSuchKey")])
+def test_an_object_is_absent_if_the_store_says_so(failing, error):
+    storage = Storage("failing://a")
+    assert storage.exists("/a/0.0.json") and not storage.exists("/a/none")
+    failing(error)
+    assert not storage.exists("/a/0.0.json")
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_folder_that_cannot_be_looked_up_hides_no_row_and_no_batch(tmp_path, monkeypatch):
+    sent = []
+    log = ObjectParticipant(f"file://{tmp_path}/log", format="json")
+    store = WalParticipant(log, sent.extend)
+    cs = [precommit_rows(At(store, list, rows), a_plan(), text) for text in ("a", "b")]
+    assert log.commit(cs[1]) is Outcome.DONE, "a driver died before it sent the rows"
+    (tmp_path / "ck" / "commits").mkdir(parents=True)
+    (tmp_path / "ck" / "commits" / "0").touch()
+    broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
+    with monkeypatch.context() as away:
+        away.setattr(LocalFileSystem, "info", broken)
+        assert [store.commit(c) for c in cs] == [Outcome.UNKNOWN] * 2
+        with pytest.raises(StoreUnreachable):
+            Checkpoint(str(tmp_path / "ck")).committed(0)
+    assert sent == []
+    assert [store.commit(c) for c in cs] == [Outcome.DONE] * 2
+    assert [row["value"] for _, row in sent] == ["a", "b"]
 
 
 def test_an_older_driver_of_s3_reads(failing):

@@ -284,6 +284,14 @@ def test_no_codec_takes_nonsense(codec, content):
             unpack(batch)
 
 
+def test_a_marker_whose_record_compaction_removed_ends_nothing():
+    """Java's reader, too, takes it for no abort."""
+    empty = PackedBatch(7, 8, 0x30, 0, 0, 1, 0, pa.py_buffer(b""))
+    rows = PackedBatch(8, 9, 0x10, 0, 0, 1, 1, pa.py_buffer(b""))
+    assert list(committed([empty, rows])) == [rows]
+    assert list(committed([empty, rows], [(1, 5)])) == []
+
+
 def test_a_marker_that_says_nothing_is_an_error():
     with pytest.raises(RecordsBroken, match="a marker"):
         list(committed([PackedBatch(7, 8, 0x30, 0, 0, 1, 1, pa.py_buffer(b"\x20"))]))

@@ -221,6 +221,47 @@ def test_missing_records_raise_within_a_limit_of_time(broker, error, said):
         list(found)
 
 
+class Disagreeing(Asked):
+    """Two partitions, each at a node of its own. Node 1 does not know the topic's id at first, and
+    the second look at the metadata names an older topic.
+    """
+
+    def __init__(self):
+        self.looks, self.refused = 0, False
+
+    def ask(self, request):
+        self.looks += 1
+        answer = metadata("t", [0, 1])
+        answer.topics[0].topic_id = OLDER if self.looks == 2 else NEWER
+        return answer
+
+    def send(self, request, node, within_ms):
+        (wanted,) = request.topics[0].partitions
+        at = wanted.fetch_offset
+        if node == 1 and not self.refused:
+            self.refused = True
+            return Future().success(answered([part_of(codes.UNKNOWN_TOPIC_ID, b"", 1)]))
+        content = struct.pack(">q", at) + one[8:]
+        return Future().success(answered([part_of(0, content, wanted.partition)]))
+
+
+OLDER, NEWER = uuid.UUID(int=1), uuid.UUID(int=2)
+
+
+def test_a_range_that_was_given_up_is_not_asked_for_again(monkeypatch):
+    monkeypatch.setattr("kafka2pc.kafka.read.fetcher._PAUSE_S", 0)
+    found = list(
+        fetch(
+            Disagreeing(),
+            [Wanted("t", 0, 0, 6, NEWER), Wanted("t", 1, 0, 4, NEWER)],
+            FetchSettings(),
+        )
+    )
+    (given_up,) = [outcome for number, outcome in found if number == 1]
+    assert given_up.code == codes.UNKNOWN_TOPIC_ID
+    assert [o for number, c in found if number == 0 for o in c.offsets] == list(range(6))
+
+
 def test_a_range_is_asked_for_as_its_settings_say():
     conf = {
         "fetch.wait.max.ms": "7",

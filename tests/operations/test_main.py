@@ -1,9 +1,12 @@
-"""The script `kafka2pc` where the extra of the command line is missing."""
+"""The script `kafka2pc`: where the extra of the command line is missing, and its tables."""
 
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
+
+from kafka2pc.operations.cli.common import show_rows
 
 HIDDEN = """
 import sys
@@ -33,3 +36,13 @@ def test_another_missing_module_is_not_hidden():
         ["kafka2pc.protocol.errors"], "from kafka2pc.operations.cli.main import main; main()"
     )
     assert done.returncode == 1 and "pip install 'kafka2pc[cli]'" not in done.stderr
+
+
+@dataclass
+class Line:
+    id: str
+
+
+def test_a_table_never_cuts_an_id(capsys):
+    show_rows([Line("x" * 500)], {"id": lambda line: line.id}, as_json=False, nothing="")
+    assert capsys.readouterr().out.count("x") == 500

@@ -5,16 +5,18 @@ from dataclasses import replace
 
 import pyarrow as pa
 import pytest
-from dead_query_fixtures import ROWS, DeadQuery, finding_of, newest_file
+from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
 from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import operate, plan_restore, restore
+from kafka2pc.operations.survey import Survey, find_prefix
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
+from kafka2pc.protocol.log.decisions import Identity
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
@@ -22,6 +24,7 @@ from kafka2pc.protocol.operators import fence as fence_module
 from kafka2pc.protocol.operators.fence import fence
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore as restore_batch
 from kafka2pc.spark.sink.opening import plan_batch
 
@@ -274,3 +277,41 @@ def test_an_empty_log_never_counts_as_nothing_decided(dead, tmp_path):
     assert dead.seen() == ROWS
     said, status = typed(f"kafka2pc adopt {place} {there[0]} {there[1]}")
     assert status == 0 and "nothing has changed" in said
+
+
+def renamed(dead, prefix):
+    """The driver of a run under this prefix, which its records name."""
+    dead.prefix = prefix
+    return replace(dead.run(), about=Identity(prefix=prefix))
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_a_query_that_has_changed_its_prefix_is_found_under_both(rows, dead):
+    """It did so between two batches; the first run of the new prefix died before its decision."""
+    former, new = f"{dead.prefix}-a", f"{dead.prefix}-b"
+    old = renamed(dead, former)
+    messages = dead.write(old) if rows else [nothing(dead, old)]
+    commit(old, messages, 0)
+    straggler = dead.write(old, 1, messages[0].plan.token)
+    late = dead.write(renamed(dead, new), 1)
+    ids = {m.committables[0].transactional_id for m in (*straggler, *late)}
+    with Survey(dead.conf) as survey:
+        assert find_prefix(survey, dead.query) == new
+    found = finding_of(
+        dead.doctor(prefix=None), "leftovers", f"4 open transactions of query {dead.id}"
+    )
+    assert f"--prefix {new}" in found.commands[0]
+    with operate(dead.conf, dead.query) as driver:
+        steps = plan_restore(driver)
+        assert {s.transactional_id for s in steps if s.do == "abort"} == ids
+        assert {s.do for s in steps} == ({"nothing", "abort"} if rows else {"abort"})
+        restore(driver)
+    for prefix in (former, new):
+        assert not find_open(dead.kafka, prefix)
+    assert dead.seen() == (ROWS if rows else [])
+
+
+def nothing(dead, driver):
+    """The message of a batch without rows."""
+    (dead.place / "offsets" / "0").write_text("v1")
+    return precommit(list(driver.participants.values()), restore_batch(driver, 0), [])

@@ -21,6 +21,7 @@ from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.operators.adopt import adopt
+from kafka2pc.protocol.operators.fence import end_all
 from kafka2pc.protocol.participant import StoreIdentity
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
@@ -239,6 +240,15 @@ def test_what_is_open_under_a_former_prefix_is_swept_even_if_the_first_sweep_fai
     assert open_ones(store) == 2
     restore(new, 1)
     assert open_ones(store) == 0
+
+
+def test_to_end_all_ends_what_is_open_under_a_former_prefix_too(driver):
+    store = Prefixed()
+    old, new = (with_prefix(driver, store, prefix) for prefix in ("kafka2pc", "mine"))
+    write(old, 0)
+    store.begin(replace(restore(old, 0), batch_id=1))
+    end_all(new)
+    assert open_ones(store) == 0 and store.read() == ["row"]
 
 
 def test_after_an_adoption_with_another_prefix_the_former_one_is_swept(driver):

@@ -5,6 +5,7 @@ middle, failed; and a few of the fifty drills.
 import json
 import shutil
 import uuid
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -85,6 +86,15 @@ class Full(FileLog):
 
     def create(self, decision, *late):
         if decision.commit:
+            raise LogUnwritable("no space left on device")
+        return super().create(decision, *late)
+
+
+class AlmostFull(FileLog):
+    """A log that has no room for the record which says that a job is finished."""
+
+    def create(self, decision, *late):
+        if decision.slot.batch_id == 1:
             raise LogUnwritable("no space left on device")
         return super().create(decision, *late)
 
@@ -260,6 +270,40 @@ def test_what_is_decided_is_not_undone_by_an_error_after_it(at, tmp_path):
         broken.setattr(at.store, "commit", breaks)
         job.write(Frame(["a"]))
     assert told and at.seen() == [] and job.write(Frame(["b"])) is False and at.seen() == ["a"]
+
+
+def test_an_error_after_a_complete_job_is_logged(tmp_path, caplog):
+    """All rows are visible: it would say that nothing of this attempt becomes visible."""
+    (store, texts), log = in_memory(), AlmostFull(str(tmp_path / "decisions"))
+    assert [job_of(TODAY, [texts], log).write(Frame(["a"])) for _ in range(2)] == [True, False]
+    assert store.read() == ["a"]
+    assert caplog.text.count("the write is complete; tidying up its decision log failed") == 2
+
+
+@pytest.mark.parametrize("part", [["a"], ZeroDivisionError()], ids=["complete", "failed"])
+def test_a_job_closes_its_log(monkeypatch, tmp_path, part):
+    """A log in a topic has a consumer, with its threads, and each job has a log."""
+    opened, closed = [], []
+
+    class Closing(FileLog):
+        def __init__(self, folder):
+            super().__init__(folder)
+            opened.append(folder)
+
+        def close(self):
+            closed.append(self.folder)
+
+    monkeypatch.setattr("kafka2pc.decision_logs.opening.open_folder_log", Closing)
+    for name in ("first", "second", "second"):
+        with suppress(ZeroDivisionError):
+            job_of(f"{name} {TODAY}", [in_memory()[1]], str(tmp_path)).write(Frame(part))
+    assert len(closed) == 3 and closed == opened
+
+
+def test_a_log_that_was_passed_stays_open():
+    log = MemoryLog()
+    log.close = lambda: 1 / 0
+    assert job_of(TODAY, [in_memory()[1]], log).write(Frame(["a"])) is True
 
 
 def test_two_participants_with_one_name_are_refused(tmp_path):

@@ -154,6 +154,14 @@ def test_nothing_new_is_the_same_text_so_that_spark_starts_no_batch():
     assert json.dumps(to_json(start)) == json.dumps(to_json(from_json(to_json(start))))
 
 
+@pytest.mark.parametrize(
+    "entry", [5, [1], "x", None, {"version": 1}, {"version": 1, "offsets": [1]}, {"t": 5}]
+)
+def test_an_entry_of_another_source_is_refused(entry):
+    with pytest.raises(StaleCheckpoint, match="Another source wrote them"):
+        from_json(entry)
+
+
 LOSSES = [
     (
         Snapshot({(T, 0): Bounds(7, 20), (T, 1): Bounds(0, 9)}, {T: "id"}),

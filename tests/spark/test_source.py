@@ -64,6 +64,17 @@ def test_what_is_no_longer_asked_for_is_left_out_with_a_warning(caplog):
     assert "no longer asked for, and left out from here on: u-0 at offset 7" in caplog.text
 
 
+def test_what_is_no_longer_asked_for_is_named_once(caplog, monkeypatch):
+    """Also if there is nothing new, so that the offsets in the checkpoint stay."""
+    now = Snapshot({(T, 0): Bounds(0, 5)}, {T: "id"})
+    monkeypatch.setattr("kafka2pc.spark.source.readers._compare", lambda *_: (now, []))
+    o = parse_source_options({"kafka.bootstrap.servers": "localhost:1", "subscribe": T})
+    start = to_json(Offsets(at={(T, 0): 5, ("u", 0): 7}, ids={T: "id", "u": "other"}))
+    reader = StreamReader(o)
+    assert [reader.latestOffset(start, None) for _ in range(3)] == [start] * 3
+    assert caplog.text.count("no longer asked for") == 1
+
+
 def test_a_topic_that_the_first_look_missed_is_not_forgotten():
     now = Snapshot({(T, 0): Bounds(0, 10), ("u", 0): Bounds(0, 5)}, {T: "1", "u": "2"})
     target, read_so_far = (
@@ -198,6 +209,29 @@ def test_an_open_transaction_holds_back_and_loses_nothing(kafka, topic, ask):
         for v in values(reader.read(r))
     ]
     assert found == ["early", "late"]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_where_another_source_read_on_past_an_open_transaction_nothing_is_lost_or_read_again(
+    kafka, topic, fail
+):
+    """Spark's own source reads uncommitted records, and its checkpoint may be further."""
+    waiting = begin(kafka)
+    waiting.produce(topic, b"read before", partition=0)
+    waiting.flush(30)
+    reader = StreamReader(options(kafka, topic, failOnDataLoss=fail))
+    at_first = {topic: {"0": 1, "1": 0}}
+    start = reader.latestOffset(at_first, None)
+    assert reader.partitions(at_first, start) == []
+    assert reader.latestOffset(start, None) is start
+    with pytest.raises(TopicRecreated, match=f"{topic}-0 ends at offset 1, but it was read to 2"):
+        StreamReader(options(kafka, topic)).latestOffset({topic: {"0": 2, "1": 0}}, None)
+    waiting.commit_transaction(30)
+    settle(kafka, topic)
+    write(kafka, topic, ["later"])
+    end = reader.latestOffset(start, None)
+    assert [v for r in reader.partitions(start, end) for v in values(reader.read(r))] == ["later"]
 
 
 @pytest.mark.kafka

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import time
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -32,10 +33,18 @@ from participant_suite import (
 )
 
 from kafka2pc.backends import storage
+from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol import clock
 from kafka2pc.protocol.clock import Moment, age_ms, this_moment
-from kafka2pc.protocol.errors import BadOption
+from kafka2pc.protocol.driver import Driver, Policy
+from kafka2pc.protocol.errors import BadOption, OutcomeUnknown, StoreUnreachable
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores import object_store
 from kafka2pc.stores.file import FileParticipant
@@ -229,7 +238,7 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
     assert at.store.commit(c) is DONE
     with (
         patch.object(at.store, "outcome", lambda c: None),
-        patch.object(LocalFileSystem, "exists", lambda *a: False),
+        patch.object(Storage, "exists", lambda *a: False),
     ):
         assert at.store.abort(c) is REFUSED
     assert at.seen() == ["a"] and sorted(p.name for p in (tmp_path / "bucket").iterdir()) == [
@@ -256,12 +265,14 @@ def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
 
 
 class Remembering(LocalFileSystem):
-    """Answers `exists` from what it has seen in a folder before, as s3fs does."""
+    """Answers `info` from what it has seen in a folder before, as s3fs does."""
 
-    def exists(self, path, **more):
+    def info(self, path, **more):
         folder = os.path.dirname(path)
         self.seen = getattr(self, "seen", {})
-        return os.path.basename(path) in self.seen.setdefault(folder, set(os.listdir(folder)))
+        if os.path.basename(path) in self.seen.setdefault(folder, set(os.listdir(folder))):
+            return {"name": path, "size": os.path.getsize(path), "type": "file"}
+        raise FileNotFoundError(path)
 
     def invalidate_cache(self, path=None):
         self.seen = {}
@@ -281,7 +292,7 @@ def test_what_a_file_system_remembers_of_a_folder_is_not_believed(tmp_path):
 
     kind = type(at.store.fs)
     with (
-        patch.object(kind, "exists", Remembering.exists),
+        patch.object(kind, "info", Remembering.info),
         patch.object(kind, "invalidate_cache", Remembering.invalidate_cache),
     ):
         assert at.store.describe([late()])[0].state is TxnState.PRECOMMITTED
@@ -368,3 +379,54 @@ def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
     assert at.store.log.fs.find(f"{at.store.log.root}/data") == []
     # there is nothing to replay
     assert wal(tmp_path, dies_at="a", error=ConnectionError()).store.commit(c) is DONE
+
+
+def test_a_log_that_still_holds_rows_is_not_committed(tmp_path):
+    c = precommit_rows(wal(tmp_path), a_plan(), "a", "b", "c")
+    at = wal(tmp_path, dies_at="c", error=ConnectionError())
+    assert at.store.commit(c) is UNKNOWN and at.seen() == ["a", "b"]
+    [found] = at.store.describe([c])
+    assert found.state is TxnState.PRECOMMITTED, "the target has not received all rows"
+    assert at.store.log.describe([c])[0].state is TxnState.COMMITTED
+    at = wal(tmp_path)
+    assert at.store.commit(c) is DONE
+    assert at.store.describe([c])[0].state is TxnState.COMMITTED
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"), [(FileNotFoundError(), TxnState.COMMITTED), (OSError(5, "EIO"), None)]
+)
+def test_a_log_that_cannot_be_read_leaves_the_state_unknown(tmp_path, error, answer):
+    at = wal(tmp_path, dies_at="a", error=ConnectionError())
+    c = precommit_rows(at, a_plan(), "a")
+    assert at.store.commit(c) is UNKNOWN
+    with patch.object(at.store.log, "rows", side_effect=error):
+        if answer:
+            assert at.store.describe([c])[0].state is answer
+        else:
+            with pytest.raises(StoreUnreachable, match="EIO"):
+                at.store.describe([c])
+
+
+def test_a_target_that_is_away_stops_the_query_until_it_has_the_rows(tmp_path):
+    """Retries come to an end; then the batch is decided and not complete."""
+    query, log = str(uuid.uuid4()), MemoryLog()
+
+    def a_run(**trouble):
+        at = wal(tmp_path, **trouble)
+        policy = Policy(retry=lambda: retry_unknown(3, first_ms=1, longest_ms=2))
+        return at, Driver(query_id=query, log=log, participants={"kv": at.store}, policy=policy)
+
+    at, driver = a_run(dies_at="b", error=ConnectionError())
+    plan = restore(driver, 0)
+    messages = [precommit([at.store], plan, [rows(["a", "b", "c"])])]
+    with pytest.raises(OutcomeUnknown):
+        commit(driver, messages, 0)
+    _, still_away = a_run(dies_at="b", error=ConnectionError())
+    with pytest.raises(OutcomeUnknown):
+        restore(still_away, 0)
+    at, driver = a_run()
+    assert restore(driver, 0).mode is Mode.DRAIN and at.seen() == ["a", "b", "c"]
+    _, driver = a_run(dies_at="a", error=ZeroDivisionError())
+    assert restore(driver, 0).mode is Mode.DRAIN, "nothing is sent again"
+    assert at.seen() == ["a", "b", "c"]

@@ -4,8 +4,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class FailingDriver(MemoryFileSystem):
-    """`fails` is called before each read, list and write. A subclass has its own `protocol` and
-    `store`.
+    """`fails` is called before each read, look-up, list and write. A subclass has its own
+    `protocol` and `store`.
     """
 
     pseudo_dirs = [""]
@@ -20,6 +20,10 @@ class FailingDriver(MemoryFileSystem):
     def cat_file(self, path, start=None, end=None):
         self.fails()
         return super().cat_file(path, start, end)
+
+    def info(self, path, **more):
+        self.fails()
+        return super().info(path, **more)
 
     def ls(self, *args, **more):
         self.fails()

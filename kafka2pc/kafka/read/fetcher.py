@@ -6,6 +6,7 @@
 __all__ = ['Wanted', 'NotFetched', 'Piece', 'RangesFetch', 'fetch']
 
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c002
+import math
 import queue
 import time
 from collections import defaultdict
@@ -288,7 +289,11 @@ class RangesFetch:
             self._fail(p, code)
 
     def _fail(self, p: _Part, code: int) -> None:
-        what = f"offset {p.at}: {describe_code(code)}"
+        self._give_up(p, code, f"offset {p.at}: {describe_code(code)}")
+
+    def _give_up(self, p: _Part, code: int, what: str) -> None:
+        """End the range. It is not asked for again, until `take` drops it."""
+        p.not_before_s = math.inf
         self._failed.append((p.number, NotFetched(code, p.at, what)))
 
     def _pause(self, p: _Part, code: int, pause_s: float = 0.0) -> None:
@@ -302,7 +307,7 @@ class RangesFetch:
             f"nothing came within {self.settings.patience_ms} ms at offset {p.at} (the last"
             f" answer: {last})"
         )
-        self._failed.append((p.number, NotFetched(codes.REQUEST_TIMED_OUT, p.at, what)))
+        self._give_up(p, codes.REQUEST_TIMED_OUT, what)
 
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c043
 _BY_NAME = 12  # the last version in which a topic goes by its name

@@ -119,7 +119,8 @@ def committed(
         while waiting and waiting[0][1] < b.next_offset:
             dropped.add(waiting.popleft()[0])
         if b.control:
-            if _kind(b) == _ABORT:
+            # compaction may have removed the record, and kept the batch
+            if b.count and _kind(b) == _ABORT:
                 dropped.discard(b.producer_id)
         elif not (b.attributes & _TRANSACTIONAL and b.producer_id in dropped):
             yield b

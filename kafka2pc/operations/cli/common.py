@@ -102,7 +102,9 @@ def show_rows(rows: list, columns: dict[str, Callable], as_json: bool, nothing: 
     if as_json:
         typer.echo(json.dumps([asdict(r) for r in rows], indent=1, default=str))
         return
-    table = Table(*columns)
+    table = Table()
+    for heading in columns:
+        table.add_column(heading, overflow="fold")  # an id is never cut
     for r in rows:
         table.add_row(*(str(cell(r)) for cell in columns.values()))
     Console().print(table if rows else nothing)

@@ -20,6 +20,7 @@ from kafka2pc.operations.survey import (
     OpenProducer,
     find_hanging,
     find_transactions,
+    log_prefixes,
 )
 from ...protocol.errors import NotAuthorized
 
@@ -175,13 +176,22 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
     )
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c120
+def _former_ids(exam: Examination) -> list[str]:
+    """How the transactional ids of the query begin under a former prefix."""
+    if not exam.query:
+        return []
+    former = [p for p in log_prefixes(exam.query.log) if not p.startswith(exam.prefix)]
+    return [f"{prefix}-{exam.query.query_id}-" for prefix in sorted(former)]
+
+
 def check_leftovers(exam: Examination) -> Iterator[Finding]:
     """Open transactions of this sink that no run will end: fenced, or open for longer than
     `older_ms`. `check_decisions` reports decided ones.
     """
     found = [
         f
-        for f in find_transactions(exam.survey, exam.prefix, exam.query)
+        for start in (exam.prefix, *_former_ids(exam))
+        for f in find_transactions(exam.survey, start, exam.query)
         if f.query_id and not f.decided and (f.fenced or f.age_ms >= exam.older_ms)
     ]
     for query_id in sorted({f.query_id for f in found if f.query_id}):

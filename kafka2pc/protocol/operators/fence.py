@@ -8,11 +8,12 @@ __all__ = ['fence', 'end_all']
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c002
 from ..driver import Driver
 from ..errors import UNTOUCHED, Superseded
+from ..log.decisions import Decision
 from ..log.questions import later_claim, newest_commit, overtaken
 from ..names import Token
 from ..phases.claim import claim
 from ..phases.finish import finish
-from ..phases.sweep import sweep
+from ..phases.sweep import sweep, sweep_former
 from ..rare.identity import check_identity
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c004
@@ -26,6 +27,11 @@ def fence(driver: Driver) -> Token:
     3. If the claim meets a COMMIT or a later record, here or in step 1, the query runs and has
       moved on. Raises `Superseded`; nothing was changed.
     """
+    return _fence(driver).token
+
+
+def _fence(driver: Driver) -> Decision:
+    """The claim of `fence`."""
     newest, batches = newest_commit(driver.log), driver.log.batches()
     # its slot was removed and won again after the log was listed
     if newest and later_claim(driver.log, newest):
@@ -37,15 +43,19 @@ def fence(driver: Driver) -> Token:
     claimed = claim(driver, max(decided + 1, last))
     if claimed.commit or overtaken(driver.log.listing(), claimed):
         raise _still_runs(driver)
-    return claimed.token
+    return claimed
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c005
 def end_all(driver: Driver) -> None:
-    """Stop every older run, finish what is decided, and abort what is open, in all participants.
+    """Stop every older run, finish what is decided, and abort what is open, in all participants,
+    also under a former prefix.
     Raises what `check_identity`, `fence` and a participant raise.
     """
     check_identity(driver, -1)
-    sweep(driver, fence(driver))
+    claimed = _fence(driver)
+    seen = driver.log.listing(claimed)
+    sweep(driver, claimed.token, seen=seen)
+    sweep_former(driver, claimed, seen)
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c006
 def _still_runs(driver: Driver) -> Superseded:

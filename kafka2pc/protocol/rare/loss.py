@@ -29,9 +29,11 @@ def _offsets(p: PartitionRange) -> str:
 
 # %% ../../../nbs/protocol/rare/02_loss.ipynb #c006
 def report_loss(driver: Driver, decision: Decision, lost: Sequence[Committable]) -> None:
+    # a batch write has no offsets
+    source = f", Spark offsets sha256 {decision.offsets_hash[:16]}" if decision.offsets_hash else ""
     what = (
-        f"batch {decision.slot.batch_id} of query {driver.query_id}, Spark offsets sha256"
-        f" {decision.offsets_hash[:16]}: {'; '.join(map(_spell, lost))}"
+        f"batch {decision.slot.batch_id} of query {driver.query_id}{source}:"
+        f" {'; '.join(map(_spell, lost))}"
     )
     driver.history.append("fail", "lost", batch_id=decision.slot.batch_id, what=what)
     if not driver.policy.skip_lost:

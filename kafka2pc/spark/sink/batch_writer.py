@@ -41,7 +41,7 @@ from ...protocol.phases.finish import finish
 from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.phases.sweep import sweep
 from ..interfaces import DataSourceArrowWriter
-from .batch_line import count_aborts, log_batch
+from .batch_line import count_aborts, log_batch, tidying_up
 from kafka2pc.spark.sink.opening import (
     make_driver,
     open_participant,
@@ -65,7 +65,7 @@ def close_key(driver: Driver, days: int) -> None:
     At most once an hour, delete the logs whose time is over. An error is logged and not raised,
     because the write itself is complete.
     """
-    try:
+    with tidying_up():
         if not later_batch(driver.log, 0):
             claim(driver, 1, expires_ms=int(time.time() * 1000) + days * _DAY_MS)
         place = driver.log.place.rpartition("/")[0] or driver.log.place
@@ -74,10 +74,6 @@ def close_key(driver: Driver, days: int) -> None:
         _PURGED[place] = time.monotonic()
         # `decisionLog` names a place of many logs
         purge_keys(cast(NamedLog, driver.log), time.time() * 1000)
-    except Exception as e:  # a store may raise what it likes: the write is complete
-        _LOG.warning(
-            "the write is complete; tidying up its decision log failed: %s", describe_error(e)
-        )
 
 
 def purge_keys(log: NamedLog, now_ms: float) -> list[str]:

@@ -162,7 +162,7 @@ def warn_once(options: SinkOptions) -> None:
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c007
 # decision logs that this process has opened, one for each query; one in all for the keys at a place
 _LOGS = Kept()
-# the log for which this process has last looked into a checkpoint
+# the log, and the run of the query, for which this process has last looked into a checkpoint
 _BESIDE = Kept()
 
 
@@ -189,17 +189,18 @@ def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
     return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c049
-def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog) -> None:
+def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog, run_id: str = "") -> None:
     """Raises `MovedLog`, before anything is claimed, if the checkpoint holds later decisions than
-    this log beside it: the query ran without this log. While a process goes on with one log, the
-    checkpoint is asked once.
+    this log beside it: the query ran without this log. While a process goes on with one log in one
+    run of the query (`run_id`, if it is known), the checkpoint is asked once.
     """
-    if _BESIDE.get(checkpoint.location) == log.place:
+    asked = log.place, run_id
+    if _BESIDE.get(checkpoint.location) == asked:
         return
     inside = checkpoint.decided_slots()[-1:]
     if inside and inside > log.slots()[-1:]:
         raise _left_inside(checkpoint, query_id, inside[0].batch_id, log.place)
-    _BESIDE[checkpoint.location] = log.place
+    _BESIDE[checkpoint.location] = asked
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c050
 def _left_inside(checkpoint: Checkpoint, query_id: str, batch_id: int, place: str) -> MovedLog:
@@ -225,10 +226,11 @@ def stream_driver(
     checkpoint: Checkpoint,
     query_id: str | None = None,
     participants: Sequence[Participant] | None = None,
+    run_id: str = "",
 ) -> Driver:
     """The driver's side of a streaming query. `query_id` None: read it from the checkpoint. The
     decision log is inside the checkpoint, unless `decisionLog` names another place.
-    `participants` None: the Kafka of these options.
+    `participants` None: the Kafka of these options. `run_id`: see `check_beside`.
 
     One micro-batch asks the storage of checkpoint and log eight times, one after the other. The
     planner: the query id, the list of Spark's offsets, the newest entry, the list of the log, the
@@ -240,7 +242,7 @@ def stream_driver(
     query_id = query_id or checkpoint.query_id()
     if options.decision_log:
         log = open_place(options, query_id)
-        check_beside(checkpoint, query_id, log)
+        check_beside(checkpoint, query_id, log, run_id)
     else:
         log = log_in(checkpoint)
     stores = [open_participant(options)] if participants is None else participants

@@ -11,7 +11,7 @@ __all__ = ['Offsets', 'to_json', 'from_json', 'Bounds', 'Snapshot', 'was_recreat
 import json
 import logging
 from dataclasses import dataclass, field, replace
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c003
 from kafka2pc.protocol.errors import (
@@ -69,27 +69,28 @@ def to_json(offsets: Offsets) -> dict:
     return entry
 
 
-def from_json(entry: Mapping) -> Offsets:
+def from_json(entry: Any) -> Offsets:
     """The offsets of an entry; Spark's own Kafka source keeps them without topic ids. Raises
     `UnknownFormat` for an entry of a newer version, `StaleCheckpoint` for one of another source.
     """
-    if not is_whole(entry.get("version")):
-        try:
+    try:
+        version = entry.get("version")
+        if not is_whole(version):
             return Offsets(at=_flat(entry))
-        except (AttributeError, ValueError):
-            raise StaleCheckpoint(
-                f"offsets {json.dumps(entry)[:200]}",
-                why="Another source wrote them: this one cannot go on there.",
-                action="Begin with a new checkpointLocation, and with startingOffsets.",
-            ) from None
-    if entry["version"] != _VERSION:
-        raise UnknownFormat(f"offsets of version {entry['version']}, this is version {_VERSION}")
-    return Offsets(
-        at=_flat(entry["offsets"]),
-        ids=entry.get("ids", {}),
-        since=_flat(entry.get("since", {})),
-        initial=entry.get("initial", False),
-    )
+        if version != _VERSION:
+            raise UnknownFormat(f"offsets of version {version}, this is version {_VERSION}")
+        return Offsets(
+            at=_flat(entry["offsets"]),
+            ids=entry.get("ids", {}),
+            since=_flat(entry.get("since", {})),
+            initial=entry.get("initial", False),
+        )
+    except (AttributeError, KeyError, ValueError):
+        raise StaleCheckpoint(
+            f"offsets {json.dumps(entry)[:200]}",
+            why="Another source wrote them: this one cannot go on there.",
+            action="Begin with a new checkpointLocation, and with startingOffsets.",
+        ) from None
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #c011
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,10 @@ def to_arrow(rows: Columns, r: Range) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c019
+_NO_RECORDS = (
+    "No broker answered in time, or a transaction is open there: a reader of committed records"
+    " waits for its end."
+)
 _BEHIND_S = 0.2  # a broker does not know the topic yet that another one knows
 
 
@@ -152,9 +156,12 @@ def _recreated(r: Range) -> Loss:
     )
 
 
-def _rest(r: Range, e: NotFetched, now: Snapshot) -> tuple[Range | None, Loss | None]:
+def _rest(
+    r: Range, e: NotFetched, now: Snapshot, may_wait: bool = True
+) -> tuple[Range | None, Loss | None]:
     """What can be read of a range after this error (None: nothing), and what is lost. Raises
-    `BrokerUnreachable` if nothing is, and asking again does not help.
+    `BrokerUnreachable` if nothing is, and asking again does not help. `may_wait`: for brokers that
+    do not agree on the topic's id.
     """
     bounds = now.parts.get(r.part)
     name = name_parts([r.part])
@@ -169,16 +176,17 @@ def _rest(r: Range, e: NotFetched, now: Snapshot) -> tuple[Range | None, Loss | 
         return replace(r, begin=begin), gone
     if bounds.end < r.end:
         return None, Loss(TopicRecreated, f"{where}: the log ends at offset {bounds.end}")
-    if e.code in codes.WRONG_TOPIC_ID:
+    if e.code in codes.WRONG_TOPIC_ID and may_wait:
         time.sleep(_BEHIND_S)
         return replace(r, begin=e.offset), None
-    raise BrokerUnreachable(f"{where}: {e}", risk=NOTHING_READ) from None
+    raise BrokerUnreachable(f"{where}: {e}", why=_NO_RECORDS, risk=NOTHING_READ) from None
 
 
 def _remaining(
     options: SourceOptions,
     failed: Sequence[tuple[Range, NotFetched]],
     untouched: Collection[TopicPart],
+    may_wait: bool,
 ) -> list[Range]:
     """What can be read of ranges after these errors. Raises the error of a loss, unless the options
     say to go on. `untouched`: what is deleted at the begin of these partitions is no loss.
@@ -189,7 +197,7 @@ def _remaining(
     now = _look(ask, [r.part for r, _ in failed])
     ranges, losses = [], []
     for r, e in failed:
-        rest, loss = _rest(r, e, now)
+        rest, loss = _rest(r, e, now, may_wait)
         if rest is not None:
             ranges.append(rest)
         if loss and (loss.error is not RecordsGone or r.part not in untouched):
@@ -272,6 +280,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[pa.
     ranges = list(ranges)
     untouched = {r.part for r in ranges if r.begin == EARLIEST}
     rest = bind_ranges(options, ranges)
+    came_s = time.monotonic()
     while rest:
         failed = []
         for r, rows in fetch_ranges(options, rest):
@@ -280,4 +289,6 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[pa.
                 continue
             untouched.discard(r.part)
             yield to_arrow(rows, r)
-        rest = _remaining(options, failed, untouched)
+            came_s = time.monotonic()
+        may_wait = time.monotonic() - came_s < options.wait_ms / 1000
+        rest = _remaining(options, failed, untouched, may_wait)

@@ -14,7 +14,8 @@ from typing import Any, Iterator, Mapping, Sequence
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c003
 import pyarrow as pa
-from confluent_kafka import KafkaException
+from confluent_kafka import IsolationLevel, KafkaException
+from confluent_kafka.admin import OffsetSpec
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c005
 from ...kafka.read.settings import without_use
@@ -59,17 +60,22 @@ from .starting_offsets import find_start, plan_read, take_snapshot
 _LOG = logging.getLogger("kafka2pc")
 
 
-def drop_unwanted(options: SourceOptions, start: Offsets) -> Offsets:
+def drop_unwanted(
+    options: SourceOptions, start: Offsets, warned: set[TopicPart] | None = None
+) -> Offsets:
     """The offsets of the partitions that the query still asks for. The others are left out with a
-    warning, unless they were left out before.
+    warning, which adds them to `warned`, unless they are there.
     """
     unwanted = {part for part in start.at if not options.wants(*part)}
     if not unwanted:
         return start
-    _LOG.warning(
-        "no longer asked for, and left out from here on: %s",
-        ", ".join(f"{t}-{p} at offset {start.at[t, p]}" for t, p in sorted(unwanted)),
-    )
+    warned = set() if warned is None else warned
+    if not unwanted <= warned:
+        warned |= unwanted
+        _LOG.warning(
+            "no longer asked for, and left out from here on: %s",
+            ", ".join(f"{t}-{p} at offset {start.at[t, p]}" for t, p in sorted(unwanted)),
+        )
     at = {part: o for part, o in start.at.items() if part not in unwanted}
     since = {part: o for part, o in start.since.items() if part not in unwanted}
     return Offsets(at=at, ids=ids_of(start.ids, at), since=since, initial=start.initial)
@@ -101,13 +107,31 @@ def _open(options: SourceOptions) -> Questions:
     return Questions(conf, options.committed_only, tries=options.tries)
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c037
+def _look_behind(ask: Questions, start: Offsets, snapshot: Snapshot) -> Snapshot:
+    """The snapshot, in which no partition ends before `start` because transactions are open there:
+    a source that reads uncommitted records, as Spark's own does, was further.
+    """
+    ends = {part: bounds.end for part, bounds in snapshot.parts.items()}
+    further = [
+        part
+        for part, at in start.at.items()
+        if at > ends.get(part, at) and not was_recreated(start.ids, snapshot.ids, part[0])
+    ]
+    last = ask.offsets(further, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+    seen = {
+        part: Bounds(snapshot.parts[part].begin, max(ends[part], min(start.at[part], last[part])))
+        for part in further
+    }
+    return Snapshot({**snapshot.parts, **seen}, snapshot.ids)
+
+
 def _compare(ask: Questions, options: SourceOptions, start: Offsets) -> tuple[Snapshot, list[Loss]]:
     """A snapshot, and what is missing in it since `start`."""
-    snapshot = take_snapshot(ask, options)
+    snapshot = _look_behind(ask, start, take_snapshot(ask, options))
     if not find_losses(start, snapshot):
         return snapshot, []
     time.sleep(1)
-    snapshot = take_snapshot(ask, options)
+    snapshot = _look_behind(ask, start, take_snapshot(ask, options))
     return snapshot, find_losses(start, snapshot)
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c039
@@ -170,6 +194,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._group_offsets: Mapping[TopicPart, int] | None = (
             None  # what was last committed to the group
         )
+        self._left_out: set[TopicPart] = set()  # partitions that a warning named
         self._wait = Wait(options.rate)
 
     def __getstate__(self) -> dict[str, SourceOptions]:
@@ -206,7 +231,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next batch; `start` if there is nothing new. Raises `RecordsGone`,
         `TopicGone`, `TopicRecreated`.
         """
-        begin = drop_unwanted(self.options, from_json(start))
+        begin = drop_unwanted(self.options, from_json(start), self._left_out)
         snapshot, losses = _compare(self._ask, self.options, begin)
         self._commit_to_group(begin, snapshot)
         report_losses(losses, self.options.fail_on_loss)

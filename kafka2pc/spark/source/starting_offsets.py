@@ -71,7 +71,9 @@ def _check_end(option: str, offsets: Mapping[TopicPart, int], snapshot: Snapshot
     ]
     if beyond:
         raise BadOption(
-            f"{option} lies behind the end of {', '.join(beyond)}", action="Use -1 for the end."
+            f"{option} lies behind the end of {', '.join(beyond)}",
+            why="There are no such offsets, or a transaction that began before them is still open.",
+            action="Use -1 for the end, or wait until the transaction has ended.",
         )
 
 

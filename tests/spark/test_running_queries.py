@@ -1,0 +1,157 @@
+"""What `exactly_once` remembers of a running query between its calls, without Spark: which run has
+looked into the checkpoint for a name, which batch is written, and which call has failed.
+"""
+
+import json
+import uuid
+from itertools import product
+
+import pytest
+
+from kafka2pc.protocol.errors import BadOption, MovedLog, StoreUnreachable
+from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.spark import foreach_batch
+from kafka2pc.spark.checkpoint import Checkpoint
+from kafka2pc.spark.foreach_batch import exactly_once
+from kafka2pc.spark.running_query import RunningQuery
+
+
+class Frame:
+    """A micro-batch without partitions."""
+
+    def mapInArrow(self, task, schema):  # noqa: N802  (Spark's name)
+        return self
+
+    def collect(self):
+        return []
+
+
+class Query:
+    """A query whose batches Spark runs. `run`: of this start of the query."""
+
+    def __init__(self, folder, monkeypatch):
+        self.id, self.run, self.folder = str(uuid.uuid4()), "run 1", folder / "checkpoint"
+        (self.folder / "offsets").mkdir(parents=True)
+        (self.folder / "metadata").write_text(json.dumps({"id": self.id}))
+        self.decisions = str(folder / "decisions")
+        self.running = None
+        monkeypatch.setattr(foreach_batch, "running_query", lambda df: self.running)
+
+    def writer(self, name=None, **options):
+        """`name`: with the id of the query, because the whole process remembers it."""
+        name = name and f"{name} of {self.id}"
+        return exactly_once(options, participants=[MemoryParticipant()], name=name)
+
+    def named(self, name="orders"):
+        return self.writer(name, decisionLog=self.decisions)
+
+    def call(self, function, batch_id, passed_on=None):
+        """What Spark does with one batch."""
+        place = f"file:{self.folder}"
+        (self.folder / "offsets" / str(batch_id)).write_text(f"v1\n{{}}\n{batch_id}")
+        self.running = RunningQuery(self.id, batch_id, place, self.run)
+        function(Frame(), batch_id if passed_on is None else passed_on)
+
+    def decide_elsewhere(self, batch_id):
+        """Another process runs the query without a name."""
+        (self.folder / "kafka2pc").mkdir()
+        (self.folder / "kafka2pc" / f"{batch_id}.0.json").touch()
+
+
+@pytest.fixture
+def query(tmp_path, monkeypatch):
+    return Query(tmp_path, monkeypatch)
+
+
+# -- a name that is added later --
+
+
+def test_every_start_under_an_added_name_is_refused(query):
+    query.call(query.writer(), 0)
+    for query.run in ("run 2", "run 3"):
+        for _ in range(2):
+            with pytest.raises(MovedLog, match="up to batch 0, are in"):
+                query.call(query.named(), 0)
+
+
+@pytest.mark.parametrize("name", ["orders", None])
+@pytest.mark.parametrize("process", ["this process", "another process"])
+def test_a_log_is_refused_after_a_run_without_it(query, name, process):
+    """The first run had it, so this process has looked into the checkpoint before."""
+    log = query.writer(name, decisionLog=query.decisions)
+    query.call(log, 0)
+    query.run = "run 2"
+    if process == "this process":
+        query.call(query.writer(), 1)
+    else:
+        query.decide_elsewhere(1)
+    query.run = "run 3"
+    with pytest.raises(MovedLog, match="up to batch 1, are in"):
+        query.call(log, 1)
+
+
+def test_each_name_of_a_query_is_checked(query):
+    query.call(query.named("first"), 0)
+    query.decide_elsewhere(0)
+    with pytest.raises(MovedLog):
+        query.call(query.named("second"), 0)
+
+
+def test_a_run_looks_into_the_checkpoint_for_a_name_once(query, monkeypatch):
+    looked = []
+
+    def refuses(checkpoint):
+        looked.append(checkpoint.location)
+        raise StoreUnreachable("no answer")
+
+    monkeypatch.setattr(Checkpoint, "decided_slots", refuses)
+    named = query.named()
+    for batch_id in range(3):
+        query.call(named, batch_id)
+    assert len(looked) == 1
+
+
+# -- an error that the user's function catches --
+
+
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        *product(["orders", None], ["identify_rows", "driver", "_frame", "plan_batch"]),
+        ("orders", "check_added_name"),
+    ],
+)
+def test_an_error_before_the_plan_stops_the_next_batch(query, monkeypatch, name, place):
+    """The next batch would be claimed, and the rows of this one would be missing."""
+    writer = query.writer(name, decisionLog=query.decisions)
+    owner = foreach_batch if hasattr(foreach_batch, place) else foreach_batch.ExactlyOnce
+
+    def refuses(*args):
+        raise StoreUnreachable("no answer")
+
+    with monkeypatch.context() as broken, pytest.raises(StoreUnreachable):
+        broken.setattr(owner, place, refuses)
+        query.call(writer, 0)
+    with pytest.raises(BadOption, match="batch 0 failed, and the query went on to batch 1"):
+        query.call(writer, 1)
+    query.run = "run 2"
+    query.call(writer, 1)
+
+
+def test_a_wrong_number_is_an_error_of_the_batch_that_runs(query):
+    writer = query.writer()
+    query.call(writer, 0)
+    with pytest.raises(BadOption, match="batch 0 was passed on, and query .* runs batch 1"):
+        query.call(writer, 1, passed_on=0)
+    with pytest.raises(BadOption, match="batch 1 failed, and the query went on to batch 2"):
+        query.call(writer, 2)
+
+
+def test_a_batch_that_the_function_repeats_does_not_stop_the_next(query, monkeypatch):
+    writer = query.writer()
+    with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+        broken.setattr(foreach_batch, "commit", lambda *args: 1 / 0)
+        query.call(writer, 0)
+    for batch_id in range(3):
+        query.call(writer, batch_id)
+    assert Checkpoint(str(query.folder)).decided_slots()[-1].batch_id == 2
