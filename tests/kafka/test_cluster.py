@@ -9,12 +9,14 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace as Broker
 from unittest.mock import patch
 
 import pytest
 from confluent_kafka import Producer
 from kafka.protocol.admin import CreateAclsRequest
-from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest
 from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
 from kafka_fixtures import settled
 
@@ -100,6 +102,14 @@ def test_a_silent_server_is_reported_in_time_and_the_password_is_not(silent_port
 def test_a_failed_start_leaves_no_thread():
     before = threading.active_count()
     unreachable({"bootstrap.servers": "127.0.0.1:1"}, timeout_ms=200)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("conf", [{"bootstrap.servers": "a:b:c"}, {"client.dns.lookup": "x"}])
+def test_a_wrong_setting_leaves_no_thread(conf):
+    before = threading.active_count()
+    with pytest.raises((BadOption, ValueError)):
+        Connection({"bootstrap.servers": "127.0.0.1:1"} | conf)
     assert threading.active_count() == before
 
 
@@ -327,6 +337,21 @@ def test_tls_against_a_plain_listener_says_so(kafka):
         {"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "SSL"}
     )
     assert "SSL" in error.why and seconds < 2
+
+
+@pytest.mark.kafka
+def test_a_node_that_cannot_be_reached_is_named_with_the_reason(kafka):
+    """As an executor that cannot reach what the brokers advertise."""
+    with Connection(kafka.client_conf, timeout_ms=4_000) as connection:
+        node = connection.nodes()[0]
+        manager = connection._manager
+        elsewhere = Broker(node_id=node, host="localhost", port=1, rack=None)
+        manager.run(partial(manager.call_soon, manager.close, node))
+        with patch.object(manager.cluster, "broker_metadata", lambda _: elsewhere):
+            # after the first failure there is a pause
+            for _ in range(3):
+                with pytest.raises(NotSent, match="ApiVersionsRequest: localhost:1: .*REFUSED"):
+                    connection.ask(ApiVersionsRequest(min_version=0), node)
 
 
 # -- a broker that is silent, then dead --
@@ -571,6 +596,22 @@ def test_a_wrong_password_is_reported_at_once(secure):
     ) as caught:
         Cluster(secure.client_conf_for("alice") | {"sasl.password": PASSWORD}, timeout_ms=10_000)
     assert time.monotonic() - began < 5 and PASSWORD not in str(caught.value)
+
+
+@pytest.mark.kafka
+def test_a_mechanism_that_the_broker_does_not_offer_is_named_at_once(secure):
+    conf = secure.client_conf_for("alice") | {"sasl.mechanisms": "SCRAM-SHA-512"}
+    began = time.monotonic()
+    with pytest.raises(NotAuthorized, match="user alice at .* by SCRAM-SHA-512: "):
+        Cluster(conf, timeout_ms=20_000)
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.kafka
+def test_a_login_at_a_listener_without_logins_is_refused_at_once(kafka, secure):
+    conf = secure.client_conf_for("alice") | {"bootstrap.servers": kafka.bootstrap_servers}
+    with pytest.raises(NotAuthorized, match="user alice at .*ILLEGAL_SASL_STATE"):
+        Cluster(conf, timeout_ms=20_000)
 
 
 @pytest.mark.kafka

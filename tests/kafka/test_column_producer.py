@@ -239,6 +239,15 @@ def test_the_pauses_of_a_lane_grow_until_a_batch_arrives():
     assert lane.not_before == pytest.approx(clock[0] + 0.05)
 
 
+def test_a_batch_that_was_replaced_keeps_no_bytes():
+    """It waits, done, until all older batches of its sender are."""
+    lane, (batch,) = a_lane(100)
+    assert batch.content
+    parts = [Section("t", 0, n, 0, 0, pa.py_buffer(b"")) for n in (60, 40)]
+    lane.replace(batch, parts, PreparedTxnState(1, 0), "none")
+    assert batch.done and not batch.content and all(b.content for b in lane.batches)
+
+
 @given(
     st.integers(0, 10**6),
     st.lists(st.lists(st.integers(0, 120), min_size=1, max_size=40), min_size=1, max_size=12),

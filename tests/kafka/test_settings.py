@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka2pc.kafka.options.librdkafka import TOKEN_PROVIDER
+from kafka2pc.kafka.options.rules import plain_servers
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.login import TokenEnded, connection_settings, shared_tokens
 from kafka2pc.kafka.wire.settings import client_conf
@@ -135,6 +136,11 @@ def test_a_refused_option_keeps_the_secret(options):
         ("kafka.ssl.endpoint.identification.algorithm", "ldaps", "https, or empty"),
         ("kafka.sasl.mechanism", "AWS_MSK_IAM", "possible are PLAIN"),
         ("kafka.bootstrap.servers", "a:kafka", "not host:port"),
+        ("kafka.bootstrap.servers", "a:b:c", "not host:port"),
+        ("kafka.bootstrap.servers", "a:1,b:2:3", "b:2:3 is not host:port"),
+        ("kafka.bootstrap.servers", "a:70000", "not host:port"),
+        ("kafka.bootstrap.servers", "[::1:9092", "not host:port"),
+        ("kafka.bootstrap.servers", "[::1]:b", "not host:port"),
         ("kafka.bootstrap.servers", "", "missing"),
     ],
 )
@@ -183,6 +189,17 @@ def test_librdkafka_takes_what_we_make():
 def test_security_that_only_one_client_could_do_is_refused_before_connecting(conf):
     with pytest.raises(BadOption):
         Cluster({"bootstrap.servers": "127.0.0.1:1"} | conf)
+
+
+@pytest.mark.parametrize(
+    ("text", "servers"),
+    [
+        ("SSL://a:1, b , [::1]:9, ::1", "a:1,b,[::1]:9,::1"),
+        ("a_b.example:9092,,", "a_b.example:9092"),
+    ],
+)
+def test_servers_are_named_in_each_usual_form(text, servers):
+    assert plain_servers(text) == servers
 
 
 # -- words that librdkafka takes for true and false --

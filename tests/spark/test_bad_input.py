@@ -175,6 +175,10 @@ OPTIONS = {
         {"engine": "columnar", "kafka.partitioner": "random"},
         "engine=columnar and kafka.partitioner=random",
     ),
+    "a partitioner with another place for rows without a key": (
+        {"engine": "columnar", "kafka.partitioner": "murmur2"},
+        "engine=columnar and kafka.partitioner=murmur2",
+    ),
     "no timeout and a timeout": (
         {"twoPhaseCommit": "required", "kafka.transaction.timeout.ms": "9000"},
         "twoPhaseCommit=required and kafka.transaction",
@@ -231,6 +235,15 @@ def test_all_wrong_options_are_in_one_error():
         parse_sink_options(given(**together))
     said = caught.value.what.lower()
     assert len(together) > 12 and [n for n in together if n.lower() not in said] == []
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "engine"),
+    [("murmur2_random", "columnar"), ("murmur2", "rows"), ("consistent", "rows")],
+)
+def test_a_partitioner_of_librdkafka_only_selects_its_engine(partitioner, engine):
+    """murmur2 sends all rows without a key to one partition; the columnar engine deals them out."""
+    assert parse_sink_options(given(**{"kafka.partitioner": partitioner})).engine == engine
 
 
 def test_options_have_no_case_and_defaults_are_safe():

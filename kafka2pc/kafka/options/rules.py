@@ -9,6 +9,7 @@ __all__ = ['Given', 'Settings', 'Rule', 'VERIFY_HOST', 'MECHANISMS', 'PEM', 'KEY
            'verify_host', 'tls_versions', 'tls_protocol', 'trust_manager', 'truststore', 'keystore', 'as_wanted']
 
 # %% ../../../nbs/kafka/options/04_rules.ipynb #c002
+import ipaddress
 import re
 from typing import Callable, Mapping
 
@@ -114,13 +115,31 @@ VERIFY_HOST = "ssl.endpoint.identification.algorithm"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
 
 
+_SERVER = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(:(?P<port>\d{1,5}))?", re.ASCII)
+
+
+def _is_server(text: str) -> bool:
+    """Is this a host, or an IP address, with a port or without?"""
+    server = _SERVER.fullmatch(text)
+    if server:
+        return int(server["port"] or 0) < 65_536
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def plain_servers(text: str) -> str:
-    """host:port,host:port without protocols. Raises `BadOption` for a port that is no number."""
-    servers = re.sub(r"\w+://", "", text)
-    wrong = [s for s in servers.split(",") if re.fullmatch(r"[^:]+:(?!\d+$)[^:]*", s.strip())]
+    """host:port,host:port without protocols and blanks. Raises `BadOption` for what is no host, and
+    for a port that is no number.
+    """
+    parts = re.sub(r"\w+://", "", text).split(",")
+    servers = [part.strip() for part in parts if part.strip()]
+    wrong = [server for server in servers if not _is_server(server)]
     if wrong:
-        raise BadOption(f"kafka.bootstrap.servers={text}: {wrong[0].strip()} is not host:port")
-    return servers
+        raise BadOption(f"kafka.bootstrap.servers={text}: {wrong[0]} is not host:port")
+    return ",".join(servers)
 
 
 def bootstrap_servers(value: str, _: Given) -> Settings:

@@ -93,8 +93,8 @@ def value_column(batch: "pa.RecordBatch") -> "pa.Array":
 
 
 def topic_column(batch: "pa.RecordBatch") -> "pa.Array":
-    """The column topic, for rows whose topic no option names. Raises `BadRow` if there is none, or
-    a topic is null.
+    """The column topic as text, for rows whose topic no option names. Raises `BadRow` if there is
+    none, or a topic is null or no UTF-8.
     """
     column = column_of(batch, "topic")
     if column is None:
@@ -103,12 +103,19 @@ def topic_column(batch: "pa.RecordBatch") -> "pa.Array":
             action="Set the option topic, or add a column topic.",
         )
     bytes_type(column, "topic")
-    if column.null_count:
+    try:
+        names = column.cast("string")
+    except ValueError:
         raise BadRow(
-            f"{first_row(column.is_null())}: topic is null",
+            "column topic: the bytes of a name are not UTF-8",
+            action="Correct the column topic, or set the option topic.",
+        ) from None
+    if names.null_count:
+        raise BadRow(
+            f"{first_row(names.is_null())}: topic is null",
             action="Set the option topic, or fill the column topic.",
         )
-    return column
+    return names
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c007
 _UNITS_IN_MS = {"ms": 1, "us": 10**3, "ns": 10**6}

@@ -149,7 +149,7 @@ def rows_of(batch: pa.RecordBatch, *, now_ms: int | None = None) -> Rows:
 
 # %% ../../../nbs/kafka/records/03_rows.ipynb #c012
 def _by_topic(rows: Rows, column: pa.Array) -> list[tuple[str, Rows]]:
-    names = column.cast(pa.string()).dictionary_encode()
+    names = column.dictionary_encode()
     if len(names.dictionary) == 1:
         return [(names.dictionary[0].as_py(), rows)]
     numbers = names.indices.to_numpy()
@@ -177,16 +177,22 @@ def rows_by_topic(batch: pa.RecordBatch, topic: str | None, most: int) -> list[t
 
 # %% ../../../nbs/kafka/records/03_rows.ipynb #c014
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """All rows, in order. Rows without a time of their own get that of the first part."""
+    """All rows, in order. If none has a time of its own, all get that of the first part."""
     if len(parts) == 1:
         return parts[0]
-    stamps = [p.timestamps_ms for p in parts]
     return Rows(
         pa.concat_arrays([p.values for p in parts]),
         _joined([p.keys for p in parts], parts),
         _joined([p.headers for p in parts], parts),
-        stamps[0] if isinstance(stamps[0], int) else np.concatenate(stamps),
+        _joined_times(parts),
     )
+
+
+def _joined_times(parts: Sequence[Rows]) -> np.ndarray | int:
+    first = parts[0].timestamps_ms
+    if all(isinstance(rows.timestamps_ms, int) for rows in parts):
+        return first
+    return np.concatenate([np.broadcast_to(rows.timestamps_ms, len(rows)) for rows in parts])
 
 
 def _joined(columns: Sequence[pa.Array | None], parts: Sequence[Rows]) -> pa.Array | None:

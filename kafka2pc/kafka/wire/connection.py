@@ -61,7 +61,13 @@ class TooOld(BadOption):
     action = "Use Apache Kafka 3.6 or newer on every broker."
 
 
-_FORBIDDEN = (wire_errors.SaslAuthenticationFailedError, wire_errors.AuthorizationError)
+_FORBIDDEN = (
+    wire_errors.SaslAuthenticationFailedError,
+    wire_errors.AuthorizationError,
+    # the listener does not offer this mechanism, or no login at all
+    wire_errors.UnsupportedSaslMechanismError,
+    wire_errors.IllegalSaslStateError,
+)
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c010
 def _bad_certificate(server: str, message: str) -> Exception | None:
@@ -130,13 +136,14 @@ class Connection:
         self.timeout_ms = timeout_ms
         self._user = conf.get("sasl.username", "anonymous")
         settings = connection_settings(conf, timeout_ms // 4)
-        self._logs_in = "sasl_mechanism" in settings
+        self._mechanism = settings.get("sasl_mechanism")
         if tokens := settings.get("sasl_oauth_token_provider"):
             settings["sasl_oauth_token_provider"] = _TokenProvider(tokens)
         self._hang_ups = 0
+        self._failures: dict[int | None, str] = {}  # node id -> the last one
         self._net = NetworkSelector()
+        self._manager = KafkaConnectionManager(self._net, **settings)  # it refuses wrong settings
         self._net.start()
-        self._manager = KafkaConnectionManager(self._net, **settings)
         try:
             self._open()
         except BaseException:
@@ -166,14 +173,14 @@ class Connection:
         if certificate:
             return certificate
         answered = self._manager.broker_version_data is not None
-        if "disconnected" in message and self._logs_in and answered:
+        if "disconnected" in message and self._mechanism and answered:
             self._hang_ups += 1
         if self._hang_ups == 3:
             return self._refused_login("the broker hangs up during the login")
         return NotSent(f"{server}: {message}")
 
     def _refused_login(self, what: str) -> NotAuthorized:
-        return login_refused(f"user {self._user} at {self.servers}: {what}")
+        return login_refused(f"user {self._user} at {self.servers} by {self._mechanism}: {what}")
 
     def __enter__(self) -> Self:
         return self
@@ -203,8 +210,17 @@ class Connection:
             # a node that was added after the last Metadata answer
             if isinstance(e, wire_errors.UnknownBrokerIdError):
                 m.cluster.request_update()
-            raise NotSent(f"{request.name}: {e}") from None
+            raise NotSent(f"{request.name}: {self._failure(node_id, e)}") from None
         return node_id
+
+    def _failure(self, node_id: int | None, e: Exception) -> str:
+        """Why this node cannot be reached. After a failure there is a pause without attempts, and
+        its error says nothing: the failure before it is the reason.
+        """
+        if not isinstance(e, wire_errors.NodeNotReadyError):
+            node = self._manager.cluster.broker_metadata(node_id)
+            self._failures[node_id] = f"{node.host}:{node.port}: {e}" if node else str(e)
+        return self._failures.get(node_id, str(e))
 
     def _start(self, request: WireRequest, node_id: int, within_ms: float) -> Future:
         try:

@@ -153,11 +153,17 @@ NEW_TOPIC_S = 20  # until a topic is known that the brokers create
 
 def ask_to_create(connection: Connection, names: Iterable[str]) -> bool:
     """Ask as producers do, so that the brokers create these topics; they are known some time later.
-    Returns False if the brokers say that they create none. Raises `BrokerUnreachable`.
+    Returns False if the brokers say that they create none, or none of these names. Raises
+    `NotAuthorized` if this user may not create one, `BrokerUnreachable`.
     """
     topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
     request = MetadataRequest(topics=topics, allow_auto_topic_creation=True, min_version=4)
-    connection.persist(lambda: connection.ask(request))
+    rows = connection.persist(lambda: connection.ask(request)).topics
+    for row in rows:
+        if row.error_code == codes.TOPIC_AUTHORIZATION_FAILED:
+            raise topic_not_authorized(row.name, "CREATE")
+    if all(row.error_code == codes.INVALID_TOPIC for row in rows):
+        return False
     return broker_setting(connection, "auto.create.topics.enable") != "false"
 
 

@@ -112,10 +112,16 @@ def _too_large(label: str, topic: str, error: KafkaError, count: int, size: int)
     )
 
 
+def _said(error: KafkaError) -> str:
+    """The broker's own sentence; empty if there is only a code."""
+    text = error.str()
+    return "" if text == KafkaError(error.code()).str() else text
+
+
 def _not_valid(label: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
     return BadRow(
-        f"{label}: topic {topic} refused {count} records: {error.str()}",
-        why="A compacted topic takes no record without a key.",
+        f"{label}: topic {topic} refused {count} records: {error.name()}",
+        why=_said(error) or "A compacted topic takes no record without a key.",
     )
 
 
@@ -130,6 +136,21 @@ def _wrong_time(label: str, topic: str, error: KafkaError, count: int, size: int
     )
 
 
+def _has_ended(label: str, topic: str, error: KafkaError, count: int, size: int) -> PrecommitFailed:
+    return PrecommitFailed(
+        f"{label}: topic {topic} refused {count} records: {error.str()}",
+        why=(
+            "The transaction had ended before: its timeout was over, or another run of the query"
+            " aborted it."
+        ),
+        action=(
+            "If it comes again: make batches shorter, or raise kafka.transaction.timeout.ms (and"
+            " the broker's transaction.max.timeout.ms); and make sure that only one query uses this"
+            " checkpoint."
+        ),
+    )
+
+
 # in this order: a cause that the reader can cure comes before one that follows from it
 _CAUSES = {
     "TOPIC_AUTHORIZATION_FAILED": _not_allowed,
@@ -141,6 +162,10 @@ _CAUSES = {
     "_UNKNOWN_PARTITION": _no_such,
     "UNKNOWN_TOPIC_OR_PART": _no_such,
     "TOPIC_EXCEPTION": _no_such,
+    "INVALID_PRODUCER_EPOCH": _has_ended,
+    "INVALID_TXN_STATE": _has_ended,
+    "PRODUCER_FENCED": _has_ended,
+    "_FENCED": _has_ended,
 }
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c009
@@ -170,8 +195,10 @@ def delivery_error(label: str, failed: dict, reason: KafkaError | None = None) -
         f"{count} of {topic}-{'?' if p is None or p < 0 else p} ({error.name()})"
         for (topic, p), (error, count, _) in failed.items()
     ]
+    sentences = [_said(error) for error, _, _ in failed.values()]
     return PrecommitFailed(
-        f"{label}: records not acknowledged: {', '.join(where)}", why=reason.str() if reason else ""
+        f"{label}: records not acknowledged: {', '.join(where)}",
+        why=reason.str() if reason else next(filter(None, sentences), ""),
     )
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c013

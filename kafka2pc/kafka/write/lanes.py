@@ -45,7 +45,8 @@ class Batch:
 @dataclass(slots=True, eq=False)
 class Lane:
     """One partition of a transaction. `sure`: the last answer was good, so several batches may fly;
-    `trouble`: the last code, if it was not good; `pause_s`: how long the next pause is. `queue`:
+    `trouble`: the last code, if it was not good; `silence`: why no answer came, if none did;
+    `pause_s`: how long the next pause is. `queue`:
     the node in whose queue it is, or `PAUSED`, or None. `first` and `last`: offsets of the records
     that arrived; both are -1 if the broker gave no offset for one of the batches.
     """
@@ -62,6 +63,7 @@ class Lane:
     not_before: float = 0.0
     pause_s: float = FIRST_PAUSE_S
     trouble: int = 0
+    silence: str = ""
     records: int = 0
     first: int = -1
     last: int = -1
@@ -97,6 +99,7 @@ class Lane:
         self.batches = deque([*waiting[:at], *smaller, *waiting[at + 1 :]])
         self.appended += len(smaller) - 1
         batch.done = True
+        batch.content = b""
         return smaller
 
     def next_batch(self, now: float) -> Batch | None:
@@ -131,10 +134,13 @@ class Lane:
         self.last = max(self.last, offset + batch.count - 1) if self.first >= 0 else -1
         self.records += batch.count
 
-    def send_again(self, code: int) -> None:
-        """A batch did not arrive: send what is here again, one batch at a time, after a pause."""
+    def send_again(self, code: int, silence: str = "") -> None:
+        """A batch did not arrive: send what is here again, one batch at a time, after a pause.
+        `silence`: why there was no answer, if there was none.
+        """
         self.sure = False
         self.trouble = code
+        self.silence = silence
         now = time.monotonic()
         # several batches were flying, and each has an answer
         if now >= self.not_before:

@@ -41,7 +41,9 @@ class Leaders:
         return len(found)
 
     def create(self, topic: str) -> bool:
-        """Ask the brokers to create a topic. Returns False if they create none."""
+        """Ask the brokers to create a topic. Returns False if they create none. Raises
+        `NotAuthorized`, `BrokerUnreachable`.
+        """
         return ask_to_create(self.cluster, [topic])
 
     def node_of(self, where: Where) -> int:

@@ -238,29 +238,32 @@ class Sender:
         for lane, batch in parcel:
             answer = answers.get(lane.where)
             if answer is None:
-                self._take(lane, batch, codes.NETWORK_EXCEPTION, -1)
+                silence = future.exception or "an answer without this partition"
+                lane.send_again(codes.NETWORK_EXCEPTION, str(silence))
+                self._leaders.lose(lane.where)
             else:
-                self._take(lane, batch, answer.error_code, answer.base_offset, _hint(answer))
+                self._take(lane, batch, answer)
             if lane.batches:
                 self._queue(lane)
 
-    def _take(self, lane: Lane, batch: Batch, code: int, offset: int, hint: int = -1) -> None:
+    def _take(self, lane: Lane, batch: Batch, answer: WireAnswer) -> None:
+        code = answer.error_code
         early = code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER and lane.batches[0] is not batch
         if code in (0, codes.DUPLICATE_SEQUENCE_NUMBER):
-            lane.acknowledge(batch, offset)
+            lane.acknowledge(batch, answer.base_offset)
             self.held -= len(batch.content)
             batch.content = b""
             if lane.trouble:
-                lane.trouble = 0
+                lane.trouble, lane.silence = 0, ""
                 self._leaders.calm()
         elif code in codes.PRODUCE_AGAIN or early:
             lane.send_again(code)
             if code in codes.LEADER_MOVES:
-                self._leaders.lose(lane.where, hint)
+                self._leaders.lose(lane.where, _hint(answer))
         elif code in codes.BATCH_TOO_LARGE and batch.count > 1:
             self._split(lane, batch)
         else:
-            raise self._refused(lane, batch, code)
+            raise self._refused(lane, batch, code, getattr(answer, "error_message", None))
 
     def _split(self, lane: Lane, batch: Batch) -> None:
         """Send the records of a batch that is too large for its topic in smaller ones."""
@@ -268,12 +271,14 @@ class Sender:
         limits, half = self.cluster.batch_bytes, half_size(rows)
         limits[lane.topic] = min(half, limits.get(lane.topic, half))
         parts = split_rows(rows, lane.topic, lane.partition)
+        self.held -= len(batch.content)
         smaller = lane.replace(batch, parts, self.state, self.codec)
-        self.held += sum(len(part.content) for part in smaller) - len(batch.content)
+        self.held += sum(len(part.content) for part in smaller)
         self._oldest.extend(smaller)
 
-    def _refused(self, lane: Lane, batch: Batch, code: int) -> Exception:
-        failed = {lane.where: (KafkaError(code), batch.count, batch.largest)}
+    def _refused(self, lane: Lane, batch: Batch, code: int, said: str | None = None) -> Exception:
+        error = KafkaError(code, said) if said else KafkaError(code)
+        failed = {lane.where: (error, batch.count, batch.largest)}
         return delivery_error(self.transactional_id, failed)
 
     def _check_late(self) -> None:
@@ -282,15 +287,17 @@ class Sender:
         now = time.monotonic() - self._idle_s
         if not self._oldest or now - self._oldest[0].since < self.delivery_ms / 1000:
             return
-        late = [
+        late = [lane for lane in self.lanes.values() if lane.batches]
+        counts = [
             f"{sum(b.count for b in lane.batches)} of {lane.topic}-{lane.partition}"
-            f" ({_trouble(lane.trouble)})"
-            for lane in self.lanes.values()
-            if lane.batches
+            f" ({_trouble(lane)})"
+            for lane in late
         ]
+        silence = next((lane.silence for lane in late if lane.silence), "")
         raise PrecommitFailed(
-            f"{self.transactional_id}: records not acknowledged: {', '.join(late)} within"
-            f" {self.delivery_ms} ms"
+            f"{self.transactional_id}: records not acknowledged: {', '.join(counts)} within"
+            f" {self.delivery_ms} ms",
+            why=f"The last failure: {silence}." if silence else "",
         )
 
 
@@ -315,5 +322,7 @@ def _hint(answer: WireAnswer) -> int:
     return leader.leader_id if leader else -1
 
 
-def _trouble(code: int) -> str:
-    return codes.code_name(code) if code in codes.PRODUCE_AGAIN else "no answer"
+def _trouble(lane: Lane) -> str:
+    if lane.silence or not lane.trouble:
+        return "no answer"
+    return codes.code_name(lane.trouble)

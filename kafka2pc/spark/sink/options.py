@@ -180,7 +180,7 @@ def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -
     """
     wanted = choose(given, "engine", "auto", "columnar", "confluent")
     partitioner = conf.get("partitioner", "murmur2_random")
-    other_partitioner = partitioner not in ("murmur2", "murmur2_random")
+    other_partitioner = partitioner != "murmur2_random"
     if wanted == "columnar" and other_partitioner:
         raise BadOption(
             f"engine=columnar and kafka.partitioner={partitioner} contradict each other",
