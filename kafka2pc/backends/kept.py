@@ -8,7 +8,8 @@ __all__ = ['EVERYTHING', 'Kept']
 # %% ../../nbs/backends/06_kept.ipynb #c002
 import math
 import os
-from typing import Any, Hashable
+import threading
+from typing import Any, Callable, Hashable
 
 # %% ../../nbs/backends/06_kept.ipynb #c005
 class Kept(dict):
@@ -20,16 +21,31 @@ class Kept(dict):
         super().__init__()
         self.most = most
         self.inherited: list[dict] = []
+        self._locks: dict[Hashable, threading.Lock] = {}
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def _leave_to_parent(self) -> None:
         self.inherited.append(dict(self))
         self.clear()
+        self._locks = {}  # another thread of the parent may hold one
 
     def __setitem__(self, key: Hashable, value: Any) -> None:
         super().__setitem__(key, value)
         if len(self) > self.most:
             del self[next(iter(self))]
+
+    def lock_of(self, key: Hashable) -> threading.Lock:
+        """A lock for one key: what is slow to open keeps no other waiting."""
+        return self._locks.setdefault(key, threading.Lock())
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What is kept for `key`: if there is nothing, what `make` returns. Threads that ask for
+        the same key at once get the same. Raises what `make` raises, and keeps nothing then.
+        """
+        with self.lock_of(key):
+            if key not in self:
+                self[key] = make()
+            return self[key]
 
     def first(self, key: Hashable) -> bool:
         """Is this the first time that this process asks about `key`?"""

@@ -7,7 +7,6 @@ __all__ = ['shared_cluster', 'close_cluster', 'new_transaction', 'leftover', 'Ka
 
 # %% ../../nbs/kafka/06_client.ipynb #c002
 import copy
-import threading
 from typing import TYPE_CHECKING, Any, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
@@ -28,31 +27,21 @@ if TYPE_CHECKING:
 # %% ../../nbs/kafka/06_client.ipynb #c006
 # one `Cluster` in each process for each set of client settings
 _CLUSTERS = Kept(most=EVERYTHING)
-# a lock for each: while one is opened, which may take long, no other has to wait
-_OPENING = Kept(most=EVERYTHING)
 
 
 def _key(conf: dict) -> tuple:
     return tuple(sorted(conf.items()))
 
 
-def _opening(key: tuple) -> threading.Lock:
-    return _OPENING.setdefault(key, threading.Lock())
-
-
 def shared_cluster(conf: dict) -> Cluster:
     """The connection to the cluster of `conf`, opened once in each process."""
-    key = _key(conf)
-    with _opening(key):
-        if key not in _CLUSTERS:
-            _CLUSTERS[key] = Cluster(conf)
-        return _CLUSTERS[key]
+    return _CLUSTERS.once(_key(conf), lambda: Cluster(conf))
 
 
 def close_cluster(conf: dict) -> None:
     """Close the connection that this process shares."""
     key = _key(conf)
-    with _opening(key):
+    with _CLUSTERS.lock_of(key):
         cluster = _CLUSTERS.pop(key, None)
     if cluster:
         cluster.close()

@@ -177,18 +177,14 @@ class Tokens:
 
 
 _TOKENS = Kept()  # function -> its `Tokens`
-_ASKING = threading.Lock()
 
 
 def shared_tokens(conf: Mapping) -> Tokens:
     """The tokens of the function that `conf` names, for all connections of this process. Raises
     `BadOption` and `NotAuthorized`.
     """
-    with _ASKING:
-        named = conf.get(TOKEN_PROVIDER, "")
-        if named not in _TOKENS:
-            _TOKENS[named] = Tokens(find_provider(conf), named)
-        return _TOKENS[named]
+    named = conf.get(TOKEN_PROVIDER, "")
+    return _TOKENS.once(named, lambda: Tokens(find_provider(conf), named))
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c026
 def for_librdkafka(conf: Mapping) -> dict:
