@@ -91,7 +91,7 @@ def _check_topics(cluster: Cluster, topics: list[str]) -> None:
         lines = "; ".join(f"{create} {shlex.quote(t)}" for t in missing)
         raise BadOption(
             f"topic {', '.join(missing)} does not exist",
-            why="The brokers create no topics (auto.create.topics.enable), or none for this user.",
+            why="The brokers create no topics (auto.create.topics.enable), or none of this name.",
             action=f"Create it ({lines}), or correct the option topic.",
         )
 

@@ -399,7 +399,7 @@ WRONG_OPTIONS = {
         {"topic": "nowhere"},
         [
             "topic nowhere does not exist",
-            "why: The brokers create no topics (auto.create.topics.enable), or none for this user.",
+            "why: The brokers create no topics (auto.create.topics.enable), or none of this name.",
             "Create it (kafka-topics.sh --bootstrap-server ",
             " --create --topic nowhere), or correct",
         ],
