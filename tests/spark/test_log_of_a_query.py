@@ -19,6 +19,7 @@ from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import exactly_once
 from kafka2pc.spark.sink import opening as driver_side
+from kafka2pc.spark.sink import stream_writer
 from kafka2pc.spark.sink.options import parse_sink_options
 
 
@@ -48,7 +49,7 @@ def orders(driver, store, tmp_path, monkeypatch):
         Checkpoint, "decided_slots", lambda checkpoint: looked.append(1) or look(checkpoint)
     )
 
-    def open_with(decision_log=None, new_process=True):
+    def open_with(decision_log=None, new_process=True, options_only=False):
         if new_process:
             monkeypatch.setattr(driver_side, "_LOGS", {})
             monkeypatch.setattr(driver_side, "_BESIDE", {})
@@ -59,6 +60,8 @@ def orders(driver, store, tmp_path, monkeypatch):
             "decisionLog": decision_log,
         }
         given = parse_sink_options({k: v for k, v in options.items() if v})
+        if options_only:
+            return given
         return driver_side.stream_driver(given, Checkpoint(given.checkpoint))
 
     open_with.looked = looked
@@ -108,6 +111,21 @@ def test_a_process_looks_into_the_checkpoint_once(orders, tmp_path):
     for batch_id in range(3):
         write(orders(str(tmp_path / "log"), new_process=False), batch_id)
     assert len(orders.looked) == 1
+
+
+def test_a_planner_that_lives_on_looks_before_each_batch(orders, store, tmp_path, monkeypatch):
+    """Another process may have run the query without the log in between."""
+    monkeypatch.setattr(stream_writer, "open_participant", lambda options: store)
+    planned = tmp_path / "orders" / "offsets"
+    planned.mkdir()
+    (planned / "0").write_text("v1\n{}\n0")
+    options = orders(str(tmp_path / "log"), options_only=True)
+    stream_writer.plan_stream(options)
+    (tmp_path / "orders" / "kafka2pc").mkdir()
+    (tmp_path / "orders" / "kafka2pc" / "1.0.json").touch()
+    (planned / "1").write_text("v1\n{}\n1")
+    with pytest.raises(MovedLog, match="up to batch 1, are in"):
+        stream_writer.plan_stream(options)
 
 
 # -- foreachBatch: no checkpoint is known --

@@ -138,7 +138,8 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
     checkpoint = Checkpoint(options.checkpoint)
     batch = checkpoint.planned()
     check_trigger(checkpoint, batch.batch_id)
-    driver = stream_driver(options, checkpoint, batch.query_id)
+    # between two batches of this process another one may have run the query
+    driver = stream_driver(options, checkpoint, batch.query_id, run_id=f"batch {batch.batch_id}")
     plan = plan_batch(driver, batch.batch_id, batch.offsets_hash)
     swept = count_aborts(driver.history.events)
     return StreamWriter(options, open_participant(options), plan, swept)
