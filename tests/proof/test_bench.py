@@ -9,13 +9,12 @@ from xml.etree import ElementTree
 import pytest
 from kafka_fixtures import records
 from marks import first_of
-from rich.table import Table
 
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.local.jars import find_java
 from kafka2pc.proof.bench import engines as bench_engines
 from kafka2pc.proof.bench import java as bench_java
-from kafka2pc.proof.bench.bench import Sizes, bench, machine
+from kafka2pc.proof.bench.bench import Bench, Sizes, machine
 from kafka2pc.proof.bench.engines import columnar, confluent, confluent_producer, rows_of_size
 from kafka2pc.proof.bench.java import (
     default_settings,
@@ -25,7 +24,7 @@ from kafka2pc.proof.bench.java import (
     tuning,
 )
 from kafka2pc.proof.bench.measure import Comparison, Measured, chart
-from kafka2pc.proof.bench.topics import topic_of, wait_for_markers
+from kafka2pc.proof.bench.topics import local_kafka, topic_of, wait_for_markers
 from kafka2pc.proof.child_process import Failed
 
 
@@ -144,35 +143,22 @@ TINY = Sizes(
     wide_rows=2_000,
     read_rows=10_000,
     wide_read_rows=10_000,
-    job_rows=1_000,
     partitions=(4,),
-    transactions=(3,),
-    megabytes=10,
-    batches=2,
 )
-
-
-@pytest.fixture
-def one_turn(monkeypatch):
-    """The engines take one turn, like the others, and need not be warm."""
-    monkeypatch.setattr(bench_engines, "_turns", lambda rows, rounds: rounds)
-    monkeypatch.setitem(bench_engines.engines.__kwdefaults__, "warm_up_rows", 100)
 
 
 @pytest.mark.full
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_every_comparison_runs_and_ends_with_a_tuned_competitor(one_turn):
-    needs_a_compiler()
-    found = list(bench(1, lambda text: None, TINY))
-    comparisons = [one for one in found if isinstance(one, Comparison)]
-    own = [one for one in comparisons if " into " not in one.title]
-    engines, sinks, sources = 1 + 1 + 1, 1 + 1, 3
-    assert len(own) == engines + sinks + sources
-    assert [one.title for one in own if not one.measured[-1].way.endswith(", tuned")] == []
-    assert [one.title for one in own if "kafka2pc" not in one.ratios()] == []
-    assert [type(one) for one in found[len(comparisons) :]] == [Table] * 3
+def test_every_comparison_of_spark_ends_with_a_tuned_competitor():
+    """The notebooks of the bench play the others."""
+    with local_kafka(TINY.partitions[-1]) as kafka:
+        run = Bench(kafka=kafka, rounds=1, tell=lambda text: None, sizes=TINY)
+        found = [*run.sinks(), *run.sources()]
+    assert len(found) == 2 + 3
+    assert [one.title for one in found if not one.measured[-1].way.endswith(", tuned")] == []
+    assert [one.title for one in found if "kafka2pc" not in one.ratios()] == []
 
 
 @pytest.mark.parametrize(("rows", "turns"), [(1_000, 30), (100_000, 9), (1_000_000, 3)])

@@ -133,14 +133,6 @@ def test_drills_of_one_victim_become_batches_of_one_query():
     assert [d for d in merged if d.kind == "case"] == list(CASES)
 
 
-@pytest.mark.full
-def test_the_blows_of_one_query_are_survived_one_after_the_other(stage, tmp_path):
-    wanted = ("JVM dies in write", "JVM dies after first commit")
-    [drill] = together(d for d in point_drills() if d.title.endswith(wanted))
-    played = play(drill, stage, tmp_path)
-    assert (played.found, played.crashes, played.records) == ("", 2, 120)
-
-
 def test_an_error_of_a_stage_is_raised_and_nothing_goes_on(monkeypatch, tmp_path):
     def no_broker(*_):
         raise BrokerFailed("no broker here")
