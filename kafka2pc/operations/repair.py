@@ -334,8 +334,9 @@ def restore(driver: Driver) -> list[RestoreStep]:
     """
     steps = plan_restore(driver)
     newest = newest_commit(driver.log)
-    drivers = _under_each_prefix(driver)
     if any(s.do == "abort" for s in steps):
+        # before the claim, which is a record of a later batch
+        drivers = _under_each_prefix(driver)
         token = fence(driver)
         for each in drivers:
             sweep(each, token)

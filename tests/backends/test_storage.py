@@ -10,6 +10,7 @@ from failing_driver import FailingDriver
 from fsspec.implementations.memory import MemoryFileSystem
 
 from kafka2pc.backends import storage
+from kafka2pc.backends.kept import Kept
 from kafka2pc.backends.storage import Storage
 from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
@@ -109,7 +110,7 @@ def test_a_driver_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
 
 def test_the_log_inside_a_checkpoint_is_opened_once_in_a_process(tmp_path):
     with (
-        patch.object(driver, "_LOGS", {}),
+        patch.object(driver, "_LOGS", Kept()),
         patch.object(driver, "open_folder_log", side_effect=open_folder_log) as opened,
     ):
         logs = [driver.log_in(Checkpoint(f"{tmp_path}/{name}")) for name in ("a", "a", "b")]

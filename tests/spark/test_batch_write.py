@@ -18,6 +18,7 @@ from kafka_fixtures import values
 from marks import first_of
 from typer.testing import CliRunner
 
+from kafka2pc.backends.kept import Kept
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import ClusterFacts
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -77,7 +78,7 @@ def store(monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", None)
     store = Moody()
     monkeypatch.setattr(batch_sink, "open_participant", lambda options: store)
-    monkeypatch.setattr(driver_side, "_LOGS", {})
+    monkeypatch.setattr(driver_side, "_LOGS", Kept())
     monkeypatch.setattr(batch_sink, "_PURGED", {})
     return store
 
@@ -304,7 +305,7 @@ def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, mo
 
 def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr(driver_side, "_OPEN", {})
+    monkeypatch.setattr(driver_side, "_OPEN", Kept())
     monkeypatch.setattr(
         driver_side,
         "check",

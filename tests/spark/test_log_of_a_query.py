@@ -9,6 +9,7 @@ import shutil
 import pytest
 from driver_steps import Sleepy, decide_only, orders_driver, prepare, sleeps_before_its_claim, write
 
+from kafka2pc.backends.kept import Kept
 from kafka2pc.protocol.errors import MovedLog, Superseded, UnfinishedBatch
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
@@ -51,7 +52,7 @@ def orders(driver, store, tmp_path, monkeypatch):
 
     def open_with(decision_log=None, new_process=True, options_only=False):
         if new_process:
-            monkeypatch.setattr(driver_side, "_LOGS", {})
+            monkeypatch.setattr(driver_side, "_LOGS", Kept())
             monkeypatch.setattr(driver_side, "_BESIDE", {})
         options = {
             "kafka.bootstrap.servers": "nowhere:1",

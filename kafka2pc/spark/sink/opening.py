@@ -125,9 +125,7 @@ def open_participant(options: SinkOptions) -> KafkaParticipant:
     """
     # a key for each micro-batch is no reason to open another one
     wanted = replace(options, checkpoint=None, decision_log=None, key=None, givers=(), idle=())
-    if wanted not in _OPEN:
-        _OPEN[wanted] = _checked_participant(options)
-    return _OPEN[wanted]
+    return _OPEN.once(wanted, lambda: _checked_participant(options))
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c044
 def _checked_participant(options: SinkOptions) -> KafkaParticipant:
@@ -169,9 +167,7 @@ _BESIDE = Kept()
 def log_in(checkpoint: Checkpoint) -> DecisionLog:
     """The decision log inside a checkpoint, opened once in each process."""
     _BESIDE.pop(checkpoint.location, None)
-    if checkpoint.location not in _LOGS:
-        _LOGS[checkpoint.location] = open_folder_log(checkpoint.log_place)
-    return _LOGS[checkpoint.location]
+    return _LOGS.once(checkpoint.location, lambda: open_folder_log(checkpoint.log_place))
 
 
 def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
@@ -184,15 +180,16 @@ def open_place(options: SinkOptions, query_id: str) -> DecisionLog:
         options.prefix,
         query_id if options.checkpoint else None,
     )
-    if opened not in _LOGS:
-        _LOGS[opened] = open_log(options.decision_log or "", query_id, options.conf, options.prefix)
-    return _LOGS[opened] if options.checkpoint else _LOGS[opened].sibling(query_id)
+    place = options.decision_log or ""
+    log = _LOGS.once(opened, lambda: open_log(place, query_id, options.conf, options.prefix))
+    return log if options.checkpoint else log.sibling(query_id)
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c049
 def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog, run_id: str = "") -> None:
     """Raises `MovedLog`, before anything is claimed, if the checkpoint holds later decisions than
     this log beside it: the query ran without this log. While a process goes on with one log in one
-    run of the query (`run_id`, if it is known), the checkpoint is asked once.
+    run of the query, the checkpoint is asked once. `run_id`: which run, or which batch if the run
+    is not known.
     """
     asked = log.place, run_id
     if _BESIDE.get(checkpoint.location) == asked:
