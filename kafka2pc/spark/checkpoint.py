@@ -54,6 +54,8 @@ class Checkpoint:
 
     def decided_slots(self) -> list[Slot]:
         """The slots that are taken in the folder of the decisions, in order."""
+        if "kafka2pc" not in self._storage.names(self._root):
+            return []  # one request; to list a folder that is not there takes s3fs two
         names = self._storage.names(f"{self._root}/kafka2pc")
         found = [re.fullmatch(r"(\d+)\.(\d+)\.json", name) for name in names]
         return sorted(Slot(int(m[1]), int(m[2])) for m in found if m)

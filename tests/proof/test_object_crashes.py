@@ -130,8 +130,9 @@ def test_exactly_once_if_the_answers_of_s3_are_lost(when, tale, s3):
 
 
 def test_a_micro_batch_asks_s3_eight_times(tale, s3):
-    """Each request costs some ten milliseconds there, and they follow each other. After
-    `keep_batches` one more removes the oldest COMMIT.
+    """Each request costs some ten milliseconds there, and they follow each other. The eighth is
+    for `decisionLog`: is there none in the checkpoint? After `keep_batches` one more removes the
+    oldest COMMIT.
     """
     story = tale()
     story.feed()

@@ -233,8 +233,8 @@ def stream_driver(
     planner: the query id, the list of Spark's offsets, the newest entry, the list of the log, the
     COMMIT of the batch before. The committer: create the COMMIT, the list of the log, remove the
     oldest COMMIT. Both lists of the log must be fresh: the first one shows what other runs have
-    decided, the second one whether a newer run has gone on. With `decisionLog` the planner asks
-    more: see `check_beside`.
+    decided, the second one whether a newer run has gone on. With `decisionLog` the planner lists
+    the checkpoint too: see `check_beside`.
     """
     query_id = query_id or checkpoint.query_id()
     if options.decision_log:
