@@ -17,6 +17,8 @@ from .wire.cluster import Cluster
 from .wire.descriptions import DescribedTransaction, list_transactions
 from .wire.transactions import check_brokers
 from .write.row_producer import RowTransaction
+from .write.settings import other_partitioner
+from ..protocol.errors import BadOption
 from ..protocol.history import History
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ..protocol.participant import StoreIdentity
@@ -48,7 +50,9 @@ def close_cluster(conf: dict) -> None:
 
 # %% ../../nbs/kafka/06_client.ipynb #c010
 def new_transaction(client: "KafkaClient", name: str) -> "RowTransaction | ColumnTransaction":
-    """A transaction that has not begun, with the settings of `client`."""
+    """A transaction that has not begun, with the settings of `client`. Raises `BadOption` for a
+    partitioner that its engine does not have.
+    """
     shared: dict[str, Any] = dict(
         topic=client.topic,
         batch_bytes=client.batch_bytes,
@@ -58,6 +62,10 @@ def new_transaction(client: "KafkaClient", name: str) -> "RowTransaction | Colum
     )
     if client.engine == "rows":
         return RowTransaction(client.conf, name, client.timeout_ms, **shared)
+    if other := other_partitioner(client.conf):
+        raise BadOption(
+            f"engine=columnar does not have partitioner={other}", action="Use engine=rows."
+        )
     # here, because it needs numpy and pyarrow, which a process that only ends transactions
     # may not have
     from kafka2pc.kafka.write.column_producer import ColumnTransaction

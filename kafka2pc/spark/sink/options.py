@@ -16,6 +16,7 @@ from ...backends.places import check_place
 from ...kafka.options.java_options import SINK
 from ...kafka.options.problems import Problems
 from ...kafka.wire.settings import ClientOptions, read_client
+from ...kafka.write.settings import other_partitioner
 from ...protocol.errors import BadOption
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c005
@@ -179,14 +180,13 @@ def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -
     columnar engine speaks KIP-939.
     """
     wanted = choose(given, "engine", "auto", "columnar", "confluent")
-    partitioner = conf.get("partitioner", "murmur2_random")
-    other_partitioner = partitioner != "murmur2_random"
-    if wanted == "columnar" and other_partitioner:
+    other = other_partitioner(conf)
+    if wanted == "columnar" and other:
         raise BadOption(
-            f"engine=columnar and kafka.partitioner={partitioner} contradict each other",
+            f"engine=columnar and kafka.partitioner={other} contradict each other",
             action="Use engine=confluent, or leave one of them out.",
         )
-    rows = wanted == "confluent" or other_partitioner
+    rows = wanted == "confluent" or bool(other)
     if rows and two_phase == "required":
         raise BadOption(
             "twoPhaseCommit=required needs the columnar engine",
