@@ -9,7 +9,7 @@ __all__ = ['SuspendedLog', 'BareQuery']
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 # %% ../../nbs/proof/07_bare_query.ipynb #c003
 import pyarrow as pa
@@ -19,6 +19,7 @@ from ..decision_logs.files import FileLog
 from ..kafka.cluster_check import check
 from ..kafka.participant import KafkaParticipant
 from ..kafka.read.readers import read_topic
+from ..local.broker import LocalKafka
 from ..protocol.driver import Driver, Policy
 from ..protocol.history import History
 from ..protocol.log.decisions import Decision
@@ -48,7 +49,7 @@ class BareQuery:
     in this folder. `rows`: of a batch.
     """
 
-    def __init__(self, kafka, folder: Path, rows: int = 10) -> None:
+    def __init__(self, kafka: LocalKafka, folder: Path, rows: int = 10) -> None:
         self.name = f"bare-{uuid.uuid4().hex[:8]}"
         self.query_id = str(uuid.uuid4())
         self.rows = rows
@@ -58,9 +59,9 @@ class BareQuery:
         self.participant = KafkaParticipant(
             self.conf | {"log_level": 0}, prefix=self.name, topic=self.topic, **facts
         )
-        self.log, self.history = SuspendedLog(folder / self.name), History()
+        self.log, self.history = SuspendedLog(str(folder / self.name)), History()
 
-    def batch(self, batch_id: int, mine: Token | None = None, **limits) -> Token:
+    def batch(self, batch_id: int, mine: Token | None = None, **limits: Any) -> Token:
         """Plan, write, commit. Returns the token of the run. Raises what the phases raise."""
         driver = Driver(
             query_id=self.query_id,

@@ -9,7 +9,7 @@ __all__ = ['ANOMALIES', 'TOLERATED', 'Seen', 'seen_in', 'lost', 'duplicate', 'to
 # %% ../../nbs/proof/01_checker.ipynb #c002
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from typing import Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Mapping
 
 # %% ../../nbs/proof/01_checker.ipynb #c003
 from ..protocol.history import Event
@@ -31,7 +31,7 @@ class Seen:
 
 def seen_in(
     records: Iterable,
-    row: Callable[[object], int],
+    row: Callable[[Any], int],
     batch: Callable[[int], int] | None = None,
 ) -> list[Seen]:
     """The records of a read, for the checker. A record has `topic`, `partition`, `offset` and
@@ -183,7 +183,7 @@ def anomalies(
     history. Keys in `seen` mean that the rows of a key were sent by one task at a time.
     """
     expected, seen = expected if isinstance(expected, Mapping) else list(expected), list(seen)
-    found = {"lost": lost(expected, seen), "duplicate": duplicate(seen)}
+    found: dict[str, list | dict] = {"lost": lost(expected, seen), "duplicate": duplicate(seen)}
     if isinstance(expected, Mapping):
         found["torn batch"] = torn(expected, seen)
     if events is not None:

@@ -12,19 +12,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Mapping
+from typing import Any, Callable, Mapping, TypeVar
 
 # %% ../../nbs/proof/03_child_process.ipynb #c003
 from ..protocol.errors import TwoPhaseError
 
 # %% ../../nbs/proof/03_child_process.ipynb #c006
+_Found = TypeVar("_Found")
+
+
 class Failed(TwoPhaseError):
     why = "The query failed, or a process of it died."
     risk = "No. What was decided is finished, what was not is aborted, at the next start."
     action = "Run it again."
 
 
-def until(true: Callable, what: str, seconds: float = 30):
+def until(true: Callable[[], _Found], what: str, seconds: float = 30) -> _Found:
     """Wait until `true()` returns something true, and return that. Raises `Failed` after so many
     seconds.
     """
@@ -63,8 +66,8 @@ class ChildProcess:
         self.history = history or self.folder / "history"
         self.crash = self.folder / "crash"
         self.log = self.folder / "log"
-        self.process = None
-        self._environment = environment or {}
+        self.process: subprocess.Popen[str] | None = None
+        self._environment = dict(environment or {})
         self._answers = answers
 
     @property
@@ -76,7 +79,7 @@ class ChildProcess:
     def alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def start(self, **arguments) -> None:
+    def start(self, **arguments: Any) -> None:
         """End what is left of the last start, and start it again."""
         self.stop()
         module, _, name = self.function.rpartition(".")

@@ -9,7 +9,7 @@ __all__ = ['INIT_PRODUCER_ID', 'END_TXN', 'SlowNetwork']
 import socket
 import struct
 import threading
-from typing import Callable
+from typing import Any, Callable
 
 # %% ../../nbs/proof/05_slow_network.ipynb #c005
 INIT_PRODUCER_ID, END_TXN = 22, 26  # API keys of Kafka's protocol
@@ -24,7 +24,7 @@ class SlowNetwork:
     def __init__(self, target: Callable[[], int]) -> None:
         self.target = target
         self.held = 0
-        self._api_key = None
+        self._api_key: int | None = None
         self._open = threading.Event()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
@@ -33,7 +33,7 @@ class SlowNetwork:
     def __enter__(self) -> "SlowNetwork":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.release()
         self._server.close()
 

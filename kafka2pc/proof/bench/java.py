@@ -112,7 +112,7 @@ class JavaProducers:
         )
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         self._process.kill()
         self._process.communicate()
         self._log.close()

@@ -11,10 +11,11 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Callable, Mapping
+from typing import Callable, Iterable, Iterator, Mapping
 
 # %% ../../../nbs/proof/bench/08_partitions.ipynb #c003
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 from rich.table import Table
 
 # %% ../../../nbs/proof/bench/08_partitions.ipynb #c004
@@ -24,6 +25,8 @@ from .sinks import own_sinks, session, spark_options
 from .topics import on_topics, topic_of, wait_for_markers
 from ...spark.datasource import Kafka2pc
 from ...spark.interfaces import DataSourceArrowWriter
+from ...spark.sink.batch_writer import BatchWriter
+from ...spark.sink.stream_writer import SparkMessage
 
 # %% ../../../nbs/proof/bench/08_partitions.ipynb #c007
 _KEY = "lpad(cast(id % 1000000 as string), 8, '0') key"
@@ -95,7 +98,7 @@ def _recorder(file: str) -> Callable[[], None]:
 def _reader(record: Callable[[], None]) -> Callable:
     """A function for `mapInArrow` that only reads its rows, and records."""
 
-    def read(batches):
+    def read(batches: Iterable) -> Iterator:
         for _ in batches:
             pass
         record()
@@ -109,25 +112,25 @@ def _sink(record: Callable[[], None]) -> type:
 
     class Weighed(Kafka2pc):
         @classmethod
-        def name(cls):
+        def name(cls) -> str:
             return "weighed"
 
-        def writer(self, schema, overwrite):
+        def writer(self, schema: StructType, overwrite: bool) -> "Writer":
             return Writer(super().writer(schema, overwrite))
 
     class Writer(DataSourceArrowWriter):
-        def __init__(self, writer) -> None:
+        def __init__(self, writer: BatchWriter) -> None:
             self.writer = writer
 
-        def write(self, iterator):
+        def write(self, iterator: Iterator) -> SparkMessage:
             message = self.writer.write(iterator)
             record()
             return message
 
-        def commit(self, messages) -> None:
+        def commit(self, messages: list) -> None:
             self.writer.commit(messages)
 
-        def abort(self, messages) -> None:
+        def abort(self, messages: list) -> None:
             self.writer.abort(messages)
 
     return Weighed

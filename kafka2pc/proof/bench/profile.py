@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterator
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c003
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
 from rich.table import Table
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c004
@@ -28,6 +29,7 @@ from ...local.broker import LocalKafka
 from .sinks import endless, session, spark_options
 from ...spark.datasource import Kafka2pc
 from ...spark.interfaces import DataSourceStreamArrowWriter
+from ...spark.sink.stream_writer import SparkMessage, StreamWriter
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c007
 WAITS: dict[str, list[tuple[type, str]]] = {
@@ -46,7 +48,7 @@ class Waits:
         self._originals: list[tuple[type, str, Callable]] = []
         self._inside = False
 
-    def __enter__(self):
+    def __enter__(self) -> "Waits":
         for what, calls in WAITS.items():
             for owner, name in calls:
                 original = getattr(owner, name)
@@ -54,12 +56,12 @@ class Waits:
                 setattr(owner, name, self._timed(what, original))
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         for owner, name, original in self._originals:
             setattr(owner, name, original)
 
     def _timed(self, what: str, original: Callable) -> Callable:
-        def timed(*args, **more):
+        def timed(*args: Any, **more: Any) -> Any:
             if self._inside:
                 return original(*args, **more)
             self._inside = True
@@ -91,28 +93,28 @@ def clocked(file: str) -> type:
 
     class Clocked(Kafka2pc):
         @classmethod
-        def name(cls):
+        def name(cls) -> str:
             return "clocked"
 
-        def streamWriter(self, schema, overwrite):
+        def streamWriter(self, schema: StructType, overwrite: bool) -> "Writer":
             if not self.planning:
                 return Writer(super().streamWriter(schema, overwrite))
             with _noted(file, "planner"):
                 return Writer(super().streamWriter(schema, overwrite))
 
     class Writer(DataSourceStreamArrowWriter):
-        def __init__(self, writer) -> None:
+        def __init__(self, writer: StreamWriter) -> None:
             self.writer = writer
 
-        def write(self, iterator):
+        def write(self, iterator: Iterator) -> SparkMessage:
             with _noted(file, "task"):
                 return self.writer.write(iterator)
 
-        def commit(self, messages, batchId) -> None:
+        def commit(self, messages: list, batchId: int) -> None:
             with _noted(file, "committer"):
                 self.writer.commit(messages, batchId)
 
-        def abort(self, messages, batchId) -> None:
+        def abort(self, messages: list, batchId: int) -> None:
             self.writer.abort(messages, batchId)
 
     return Clocked
@@ -187,8 +189,8 @@ def profile(
 def _finished(query: StreamingQuery, batches: int) -> list[dict[str, Any]]:
     while len(query.recentProgress) < batches and query.isActive:
         time.sleep(0.1)
-    if query.exception():
-        raise query.exception()
+    if error := query.exception():
+        raise error
     return [p for p in query.recentProgress if p["numInputRows"]]
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c015

@@ -16,10 +16,11 @@ import uuid
 from contextlib import redirect_stderr
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Iterator, Mapping
 
 # %% ../../../nbs/proof/bench/05_sinks.ipynb #c003
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 # %% ../../../nbs/proof/bench/05_sinks.ipynb #c004
 from ...local.broker import LocalKafka
@@ -40,21 +41,21 @@ class Drain(DataSource):
     """`format('drain')`: reads its rows and forgets them."""
 
     @classmethod
-    def name(cls):
+    def name(cls) -> str:
         return "drain"
 
-    def streamWriter(self, schema, overwrite):
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "DrainWriter":
         return DrainWriter()
 
 
 class DrainWriter(DataSourceStreamArrowWriter):
-    def commit(self, messages, batchId) -> None:
+    def commit(self, messages: list, batchId: int) -> None:
         pass
 
-    def abort(self, messages, batchId) -> None:
+    def abort(self, messages: list, batchId: int) -> None:
         pass
 
-    def write(self, iterator):
+    def write(self, iterator: Iterator) -> Any:
         freeze_worker()
         for _ in iterator:
             pass
@@ -73,7 +74,7 @@ def session(conf: Mapping[str, str] | None = None) -> SparkSession:
         "spark.driver.memory", "2g"
     )
     builder = builder.config("spark.sql.shuffle.partitions", "2")
-    spark = builder.config(map=conf or {}).getOrCreate()
+    spark = builder.config(map=dict(conf or {})).getOrCreate()
     # a query that is stopped tells stack traces, and they would hide the tables
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
@@ -111,8 +112,8 @@ def micro_batches(
     try:
         while len(query.recentProgress) < skipped + counted and query.isActive:
             time.sleep(0.05)
-        if query.exception():
-            raise query.exception()
+        if error := query.exception():
+            raise error
         took = [
             p["durationMs"]["triggerExecution"] / 1000
             for p in query.recentProgress
@@ -153,7 +154,7 @@ def sinks(
         run = partial(micro_batches, spark, Path(folder), rows)
         ours = spark_options(kafka.client_conf)
         into = lambda topic, name, options: run(name, options | {"topic": topic})
-        ways = {
+        ways: dict[str, Callable[[str], float]] = {
             "drain": lambda topic: run("drain", {}),
             "kafka2pc": partial(into, name="kafka2pc", options=ours),
         }

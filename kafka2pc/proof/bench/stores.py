@@ -81,19 +81,19 @@ def sent(send: KeyValue, chunks: Iterable[pa.RecordBatch], at_once: int = 1000) 
     return iter(())
 
 # %% ../../../nbs/proof/bench/07_stores.ipynb #c012
-def plainly(write: Callable) -> Callable[[DataFrame], None]:
+def plainly(write: Callable) -> Callable[[DataFrame], object]:
     """A job that writes each partition by `write(chunks)`."""
     return lambda df: df.mapInArrow(write, "nothing int").collect()
 
 
 def stores(
     kafka: LocalKafka, folder: Path, place: ExitStack
-) -> Iterator[tuple[str, Participant, Callable[[DataFrame], None]]]:
+) -> Iterator[tuple[str, Participant, Callable[[DataFrame], object]]]:
     """Each store with its participant and its plain way. Rows have the columns id and value."""
     table = "create table jobs (id bigint, value text)"
     yield (
         "files",
-        FileParticipant(folder / "files"),
+        FileParticipant(str(folder / "files")),
         lambda df: df.write.mode("append").parquet(str(folder / "plain")),
     )
     postgres = place.enter_context(LocalPostgres())
@@ -103,8 +103,8 @@ def stores(
     if shutil.which("mariadbd"):
         mariadb = place.enter_context(LocalMariaDB())
         mariadb.execute(table)
-        store = MysqlParticipant(mariadb.url, "jobs")
-        yield "MariaDB", store, plainly(partial(inserted, store))
+        maria_store = MysqlParticipant(mariadb.url, "jobs")
+        yield "MariaDB", maria_store, plainly(partial(inserted, maria_store))
     target = KeyValue(folder / "target")
     yield (
         "a log before SQLite",
@@ -119,7 +119,7 @@ def stores(
     yield "Kafka", participant, lambda df: df.write.format("kafka").options(**options).save()
 
 # %% ../../../nbs/proof/bench/07_stores.ipynb #c013
-def rows_a_second(df: DataFrame, rows: int, write: Callable[[DataFrame], None]) -> float:
+def rows_a_second(df: DataFrame, rows: int, write: Callable[[DataFrame], object]) -> float:
     start = time.perf_counter()
     write(df)
     return rows / (time.perf_counter() - start)
@@ -153,9 +153,11 @@ def jobs(
                 "two phases": partial(rows_a_second, job, rows, both),
                 "at least once": partial(rows_a_second, job, rows, plain),
             }
+
+            def told(text: str, title: str = title) -> None:
+                tell(f"{title}: {text}")
+
             yield Comparison(
                 title=title,
-                measured=in_turns(
-                    ways, "rows/s", rounds, lambda text, title=title: tell(f"{title}: {text}")
-                ),
+                measured=in_turns(ways, "rows/s", rounds, told),
             )

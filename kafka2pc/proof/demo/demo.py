@@ -118,7 +118,7 @@ _THEIRS = [  # victim, text, when all rows of the batch are there
 def kills(sink: str, batches: int) -> list[AtPoint | FromOutside]:
     """The four kills of a run, at a fifth, two, three and four fifths of its batches."""
     numbers = [(i + 1) * batches // 5 for i in range(4)]
-    ordered = [
+    ordered: list[AtPoint | FromOutside] = [
         AtPoint(batch_id=batch_id, victim=victim, text=text, point=point)
         for batch_id, (victim, text, point) in zip(numbers, _OURS, strict=True)
     ]
@@ -206,7 +206,7 @@ class DemoRun:
                 time.sleep(0.005)
         raise job.failed("the Spark job did not finish in time")
 
-    def _suffer(self, kill, batch_id: int, job: Job):
+    def _suffer(self, kill: AtPoint | FromOutside, batch_id: int, job: Job) -> None:
         """Write a kill into the history, and carry out what comes after it."""
         self.struck.append(kill)
         self.history.append(

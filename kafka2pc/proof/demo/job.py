@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
-from typing import Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/proof/demo/01_job.ipynb #c003
 from pyspark import TaskContext
@@ -162,7 +162,7 @@ class Job(ChildProcess):
             raise
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.stop()
 
     def _read_jvm(self) -> int:

@@ -187,7 +187,7 @@ def _legend(y: float) -> Iterator[str]:
         "gone": lambda x: _rect("off", x, y - 10, 14, 12),
         "started again": lambda x: _up(x + 7, y),
     }
-    x = _LEFT
+    x: float = _LEFT
     for words, mark in marks.items():
         yield mark(x) + _text(x + 20, y, words)
         x += 44 + 6.4 * len(words)

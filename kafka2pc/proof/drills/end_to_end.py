@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Iterator, cast
 
 # %% ../../../nbs/proof/drills/09_end_to_end.ipynb #c003
+from ...local.broker import LocalKafka
 from ...local.flights import flights
 from ..child_process import Failed
 from ..crash_points import CrashPoint
@@ -37,12 +38,12 @@ class FlightScenario(Scenario):
     flights. What it is fed with is counted in days.
     """
 
-    def __init__(self, job: Job, kafka, folder: Path, *, first: date) -> None:
+    def __init__(self, job: Job, kafka: LocalKafka, folder: Path, *, first: date) -> None:
         super().__init__(job, kafka, folder)
         self.first, self.days, self.inlet = first, 0, f"{self.name}-events"
         kafka.create_topic(self.inlet, partitions=2)
 
-    def feed(self, days: int = 1) -> int:
+    def feed(self, days: int = 1) -> int:  # type: ignore[override]  # days, not files
         """The flights of the next days; 0: the event that closes all windows. Answers with the
         number of events.
         """
@@ -52,7 +53,7 @@ class FlightScenario(Scenario):
         self.days += days
         return len(fresh)
 
-    def run(self, *, options: dict | None = None) -> dict:
+    def run(self, *, options: dict | None = None) -> dict:  # type: ignore[override]
         """Run the pipeline over all events that it has not done yet. Raises `Failed`."""
         source = {f"kafka.{k}": v for k, v in self.kafka.client_conf.items()}
         source |= {
@@ -109,7 +110,9 @@ def blows(dice: random.Random, count: int) -> tuple[Blow, ...]:
     return tuple(dice.choice((at_point, at_any_moment))() for _ in range(count))
 
 # %% ../../../nbs/proof/drills/09_end_to_end.ipynb #c010
-def strike_at_point(stage: Stage, scenario: Scenario, blow: Blow, **run) -> Exception | None:
+def strike_at_point(
+    stage: Stage, scenario: Scenario, blow: Blow, **run: Any
+) -> BaseException | None:
     """Run until the point, and strike there. Returns the error of the run, if it failed. A point
     that is not reached is no fault.
     """
@@ -127,8 +130,8 @@ def strike_at_point(stage: Stage, scenario: Scenario, blow: Blow, **run) -> Exce
 
 
 def strike_at_any_moment(
-    stage: Stage, scenario: Scenario, blow: Blow, dice: random.Random, **run
-) -> Exception | None:
+    stage: Stage, scenario: Scenario, blow: Blow, dice: random.Random, **run: Any
+) -> BaseException | None:
     """Run, and kill one process after so many seconds, if the query is not over by then. Returns
     the error of the run, if it failed.
     """
@@ -148,11 +151,12 @@ DAYS = (2, 1, 1, 0)
 LIVES = 4  # a process that was killed may be missed only by the next run
 
 
-def go_on(scenario: Scenario, lives: int, **run):
+def go_on(scenario: Scenario, lives: int, **run: Any) -> None:
     """Start the query until it is done. Raises the last `Failed`."""
     for left in reversed(range(lives)):
         try:
-            return scenario.run(**run)
+            scenario.run(**run)
+            return
         except Failed:
             if not left:
                 raise
@@ -169,7 +173,8 @@ def through_blows(
     """Feed, strike, go on, as often as there are blows; then close all windows, and compare.
     `options`: of the sink.
     """
-    scenario, dice = stage.fresh(ONE_HOST, FlightScenario, first=first), random.Random(seed)
+    scenario = cast(FlightScenario, stage.fresh(ONE_HOST, FlightScenario, first=first))
+    dice = random.Random(seed)
     for more, blow in zip(days, struck, strict=True):
         stage.records += scenario.feed(more)
         start, run = time.monotonic(), dict(options=stage.life()["options"] | (options or {}))

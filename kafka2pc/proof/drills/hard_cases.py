@@ -311,7 +311,8 @@ def two_drivers(stage: Stage) -> None:
     def often(job: Job) -> None:
         for _ in range(5):
             try:
-                return scenario.run(by=job, partitions=2)
+                scenario.run(by=job, partitions=2)
+                return
             except Failed:
                 pass
 

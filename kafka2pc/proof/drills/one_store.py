@@ -17,7 +17,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Callable, Hashable, Iterable, Mapping
+from typing import Callable, Hashable, Iterable, Mapping, cast
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c003
 from rich.box import SIMPLE_HEAD
@@ -190,7 +190,7 @@ POINTS = [point for point in CrashPoint if point is not CrashPoint.IN_SWEEP]
 Place = tuple[CrashPoint, str | None]  # the participant, None: any
 
 
-def _run_through(stage: Stage, scenario: Scenario, stops: list[Stop]) -> Exception | None:
+def _run_through(stage: Stage, scenario: Scenario, stops: list[Stop]) -> BaseException | None:
     """One run, with as many of the stops as it comes to before it dies. Returns its error. Raises
     `Failed` if it comes to none.
     """
@@ -295,8 +295,9 @@ def _merge(drills: list[Drill]) -> Drill:
     first = drills[0]
     if len(drills) == 1:
         return first
-    rounds = [d.play.keywords["places"] for d in drills]
-    common = {k: v for k, v in first.play.keywords.items() if k != "places"}
+    arguments = [cast(partial, d.play).keywords for d in drills]
+    rounds = [one["places"] for one in arguments]
+    common = {k: v for k, v in arguments[0].items() if k != "places"}
     prefix = os.path.commonprefix([d.title for d in drills]).rpartition(" ")[0] + " "
     return replace(
         first,

@@ -15,7 +15,7 @@ from typing import Iterable, Sequence
 
 # %% ../../../nbs/proof/drills/08_pipeline.ipynb #c003
 import pandas as pd
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -154,7 +154,7 @@ def send(conf: dict, topic: str, events: Sequence[dict]) -> None:
     producer = Producer(conf | {"enable.idempotence": True, "log_level": 0})
     errors = []
 
-    def keep_error(error, message) -> None:
+    def keep_error(error: KafkaError | None, message: Message) -> None:
         if error:
             errors.append(error)
 

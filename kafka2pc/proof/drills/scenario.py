@@ -14,7 +14,7 @@ import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Any, Callable, Iterable, Self
 
 # %% ../../../nbs/proof/drills/02_scenario.ipynb #c003
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
@@ -23,6 +23,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 from ...kafka.read.readers import Record, read_topic
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.descriptions import list_transactions
+from ...local.broker import LocalKafka
 from ..checker import Seen, anomalies
 from ..child_process import Failed, until
 from ..crash_points import Crash, CrashPoint, arm
@@ -115,7 +116,7 @@ class Scenario:
     def __init__(
         self,
         job: Job,
-        kafka,
+        kafka: LocalKafka,
         folder: Path,
         *,
         partitions: int = 3,
@@ -126,7 +127,7 @@ class Scenario:
         self.kafka = kafka
         self.size = size
         self.files = 0
-        self.watcher = None
+        self.watcher: Watcher | None = None
         self.name = f"scenario-{uuid.uuid4().hex[:8]}"
         self.folder = Path(folder) / self.name
         self.source = self.folder / "source"
@@ -135,13 +136,13 @@ class Scenario:
         kafka.create_topic(self.name, partitions=partitions, config=topic_config)
         job.forget()
 
-    def __enter__(self) -> "Scenario":
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def watch(self) -> "Scenario":
+    def watch(self) -> Self:
         """A consumer looks for early reads from now on. Only where the value is the row number."""
         batch_of = lambda message: int(message.value()) // self.size
         self.watcher = Watcher(self.kafka.client_conf, self.name, self.job.history, batch_of)
@@ -163,7 +164,7 @@ class Scenario:
             fresh.rename(path)
             self.files += 1
 
-    def options(self, **more) -> dict:
+    def options(self, **more: Any) -> dict:
         """The options of the sink; one of None is left out."""
         security = {f"kafka.{k}": v for k, v in self.kafka.client_conf.items()}
         ours = {
@@ -179,7 +180,7 @@ class Scenario:
         partitions: int | None = 2,
         options: dict | None = None,
         by: Job | None = None,
-        **what,
+        **what: Any,
     ) -> dict:
         """Run the query over all files that it has not done yet. Raises `Failed`. An option of None
         is left out. `by`: another job.
@@ -192,7 +193,7 @@ class Scenario:
             **what,
         )
 
-    def fails(self, **run) -> Failed:
+    def fails(self, **run: Any) -> Failed:
         """The error of a run that must fail. Raises `NotExactlyOnce` if it does not."""
         try:
             self.run(**run)
@@ -200,11 +201,11 @@ class Scenario:
             return e
         raise NotExactlyOnce("the query went on", why="It was to stop here.")
 
-    def arm(self, point: CrashPoint, **order) -> None:
+    def arm(self, point: CrashPoint, **order: Any) -> None:
         """Leave an order to crash; `order` are the other fields of `Crash`."""
         arm(self.job.crash, Crash(point=point, **order))
 
-    def interrupt(self, *stops: Stop, **run) -> Exception | None:
+    def interrupt(self, *stops: Stop, **run: Any) -> BaseException | None:
         """Run, with stops in their order. Returns the error of the run, if it failed. Raises
         `Failed` if a stop was not reached.
         """
@@ -212,14 +213,14 @@ class Scenario:
         orders = [stop.order(mark) for stop, mark in zip(stops, marks, strict=True)]
         arm(self.job.crash, orders[0])
         with ThreadPoolExecutor(1) as beside:
-            run = beside.submit(self.run, **run)
+            running = beside.submit(self.run, **run)
             for n, stop in enumerate(stops):
-                goes_on = stop.strike(self._reached(run, stop))
+                goes_on = stop.strike(self._reached(running, stop))
                 if n + 1 < len(stops):
                     arm(self.job.crash, orders[n + 1])
                 if goes_on:
                     marks[n].touch()
-            return run.exception()
+            return running.exception()
 
     def _reached(self, run: Future, stop: Stop) -> Event:
         """The event at which a process waits now."""

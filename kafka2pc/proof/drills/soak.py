@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 # %% ../../../nbs/proof/drills/10_soak.ipynb #c003
 import numpy as np
@@ -31,6 +31,7 @@ from rich.table import Table
 # %% ../../../nbs/proof/drills/10_soak.ipynb #c004
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.descriptions import list_transactions
+from ...local.broker import LocalKafka
 from ..child_process import until
 from .one_store import Drill, Played, play
 from .scenario import Scenario
@@ -54,7 +55,7 @@ class Sample:
     """`values`: (kind of process, quantity) -> number, `at_s` seconds after the first sample."""
 
     at_s: float
-    values: dict[tuple[str, str], float]
+    values: Mapping[tuple[str, str], float]
 
 
 def _kind(job: Job, process: psutil.Process) -> str | None:
@@ -105,7 +106,7 @@ class SoakScenario(Scenario):
     with, whose values are numbers from 0 on.
     """
 
-    def __init__(self, job: Job, kafka, folder: Path) -> None:
+    def __init__(self, job: Job, kafka: LocalKafka, folder: Path) -> None:
         super().__init__(job, kafka, folder, partitions=2)
         self.sent = 0
         self.inlet = f"{self.name}-rows"
@@ -132,7 +133,9 @@ class SoakScenario(Scenario):
         if left := producer.flush(30):
             raise BrokerUnreachable(f"{self.inlet}: {left} rows were not taken")
 
-    def run(self, *, seconds: float, options: dict | None = None) -> dict:
+    def run(  # type: ignore[override]
+        self, *, seconds: float, options: dict | None = None
+    ) -> dict:
         """Run the query until `stop` appears, at most so many seconds. Raises `Failed`."""
         source = {f"kafka.{k}": v for k, v in self.kafka.client_conf.items()}
         source |= {"subscribe": self.inlet, "startingOffsets": "earliest"}
@@ -288,7 +291,7 @@ def trend_table(found: Sequence[Trend]) -> Table:
 # %% ../../../nbs/proof/drills/10_soak.ipynb #c017
 def _read_rows(conf: dict, topic: str) -> array:
     """The values, which are numbers, as a `read_committed` consumer finds them."""
-    reader = {"group.id": "soak", "isolation.level": "read_committed"}
+    reader: dict[str, Any] = {"group.id": "soak", "isolation.level": "read_committed"}
     reader |= {"enable.auto.commit": False, "enable.partition.eof": True}
     consumer = Consumer(conf | reader)
     found, ended = array("q"), set()
@@ -340,7 +343,7 @@ def soak_query(
         judge(found)
 
 
-def soak_drill(minutes: float, **more) -> Drill:
+def soak_drill(minutes: float, **more: Any) -> Drill:
     """The drill of so many minutes. `more`: arguments of `soak_query`."""
     return Drill(
         kind="soak",

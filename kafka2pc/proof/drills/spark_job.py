@@ -16,18 +16,21 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Iterable, Iterator, Mapping
+from typing import IO, Any, Callable, Iterable, Iterator, Mapping, MutableMapping
 
 # %% ../../../nbs/proof/drills/01_spark_job.ipynb #c003
 import psutil
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.types import StructType
 
 # %% ../../../nbs/proof/drills/01_spark_job.ipynb #c004
 from ..child_process import ChildProcess, Failed
 from ...spark.datasource import Kafka2pc, register
 from ...spark.interfaces import DataSourceStreamArrowWriter
+from ...spark.sink.stream_writer import SparkMessage, StreamWriter
 
 # %% ../../../nbs/proof/drills/01_spark_job.ipynb #c007
 COLUMNS, SELECT = "row long, key string", ("cast(row as string) value", "key")
@@ -149,45 +152,45 @@ def leak(batches: Iterable, files: int = 1, size: int = 0) -> Iterator:
     yield from batches
 
 
-_FAULTS = {"stall": stall, "fail": fail, "leak": leak}
+_FAULTS: dict[str, Callable[..., Iterator]] = {"stall": stall, "fail": fail, "leak": leak}
 
 
 class Faulty(Kafka2pc):
     """`format("faulty")`: kafka2pc with one more option, `faults`, as JSON."""
 
     @classmethod
-    def name(cls):
+    def name(cls) -> str:
         return "faulty"
 
-    def __init__(self, options) -> None:
+    def __init__(self, options: MutableMapping[str, str]) -> None:
         options = {k: v for k, v in options.items()}
         self.faults = json.loads(options.pop("faults"))
         super().__init__(options)
 
-    def streamWriter(self, schema, overwrite):
+    def streamWriter(self, schema: StructType, overwrite: bool) -> "FaultyWriter":
         return FaultyWriter(super().streamWriter(schema, overwrite), self.faults)
 
 
 class FaultyWriter(DataSourceStreamArrowWriter):
     """The sink's writer behind its faults."""
 
-    def __init__(self, writer, faults: dict) -> None:
+    def __init__(self, writer: StreamWriter, faults: dict) -> None:
         self.writer, self.faults = writer, faults
 
-    def commit(self, messages, batch_id) -> None:
+    def commit(self, messages: list, batch_id: int) -> None:
         self.writer.commit(messages, batch_id)
 
-    def abort(self, messages, batch_id) -> None:
+    def abort(self, messages: list, batch_id: int) -> None:
         self.writer.abort(messages, batch_id)
 
-    def write(self, iterator):
+    def write(self, iterator: Iterator) -> SparkMessage:
         if "return early" in self.faults:
             return self._return_early(iterator)
         for name, arguments in self.faults.items():
             iterator = _FAULTS[name](iterator, **arguments)
         return self.writer.write(iterator)
 
-    def _return_early(self, iterator):
+    def _return_early(self, iterator: Iterator) -> SparkMessage:
         """Rule 5 switched off: a batch that is to be drained is not read. The wait, in seconds, is
         as long as reading a log could take.
         """
@@ -205,7 +208,7 @@ def stream(
     mode: str = "append",
     conf: dict | None = None,
     stop_at: str | None = None,
-    **what,
+    **what: Any,
 ) -> dict:
     """Run a query over a folder of files, one file a batch, until all are done or the file
     `stop_at` appears. Answers with the batches that ended.
@@ -231,9 +234,9 @@ def stream(
     return {"batches": [p["batchId"] for p in query.recentProgress]}
 
 
-def _wait(query, stop_at: str | None, seconds: float) -> None:
+def _wait(query: StreamingQuery, stop_at: str | None, seconds: float) -> None:
     if stop_at is None:
-        if not query.awaitTermination(seconds):
+        if not query.awaitTermination(seconds):  # type: ignore[arg-type]  # or a float
             raise TimeoutError(f"the query was not done after {seconds} s")
         return
     end = time.monotonic() + seconds
@@ -243,15 +246,16 @@ def _wait(query, stop_at: str | None, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def write(spark: SparkSession, source: str, options: dict, mode: str = "append", **what) -> dict:
+def write(
+    spark: SparkSession, source: str, options: dict, mode: str = "append", **what: Any
+) -> dict:
     """One batch write of all files of a folder."""
-    _rows(spark.read.schema(COLUMNS).csv(source), **what).write.format("kafka2pc").mode(
-        mode
-    ).options(**options).save()
+    rows = _rows(spark.read.schema(COLUMNS).csv(source), **what)
+    rows.write.format("kafka2pc").mode(mode).options(**options).save()
     return {}
 
 
-def _answer(spark: SparkSession | None, command: dict) -> tuple[SparkSession, dict]:
+def _answer(spark: SparkSession | None, command: dict) -> tuple[SparkSession | None, dict]:
     """Carry out a command. `do`: a function of this module, or the full name of another one."""
     module, _, name = command.pop("do").rpartition(".")
     if name == "session":
@@ -262,12 +266,9 @@ def _answer(spark: SparkSession | None, command: dict) -> tuple[SparkSession, di
 
 def _jvm(spark: SparkSession) -> int:
     """The pid of the JVM; 0 over Spark Connect, whose client sees none."""
-    connect = spark.__module__.startswith("pyspark.sql.connect")
-    return (
-        0
-        if connect
-        else int(spark.sql("select java_method('java.lang.ProcessHandle', 'current')").first()[0])
-    )
+    if spark.__module__.startswith("pyspark.sql.connect"):
+        return 0
+    return int(spark.sql("select java_method('java.lang.ProcessHandle', 'current')").first()[0])
 
 
 def serve() -> None:
@@ -297,7 +298,7 @@ class Job(ChildProcess):
         *,
         history: Path | None = None,
         environment: Mapping[str, str] | None = None,
-        **session,
+        **session: Any,
     ) -> None:
         serve = "kafka2pc.proof.drills.spark_job.serve"
         super().__init__(folder, serve, history=history, environment=environment, answers=True)
@@ -309,7 +310,7 @@ class Job(ChildProcess):
     def __enter__(self) -> "Job":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.stop()
 
     def forget(self) -> None:
@@ -322,7 +323,7 @@ class Job(ChildProcess):
     def alive(self) -> bool:
         return super().alive and (not self.jvm or running(self.jvm))
 
-    def start(self) -> None:
+    def start(self) -> None:  # type: ignore[override]  # its arguments are `session`
         """End what is left of the last start, and start the driver and its JVM. Raises `Failed`."""
         super().start()
         self._lines = queue.SimpleQueue()
@@ -332,12 +333,12 @@ class Job(ChildProcess):
         self.jvm = self._ask(START_SECONDS, do="session", **self.session)["jvm"]
 
     @staticmethod
-    def _listen(stdout, lines) -> None:
+    def _listen(stdout: IO[str], lines: queue.SimpleQueue) -> None:
         for line in stdout:
             lines.put(json.loads(line))
         lines.put(None)
 
-    def ask(self, do: str, *, within: float = 300, **what) -> dict:
+    def ask(self, do: str, *, within: float = 300, **what: Any) -> dict:
         """The answer to a command, within so many seconds. Raises `Failed` with the error's text,
         or with the end of the log if the job died.
         """
@@ -345,7 +346,7 @@ class Job(ChildProcess):
             self.start()
         return self._ask(within, do=do, **what)
 
-    def _ask(self, within: float, **command) -> dict:
+    def _ask(self, within: float, **command: Any) -> dict:
         try:
             self.send(command)
             answer = self._lines.get(timeout=within)
@@ -359,7 +360,7 @@ class Job(ChildProcess):
             raise Failed(answer["error"])
         return answer
 
-    def new_session(self, **session) -> "Job":
+    def new_session(self, **session: Any) -> "Job":
         """The same JVM with another master."""
         if self.alive:
             self.jvm = self._ask(START_SECONDS, do="session", **session)["jvm"]

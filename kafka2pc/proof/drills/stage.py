@@ -11,11 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import cycle
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 # %% ../../../nbs/proof/drills/03_stage.ipynb #c003
 import psutil
@@ -86,7 +86,7 @@ class TwoHosts:
         self._keeper.wait(30)
 
 # %% ../../../nbs/proof/drills/03_stage.ipynb #c009
-ONE_HOST = {"master": "local[2,3]"}  # two tasks at a time, three tries for each
+ONE_HOST: dict[str, Any] = {"master": "local[2,3]"}  # two tasks at a time, three tries for each
 DRILLS_OF_A_SCENARIO = 5  # then a new one: reading a topic to its end takes longer and longer
 
 
@@ -99,32 +99,32 @@ class Stage:
     strike until everything is there again, in seconds) count over all scenarios.
     """
 
-    def __init__(self, folder: Path, nodes: int = 1, **broker) -> None:
+    def __init__(self, folder: Path, nodes: int = 1, **broker: Any) -> None:
         self.folder = folder
         self.nodes = nodes
         self.kafka = LocalKafka(nodes, **broker)
         self.crashes = 0
         self.records = 0
-        self.restores_s = []
-        self.kept = None  # the history of the last drill that ended badly
+        self.restores_s: list[float] = []
+        self.kept: Path | None = None  # the history of the last drill that ended badly
         self.abandoned = False
-        self._scenario = None
+        self._scenario: Scenario | None = None
         self._left = 0  # drills that this scenario still has
-        self._make = make_scenario
-        self._jobs = {}
-        self._hosts = None
-        self._opened = {}
+        self._make: Callable[["Stage", Job], Scenario] = make_scenario
+        self._jobs: dict[str, Job] = {}
+        self._hosts: TwoHosts | None = None
+        self._opened: dict[Callable, Any] = {}
         self._places = ExitStack()
         self._tasks = cycle([4, 2, 5])
         self._engines = cycle(["columnar", "confluent"])
         self._later = ThreadPoolExecutor(1)
-        self._healing = []
+        self._healing: list[Future] = []
 
     def __enter__(self) -> "Stage":
         self.kafka.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.end_scenario()
         for job in self._jobs.values():
             job.stop()
@@ -133,7 +133,7 @@ class Stage:
         self._places.close()
         self.kafka.stop()
 
-    def job(self, name: str = "job", **session) -> Job:
+    def job(self, name: str = "job", **session: Any) -> Job:
         """The job of this name, created when it is first asked for; `session` replaces its session.
         All jobs write one history.
         """
@@ -149,7 +149,7 @@ class Stage:
         self._hosts = self._hosts or TwoHosts(self.folder / "hosts")
         return self._hosts.session
 
-    def opened(self, what: Callable):
+    def opened(self, what: Callable) -> Any:
         """What the context manager `what()` gives: opened when it is first asked for, closed with
         the stage.
         """
@@ -158,7 +158,7 @@ class Stage:
         return self._opened[what]
 
     def scenario(
-        self, make: Callable[["Stage", Job], Scenario] = make_scenario, **session
+        self, make: Callable[["Stage", Job], Scenario] = make_scenario, **session: Any
     ) -> Scenario:
         """The scenario that goes on, from now on in this session; a new one if it was not created
         by `make`.
@@ -172,7 +172,7 @@ class Stage:
         return self._scenario
 
     def fresh(
-        self, session: dict | None = None, kind: type[Scenario] = Scenario, **more
+        self, session: dict | None = None, kind: type[Scenario] = Scenario, **more: Any
     ) -> Scenario:
         """A scenario of its own, for one drill."""
         self.end_scenario()
@@ -192,7 +192,12 @@ class Stage:
 
     def soon(self, seconds: float, heal: Callable) -> None:
         """Call `heal` in so many seconds, while a run goes on."""
-        self._healing.append(self._later.submit(lambda: (time.sleep(seconds), heal())))
+
+        def later() -> None:
+            time.sleep(seconds)
+            heal()
+
+        self._healing.append(self._later.submit(later))
 
     def heal(self) -> None:
         """Wait until everything that was to be healed is."""

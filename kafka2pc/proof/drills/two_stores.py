@@ -9,13 +9,14 @@ __all__ = ['KAFKA', 'POSTGRES', 'WHILE_WRITING', 'WHILE_ENDING', 'WHILE_RESTORIN
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c002
 from functools import partial
 from pathlib import Path
-from typing import Callable, Mapping
+from typing import Any, Callable, Mapping, cast
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c003
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c004
+from ...local.broker import LocalKafka
 from ...local.databases import LocalPostgres
 from ..checker import Seen, anomalies
 from ..crash_points import CrashPoint
@@ -68,7 +69,7 @@ def dual(
         .start()
     )
     try:
-        if not query.awaitTermination(seconds):
+        if not query.awaitTermination(seconds):  # type: ignore[arg-type]  # or a float
             raise TimeoutError(f"the query was not done after {seconds} s")
     finally:
         query.stop()
@@ -87,12 +88,14 @@ class DualScenario(Scenario):
 
     does = "kafka2pc.proof.drills.two_stores.dual"
 
-    def __init__(self, job: Job, kafka, folder: Path, postgres: LocalPostgres, **more) -> None:
+    def __init__(
+        self, job: Job, kafka: LocalKafka, folder: Path, postgres: LocalPostgres, **more: Any
+    ) -> None:
         super().__init__(job, kafka, folder, **more)
         self.postgres = postgres
         postgres.execute(f'create table "{self.name}" ("row" bigint, key text)')
 
-    def options(self, **more) -> dict:
+    def options(self, **more: Any) -> dict:
         return super().options(url=self.postgres.url, **more)
 
     def in_table(self) -> list[Seen]:
@@ -204,4 +207,4 @@ def dual_drills() -> list[Drill]:
         for words, places in where.items()
     ]
     # a new session takes time
-    return sorted(made, key=lambda d: d.play.keywords["session"] is None)
+    return sorted(made, key=lambda d: cast(partial, d.play).keywords["session"] is None)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c003
 from ..child_process import Failed
@@ -144,8 +144,8 @@ def after_a_race(stage: Stage, scenario: Scenario) -> None:
 
 
 def _blow(
-    stage: Stage, scenario: Scenario, point: CrashPoint, strike: Callable, **run
-) -> Exception | None:
+    stage: Stage, scenario: Scenario, point: CrashPoint, strike: Callable, **run: Any
+) -> BaseException | None:
     """A run with a blow. A point that is not reached any more is no fault."""
 
     def now(event: Event) -> bool:

@@ -19,21 +19,24 @@ __all__ = ['write_in_background', 'precommit_unflushed', 'begin_always', 'skip_c
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import re
 from dataclasses import replace
-from typing import Callable
+from typing import Any, Callable, Iterable, Sequence, cast
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c003
 from . import replay
-from .replay import StepTxn, topic_log
+from .replay import StepStore, StepTxn, Transcript, topic_log
 from .steps import Run
 from .systems import UNKNOWN
-from .world import QUERY, Worker, World, name_of, spell
+from .world import QUERY, Setting, Worker, World, name_of, spell
+from ...protocol.clock import Moment
+from ...protocol.driver import Driver
 from ...protocol.errors import OutcomeUnknown
-from ...protocol.log.decisions import Decision
+from ...protocol.history import History
+from ...protocol.log.decisions import Decision, Identity
 from ...protocol.log.questions import commit_of, later_batch, newest_commit
-from ...protocol.log.slots import Chains, Listing, never_late, win
+from ...protocol.log.slots import Chains, DecisionLog, Late, Listing, never_late, win
 from ...protocol.messages import CommitMessage, Committable, Mode, Plan
 from ...protocol.names import Token
-from ...protocol.participant import Outcome
+from ...protocol.participant import Outcome, Participant
 from ...protocol.phases.claim import next_attempt
 from ...protocol.phases.decide import abort, decide
 from ...protocol.phases.finish import finish
@@ -43,16 +46,21 @@ from ...protocol.phases.restore import restore
 from ...protocol.phases.sweep import sweep
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c006
-def write_in_background(txn, rows) -> None:
+def write_in_background(txn: StepTxn, rows: Iterable) -> None:
     txn.rows += tuple(rows)
     txn.produce(txn.rows[:1])
 
 
-def precommit_unflushed(txn, history, **ids):
+def precommit_unflushed(txn: StepTxn, history: History, **ids: Any) -> Committable:
     return txn.precommit()
 
 
-def begin_always(participants, plan, chunks, history=None) -> CommitMessage:
+def begin_always(
+    participants: Sequence[Participant],
+    plan: Plan,
+    chunks: Sequence[Sequence],
+    history: History | None = None,
+) -> CommitMessage:
     if plan.mode is Mode.DRAIN:
         return CommitMessage(plan=plan)
     txns = [p.begin(plan) for p in participants]
@@ -64,7 +72,7 @@ def begin_always(participants, plan, chunks, history=None) -> CommitMessage:
     return CommitMessage(plan=plan, committables=tuple(txn.precommit() for txn in txns))
 
 
-def skip_check(driver, cs, planned):
+def skip_check(driver: Driver, cs: Sequence[Committable], planned: Moment | None) -> Late:
     """No check before the decision."""
     return never_late
 
@@ -73,27 +81,33 @@ def some_messages(messages: tuple) -> tuple | None:
     return tuple(m for m in messages if m is not None) or None
 
 
-def committables_of(messages) -> list[Committable]:
+def committables_of(messages: Sequence[CommitMessage | None]) -> list[Committable]:
     return [c for m in messages if m is not None for c in m.committables]
 
 
-def commit_first(driver, plan, messages, late) -> Decision:
+def commit_first(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late
+) -> Decision:
     for c in committables_of(messages):
         send(driver, "commit", c, plan.batch_id)
     return decide(driver, plan, messages, late)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c013
-def abort_at_once(driver, messages, batch_id) -> None:
+def abort_at_once(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int) -> None:
     for c in committables_of(messages):
         send(driver, "abort", c, batch_id)
 
 
-def abort_after_reading(driver, messages, batch_id) -> None:
+def abort_after_reading(
+    driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int
+) -> None:
     if not commit_of(driver.log, batch_id):
         abort_at_once(driver, messages, batch_id)
 
 
-def abort_in_first_free_slot(driver, messages, batch_id) -> None:
+def abort_in_first_free_slot(
+    driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int
+) -> None:
     chain, messages = driver.log.chain(batch_id), [m for m in messages if m is not None]
     if any(d.commit for d in chain):
         return
@@ -102,7 +116,9 @@ def abort_in_first_free_slot(driver, messages, batch_id) -> None:
     )
 
 
-def decide_or_abort(driver, plan, messages, late) -> Decision:
+def decide_or_abort(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late
+) -> Decision:
     try:
         return decide(driver, plan, messages, late)
     except OutcomeUnknown:
@@ -110,15 +126,17 @@ def decide_or_abort(driver, plan, messages, late) -> Decision:
         raise
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c015
-def decide_however_late(driver, plan, messages, late) -> Decision:
+def decide_however_late(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late
+) -> Decision:
     return decide(driver, plan, messages)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c017
-def commit_unseen(log, batch_id) -> None:
+def commit_unseen(log: DecisionLog, batch_id: int) -> None:
     """No COMMIT is looked for."""
 
 
-def abort_record(driver, batch_id: int, attempt: int) -> Decision:
+def abort_record(driver: Driver, batch_id: int, attempt: int) -> Decision:
     return driver.decision(
         Plan(
             query_id=QUERY,
@@ -130,25 +148,32 @@ def abort_record(driver, batch_id: int, attempt: int) -> Decision:
     )
 
 
-def claim_past_commit(driver, batch_id, seen=None) -> Decision:
+def claim_past_commit(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
     for attempt in range(99):
         wanted = abort_record(driver, batch_id, attempt)
         if win(driver.log, wanted) == wanted:
             return wanted
+    raise RuntimeError("all slots are taken")
 
 
-def plan_and_sweep_when_drained(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
+def plan_and_sweep_when_drained(
+    driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
+) -> Plan:
     result = restore(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
     if result.mode is Mode.DRAIN:
         sweep(driver, driver.new_token(batch_id + 1, 0))
     return result
 
 
-def plan_any_rows(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
+def plan_any_rows(
+    driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
+) -> Plan:
     return restore(driver, batch_id, mine=mine)
 
 
-def decide_any_rows(driver, plan, messages, late) -> Decision:
+def decide_any_rows(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late
+) -> Decision:
     return decide(driver, replace(plan, offsets_hash=""), messages, late)
 
 
@@ -156,7 +181,9 @@ def remember_always(run: Run, plan: Plan) -> Token | None:
     return plan.token if plan.mode is Mode.WRITE else run.token
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c019
-def plan_nothing(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
+def plan_nothing(
+    driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
+) -> Plan:
     attempt = len(driver.log.chain(batch_id))
     return Plan(
         query_id=QUERY,
@@ -167,14 +194,18 @@ def plan_nothing(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     )
 
 
-def plan_sweep_first(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
+def plan_sweep_first(
+    driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
+) -> Plan:
     chain = driver.log.chain(batch_id)
     if not any(d.commit for d in chain):
         sweep(driver, driver.new_token(batch_id, len(chain) + 1))
     return restore(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
 
 
-def plan_without_claim(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
+def plan_without_claim(
+    driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
+) -> Plan:
     before = commit_of(driver.log, batch_id - 1)
     if (
         before
@@ -191,15 +222,21 @@ def plan_without_claim(driver, batch_id, *, offsets_hash="", mine=None) -> Plan:
     return restore(driver, batch_id, offsets_hash=offsets_hash, mine=mine)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c021
-def sweep_nothing(driver, token, own_parity=None, seen=None) -> None:
+def sweep_nothing(
+    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+) -> None:
     """No sweep."""
 
 
-def sweep_no_losers(driver, token, own_parity=None, seen=None):
+def sweep_no_losers(
+    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+) -> list[str]:
     return sweep(driver, token, seen=seen)
 
 
-def sweep_all_but_mine(driver, token, own_parity=None, seen=None) -> None:
+def sweep_all_but_mine(
+    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+) -> None:
     newest = newest_commit(driver.log)
     store = driver.participants["kafka"]
     spared = {c.transactional_id for c in newest.committables} if newest else set()
@@ -209,7 +246,9 @@ def sweep_all_but_mine(driver, token, own_parity=None, seen=None) -> None:
             send(driver, "abort", c, 0)
 
 
-def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None) -> None:
+def sweep_as_many_slots_as_mine(
+    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+) -> None:
     for c in driver.participants["kafka"].in_doubt(QUERY):
         if (
             re.search("-..00....-", c.transactional_id)
@@ -219,8 +258,10 @@ def sweep_as_many_slots_as_mine(driver, token, own_parity=None, seen=None) -> No
 
 
 def sweep_by_init(prepared_too: bool) -> Callable:
-    def sweep(driver, token, own_parity=None, seen=None) -> None:
-        store = driver.participants["kafka"]
+    def sweep(
+        driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+    ) -> None:
+        store = cast(StepStore, driver.participants["kafka"])
         for name in store.transcript.ask("list", prepared_too):
             if name_of(name).token < token or prepared_too:
                 store.init(name)
@@ -228,11 +269,13 @@ def sweep_by_init(prepared_too: bool) -> Callable:
     return sweep
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c023
-def report_nothing(driver, decision, lost) -> None:
+def report_nothing(driver: Driver, decision: Decision, lost: Sequence[Committable]) -> None:
     """Data loss as a log line."""
 
 
-def take_unknown_as_done(driver, verb, c, batch_id, retry=None) -> Outcome:
+def take_unknown_as_done(
+    driver: Driver, verb: str, c: Committable, batch_id: int, retry: Callable | None = None
+) -> Outcome:
     outcome = send(driver, verb, c, batch_id, retry)
     return Outcome.DONE if outcome is Outcome.UNKNOWN else outcome
 
@@ -240,30 +283,33 @@ def take_unknown_as_done(driver, verb, c, batch_id, retry=None) -> Outcome:
 class Blind(Chains):
     """A log that shows nothing but what the caller knows."""
 
-    def __init__(self, log) -> None:
+    def __init__(self, log: DecisionLog) -> None:
         self.log = log
 
-    def listing(self, *known) -> Listing:
+    def listing(self, *known: Decision) -> Listing:
         return Listing(self.log, tuple(d.slot for d in known), {d.slot: d for d in known})
 
 
-def finish_unasked(driver, decision, seen=None) -> bool:
+def finish_unasked(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
     return finish(
-        replace(driver, log=Blind(driver.log), spark_committed=lambda batch: False), decision
+        replace(
+            driver, log=cast(DecisionLog, Blind(driver.log)), spark_committed=lambda batch: False
+        ),
+        decision,
     )
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c027
-def claim_existing(driver, batch_id, seen=None) -> Decision:
+def claim_existing(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
     return win(driver.log, abort_record(driver, batch_id, 0))
 
 
-def claim_beside(driver, batch_id, seen=None) -> Decision:
+def claim_beside(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
     wanted = abort_record(driver, batch_id, 0)
     record = win(driver.log, wanted)
     return record if record.commit else wanted
 
 
-def claim_by_reading(driver, batch_id, seen=None) -> Decision:
+def claim_by_reading(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
     chain, own = driver.log.chain(batch_id), driver.new_token(batch_id, 0)
     if chain and chain[-1].commit:
         return chain[-1]
@@ -274,43 +320,45 @@ def claim_by_reading(driver, batch_id, seen=None) -> Decision:
     )
 
 
-def decide_in_first_free_slot(driver, plan, messages, late) -> Decision:
+def decide_in_first_free_slot(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late
+) -> Decision:
     plan = replace(plan, attempt=len(driver.log.chain(plan.batch_id)))
     return decide(driver, plan, [replace(m, plan=plan) for m in messages], late)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c029
-def never_later(log, batch_id) -> bool:
+def never_later(log: DecisionLog, batch_id: int) -> bool:
     return False
 
 
-def no_commit(log) -> None:
+def no_commit(log: DecisionLog) -> None:
     """A replay asks for no later COMMIT."""
 
 
 class BlindOnce(Blind):
     """A log that shows no later batch at the first look."""
 
-    def __init__(self, log) -> None:
+    def __init__(self, log: DecisionLog) -> None:
         self.log, self.looks = log, iter([super().listing, log.listing])
 
-    def listing(self, *known) -> Listing:
+    def listing(self, *known: Decision) -> Listing:
         return next(self.looks)(*known)
 
 
-def finish_existing(driver, decision, seen=None) -> bool:
-    return finish(replace(driver, log=BlindOnce(driver.log)), decision)
+def finish_existing(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
+    return finish(replace(driver, log=cast(DecisionLog, BlindOnce(driver.log))), decision)
 
 
-def later_record(log, decision) -> bool:
+def later_record(log: DecisionLog, decision: Decision) -> bool:
     """A later batch only, no later claim."""
     return later_batch(log, decision.slot.batch_id)
 
 
-def any_commit(log, batch_id) -> Decision | None:
+def any_commit(log: DecisionLog, batch_id: int) -> Decision | None:
     return next((d for d in log.chain(batch_id) if d.commit), None)
 
 
-def all_commits(log) -> Decision | None:
+def all_commits(log: DecisionLog) -> Decision | None:
     commits = [d for batch in log.batches() for d in log.chain(batch) if d.commit]
     if not commits:
         return None
@@ -333,13 +381,13 @@ def name_without_parity(plan: Plan, w: Worker, attempt: int, counter: int) -> st
     return spell(plan.token, *w, counter, 0)
 
 
-def begin_resending(store, plan: Plan) -> StepTxn:
+def begin_resending(store: StepStore, plan: Plan) -> StepTxn:
     name = replay.worker_name(plan, store.worker, store.attempt, 0)
     epoch = store.init(name)
     return StepTxn(store, name, epoch if epoch != UNKNOWN else store.init(name))
 
 
-def begin_without_init(store, plan: Plan) -> StepTxn:
+def begin_without_init(store: StepStore, plan: Plan) -> StepTxn:
     name = replay.worker_name(plan, store.worker, store.attempt, 0)
     epoch = store.transcript.ask("epoch", name)
     return StepTxn(store, name, store.init(name) if epoch is None else epoch)
@@ -349,21 +397,23 @@ def forget_retired(world: World, worker: Worker) -> tuple:
     return ()
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c036
-def sweep_both_parities(driver, token, own_parity=None, seen=None) -> None:
+def sweep_both_parities(
+    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+) -> None:
     for parity in (0, 1):
         sweep(driver, token, parity, seen)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c038
-def topic_log_of_all(setting, transcript, number):
+def topic_log_of_all(setting: Setting, transcript: Transcript, number: int) -> DecisionLog:
     """A log in a topic that does not ask to whom it belongs."""
-    log = topic_log(setting, transcript, number)
+    log: Any = topic_log(setting, transcript, number)
     log._check_turn = lambda decision, prefix: True  # noqa: SLF001
     return log
 
 
-def topic_log_of_the_newest(setting, transcript, number):
+def topic_log_of_the_newest(setting: Setting, transcript: Transcript, number: int) -> DecisionLog:
     """A log in a topic whose ADOPT is written under the new prefix."""
-    log = topic_log(setting, transcript, number)
+    log: Any = topic_log(setting, transcript, number)
     check_turn = log._check_turn  # noqa: SLF001
     log._writer = lambda decision: log.prefix  # noqa: SLF001
     log._check_turn = (  # noqa: SLF001
@@ -372,7 +422,7 @@ def topic_log_of_the_newest(setting, transcript, number):
     return log
 
 
-def claim_unchecked(driver, batch_id, seen=None) -> Decision:
+def claim_unchecked(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
     seen = seen or driver.log.listing()
     attempt = next_attempt(seen, batch_id)
     decided = commit_of(seen, batch_id)
@@ -384,23 +434,23 @@ def claim_unchecked(driver, batch_id, seen=None) -> Decision:
     return decided
 
 
-def miss_nobody(driver, newest) -> None:
+def miss_nobody(driver: Driver, newest: Decision) -> None:
     """A run does not ask whether it has all participants."""
 
 
-def believe_the_place(driver, recorded) -> None:
+def believe_the_place(driver: Driver, recorded: Identity) -> None:
     """A run believes whatever log it finds."""
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c040
-def abort_nothing(driver, messages, batch_id) -> bool:
+def abort_nothing(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int) -> bool:
     return False
 
 
-def finish_later(driver, decision, seen=None) -> bool:
+def finish_later(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
     return True
 
 
-def spare_nothing(log) -> None:
+def spare_nothing(log: DecisionLog) -> None:
     """No COMMIT protects its transactions from a sweep."""
 
 
@@ -408,5 +458,10 @@ def token_without_random(number: int) -> Callable:
     return lambda batch, attempt: Token(batch, attempt, "00000000")
 
 
-def precommit_always(participants, plan, chunks, history=None) -> CommitMessage:
+def precommit_always(
+    participants: Sequence[Participant],
+    plan: Plan,
+    chunks: Sequence[Sequence],
+    history: History | None = None,
+) -> CommitMessage:
     return replace(precommit(participants, replace(plan, mode=Mode.WRITE), chunks), plan=plan)

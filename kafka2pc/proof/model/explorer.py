@@ -10,7 +10,7 @@ import gc
 import sys
 from collections import Counter
 from dataclasses import replace
-from typing import Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c003
 from .report import Exploration, describe_path
@@ -28,7 +28,8 @@ class LoneRun:
         self.config = m.config
         self._by_world: dict = {}
         self._by_number: dict = {}
-        calm = replace(m.config, drivers=1, **{fault: 0 for fault in FAULTS})
+        no_faults: dict[str, Any] = dict.fromkeys(FAULTS, 0)
+        calm = replace(m.config, drivers=1, **no_faults)
         one_more = replace(calm, batches=m.config.batches + 1)
         two_more = replace(calm, batches=m.config.batches + 2)
         self.new_run = Model(one_more, m.decisions, first=9)

@@ -9,7 +9,7 @@ __all__ = ['OTHER_TOPIC', 'CALLS', 'Stop', 'Trouble', 'Transcript', 'StepLog', '
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c002
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c003
 from .systems import SILENT, UNKNOWN, uses_copy
@@ -53,7 +53,7 @@ class Transcript:
         self.answers = answers
         self.asked: list[tuple] = []
 
-    def ask(self, *request):
+    def ask(self, *request: Any) -> Any:
         """The answer to the next request. Raises `Stop` if there is none yet, or the error that is
         the answer.
         """
@@ -161,7 +161,7 @@ class StepStore:
                 return StepTxn(self, name, epoch)
         raise UnclearAnswer(name)
 
-    def init(self, name: str):
+    def init(self, name: str) -> Any:
         """Send InitProducerId: the epoch, or `UNKNOWN`."""
         return self.transcript.ask("init", name)
 
@@ -216,13 +216,13 @@ class StepTxn:
         self.epoch = epoch
         self.rows: tuple = ()
 
-    def __enter__(self):
+    def __enter__(self) -> "StepTxn":
         return self
 
-    def __exit__(self, *exc) -> None:
+    def __exit__(self, *exc: Any) -> None:
         pass
 
-    def write(self, rows) -> None:
+    def write(self, rows: Iterable) -> None:
         self.rows += tuple(rows)
 
     def flush(self) -> None:
@@ -357,7 +357,7 @@ def messages_of(calls: "Calls", tasks: tuple) -> list[CommitMessage | None]:
 
 def call_commit(
     calls: "Calls", transcript: Transcript, number: int, tasks: tuple, batch: int, version: int
-):
+) -> None:
     """The commit phase of run `number`, with the messages of these calls of tasks."""
     messages = [
         m and replace(m, plan=replace(m.plan, offsets_hash=offsets_hash(version)))
@@ -377,7 +377,12 @@ def call_abort(
     return decide_phase.abort(driver, messages_of(calls, tasks), batch)
 
 
-CALLS = {"plan": call_plan, "write": call_precommit, "commit": call_commit, "abort": call_abort}
+CALLS: dict[str, Callable[..., Any]] = {
+    "plan": call_plan,
+    "write": call_precommit,
+    "commit": call_commit,
+    "abort": call_abort,
+}
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c020
 class Call(NamedTuple):
@@ -402,11 +407,11 @@ class Calls:
     def __getitem__(self, number: int) -> Call:
         return self.calls[number]
 
-    def start(self, function: str, *args) -> int:
+    def start(self, function: str, *args: Any) -> int:
         """The call before its first answer."""
         return self._number((function, args, ()))
 
-    def with_answer(self, number: int, answer) -> int:
+    def with_answer(self, number: int, answer: object) -> int:
         """The call after one more answer. Raises `RuntimeError` if it is not deterministic."""
         key = number, answer
         if key not in self._numbers:
@@ -415,7 +420,7 @@ class Calls:
             self._numbers[key] = self._number(longer, call.end[1])
         return self._numbers[key]
 
-    def _number(self, key: tuple, expected: tuple | None = None) -> int:
+    def _number(self, key: tuple[str, tuple, tuple], expected: tuple | None = None) -> int:
         """The number of a call. `expected`: the request that its last answer is for."""
         if key not in self._numbers:
             end, asked = self._replay(*key)

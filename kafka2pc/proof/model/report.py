@@ -9,13 +9,14 @@ __all__ = ['REQUEST_WORDS', 'ANSWER_WORDS', 'STEP_WORDS', 'short_decision', 'des
 # %% ../../../nbs/proof/model/06_report.ipynb #c002
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Iterable, NamedTuple
+from typing import Any, Callable, Iterable, NamedTuple
 
 # %% ../../../nbs/proof/model/06_report.ipynb #c003
 from .replay import Trouble
 from .steps import Model, Step
 from .systems import SILENT, UNKNOWN
 from .world import short
+from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/06_report.ipynb #c006
 def short_decision(m: Model, number: int) -> str:
@@ -25,7 +26,7 @@ def short_decision(m: Model, number: int) -> str:
     return f"{d.kind} {d.slot.batch_id}.{d.slot.attempt} of D{int(d.token.random, 16)}{token}"
 
 
-REQUEST_WORDS = {
+REQUEST_WORDS: dict[str, Callable[..., str]] = {
     "init": lambda m, name: f"InitProducerId {short(name)}",
     "epoch": lambda m, name: f"goes on with its producer {short(name)}",
     "produce": lambda m, name, epoch, rows: f"writes {len(rows)} row to {short(name, epoch)}",
@@ -58,13 +59,13 @@ REQUEST_WORDS = {
 }
 
 # %% ../../../nbs/proof/model/06_report.ipynb #c007
-def describe_transaction(state, late: bool) -> str:
+def describe_transaction(state: TxnState | None, late: bool) -> str:
     """A state as DescribeTransactions gives it, in words."""
     words = state.value if state else "unknown"
     return f"{words}, little time left" if late else words
 
 
-ANSWER_WORDS = {
+ANSWER_WORDS: dict[str, Callable[[Model, Any], str]] = {
     "listing": lambda m, reply: ", ".join(short_decision(m, n) for *_, n in reply) or "nothing",
     "list": lambda m, reply: ", ".join(map(short, reply)) or "nothing",
     "known": lambda m, reply: ", ".join(map(short, reply)) or "nothing",
@@ -78,7 +79,7 @@ ANSWER_WORDS = {
 }
 
 
-def describe_answer(m: Model, action: tuple, reply) -> str:
+def describe_answer(m: Model, action: tuple, reply: Any) -> str:
     """An answer in words."""
     if isinstance(reply, Trouble):
         return reply.error.__name__
@@ -93,7 +94,7 @@ def describe_answer(m: Model, action: tuple, reply) -> str:
     return "" if reply is None else f"{reply}"
 
 # %% ../../../nbs/proof/model/06_report.ipynb #c009
-STEP_WORDS = REQUEST_WORDS | {
+STEP_WORDS: dict[str, Callable[..., str]] = REQUEST_WORDS | {
     "starts": lambda m, batch: f"starts with batch {batch}",
     "inherits": lambda m, batch: f"starts with batch {batch} and the planner of the run before",
     "commits": lambda m, batch: f"Spark writes commits/{batch}",

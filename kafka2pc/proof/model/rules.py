@@ -9,7 +9,7 @@ __all__ = ['RULES', 'MODULES', 'HARMLESS', 'LIMITS', 'Rule', 'switch_off', 'with
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Callable
+from typing import Callable, Iterator
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c003
 from . import broken_steps as broken
@@ -70,7 +70,7 @@ MODULES = {
 
 
 @contextmanager
-def switch_off(rule: Rule):
+def switch_off(rule: Rule) -> Iterator[None]:
     """Leave the rule out inside the block: each function of `change` is replaced."""
     originals = []
     try:
@@ -100,11 +100,11 @@ def without(rule: Rule) -> Exploration:
         )
 
 
-def _both(function: str, replacement) -> tuple:
+def _both(function: str, replacement: Callable) -> tuple:
     return ("commit." + function, replacement), ("restore." + function, replacement)
 
 
-def _aborts(replacement) -> tuple:
+def _aborts(replacement: Callable) -> tuple:
     return ("decide.abort", replacement), ("commit.abort", replacement)
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c009

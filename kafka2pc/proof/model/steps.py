@@ -13,7 +13,7 @@ __all__ = ['AFTER', 'Run', 'Task', 'Move', 'Model', 'moves_of', 'run_of', 'copy_
 # %% ../../../nbs/proof/model/05_steps.ipynb #c002
 import re
 from dataclasses import replace
-from typing import Iterator, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c003
 from .replay import OTHER_TOPIC, Calls, Trouble
@@ -126,13 +126,13 @@ def run_of(proc: Run | Task) -> int:
     return proc.number if isinstance(proc, Run) else proc.worker.driver
 
 
-def copy_checkpoint(m: Model, world: World, run: Run) -> Iterator[Move]:
+def copy_checkpoint(m: Model, world: World, run: Run | Task) -> Iterator[Move]:
     """An operator copies the checkpoint, as soon as Spark has begun a batch."""
     early = m.config.copied.endswith("before the first claim")
     if world.offsets < 0 or early == bool(world.log):
         return
     if m.config.copied.startswith("same log"):
-        away = None, world.offsets, world.version + OTHER_TOPIC, world.commits
+        away: tuple = (None, world.offsets, world.version + OTHER_TOPIC, world.commits)
     else:
         away = world.log, world.offsets, world.version, world.commits
     yield Move(run, ("copied",), Answer(world._replace(away=away), note="a checkpoint was copied"))
@@ -278,7 +278,7 @@ def start_ahead(m: Model, world: World, run: Run, tasks: list[Task]) -> tuple[Ru
 
 
 def after_commit(
-    m: Model, world: World, run: Run, kind: str, value, tasks: list[Task]
+    m: Model, world: World, run: Run, kind: str, value: object, tasks: list[Task]
 ) -> tuple[Run, list[Task]]:
     """After a commit Spark writes its commit log; after an error it calls abort()."""
     if kind == "raise":
@@ -296,7 +296,7 @@ def start_abort(m: Model, run: Run) -> Run:
 
 
 def after_abort(
-    m: Model, world: World, run: Run, kind: str, value, tasks: list[Task]
+    m: Model, world: World, run: Run, kind: str, value: object, tasks: list[Task]
 ) -> tuple[Run, list[Task]]:
     """After abort() the query has failed."""
     return dead_run(m, run), []
@@ -341,7 +341,7 @@ def overlaps(m: Model, run: Run) -> bool:
     )
 
 
-def note_of(phase: str, kind: str, value) -> str:
+def note_of(phase: str, kind: str, value: Any) -> str:
     """What the end of a phase adds to the counts of what was reached."""
     if kind == "raise":
         return f"{phase}: {type(value).__name__}"
@@ -361,7 +361,7 @@ def false_alarms(world: World, error: TwoPhaseError) -> tuple:
     """
     if not isinstance(error, LostTransaction):
         return ()
-    wrong = ()
+    wrong: tuple[str, ...] = ()
     for name, epoch, records in _REPORTED.findall(error.what):
         key = name, int(epoch)
         if key in world.lost:

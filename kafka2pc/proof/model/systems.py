@@ -10,7 +10,7 @@ __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish
            'messages_arrive', 'is_over', 'time_passes', 'files_change']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
-from typing import Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c003
 from kafka2pc.proof.model.world import (
@@ -32,7 +32,8 @@ from ...protocol.states import TRANSITIONS, TxnState, step
 # %% ../../../nbs/proof/model/02_systems.ipynb #c007
 def become_visible(world: World, txn: Txn) -> tuple[World, tuple]:
     """The rows of a committed transaction can be read from now on."""
-    key, wrong = (txn.id, txn.epoch), ()
+    key = txn.id, txn.epoch
+    wrong: tuple[str, ...] = ()
     if set(txn.rows) & set(world.seen):
         wrong += ("DUPLICATE",)
     if key not in world.owed:
@@ -89,7 +90,8 @@ def end_transaction(setting: Setting, world: World, txn: Txn, event: str) -> tup
 # %% ../../../nbs/proof/model/02_systems.ipynb #c010
 def on_init(setting: Setting, world: World, run: int, name: str) -> Answer | None:
     """InitProducerId: abort what is open under this name, and raise the epoch."""
-    txn, wrong = find(world, name), ()
+    txn = find(world, name)
+    wrong: tuple[str, ...] = ()
     if txn and txn.marking:
         return None
     if txn and txn.ongoing:
@@ -239,7 +241,8 @@ def on_create(
         world = add_claim(world, run, d.token)
     if record == number:
         return Answer(world, record, note=f"{d.kind} exists already")
-    after, wrong = world._replace(log=plus(world.log, (*d.slot, number))), ()
+    after = world._replace(log=plus(world.log, (*d.slot, number)))
+    wrong: tuple[str, ...] = ()
     if d.commit and not any((batch, attempt) > d.slot for batch, attempt, _ in world.log):
         after, wrong = owe(after, d)
     owner = None if d.commit else owner_of(setting, world, d.slot)
@@ -282,7 +285,8 @@ def owe(world: World, d: Decision) -> tuple[World, tuple]:
     """From now on the transactions of this COMMIT must become visible. Those that a timeout has
     aborted before are lost already.
     """
-    owed, lost, wrong = [], [], ()
+    owed, lost = [], []
+    wrong: tuple[str, ...] = ()
     for c in d.committables:
         key = c.transactional_id, c.state.epoch
         txn = find(world, c.transactional_id)
@@ -324,7 +328,7 @@ def on_remove(setting: Setting, world: World, run: int, slots: tuple) -> Answer:
 
 
 UNKNOWN, SILENT = "unknown", "silent"
-REQUESTS = {
+REQUESTS: dict[str, Callable[..., Answer | None]] = {
     "init": on_init,
     "epoch": on_epoch,
     "produce": on_produce,
@@ -344,7 +348,7 @@ REQUESTS = {
 UNCLEAR = {"init": (UNKNOWN,), "end": (UNKNOWN, SILENT), "create": (UNKNOWN, SILENT)}
 
 
-def answers(setting: Setting, world: World, run: int, kind: str, *what) -> Iterator[Answer]:
+def answers(setting: Setting, world: World, run: int, kind: str, *what: Any) -> Iterator[Answer]:
     """All answers that this run, or a task of it, can get. None at all: it has to wait."""
     if answer := REQUESTS[kind](setting, world, run, *what):
         yield answer
@@ -362,7 +366,7 @@ def uses_copy(setting: Setting, run: int) -> bool:
     return bool(setting.config.copied) and run == 2
 
 
-def late_answer(setting: Setting, world: World, run: int, kind: str, *what) -> Answer | None:
+def late_answer(setting: Setting, world: World, run: int, kind: str, *what: Any) -> Answer | None:
     """A message that was under way arrives."""
     if not uses_copy(setting, run):
         return REQUESTS[kind](setting, world, run, *what)

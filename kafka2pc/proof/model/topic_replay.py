@@ -6,7 +6,7 @@
 __all__ = ['StepTopicLog']
 
 # %% ../../../nbs/proof/model/04_topic_replay.ipynb #c002
-from typing import Sequence
+from typing import Any, Sequence
 
 # %% ../../../nbs/proof/model/04_topic_replay.ipynb #c003
 from ...decision_logs.topic.log import TopicLog
@@ -22,7 +22,7 @@ class StepTopicLog(TopicLog):
     `StepLog` that lists, loads and removes. `prefix`: as this run has it.
     """
 
-    def __init__(self, listed: DecisionLog, prefix: str) -> None:
+    def __init__(self, listed: Any, prefix: str) -> None:
         self.listed = listed
         self.transcript = listed.transcript
         self.prefix = prefix
@@ -33,7 +33,7 @@ class StepTopicLog(TopicLog):
         self.number = 0
 
     @property
-    def place(self) -> str:
+    def place(self) -> str:  # type: ignore[override]  # it is never set
         return "log"
 
     def slots(self) -> list[Slot]:
@@ -58,7 +58,8 @@ class StepTopicLog(TopicLog):
     def _read(self, end: int = 0) -> None:
         self.taken = self.listed.slots()
 
-    def _records(self) -> "StepTopicLog":
+    # the model has numbers for the states of a producer, and no bytes
+    def _records(self) -> "StepTopicLog":  # type: ignore[override]
         return self
 
     def holds(self, slot: Slot) -> bool:
@@ -68,16 +69,16 @@ class StepTopicLog(TopicLog):
     def _owner(self) -> str:
         return self.load(self.taken[-1]).identity.fence if self.taken else ""
 
-    def _fence(self, prefix: str) -> int:
+    def _fence(self, prefix: str) -> int:  # type: ignore[override]
         return self.transcript.ask("log fence", prefix)
 
     def _encode(self, decision: Decision) -> dict:
         self.number = self.listed.decisions.number(decision)
         return {"": b""}
 
-    def _append(self, prefix: str, state: int, records: dict) -> None:
+    def _append(self, prefix: str, state: int, records: dict) -> None:  # type: ignore[override]
         """It is invisible until the end, so both are one step."""
 
-    def _end(self, prefix: str, state: int) -> Outcome:
+    def _end(self, prefix: str, state: int) -> Outcome:  # type: ignore[override]
         done = self.transcript.ask("log write", prefix, state, self.number)
         return Outcome.DONE if done else Outcome.REFUSED

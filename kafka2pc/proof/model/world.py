@@ -9,11 +9,11 @@ __all__ = ['QUERY', 'FAULTS', 'COPIES', 'ANOMALIES', 'Txn', 'World', 'Worker', '
 # %% ../../../nbs/proof/model/01_world.ipynb #c002
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, Hashable, NamedTuple
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c003
 from ...protocol.messages import Plan
-from ...protocol.names import Name, parse_name
+from ...protocol.names import Name, Token, parse_name
 from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c006
@@ -76,7 +76,7 @@ class Worker(NamedTuple):
         return f"D{self.driver}.{self.slot}" + "'" * self.life
 
 
-def spell(token, driver: int, slot: int, life: int, counter: int, parity: int) -> str:
+def spell(token: Token | str, driver: int, slot: int, life: int, counter: int, parity: int) -> str:
     """A transactional_id, in the form of `protocol.names.Names`."""
     return f"kafka2pc-{QUERY}-{token}-{driver:02x}{slot:02x}{life:04x}-{counter}-{parity}"
 
@@ -253,14 +253,14 @@ class Table:
         self.values: list = []
         self._numbers: dict = {}
 
-    def number(self, value) -> int:
+    def number(self, value: Hashable) -> int:
         """The number of this value, a new one if it was never seen."""
         n = self._numbers.setdefault(value, len(self.values))
         if n == len(self.values):
             self.values.append(value)
         return n
 
-    def __getitem__(self, number: int):
+    def __getitem__(self, number: int) -> Any:
         return self.values[number]
 
 
@@ -278,12 +278,12 @@ class Setting:
         return World(left=tuple(getattr(self.config, fault) for fault in FAULTS))
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c020
-def plus(items: tuple, *more) -> tuple:
+def plus(items: tuple, *more: Any) -> tuple:
     """The sorted items with more of them."""
     return tuple(sorted(items + more))
 
 
-def minus(items: tuple, item) -> tuple:
+def minus(items: tuple, item: object) -> tuple:
     """The items with one less."""
     i = items.index(item)
     return items[:i] + items[i + 1 :]

@@ -8,6 +8,8 @@ __all__ = ['buttons', 'play']
 # %% ../../../nbs/proof/timeline/06_buttons.ipynb #c002
 import os
 from html import escape
+from types import ModuleType
+from typing import Any
 
 # %% ../../../nbs/proof/timeline/06_buttons.ipynb #c003
 from ..model.rules import RULES
@@ -16,7 +18,7 @@ from .drawing import draw
 from .timeline import OFF, Timeline
 
 # %% ../../../nbs/proof/timeline/06_buttons.ipynb #c005
-_MENUS = {  # attribute of the timeline -> label, choices, tooltip
+_MENUS: dict[str, tuple[str, list, str]] = {  # attribute of the timeline -> label, choices, tooltip
     "tasks": ("tasks", [1, 2, 3, 4], "How many tasks write the next batch"),
     "timeout_ms": (
         "timeout",
@@ -36,12 +38,12 @@ _MENUS = {  # attribute of the timeline -> label, choices, tooltip
 }
 
 
-def _menu(w, label: str, choices: list, tooltip: str, **more):
+def _menu(w: ModuleType, label: str, choices: list, tooltip: str, **more: Any) -> Any:
     layout = w.Layout(width="max-content")
     return w.Dropdown(description=label, options=choices, tooltip=tooltip, layout=layout, **more)
 
 
-def _menus(t: Timeline, w) -> list:
+def _menus(t: Timeline, w: ModuleType) -> list:
     """Menus for what counts from the next batch on. `w`: ipywidgets."""
     menus = []
     for name, about in _MENUS.items():
@@ -51,7 +53,7 @@ def _menus(t: Timeline, w) -> list:
     return menus
 
 
-def _presses(t: Timeline, point) -> dict[str, tuple]:
+def _presses(t: Timeline, point: Any) -> dict[str, tuple]:
     """Button -> what it does, tooltip. `point`: the menu of crash points."""
     return {
         "Write a batch": (t.write, "A run writes one more batch"),
@@ -72,7 +74,7 @@ def _caption(t: Timeline, message: str) -> str:
     return f'<p role="status" style="line-height:1.5">{words}<br><b>{counts}</b></p>'
 
 # %% ../../../nbs/proof/timeline/06_buttons.ipynb #c006
-def buttons(t: Timeline):
+def buttons(t: Timeline) -> Any:
     """The timeline with its buttons, as one ipywidget."""
     import ipywidgets as w  # only where buttons are pressed
 
@@ -93,7 +95,7 @@ def buttons(t: Timeline):
         for control in (*row, *menus, point):
             control.disabled = not yes
 
-    def press(button) -> None:
+    def press(button: Any) -> None:
         enable(False)
         message = ""
         try:
@@ -111,7 +113,7 @@ def buttons(t: Timeline):
     return w.VBox([w.HBox(row, layout=wrap), w.HBox([point, *menus], layout=wrap), words, picture])
 
 
-def play(t: Timeline):
+def play(t: Timeline) -> Any:
     """The buttons where a notebook server runs (JupyterLab and Notebook set a variable), else the
     timeline, which shows its picture.
     """

@@ -217,7 +217,7 @@ def _presses(scene: Scene, at: _Frame) -> Iterator[str]:
             continue
         x = at.x(column)
         line = f'<path class="press" d="M{x:.1f} 24V{bottom:.1f}"/>'
-        yield line + _box("badge", x, 6, 18, 17, 8) + _text(x + 9, 18.5, n, "n", "middle")
+        yield line + _box("badge", x, 6, 18, 17, 8) + _text(x + 9, 18.5, str(n), "n", "middle")
 
 
 def _lives(scene: Scene, at: _Frame) -> Iterator[str]:
@@ -309,7 +309,8 @@ def draw(events: Sequence[Event]) -> str:
     """The SVG of a history."""
     scene = Scene(events)
     at = _frame(scene)
-    drawn, y = list(_lanes(scene, at)), TOP + (1 + len(at.lanes)) * LANE + 20
+    drawn = list(_lanes(scene, at))
+    y: float = TOP + (1 + len(at.lanes)) * LANE + 20
     presses = [
         (f"{n} {words}", None)
         for n, (column, words) in enumerate(scene.presses, 1)
@@ -342,5 +343,5 @@ class Drawn:
         judged = [str(verdict(self.events))] if any(e.op == "read" for e in self.events) else []
         return "\n".join([explain(self.events), *judged])
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict:
         return {"image/svg+xml": draw(self.events), "text/plain": str(self)}

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 # %% ../../../nbs/proof/timeline/04_run.ipynb #c003
 from ...decision_logs.files import FileLog
@@ -37,7 +38,7 @@ class PacedHistory(History):
         super().__init__(path, CrashWatcher(crash))
         self.pace_ms = pace_ms
 
-    def append(self, kind: str, op: str, **ids) -> Event:
+    def append(self, kind: str, op: str, **ids: Any) -> Event | None:
         event = super().append(kind, op, **ids)
         time.sleep(self.pace_ms / 1000)
         return event
@@ -98,14 +99,14 @@ class RunProcess(ChildProcess):
         super().__init__(folder, "kafka2pc.proof.timeline.run.serve")
         self.history.touch()
 
-    def append(self, kind: str, op: str, **ids) -> None:
+    def append(self, kind: str, op: str, **ids: Any) -> None:
         """Write an event of the parent into the history."""
         History(str(self.history)).append(kind, op, **ids)
 
     def events(self) -> list[Event]:
         return read_history(self.history)
 
-    def order(self, **order) -> None:
+    def order(self, **order: Any) -> None:
         """Begin a batch. If the process is dead, start it first."""
         if not self.alive:
             self.start()

@@ -115,7 +115,7 @@ class Scene:
         if e.kind == "ok":
             self.columns += 1
 
-    def precommit(self, e: Event):
+    def precommit(self, e: Event) -> None:
         if e.kind != "ok":
             return
         asked = e.process, e.ids["batch_id"], e.ids["attempt"], ""

@@ -13,7 +13,7 @@ import uuid
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Any, Callable, Iterator, Self
 
 # %% ../../../nbs/proof/timeline/05_timeline.ipynb #c003
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -88,7 +88,7 @@ class Query:
         self._admin = AdminClient(self.conf | {"log_level": 0})
         self.anew()
 
-    def anew(self) -> "Timeline":
+    def anew(self) -> Self:
         """A new topic, a new decision log, an empty history."""
         if self._topics:
             self._leave()
@@ -139,7 +139,7 @@ class Query:
     def verdict(self) -> Verdict:
         return verdict(self.events)
 
-    def give(self, *how) -> bool:
+    def give(self, *how: Any) -> bool:
         """One more batch, carried out like `drive`."""
         self.sent += 1
         return self.drive(*how)
@@ -223,7 +223,7 @@ class Query:
         if self.pace_ms:
             self.look()
 
-    def look(self) -> "Timeline":
+    def look(self) -> Self:
         """Read the topic with two independent consumers, and write the results into the history."""
         end, ending = time.monotonic() + 10, ("PrepareCommit", "PrepareAbort")
         while list_transactions(self.store.cluster, self.topic, ending) and time.monotonic() < end:
@@ -252,7 +252,7 @@ class Query:
 class Timeline(Query):
     """A query to press at: every press returns the timeline, which shows itself."""
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict:
         return Drawn(self.events)._repr_mimebundle_()
 
     def _press(self, words: str) -> bool:
