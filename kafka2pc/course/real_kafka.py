@@ -49,7 +49,7 @@ class AsksAgain(FencedDriver):
 class PatientDriver(AsksAgain):
     """Reports every loss, and only losses (rule 7)."""
 
-    def check_committed(self, decision: Decision, outcomes: Sequence[Outcome]):
+    def check_committed(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
         """Raises `LostTransaction`, `OutcomeUnknown`, or `Superseded` by a later batch."""
         pairs = list(zip(decision.committables, outcomes, strict=True))
         refused = [c for c, outcome in pairs if outcome is Outcome.REFUSED]

@@ -18,7 +18,7 @@ class TidyDriver(PatientDriver):
 
     keep_batches = 100  # so many before the newest one
 
-    def commit(self, messages: Sequence[CommitMessage], batch_id: int):
+    def commit(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
         """The commit phase, and then the purge (rule 11)."""
         super().commit(messages, batch_id)
         old = [s for s in self.log.slots() if s.batch_id < batch_id - self.keep_batches]

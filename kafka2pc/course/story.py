@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from textwrap import wrap
-from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Self, Sequence
 
 # %% ../../nbs/course/07_story.ipynb #c003
 from ..proof.timeline.drawing import LOOKS
@@ -118,7 +118,7 @@ class Picture:
     def __str__(self) -> str:
         return f"{self.title} ({'; '.join(self.steps)})"
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict:
         return {
             "image/svg+xml": draw(self.title, self.steps, self.lanes),
             "text/plain": str(self),
@@ -129,7 +129,7 @@ class Killed(Exception):
     """The driver was killed here."""
 
 
-STEPS = {  # the call that makes a step: its name
+STEPS: dict[str, Callable[..., str]] = {  # the call that makes a step: its name
     "create": lambda decision, *_: decision.kind,
     "remove": lambda slots: "purge",
     "commit": lambda c: "commit",
@@ -140,7 +140,7 @@ NAMES = ("ABORT", "COMMIT", "purge", "commit", "abort", "pre-commit")
 MOMENTS = [f"{when} {name}" for name in NAMES for when in ("before", "after")]
 
 
-def _caption_of(name: str, args: tuple, answer) -> str:
+def _caption_of(name: str, args: tuple, answer: Any) -> str:
     """A step in words: which slot it was about, and whether it was refused."""
     if name not in ("ABORT", "COMMIT"):
         return f"{name} refused" if answer is Outcome.REFUSED else name
@@ -154,13 +154,13 @@ class Watched:
     `label` is the name in their captions. A transaction that begins is watched, too.
     """
 
-    def __init__(self, story: "Story", who: str, target, label: str = ""):
+    def __init__(self, story: "Story", who: str, target: Any, label: str = "") -> None:
         self.story = story
         self.who = who
         self.target = target
         self.label = label or who
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         call = getattr(self.target, name)
         if name == "begin":
             task = f"task of {self.who}"
@@ -169,7 +169,7 @@ class Watched:
             return call
         return lambda *args: self.step(STEPS[name](*args), call, *args)
 
-    def step(self, name: str, call: Callable, *args):
+    def step(self, name: str, call: Callable, *args: Any) -> Any:
         """Make the call a step of the story."""
         self.story.interrupt(self.who, f"before {name}")
         answer = call(*args)
@@ -177,11 +177,11 @@ class Watched:
         self.story.interrupt(self.who, f"after {name}")
         return answer
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         self.target.__enter__()
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> Any:
         return self.target.__exit__(*error)
 
 # %% ../../nbs/course/07_story.ipynb #c012
@@ -195,7 +195,7 @@ class Seen(NamedTuple):
     rows: list
 
 
-def look_into(store) -> tuple[dict[str, TxnState], list]:
+def look_into(store: Any) -> tuple[dict[str, TxnState], list]:
     """States and readable rows of a `MemoryParticipant`."""
     return {f"{tid} {epoch}": t.state for (tid, epoch), t in store.txns.items()}, store.read()
 
@@ -205,7 +205,7 @@ class Story:
     transactions, and the rows that a `read_committed` reader finds.
     """
 
-    def __init__(self, store, log, look: Callable = look_into):
+    def __init__(self, store: Any, log: Any, look: Callable = look_into) -> None:
         self.store = store
         self.log = log
         self.look = look
@@ -220,16 +220,16 @@ class Story:
         store = Watched(self, who, self.store)
         return Watched(self, who, self.log), {self.store.name: store}
 
-    def kill(self, who: str, when: str):
+    def kill(self, who: str, when: str) -> None:
         """Kill `who` at its next step of this name: one of `MOMENTS`."""
 
-        def die():
+        def die() -> None:
             self.add(f"{who} is killed")
             raise Killed(f"{who} {when}")
 
         self.pause(who, when, die)
 
-    def pause(self, who: str, when: str, meanwhile: Callable[[], object]):
+    def pause(self, who: str, when: str, meanwhile: Callable[[], object]) -> None:
         """Suspend `who` at its next step of this name; `meanwhile` happens before it goes on.
         Raises `ValueError` for a moment that is none of `MOMENTS`.
         """
@@ -237,11 +237,11 @@ class Story:
             raise ValueError(f"{when!r} is not one of {MOMENTS}")
         self._interrupts[who, when] = meanwhile
 
-    def interrupt(self, who: str, when: str):
+    def interrupt(self, who: str, when: str) -> None:
         """What was ordered for this moment, once."""
         self._interrupts.pop((who, when), lambda: None)()
 
-    def add(self, words: str):
+    def add(self, words: str) -> None:
         """One more step; the store and the log are looked at now."""
         states, rows = self.look(self.store)
         self.steps.append(words)
@@ -272,7 +272,7 @@ class Story:
         self.ending = Cell(", ".join(words), "wrong") if words else Cell("each once", "good")
         return self
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict:
         return self.picture()._repr_mimebundle_()
 
     def picture(self) -> Picture:

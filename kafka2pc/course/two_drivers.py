@@ -55,7 +55,7 @@ class FencedDriver(Claims):
         self.sweep(claimed.token)
         return self.plan(batch_id, claimed.slot.attempt + 1, claimed.token)
 
-    def sweep(self, token: Token):
+    def sweep(self, token: Token) -> None:
         """Abort what runs with a lower token have left open."""
         for store in self.participants.values():
             for c in store.in_doubt(self.query_id):
@@ -66,7 +66,7 @@ class FencedDriver(Claims):
         """Does the log hold a later batch? Then another run has finished this one."""
         return any(slot.batch_id > batch_id for slot in self.log.slots())
 
-    def finish(self, decision: Decision):
+    def finish(self, decision: Decision) -> None:
         """Commit every transaction. Raises `Superseded` if another run has gone on."""
         if self.is_past(decision.slot.batch_id):
             raise Superseded(f"the log holds a batch after {decision.slot.batch_id}")

@@ -20,8 +20,8 @@ from ..protocol.states import TxnState
 class Log:
     """Decisions in a dict. `create` returns the record in the slot: the first one written."""
 
-    def __init__(self):
-        self.records = {}
+    def __init__(self) -> None:
+        self.records: dict[Slot, Decision] = {}
 
     def create(self, decision: Decision) -> Decision:
         return self.records.setdefault(decision.slot, decision)
@@ -32,7 +32,7 @@ class Log:
     def load(self, slot: Slot) -> Decision:
         return self.records[slot]
 
-    def remove(self, slots: Iterable[Slot]):
+    def remove(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
             self.records.pop(slot, None)
 
@@ -68,7 +68,7 @@ class Decides:
         self.log = log
         self.participants = participants
 
-    def check_open(self, committables: Sequence[Committable]):
+    def check_open(self, committables: Sequence[Committable]) -> None:
         """Rule 4. Raises `Refused` if one is not open any more, or has too little time left."""
         for c in committables:
             [found] = self.participants[c.participant].describe([c], margin_ms=self.margin_ms)
@@ -94,14 +94,14 @@ class Decides:
 class Commits(Decides):
     """The commit phase."""
 
-    def commit(self, messages: Sequence[CommitMessage], batch_id: int):
+    def commit(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
         """Check, decide, finish (rule 2: in this order). A drained batch is finished again."""
         if not messages or messages[0].plan.mode is Mode.DRAIN:
             return self.finish_again(messages, batch_id)
         self.check_open([c for m in messages for c in m.committables])
         self.finish(self.decide(messages))
 
-    def finish(self, decision: Decision):
+    def finish(self, decision: Decision) -> None:
         """Send commit to every transaction of a COMMIT."""
         outcomes = [self.send("commit", c) for c in decision.committables]
         self.check_committed(decision, outcomes)
@@ -110,11 +110,11 @@ class Commits(Decides):
         """Send `commit` or `abort` to the store that holds `c`."""
         return getattr(self.participants[c.participant], verb)(c)
 
-    def check_committed(self, decision: Decision, outcomes: Sequence[Outcome]):
+    def check_committed(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
         if Outcome.REFUSED in outcomes:
             raise LostTransaction(f"batch {decision.slot.batch_id}")
 
-    def finish_again(self, messages: Sequence[CommitMessage], batch_id: int):
+    def finish_again(self, messages: Sequence[CommitMessage], batch_id: int) -> None:
         """After a drain: finish once more, and compare the counts."""
         decided = self.commit_of(batch_id)
         if decided:
@@ -150,7 +150,7 @@ class Driver(Commits):
             query_id=self.query_id, batch_id=batch_id, attempt=attempt, token=token, mode=mode
         )
 
-    def abort_open(self):
+    def abort_open(self) -> None:
         """Abort all transactions of this query that are open."""
         for store in self.participants.values():
             for c in store.in_doubt(self.query_id):
@@ -163,14 +163,14 @@ class Driver(Commits):
         self.abort_all(messages)
         return True
 
-    def abort_all(self, messages: Sequence[CommitMessage | None]):
+    def abort_all(self, messages: Sequence[CommitMessage | None]) -> None:
         for c in [c for m in messages if m for c in m.committables]:
             self.send("abort", c)
 
 # %% ../../nbs/course/02_two_phase_commit.ipynb #c026
 def run_batch(
     driver: Driver, tasks: Sequence[Sequence], batch_id: int = 0, plan: Plan | None = None
-):
+) -> None:
     """Plan (unless there is one), run the tasks, commit. Spark calls abort() if that raises."""
     plan = plan or driver.restore(batch_id)
     messages = [precommit(driver.participants.values(), plan, [rows]) for rows in tasks]
