@@ -5,10 +5,13 @@ must be red. `make test` plays the cases that take seconds.
 from datetime import date
 from functools import partial
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import Consumer
 
 from kafka2pc.local.nodes import BrokerFailed
+from kafka2pc.proof.child_process import until
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
 from kafka2pc.proof.drills.hard_cases import CASES
@@ -22,6 +25,7 @@ from kafka2pc.proof.drills.one_store import (
     summary,
     together,
 )
+from kafka2pc.proof.drills.scenario import Watcher
 from kafka2pc.proof.drills.stage import Stage
 from kafka2pc.proof.drills.walks import BLOWS, steps, take
 
@@ -69,6 +73,29 @@ def test_a_node_that_coordinates_dies_between_decision_and_commit(three, tmp_pat
     played = play(drill, three, tmp_path)
     assert (played.found, played.crashes, played.records) == ("", 1, 80)
     assert played.restore_s > 0
+
+
+def test_the_watcher_asks_again_for_a_topic_that_its_broker_does_not_know_yet(
+    tmp_path, monkeypatch
+):
+    answers, assigned = [{}, {0: None, 1: None}], []
+
+    class OfLateBroker(Consumer):
+        def list_topics(self, topic, timeout):
+            return SimpleNamespace(topics={topic: SimpleNamespace(partitions=answers.pop(0))})
+
+        def assign(self, places):
+            assigned.append([place.partition for place in places])
+
+        def consume(self, count, timeout):
+            return []
+
+    monkeypatch.setattr("kafka2pc.proof.drills.scenario.Consumer", OfLateBroker)
+    conf = {"bootstrap.servers": "127.0.0.1:1"}
+    watcher = Watcher(conf, "new", tmp_path / "history", lambda message: 0)
+    until(lambda: assigned or not answers, "it asked", 10)
+    watcher.stop()
+    assert assigned == [[0, 1]]
 
 
 def test_a_scenario_of_one_drill_is_not_the_scenario_of_the_next(stage):

@@ -92,7 +92,9 @@ class Watcher:
         }
         reader = Consumer(self.conf | conf)
         # not a group: after its broker has died, a group can take a minute to read again
-        partitions = reader.list_topics(self.topic, 30).topics[self.topic].partitions
+        # one of several brokers may not know a new topic yet: it names no partitions
+        found_in = lambda: reader.list_topics(self.topic, 30).topics[self.topic].partitions
+        partitions = until(found_in, f"the partitions of {self.topic} are known")
         reader.assign([TopicPartition(self.topic, p, OFFSET_BEGINNING) for p in partitions])
         while not self._over.is_set():
             found = {self.batch_of(m) for m in reader.consume(1000, 0.1) if m.error() is None}
