@@ -84,13 +84,15 @@ def test_every_mixture_of_lengths_is_hashed_as_java_does(keys):
     st.integers(1, 9),
     st.integers(0, 9),
     st.integers(1, 9),
+    st.integers(0, 99),
 )
 @settings(max_examples=300, deadline=None)
-def test_no_limit_between_the_ways_changes_a_hash(keys, start, few, steps, together):
+def test_no_limit_between_the_ways_changes_a_hash(keys, start, few, steps, together, words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partitioner, "_FEW", few)
         patch.setattr(partitioner, "_STEPS", steps)
         patch.setattr(partitioner, "_TOGETHER", together)
+        patch.setattr(partitioner, "_AT_ONCE", words)
         found = murmur2(column(keys).slice(start))
     assert found.tolist() == [java_murmur2(k or b"") for k in keys[start:]]
 

@@ -25,7 +25,8 @@ _PADS = pa.array([b"", bytes(3), bytes(2), bytes(1)], pa.large_binary())
 _NOTHING = pa.scalar(b"", pa.large_binary())
 _TOGETHER = 1 << 14  # keys: their words stay in the processor's cache
 _FEW = 64  # keys: so few are faster one by one
-_STEPS = 64  # words: up to here all keys are hashed together, even few
+_STEPS = 128  # words: up to here all keys are hashed together, even few
+_AT_ONCE = 1 << 15  # words that are mixed at once
 
 
 def _mix(words: np.ndarray) -> np.ndarray:
@@ -57,16 +58,29 @@ def _one_by_one(h: int, words: np.ndarray) -> int:
     return h
 
 
+def _next_words(h: np.ndarray, at: np.ndarray, firsts: list[int], words: np.ndarray) -> None:
+    """Change each hash by the next words of its key, from `at` on. `firsts`: the first key that has
+    each of them.
+    """
+    least = firsts[0]
+    steps = np.arange(len(firsts))[:, None]
+    # a key that ends earlier takes some of the next one's, which are not used
+    mixed = _mix(words.take(at[least:] + steps, mode="clip"))
+    for first, step in zip(firsts, mixed, strict=True):
+        longer = h[first:]
+        longer *= _M
+        longer ^= step[first - least :]
+
+
 def _whole_words(h: np.ndarray, at: np.ndarray, counts: np.ndarray, words: np.ndarray) -> None:
     """Change each hash by the whole words of its key: `counts`, ascending, from `at` on."""
     few = counts[-_FEW - 1] if len(counts) > _FEW else 0
     steps = max(few, min(counts[-1], _STEPS))
     # the first key that has more words than each step
     firsts = np.searchsorted(counts, np.arange(steps + 1), "right").tolist()
-    for step, first in enumerate(firsts[:-1]):
-        longer = h[first:]
-        longer *= _M
-        longer ^= _mix(words[at[first:] + step])
+    some = 1 + _AT_ONCE // len(h)
+    for step in range(0, steps, some):
+        _next_words(h, at + step, firsts[step : min(step + some, steps)], words)
     for n in range(firsts[-1], len(h)):
         h[n] = _one_by_one(int(h[n]), words[at[n] + steps : at[n] + counts[n]])
 
