@@ -95,7 +95,6 @@ LONG = {
     "tests/test_docs.py": 15,
     "tests/course/test_small_implementation.py": 1,
     "tests/decision_logs/test_object_stores.py": 1,
-    "tests/proof/test_bench.py": 15,
     "tests/proof/test_crashes.py": 10,
     "tests/proof/test_demo.py": 5,
     "tests/proof/test_drills.py": 15,
