@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Callable, Iterator
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c003
-from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 from rich.table import Table
 
@@ -26,7 +25,7 @@ from ...decision_logs.files import FileLog
 from ...kafka.wire.connection import Connection
 from ...kafka.write.sender import Sender
 from ...local.broker import LocalKafka
-from .sinks import endless, session, spark_options
+from .sinks import endless, finished, session, spark_options
 from ...spark.datasource import Kafka2pc
 from ...spark.interfaces import DataSourceStreamArrowWriter
 from ...spark.sink.stream_writer import SparkMessage, StreamWriter
@@ -175,7 +174,7 @@ def profile(
             .start()
         )
         try:
-            progresses = _finished(query, 10 + batches)[10:]
+            progresses = finished(query, 10 + batches)[10:]
         finally:
             query.stop()
             spark.stop()
@@ -184,14 +183,6 @@ def profile(
     found = [one for one in parts if one]
     names = dict.fromkeys(name for one in found for name in one)
     return {name: statistics.median(one.get(name, 0.0) for one in found) for name in names}
-
-
-def _finished(query: StreamingQuery, batches: int) -> list[dict[str, Any]]:
-    while len(query.recentProgress) < batches and query.isActive:
-        time.sleep(0.1)
-    if error := query.exception():
-        raise error
-    return [p for p in query.recentProgress if p["numInputRows"]]
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c015
 def profile_table(kafka: LocalKafka, tell: Callable[[str], None], batches: int = 40) -> Table:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['COLUMNS', 'SELECT', 'START_SECONDS', 'session', 'shaped', 'stall', 'fail', 'leak', 'Faulty', 'FaultyWriter', 'stream',
-           'write', 'serve', 'Job', 'running']
+           'wait_for', 'write', 'serve', 'Job', 'running']
 
 # %% ../../../nbs/proof/drills/01_spark_job.ipynb #c002
 import importlib
@@ -217,15 +217,11 @@ def stream(
         spark.conf.set(name, value)
     try:
         files = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).csv(source)
-        writer = (
-            _rows(files, **what)
-            .writeStream.format("faulty" if "faults" in options else "kafka2pc")
-            .outputMode(mode)
-            .options(**options)
-        )
-        query = writer.trigger(availableNow=True).start()
+        sink = "faulty" if "faults" in options else "kafka2pc"
+        writer = _rows(files, **what).writeStream.format(sink).outputMode(mode)
+        query = writer.options(**options).trigger(availableNow=True).start()
         try:
-            _wait(query, stop_at, seconds)
+            wait_for(query, seconds, stop_at)
         finally:
             query.stop()
     finally:
@@ -234,7 +230,8 @@ def stream(
     return {"batches": [p["batchId"] for p in query.recentProgress]}
 
 
-def _wait(query: StreamingQuery, stop_at: str | None, seconds: float) -> None:
+def wait_for(query: StreamingQuery, seconds: float, stop_at: str | None = None) -> None:
+    """Until the query is done, or the file `stop_at` is there. Raises `TimeoutError`."""
     if stop_at is None:
         if not query.awaitTermination(seconds):  # type: ignore[arg-type]  # or a float
             raise TimeoutError(f"the query was not done after {seconds} s")

@@ -29,7 +29,7 @@ from kafka2pc.proof.drills.one_store import (
     survive,
 )
 from .scenario import NotExactlyOnce, Scenario
-from .spark_job import COLUMNS, SELECT, Job
+from .spark_job import COLUMNS, SELECT, Job, wait_for
 from .stage import ONE_HOST, Stage
 from ...spark.checkpoint import Checkpoint
 from ...spark.foreach_batch import exactly_once
@@ -69,8 +69,7 @@ def dual(
         .start()
     )
     try:
-        if not query.awaitTermination(seconds):  # type: ignore[arg-type]  # or a float
-            raise TimeoutError(f"the query was not done after {seconds} s")
+        wait_for(query, seconds)
     finally:
         query.stop()
     return {}
