@@ -8,6 +8,7 @@ __all__ = ['Token', 'new_token', 'parse_token', 'Names', 'Name', 'parse_name', '
 # %% ../../nbs/protocol/02_names.ipynb #c002
 import os
 import re
+import threading
 import uuid
 from dataclasses import dataclass
 
@@ -38,49 +39,61 @@ def parse_token(text: str) -> Token:
     return Token(int(batch_id), int(attempt), random)
 
 # %% ../../nbs/protocol/02_names.ipynb #c010
-class Names:
-    """The transactional ids of this worker process. Never returns one twice within a batch, nor one
-    that was retired.
-    """
+_QUERIES = 1000  # whose counters a process keeps
 
-    _process: str
-    _batch: tuple | None
-    _counter: int
-    _retired: set[str]
+
+class _Process:
+    """A process: its part of the names, a counter for each query, and what is retired."""
 
     def __init__(self) -> None:
-        self._pid: int | None = None
+        self.pid = os.getpid()
+        self.label = uuid.uuid4().hex[:8]
+        # by query, token and parity: the newest batch and its next number
+        self.counters: dict[tuple, tuple[int, int]] = {}
+        self.retired: set[str] = set()
+        self.lock = threading.Lock()
+
+    def count(self, query_id: str, token: Token, batch_id: int) -> int:
+        """The next number for this batch. It goes back to 0 at a later batch only."""
+        batch = query_id, token, batch_id % 2
+        newest, number = self.counters.get(batch, (batch_id, 0))
+        if batch_id > newest:
+            newest, number = batch_id, 0
+        self.counters[batch] = newest, number + 1
+        return number
+
+
+class Names:
+    """The transactional ids of this worker process. Never returns one twice within a batch, nor one
+    that was retired, whatever other queries and threads ask for in between.
+    """
+
+    def __init__(self) -> None:
+        self._mine = _Process()
+
+    def __reduce__(self) -> tuple:
+        return Names, ()  # a copy elsewhere has names of its own
 
     def next(self, prefix: str, query_id: str, token: Token, batch_id: int) -> str:
         """A name for one more transaction of this batch, under this claim."""
-        self._begin_process()
-        batch = (query_id, token, batch_id)
-        if batch != self._batch:
-            self._batch = batch
-            self._counter = 0
-        while True:
-            name = self._name(prefix, *batch)
-            self._counter += 1
-            if name not in self._retired:
-                return name
+        mine = self._process()
+        with mine.lock:
+            while True:
+                count = mine.count(query_id, token, batch_id)
+                name = f"{prefix}-{query_id}-{token}-{mine.label}-{count}-{batch_id % 2}"
+                if name not in mine.retired:
+                    return name
 
     def retire(self, transactional_id: str) -> None:
         """Never use this name again: an answer was unclear, or its epoch is close to the end."""
-        self._retired.add(transactional_id)
+        self._mine.retired.add(transactional_id)
 
-    def _begin_process(self) -> None:
-        """Start afresh at the first use, and at the first use after a fork."""
-        if self._pid == os.getpid():
-            return
-        self._pid = os.getpid()
-        self._process = uuid.uuid4().hex[:8]
-        self._batch = None
-        self._counter = 0
-        self._retired = set()
-
-    def _name(self, prefix: str, query_id: str, token: Token, batch_id: int) -> str:
-        parity = batch_id % 2
-        return f"{prefix}-{query_id}-{token}-{self._process}-{self._counter}-{parity}"
+    def _process(self) -> _Process:
+        """A fork and a full table begin afresh, with another label: so no name comes back."""
+        mine = self._mine
+        if mine.pid != os.getpid() or len(mine.counters) > 2 * _QUERIES:
+            mine = self._mine = _Process()
+        return mine
 
 # %% ../../nbs/protocol/02_names.ipynb #c008
 # prefix-query-token-process-counter-parity
