@@ -227,6 +227,14 @@ def no_id_is_used_twice_within_a_batch(at):
 
 
 @required
+def the_tasks_of_two_queries_take_turns_and_keep_their_transactions(at):
+    one, two = a_plan(), a_plan()
+    cs = [precommit_rows(at, *made) for made in ((one, "a"), (two, "b"), (one, "c"), (two, "d"))]
+    assert [ask(at.store.commit, c) for c in cs] == [DONE] * 4
+    assert at.seen() == ["a", "b", "c", "d"]
+
+
+@required
 def a_reused_id_aborts_its_open_transaction_and_the_old_committable_is_refused(at):
     plan = a_plan()
     old = precommit_rows(at, plan, "old")
