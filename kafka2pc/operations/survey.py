@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALIVE', 'Layout', 'OpenProducer', 'Survey', 'FoundTransaction', 'find_transactions', 'find_prefix',
-           'prefix_in_cluster', 'log_prefixes', 'find_hanging']
+           'prefix_in_cluster', 'find_prefixes', 'log_prefixes', 'find_hanging']
 
 # %% ../../nbs/operations/03_survey.ipynb #c002
 import time
@@ -225,15 +225,15 @@ def _outcomes(query: Query) -> _Outcomes:
 
 def find_transactions(
     survey: Survey,
-    prefix: str = "kafka2pc",
+    prefixes: tuple[str, ...] = ("kafka2pc",),
     query: Query | None = None,
     states: Iterable[str] = ("Ongoing",),
 ) -> list[FoundTransaction]:
-    """The transactions whose id begins with `prefix`, oldest first. `query`: mark which of its own
-    are decided and fenced. `states`: only these; none: all. Raises `BrokerUnreachable`.
+    """The transactions whose id begins with one of `prefixes`, oldest first. `query`: mark which of
+    its own are decided and fenced. `states`: only these; none: all. Raises `BrokerUnreachable`.
     """
-    ids = [t.transactional_id for t in list_transactions(survey, prefix, states)]
-    described = describe_transactions(survey, ids) if ids else {}
+    ids = {t.transactional_id for p in prefixes for t in list_transactions(survey, p, states)}
+    described = describe_transactions(survey, sorted(ids)) if ids else {}
     now_ms = time.time() * 1000
     outcomes = _outcomes(query) if query else None
     found = [_found(d, now_ms, outcomes) for d in described.values()]
@@ -265,6 +265,12 @@ def prefix_in_cluster(cluster: Cluster, query: Query) -> str:
 def _prefix_among(ids: Iterable[str], query: Query) -> str:
     names = map(parse_name, ids)
     return next((n.prefix for n in names if n and n.query_id == query.query_id), "kafka2pc")
+
+
+def find_prefixes(cluster: Cluster, query: Query | None) -> tuple[str, ...]:
+    """Every prefix under which the query may have open transactions. Raises what the log raises."""
+    recorded = log_prefixes(query.log) if query else set()
+    return tuple(sorted({find_prefix(cluster, query), *recorded}))
 
 
 def log_prefixes(log: DecisionLog) -> set[str]:

@@ -12,7 +12,7 @@ from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import operate, plan_restore, restore
-from kafka2pc.operations.survey import Survey, find_prefix
+from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_transactions
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
@@ -297,6 +297,8 @@ def test_a_query_that_has_changed_its_prefix_is_found_under_both(rows, dead):
     ids = {m.committables[0].transactional_id for m in (*straggler, *late)}
     with Survey(dead.conf) as survey:
         assert find_prefix(survey, dead.query) == new
+        listed = find_transactions(survey, find_prefixes(survey, dead.query), dead.query)
+        assert {f.transactional_id for f in listed} == ids
     found = finding_of(
         dead.doctor(prefix=None), "leftovers", f"4 open transactions of query {dead.id}"
     )

@@ -101,13 +101,13 @@ class DeadQuery:
     def open(self):
         """Its open transactions, oldest first."""
         with Survey(self.conf) as survey:
-            return find_transactions(survey, self.prefix, self.query)
+            return find_transactions(survey, (self.prefix,), self.query)
 
     def close(self):
         """Leave nothing open on the shared broker."""
         if self.kafka.started and not self.kafka.down:
             with Survey(self.conf) as survey:
-                for t in find_transactions(survey, self.prefix):
+                for t in find_transactions(survey, (self.prefix,)):
                     end_txn(survey, *t.exact, commit=False)
         for participant in self.opened:
             participant.close()

@@ -50,18 +50,15 @@ def list_transactions(
     with plainly("spark"):
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.query import open_query
-        from kafka2pc.operations.survey import Survey, find_prefix, find_transactions
+        from kafka2pc.operations.survey import Survey, find_prefixes, find_transactions
 
         conf = Access(servers, config).conf()
         query = None
         if checkpoint:
             query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix)
         with Survey(conf) as survey:
-            if every:
-                prefix = ""
-            else:
-                prefix = prefix or find_prefix(survey, query)
-            rows = find_transactions(survey, prefix, query)
+            given = ("",) if every else (prefix,) if prefix else None
+            rows = find_transactions(survey, given or find_prefixes(survey, query), query)
         show_rows(rows, _COLUMNS, as_json, "Nothing is open.")
 
 
@@ -93,7 +90,7 @@ def describe(
         conf = Access(servers, config).conf()
         query = open_query(checkpoint, decision_log, conf=conf) if checkpoint else None
         with Survey(conf) as survey:
-            rows = find_transactions(survey, transactional_id, query, ())
+            rows = find_transactions(survey, (transactional_id,), query, ())
         rows = [f for f in rows if f.transactional_id == transactional_id]
         if as_json:
             typer.echo(json.dumps([asdict(f) for f in rows], indent=1))

@@ -118,7 +118,7 @@ def doctor(
     newest, findings = _check_log(query)
     with Survey(conf) as survey:
         prefix = prefix or _find_prefix(survey, query)
-        transactions = find_transactions(survey, prefix)
+        transactions = find_transactions(survey, (prefix,))
         findings = findings or _check_empty_log(query, transactions)
         exam = Examination(
             access=access,

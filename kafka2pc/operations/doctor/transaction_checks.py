@@ -90,7 +90,7 @@ def check_readers(exam: Examination) -> Iterator[Finding]:
     if not late:
         return
     holders = exam.survey.open_producers([p for p in layout if (p.topic, p.partition) in late])
-    found = find_transactions(exam.survey, "", exam.query, ALIVE) if holders else ()
+    found = find_transactions(exam.survey, ("",), exam.query, ALIVE) if holders else ()
     known = {f.producer_id: f for f in found}
     for topic in sorted({topic for topic, _ in late}):
         gaps = [f"{t}-{p} at {stable[t, p]} of {end[t, p]}" for t, p in late if t == topic]
@@ -183,12 +183,11 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
     )
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c120
-def _former_ids(exam: Examination) -> list[str]:
-    """How the transactional ids of the query begin under a former prefix."""
+def _starts(exam: Examination) -> list[str]:
+    """How the transactional ids of the query begin, also under a former prefix."""
     if not exam.query:
         return []
-    former = [p for p in log_prefixes(exam.query.log) if not p.startswith(exam.prefix)]
-    return [f"{prefix}-{exam.query.query_id}-" for prefix in sorted(former)]
+    return [f"{prefix}-{exam.query.query_id}-" for prefix in log_prefixes(exam.query.log)]
 
 
 def check_leftovers(exam: Examination) -> Iterator[Finding]:
@@ -197,8 +196,7 @@ def check_leftovers(exam: Examination) -> Iterator[Finding]:
     """
     found = [
         f
-        for start in (exam.prefix, *_former_ids(exam))
-        for f in find_transactions(exam.survey, start, exam.query)
+        for f in find_transactions(exam.survey, (exam.prefix, *_starts(exam)), exam.query)
         if f.query_id and not f.decided and (f.fenced or f.age_ms >= exam.older_ms)
     ]
     for query_id in sorted({f.query_id for f in found if f.query_id}):
