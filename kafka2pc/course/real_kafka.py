@@ -78,4 +78,4 @@ def spell(cs: Sequence[Committable]) -> str:
 
 
 def _place(p: PartitionRange) -> str:
-    return f"{p.topic}-{p.partition} [{p.first_offset}..{p.last_offset}] x {p.records}"
+    return f"{p.topic}-{p.partition}: {p.records} at offsets {p.first_offset} to {p.last_offset}"

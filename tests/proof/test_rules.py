@@ -497,7 +497,8 @@ def test_a_decided_transaction_that_is_lost_is_named_and_the_query_stops(store, 
             f" {lost.state.epoch}): {ROWS // TASKS} records" in e.what
         )
         assert all(
-            f"{p.topic}-{p.partition} [{p.first_offset}..{p.last_offset}] x {p.records}" in e.what
+            f"{p.topic}-{p.partition}: {p.records} at offsets {p.first_offset} to {p.last_offset}"
+            in e.what
             for p in lost.partitions
         )
         assert (

@@ -17,7 +17,7 @@ from ..messages import Committable, PartitionRange
 # %% ../../../nbs/protocol/rare/02_loss.ipynb #c005
 def _spell(c: Committable) -> str:
     """A transaction with all that is needed to find its rows again."""
-    ranges = [f"{p.topic}-{p.partition} {_offsets(p)} x {p.records}" for p in c.partitions]
+    ranges = [f"{p.topic}-{p.partition}: {p.records} at {_offsets(p)}" for p in c.partitions]
     return (
         f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch}):"
         f" {c.records} records in {', '.join(ranges)}"
@@ -25,7 +25,8 @@ def _spell(c: Committable) -> str:
 
 
 def _offsets(p: PartitionRange) -> str:
-    return f"[{p.first_offset}..{p.last_offset}]" if p.first_offset >= 0 else "[offsets unknown]"
+    known = p.first_offset >= 0
+    return f"offsets {p.first_offset} to {p.last_offset}" if known else "unknown offsets"
 
 # %% ../../../nbs/protocol/rare/02_loss.ipynb #c006
 def report_loss(driver: Driver, decision: Decision, lost: Sequence[Committable]) -> None:
