@@ -56,8 +56,9 @@ def _sweep_below(driver: Driver, claimed: Decision) -> None:
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c064
 def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:
+    """Has our run decided the batch before, and has no other claimed this one since?"""
     before = commit_of(seen, batch_id - 1)
-    return before is not None and before.token == mine
+    return before is not None and before.token == mine and not next_attempt(seen, batch_id)
 
 
 def _plan(
