@@ -140,12 +140,13 @@ class KafkaClient:
 
     def store_id(self) -> str:
         """The id of the cluster, which each decision records, the first one before anything is
-        written. Without a `cluster_id` from `check`, every broker is asked for its version, once in
-        each process: raises `TooOld` for one before Kafka 3.6.
+        written. The brokers are asked each time: another cluster may have their address by now.
+        Without a `cluster_id` from `check`, every broker is asked for its version, too, once in
+        each process. Raises `TooOld` for one before Kafka 3.6, `BrokerUnreachable`.
         """
-        if self.cluster_id:
-            return self.cluster_id
-        check_brokers(self.cluster)
+        if not self.cluster_id:
+            check_brokers(self.cluster)
+        self.cluster.persist(self.cluster.nodes)
         return self.cluster.cluster_id
 
     def traces(self, query_id: str) -> list[str]:

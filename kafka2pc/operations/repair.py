@@ -8,6 +8,7 @@ __all__ = ['describe_records', 'find_refusal', 'driver_of', 'operate', 'end_tran
 
 # %% ../../nbs/operations/04_repair.ipynb #c002
 import time
+import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Iterator, Mapping
@@ -128,7 +129,9 @@ def operate(
     """
     newest, last = newest_commit(query.log), newest_record(query.log)
     _check_stores(query, last)
-    participant = KafkaParticipant(dict(conf))
+    # a name of its own, and so a connection that no other thread shares: it is closed at the end
+    own = {"client.id": f"{conf.get('client.id', 'kafka2pc')}-{uuid.uuid4().hex[:8]}"}
+    participant = KafkaParticipant({**conf, **own})
     try:
         participant.prefix = prefix or find_prefix(participant.cluster, query)
         participant.cluster_id = participant.cluster.cluster_id

@@ -143,19 +143,25 @@ _WRITTEN = Kept()
 # the call that has raised, and whose batch no later call has written: id of the decisions ->
 # (run of the query, batch)
 _FAILED = Kept()
+# do the calls of a run have names? id of the query -> (run of the query, yes or no)
+_NAMED = Kept()
 
 
 @contextmanager
 def only_call(running: RunningQuery | None, query_id: str | None = None) -> Iterator[None]:
     """The one call that writes the batch that runs; all that may fail belongs into it. `query_id`:
     that of the decisions, if they are kept under a name. Raises `BadOption` if a call before it, in
-    the same run of the query, has written the batch, or has raised for an earlier batch. Neither is
-    noticed where Spark does not say which run it is (over Connect with a `name` and without a
-    checkpoint).
+    the same run of the query, has written the batch, or has raised for an earlier batch, or if one
+    of the two has a name and the other has none. None of this is noticed where Spark does not say
+    which run it is (over Connect with a `name` and without a checkpoint).
     """
     if not (running and running.run_id):
         yield
         return
+    named = running.run_id, query_id is not None
+    if _NAMED.get(running.query_id, named) == (running.run_id, query_id is None):
+        raise _mixed_calls(running.batch_id)
+    _NAMED[running.query_id] = named
     query_id, batch_id = query_id or running.query_id, running.batch_id
     run_id, failed = _FAILED.get(query_id, ("", batch_id))
     if run_id == running.run_id and failed < batch_id:
@@ -182,6 +188,18 @@ def _passed_over(failed: int, batch_id: int) -> BadOption:
             f" the batch. Look for the rows of batch {failed}, write again what is missing, and"
             " start the query again."
         ),
+    )
+
+
+def _mixed_calls(batch_id: int) -> BadOption:
+    return BadOption(
+        f"batch {batch_id} was passed on with a name and without one",
+        why=(
+            "Decisions without a name are in the checkpoint. There they show that a call whose"
+            " name is new has run without it before."
+        ),
+        risk="No. Nothing of this call was touched.",
+        action="Give each call a new name= and a decisionLog, and begin with a new checkpoint.",
     )
 
 

@@ -198,6 +198,25 @@ def test_pickled_it_carries_settings_and_no_connection(kafka, topic):
         participant.close()
 
 
+class Replaced:
+    """The connection to an address where another cluster is found at the next question."""
+
+    cluster_id = "first"
+
+    def persist(self, call):
+        return call()
+
+    def nodes(self):
+        self.cluster_id = "second"
+
+
+def test_a_cluster_that_was_replaced_at_its_address_is_noticed(monkeypatch):
+    cluster = Replaced()
+    monkeypatch.setattr(client_module, "shared_cluster", lambda conf: cluster)
+    store = KafkaParticipant({"bootstrap.servers": "nowhere:1"}, cluster_id="first")
+    assert store.store_id() == "second"
+
+
 @pytest.mark.kafka
 def test_after_a_fork_the_child_opens_its_own_connections(store):
     store.cluster  # noqa: B018  (opens the parent's)

@@ -9,6 +9,7 @@ from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_f
 from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import operate, plan_restore, restore
@@ -277,6 +278,13 @@ def test_an_empty_log_never_counts_as_nothing_decided(dead, tmp_path):
     assert dead.seen() == ROWS
     said, status = typed(f"kafka2pc adopt {place} {there[0]} {there[1]}")
     assert status == 0 and "nothing has changed" in said
+
+
+def test_a_restore_closes_no_connection_of_the_process(dead):
+    shared = KafkaParticipant(dead.conf).cluster
+    with operate(dead.conf, dead.query):
+        pass
+    assert shared.nodes()
 
 
 def renamed(dead, prefix):

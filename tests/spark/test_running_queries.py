@@ -4,16 +4,25 @@ looked into the checkpoint for a name, which batch is written, and which call ha
 
 import json
 import uuid
+from dataclasses import replace
 from itertools import product
 
 import pytest
+from driver_steps import orders_driver, write
 
+from kafka2pc.backends.kept import Kept
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, MovedLog, StoreUnreachable
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.spark import foreach_batch
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import exactly_once
 from kafka2pc.spark.running_query import RunningQuery
+from kafka2pc.spark.sink import opening
+from kafka2pc.spark.sink.opening import check_beside, plan_batch
 
 
 class Frame:
@@ -109,6 +118,67 @@ def test_a_run_looks_into_the_checkpoint_for_a_name_once(query, monkeypatch):
     for batch_id in range(3):
         query.call(named, batch_id)
     assert len(looked) == 1
+
+
+def test_each_name_is_checked_where_all_decisions_have_one_place(query):
+    """As in a topic. The first name has decided the batch; the second one is new."""
+    query.call(query.writer(), 0)
+    place, first = Checkpoint(str(query.folder)), MemoryLog()
+    driver = Driver(query_id=query.id, log=first, participants={"memory": MemoryParticipant()})
+    write(driver, 0)
+    check_beside(place, query.id, first, "run 2")
+    with pytest.raises(MovedLog):
+        check_beside(place, str(uuid.uuid4()), MemoryLog(), "run 2")
+
+
+@pytest.mark.parametrize("order", [("orders", None), (None, "orders")])
+def test_calls_with_and_without_a_name_are_not_mixed(query, order):
+    log = {None: {}, "orders": {"decisionLog": query.decisions}}
+    first, second = [query.writer(name, **log[name]) for name in order]
+    query.call(first, 0)
+    with pytest.raises(BadOption, match="batch 0 was passed on with a name and without one"):
+        query.call(second, 0)
+    query.run = "run 2"
+    query.call(first, 0)
+
+
+# -- what a process remembers of its plans --
+
+
+@pytest.fixture
+def orders(tmp_path):
+    return orders_driver(tmp_path, MemoryParticipant())
+
+
+def run_batch(driver, batch_id):
+    plan = plan_batch(driver, batch_id, "")
+    commit(driver, [precommit(driver.participants.values(), plan, iter([["row"]]))], batch_id)
+    return plan
+
+
+def test_a_planner_that_missed_a_claim_does_not_plan_over_it(orders, monkeypatch):
+    """Python workers take turns as planners; the query was stopped and started again between."""
+    first, second = Kept(), Kept()
+    monkeypatch.setattr(opening, "_RUNS", first)
+    run_batch(orders, 5)
+    monkeypatch.setattr(opening, "_RUNS", second)
+    plan_batch(orders, 6, "")
+    monkeypatch.setattr(opening, "_RUNS", first)
+    run_batch(orders, 6)
+    assert run_batch(orders, 7).attempt == 0
+
+
+@pytest.mark.parametrize("change", ["prefix", "participants"])
+def test_a_query_that_has_changed_claims_in_the_same_process(orders, change):
+    """The claim records what is new, so a later start finds what is open there."""
+    both = orders.participants | {"second": MemoryParticipant("second")}
+    changed = {
+        "prefix": replace(orders, about=replace(orders.about, prefix="new")),
+        "participants": replace(orders, participants=both),
+    }[change]
+    run_batch(orders, 0)
+    drivers = orders, changed, changed
+    assert [run_batch(d, n).attempt for n, d in enumerate(drivers, 1)] == [0, 1, 0]
 
 
 # -- an error that the user's function catches --

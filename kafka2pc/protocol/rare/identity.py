@@ -49,10 +49,11 @@ def check_record(driver: Driver, record: Decision) -> None:
         )
     kept = dict(record.stores)
     for name, p in driver.participants.items():
-        if kept.get(name, p.store_id()) != p.store_id():
+        connected_to = p.store_id()
+        if kept.get(name, connected_to) != connected_to:
             raise WrongCluster(
                 f"query {driver.query_id}: its decisions are about {name} {kept[name]}, the sink is"
-                f" connected to {p.store_id()}"
+                f" connected to {connected_to}"
             )
     check_place(driver, record.identity or Identity())  # an older version kept none
 

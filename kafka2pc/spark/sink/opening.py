@@ -37,21 +37,24 @@ from .options import SinkOptions
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c011
 _LOG = logging.getLogger("kafka2pc")
-# what this process has planned: query id -> (its token, its last batch)
+# what this process has planned: query id, what it is about, its participants -> (its token, its
+# last batch)
 _RUNS = Kept()
 
 
 def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
     """Run the restore phase and plan a batch. The token of this process is used again unless the
-    process has planned this batch before. Raises what the restore phase raises.
+    process has planned this batch before, or the query has another prefix, topic, log or list of
+    participants now: then a claim records them. Raises what the restore phase raises.
     """
-    token, last_batch = _RUNS.get(driver.query_id, (None, -1))
+    run = driver.query_id, driver.identity(), tuple(driver.participants)
+    token, last_batch = _RUNS.get(run, (None, -1))
     plan = restore_and_plan(
         driver, batch_id, offsets_hash=offsets_hash, mine=token if last_batch < batch_id else None
     )
     # a batch that is only drained was claimed by another run
     own_token = plan.token if plan.mode is Mode.WRITE else None
-    _RUNS[driver.query_id] = (own_token, batch_id)
+    _RUNS[run] = (own_token, batch_id)
     _LOG.info(
         "query %s batch %s: %s as attempt %s of %s",
         driver.query_id,
@@ -191,7 +194,7 @@ def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog, run_id
     run of the query, the checkpoint is asked once. `run_id`: which run, or which batch if the run
     is not known.
     """
-    asked = log.place, run_id
+    asked = log.place, query_id, run_id
     if _BESIDE.get(checkpoint.location) == asked:
         return
     inside = checkpoint.decided_slots()[-1:]
