@@ -353,7 +353,7 @@ def exactly_once(
     every new checkpoint a new name, and keep the name while the checkpoint lasts: it is not noticed
     if the name is changed or taken away (a batch in flight is then written twice, and its open
     transactions stay), if the checkpoint is copied or turned back by one batch, or if another query
-    uses the name.
+    uses the name. If your function makes several such calls, each needs a name of its own.
 
     Raises `BadOption` for options and arguments that cannot work together.
     """
