@@ -13,7 +13,7 @@ from ..log.questions import commit_of, later_batch, later_claim, newest_commit
 from ..log.slots import Listing
 from ..messages import Mode, Plan
 from ..names import Token
-from .claim import claim, next_attempt
+from .claim import claim, claims_in_a_row, next_attempt
 from .finish import finish
 from .sweep import sweep, sweep_former
 from ..rare.claims import remove_old_claims
@@ -36,7 +36,7 @@ def restore(
             return _drain(driver, decided, offsets_hash)
         if mine and _is_next_in_line(seen, batch_id, mine):
             return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
-        if driver.policy.pause_before_claim(next_attempt(seen, batch_id)):
+        if driver.policy.pause_before_claim(claims_in_a_row(seen, batch_id)):
             return restore(without_pause(driver), batch_id, offsets_hash=offsets_hash, mine=mine)
         claimed = claim(driver, batch_id, seen)
         if claimed.commit:

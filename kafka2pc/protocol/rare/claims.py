@@ -54,20 +54,21 @@ def _last_of_each_prefix(driver: Driver, claims: Sequence[Decision]) -> set[Slot
 
 # %% ../../../nbs/protocol/rare/04_claims.ipynb #c007
 def back_off(
-    attempt: int, free: int = 4, longest_s: float = 120, sleep: Callable[[float], None] = time.sleep
+    claims: int, free: int = 4, longest_s: float = 120, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
     """The first claims of a batch (`free`) are made at once. Before each one more, wait a random
     time that doubles with their number: where two supervisors restart the same query, each run
     takes the batch from the other, until one of them waits for longer than the batch takes. True:
-    it has waited.
+    it has waited. `claims`: see `claims_in_a_row`.
     """
-    if attempt < free:
+    if claims < free:
         return False
-    seconds = random.uniform(0, min(longest_s, 2.0 ** (attempt - free)))
+    seconds = random.uniform(0, min(longest_s, 2.0 ** (claims - free)))
     _LOG.warning(
-        "this batch was claimed %s times and is not decided: waiting %.1f s. Does another run of"
-        " this query restart again and again?",
-        attempt,
+        "the last %s starts claimed this batch and did not finish it: waiting %.1f s. If they were"
+        " stopped, killed or failed, look at their errors; otherwise another run of this query"
+        " starts again and again",
+        claims,
         seconds,
     )
     sleep(seconds)
