@@ -35,7 +35,10 @@ class TwoPhaseError(Exception):
 
 # %% ../../nbs/protocol/06_errors.ipynb #c006
 NOTHING_WRITTEN = "No. Nothing was written."
-REPLAYED = "No. Nothing of this attempt becomes visible; Spark replays the batch."
+REPLAYED = (
+    "No. Nothing of this attempt becomes visible. A stream replays the batch; a batch job has to be"
+    " run again."
+)
 UNTOUCHED = "No. Nothing was touched."
 DECIDED = (
     "Not yet. The batch is decided, and a restart commits it; its rows are lost only if the"
@@ -224,7 +227,10 @@ class Superseded(TwoPhaseError):
 
     why = "Another run of this query has won the batch."
     risk = "No. The other run commits or replays the batch."
-    action = "Make sure that only one query uses this checkpoint; if one does, do nothing."
+    action = (
+        "Make sure that only one query uses this checkpoint; if one does, do nothing. A batch job:"
+        " run it again; it writes nothing if the other run has."
+    )
 
 
 class OutcomeUnknown(TwoPhaseError):

@@ -27,7 +27,13 @@ from kafka2pc.kafka.records.checks import (
 )
 from ..wire.error_codes import GRANT_WRITE_ON_ID, login_refused
 from ..wire.transactions import check_epoch
-from .deliveries import Reports, check_acknowledged, delivery_error, record_size
+from kafka2pc.kafka.write.deliveries import (
+    Reports,
+    check_acknowledged,
+    client_failed,
+    delivery_error,
+    record_size,
+)
 from .settings import open_producer, producer_conf, transaction_conf
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -149,7 +155,7 @@ class RowWriter:
         try:
             self._opened().poll(seconds)
         except KafkaException as e:
-            raise PrecommitFailed(f"{self.label}: {e.args[0].str()}") from None
+            raise client_failed(self.label, e.args[0]) from None
 
     def _wait_for_deliveries(self, seconds: float) -> None:
         """Wait for every record. By `poll`: the client's own `flush` would call back with a fatal
