@@ -160,7 +160,7 @@ def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(
 ):
     broker = Dice(seed, partitions, forgets)
     sender = Sender(broker, "dice", PreparedTxnState(1, 0), delivery_ms=60_000)
-    assert sender.leaders("t") == partitions
+    assert sender.leaders(["t"])["t"] == partitions
     sent = {p: 0 for p in range(partitions)}
     for n, count in enumerate(counts):
         sender.put(Section("t", n % partitions, count, 0, 0, pa.py_buffer(b"")))
@@ -258,7 +258,7 @@ def test_batches_that_are_too_large_are_split_and_nothing_is_overtaken(seed, chu
     """Any record fits alone, and the batches of a chunk may be ten times too large."""
     broker = Dice(seed, 2, most=250)
     sender = Sender(broker, "narrow", PreparedTxnState(1, 0), codec=codec, delivery_ms=60_000)
-    sender.leaders("t")
+    sender.leaders(["t"])
     sent = {0: [], 1: []}
     for n, sizes in enumerate(chunks):
         rows = rows_of(pa.RecordBatch.from_pydict({"value": [random.randbytes(s) for s in sizes]}))
@@ -282,7 +282,7 @@ def test_a_row_that_is_too_large_for_its_topic_is_named():
     broker = Dice(0, 1, most=250)
     broker.dice.choice = lambda fates: "good"
     sender = Sender(broker, "narrow", PreparedTxnState(1, 0), delivery_ms=60_000)
-    sender.leaders("t")
+    sender.leaders(["t"])
     rows = rows_of(pa.RecordBatch.from_pydict({"value": ["a", "x" * 300, "b"]}))
     for section in sections(rows, np.zeros(3, int), "t", 1 << 20):
         sender.put(section)
@@ -297,7 +297,7 @@ def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
     broker = Dice(0, 1)
     broker.send = lambda *_: Future()
     sender = Sender(broker, "silent", PreparedTxnState(1, 0), delivery_ms=200)
-    sender.leaders("t")
+    sender.leaders(["t"])
     sender.put(Section("t", 0, 7, 0, 0, pa.py_buffer(b"")))
     with pytest.raises(PrecommitFailed, match="7 of t-0.*200 ms"):
         sender.flush()
@@ -308,7 +308,7 @@ def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_t
     broker.dice.choice = lambda fates: "good"
     sender = Sender(broker, "slow rows", PreparedTxnState(1, 0), delivery_ms=1000)
     with patch.object(time, "monotonic", lambda: clock[0]):
-        sender.leaders("t")
+        sender.leaders(["t"])
         sender._stepped = 0.0
         for _ in range(4):
             sender.put(Section("t", 0, 5, 0, 0, pa.py_buffer(b"")))
@@ -328,7 +328,7 @@ def test_a_partition_that_was_not_tried_is_not_the_cause(monkeypatch, codes, err
     answers = [{("t", p): codes[p] for p in range(2)}, {}]
     monkeypatch.setattr(sender_module, "add_partitions", lambda *_: answers[0])
     sender = Sender(broker, "protocol 1", PreparedTxnState(1, 0), implicit_add=False)
-    sender.leaders("t")
+    sender.leaders(["t"])
     for p in range(2):
         sender.lanes["t", p] = Lane("t", p, added=False)
     for p in range(2):
@@ -654,7 +654,7 @@ def test_what_a_batch_costs_does_not_depend_on_the_number_of_partitions(monkeypa
         sizes.append(len(request.topic_data[0].partition_data)) or send(request, node, within_ms)
     )
     sender = Sender(broker, "wide", PreparedTxnState(1, 0), delivery_ms=60_000)
-    sender.leaders("t")
+    sender.leaders(["t"])
     for _ in range(3):
         for p in range(1000):
             sender.put(Section("t", p, 1, 0, 0, pa.py_buffer(b"")))

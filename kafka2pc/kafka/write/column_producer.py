@@ -35,22 +35,18 @@ from ...protocol.participant import TransactionBase
 from ...protocol.states import IllegalStep, TxnState
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c024
-def _count_partitions(
+def _wait_for_topic(
     sender: Sender, label: str, topic: str, known_s: float = 2, created_s: float = NEW_TOPIC_S
 ) -> int:
-    """A topic that is missing is created, if the brokers do so. A new one may need a moment until
-    all brokers know it: `known_s`, or `created_s` if they create it.
+    """The partitions of a topic that was missing: it is created, if the brokers do so. A new one
+    may need a moment until all brokers know it: `known_s`, or `created_s` if they create it.
     """
-    partitions = sender.leaders(topic)
-    if partitions:
-        return partitions
     end = time.monotonic() + (created_s if sender.create(topic) else known_s)
-    while not partitions:
+    while not (partitions := sender.leaders([topic])[topic]):
         if time.monotonic() > end:
             unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
             raise delivery_error(label, {(topic, -1): (unknown, 1, 0)})
         time.sleep(0.1)
-        partitions = sender.leaders(topic)
     return partitions
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c028
@@ -190,7 +186,8 @@ class ColumnTransaction(TransactionBase):
         self.step("write")
         checked = rows_by_topic(batch, self.topic, self._settings["message.max.bytes"])
         # nothing of a batch is taken before each of its rows has a place
-        placed = [(topic, rows, self._dealer(topic).place(rows)) for topic, rows in checked]
+        self._meet([topic for topic, _ in checked if topic not in self._dealers])
+        placed = [(topic, rows, self._dealers[topic].place(rows)) for topic, rows in checked]
         for topic, rows, partitions in placed:
             self._gathered[topic].add(rows, partitions)
         self._written += batch.num_rows
@@ -215,12 +212,15 @@ class ColumnTransaction(TransactionBase):
         most = self._settings["batch.size"]
         return min(most, self.cluster.batch_bytes.get(topic, most))
 
-    def _dealer(self, topic: str) -> Dealer:
-        if topic not in self._dealers:
-            partitions = _count_partitions(self._begun(), self.label, topic)
+    def _meet(self, topics: list[str]) -> None:
+        """A dealer for each of these new topics."""
+        if not topics:
+            return
+        found = self._begun().leaders(topics)
+        for topic in topics:
+            partitions = found[topic] or _wait_for_topic(self._begun(), self.label, topic)
             start = first_partition(*self.turn, partitions)
             self._dealers[topic] = Dealer(partitions, start, topic=topic)
-        return self._dealers[topic]
 
     def flush(self) -> None:
         """Wait until every record is acknowledged, at most as long as a delivery may take. Raises

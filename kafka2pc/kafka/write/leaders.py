@@ -7,6 +7,8 @@ __all__ = ['FIRST_PAUSE_S', 'LONGEST_PAUSE_S', 'ANSWER_MS', 'Where', 'Leaders']
 
 # %% ../../../nbs/kafka/write/04_leaders.ipynb #c002
 import time
+from collections import Counter
+from typing import Iterable
 
 # %% ../../../nbs/kafka/write/04_leaders.ipynb #c003
 from kafka.future import Future
@@ -32,13 +34,14 @@ class Leaders:
         self._not_before = 0.0
         self._pause_s = FIRST_PAUSE_S
 
-    def learn(self, topic: str) -> int:
-        """Ask who leads a topic, and wait. Returns the number of its partitions, 0 if there is no
-        such topic. Raises `NotAuthorized`, `BrokerUnreachable`.
+    def learn(self, topics: Iterable[str]) -> Counter[str]:
+        """Ask who leads the partitions of topics, all in one request, and wait. Returns the number
+        of partitions by topic, 0 if there is no such topic. Raises `NotAuthorized`,
+        `BrokerUnreachable`.
         """
-        found = find_leaders(self.cluster, [topic])
+        found = find_leaders(self.cluster, topics)
         self._nodes |= found
-        return len(found)
+        return Counter(topic for topic, _ in found)
 
     def create(self, topic: str) -> bool:
         """Ask the brokers to create a topic. Returns False if they create none. Raises

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Iterable
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c003
 from confluent_kafka import KafkaError
@@ -83,11 +83,9 @@ class Sender:
         """See `Leaders.create`."""
         return self._leaders.create(topic)
 
-    def leaders(self, topic: str) -> int:
-        """Ask which nodes lead a topic. Returns the number of its partitions, 0 if there is no such
-        topic. Raises `NotAuthorized`, `BrokerUnreachable`.
-        """
-        return self._leaders.learn(topic)
+    def leaders(self, topics: Iterable[str]) -> Counter[str]:
+        """See `Leaders.learn`."""
+        return self._leaders.learn(topics)
 
     def put(self, section: Section) -> None:
         """Take records, which `step` and `flush` send. Waits only when more than `BUFFER_BYTES` are
