@@ -47,6 +47,12 @@ class Kept(dict):
                 self[key] = make()
             return self[key]
 
+    def drop(self, key: Hashable) -> Any:
+        """Forget what is kept for `key`, and return it (None: nothing)."""
+        with self.lock_of(key):
+            self._locks.pop(key, None)
+            return self.pop(key, None)
+
     def first(self, key: Hashable) -> bool:
         """Is this the first time that this process asks about `key`?"""
         if key in self:

@@ -15,6 +15,7 @@ from .ids import ids_of_query, is_random
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
 from .wire.descriptions import DescribedTransaction, list_transactions
+from .wire.topics import topics_request
 from .wire.transactions import check_brokers
 from .write.row_producer import RowTransaction
 from .write.settings import other_partitioner
@@ -42,9 +43,7 @@ def shared_cluster(conf: dict) -> Cluster:
 
 def close_cluster(conf: dict) -> None:
     """Close the connection that this process shares."""
-    key = _key(conf)
-    with _CLUSTERS.lock_of(key):
-        cluster = _CLUSTERS.pop(key, None)
+    cluster = _CLUSTERS.drop(_key(conf))
     if cluster:
         cluster.close()
 
@@ -140,14 +139,21 @@ class KafkaClient:
 
     def store_id(self) -> str:
         """The id of the cluster, which each decision records, the first one before anything is
-        written. The brokers are asked each time: another cluster may have their address by now.
-        Without a `cluster_id` from `check`, every broker is asked for its version, too, once in
-        each process. Raises `TooOld` for one before Kafka 3.6, `BrokerUnreachable`.
+        written. Without a `cluster_id` from `check`, every broker is asked for its version, once in
+        each process: raises `TooOld` for one before Kafka 3.6.
         """
-        if not self.cluster_id:
-            check_brokers(self.cluster)
-        self.cluster.persist(self.cluster.nodes)
+        if self.cluster_id:
+            return self.cluster_id
+        check_brokers(self.cluster)
         return self.cluster.cluster_id
+
+    def look_again(self) -> None:
+        """Ask the brokers which cluster they are: another one may have their address since the
+        process has opened this. Raises `BrokerUnreachable`, `NotAuthorized`.
+        """
+        cluster = self.cluster
+        answer = cluster.persist(lambda: cluster.ask(topics_request(cluster, [])))
+        self.cluster_id = answer.cluster_id
 
     def traces(self, query_id: str) -> list[str]:
         """The transactional ids of this query that a coordinator knows, in any state: under any

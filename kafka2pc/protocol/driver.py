@@ -30,7 +30,7 @@ class Policy:
 
     each: Callable[[Callable, Iterable], list] = one_by_one  # `each(fn, items)` maps in order
     retry: Callable[[], Callable[[Callable[[], Outcome]], Outcome]] = lambda: lambda ask: ask()
-    pause_before_claim: Callable[[int], bool] = lambda attempt: False  # True: it has waited
+    pause_before_claim: Callable[[int], bool] = lambda claims: False  # True: it has waited
     margin_ms: int = 0  # must be left of each timeout before a decision
     keep_batches: int = 100  # old batches that the log keeps
     keep_claims: int = 8  # the last claims of a batch that the log keeps

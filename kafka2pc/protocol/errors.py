@@ -228,8 +228,8 @@ class Superseded(TwoPhaseError):
     why = "Another run of this query has won the batch."
     risk = "No. The other run commits or replays the batch."
     action = (
-        "Make sure that only one query uses this checkpoint; if one does, do nothing. A batch job:"
-        " run it again; it writes nothing if the other run has."
+        "Make sure that only one query uses this checkpoint; if one does, do nothing. Run a batch"
+        " job with a key or a name again: it writes nothing if the other run has."
     )
 
 

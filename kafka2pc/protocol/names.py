@@ -39,7 +39,7 @@ def parse_token(text: str) -> Token:
     return Token(int(batch_id), int(attempt), random)
 
 # %% ../../nbs/protocol/02_names.ipynb #c010
-_QUERIES = 1000  # whose counters a process keeps
+_CLAIMS = 1000  # for so many claims a process keeps counters
 
 
 class _Process:
@@ -91,7 +91,7 @@ class Names:
     def _process(self) -> _Process:
         """A fork and a full table begin afresh, with another label: so no name comes back."""
         mine = self._mine
-        if mine.pid != os.getpid() or len(mine.counters) > 2 * _QUERIES:
+        if mine.pid != os.getpid() or len(mine.counters) > 2 * _CLAIMS:
             mine = self._mine = _Process()
         return mine
 

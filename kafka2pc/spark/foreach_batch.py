@@ -145,7 +145,9 @@ class ExactlyOnce:
         checkpoint = self._checkpoint(running)
         if running is None and checkpoint and is_connect(df.sparkSession):
             running = connected_query(df, checkpoint, batch_id)
-        with only_call(running, None if self.name is None else query_id_of(self.name)):
+        named = None if self.name is None else query_id_of(self.name)
+        inside = named is None and self.log is None and self.options.decision_log is None
+        with only_call(running, named, inside=inside):
             self._write(df, batch_id, checkpoint, running)
 
     def _write(

@@ -143,25 +143,27 @@ _WRITTEN = Kept()
 # the call that has raised, and whose batch no later call has written: id of the decisions ->
 # (run of the query, batch)
 _FAILED = Kept()
-# do the calls of a run have names? id of the query -> (run of the query, yes or no)
-_NAMED = Kept()
+# are the decisions of a run in the checkpoint, or under names?
+# id of the query -> (run of the query, in the checkpoint)
+_INSIDE = Kept()
 
 
 @contextmanager
-def only_call(running: RunningQuery | None, query_id: str | None = None) -> Iterator[None]:
+def only_call(
+    running: RunningQuery | None, query_id: str | None = None, *, inside: bool = False
+) -> Iterator[None]:
     """The one call that writes the batch that runs; all that may fail belongs into it. `query_id`:
-    that of the decisions, if they are kept under a name. Raises `BadOption` if a call before it, in
-    the same run of the query, has written the batch, or has raised for an earlier batch, or if one
-    of the two has a name and the other has none. None of this is noticed where Spark does not say
-    which run it is (over Connect with a `name` and without a checkpoint).
+    that of the decisions, if they are kept under a name. `inside`: they are in the checkpoint.
+    Raises `BadOption` if a call before it, in the same run of the query, has written the batch, or
+    has raised for an earlier batch, or if one of the two has a name and the other is `inside`. None
+    of this is noticed where Spark does not say which run it is (over Connect with a `name` and
+    without a checkpoint).
     """
     if not (running and running.run_id):
         yield
         return
-    named = running.run_id, query_id is not None
-    if _NAMED.get(running.query_id, named) == (running.run_id, query_id is None):
-        raise _mixed_calls(running.batch_id)
-    _NAMED[running.query_id] = named
+    if inside or query_id:
+        _check_mixed(running, inside)
     query_id, batch_id = query_id or running.query_id, running.batch_id
     run_id, failed = _FAILED.get(query_id, ("", batch_id))
     if run_id == running.run_id and failed < batch_id:
@@ -189,6 +191,13 @@ def _passed_over(failed: int, batch_id: int) -> BadOption:
             " start the query again."
         ),
     )
+
+
+def _check_mixed(running: RunningQuery, inside: bool) -> None:
+    run_id, before = _INSIDE.get(running.query_id, (running.run_id, inside))
+    if run_id == running.run_id and before != inside:
+        raise _mixed_calls(running.batch_id)
+    _INSIDE[running.query_id] = running.run_id, inside
 
 
 def _mixed_calls(batch_id: int) -> BadOption:

@@ -52,6 +52,7 @@ from kafka2pc.kafka.write.deliveries import Reports
 from kafka2pc.kafka.write.row_producer import RowTransaction, RowWriter
 from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.kafka.write.settings import DELIVERY_MS
+from kafka2pc.local import broker as broker_module
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.checker import inconsistent_offsets
@@ -198,23 +199,19 @@ def test_pickled_it_carries_settings_and_no_connection(kafka, topic):
         participant.close()
 
 
-class Replaced:
-    """The connection to an address where another cluster is found at the next question."""
-
-    cluster_id = "first"
-
-    def persist(self, call):
-        return call()
-
-    def nodes(self):
-        self.cluster_id = "second"
-
-
+@pytest.mark.full
+@pytest.mark.kafka
 def test_a_cluster_that_was_replaced_at_its_address_is_noticed(monkeypatch):
-    cluster = Replaced()
-    monkeypatch.setattr(client_module, "shared_cluster", lambda conf: cluster)
-    store = KafkaParticipant({"bootstrap.servers": "nowhere:1"}, cluster_id="first")
-    assert store.store_id() == "second"
+    first = LocalKafka().start()
+    store = KafkaParticipant(first.client_conf, **asdict(check(first.client_conf)))
+    first.stop()
+    ports = [port for pair in first.ports for port in pair]
+    monkeypatch.setattr(broker_module, "free_ports", lambda count: ports[:count])
+    with LocalKafka() as second:
+        assert second.bootstrap_servers == first.bootstrap_servers
+        assert store.store_id() == first.cluster_id
+        store.look_again()
+        assert store.store_id() == second.cluster_id
 
 
 @pytest.mark.kafka

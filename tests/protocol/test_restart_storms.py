@@ -178,6 +178,19 @@ def test_the_shell_fences_no_run_with_a_claim_that_came_too_late():
         fence(driver)
 
 
+def test_a_fence_closes_what_is_planned_and_a_run_between_two_batches_claims_again():
+    driver = driver_of(MemoryLog())
+    planned = restore(driver, 0)
+    messages = prepared(driver, planned)
+    fence(driver)
+    with pytest.raises(Superseded):
+        decide(driver, planned, messages)
+    planned = restore(driver, 0)
+    commit(driver, prepared(driver, planned), 0)
+    fence(driver)
+    assert restore(driver, 1, mine=planned.token).attempt == 2
+
+
 def test_the_wait_before_a_claim_is_not_part_of_the_age_of_a_plan():
     """Before Kafka 3.8 the age of the plan alone says whether a transaction has time left: a wait
     would use it up.

@@ -142,6 +142,13 @@ def test_calls_with_and_without_a_name_are_not_mixed(query, order):
     query.call(first, 0)
 
 
+def test_calls_with_and_without_a_name_may_both_have_a_log_outside(query):
+    unnamed = query.writer(decisionLog=f"{query.decisions}-too")
+    for query.run, batch_id in (("run 1", 0), ("run 1", 1), ("run 2", 1)):
+        query.call(query.named(), batch_id)
+        query.call(unnamed, batch_id)
+
+
 # -- what a process remembers of its plans --
 
 

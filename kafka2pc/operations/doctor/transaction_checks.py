@@ -183,11 +183,12 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
     )
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c120
-def _starts(exam: Examination) -> list[str]:
-    """How the transactional ids of the query begin, also under a former prefix."""
+def _former_ids(exam: Examination) -> list[str]:
+    """How the transactional ids of the query begin under a former prefix."""
     if not exam.query:
         return []
-    return [f"{prefix}-{exam.query.query_id}-" for prefix in log_prefixes(exam.query.log)]
+    former = [p for p in log_prefixes(exam.query.log) if not p.startswith(exam.prefix)]
+    return [f"{prefix}-{exam.query.query_id}-" for prefix in former]
 
 
 def check_leftovers(exam: Examination) -> Iterator[Finding]:
@@ -196,7 +197,7 @@ def check_leftovers(exam: Examination) -> Iterator[Finding]:
     """
     found = [
         f
-        for f in find_transactions(exam.survey, (exam.prefix, *_starts(exam)), exam.query)
+        for f in find_transactions(exam.survey, (exam.prefix, *_former_ids(exam)), exam.query)
         if f.query_id and not f.decided and (f.fenced or f.age_ms >= exam.older_ms)
     ]
     for query_id in sorted({f.query_id for f in found if f.query_id}):

@@ -116,4 +116,4 @@ def _other_rows(driver: Driver, decided: Decision, offsets_hash: str) -> StaleCh
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c087
 def without_pause(driver: Driver) -> Driver:
     """The driver that has waited. It looks at everything again: what it saw before is old."""
-    return driver.within(pause_before_claim=lambda attempt: False)
+    return driver.within(pause_before_claim=lambda claims: False)

@@ -34,6 +34,7 @@ from ...protocol.rare.claims import back_off
 from ..checkpoint import Checkpoint, identity_of
 from .batch_line import BatchHistory
 from .options import SinkOptions
+from ...stores.shaped import Shaped
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c011
 _LOG = logging.getLogger("kafka2pc")
@@ -47,6 +48,8 @@ def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
     process has planned this batch before, or the query has another prefix, topic, log or list of
     participants now: then a claim records them. Raises what the restore phase raises.
     """
+    for store in driver.participants.values():
+        _look_again(store)
     run = driver.query_id, driver.identity(), tuple(driver.participants)
     token, last_batch = _RUNS.get(run, (None, -1))
     plan = restore_and_plan(
@@ -64,6 +67,13 @@ def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
         plan.token,
     )
     return plan
+
+
+def _look_again(store: Participant) -> None:
+    """A Kafka that this process has opened may be another one by now."""
+    inner = store.participant if isinstance(store, Shaped) else store
+    if isinstance(inner, KafkaParticipant):
+        inner.look_again()
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c042
 def make_driver(
@@ -163,13 +173,16 @@ def warn_once(options: SinkOptions) -> None:
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c007
 # decision logs that this process has opened, one for each query; one in all for the keys at a place
 _LOGS = Kept()
-# the log, and the run of the query, for which this process has last looked into a checkpoint
+# for which log, and in which run of the query, this process has last looked into a checkpoint: by
+# its location and the id of the decisions
 _BESIDE = Kept()
 
 
 def log_in(checkpoint: Checkpoint) -> DecisionLog:
     """The decision log inside a checkpoint, opened once in each process."""
-    _BESIDE.pop(checkpoint.location, None)
+    for place, query_id in list(_BESIDE):
+        if place == checkpoint.location:
+            _BESIDE.pop((place, query_id), None)
     return _LOGS.once(checkpoint.location, lambda: open_folder_log(checkpoint.log_place))
 
 
@@ -194,13 +207,13 @@ def check_beside(checkpoint: Checkpoint, query_id: str, log: DecisionLog, run_id
     run of the query, the checkpoint is asked once. `run_id`: which run, or which batch if the run
     is not known.
     """
-    asked = log.place, query_id, run_id
-    if _BESIDE.get(checkpoint.location) == asked:
+    who, asked = (checkpoint.location, query_id), (log.place, run_id)
+    if _BESIDE.get(who) == asked:
         return
     inside = checkpoint.decided_slots()[-1:]
     if inside and inside > log.slots()[-1:]:
         raise _left_inside(checkpoint, query_id, inside[0].batch_id, log.place)
-    _BESIDE[checkpoint.location] = asked
+    _BESIDE[who] = asked
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c050
 def _left_inside(checkpoint: Checkpoint, query_id: str, batch_id: int, place: str) -> MovedLog:
