@@ -41,7 +41,8 @@ def describe_records(c: Committable) -> str:
     """How many records a transaction holds, and in which partitions and offsets."""
     parts = []
     for p in c.partitions:
-        offsets = f" [{p.first_offset}..{p.last_offset}]" if p.first_offset >= 0 else ""
+        known = p.first_offset >= 0
+        offsets = f" at offsets {p.first_offset} to {p.last_offset}" if known else ""
         parts.append(f"{p.topic}-{p.partition}{offsets}")
     number = c.records or "an unknown number of"
     return f"{number} records in {', '.join(parts) or 'no partition'}"

@@ -66,7 +66,7 @@ def test_a_decided_batch_that_timed_out_is_reported_with_its_records(kafka, tmp_
         "decided-and-lost",
         "batch 0",
         "2 records in",
-        f"{dead.topic}-0 [0..1]",
+        f"{dead.topic}-0 at offsets 0 to 1",
         "YES: these records are lost",
     )
     assert found.level == "danger"
