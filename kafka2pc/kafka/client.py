@@ -149,8 +149,10 @@ class KafkaClient:
 
     def look_again(self) -> None:
         """Ask the brokers which cluster they are: another one may have their address since the
-        process has opened this. Raises `BrokerUnreachable`, `NotAuthorized`.
+        process has opened this. Raises what `store_id` raises, `BrokerUnreachable`,
+        `NotAuthorized`.
         """
+        self.store_id()
         cluster = self.cluster
         answer = cluster.persist(lambda: cluster.ask(topics_request(cluster, [])))
         self.cluster_id = answer.cluster_id

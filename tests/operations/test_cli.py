@@ -143,7 +143,9 @@ def test_tables_and_words_say_the_same(dead):
     assert first in listed and "yes" in listed
     assert "decided: ?" in typed(f"kafka2pc transactions describe {first}", **env)[0]
     assert "COMMIT" in typed(f"kafka2pc decisions list {place}", **env)[0]
-    assert f"{dead.topic}-0 at offsets 0 to 1" in typed(f"kafka2pc decisions show {place} 0", **env)[0]
+    assert (
+        f"{dead.topic}-0 at offsets 0 to 1" in typed(f"kafka2pc decisions show {place} 0", **env)[0]
+    )
     assert "DANGER  decided-and-open" in typed(f"kafka2pc doctor --checkpoint {place}", **env)[0]
     assert typed(f"kafka2pc decisions show {place} 7", **env)[1] == 1
     assert typed("kafka2pc transactions describe unused", **env)[1] == 1
