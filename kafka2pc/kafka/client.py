@@ -155,7 +155,10 @@ class KafkaClient:
         self.store_id()
         cluster = self.cluster
         answer = cluster.persist(lambda: cluster.ask(topics_request(cluster, [])))
-        self.cluster_id = answer.cluster_id
+        if answer.cluster_id != self.cluster_id:
+            # what the connection knows (versions, limits) is of the former cluster
+            self.close()
+            self.cluster_id = answer.cluster_id
 
     def traces(self, query_id: str) -> list[str]:
         """The transactional ids of this query that a coordinator knows, in any state: under any

@@ -210,8 +210,11 @@ def test_a_cluster_that_was_replaced_at_its_address_is_noticed(monkeypatch):
     with LocalKafka() as second:
         assert second.bootstrap_servers == first.bootstrap_servers
         assert store.store_id() == first.cluster_id
+        opened = store.cluster
         store.look_again()
         assert store.store_id() == second.cluster_id
+        assert store.cluster is not opened, "it knows the versions of the first cluster"
+        store.close()
 
 
 @pytest.mark.kafka
