@@ -1203,5 +1203,7 @@ def test_many_are_ended_through_more_connections_and_the_outcomes_keep_their_ord
     messages = [precommit([store], a_plan(), iter([chunk])) for _ in range(14)]
     cs = [c for m in messages for c in m.committables]
     assert store.abort(cs[6]) is DONE
+    # the coordinator answers "not yet" until all markers of the abort are written
+    assert ask(store.commit, cs[6]) is Outcome.REFUSED
     assert store.end_all("commit", cs) == [*[DONE] * 6, Outcome.REFUSED, *[DONE] * 7]
     assert len(opened) == (1 if refused else 3)
