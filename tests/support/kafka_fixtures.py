@@ -4,6 +4,7 @@ conftest.py imports the fixtures before every test, so each function imports wha
 """
 
 import time
+import uuid
 
 import pytest
 
@@ -126,3 +127,21 @@ def settled(cluster, transactional_id, state):
             return d.state, d.epoch - state.epoch
         time.sleep(0.01)
     raise AssertionError(f"{transactional_id} is still {d.state}")
+
+
+def back_at_work(kafka, within_s=150):
+    """Wait until a broker that was paused has registered again. The controller takes it for dead
+    until then, and finds no place for a topic.
+    """
+    from confluent_kafka import KafkaException
+
+    from kafka2pc.local.nodes import BrokerFailed
+
+    end = time.monotonic() + within_s
+    while True:
+        try:
+            return kafka.create_topic(f"back-{uuid.uuid4().hex}")
+        except (KafkaException, BrokerFailed):
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
