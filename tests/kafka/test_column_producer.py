@@ -5,6 +5,7 @@ import time
 import uuid
 from dataclasses import asdict
 from functools import partial
+from types import SimpleNamespace
 from types import SimpleNamespace as Answer
 from unittest.mock import patch
 
@@ -28,6 +29,7 @@ from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transac
 from kafka2pc.kafka.wire.topics import find_leaders
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write import column_producer
+from kafka2pc.kafka.write import lanes as lanes_module
 from kafka2pc.kafka.write import leaders as leaders_module
 from kafka2pc.kafka.write import sender as sender_module
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
@@ -227,7 +229,7 @@ def test_the_pauses_of_a_lane_grow_until_a_batch_arrives():
     """A thousand logs that the broker has not opened yet were asked for 70,000 times."""
     lane, clock, pauses = Lane("t", 0), [100.0], []
     lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
-    with patch.object(time, "monotonic", lambda: clock[0]):
+    with patch.object(lanes_module, "time", SimpleNamespace(monotonic=lambda: clock[0])):
         for _ in range(7):
             for _ in range(3):  # the answers to batches that were flying together
                 lane.send_again(6)
@@ -307,7 +309,9 @@ def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_t
     clock, broker = [0.0], Dice(0, 1)
     broker.dice.choice = lambda fates: "good"
     sender = Sender(broker, "slow rows", PreparedTxnState(1, 0), delivery_ms=1000)
-    with patch.object(time, "monotonic", lambda: clock[0]):
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (sender_module, lanes_module, leaders_module):
+            patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
         sender.leaders(["t"])
         sender._stepped = 0.0
         for _ in range(4):
