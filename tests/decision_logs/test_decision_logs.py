@@ -26,12 +26,12 @@ from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.decision_logs.table import TableLog
 from kafka2pc.decision_logs.topic import log as topic_log
 from kafka2pc.decision_logs.topic.log import TopicLog
+from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.stores.object_store import ObjectParticipant
 
-pytestmark = pytest.mark.timeout(180)
 DURABLE_LOGS = ["file", "object", pytest.param("topic", marks=pytest.mark.kafka), "table"]
 
 
@@ -244,16 +244,20 @@ def test_a_table_that_was_locked_for_too_long_gets_no_record(postgres):
 # -- a table --
 
 
-def test_a_server_that_forgets_is_refused(postgres):
-    postgres.execute("alter system set fsync = off")
+def load_fsync(postgres, value, change):
+    """Change the server's setting, and wait until new connections have it."""
+    postgres.execute(change)
     postgres.execute("select pg_reload_conf()")
+    until(lambda: postgres.execute("show fsync") == [(value,)], f"fsync is {value}")
+
+
+def test_a_server_that_forgets_is_refused(postgres):
     try:
-        time.sleep(0.3)
+        load_fsync(postgres, "off", "alter system set fsync = off")
         with pytest.raises(BadOption, match="fsync = off"):
             TableLog(postgres.url, "a")
     finally:
-        postgres.execute("alter system reset fsync")
-        postgres.execute("select pg_reload_conf()")
+        load_fsync(postgres, "on", "alter system reset fsync")
 
 
 def test_a_decision_is_on_the_disk_whatever_the_user_has_set_and_takes_its_work_with_it(postgres):

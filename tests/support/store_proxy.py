@@ -115,10 +115,15 @@ class Proxy:
             self.unconditional = False
 
     @contextmanager
-    def counted(self):
-        """The list of the requests that arrive inside the `with`, complete at its end."""
+    def counted(self, least=0, within_s=30):
+        """The list of the requests that arrive inside the `with`, complete at its end. A client may
+        give a request up before the proxy has read it: the end waits for the `least` of them.
+        """
         start, found = len(self.seen), []
         yield found
+        end = time.monotonic() + within_s
+        while len(self.seen) < start + least and time.monotonic() < end:
+            time.sleep(0.02)
         found += self.seen[start:]
 
 
