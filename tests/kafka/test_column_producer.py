@@ -362,8 +362,6 @@ def test_what_the_engine_has_no_use_for_is_known():
 
 # -- a real one --
 
-pytestmark = pytest.mark.timeout(240)
-
 
 @pytest.fixture
 def topic(kafka):

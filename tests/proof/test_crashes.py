@@ -17,7 +17,7 @@ from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills.scenario import Scenario
 from kafka2pc.proof.drills.spark_job import running
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 BEFORE_COMMITS = (
     CrashPoint.AFTER_PRECOMMIT,
     CrashPoint.BEFORE_DECISION,
@@ -136,10 +136,18 @@ def lose_the_driver(story, point):
         story.job.start()
     crash(story, point, pid=story.job.jvm)
     until(lambda: not running(story.job.jvm), "the JVM dies")
-    until(
-        lambda: not any(running(e.process) for e in story.events()),
-        "the Python processes follow their JVM",
-    )
+    try:
+        until(lambda: not left_behind(story), "the Python processes follow their JVM", 120)
+    except Failed:
+        pytest.fail(f"these Python processes do not follow their JVM: {left_behind(story)}")
+
+
+def left_behind(story):
+    """The pids in the history that still run. A pid that was used again belongs to no process of
+    the job.
+    """
+    pids = {e.process for e in story.events()}
+    return [p.pid for p in story.job.processes if p.pid in pids and running(p.pid)]
 
 
 class TestBroker:

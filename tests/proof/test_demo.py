@@ -390,9 +390,11 @@ def command_of(process):
 
 
 def started(place):
-    """A demonstration whose first batch is done, and every process that belongs to it."""
+    """A demonstration whose first batch is done, and every process that belongs to it. It has far
+    more rows than are written before it is ended.
+    """
     process = subprocess.Popen(
-        [KAFKA2PC, "demo", "--rows", "1000", "--skip-spark-sink"],
+        [KAFKA2PC, "demo", "--rows", "50000", "--skip-spark-sink"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -401,7 +403,7 @@ def started(place):
         start_new_session=True,
         env=os.environ | {"TMPDIR": str(place)},
     )
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while time.monotonic() < end and process.poll() is None:
         if list(place.glob("kafka2pc-demo-*/kafka2pc/checkpoint/commits/0")):
             family = psutil.Process(process.pid).children(recursive=True)
@@ -422,9 +424,9 @@ def started(place):
 def test_nothing_stays_behind_when_it_is_ended(tmp_path, signum):
     process, family = started(tmp_path)
     process.send_signal(signum)
-    process.communicate(timeout=60)
+    process.communicate(timeout=120)
     assert process.returncode != 0
-    _, alive = psutil.wait_procs([p for p in family if p.is_running()], timeout=10)
+    _, alive = psutil.wait_procs([p for p in family if p.is_running()], timeout=60)
     assert not [command_of(p) for p in alive if command_of(p)]
     if signum != signal.SIGKILL:
         assert not list(tmp_path.glob("kafka2pc-*")), "temp folders are removed"

@@ -41,7 +41,6 @@ from kafka2pc.protocol.rare import identity
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.sink.opening import plan_batch
 
-pytestmark = pytest.mark.timeout(120)
 TASKS, ROWS = 2, 6  # of a batch
 
 
