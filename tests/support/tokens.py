@@ -35,7 +35,7 @@ def unreliable():
     if len(THREADS) == 3:
         time.sleep(1)
         SLOW.set()
-    return token(seconds=20)
+    return token(seconds=40)
 
 
 def no_token():
