@@ -19,7 +19,7 @@ from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import NotAuthorized
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.kafka
 ROOT = Path(__file__).resolve().parents[2]
 LOGIN_MS = {"connections.max.reauth.ms": "3000"}
 

@@ -100,8 +100,6 @@ def test_one_window_of_noise_does_not_cost_the_others_their_compression(codec):
 
 # -- a real broker, and two clients that are not ours --
 
-pytestmark = pytest.mark.timeout(240)
-
 
 def write(cluster, conf, topic, rows):
     """Each row in a committed transaction, in batches as large as the topic takes."""

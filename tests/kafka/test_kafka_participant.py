@@ -82,7 +82,6 @@ from kafka2pc.protocol.policies import parallel, retry_unknown
 from kafka2pc.protocol.states import TxnState
 
 QUIET = {"logger": logging.Logger("librdkafka", logging.CRITICAL + 1)}
-pytestmark = pytest.mark.timeout(180)
 
 
 def rows(*texts):

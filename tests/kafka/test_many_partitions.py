@@ -27,7 +27,7 @@ from kafka2pc.protocol.messages import Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.kafka
 PARTITIONS = 100
 
 

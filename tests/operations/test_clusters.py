@@ -21,7 +21,7 @@ from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.survey import Survey, find_hanging
 from kafka2pc.proof.child_process import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.kafka
 
 
 def test_a_cluster_without_kip_939_with_a_short_timeout_and_a_hanging_transaction(

@@ -29,7 +29,7 @@ from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore as restore_batch
 from kafka2pc.spark.sink.opening import plan_batch
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.kafka
 
 
 def by_hand(dead, commit, force=False, known=True):
@@ -203,7 +203,6 @@ def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(300)
 def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_and_then_goes_on(
     story,
 ):

@@ -16,7 +16,7 @@ from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills.scenario import Scenario
 from kafka2pc.proof.drills.spark_job import running
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark]
 # Elsewhere a crash touches the decisions and the checkpoint as on a disk: see test_crashes.
 POINTS = [
     CrashPoint.AFTER_DECISION,

@@ -448,7 +448,6 @@ def dying(jobs, tmp_path_factory):
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("place", first_of(["no log", "log", "key"]), indirect=True)
 def test_who_runs_the_job_reads_in_sparks_error_that_all_is_written(dying, kafka, place):
     topic = kafka.create_topic(f"dying-{uuid.uuid4().hex[:8]}", partitions=2)

@@ -187,7 +187,6 @@ def shown(path):
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.timeout(400)
 @pytest.mark.full
 def test_the_notebook_runs_as_a_job_of_a_workspace(host, connect_server, workspace, tmp_path):
     password, before, volume = (
@@ -228,7 +227,6 @@ def test_the_notebook_runs_as_a_job_of_a_workspace(host, connect_server, workspa
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(400)
 @pytest.mark.full
 # One without a cluster, and one that opens one; the other two begin in the same ways.
 @pytest.mark.parametrize("lesson", [LESSONS[0], LESSONS[2]])

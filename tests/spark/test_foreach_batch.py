@@ -33,9 +33,6 @@ from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.postgres import PostgresParticipant
 from kafka2pc.stores.shaped import Shaped
 
-pytestmark = pytest.mark.timeout(240)
-
-
 # -- jobs with a key --
 
 

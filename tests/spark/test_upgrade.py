@@ -130,7 +130,6 @@ def query(jobs):
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("state", first_of(["half", "planned", "decided"]))
 def test_what_0_1_0_left_is_finished_exactly_once(kafka, query, tmp_path, state):
     topic, checkpoint = f"upgrade-{state}", tmp_path / "checkpoint"

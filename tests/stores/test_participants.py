@@ -54,8 +54,6 @@ from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.shaped import Shaped
 from kafka2pc.stores.wal import WalParticipant
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def checks(*of):
     return pytest.mark.parametrize("check", of, ids=lambda check: check.__name__)

@@ -38,8 +38,6 @@ from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores.postgres import PostgresParticipant
 from kafka2pc.stores.staged import StagedParticipant
 
-pytestmark = pytest.mark.timeout(180)
-
 
 def table(postgres, kind=PostgresParticipant):
     """A table of this test's own."""
