@@ -169,6 +169,16 @@ def pytest_make_collect_report(collector):
     return report
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_connection_is_left():
+    """A client that a test leaves open would try again and again when its broker is gone."""
+    yield
+    client = sys.modules.get("kafka2pc.kafka.client")
+    if client:
+        for key in list(client._CLUSTERS):
+            client.close_cluster(dict(key))
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The project's top folder."""

@@ -18,10 +18,21 @@ NBS = ROOT / "nbs"
 CELL_SECONDS = 300
 
 
+_NEVER_BEGAN = "Kernel died before replying to kernel_info"
+
+
 def execute(notebook: Path, output: Path, cell_seconds: int, parameters: dict | None = None) -> str:
     """Papermill in this process, and the kernel in another one, in the notebook's folder. Empty if
-    all went well, otherwise what failed.
+    all went well, otherwise what failed. A kernel that never began (another process took one of the
+    ports that were chosen for it) is started once more.
     """
+    trouble = _execute_once(notebook, output, cell_seconds, parameters)
+    if _NEVER_BEGAN in trouble:
+        trouble = _execute_once(notebook, output, cell_seconds, parameters)
+    return trouble
+
+
+def _execute_once(notebook: Path, output: Path, cell_seconds: int, parameters: dict | None) -> str:
     try:
         execute_notebook(
             notebook,

@@ -64,12 +64,14 @@ def test_whatever_is_in_the_columns_is_read_back_in_order(rows, most, codec):
         assert all(s.count == 1 or s.content.size + HEADER_BYTES <= most for s in own)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=50))
 def test_sizes_are_those_of_the_bytes(numbers):
     x = np.array(numbers, np.int64)
     assert varint_sizes(x).tolist() == [len(b) for b in varints(x).to_pylist()]
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=30))
 def test_murmur2_is_that_of_the_other_client(keys):
     assert murmur2(pa.array(keys, pa.large_binary())).view("u4").tolist() == [
@@ -77,6 +79,7 @@ def test_murmur2_is_that_of_the_other_client(keys):
     ]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 300), st.lists(st.integers(1, 20_000), min_size=1, max_size=20))
 def test_rows_without_a_key_are_dealt_evenly(partitions, sizes):
     dealer = Dealer(partitions)

@@ -3,11 +3,12 @@ for the cluster of another one, and anew in a forked process.
 """
 
 import os
-import signal
 import threading
 import uuid
+from types import SimpleNamespace
 
 import pytest
+from forked import ended_after
 
 from kafka2pc.kafka import client
 
@@ -24,7 +25,7 @@ class Opening:
             self.begun.set()
             self.end.wait()
         self.opened.append(conf)
-        return object()
+        return SimpleNamespace(close=lambda: None)
 
 
 @pytest.fixture
@@ -70,10 +71,6 @@ def test_a_connection_is_opened_once(opening, down):
 def test_a_process_that_is_forked_meanwhile_opens_its_own(opening, down):
     pid = os.fork()
     if pid == 0:
-        signal.alarm(20)
-        try:
+        with ended_after(20):
             client.shared_cluster(down)
-            os._exit(0)
-        finally:
-            os._exit(1)
     assert os.waitpid(pid, 0)[1] == 0

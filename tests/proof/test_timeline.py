@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from kafka2pc.local.nodes import free_ports
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.model.world import QUERY
 from kafka2pc.proof.timeline.captions import POINTS
@@ -182,9 +182,7 @@ def short(folder):
 @pytest.fixture
 def lab(tmp_path):
     """JupyterLab on loopback, with folders of its own. Its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     places = (
         "JUPYTER_CONFIG_DIR",
         "JUPYTER_DATA_DIR",

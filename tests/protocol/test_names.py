@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from forked import ended_after
 
 from kafka2pc.protocol import names as of_names
 from kafka2pc.protocol.names import Names, Token
@@ -61,9 +62,9 @@ def test_a_fork_has_names_of_its_own_even_while_another_thread_asks():
         read, write = os.pipe()
         child = os.fork()
         if not child:
-            os.write(write, next_of(names).encode())
-            os._exit(0)
-        os.waitpid(child, 0)
+            with ended_after(20):
+                os.write(write, next_of(names).encode())
+        assert os.waitpid(child, 0)[1] == 0
     assert os.read(read, 1000).decode() not in (first, next_of(names))
 
 

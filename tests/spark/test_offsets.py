@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka2pc.protocol.errors import (
@@ -43,6 +43,7 @@ steps = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(
     first=st.lists(st.integers(0, 20), min_size=1, max_size=3),
     steps=steps,
@@ -77,6 +78,7 @@ def test_planning_skips_and_repeats_no_offset(first, steps, least):
         assert planned.get(p[1], []) == list(range(began.at.get(p, 0), end))
 
 
+@settings(deadline=None)
 @given(
     waiting=st.lists(st.integers(0, 10**12), min_size=1, max_size=20), limit=st.integers(1, 10**6)
 )
@@ -91,6 +93,7 @@ def test_admission_keeps_to_its_limit_and_always_gets_on(waiting, limit):
     assert sum(taken.values()) <= max(limit, 0) + len(waiting)
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 1000), min_size=1, max_size=6), least=st.integers(1, 30))
 def test_cut_ranges_hold_the_same_offsets(sizes, least):
     whole = [Range(T, p, 3, 3 + n) for p, n in enumerate(sizes)]
@@ -122,6 +125,7 @@ def test_ranges_are_cut_as_sparks_own_source_cuts_them(sizes, least, most, expec
     assert [(r.partition, r.begin, r.end) for r in cut_ranges(whole, least, most)] == expected
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=6),
     least=st.one_of(st.none(), st.integers(1, 30)),
@@ -241,6 +245,7 @@ def test_an_empty_first_batch_still_says_where_it_began():
     )
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60)), max_size=40),
     st.integers(1, 12),

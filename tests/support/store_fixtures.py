@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from kafka2pc.local.nodes import free_ports
+
 STORES = Path(__file__).resolve().parents[2] / ".venvs" / "stores"
 START_S = 60
 
@@ -42,13 +44,6 @@ class ObjectStore:
         import fsspec
 
         return fsspec.filesystem(self.protocol, skip_instance_cache=True, use_listings_cache=False)
-
-
-def free_port():
-    """A port of 127.0.0.1 that no process listens on."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 def answers(port):
@@ -109,7 +104,7 @@ def store(protocol, command, env_of, server_env=None):
     """
     from store_proxy import Proxy
 
-    port = free_port()
+    [port] = free_ports(1)
     with running(command(port), port, server_env or {}):
         proxy = Proxy(port)
         env = env_of(proxy.port)
