@@ -5,6 +5,7 @@ import time
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -53,6 +54,7 @@ from kafka2pc.protocol.log.decisions import Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Committable, PartitionRange, PreparedTxnState
 from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.policies import retry_unknown
 
 pytestmark = pytest.mark.kafka
 COMPACT = {"cleanup.policy": "compact"}
@@ -500,11 +502,7 @@ def clear_answers():
     """Inside, the end of a transaction and a bookmark are asked for again while the answer is
     unclear.
     """
-
-    def end_again(*args, **more):
-        ended = lambda: (found := end_txn(*args, **more)) is not Outcome.UNKNOWN and found
-        return until(ended, "the transaction is ended")
-
+    end_again = lambda *args, **more: retry_unknown(20)(partial(end_txn, *args, **more))
     with (
         patch.object(topic_log_module, "end_txn", end_again),
         patch.multiple(Bookmark, **INSISTING),
