@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Iterable
 
 # %% ../../nbs/kafka/01_cluster_check.ipynb #c003
+from .records.checks import why_no_topic
 from .wire.cluster import Cluster
 from .wire.error_codes import topic_not_authorized
 from .wire.login import check_login
@@ -79,6 +80,12 @@ def check(
 
 
 def _check_topics(cluster: Cluster, topics: list[str]) -> None:
+    for topic in topics:
+        why = why_no_topic(topic)
+        if why:
+            raise BadOption(
+                f"topic {topic!r} cannot be written", why=why, action="Correct the option topic."
+            )
     found = find_or_create_topics(cluster, topics)
     closed = [t for t in topics if t in found and found[t].may_write is False]
     missing = [t for t in topics if t not in found]

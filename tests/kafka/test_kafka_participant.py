@@ -5,6 +5,7 @@ and silent brokers, each with its own error and a limit of time.
 import logging
 import os
 import pickle
+import re
 import socket
 import time
 import uuid
@@ -16,7 +17,6 @@ from unittest.mock import patch
 import psutil
 import pyarrow as pa
 import pytest
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from forked import ended_after
-from kafka_fixtures import records, values
+from kafka_fixtures import back_at_work, records, values
 from marks import first_of
 from participant_suite import DONE, DURABLE, REQUIRED, At, a_plan, ask, few_of
 
@@ -54,7 +54,6 @@ from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.kafka.write.settings import DELIVERY_MS
 from kafka2pc.local import broker as broker_module
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.readers import read_both
@@ -439,7 +438,6 @@ def test_a_bad_row_is_found_before_anything_of_its_batch_is_sent(
     "columns",
     [
         dict(topic=["no-such-topic"]),
-        dict(topic=["not a name!"]),
         dict(topic=["known"], partition=[7]),
     ],
     ids=str,
@@ -454,6 +452,26 @@ def test_an_unknown_topic_or_partition_is_an_error_at_once(topic, store, columns
         txn.topic = None
         txn.write(pa.RecordBatch.from_pydict(columns))
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        *((name, "1 to 249") for name in ("", ".", "not a name!", "a\0b", "x" * 250)),
+        ("__consumer_offsets", "internal topic"),
+    ],
+)
+def test_a_name_that_no_topic_can_have_is_refused_as_column_and_as_option(
+    kafka, topic, store, name, why
+):
+    said = rf"{re.escape(repr(name))} cannot be written\n +why: .*{why}"
+    with pytest.raises(BadRow, match=said), store.begin(a_plan()) as txn:
+        txn.topic = None
+        txn.write(pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [topic, name]}))
+    with pytest.raises(BadOption, match=said):
+        check(kafka.client_conf, topics=[topic, name])
+    assert values(kafka, topic, "read_uncommitted") == []
 
 
 @pytest.mark.kafka
@@ -727,20 +745,6 @@ def test_no_broker_is_reported_in_the_stated_time(listening):
             with pytest.raises(BrokerUnreachable, match="1500 ms"):
                 begin()
             assert time.monotonic() - started < 6
-
-
-def back_at_work(kafka, within_s=150):
-    """After a pause the controller takes the broker for dead, until it has registered again: the
-    next test would find no place for its topic.
-    """
-    end = time.monotonic() + within_s
-    while True:
-        try:
-            return kafka.create_topic(f"back-{uuid.uuid4().hex}")
-        except (KafkaException, BrokerFailed):
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.5)
 
 
 @pytest.mark.kafka

@@ -11,6 +11,7 @@ import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -80,6 +81,7 @@ def store(monkeypatch, tmp_path):
     monkeypatch.setattr(batch_sink, "open_participant", lambda options: store)
     monkeypatch.setattr(driver_side, "_LOGS", Kept())
     monkeypatch.setattr(batch_sink, "_PURGED", {})
+    monkeypatch.setattr(batch_sink, "_KILLED_S", 0)
     return store
 
 
@@ -184,6 +186,16 @@ def test_a_write_that_fails_before_its_decision_is_aborted_and_leaves_nothing(st
     another_process(writer).abort([None, None, None])
     assert set(store.states()) == {TxnState.ABORTED} and store.read() == []
     assert not os.path.exists(os.path.dirname(writer.folder))
+
+
+def test_what_the_python_of_a_killed_task_begins_after_the_abort_is_aborted_too(store, monkeypatch):
+    writer = plan_write(options())
+    messages = rows_written(writer, "ab")
+    killed = SimpleNamespace(time=time.time, monotonic=time.monotonic)
+    killed.sleep = lambda seconds: rows_written(writer, "c")
+    monkeypatch.setattr(batch_sink, "time", killed)
+    another_process(writer).abort([*messages, None])
+    assert store.states() == [TxnState.ABORTED] * 3
 
 
 def test_a_finished_write_leaves_the_disk_after_a_day(store, tmp_path):

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['column_of', 'first_row', 'bytes_type', 'wanted_partitions', 'header_fields', 'value_column', 'topic_column',
-           'timestamps_ms', 'record_too_large']
+           'why_no_topic', 'check_topic_names', 'timestamps_ms', 'record_too_large']
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c002
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Iterable
 
 from ...protocol.errors import BadRow
 
@@ -116,6 +117,29 @@ def topic_column(batch: "pa.RecordBatch") -> "pa.Array":
             action="Set the option topic, or fill the column topic.",
         )
     return names
+
+
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_INTERNAL = {"__consumer_offsets", "__transaction_state", "__share_group_state"}
+
+
+def why_no_topic(name: str) -> str:
+    """Why no rows can be written to a topic of this name, whatever topics exist; empty if they can.
+    The rules are Kafka's (`Topic.validate`).
+    """
+    if name in _INTERNAL:
+        return "It is an internal topic of Kafka."
+    if name in (".", "..") or not _NAME.fullmatch(name):
+        return "A name has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'."
+    return ""
+
+
+def check_topic_names(names: Iterable[str]) -> None:
+    """Raises `BadRow` for a name that no topic for rows can have."""
+    for name in names:
+        why = why_no_topic(name)
+        if why:
+            raise BadRow(f"topic {name!r} cannot be written", why=why)
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c007
 _UNITS_IN_MS = {"ms": 1, "us": 10**3, "ns": 10**6}

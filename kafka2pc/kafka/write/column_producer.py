@@ -17,6 +17,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c004
+from ..records.checks import check_topic_names
 from ..records.encoder import Section, codec_named, sections
 from ..records.partitioner import Dealer, first_partition
 from ..records.rows import Rows, join_rows, rows_by_topic
@@ -216,6 +217,7 @@ class ColumnTransaction(TransactionBase):
         """A dealer for each of these new topics."""
         if not topics:
             return
+        check_topic_names(topics)
         found = self._begun().leaders(topics)
         for topic in topics:
             partitions = found[topic] or _wait_for_topic(self._begun(), self.label, topic)

@@ -132,7 +132,10 @@ def _wrong_time(label: str, topic: str, error: KafkaError, count: int, size: int
             "A timestamp is further away than the topic's message.timestamp.before.max.ms or"
             " message.timestamp.after.max.ms allow."
         ),
-        action="Correct the column timestamp, or change the topic.",
+        action=(
+            "Correct the column timestamp (without one, the clock of the worker), or change the"
+            " topic."
+        ),
     )
 
 

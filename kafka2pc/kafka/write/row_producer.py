@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c004
 from kafka2pc.kafka.records.checks import (
     bytes_type,
+    check_topic_names,
     column_of,
     header_fields,
     record_too_large,
@@ -190,7 +191,9 @@ class RowWriter:
         names, topics = _topics(batch, self.topic)
         columns = [_values(batch), _keys(batch), _partitions(batch), _timestamps(batch)]
         headers = _headers(batch)
-        for name in names - self._existing:
+        new = names - self._existing
+        check_topic_names(new)
+        for name in new:
             self._look_up(name)
         self._send(zip(topics, *columns, headers, strict=False))
         self._written += batch.num_rows

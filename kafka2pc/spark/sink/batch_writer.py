@@ -93,6 +93,9 @@ def purge_keys(log: NamedLog, now_ms: float) -> list[str]:
     return purged
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c010
+# Spark lets the Python of a killed task go on for `spark.python.task.killTimeout`, two seconds: in
+# this time it may begin a transaction
+_KILLED_S = 3
 # a decision without a key is kept for so long: Spark may have missed that the write is complete
 _DAYS_WITHOUT_KEY = 1
 
@@ -170,6 +173,9 @@ class BatchWriter(DataSourceArrowWriter):
         answers = [*contents(messages), CommitMessage(plan=self.plan)]
         if abort_batch(driver, answers, 0):
             sweep(driver, self.plan.token, own_parity=0)
+            if None in messages:  # of a task that failed or was killed
+                time.sleep(_KILLED_S)
+                sweep(driver, self.plan.token, own_parity=0)
             self._forget(driver)
             return
         decided = commit_of(driver.log, 0)
