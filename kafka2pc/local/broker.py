@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import tempfile
+import threading
 import time
 import uuid
 import warnings
@@ -332,12 +333,19 @@ def serve(
             for user in ("admin", "alice") if secure or tls else ("client",):
                 echo(f"settings for {user}: {_client_file(kafka, user)}")
             echo(f"bootstrap.servers={kafka.bootstrap_servers}")
+            # an error in the middle of `Popen.poll` would leave its lock, and the end would wait
+            ended = threading.Event()
+            for s in before:
+                signal.signal(s, lambda *_: ended.set())
             echo("ready; Ctrl-C ends it and removes its data")
-            while not any(n.died for n in kafka.nodes):
-                time.sleep(0.2)
-            raise BrokerFailed(f"a node of {kafka} ended by itself; its log is in {kafka.data_dir}")
+            while not ended.wait(0.2):
+                if any(n.died for n in kafka.nodes):
+                    raise BrokerFailed(
+                        f"a node of {kafka} ended by itself; its log is in {kafka.data_dir}"
+                    )
     except KeyboardInterrupt:
-        echo("stopped")
+        pass  # while it started
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
+    echo("stopped")

@@ -480,6 +480,34 @@ def test_serve_says_where_and_leaves_nothing(how, killed_later):
     assert eventually(lambda: not settings.parent.parent.exists())
 
 
+# The signal comes while `Popen.poll` holds the lock that `Popen.wait` needs.
+SIGNAL_IN_POLL = """
+import os, signal, subprocess
+from kafka2pc.local.broker import serve
+poll, ready = subprocess.Popen._internal_poll, []
+def poll_with_signal(self, *args, **more):
+    if ready.pop() if ready else False:
+        self._waitpid_lock.acquire(False)
+        os.kill(os.getpid(), signal.SIGTERM)
+        self._waitpid_lock.release()
+    return poll(self, *args, **more)
+subprocess.Popen._internal_poll = poll_with_signal
+def echo(line):
+    print(line, flush=True)
+    if line.startswith("ready"):
+        ready.append(True)
+serve(echo=echo)
+"""
+
+
+@real
+def test_a_signal_in_the_middle_of_a_look_at_a_node_ends_it_too(killed_later):
+    server = python(SIGNAL_IN_POLL)
+    killed_later.append(server)
+    said, _ = server.communicate(timeout=60)
+    assert said.endswith("\nstopped\n") and server.returncode == 0
+
+
 @real
 @pytest.mark.parametrize(
     "tls", first_of([False, True], ids={False: "logins", True: "certificates"}.get)
