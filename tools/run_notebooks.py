@@ -16,8 +16,6 @@ from papermill import execute_notebook
 ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
 CELL_SECONDS = 300
-
-
 _NEVER_BEGAN = "Kernel died before replying to kernel_info"
 
 
