@@ -8,7 +8,6 @@ __all__ = ['FileLog']
 # %% ../../nbs/decision_logs/01_files.ipynb #c002
 import copy
 import os
-import re
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,13 +17,13 @@ from typing import Self, Sequence
 from ..backends.local_files import NoHardLinks, NotCreated, create_file
 from ..backends.places import normal_place
 from ..protocol.errors import BrokerUnreachable, LogUnwritable, StoreUnreachable
-from ..protocol.log.decisions import Decision, Slot
+from ..protocol.log.decisions import Decision, Slot, parse_slot
 from ..protocol.log.format import dump_decision, load_decision
 from ..protocol.log.slots import Late, NamedLog, never_late, stop_if_late
 
 # %% ../../nbs/decision_logs/01_files.ipynb #c006
 class FileLog(NamedLog):
-    """Decisions as files `BATCH.ATTEMPT.json` in a folder of a local disk. (On NFS the mount must
+    """Decisions as files `BATCH.ATTEMPT.json`, notes as `BATCH.failed.json`, in a folder of a local disk. (On NFS the mount must
     not cache what is in a folder: lookupcache=none, actimeo=0.) Raises `StoreUnreachable` if the
     folder cannot be listed; `create` raises `LogUnwritable` if the disk refuses, or it is too late,
     before a file has the name.
@@ -55,11 +54,8 @@ class FileLog(NamedLog):
         return self.load(decision.slot)
 
     def slots(self) -> list[Slot]:
-        return sorted(
-            Slot(*map(int, name.split(".")[:2]))
-            for name in self._names()
-            if re.fullmatch(r"\d+\.\d+\.json", name)
-        )
+        names = [name for name in self._names() if name.endswith(".json")]
+        return sorted(filter(None, (parse_slot(name.removesuffix(".json")) for name in names)))
 
     def load(self, slot: Slot) -> Decision | None:
         path = self._path(slot)
@@ -75,7 +71,7 @@ class FileLog(NamedLog):
         self._remove_folder()
 
     def _path(self, slot: Slot) -> str:
-        return f"{self.folder}/{slot.batch_id}.{slot.attempt}.json"
+        return f"{self.folder}/{slot}.json"
 
     def _put(self, decision: Decision, late: Late) -> None:
         path, content = self._path(decision.slot), dump_decision(decision)

@@ -78,7 +78,7 @@ def left_log(log: DecisionLog) -> NamedLog | None:
         return None
     try:
         left = open_folder_log(place)
-        return left if left.slots() else None
+        return left if left.listing().slots else None
     except TwoPhaseError as e:
         _LOG.warning(
             "%s cannot be reached, so a run that still uses it is not stopped: %s", place, e.what

@@ -144,7 +144,8 @@ class TableLog(NamedLog):
         if added.rowcount and decision.commit:
             if self._run(
                 db,
-                "select 1 from {} where log = %s and (batch_id, attempt) > (%s, %s) limit 1",
+                "select 1 from {} where log = %s and (batch_id, attempt) > (%s, %s)"
+                " and attempt >= 0 limit 1",
                 self.name,
                 *slot,
             ).fetchone():

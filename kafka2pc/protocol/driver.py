@@ -37,6 +37,10 @@ class Policy:
     skip_lost: bool = False  # go on after `LostTransaction`
     in_order: bool = False  # end one participant's transactions after another's
     replay_check: str = "fail"  # or "warn"
+    # the engine plans a batch when the commit of the one before has returned
+    one_at_a_time: bool = True
+    # the process that plans a batch commits it too, so it knows whether `commit` has returned
+    one_process: bool = False
 
 # %% ../../nbs/protocol/10_driver.ipynb #c008
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,8 @@ class Driver:
     history: History = Silence()
     spark_committed: Callable[[int], bool] = lambda batch_id: False  # asks Spark's commit log
     new_query: bool = False  # its id was never used: no store need be asked for its traces
+    # with which batch has this run of the query begun? None: Spark does not say it
+    began: Callable[[], int | None] = lambda: None
     former: Callable[[str], Iterable[Mapping[str, Participant]]] = lambda prefix: ()
     new_token: Callable[[int, int], Token] = new_token
     now: Callable[[], Moment | None] = this_moment

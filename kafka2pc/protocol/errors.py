@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['NOTHING_WRITTEN', 'REPLAYED', 'UNTOUCHED', 'DECIDED', 'TwoPhaseError', 'describe_error', 'BadOption', 'BadRow',
            'BrokerUnreachable', 'StoreUnreachable', 'NotAuthorized', 'WrongCluster', 'UnknownFormat', 'CorruptDecision',
-           'LogUnwritable', 'MovedLog', 'UnfinishedBatch', 'ReplayDiffers', 'StaleCheckpoint', 'UnclearAnswer',
-           'PrecommitFailed', 'Refused', 'Superseded', 'OutcomeUnknown', 'LostTransaction', 'RecordsGone', 'TopicGone',
-           'TopicRecreated', 'RecordsBroken']
+           'LogUnwritable', 'MovedLog', 'UnfinishedBatch', 'ReplayDiffers', 'StaleCheckpoint', 'PassedOver',
+           'UnclearAnswer', 'PrecommitFailed', 'Refused', 'Superseded', 'OutcomeUnknown', 'LostTransaction',
+           'RecordsGone', 'TopicGone', 'TopicRecreated', 'RecordsBroken']
 
 # %% ../../nbs/protocol/06_errors.ipynb #c002
 from functools import partial
@@ -191,6 +191,22 @@ class StaleCheckpoint(TwoPhaseError):
     action = (
         "Put the checkpoint folder back as it was (all of it together), or start with a new"
         " checkpointLocation."
+    )
+
+
+class PassedOver(TwoPhaseError):
+    """A batch failed, and Spark took it for written."""
+
+    why = (
+        "Either your function caught the error of exactly_once, so Spark took the batch for"
+        " written; or the query wrote the batch to another sink after the error, or left it out on"
+        " purpose. The decision log cannot tell them apart."
+    )
+    risk = "Yes, if the error was caught: the rows of this batch are not written, and Spark skips them."
+    action = (
+        "Do not catch the errors of exactly_once: let them stop the query, and Spark repeats the"
+        " batch. Look for the rows of the batch, and write again what is missing. Then `kafka2pc"
+        " accept CHECKPOINT --batch N` closes the gap (in Python: the method accept)."
     )
 
 # %% ../../nbs/protocol/06_errors.ipynb #c013

@@ -32,12 +32,14 @@ from ..protocol.log.decisions import Decision
 from ..protocol.log.questions import kept_commit, later_batch
 from ..protocol.log.slots import DecisionLog
 from ..protocol.messages import CommitMessage, Mode, Plan
+from ..protocol.operators.accept import accept
 from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import end_all
 from ..protocol.participant import Participant
 from ..protocol.phases.claim import claim
 from ..protocol.phases.commit import commit
 from ..protocol.phases.decide import abort
+from ..protocol.phases.passed_over import leave_note, refuse_after
 from ..protocol.phases.precommit import precommit
 from ..protocol.phases.sweep import sweep
 from kafka2pc.spark.arguments import (
@@ -62,6 +64,7 @@ from .sink.batch_line import count_aborts, log_batch, tidying_up
 from .sink.columns import COLUMNS, check_columns, plain_names
 from kafka2pc.spark.sink.opening import (
     check_beside,
+    has_returned,
     make_driver,
     open_participant,
     open_place,
@@ -147,8 +150,12 @@ class ExactlyOnce:
             running = connected_query(df, checkpoint, batch_id)
         named = None if self.name is None else query_id_of(self.name)
         inside = named is None and self.log is None and self.options.decision_log is None
-        with only_call(running, named, inside=inside):
-            self._write(df, batch_id, checkpoint, running)
+        with only_call(running, named, inside=inside) as failed:
+            try:
+                self._write(df, batch_id, checkpoint, running, failed)
+            except BaseException:
+                self._leave_note(batch_id, checkpoint, running)
+                raise
 
     def _write(
         self,
@@ -156,14 +163,37 @@ class ExactlyOnce:
         batch_id: int,
         checkpoint: Checkpoint | None,
         running: RunningQuery | None,
+        failed: int | None,
     ) -> None:
         offsets_hash = identify_rows(checkpoint, running, batch_id)
-        driver = self.driver(checkpoint, running.run_id if running else "")
+        driver = self.driver(checkpoint, running.run_id if running else "").within(one_process=True)
+        if running:
+            driver = replace(driver, began=running.began)
+        if failed is not None:
+            raise refuse_after(driver, failed, batch_id)
         if running and checkpoint is None:
             check_added_name(running, driver)
         frame, counted = self._frame(df)
         plan = plan_batch(driver, batch_id, offsets_hash)
         write_batch(driver, frame, plan, counted)
+        has_returned(driver, batch_id)
+
+    def _leave_note(
+        self, batch_id: int, checkpoint: Checkpoint | None, running: RunningQuery | None
+    ) -> None:
+        """Note in the log that the call for a batch has raised: if your function catches the error,
+        only this shows it to the next run.
+        """
+        try:
+            driver = self.driver(checkpoint, running.run_id if running else "", stores=())
+            leave_note(driver, batch_id)
+        except Exception as e:  # the first error counts
+            _LOG.warning(
+                "batch %s failed, and its decision log could not note it (%s): do not catch the"
+                " error, or no later run can tell that the batch is missing",
+                batch_id,
+                describe_error(e),
+            )
 
     def write(self, df: "DataFrame") -> bool:
         """Write a batch job, whose `name` is the idempotence key. False: an earlier run has written
@@ -224,17 +254,31 @@ class ExactlyOnce:
             driver = replace(driver, participants=kept)
         return adopt(driver, left_log(driver.log))
 
-    def driver(self, checkpoint: Checkpoint | None = None, run_id: str = "") -> Driver:
-        """The driver's side of the protocol. `checkpoint` None: it is not known, or it is a batch
-        job; then the object has a name. `run_id`: see `check_beside`.
+    def accept(self, batch_id: int) -> Decision:
+        """Record that nothing of the failed batches up to `batch_id` is missing any more, so that a
+        query that stops with `PassedOver` goes on. It needs `name` or `checkpoint`. See
+        `kafka2pc.protocol.operators.accept.accept`.
         """
+        return accept(self.driver(self._checkpoint(None), stores=()), batch_id)
+
+    def driver(
+        self,
+        checkpoint: Checkpoint | None = None,
+        run_id: str = "",
+        stores: Sequence[Participant] | None = None,
+    ) -> Driver:
+        """The driver's side of the protocol. `checkpoint` None: it is not known, or it is a batch
+        job; then the object has a name. `run_id`: see `check_beside`. `stores` None: all of this
+        object; none are needed where only the log is read or written.
+        """
+        stores = self.stores() if stores is None else stores
         if self.name is not None:
             query_id = query_id_of(self.name)
         elif checkpoint is None:
             raise unknown_checkpoint()
         elif self.log is None:
             options = replace(self.options, checkpoint=checkpoint.location)
-            return stream_driver(options, checkpoint, None, self.stores(), run_id)
+            return stream_driver(options, checkpoint, None, stores, run_id)
         else:
             query_id = checkpoint.query_id()
         # with a log that is opened for this query alone: two may run in one process
@@ -242,7 +286,7 @@ class ExactlyOnce:
         log = open_place(options, query_id) if self.log is None else self.log
         if checkpoint:
             check_beside(checkpoint, query_id, log, run_id)
-        return make_driver(self.options, query_id, log, self.stores(), checkpoint)
+        return make_driver(self.options, query_id, log, stores, checkpoint)
 
     def stores(self) -> list[Participant]:
         """Kafka, if the options name a broker, opened and checked once in each process; then

@@ -9,11 +9,13 @@ __all__ = ['RunningQuery', 'running_query', 'is_connect', 'connected_query', 'un
 # %% ../../nbs/spark/04_running_query.ipynb #c002
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
 # %% ../../nbs/spark/04_running_query.ipynb #c003
 from ..backends.kept import Kept
@@ -26,13 +28,24 @@ from .checkpoint import Checkpoint
 class RunningQuery:
     """The streaming query that runs a batch now. `checkpoint`: its place as Spark resolved it, with
     a scheme; empty: Spark does not say it, or removes it when the query stops. `run_id`: another
-    one after each start of the query; empty: Spark does not say it.
+    one after each start of the query; empty: Spark does not say it. `ended`: the oldest batch of
+    this run that has ended, as far as Spark remembers; None: there is none.
     """
 
     query_id: str
     batch_id: int
     checkpoint: str
     run_id: str = ""
+    ended: Callable[[], int | None] = field(default=lambda: None, compare=False)
+
+    def began(self) -> int | None:
+        """With which batch this run of the query has begun (or a later one, if Spark has forgotten
+        it: it remembers a hundred triggers). None: Spark does not say which run it is.
+        """
+        if not self.run_id:
+            return None
+        ended = self.ended()
+        return self.batch_id if ended is None else min(ended, self.batch_id)
 
 
 def running_query(df: "DataFrame") -> RunningQuery | None:
@@ -55,7 +68,7 @@ def is_connect(session: "SparkSession") -> bool:
     return session.__module__.startswith("pyspark.sql.connect")
 
 
-def _place_and_run(session: Any, query_id: str) -> tuple[str, str]:
+def _place_and_run(session: Any, query_id: str) -> tuple:
     from py4j.protocol import Py4JError
 
     try:
@@ -66,9 +79,17 @@ def _place_and_run(session: Any, query_id: str) -> tuple[str, str]:
     except (Py4JError, AttributeError):  # a cluster that forbids it; no such query
         return "", ""
     # made by Spark for a query without checkpointLocation
+    ended = partial(_first_ended, execution)
     temporary = re.search("/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$", place)
     # a Volume of Databricks is a folder for Python
-    return "" if temporary else re.sub("^dbfs:/+Volumes/", "/Volumes/", place), run_id
+    place = "" if temporary else re.sub("^dbfs:/+Volumes/", "/Volumes/", place)
+    return place, run_id, ended
+
+
+def _first_ended(execution: Any) -> int | None:
+    """The batch of the oldest progress that Spark's JVM keeps of a run."""
+    progress = execution.recentProgress()
+    return progress[0].batchId() if len(progress) else None
 
 # %% ../../nbs/spark/04_running_query.ipynb #c060
 def connected_query(df: "DataFrame", checkpoint: Checkpoint, batch_id: int) -> RunningQuery:
@@ -76,14 +97,22 @@ def connected_query(df: "DataFrame", checkpoint: Checkpoint, batch_id: int) -> R
     it. Raises `StaleCheckpoint` if it does not, and what `Checkpoint.query_id` raises.
     """
     query_id = checkpoint.query_id()
-    running = {str(query.id): str(query.runId) for query in df.sparkSession.streams.active}
+    running = {str(query.id): query for query in df.sparkSession.streams.active}
     if query_id not in running:
         raise StaleCheckpoint(
             f"the checkpoint {checkpoint.normal_location} is that of query {query_id}, which this"
             f" session does not run; it runs {', '.join(running) or 'none'}",
             action="Pass as checkpoint= the checkpointLocation of this query.",
         )
-    return RunningQuery(query_id, batch_id, checkpoint.location, running[query_id])
+    query = running[query_id]
+    ended = partial(_first_in, query)
+    return RunningQuery(query_id, batch_id, checkpoint.location, str(query.runId), ended)
+
+
+def _first_in(query: "StreamingQuery") -> int | None:
+    """The batch of the oldest progress that a query over Spark Connect shows."""
+    progress = query.recentProgress
+    return progress[0]["batchId"] if progress else None
 
 
 def unknown_checkpoint() -> BadOption:
@@ -151,46 +180,33 @@ _INSIDE = Kept()
 @contextmanager
 def only_call(
     running: RunningQuery | None, query_id: str | None = None, *, inside: bool = False
-) -> Iterator[None]:
+) -> Iterator[int | None]:
     """The one call that writes the batch that runs; all that may fail belongs into it. `query_id`:
     that of the decisions, if they are kept under a name. `inside`: they are in the checkpoint.
-    Raises `BadOption` if a call before it, in the same run of the query, has written the batch, or
-    has raised for an earlier batch, or if one of the two has a name and the other is `inside`. None
-    of this is noticed where Spark does not say which run it is (over Connect with a `name` and
-    without a checkpoint).
+    Gives the earlier batch for which a call in the same run of the query has raised, None if there
+    is none. Raises `BadOption` if a call before it has written the batch, or if one of the two has
+    a name and the other is `inside`. None of this is noticed where Spark does not say which run it
+    is (over Connect with a `name` and without a checkpoint).
     """
     if not (running and running.run_id):
-        yield
+        yield None
         return
     if inside or query_id:
         _check_mixed(running, inside)
     query_id, batch_id = query_id or running.query_id, running.batch_id
     run_id, failed = _FAILED.get(query_id, ("", batch_id))
-    if run_id == running.run_id and failed < batch_id:
-        raise _passed_over(failed, batch_id)
+    caught = run_id == running.run_id and failed < batch_id
     call = running.run_id, batch_id
     if _WRITTEN.get(query_id) == call:
         raise _second_call(batch_id)
     try:
-        yield
+        yield failed if caught else None
     except BaseException:
-        _FAILED[query_id] = call
+        if not caught:
+            _FAILED[query_id] = call
         raise
     _WRITTEN[query_id] = call
     _FAILED.pop(query_id, None)
-
-
-def _passed_over(failed: int, batch_id: int) -> BadOption:
-    return BadOption(
-        f"batch {failed} failed, and the query went on to batch {batch_id}",
-        why="Your function has caught the error, so Spark took the batch for written.",
-        risk=f"Yes: the rows of batch {failed} may be missing.",
-        action=(
-            "Do not catch the errors of exactly_once: let them stop the query, and Spark repeats"
-            f" the batch. Look for the rows of batch {failed}, write again what is missing, and"
-            " start the query again."
-        ),
-    )
 
 
 def _check_mixed(running: RunningQuery, inside: bool) -> None:

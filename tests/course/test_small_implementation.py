@@ -5,7 +5,8 @@ The model plays `restore`, `precommit`, `commit` and `abort` of the package; her
 course send the requests. They claim every batch, so they need neither Spark's offsets nor the token
 of the batch before. The worlds that are left out need rules that the course does not
 teach: copied checkpoints, a changed prefix, participants that are left out, a deadline for the
-decision, claims that are removed, batches that overlap, and offsets that are written anew.
+decision, claims that are removed, batches that overlap, offsets that are written anew, errors that
+are caught, and a run that ends with the batch that it repeats.
 """
 
 import pytest
@@ -59,7 +60,7 @@ def driver_of(kind, setting, transcript, number):
 def calls_of(kind):
     """`replay.CALLS` with the course's phases."""
 
-    def plan(calls, transcript, number, batch, version, mine):
+    def plan(calls, transcript, number, batch, version, mine, began):
         return driver_of(kind, calls.setting, transcript, number).restore(batch)
 
     def write(calls, transcript, worker, attempt, plan, rows, retired):
@@ -83,7 +84,8 @@ def explored(monkeypatch):
 
     def run(kind, world, **limits):
         monkeypatch.setattr(replay, "CALLS", calls_of(kind))
-        return explore(SMALL[world] if isinstance(world, str) else world, **limits)
+        config = SMALL[world] if isinstance(world, str) else world
+        return explore(config, ends=False, **limits)
 
     return run
 

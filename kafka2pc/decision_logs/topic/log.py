@@ -226,8 +226,8 @@ class TopicLog(NamedLog):
     def _owner(self) -> str:
         """The owner, as far as the log has been read."""
         records = self._records()
-        slots = records.slots()
-        return records.fence(slots[-1]) if slots else ""
+        newest = records.newest()
+        return records.fence(newest) if newest else ""
 
     def _writer(self, decision: Decision) -> str:
         """The prefix under whose id a record is written: ours. An ADOPT takes the log from its
@@ -244,7 +244,7 @@ class TopicLog(NamedLog):
         if decision.adopts:
             if owner not in ("", prefix):
                 raise UnclearAnswer(f"decision log kafka:{self.topic}: {owner} has adopted it")
-            if self._records().slots()[-1:] > [decision.slot]:
+            if (self._records().newest() or decision.slot) > decision.slot:
                 raise Superseded(
                     f"decision log kafka:{self.topic}: query {self.name} runs, it went on just now",
                     why="An adoption counts only if its record is the newest one.",
@@ -335,7 +335,7 @@ class TopicLog(NamedLog):
 
     def purge(self, batch_id: int, seen: Listing | None = None) -> None:
         """Remove the batches before this one, and the parts that an interrupted purge has left."""
-        old = [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]
+        old = (seen or self.listing()).before(batch_id)
         self._remove(old, lambda slot: slot.batch_id < batch_id)
 
     def remove(self, slots: Sequence[Slot]) -> None:

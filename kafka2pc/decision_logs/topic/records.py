@@ -14,7 +14,7 @@ from typing import Iterable, Mapping
 
 # %% ../../../nbs/decision_logs/topic/02_records.ipynb #c003
 from ...protocol.errors import CorruptDecision
-from ...protocol.log.decisions import Decision, Slot
+from ...protocol.log.decisions import Decision, Slot, parse_slot
 from ...protocol.log.format import dump_decision, load_decision
 
 # %% ../../../nbs/decision_logs/topic/02_records.ipynb #c006
@@ -25,7 +25,7 @@ class Keys:
     name: str
 
     def of_slot(self, slot: Slot) -> str:
-        return f"{self.name}/{slot.batch_id}.{slot.attempt}"
+        return f"{self.name}/{slot}"
 
     def of_part(self, slot: Slot, n: int) -> str:
         return f"{self.name}:{slot.batch_id}.{slot.attempt}:{n}"
@@ -42,8 +42,8 @@ class Keys:
 
 def name_in(key: str) -> str | None:
     """The name of the log that the key of a slot belongs to; None if it is no key of a slot."""
-    m = re.fullmatch(r"(.*)/\d+\.\d+", key, re.DOTALL)
-    return m[1] if m else None
+    name, slash, slot = key.rpartition("/")
+    return name if slash and parse_slot(slot) else None
 
 # %% ../../../nbs/decision_logs/topic/02_records.ipynb #c008
 _HEAD = b'{"format": "parts", '
@@ -113,6 +113,10 @@ class TopicRecords:
         start = f"{self.name}/"
         return sorted(self._slot(key) for key in self.found if key.startswith(start))
 
+    def newest(self) -> Slot | None:
+        """The last slot that is no note. Raises `CorruptDecision`."""
+        return max((slot for slot in self.slots() if not slot.is_note), default=None)
+
     def holds(self, slot: Slot) -> bool:
         """Has the record of this slot been read?"""
         return self.keys.of_slot(slot) in self.found
@@ -145,10 +149,10 @@ class TopicRecords:
         return decision.identity.fence if decision and decision.identity else ""
 
     def _slot(self, key: str) -> Slot:
-        numbers = key.removeprefix(f"{self.name}/")
-        if not re.fullmatch(r"\d+\.\d+", numbers):
+        slot = parse_slot(key.removeprefix(f"{self.name}/"))
+        if slot is None:
             raise CorruptDecision(f"topic {self.topic}: the key {key} names no slot")
-        return Slot(*map(int, numbers.split(".")))
+        return slot
 
     def _where(self, slot: Slot) -> str:
         return f"topic {self.topic}, key {self.keys.of_slot(slot)}"

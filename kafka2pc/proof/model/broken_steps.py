@@ -12,9 +12,10 @@ __all__ = ['write_in_background', 'precommit_unflushed', 'begin_always', 'skip_c
            'finish_unasked', 'claim_existing', 'claim_beside', 'claim_by_reading', 'decide_in_first_free_slot',
            'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'later_record', 'any_commit', 'all_commits',
            'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending',
-           'begin_without_init', 'forget_retired', 'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest',
-           'claim_unchecked', 'miss_nobody', 'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing',
-           'token_without_random', 'precommit_always']
+           'begin_without_init', 'forget_retired', 'settle_nothing', 'knows_token_always', 'pass_over_in_silence',
+           'note_in_the_chain', 'sweep_drained_at_once', 'sweep_drained_never', 'sweep_both_parities',
+           'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
+           'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import re
@@ -24,7 +25,7 @@ from typing import Any, Callable, Iterable, Sequence, cast
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c003
 from . import replay
 from .replay import StepStore, StepTxn, Transcript, topic_log
-from .steps import Run
+from .steps import Model, Run
 from .systems import UNKNOWN
 from .world import QUERY, Setting, Worker, World, name_of, spell
 from ...protocol.clock import Moment
@@ -395,6 +396,32 @@ def begin_without_init(store: StepStore, plan: Plan) -> StepTxn:
 
 def forget_retired(world: World, worker: Worker) -> tuple:
     return ()
+
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #c060
+def settle_nothing(driver: Driver, batch_id: int, seen: Listing) -> None:
+    """No look at the batch before."""
+
+
+def knows_token_always(m: Model, run: Run) -> bool:
+    return True
+
+
+def pass_over_in_silence(driver: Driver, batch_id: int, seen: Listing) -> None:
+    """No look for notes."""
+
+
+def note_in_the_chain(driver: Driver, batch_id: int) -> None:
+    """An ABORT in the next slot of the batch, instead of a note."""
+    attempt = next_attempt(driver.log.listing(), batch_id)
+    win(driver.log, abort_record(driver, batch_id, attempt))
+
+
+def sweep_drained_at_once(driver: Driver, decided: Decision) -> None:
+    sweep(driver, decided.token, decided.slot.batch_id % 2)
+
+
+def sweep_drained_never(driver: Driver, decided: Decision) -> None:
+    """A run that only drains aborts nothing."""
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c036
 def sweep_both_parities(

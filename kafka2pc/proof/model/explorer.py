@@ -16,21 +16,23 @@ from typing import Any, Callable, Iterable, Sequence
 from .report import Exploration, describe_path
 from .steps import Model, Run, Step, successors
 from .systems import add_claim
-from .world import ANOMALIES, FAULTS, Answer, Config, World
+from .world import ANOMALIES, FAULTS, Answer, Config, World, name_of
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c006
 class LoneRun:
     """Everything dies but one run, which has no accidents. It starts with nothing, or it goes on
-    with what the planner of a run knows.
+    with what the planner of a run knows. `ends`: see `explore`.
     """
 
-    def __init__(self, m: Model) -> None:
+    def __init__(self, m: Model, ends: bool = True) -> None:
         self.config = m.config
+        self.ends = ends
         self._by_world: dict = {}
         self._by_number: dict = {}
         no_faults: dict[str, Any] = dict.fromkeys(FAULTS, 0)
         calm = replace(m.config, drivers=1, **no_faults)
         one_more = replace(calm, batches=m.config.batches + 1)
+        self.last_run = Model(calm, m.decisions, first=9)
         two_more = replace(calm, batches=m.config.batches + 2)
         self.new_run = Model(one_more, m.decisions, first=9)
         self.old_run = Model(two_more, m.decisions, first=9)
@@ -47,9 +49,13 @@ class LoneRun:
             self._by_number[key] = self._by_world[left]
         return self._by_number[key]
 
-    def run_alone(self, world: World, run: Run) -> tuple[list[Step], World, Run]:
-        """All steps of run 9, the world after them, and what has become of the run."""
-        m = self.old_run if run.token else self.new_run
+    def run_alone(
+        self, world: World, run: Run, last: bool = False
+    ) -> tuple[list[Step], World, Run]:
+        """All steps of run 9, the world after them, and what has become of the run. `last`: no more
+        rows arrive, so it only repeats the batch that is not finished.
+        """
+        m = self.last_run if last else self.old_run if run.token else self.new_run
         world = world._replace(mail=(), left=(), retired=())
         if run.token:
             world = add_claim(world, 9, run.token)
@@ -64,6 +70,9 @@ class LoneRun:
         """The anomalies of run 9: those of its steps, HANGING if it leaves something open, STUCK if
         it does not come to its end and does not report a reason.
         """
+        repeats = self.ends and not run.token and self.repeats(world)
+        if repeats and self.left_by_last(world, run):
+            return ("HANGING",)
         steps, after, end = self.run_alone(world, run)
         wrong = tuple(name for s in steps for name in s.answer.wrong)
         if end.phase == "done":
@@ -74,6 +83,7 @@ class LoneRun:
             ("LostTransaction" in notes and world.lost)
             or ("StaleCheckpoint" in notes and turned_back)
             or ("Superseded" in notes and run.token)
+            or ("PassedOver" in notes and world.passed)
             or ("MovedLog" in notes and self.config.copied.startswith("same log"))
             or ("UnfinishedBatch" in notes and self.config.shrinks)
             or ("MovedLog" in notes and self.config.prefixes)
@@ -81,6 +91,23 @@ class LoneRun:
             or ("StaleCheckpoint" in notes and self.config.prefixes and not world.log)
         )
         return wrong if reported else (*wrong, "STUCK")
+
+    def repeats(self, world: World) -> bool:
+        """Does a run that starts have its last batch to repeat?"""
+        return world.offsets == self.config.batches - 1 and world.offsets not in world.commits
+
+    def left_by_last(self, world: World, run: Run) -> tuple:
+        """What a run leaves open that ends with the batch that it repeats. (Not what a copy of a
+        task of the batch before has begun after the sweep of that batch: the next start ends it.)
+        """
+        _, after, end = self.run_alone(world, run, last=True)
+        if end.phase != "done":
+            return ()
+        parity = (self.config.batches - 1) % 2
+        records = [self.last_run.decisions[number] for *_, number in after.log]
+        newest = next((d.token for d in reversed(records) if d.commit), None)
+        names = [(name_of(name), name) for name, _ in left_open(after)]
+        return tuple(i for name, i in names if name.token != newest or name.parity == parity)
 
     def path_to(self, world: World, run: Run, anomaly: str) -> list[Step]:
         """The same steps, and what is left at the end."""
@@ -101,15 +128,19 @@ def explore(
     alone: bool = True,
     limit: int = 2_000_000,
     only: Callable[[Model, Step], bool] | None = None,
+    ends: bool = True,
 ) -> Exploration:
     """Every state that `config` can reach, until one of the anomalies in `hunt` is found, or
     `limit` states are known. `alone`: in every world, let everything die too, and one new run
-    restore. `only`: leave out other steps, to find a long path sooner.
+    restore. `only`: leave out other steps, to find a long path sooner. `ends`: also look at a new
+    run that ends with the batch that it repeats.
     """
     collects = gc.isenabled()
     gc.disable()  # it would look through millions of small tuples again and again
     try:
-        return Search(Model(config), set(hunt), alone, only).run(limit)
+        m = Model(config)
+        lone = LoneRun(m, ends) if alone else None
+        return Search(m, set(hunt), lone, only).run(limit)
     finally:
         if collects:
             gc.enable()
@@ -118,11 +149,11 @@ def explore(
 class Search:
     """One exploration, breadth first. `before` has every state and the one it was reached from."""
 
-    def __init__(self, m: Model, hunt: set, alone: bool, only: Callable | None) -> None:
+    def __init__(self, m: Model, hunt: set, lone: LoneRun | None, only: Callable | None) -> None:
         self.m = m
         self.hunt = hunt
         self.only = only
-        self.lone = LoneRun(m) if alone else None
+        self.lone = lone
         self.before: dict = {m.start(): None}
         self.reached: Counter = Counter()
         self.steps = 0
@@ -189,7 +220,8 @@ def judge_lone_runs(
     number, world = s.state[0], s.answer.world
     survivors = [Run(9)] if new else []
     if s.action[0] == "commits" and s.answer.reply is None:
-        survivors.append(m.runs(state)[int(s.actor[1:]) - m.first])
+        finished = m.runs(state)[int(s.actor[1:]) - m.first]
+        survivors += [] if finished.passes else [finished]
     return [
         (a, lone.path_to(world, run, a))
         for run in survivors
@@ -228,6 +260,27 @@ SMALL = {
     "a copied checkpoint": Config(copied="own log"),
     "a copied checkpoint, one log": Config(copied="same log"),
     "an early copy, one log": Config(copied="same log, before the first claim"),
+    "an error is caught": Config(passes=1, broken=1, one_process=True),
+    "an error is caught, a late EndTxn": Config(passes=1, late_end=1, one_process=True),
+    "an error is caught, a timeout": Config(
+        drivers=1, passes=1, late_end=1, timeout=1, one_process=True
+    ),
+    "an error is caught, the planner goes on": Config(
+        batches=3, passes=1, inherit=1, one_process=True
+    ),
+    "one process, a second try": Config(drivers=1, batches=3, retry=1, one_process=True),
+    "commits/N is written by hand": Config(by_hand=1, crash=1),
+    "commits/N is written by hand, the planner goes on": Config(batches=3, by_hand=1, inherit=1),
+    "an operator fences": Config(operator="fence", late_end=1),
+    "an operator gives up a participant": Config(
+        batches=1,
+        operator="adopt",
+        slots=(2, 1),
+        shrinks=True,
+        crash=1,
+        late_end=1,
+        one_supervisor=True,
+    ),
     "a silent log": Config(batches=1, late_create=1, timeout=1, silent_log=True),
     "another prefix": Config(batches=1, prefixes="refused"),
     "an adopted prefix": Config(prefixes="adopted"),

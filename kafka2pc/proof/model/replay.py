@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['OTHER_TOPIC', 'CALLS', 'Stop', 'Trouble', 'Transcript', 'StepLog', 'store_of', 'StepStore', 'StepTxn', 'token_of',
            'places_of', 'offsets_hash', 'StepClock', 'no_clock', 'log_of', 'topic_log', 'make_driver', 'call_plan',
-           'call_precommit', 'messages_of', 'call_commit', 'call_abort', 'Call', 'Calls']
+           'call_precommit', 'messages_of', 'call_commit', 'call_abort', 'call_note', 'call_refuse', 'call_operate',
+           'Call', 'Calls']
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c002
 from dataclasses import dataclass, replace
@@ -28,9 +29,11 @@ from kafka2pc.protocol.messages import (
 )
 from ...protocol.names import Token
 from ...protocol.operators.adopt import adopt
+from ...protocol.operators.fence import end_all, fence
 from ...protocol.participant import Description, Outcome
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import decide as decide_phase
+from ...protocol.phases import passed_over
 from ...protocol.phases import precommit as precommit_phase
 from ...protocol.phases import restore as restore_phase
 
@@ -299,7 +302,9 @@ def topic_log(setting: Setting, transcript: Transcript, number: int) -> Decision
 def make_driver(setting: Setting, transcript: Transcript, number: int) -> Driver:
     """The driver of run `number`."""
     config = setting.config
-    names = ("kafka", "second") if config.shrinks and number == 1 else ("kafka",)
+    operates = bool(config.operator) and number == config.drivers
+    both = config.shrinks and (number == 1 or operates)
+    names = ("kafka", "second") if both else ("kafka",)
     stores = {name: StepStore(setting, transcript, name=name) for name in names}
     store = stores["kafka"]
     place, checkpoint = places_of(setting, number)
@@ -313,6 +318,8 @@ def make_driver(setting: Setting, transcript: Transcript, number: int) -> Driver
             margin_ms=config.margin_ms,
             keep_batches=config.keep_batches,
             keep_claims=config.keep_claims,
+            one_process=config.one_process,
+            one_at_a_time=not config.overlap,
         ),
         spark_committed=lambda batch: transcript.ask("spark", batch),
         new_token=token_of(number),
@@ -327,9 +334,12 @@ def call_plan(
     batch: int,
     version: int,
     mine: Token | None,
+    began: int | None = None,
 ) -> Plan:
-    """The restore phase of run `number`. `mine`: the token that its planner has."""
-    driver = make_driver(calls.setting, transcript, number)
+    """The restore phase of run `number`. `mine`: the token that its planner has. `began`: its first
+    batch.
+    """
+    driver = replace(make_driver(calls.setting, transcript, number), began=lambda: began)
     if calls.setting.config.prefixes == "adopted" and driver.identity().fence == "p2":
         adopt(driver)
     return restore_phase.restore(driver, batch, offsets_hash=offsets_hash(version), mine=mine)
@@ -377,11 +387,36 @@ def call_abort(
     return decide_phase.abort(driver, messages_of(calls, tasks), batch)
 
 
+def call_note(calls: "Calls", transcript: Transcript, number: int, batch: int) -> None:
+    """A call for this batch has raised."""
+    passed_over.leave_note(make_driver(calls.setting, transcript, number), batch)
+
+
+def call_refuse(calls: "Calls", transcript: Transcript, number: int, batch: int) -> None:
+    """The call for the next batch, in the run whose call for `batch` has raised."""
+    driver = make_driver(calls.setting, transcript, number)
+    raise passed_over.refuse_after(driver, batch, batch + 1)
+
+
+def call_operate(calls: "Calls", transcript: Transcript, number: int, what: str) -> None:
+    """An operator's command."""
+    driver = make_driver(calls.setting, transcript, number)
+    if what == "fence":
+        fence(driver)
+    if what == "adopt":
+        end_all(driver)
+        kept = {"kafka": driver.participants["kafka"]}
+        adopt(replace(driver, participants=kept))
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "plan": call_plan,
     "write": call_precommit,
     "commit": call_commit,
     "abort": call_abort,
+    "note": call_note,
+    "refuse": call_refuse,
+    "operate": call_operate,
 }
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c020

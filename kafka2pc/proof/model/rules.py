@@ -24,6 +24,7 @@ from ...protocol.phases import claim as claim_phase
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import decide as decide_phase
 from ...protocol.phases import finish as finish_phase
+from ...protocol.phases import passed_over as passed_over_phase
 from ...protocol.phases import precommit as precommit_phase
 from ...protocol.phases import requests
 from ...protocol.phases import restore as restore_phase
@@ -63,6 +64,7 @@ MODULES = {
     "commit": commit_phase,
     "claim": claim_phase,
     "restore": restore_phase,
+    "passed_over": passed_over_phase,
     "identity": identity,
     "replay": replay,
     "model": model,
@@ -246,6 +248,13 @@ RULES |= {
         replace(_TWO, new_rows=1, reread=True),
         of="5",
     ),
+    "a drained task writes nothing": Rule(
+        "it writes, and no driver commits it",
+        "HANGING",
+        Config(),
+        (("precommit.precommit", broken.precommit_always),),
+        "5",
+    ),
     "forget the token when draining": Rule(
         "a planner that drained a batch goes on under its old token",
         _LOST,
@@ -343,7 +352,7 @@ RULES |= {
     "win the claim": Rule(
         "a slot that another run has closed counts as one's own claim",
         "DISTURBED-BY-OLDER",
-        _TWO,
+        replace(_TWO, broken=1),
         (("restore.claim", broken.claim_existing),),
         "8",
     ),
@@ -470,6 +479,13 @@ RULES |= {
         (("replay.worker_name", broken.name_by_try),),
         "10",
     ),
+    "names of every second batch": Rule(
+        "a name comes again in the next batch",
+        _LOST,
+        Config(),
+        (("replay.worker_name", broken.name_without_parity),),
+        "10",
+    ),
     "one InitProducerId": Rule(
         "an unclear InitProducerId is sent again under the same name",
         _LOST,
@@ -573,6 +589,60 @@ RULES |= {
     ),
 }
 
+# %% ../../../nbs/proof/model/09_rules.ipynb #c065
+_CAUGHT = Config(passes=1, late_end=1, one_process=True)
+RULES |= {
+    "finish the batch before": Rule(
+        "a start that goes on behind a decided batch does not ask whether it is finished",
+        _LOST,
+        _CAUGHT,
+        (("restore._settle_before", broken.settle_nothing),),
+        "13",
+    ),
+    "finish the batch before, in line": Rule(
+        "the same, where a planner goes on under its token",
+        _SILENT,
+        Config(batches=3, by_hand=1, inherit=1),
+        (("restore._settle_before", broken.settle_nothing),),
+        "13",
+    ),
+    "in line only behind a commit that returned": Rule(
+        "a process that commits keeps its token although its commit has raised",
+        _LOST,
+        replace(_CAUGHT, batches=3, inherit=1),
+        (("model.knows_token", broken.knows_token_always),),
+        "13",
+    ),
+    "a note of each failed call": Rule(
+        "a run goes on behind a failed batch without a word",
+        _SILENT,
+        Config(passes=1, broken=1, one_process=True),
+        (("restore.check_passed_over", broken.pass_over_in_silence),),
+        "13",
+    ),
+    "a note is no slot": Rule(
+        "a failed call is noted by an ABORT in the chain of its batch",
+        _LOST,
+        _CAUGHT,
+        (("passed_over.leave_note", broken.note_in_the_chain),),
+        "13",
+    ),
+    "sweep after a drain": Rule(
+        "a run that only drains aborts nothing",
+        "HANGING",
+        replace(_ONE, retry=1),
+        (("restore.sweep_drained", broken.sweep_drained_never),),
+        "13",
+    ),
+    "after a drain, list the log last": Rule(
+        "a run that drains aborts what is open without a look at the log",
+        _LOST,
+        Config(batches=3),
+        (("restore.sweep_drained", broken.sweep_drained_at_once),),
+        "13",
+    ),
+}
+
 # %% ../../../nbs/proof/model/09_rules.ipynb #c056
 HARMLESS = {
     "Spark's exclusive commits/N": Rule(
@@ -580,12 +650,6 @@ HARMLESS = {
     ),
     "abort() at all": Rule(
         "abort() does nothing", "", Config(broken=1), _aborts(broken.abort_nothing)
-    ),
-    "mod 2 in the names, one batch at a time": Rule(
-        "a name comes again in the next batch",
-        "",
-        Config(),
-        (("replay.worker_name", broken.name_without_parity),),
     ),
     "the random part of a token": Rule(
         "two runs may make the same token",
@@ -616,12 +680,6 @@ HARMLESS = {
         "",
         Config(late_end=1),
         (("sweep.newest_commit", broken.spare_nothing),),
-    ),
-    "a drained task writes nothing": Rule(
-        "it writes, and no driver commits it",
-        "",
-        Config(),
-        (("precommit.precommit", broken.precommit_always),),
     ),
 }
 

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['AFTER', 'Run', 'Task', 'Move', 'Model', 'moves_of', 'run_of', 'copy_checkpoint', 'moves_at_home', 'receive_answers',
-           'start_query', 'begin_batch', 'write_commits', 'after_plan', 'kept_token', 'start_tasks', 'new_task',
-           'retired_names', 'collect_messages', 'complete_messages', 'start_ahead', 'after_commit', 'start_abort',
-           'after_abort', 'dead_run', 'advance', 'overlaps', 'note_of', 'false_alarms', 'Step', 'successors',
-           'may_start', 'apply_move', 'label_of', 'is_needed', 'waits_for', 'report_to_run', 'put_message', 'accidents',
-           'inherit', 'accidents_while_waiting']
+           'start_query', 'operates', 'start_operator', 'begin_batch', 'write_commits', 'pass_over_batch', 'after_plan',
+           'kept_token', 'start_tasks', 'new_task', 'retired_names', 'collect_messages', 'complete_messages',
+           'start_ahead', 'after_commit', 'start_abort', 'after_abort', 'failed_run', 'after_note', 'leave_failed',
+           'after_last_call', 'dead_run', 'knows_token', 'advance', 'overlaps', 'note_of', 'told_untrue',
+           'false_alarms', 'Step', 'successors', 'may_start', 'apply_move', 'label_of', 'is_needed', 'waits_for',
+           'report_to_run', 'put_message', 'accidents', 'inherit', 'accidents_while_waiting']
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c002
 import re
@@ -17,8 +18,15 @@ from typing import Any, Iterator, NamedTuple
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c003
 from .replay import OTHER_TOPIC, Calls, Trouble
-from .systems import add_claim, answers, events, swap_files, uses_copy
-from .world import Answer, Config, Setting, Table, Worker, World, spend
+from kafka2pc.proof.model.systems import (
+    add_claim,
+    answers,
+    events,
+    pass_over,
+    swap_files,
+    uses_copy,
+)
+from .world import Answer, Config, Setting, Table, Worker, World, name_of, spend
 from kafka2pc.protocol.errors import (
     BrokerUnreachable,
     LogUnwritable,
@@ -30,8 +38,9 @@ from ...protocol.names import Token
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c006
 class Run(NamedTuple):
-    """One run of the query. `phase`: off, plan, wait, commit, abort, spark, done or dead. `token`
-    and `planned` (the newest batch that was planned) are the planner's memory.
+    """One run of the query, or an operator's command. `phase`: off, plan, wait, commit, abort,
+    note, failed, spark, refuse, operate, done or dead. `token` and `planned` (the newest batch that
+    was planned) are the planner's memory.
     """
 
     number: int
@@ -45,6 +54,8 @@ class Run(NamedTuple):
     ahead: "Run | None" = None  # this run in its next batch, if that has tasks already
     call: int | None = None
     stopped: bool = False  # its query was stopped, but its committer still works
+    began: int | None = None  # its first batch, where one process plans and commits
+    passes: bool = False  # its function has caught the error of this batch
 
 
 class Task(NamedTuple):
@@ -141,7 +152,9 @@ def copy_checkpoint(m: Model, world: World, run: Run | Task) -> Iterator[Move]:
 def moves_at_home(m: Model, world: World, proc: Run | Task) -> Iterator[Move]:
     """What a process can do: start, write Spark's commit log, or send its next request."""
     if isinstance(proc, Run) and proc.phase == "off":
-        yield start_query(m, world, proc)
+        yield start_operator(m, proc, world) if operates(m, proc) else start_query(m, world, proc)
+    elif isinstance(proc, Run) and proc.phase == "failed":
+        yield from leave_failed(m, world, proc)
     elif isinstance(proc, Run) and proc.phase == "spark":
         yield from write_commits(m, world, proc)
     elif proc.call is not None and m.calls[proc.call].end[0] == "ask":
@@ -162,7 +175,20 @@ def start_query(m: Model, world: World, run: Run) -> Move:
     """Spark runs the newest entry of offsets again, unless it is in commits too."""
     done = world.offsets < 0 or world.offsets in world.commits
     batch = world.offsets + 1 if done else world.offsets
+    if m.config.one_process:
+        run = run._replace(began=batch)
     return begin_batch(m, world, run, batch, ("starts", batch))
+
+
+def operates(m: Model, run: Run) -> bool:
+    """Is this run an operator?"""
+    return bool(m.config.operator) and run.number == m.config.drivers
+
+
+def start_operator(m: Model, run: Run, world: World) -> Move:
+    """An operator gives a command."""
+    call = m.calls.start("operate", run.number, m.config.operator)
+    return Move(run._replace(phase="operate", call=call), (m.config.operator,), Answer(world))
 
 
 def begin_batch(
@@ -177,8 +203,9 @@ def begin_batch(
     if run.ahead:
         return Move(collect_messages(m, world, run.ahead), action, Answer(world, None, wrong))
     mine = run.token if run.planned < batch else None
-    call = m.calls.start("plan", run.number, batch, world.version, mine)
-    after = Run(run.number, "plan", batch, world.version, run.token, run.planned, call=call)
+    call = m.calls.start("plan", run.number, batch, world.version, mine, run.began)
+    memory = run.token, run.planned
+    after = Run(run.number, "plan", batch, world.version, *memory, call=call, began=run.began)
     return Move(after, action, Answer(world, None, wrong))
 
 
@@ -188,7 +215,11 @@ def write_commits(m: Model, world: World, run: Run) -> Iterator[Move]:
     if run.batch in world.commits and m.config.exclusive:
         yield Move(Run(run.number, "dead"), action, Answer(world, "exists"))
         return
-    missing = set(m.config.rows(run.batch, run.version)) - set(world.seen)
+    if run.passes:
+        yield from pass_over_batch(m, world, run)
+        return
+    batches = {run.batch, *world.passed}
+    missing = {row for b in batches for row in m.config.rows(b, run.version)} - set(world.seen)
     wrong = ("LOST-SILENTLY",) if missing else ()
     world = world._replace(commits=tuple(sorted({*world.commits, run.batch})))
     yield begin_batch(m, world, run, run.batch + 1, action, wrong)
@@ -197,13 +228,23 @@ def write_commits(m: Model, world: World, run: Run) -> Iterator[Move]:
         move = begin_batch(m, less, new, run.batch + 1, ("forgets", run.batch), wrong)
         yield move._replace(answer=move.answer._replace(note="the planner was replaced"))
 
+
+def pass_over_batch(m: Model, world: World, run: Run) -> Iterator[Move]:
+    """Spark writes commits/N for a batch whose error was caught. That was the last batch of the
+    run, or its next call is refused.
+    """
+    call = m.calls.start("refuse", run.number, run.batch)
+    answer = Answer(pass_over(m.setting, world, run.batch), note="Spark passes over a failed batch")
+    for after in (run._replace(phase="refuse", call=call), dead_run(m, run)):
+        yield Move(after, ("commits", run.batch), answer)
+
 # %% ../../../nbs/proof/model/05_steps.ipynb #c013
 def after_plan(
     m: Model, world: World, run: Run, kind: str, plan: Plan, tasks: list[Task]
 ) -> tuple[Run, list[Task]]:
     """A plan starts its tasks; an error ends the run."""
     if kind == "raise":
-        return dead_run(m, run), []
+        return failed_run(m, run), []
     messages, started = start_tasks(m, world, run, plan, tasks)
     run = run._replace(
         planned=run.batch, token=kept_token(run, plan), plan=plan, messages=messages, call=None
@@ -286,7 +327,8 @@ def after_commit(
     if run.stopped:
         return dead_run(m, run), []
     memory = run.token, run.planned
-    return Run(run.number, "spark", run.batch, run.version, *memory, ahead=run.ahead), []
+    after = Run(run.number, "spark", run.batch, run.version, *memory, ahead=run.ahead)
+    return after._replace(began=run.began), []
 
 
 def start_abort(m: Model, run: Run) -> Run:
@@ -299,17 +341,63 @@ def after_abort(
     m: Model, world: World, run: Run, kind: str, value: object, tasks: list[Task]
 ) -> tuple[Run, list[Task]]:
     """After abort() the query has failed."""
+    return failed_run(m, run), []
+
+
+def failed_run(m: Model, run: Run) -> Run:
+    """A call has raised. In foreachBatch, where a function may catch that, it leaves a note."""
+    if not m.config.one_process:
+        return dead_run(m, run)
+    call = m.calls.start("note", run.number, run.batch)
+    memory = run.token, run.planned
+    return Run(run.number, "note", run.batch, run.version, *memory, call=call, began=run.began)
+
+
+def after_note(
+    m: Model, world: World, run: Run, kind: str, value: object, tasks: list[Task]
+) -> tuple[Run, list[Task]]:
+    """The call raises, whatever has become of its note."""
+    return run._replace(phase="failed", call=None), []
+
+
+def leave_failed(m: Model, world: World, run: Run) -> Iterator[Move]:
+    """The error ends the query; or the function has caught it, and Spark writes commits/N."""
+    yield Move(dead_run(m, run), ("ends",), Answer(world))
+    if less := spend(world, "passes"):
+        yield Move(run._replace(phase="spark", passes=True), ("is caught",), Answer(less))
+
+
+def after_last_call(
+    m: Model, world: World, run: Run, kind: str, value: object, tasks: list[Task]
+) -> tuple[Run, list[Task]]:
+    """The next call of the run was refused; or an operator's command has returned, or failed."""
+    if run.phase == "operate" and kind == "return":
+        return Run(run.number, "done"), []
     return dead_run(m, run), []
 
 
 def dead_run(m: Model, run: Run) -> Run:
     """The run after its end. Its planner's memory counts only if another run can inherit it."""
-    if m.config.inherit:
+    if m.config.inherit and knows_token(m, run):
         return Run(run.number, "dead", token=run.token, planned=run.planned)
     return Run(run.number, "dead")
 
 
-AFTER = {"plan": after_plan, "commit": after_commit, "abort": after_abort}
+def knows_token(m: Model, run: Run) -> bool:
+    """Can the planner go on under the token of this run? Where one process plans and commits, only
+    if the commit of its newest batch has returned.
+    """
+    return not m.config.one_process or (run.phase in ("spark", "dead") and not run.passes)
+
+
+AFTER = {
+    "plan": after_plan,
+    "commit": after_commit,
+    "abort": after_abort,
+    "note": after_note,
+    "refuse": after_last_call,
+    "operate": after_last_call,
+}
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c016
 def advance(
@@ -322,6 +410,8 @@ def advance(
         note = note_of(run.phase, kind, value) or note
         if kind == "raise":
             wrong += false_alarms(world, value)
+        elif run.phase == "operate" and m.config.one_supervisor:
+            wrong += told_untrue(world, run)
         run, more = AFTER[run.phase](m, world, run, kind, value, tasks + started)
         started += more
     if overlaps(m, run):
@@ -348,6 +438,13 @@ def note_of(phase: str, kind: str, value: Any) -> str:
     if phase == "plan" and value.mode is Mode.DRAIN:
         return "a decided batch is drained"
     return "abort() closed its slot" if phase == "abort" and value else ""
+
+
+def told_untrue(world: World, run: Run) -> tuple:
+    """An operator's command has returned: is something open that is older than its claim?"""
+    tokens = [claim for owner, claim in world.claims if owner == run.number]
+    old = [t for t in world.txns if t.ongoing for c in tokens if name_of(t.id).token < c]
+    return ("TOLD-UNTRUE",) if old else ()
 
 
 # The text is parsed on purpose: it is all that an operator gets, so a report that names the wrong
@@ -385,7 +482,7 @@ def successors(m: Model, state: tuple) -> Iterator[Step]:
     runs = m.runs(state)
     for i, p in enumerate(state[1:]):
         proc = m.procs[p]
-        if 0 < i < len(runs) and proc.phase == "off" and not may_start(m, i, runs[i - 1]):
+        if 0 < i < len(runs) and proc.phase == "off" and not may_start(m, i, runs[i - 1], state):
             continue
         for move in m.moves(state[0], p):
             yield apply_move(m, state, i, move)
@@ -400,8 +497,10 @@ def successors(m: Model, state: tuple) -> Iterator[Step]:
         yield Step((m.worlds.number(a.world), *state[1:]), actor, action, a)
 
 
-def may_start(m: Model, i: int, before: Run) -> bool:
+def may_start(m: Model, i: int, before: Run, state: tuple) -> bool:
     """May process `i` start, a run that is still off, after the run before it?"""
+    if m.config.one_supervisor and m.config.operator:
+        return before.phase in ("dead", "done") and not m.tasks(state)
     if m.config.one_supervisor and i > 1:
         return before.phase in ("dead", "done")
     return before.phase != "off"
@@ -476,14 +575,14 @@ def accidents(m: Model, state: tuple, i: int, run: Run) -> Iterator[Step]:
 
 def inherit(m: Model, state: tuple, i: int, run: Run) -> Iterator[Step]:
     """The query is stopped and started again in the same application: the planner's process lives
-    on, and so may the old committer.
+    on, and so may the old committer (unless an operator has touched the checkpoint: he has looked).
     """
     world, before = spend(m.worlds[state[0]], "inherit"), m.runs(state)[i - 1]
-    if world is None or not before.token:
+    if world is None or not before.token or not knows_token(m, before):
         return
-    if before.phase in ("commit", "abort"):
+    if before.phase in ("commit", "abort") and not m.config.by_hand:
         old = before._replace(stopped=True)
-    elif before.phase in ("spark", "dead"):
+    elif before.phase in ("spark", "dead", "commit", "abort"):
         old = dead_run(m, before)
     else:
         return

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
-           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'description', 'on_describe', 'on_clock', 'is_late',
-           'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence', 'on_log_write', 'add_claim', 'owe',
+           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_clock',
+           'is_late', 'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence', 'on_log_write', 'add_claim', 'owe',
            'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers', 'uses_copy', 'late_answer', 'events',
-           'messages_arrive', 'is_over', 'time_passes', 'files_change']
+           'messages_arrive', 'is_over', 'time_passes', 'pass_over', 'files_change']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
 from typing import Any, Callable, Iterable, Iterator
@@ -152,7 +152,8 @@ def _end_open(
     if txn.epoch != epoch:
         return _refuse_end(world)
     after, wrong = end_transaction(setting, world, txn, "commit" if commit else "abort")
-    if not commit and not may_abort(world, run, txn):
+    allowed = commit or may_abort(world, run, txn) or is_excluded(setting, world, txn)
+    if not allowed:
         wrong += ("DISTURBED-BY-OLDER",)
     return Answer(after, "done", wrong, "EndTxn took effect")
 
@@ -173,6 +174,20 @@ def may_abort(world: World, run: int, txn: Txn) -> bool:
     """True if the transaction was written under the newest claim of this run, or an older one."""
     token = name_of(txn.id).token
     return any(token == claim or token < claim for owner, claim in world.claims if owner == run)
+
+
+def is_excluded(setting: Setting, world: World, txn: Txn) -> bool:
+    """True if a COMMIT without this transaction excludes it: no run can decide it any more, so any
+    run may abort it. That is what is older than the COMMIT, and the rest of its own batch.
+    """
+    name = name_of(txn.id)
+    for d in (setting.decisions[number] for *_, number in world.log):
+        mine = {(c.transactional_id, c.state.epoch) for c in d.committables}
+        older = name.token < d.token
+        same = name.token == d.token and name.parity == d.slot.batch_id % 2
+        if d.commit and (older or same) and (txn.id, txn.epoch) not in mine:
+            return True
+    return False
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c015
 def description(txn: Txn | None, epoch: int, end_txn: int) -> TxnState | None:
@@ -243,7 +258,7 @@ def on_create(
         return Answer(world, record, note=f"{d.kind} exists already")
     after = world._replace(log=plus(world.log, (*d.slot, number)))
     wrong: tuple[str, ...] = ()
-    if d.commit and not any((batch, attempt) > d.slot for batch, attempt, _ in world.log):
+    if d.commit and not any(k >= 0 and (batch, k) > d.slot for batch, k, _ in world.log):
         after, wrong = owe(after, d)
     owner = None if d.commit else owner_of(setting, world, d.slot)
     if owner and d.token < owner:
@@ -397,7 +412,7 @@ def events(
             # Kafka starts again with another producer id, so the old epochs mean nothing
             fresh = Txn(t.id, t.epoch + 100, TxnState.OPEN)
             yield "Kafka", ("expires", t.id), Answer(put(less, fresh))
-    yield from files_change(world)
+    yield from files_change(setting, world)
 
 
 def messages_arrive(setting: Setting, world: World) -> Iterator[tuple[str, tuple, Answer]]:
@@ -429,7 +444,14 @@ def time_passes(
         yield "Kafka", ("timeout", t.id, t.epoch), Answer(after, None, wrong, "a timeout struck")
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c026
-def files_change(world: World) -> Iterator[tuple[str, tuple, Answer]]:
+def pass_over(setting: Setting, world: World, batch: int) -> World:
+    """Spark has `batch` in its commits, whatever readers see."""
+    missing = not set(setting.config.rows(batch, world.version)) <= set(world.seen)
+    passed = (*world.passed, batch) if missing and batch not in world.passed else world.passed
+    return world._replace(passed=passed, commits=tuple(sorted({*world.commits, batch})))
+
+
+def files_change(setting: Setting, world: World) -> Iterator[tuple[str, tuple, Answer]]:
     """An operator deletes or rewrites what Spark has written, or the log loses a record."""
     if world.commits and (x := spend(world, "no_commits")):
         yield (
@@ -437,6 +459,10 @@ def files_change(world: World) -> Iterator[tuple[str, tuple, Answer]]:
             ("deletes commits", world.commits[-1]),
             Answer(x._replace(commits=world.commits[:-1])),
         )
+    n = world.offsets
+    decided = any(setting.decisions[d].commit for batch, _, d in world.log if batch == n)
+    if decided and n not in world.commits and (x := spend(world, "by_hand")):
+        yield "operator", ("writes commits", n), Answer(pass_over(setting, x, n))
     if world.offsets >= 0 and (x := spend(world, "new_rows")):
         left = tuple(b for b in world.commits if b != world.offsets)
         yield (

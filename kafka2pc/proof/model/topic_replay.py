@@ -66,6 +66,10 @@ class StepTopicLog(TopicLog):
         """Has the last listing shown this slot?"""
         return slot in self.taken
 
+    def newest(self) -> Slot | None:
+        """The last slot that the last listing has shown."""
+        return max(self.taken, default=None)
+
     def _owner(self) -> str:
         return self.load(self.taken[-1]).identity.fence if self.taken else ""
 

@@ -40,8 +40,8 @@ class Txn(NamedTuple):
 class World(NamedTuple):
     """Everything but the processes. `log` has (batch, attempt, number of the decision); `version`
     says which rows the newest offsets entry names. Only the checks use `seen` (rows that readers
-    see), `owed` and `lost` (decided transactions that are not visible yet, or never will be) and
-    `claims` (the newest claim of each run).
+    see), `owed` and `lost` (decided transactions that are not visible yet, or never will be),
+    `claims` (the newest claim of each run) and `passed`.
     """
 
     txns: tuple[Txn, ...] = ()
@@ -56,6 +56,7 @@ class World(NamedTuple):
     owed: tuple = ()
     lost: tuple = ()
     claims: tuple = ()
+    passed: tuple[int, ...] = ()  # that Spark has in `commits`, though their rows were not visible
     # log, offsets, version and commits of a copied checkpoint; a log of None: the copy uses the log
     # of the original
     away: tuple = ()
@@ -128,6 +129,11 @@ FAULTS = {
         " and the old committer may too"
     ),
     "no_commits": "an operator deletes the newest entry of Spark's commits",
+    "passes": (
+        "the user's function catches the error of a call, so Spark writes commits/N; the run ends,"
+        " or its next call is refused"
+    ),
+    "by_hand": "an operator writes commits/N for a batch that is decided",
     "new_rows": (
         "Spark's newest offsets entry is written anew, with other rows, and its commits entry is"
         " gone"
@@ -171,6 +177,8 @@ class Config:
     forget: int = 0
     inherit: int = 0
     no_commits: int = 0
+    passes: int = 0
+    by_hand: int = 0
     new_rows: int = 0
     expire: int = 0
     lost_entry: int = 0
@@ -193,6 +201,11 @@ class Config:
     prefixes: str = ""
     # task 1 of run 1 writes to a second store, which later runs do not have
     shrinks: bool = False
+    # the process that plans a batch commits it too, as in foreachBatch
+    one_process: bool = False
+    # the last run is an operator: "fence", "adopt" or "restore"; with `one_supervisor` he begins
+    # when the run before has ended, with its tasks
+    operator: str = ""
     # run 3 starts when run 2 has ended: one supervisor restarts the query, and run 1 is a zombie
     one_supervisor: bool = False
     copied: str = ""  # run 2 starts from a copy of the checkpoint, see COPIES
@@ -226,8 +239,9 @@ ANOMALIES = {
     ),
     "HANGING": (
         "If all others die, a run that starts, or goes on, leaves nothing open and nothing decided"
-        " but unfinished."
+        " but unfinished; also if it ends with the batch that it repeats."
     ),
+    "TOLD-UNTRUE": "When an operator's command has returned, nothing is open that it was to end.",
     "STUCK": (
         "If all others die, a run that starts, or goes on, comes to its end, or reports what is"
         " lost or which run is further."

@@ -25,12 +25,18 @@ def _checksum(d: dict) -> str:
 _NEW_IN_2 = ("rows", "bytes", "expires_ms")
 
 
+def _format_of(d: Decision) -> int:
+    if d.slot.is_note:
+        return 3
+    return 2 if d.identity else 1
+
+
 def dump_decision(d: Decision) -> bytes:
     """The file content of a decision: JSON with a checksum. Format 2, or format 1 for a record that
-    was read from one (it has no identity).
+    was read from one (it has no identity); format 3 for a note.
     """
     out = dict(
-        format=2 if d.identity else 1,
+        format=_format_of(d),
         kind=d.kind,
         query_id=d.query_id,
         batch_id=d.slot.batch_id,
@@ -53,8 +59,8 @@ def load_decision(content: bytes, where: str, slot: Slot | None = None) -> Decis
     """
     try:
         d = json.loads(content)
-        if d["format"] not in (1, 2):
-            raise UnknownFormat(f"{where}: format {d['format']}, known up to 2")
+        if d["format"] not in (1, 2, 3):
+            raise UnknownFormat(f"{where}: format {d['format']}, known up to 3")
         if d["checksum"] != _checksum(d):
             raise CorruptDecision(f"{where}: the checksum does not fit the content")
         if slot not in (None, (d["batch_id"], d["attempt"])):

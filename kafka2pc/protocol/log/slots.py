@@ -47,7 +47,7 @@ class DecisionLog(Chains):
     @abstractmethod
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None: ...
     @abstractmethod
-    def slots(self) -> list[Slot]: ...  # those that are taken now, in order
+    def slots(self) -> list[Slot]: ...  # those that are taken now, notes too, in order
     @abstractmethod
     def load(self, slot: Slot) -> Decision | None: ...  # None: the record was removed since
     @abstractmethod
@@ -60,11 +60,17 @@ class DecisionLog(Chains):
 
     def listing(self, *known: Decision) -> "Listing":
         """One request for all slots; one more for each record that is asked for and not `known`."""
-        return Listing(self, tuple(self.slots()), {d.slot: d for d in known})
+        taken = self.slots()
+        return Listing(
+            self,
+            tuple(s for s in taken if not s.is_note),
+            {d.slot: d for d in known},
+            notes=tuple(s for s in taken if s.is_note),
+        )
 
     def purge(self, batch_id: int, seen: "Listing | None" = None) -> None:
         """Remove the batches before this one. `seen`: a listing that the caller has."""
-        if old := [s for s in (seen or self.listing()).slots if s.batch_id < batch_id]:
+        if old := (seen or self.listing()).before(batch_id):
             self.remove(old)
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c105
@@ -116,15 +122,21 @@ def win(
 @dataclass(frozen=True)
 class Listing(Chains):
     """The slots that were taken at one moment. A record is loaded once, when it is asked for first.
-    `loaded`: those that are known already (None: it was removed since).
+    `loaded`: those that are known already (None: it was removed since). `notes`: apart from the
+    chains, so that no question about a batch meets one.
     """
 
     log: DecisionLog
     slots: tuple[Slot, ...]
     loaded: dict[Slot, Decision | None] = field(default_factory=dict, repr=False, compare=False)
+    notes: tuple[Slot, ...] = ()
 
     def listing(self) -> "Listing":
         return self
+
+    def before(self, batch_id: int) -> list[Slot]:
+        """The slots and notes of earlier batches."""
+        return [s for s in (*self.notes, *self.slots) if s.batch_id < batch_id]
 
     def newest_first(self, batch_id: int) -> Iterator[Decision | None]:
         """The records of a batch, the last one first, each loaded when needed. None: removed."""

@@ -12,13 +12,15 @@ from typing import Sequence
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c003
 from ..driver import Driver
 from ..errors import Refused, StaleCheckpoint, Superseded, describe_error
+from ..log.decisions import Decision
 from ..log.questions import commit_of
 from ..log.slots import Listing
 from ..messages import CommitMessage, Mode, Plan
+from .claim import claim
 from .decide import abort, decide
 from .describe import check_open
 from .finish import after_the_decision, finish
-from .sweep import sweep
+from .sweep import BOTH, sweep
 from ..rare.replay import check_replay
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c006
@@ -26,8 +28,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> None:
-    """Runs on the driver, when every task has returned. A batch that was drained, or has no message
-    and so no plan, is finished once more. Raises `Refused` or `Superseded` (given up before the
+    """Runs on the driver, when every task has returned. A batch that was drained is finished once
+    more; one that has no message, and so no plan, is claimed. Raises `Refused` or `Superseded` (given up before the
     decision; `Superseded` after it: another run has gone on), `OutcomeUnknown`, `LostTransaction`,
     `ReplayDiffers`, or what a participant raises. An error after the last commit is logged.
     """
@@ -62,7 +64,8 @@ def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
 
 def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:
     try:
-        sweep(driver, plan.token, plan.batch_id % 2, seen)
+        parity = BOTH if driver.policy.one_at_a_time else plan.batch_id % 2
+        sweep(driver, plan.token, parity, seen)
         driver.log.purge(plan.batch_id - driver.policy.keep_batches, seen)
     except Exception as e:  # a store may raise what it likes: the batch is complete
         _warn(driver, plan, e)
@@ -70,6 +73,8 @@ def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c008
 def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> None:
     decided = commit_of(driver.log, batch_id)
+    if not messages and not decided:
+        decided = _close_empty(driver, batch_id)
     if decided:
         finish(driver, decided)
         check_replay(driver, decided, messages)
@@ -78,6 +83,14 @@ def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: i
             f"batch {batch_id} of query {driver.query_id} was drained, but its COMMIT is gone from"
             " the log"
         )
+
+
+def _close_empty(driver: Driver, batch_id: int) -> Decision | None:
+    """A batch without a message has no plan, so the token of its run is not known here: claim its
+    next slot, and no older run can decide it. Returns a COMMIT that was written in between.
+    """
+    claimed = claim(driver, batch_id)
+    return claimed if claimed.commit else None
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c082
 def _warn(driver: Driver, plan: Plan, e: Exception) -> None:

@@ -14,8 +14,9 @@ from ..log.slots import Listing
 from ..messages import Mode, Plan
 from ..names import Token
 from .claim import claim, claims_in_a_row, next_attempt
-from .finish import finish
-from .sweep import sweep, sweep_former
+from .finish import finish, settle
+from .passed_over import check_passed_over
+from .sweep import sweep, sweep_drained, sweep_former
 from ..rare.claims import remove_old_claims
 from ..rare.identity import check_identity
 
@@ -24,9 +25,10 @@ def restore(
     driver: Driver, batch_id: int, *, offsets_hash: str = "", mine: Token | None = None
 ) -> Plan:
     """The plan of a batch, made on the driver before the first task. `mine`: the token of this run,
-    None if it has none or has planned this batch. `offsets_hash`: of Spark's offsets, which rows
-    the batch has. Raises what `check_identity` and participants raise, `Superseded`,
-    `StaleCheckpoint`, `LostTransaction`, `OutcomeUnknown`.
+    None if it has none or has planned this batch; with `one_process` also None unless its `commit`
+    of the batch before has returned. `offsets_hash`: of Spark's offsets, which rows the batch has.
+    Raises what `check_identity` and participants raise, `Superseded`, `StaleCheckpoint`,
+    `PassedOver`, `LostTransaction`, `OutcomeUnknown`.
     """
     with driver.history.of("plan", batch_id=batch_id):
         seen = driver.log.listing()
@@ -34,7 +36,11 @@ def restore(
         decided = commit_of(seen, batch_id)
         if decided:
             return _drain(driver, decided, offsets_hash)
-        if mine and _is_next_in_line(seen, batch_id, mine):
+        check_passed_over(driver, batch_id, seen)
+        in_line = mine and _is_next_in_line(seen, batch_id, mine)
+        if not (in_line and driver.policy.one_process):
+            _settle_before(driver, batch_id, seen)
+        if mine and in_line:
             return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
         if driver.policy.pause_before_claim(claims_in_a_row(seen, batch_id)):
             return restore(without_pause(driver), batch_id, offsets_hash=offsets_hash, mine=mine)
@@ -43,6 +49,15 @@ def restore(
             return _drain(driver, claimed, offsets_hash)
         _sweep_below(driver, claimed)
         return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
+
+# %% ../../../nbs/protocol/phases/09_restore.ipynb #c090
+def _settle_before(driver: Driver, batch_id: int, seen: Listing) -> None:
+    """Finish the newest decision, if it is of an earlier batch. Spark says that it is done, but it
+    says so also if the error of its `commit` was caught.
+    """
+    newest = newest_commit(seen)
+    if newest and newest.slot.batch_id < batch_id:
+        settle(driver, newest)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
 def _sweep_below(driver: Driver, claimed: Decision) -> None:
@@ -78,6 +93,7 @@ def _plan(
 def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
     _check_replayed(driver, decided, offsets_hash)
     finish(driver, decided)
+    sweep_drained(driver, decided)
     return _plan(driver, decided.slot, decided.token, offsets_hash, Mode.DRAIN)
 
 

@@ -7,7 +7,7 @@ __all__ = ['SparkMessage', 'StreamWriter', 'check_trigger', 'plan_stream', 'writ
            'check_task']
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c002
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Iterable, Iterator, Sequence
 
@@ -140,6 +140,8 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
     check_trigger(checkpoint, batch.batch_id)
     # between two batches of this process another one may have run the query
     driver = stream_driver(options, checkpoint, batch.query_id, run_id=f"batch {batch.batch_id}")
+    # Spark ends a query whose commit has failed, so what has failed before is not of this run
+    driver = replace(driver, began=lambda: batch.batch_id)
     plan = plan_batch(driver, batch.batch_id, batch.offsets_hash)
     swept = count_aborts(driver.history.events)
     return StreamWriter(options, open_participant(options), plan, swept)
