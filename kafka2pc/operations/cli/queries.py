@@ -7,6 +7,7 @@ __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 're
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c002
 import json
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,7 @@ from kafka2pc.operations.cli.common import (
 if TYPE_CHECKING:
     from kafka2pc.operations.doctor.findings import Diagnosis
     from kafka2pc.operations.query import Query
+    from kafka2pc.operations.repair import RestoreStep
     from kafka2pc.protocol.log.decisions import Decision
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c008
@@ -234,20 +236,45 @@ def restore(
         query = open_query(place, decision_log, conf=conf, prefix=prefix)
         with operate(conf, query, prefix, skip_lost=skip_lost) as driver:
             steps = plan_restore(driver) if dry_run else restore(driver)
-        show_rows(steps, _STEP, as_json, "Nothing is open, and nothing was decided.")
+        columns = _PLANNED if dry_run else _DONE
+        show_rows(steps, columns, as_json, "Nothing is open, and nothing was decided.")
+        if steps and not as_json:
+            typer.echo(_summary(steps, dry_run))
     raise typer.Exit(_status(steps, dry_run))
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c117
+_IN_WORDS = {  # what is done with a transaction -> in the table and in the summary
+    "commit": "committed",
+    "abort": "aborted",
+    "nothing": "committed before",
+    "lost": "lost",
+}
 _STEP = {
-    "": lambda s: s.do,
     "transactional id": lambda s: s.transactional_id,
     "batch": lambda s: s.batch_id,
     "holds": lambda s: s.holds,
-    "left": lambda s: seconds(s.left_ms),
 }
+_PLANNED = {"to do": lambda s: s.do, **_STEP, "left": lambda s: _left(s)}
+_DONE = {"done": lambda s: _IN_WORDS[s.do], **_STEP}
 
 
-def _status(steps: list, dry_run: bool) -> int:
+def _left(step: "RestoreStep") -> str:
+    return seconds(step.left_ms) if step.do in ("commit", "abort") else ""
+
+
+def _summary(steps: list["RestoreStep"], dry_run: bool) -> str:
+    """The number of transactions for each thing that was done, or would be."""
+    words = _IN_WORDS
+    if dry_run:
+        words = words | {"commit": "to commit", "abort": "to abort"}
+    count = Counter(s.do for s in steps)
+    numbers = ", ".join(f"{count[do]} {word}" for do, word in words.items() if count[do])
+    if dry_run:
+        return f"Dry run, nothing was sent: {numbers}."
+    return f"{numbers}; nothing is open any more."
+
+
+def _status(steps: list["RestoreStep"], dry_run: bool) -> int:
     if any(s.do == "lost" for s in steps):
         return 4
     return 3 if dry_run and any(s.do in ("commit", "abort") for s in steps) else 0

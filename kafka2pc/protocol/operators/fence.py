@@ -13,7 +13,7 @@ from ..log.questions import later_claim, newest_commit, overtaken
 from ..names import Token
 from ..phases.claim import claim
 from ..phases.finish import finish
-from ..phases.sweep import sweep, sweep_former
+from ..phases.sweep import former_drivers, sweep_and_check
 from ..rare.identity import check_identity
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c004
@@ -49,13 +49,14 @@ def _fence(driver: Driver) -> Decision:
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c005
 def end_all(driver: Driver) -> None:
     """Fence every older run, finish what is decided, and abort what is open, in all participants,
-    also under a former prefix. Raises what `check_identity`, `fence` and a participant raise.
+    also under a former prefix. Raises `OutcomeUnknown` if a transaction is still open after that,
+    and what `check_identity`, `fence` and a participant raise.
     """
     check_identity(driver, -1)
     claimed = _fence(driver)
     seen = driver.log.listing(claimed)
-    sweep(driver, claimed.token, seen=seen)
-    sweep_former(driver, claimed, seen)
+    drivers = [driver, *former_drivers(driver, claimed, seen)]
+    sweep_and_check(drivers, claimed.token, seen=seen)
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c006
 def _still_runs(driver: Driver) -> Superseded:
