@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['describe_records', 'find_refusal', 'driver_of', 'operate', 'end_transaction', 'RestoreStep', 'plan_restore',
-           'restore', 'adopt_place']
+           'restore', 'missing_batches', 'accept_batch', 'adopt_place']
 
 # %% ../../nbs/operations/04_repair.ipynb #c002
 import time
@@ -23,15 +23,21 @@ from .survey import Survey, find_prefix, log_prefixes
 from ..protocol.driver import Driver, Policy
 from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused
 from ..protocol.log.decisions import Decision, Identity
-from ..protocol.log.questions import later_batch, newest_commit, newest_record
+from kafka2pc.protocol.log.questions import (
+    failed_batches,
+    later_batch,
+    newest_commit,
+    newest_record,
+)
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ..protocol.names import Token, known_name, parse_name
+from ..protocol.operators.accept import accept
 from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import fence
 from ..protocol.participant import Identified, Outcome, store_identity
 from ..protocol.phases.describe import describe_all
-from ..protocol.phases.finish import check_own, finish
-from ..protocol.phases.sweep import sweep
+from ..protocol.phases.finish import check_own, complete
+from ..protocol.phases.sweep import left_open, sweep_and_check
 from ..protocol.policies import parallel, retry_unknown
 from ..protocol.rare.identity import check_identity
 from ..protocol.states import TxnState
@@ -251,9 +257,10 @@ def end_transaction(
 # %% ../../nbs/operations/04_repair.ipynb #c131
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreStep:
-    """One transaction, and what restore does with it: `commit`, `abort`, `nothing` (it is
-    committed), or `lost` (it was aborted after its decision). `left_ms`: until it times out, for
-    display only, because it compares the clock of a task or of a broker with that of this machine.
+    """One transaction, and what restore does with it, or has done: `commit`, `abort`, `nothing` (it
+    was committed before), or `lost` (it was aborted after its decision). `left_ms`: until it times
+    out, for display only, because it compares the clock of a task or of a broker with that of this
+    machine; None also for one that is not open.
     """
 
     do: str
@@ -332,21 +339,58 @@ def plan_restore(driver: Driver) -> list[RestoreStep]:
 
 # %% ../../nbs/operations/04_repair.ipynb #c138
 def restore(driver: Driver) -> list[RestoreStep]:
-    """Commit what is decided, abort the rest; returns what was done. Raises `LostTransaction`
-    (after it has committed all others), `OutcomeUnknown`, and `Superseded` if the query runs and
-    has moved on.
+    """Commit what is decided, abort the rest; returns what was done, as the stores describe it
+    afterwards. Raises `LostTransaction` (after it has committed all others), `OutcomeUnknown` (also
+    if a transaction is still open), and `Superseded` if the query runs and has moved on.
     """
     steps = plan_restore(driver)
-    newest = newest_commit(driver.log)
+    decided = newest_commit(driver.log)
     if any(s.do == "abort" for s in steps):
         # before the claim, which is a record of a later batch
         drivers = _under_each_prefix(driver)
         token = fence(driver)
-        for each in drivers:
-            sweep(each, token)
-    elif newest:
-        finish(driver, newest)
-    return steps
+        sweep_and_check(drivers, token)
+        # its run may have decided before the claim
+        decided = newest_commit(driver.log)
+    elif decided:
+        complete(driver, decided)
+    return _done(driver, steps, decided)
+
+# %% ../../nbs/operations/04_repair.ipynb #c151
+_OTHERWISE = {  # (planned, state afterwards) -> done, where that is not what was planned
+    ("commit", None): "nothing",
+    ("commit", TxnState.ABORTED): "lost",
+    ("abort", TxnState.COMMITTED): "commit",
+}
+
+
+def _done(
+    driver: Driver, planned: list[RestoreStep], decided: Decision | None
+) -> list[RestoreStep]:
+    """What became of the planned steps. Raises `OutcomeUnknown` if a decided one is still open."""
+    cs = decided.committables if decided else ()
+    state_of = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
+    left = [c for c, state in state_of.items() if _DO.get(state) == "commit"]
+    if left:
+        raise left_open(driver.query_id, left)
+    states = {c.transactional_id: state for c, state in state_of.items()}
+    became = lambda s: _OTHERWISE.get((s.do, states.get(s.transactional_id)), s.do)
+    return [replace(s, do=became(s), left_ms=None) for s in planned]
+
+# %% ../../nbs/operations/04_repair.ipynb #c153
+def missing_batches(query: Query) -> list[int]:
+    """The batches whose call failed, of which nothing is decided, and that Spark has in its commits:
+    their rows may be missing. Where Spark's commits are not known: all that failed.
+    """
+    passed = query.spark_committed if query.checkpoint else lambda batch_id: True
+    return [n for n in failed_batches(query.log) if passed(n)]
+
+
+def accept_batch(query: Query, batch_id: int) -> Decision:
+    """Record that nothing of the failed batches up to `batch_id` is missing any more. Raises what
+    `accept` raises.
+    """
+    return accept(replace(driver_of(query), spark_committed=query.spark_committed), batch_id)
 
 # %% ../../nbs/operations/04_repair.ipynb #c140
 def adopt_place(

@@ -240,7 +240,8 @@ class ExactlyOnce:
         log that it leaves is marked, if it is a folder that can be reached. `without`: the names of
         participants that the query gives up. What is decided is finished in them, and what is open
         is aborted; from then on pass a list without them. Stop the query before. It needs `name` or
-        `checkpoint`. See `kafka2pc.protocol.operators.adopt.adopt`.
+        `checkpoint`. Raises `OutcomeUnknown` if a transaction is still open, and then records
+        nothing; see `kafka2pc.protocol.operators.adopt.adopt`.
         """
         driver = self.driver(self._checkpoint(None))
         if isinstance(without, str) or not set(without) <= set(driver.participants):

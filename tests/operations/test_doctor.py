@@ -34,7 +34,7 @@ def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_go
     )
     leftover = finding_of(found, "leftovers", "2 open transactions", dead.id, "No. Spark replays")
     said, statuses = zip(*map(typed, leftover.commands), strict=True)
-    assert statuses == (3, 0) and all(text.count("abort") == 2 for text in said)
+    assert statuses == (3, 0) and "2 to abort" in said[0] and "2 aborted" in said[1]
     assert dead.seen() == ["another producer's"]
     assert names(dead.doctor()) == {"one-copy"}
 

@@ -10,19 +10,21 @@ from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.operations import repair
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import operate, plan_restore, restore
 from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_transactions
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.protocol.errors import BadOption, StaleCheckpoint, Superseded
+from kafka2pc.protocol.errors import BadOption, OutcomeUnknown, StaleCheckpoint, Superseded
 from kafka2pc.protocol.log.decisions import Identity
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.operators import fence as fence_module
 from kafka2pc.protocol.operators.fence import fence
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
@@ -154,6 +156,43 @@ def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
     assert dead.seen() == [f"{n}{v}" for n in range(batch_id + 1) for v in "abcd"]
 
 
+def test_restore_fails_and_names_what_is_still_open(dead, monkeypatch):
+    dead.leave(decided=False)
+    line = dead.access.command("restore", str(dead.place))
+    with monkeypatch.context() as m:
+        m.setattr(repair, "retry_unknown", lambda: lambda ask: ask())
+        m.setattr(KafkaParticipant, "end_all", lambda self, verb, cs: [Outcome.UNKNOWN] * len(cs))
+        said, status = typed(line)
+    assert status == 1 and "OutcomeUnknown" in said and "aborted" not in said
+    assert len(dead.open()) == 2 and all(f.transactional_id in said for f in dead.open())
+    said, status = typed(line)
+    assert status == 0 and "2 aborted; nothing is open any more" in said and not dead.open()
+
+
+def test_restore_reports_no_commit_that_was_not_sent(dead, monkeypatch):
+    dead.leave(decided=True)
+    monkeypatch.setattr(repair, "finish", lambda driver, decision: False)  # another run goes on
+    with operate(dead.conf, dead.query) as driver:
+        with pytest.raises(OutcomeUnknown, match="still open") as e:
+            restore(driver)
+    assert all(f.transactional_id in e.value.what for f in dead.open()) and dead.seen() == []
+
+
+def test_restore_reports_what_a_living_run_has_decided_before_its_claim(dead, monkeypatch):
+    living = dead.run()
+    messages = dead.write(living)
+
+    def late(driver):
+        decide(living, messages[0].plan, messages)
+        return fence(driver)
+
+    monkeypatch.setattr(repair, "fence", late)
+    with operate(dead.conf, dead.query) as driver:
+        assert [s.do for s in plan_restore(driver)] == ["abort", "abort"]
+        assert [s.do for s in restore(driver)] == ["commit", "commit"]
+    assert dead.seen() == ROWS
+
+
 def test_an_undecided_leftover_is_not_aborted_before_the_decision_is_finished(dead):
     """The slot that fences would hide the decision."""
     dead.leave(decided=True)
@@ -184,7 +223,7 @@ def test_after_restore_the_query_goes_on_without_loss_or_double(dead):
             "nothing",
             "nothing",
         ]
-        restore(driver)
+        assert sorted(s.do for s in restore(driver)) == ["abort", "abort", "nothing", "nothing"]
     again = dead.run()
     commit(again, dead.write(again, 2), 2)
     assert dead.seen() == [f"{n}{v}" for n in range(3) for v in "abcd"]
@@ -196,7 +235,11 @@ def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
     driver = replace(dead.run(), log=log)
     messages = dead.write(driver)
     decide(driver, messages[0].plan, messages)
-    assert typed(dead.access.command("restore", str(tmp_path / "log" / dead.id)))[1] == 0
+    line = dead.access.command("restore", str(tmp_path / "log" / dead.id))
+    said, status = typed(f"{line} --dry-run")
+    assert status == 3 and "Dry run, nothing was sent: 2 to commit" in said
+    said, status = typed(line)
+    assert status == 0 and "2 committed; nothing is open any more" in said
     assert dead.seen() == ROWS
     with pytest.raises(BadOption):
         open_query(str(tmp_path / "log"))

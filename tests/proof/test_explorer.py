@@ -54,6 +54,8 @@ STATES = {
     "commits/N is written by hand": 13_000,
     "commits/N is written by hand, the planner goes on": 22_000,
     "an operator fences": 3_000,
+    "an operator restores": 3_000,
+    "an operator restores what has died": 500,
     "an operator gives up a participant": 500,
     "claims removed, a late create": 450_000,
     "claims and batches removed, break": 100_000,

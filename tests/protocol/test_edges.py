@@ -23,11 +23,13 @@ from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.operators.adopt import adopt
 from kafka2pc.protocol.operators.fence import end_all
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 
 QUERY = str(uuid.uuid4())
@@ -241,6 +243,31 @@ def test_a_run_that_still_writes_is_fenced_before_a_participant_goes():
     with pytest.raises(Exception, match="before the decision"):
         commit(both, [message], 1)
     assert open_in(a) == open_in(b) == 0
+
+
+def test_an_abort_whose_answer_was_lost_and_that_comes_late_is_no_alarm():
+    class Late(MemoryParticipant):
+        """An abort gets no answer, and is carried out after the first look that follows it."""
+
+        aborted = False
+
+        def abort(self, c):
+            self.aborted = True
+            return Outcome.UNKNOWN
+
+        def in_doubt(self, query_id):
+            found = super().in_doubt(query_id)
+            if self.aborted:
+                self.expire()
+            return found
+
+    log, store = MemoryLog(), Late()
+    patient = Policy(retry=lambda: retry_unknown(2, first_ms=0))
+    driver = driver_of(log, store, policy=patient)
+    written(driver, restore(driver, 0))
+    assert open_in(store) == 1
+    end_all(driver)
+    assert open_in(store) == 0
 
 
 # -- a batch without partitions --

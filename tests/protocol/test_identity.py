@@ -13,7 +13,13 @@ from driver_steps import ORDERS, decide_only, orders_driver, prepare, write
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.query import Query
 from kafka2pc.operations.repair import adopt_place
-from kafka2pc.protocol.errors import MovedLog, StaleCheckpoint, UnfinishedBatch, WrongCluster
+from kafka2pc.protocol.errors import (
+    MovedLog,
+    OutcomeUnknown,
+    StaleCheckpoint,
+    UnfinishedBatch,
+    WrongCluster,
+)
 from kafka2pc.protocol.log.decisions import Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.log.questions import commit_of, newest_record
@@ -22,7 +28,7 @@ from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.operators.adopt import adopt
 from kafka2pc.protocol.operators.fence import end_all
-from kafka2pc.protocol.participant import StoreIdentity
+from kafka2pc.protocol.participant import Outcome, StoreIdentity
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.finish import finish
@@ -242,11 +248,14 @@ def test_what_is_open_under_a_former_prefix_is_swept_even_if_the_first_sweep_fai
     assert open_ones(store) == 0
 
 
-def test_to_end_all_ends_what_is_open_under_a_former_prefix_too(driver):
+def test_to_end_all_ends_what_is_open_under_a_former_prefix_too(driver, monkeypatch):
     store = Prefixed()
     old, new = (with_prefix(driver, store, prefix) for prefix in ("kafka2pc", "mine"))
     write(old, 0)
     store.begin(replace(restore(old, 0), batch_id=1))
+    with monkeypatch.context() as m, pytest.raises(OutcomeUnknown, match="still open: kafka2pc-"):
+        m.setattr(Prefixed, "abort", lambda self, c: Outcome.UNKNOWN)
+        end_all(new)
     end_all(new)
     assert open_ones(store) == 0 and store.read() == ["row"]
 

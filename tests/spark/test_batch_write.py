@@ -198,6 +198,21 @@ def test_what_the_python_of_a_killed_task_begins_after_the_abort_is_aborted_too(
     assert store.states() == [TxnState.ABORTED] * 3
 
 
+def test_an_abort_that_gets_no_clear_answer_says_how_to_end_what_is_open(
+    store, place, monkeypatch, caplog
+):
+    writer = plan_write(options(**place))
+    messages = rows_written(writer)
+    with monkeypatch.context() as m, pytest.raises(OutcomeUnknown, match="still open") as e:
+        m.setattr(store, "abort", lambda c: Outcome.UNKNOWN)
+        another_process(writer).abort([*messages[1:], None])
+    assert all(tid in e.value.what for tid, _ in store.txns) and e.value.what in caplog.text
+    how = "again" if "idempotenceKey" in place else f"kafka2pc restore .*{writer.plan.query_id}"
+    assert re.search(how, e.value.action) and "not decided" in e.value.risk
+    another_process(writer).abort(messages)  # the place of its decision is still there
+    assert set(store.states()) == {TxnState.ABORTED}
+
+
 def test_a_finished_write_leaves_the_disk_after_a_day(store, tmp_path):
     writer = plan_write(options())
     another_process(writer).commit(rows_written(writer))

@@ -10,12 +10,13 @@ import pytest
 from driver_steps import Sleepy, decide_only, orders_driver, prepare, sleeps_before_its_claim, write
 
 from kafka2pc.backends.kept import Kept
-from kafka2pc.protocol.errors import MovedLog, Superseded, UnfinishedBatch
+from kafka2pc.protocol.errors import MovedLog, OutcomeUnknown, Superseded, UnfinishedBatch
+from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.operators.adopt import adopt
-from kafka2pc.protocol.participant import StoreIdentity
+from kafka2pc.protocol.participant import Outcome, StoreIdentity
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import exactly_once
@@ -144,6 +145,19 @@ def test_a_job_gives_a_participant_up_by_its_own_method():
     assert gone.in_doubt(job.driver().query_id) == kept.in_doubt(job.driver().query_id) == []
     write(rest.driver(), 0)
     assert (kept.read(), gone.read()) == (["row"], [])
+
+
+def test_a_participant_is_not_given_up_while_its_abort_gets_no_clear_answer(monkeypatch):
+    """No later run would look into it."""
+    log, kept, gone = MemoryLog(), MemoryParticipant("kept"), MemoryParticipant("gone")
+    options = {"decisionLog": log, "decisionMarginMs": 0, "maxCommitRetries": "1"}
+    job = exactly_once(options, participants=[kept, gone], name="job")
+    _, in_gone = prepare(job.driver(), 0).committables
+    with monkeypatch.context() as m, pytest.raises(OutcomeUnknown) as e:
+        m.setattr(gone, "abort", lambda c: Outcome.UNKNOWN)
+        job.adopt(without=["gone"])
+    assert in_gone.transactional_id in e.value.what and not newest_record(log).adopts
+    assert job.adopt(without=["gone"]).adopts and gone.in_doubt(job.driver().query_id) == []
 
 
 class Prefixed(MemoryParticipant):

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c004
 from .common import plainly
-from .queries import adopt, decisions, doctor, restore, show_progress
+from .queries import accept, adopt, decisions, doctor, restore, show_progress
 from .transactions import abort, commit, transactions
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c006
@@ -268,6 +268,7 @@ _FOR_OPERATORS: dict[str, Callable[..., None]] = {
     "progress": show_progress,
     "restore": restore,
     "adopt": adopt,
+    "accept": accept,
     "abort": abort,
     "commit": commit,
 }

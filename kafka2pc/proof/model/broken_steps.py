@@ -13,7 +13,7 @@ __all__ = ['write_in_background', 'precommit_unflushed', 'begin_always', 'skip_c
            'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'later_record', 'any_commit', 'all_commits',
            'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending',
            'begin_without_init', 'forget_retired', 'settle_nothing', 'knows_token_always', 'pass_over_in_silence',
-           'note_in_the_chain', 'sweep_drained_at_once', 'sweep_drained_never', 'sweep_both_parities',
+           'note_in_the_chain', 'sweep_once', 'sweep_drained_at_once', 'sweep_drained_never', 'sweep_both_parities',
            'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
            'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
 
@@ -414,6 +414,14 @@ def note_in_the_chain(driver: Driver, batch_id: int) -> None:
     """An ABORT in the next slot of the batch, instead of a note."""
     attempt = next_attempt(driver.log.listing(), batch_id)
     win(driver.log, abort_record(driver, batch_id, attempt))
+
+
+def sweep_once(
+    drivers: Sequence[Driver], token: Token, own_parity: int | None = None, seen: Any = None
+) -> None:
+    """A sweep, and no second look."""
+    for driver in drivers:
+        sweep(driver, token, own_parity, seen)
 
 
 def sweep_drained_at_once(driver: Driver, decided: Decision) -> None:

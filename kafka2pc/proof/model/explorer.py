@@ -272,6 +272,10 @@ SMALL = {
     "commits/N is written by hand": Config(by_hand=1, crash=1),
     "commits/N is written by hand, the planner goes on": Config(batches=3, by_hand=1, inherit=1),
     "an operator fences": Config(operator="fence", late_end=1),
+    "an operator restores": Config(operator="restore", late_end=1),
+    "an operator restores what has died": Config(
+        batches=1, operator="restore", crash=1, late_end=1, timeout=1, one_supervisor=True
+    ),
     "an operator gives up a participant": Config(
         batches=1,
         operator="adopt",

@@ -403,6 +403,10 @@ def call_operate(calls: "Calls", transcript: Transcript, number: int, what: str)
     driver = make_driver(calls.setting, transcript, number)
     if what == "fence":
         fence(driver)
+    if what == "restore":
+        from kafka2pc.operations.repair import restore  # with a Kafka client
+
+        restore(driver)
     if what == "adopt":
         end_all(driver)
         kept = {"kafka": driver.participants["kafka"]}

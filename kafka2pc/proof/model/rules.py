@@ -20,6 +20,7 @@ from .report import Exploration
 from .steps import Model, Step
 from .world import ANOMALIES, Config
 from ...protocol.log.questions import later_claim
+from ...protocol.operators import fence as fence_command
 from ...protocol.phases import claim as claim_phase
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import decide as decide_phase
@@ -65,6 +66,7 @@ MODULES = {
     "claim": claim_phase,
     "restore": restore_phase,
     "passed_over": passed_over_phase,
+    "fence": fence_command,
     "identity": identity,
     "replay": replay,
     "model": model,
@@ -625,6 +627,21 @@ RULES |= {
         _LOST,
         _CAUGHT,
         (("passed_over.leave_note", broken.note_in_the_chain),),
+        "13",
+    ),
+    "an operator's command looks again": Rule(
+        "a command returns when it has sent its aborts, whatever the answers",
+        "TOLD-UNTRUE",
+        Config(
+            batches=1,
+            operator="adopt",
+            slots=(2, 1),
+            shrinks=True,
+            crash=1,
+            late_end=1,
+            one_supervisor=True,
+        ),
+        (("fence.sweep_and_check", broken.sweep_once),),
         "13",
     ),
     "sweep after a drain": Rule(

@@ -88,12 +88,13 @@ def newest_record(log: Chains) -> Decision | None:
     return next(_records(seen, seen.slots[-1].batch_id), None)
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #c060
-def failed_batches(log: Chains, batch_id: int) -> list[int]:
-    """The batches before this one that have a note FAILED and are not closed: no COMMIT of the batch
-    or of a later one, and no note ACCEPTED of it or of a later one.
+def failed_batches(log: Chains, batch_id: int | None = None) -> list[int]:
+    """The batches before this one (None: all) that have a note FAILED and are not closed: no COMMIT
+    of the batch or of a later one, and no note ACCEPTED of it or of a later one.
     """
     seen = log.listing()
-    failed = [s.batch_id for s in seen.notes if s.attempt == FAILED and s.batch_id < batch_id]
+    failed = [s.batch_id for s in seen.notes if s.attempt == FAILED]
+    failed = [n for n in failed if batch_id is None or n < batch_id]
     if not failed:
         return []
     newest = newest_commit(seen)

@@ -12,8 +12,8 @@ from ..log.decisions import Decision
 from ..log.questions import later_claim, newest_commit, overtaken
 from ..names import Token
 from ..phases.claim import claim
-from ..phases.finish import finish
-from ..phases.sweep import sweep, sweep_former
+from ..phases.finish import complete
+from ..phases.sweep import former_drivers, sweep_and_check
 from ..rare.identity import check_identity
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c004
@@ -22,7 +22,7 @@ def fence(driver: Driver) -> Token:
     more, and the run stops with `Superseded`. (One that has planned no batch yet may claim the next
     one, as a new start does.) Returns the fencing token of the claim.
 
-    1. Finish the newest decision, unless a later claim of its batch exists: every driver takes a
+    1. Complete the newest decision, unless a later claim of its batch exists: every driver takes a
       batch for done once the log holds a later one.
     2. Claim the newest batch that is not decided, or the one after the decision.
     3. If the claim meets a COMMIT or a later record, here or in step 1, the query runs and has
@@ -38,7 +38,7 @@ def _fence(driver: Driver) -> Decision:
     if newest and later_claim(driver.log, newest):
         raise _still_runs(driver)
     if newest:
-        finish(driver, newest)
+        complete(driver, newest)
     decided = newest.slot.batch_id if newest else -1
     last = batches[-1] if batches else 0
     claimed = claim(driver, max(decided + 1, last))
@@ -49,13 +49,14 @@ def _fence(driver: Driver) -> Decision:
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c005
 def end_all(driver: Driver) -> None:
     """Fence every older run, finish what is decided, and abort what is open, in all participants,
-    also under a former prefix. Raises what `check_identity`, `fence` and a participant raise.
+    also under a former prefix. Raises `OutcomeUnknown` if a transaction is still open after that,
+    and what `check_identity`, `fence` and a participant raise.
     """
     check_identity(driver, -1)
     claimed = _fence(driver)
     seen = driver.log.listing(claimed)
-    sweep(driver, claimed.token, seen=seen)
-    sweep_former(driver, claimed, seen)
+    drivers = [driver, *former_drivers(driver, claimed, seen)]
+    sweep_and_check(drivers, claimed.token, seen=seen)
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c006
 def _still_runs(driver: Driver) -> Superseded:

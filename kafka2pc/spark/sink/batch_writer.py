@@ -34,12 +34,13 @@ from ...protocol.log.decisions import Decision
 from ...protocol.log.questions import commit_of, kept_commit, later_batch, newest_record
 from ...protocol.log.slots import DecisionLog, NamedLog
 from ...protocol.messages import CommitMessage, Mode, Plan
+from ...protocol.names import Token
 from ...protocol.phases.claim import claim
 from ...protocol.phases.commit import commit as commit_batch
 from ...protocol.phases.decide import abort as abort_batch
 from ...protocol.phases.finish import finish
 from ...protocol.phases.restore import restore as restore_and_plan
-from ...protocol.phases.sweep import sweep
+from ...protocol.phases.sweep import sweep, sweep_and_check
 from ..interfaces import DataSourceArrowWriter
 from .batch_line import count_aborts, log_batch, tidying_up
 from kafka2pc.spark.sink.opening import (
@@ -164,7 +165,7 @@ class BatchWriter(DataSourceArrowWriter):
     def abort(self, messages: list) -> None:
         """A task or `commit` failed. Finish a write that is decided, and raise `CompleteWrite`, so
         that Spark's own error says it. Otherwise abort its transactions, including those of killed
-        tasks.
+        tasks. Raises `OutcomeUnknown` if one is still open after that: its ABORT stays in the log.
         """
         if not self.plan or self.plan.mode is Mode.DRAIN:
             return
@@ -172,15 +173,24 @@ class BatchWriter(DataSourceArrowWriter):
         # at least the plan: perhaps no task has answered
         answers = [*contents(messages), CommitMessage(plan=self.plan)]
         if abort_batch(driver, answers, 0):
-            sweep(driver, self.plan.token, own_parity=0)
             if None in messages:  # of a task that failed or was killed
-                time.sleep(_KILLED_S)
                 sweep(driver, self.plan.token, own_parity=0)
+                time.sleep(_KILLED_S)
+            self._sweep(driver, self.plan.token)
             self._forget(driver)
             return
         decided = commit_of(driver.log, 0)
         if decided:
             self._finish(driver, decided)
+
+    def _sweep(self, driver: Driver, token: Token) -> None:
+        try:
+            sweep_and_check([driver], token, own_parity=0)
+        except OutcomeUnknown as e:
+            left = self._left_open(e)
+            # Spark Connect does not show the error of an abort
+            _LOG.warning("%s", left)
+            raise left from e
 
     def _finish(self, driver: Driver, decided: Decision) -> None:
         try:
@@ -212,6 +222,23 @@ class BatchWriter(DataSourceArrowWriter):
                 f"Finish it before the transaction timeout: kafka2pc restore {self._place()}. "
                 "Then do not run the job again: all its rows are in Kafka."
             ),
+        )
+
+    def _left_open(self, e: OutcomeUnknown) -> OutcomeUnknown:
+        """The same error after an abort. It says what ends the transactions of this write."""
+        by_hand = (
+            f"End them: kafka2pc restore {self._place()}. Or wait for their transaction timeout."
+            " The job may be run again at once."
+        )
+        by_key = "Run the job again under its key: first it aborts them."
+        return OutcomeUnknown(
+            e.what,
+            why=e.why,
+            risk=(
+                "No. The write is not decided, and none of its rows becomes visible. But"
+                " read_committed consumers wait behind these transactions until they end."
+            ),
+            action=by_key if self.options.key else by_hand,
         )
 
     def _place(self) -> str:
