@@ -40,8 +40,8 @@ def _why(own: Sequence[OpenBeside], others: Sequence[OpenBeside]) -> str:
         queries = ", ".join(sorted({t.query_id for t in others}))
         age_s = max(t.age_ms for t in others) / 1000
         parts.append(
-            f"{len(others)} prepared transactions of query {queries} hold the table, the oldest for"
-            f" {age_s:.0f} s."
+            f"Prepared transactions of query {queries} hold the table: {len(others)}, the oldest"
+            f" for {age_s:.0f} s."
         )
     return " ".join(parts)
 

@@ -205,7 +205,7 @@ def test_what_other_queries_of_the_prefix_have_open_in_the_topic_is_listed(kafka
     kafka.create_topic(other)
     left = [
         precommit_rows(At(each, list, lambda texts: rows(*texts)), dead, "a")
-        for each in (store, in_topic(store, other), in_topic(store.under(f"more-{topic}"), topic))
+        for each in (store, in_topic(store, other), in_topic(store.under("kafka2pc-more"), topic))
     ]
     [found] = store.open_beside(new.query_id)
     assert (found.transactional_id, found.query_id, found.places) == (

@@ -46,6 +46,7 @@ def test_what_is_decided_is_committed_by_the_printed_lines(dead):
     assert found.status == 4 and "leftovers" not in names(found)
     assert finding_of(found, "readers-held-back", "YES, in ").level == "danger"
     settled = finding_of(found, "decided-and-open", "batch 0", "2 of its transactions", "YES, in ")
+    assert found.findings[0] == settled, "what to do comes first"
     assert [typed(line)[1] for line in settled.commands] == [3, 0]
     assert dead.seen() == ROWS
     assert names(dead.doctor()) == {"one-copy"}
@@ -87,8 +88,8 @@ def test_without_its_checkpoint_it_is_unknown_what_is_decided(dead):
         "no checkpoint was named",
         "file metadata",
         "gone for good",
-        f"drops at most 4 records in {dead.topic}-0 at offsets 0 to 3 of {dead.prefix}",
-        f"; at most 2 records in {dead.topic}-0 at offsets 2 to 3 of {dead.prefix}",
+        f" (at most 4 records in {dead.topic}-0 at offsets 0 to 3); {dead.prefix}-{dead.id}",
+        f" (at most 2 records in {dead.topic}-0 at offsets 2 to 3).",
     )
     assert found.commands == (dead.access.command("doctor", "--checkpoint", "CHECKPOINT"),)
     held = finding_of(diagnosis, "readers-held-back")

@@ -90,7 +90,7 @@ def test_a_query_begun_anew_names_what_the_dead_one_left_and_the_line_that_drops
     driver = new.run()
     plan = plan_batch(driver, 0, "")
     [warning] = [r.getMessage() for r in caplog.records if "begins anew" in r.getMessage()]
-    assert f"query {dead.id} has 2 open transactions in {dead.topic}" in warning
+    assert f"query {dead.id} has open transactions in {dead.topic}: 2, " in warning
     lines = re.findall("kafka2pc abort [^;]* --force", warning)
     shell = [f"{line} --bootstrap-servers {kafka.bootstrap_servers}" for line in lines]
     rows = pa.RecordBatch.from_pydict({"value": ["again"]})

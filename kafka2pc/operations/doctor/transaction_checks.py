@@ -223,7 +223,7 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
 _LOOK_AGAIN = (
     "Look again with its checkpoint: the one whose file metadata holds this id. If that is gone for"
     " good, no run ever ends them, and nothing says whether they were decided: `kafka2pc abort ID"
-    " --force` drops {}."
+    " --force` drops one: {}."
 )
 _NAMED = 5  # transactions whose records are named
 
@@ -231,8 +231,8 @@ _NAMED = 5  # transactions whose records are named
 def _held_records(exam: Examination, own: Sequence[FoundTransaction]) -> str:
     """What each of them holds."""
     texts = [
-        f"{describe_ranges(find_records(exam.survey, f.partitions, f.producer_id))} of"
-        f" {f.transactional_id}"
+        f"{f.transactional_id}"
+        f" ({describe_ranges(find_records(exam.survey, f.partitions, f.producer_id))})"
         for f in own[:_NAMED]
     ]
     return list_some(texts + [f.transactional_id for f in own[_NAMED:]], _NAMED)

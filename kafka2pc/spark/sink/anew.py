@@ -32,8 +32,8 @@ def _warning(query_id: str, left: Sequence[OpenBeside]) -> str:
     prefix = shlex.quote(known_name(left[0].transactional_id).prefix)
     return str(
         TwoPhaseError(
-            f"query {query_id} begins anew, and query {other} has {len(left)} open transactions in"
-            f" {places}, the oldest for {age_s:.0f} s; {_end_by_timeout(left)}",
+            f"query {query_id} begins anew, and query {other} has open transactions in {places}:"
+            f" {len(left)}, the oldest for {age_s:.0f} s; {_end_by_timeout(left)}",
             why=(
                 "If that query still runs, this is normal. If it is dead, no run of another query"
                 " ends its transactions: they belong to its own checkpoint."
