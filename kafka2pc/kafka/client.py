@@ -7,14 +7,20 @@ __all__ = ['shared_cluster', 'close_cluster', 'new_transaction', 'leftover', 'Ka
 
 # %% ../../nbs/kafka/06_client.ipynb #c002
 import copy
+import shlex
+import time
 from typing import TYPE_CHECKING, Any, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
 from ..backends.kept import EVERYTHING, Kept
-from .ids import ids_of_query, is_random
+from .ids import ids_beside, ids_of_query, is_random
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
-from .wire.descriptions import DescribedTransaction, list_transactions
+from kafka2pc.kafka.wire.descriptions import (
+    DescribedTransaction,
+    describe_transactions,
+    list_transactions,
+)
 from .wire.topics import topics_request
 from .wire.transactions import check_brokers
 from .write.row_producer import RowTransaction
@@ -22,7 +28,7 @@ from .write.settings import other_partitioner
 from ..protocol.errors import BadOption
 from ..protocol.history import History
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
-from ..protocol.participant import StoreIdentity
+from ..protocol.participant import OpenBeside, StoreIdentity
 
 if TYPE_CHECKING:
     from kafka2pc.kafka.write.column_producer import ColumnTransaction
@@ -85,6 +91,18 @@ def leftover(client: "KafkaClient", d: DescribedTransaction) -> Committable:
         started_ms=d.started_ms,
         timeout_ms=None if d.timeout_ms == NEVER_MS else d.timeout_ms,
         partitions=tuple(PartitionRange(topic=t, partition=p, records=0) for t, p in d.partitions),
+    )
+
+
+def _beside(d: DescribedTransaction, query_id: str, now_ms: float) -> OpenBeside:
+    never = d.timeout_ms == NEVER_MS
+    return OpenBeside(
+        transactional_id=d.transactional_id,
+        query_id=query_id,
+        places=tuple(sorted({topic for topic, _ in d.partitions})),
+        age_ms=max(0, now_ms - d.started_ms),
+        left_ms=None if never else d.started_ms + d.timeout_ms - now_ms,
+        abort_with=f"kafka2pc abort {shlex.quote(d.transactional_id)} --force",
     )
 
 # %% ../../nbs/kafka/06_client.ipynb #c015
@@ -169,6 +187,19 @@ class KafkaClient:
         listed = list_transactions(self.cluster, states=(), part=f"-{query_id}-")
         found = ids_of_query(listed, query_id)
         return [i for i, name in found if name.prefix == self.prefix or is_random(name)]
+
+    def open_beside(self, query_id: str) -> list[OpenBeside]:
+        """See `Shared`. A transaction without records in the topic is left out; without a `topic`,
+        one without any records.
+        """
+        listed = list_transactions(self.cluster, f"{self.prefix}-")
+        others = dict(ids_beside(listed, self.prefix, query_id))
+        found = describe_transactions(self.cluster, others)
+        now_ms = time.time() * 1000
+        beside = [
+            _beside(d, others[i].query_id, now_ms) for i, d in found.items() if d.state == "Ongoing"
+        ]
+        return [t for t in beside if (self.topic in t.places if self.topic else t.places)]
 
     def identity(self) -> StoreIdentity:
         """What a restart compares."""

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'StoreIdentity', 'Identified', 'store_identity',
-           'TransactionBase']
+           'OpenBeside', 'Shared', 'list_some', 'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from dataclasses import dataclass
@@ -107,6 +107,36 @@ class Identified(Protocol):
 def store_identity(store: Participant) -> StoreIdentity:
     """That of a participant, which may have none."""
     return store.identity() if isinstance(store, Identified) else StoreIdentity()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenBeside:
+    """An open transaction of another query. `places`: the topics or tables that it holds. In ms:
+    `age_ms`, and `left_ms` until the store aborts it by itself (None: never); both may compare two
+    clocks, so they are only shown. `abort_with`: the command or statement that aborts it by hand.
+    """
+
+    transactional_id: str
+    query_id: str
+    places: tuple[str, ...]
+    age_ms: float
+    left_ms: float | None = None
+    abort_with: str
+
+
+@runtime_checkable
+class Shared(Protocol):
+    """What a participant also has if it can list what other queries with its prefix have open in
+    its topic or table. `query_id`: of the query that asks.
+    """
+
+    def open_beside(self, query_id: str) -> list[OpenBeside]: ...
+
+
+def list_some(texts: Sequence[str], most: int = 5) -> str:
+    """The first `most` of them, and how many more there are."""
+    more = len(texts) - most
+    return "; ".join(texts[:most]) + (f"; and {more} more" if more > 0 else "")
 
 # %% ../../nbs/protocol/04_participant.ipynb #c014
 class TransactionBase:

@@ -9,13 +9,14 @@ __all__ = ['xid', 'MysqlParticipant', 'MysqlTransaction']
 import json
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 # %% ../../nbs/stores/06_mysql.ipynb #c003
 import pyarrow as pa
 import pymysql
 from pyarrow import RecordBatch
+from pymysql.converters import escape_string
 
 # %% ../../nbs/stores/06_mysql.ipynb #c004
 from ..backends.places import unreadable_url
@@ -28,13 +29,15 @@ from kafka2pc.protocol.errors import (
 )
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
-from ..protocol.participant import Description, Outcome, TransactionBase
-from .parts import NamedStore, StoreNames, aborted_error, key
+from ..protocol.participant import Description, OpenBeside, Outcome, TransactionBase
+from .holders import LockingStore, beside
+from .parts import StoreNames, aborted_error, key
 from kafka2pc.stores.record import (
     Run,
     add_line,
     compare_outcome,
     mark_line,
+    open_lines,
     open_transactions,
     read_outcomes,
     recorded_ids,
@@ -70,6 +73,11 @@ def xid(c: Committable) -> tuple[str, str]:
     cut = len(name.prefix) + len("-") + len(name.query_id) if name else 64
     return tid[:cut], f"{tid[cut:]}.{c.state.epoch}"
 
+
+def _rollback(c: Committable) -> str:
+    parts = [f"'{escape_string(part)}'" for part in xid(c)]
+    return f"XA ROLLBACK {', '.join(parts)}"
+
 # %% ../../nbs/stores/06_mysql.ipynb #c018
 _NO_RIGHT = "The database does not allow it to this user."
 
@@ -96,8 +104,10 @@ def _code(error: pymysql.MySQLError) -> int | None:
 
 
 @contextmanager
-def _our_errors(what: str) -> Iterator[None]:
-    """Turn the errors of PyMySQL about a table into ours."""
+def _our_errors(what: str, locked: Callable[[str], PrecommitFailed]) -> Iterator[None]:
+    """Turn the errors of PyMySQL about a table into ours. `locked`: makes the error of a statement
+    that got no lock.
+    """
     try:
         yield
     except pymysql.MySQLError as e:
@@ -105,14 +115,7 @@ def _our_errors(what: str) -> Iterator[None]:
         if _code(e) in _DENIED:
             raise NotAuthorized(message, why=_NO_RIGHT) from e
         if _code(e) in _LOCKED:
-            raise PrecommitFailed(
-                message,
-                why=(
-                    "A row is locked: by another task of this batch that writes the same key, or by"
-                    " a client that is not part of this query."
-                ),
-                action="Repartition by the key before writing, or look into XA RECOVER.",
-            ) from e
+            raise locked(message) from e
         if _code(e) in _LOST:
             raise PrecommitFailed(message, why="The connection broke.") from e
         raise BadRow(message, why="The database refuses the row, or the table does not fit.") from e
@@ -147,7 +150,7 @@ _SESSION = (
 )
 
 
-class MysqlParticipant(NamedStore):
+class MysqlParticipant(LockingStore):
     """A table in MariaDB or MySQL. `url`: `mysql://user:password@host:port/database`, and
     `?unix_socket=…` or other arguments of PyMySQL. `key`: columns of a unique key; then rows are
     upserted. `prefix`: of the transactional ids. `record`: the table of the record. `lock_s`: how
@@ -156,6 +159,8 @@ class MysqlParticipant(NamedStore):
     Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that cannot be
     read.
     """
+
+    lock_views = "XA RECOVER"
 
     def __init__(
         self,
@@ -236,7 +241,7 @@ class MysqlParticipant(NamedStore):
     def begin(self, plan: Plan) -> "MysqlTransaction":
         """An open transaction. Raises `BadOption` if the server or the table cannot pre-commit."""
         c = self.names.new(_NAMES, plan)
-        with _our_errors(self.table), self._recorded() as run:
+        with _our_errors(self.table, partial(self.lock_error, c)), self._recorded() as run:
             self._check(run)
             # one by one: a `delete` that looks through the table waits for every lock in it
             for tid, epoch in run(_OLD, c.transactional_id, plan.query_id).fetchall():
@@ -304,6 +309,19 @@ class MysqlParticipant(NamedStore):
         with self._recorded() as run:
             return recorded_ids(run, self.names, query_id)
 
+    def holders(self) -> list[OpenBeside]:
+        """See `LockingStore`. The server does not say which table a transaction has changed: these
+        are all of the table of the record.
+        """
+        with self._recorded() as run:
+            prepared = self._prepared(run)
+            lines = open_lines(run, self.names)
+        return [
+            beside(c.transactional_id, self.table, age_ms, _rollback(c))
+            for c, age_ms in lines
+            if xid(c) in prepared
+        ]
+
 # %% ../../nbs/stores/06_mysql.ipynb #c022
 def _values(column: pa.Array) -> list:
     """The values of a column as PyMySQL takes them."""
@@ -342,9 +360,10 @@ class MysqlTransaction(TransactionBase):
         self.store = store
         self.c = c
         self.label = c.transactional_id
+        self.locked = partial(store.lock_error, c)
         self.rows = 0
         self.db = store.connect()
-        with _our_errors(store.table), self.db.cursor() as cursor:
+        with _our_errors(store.table, self.locked), self.db.cursor() as cursor:
             cursor.execute("xa start %s, %s", xid(c))
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -358,7 +377,7 @@ class MysqlTransaction(TransactionBase):
         self.step("write")
         text = _insert(self.store.table, batch.schema.names, self.store.key)
         rows = list(zip(*map(_values, batch.columns), strict=True))
-        with _our_errors(self.store.table), self.db.cursor() as cursor:
+        with _our_errors(self.store.table, self.locked), self.db.cursor() as cursor:
             cursor.executemany(text, rows)
         self.rows += len(batch)
 
@@ -367,7 +386,7 @@ class MysqlTransaction(TransactionBase):
 
     def precommit(self) -> Committable:
         """Raises `PrecommitFailed` if another process has aborted the transaction."""
-        with _our_errors(self.store.table):
+        with _our_errors(self.store.table, self.locked):
             with self.db.cursor() as cursor:
                 if not mark_line(partial(self.store.run, cursor), self.c, "committed"):
                     raise aborted_error(f"{self.label} was aborted")

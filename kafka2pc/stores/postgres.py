@@ -36,8 +36,9 @@ from kafka2pc.protocol.errors import (
 )
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
-from ..protocol.participant import Description, Outcome, TransactionBase
-from .parts import NamedStore, StoreNames, aborted_error, key
+from ..protocol.participant import Description, OpenBeside, Outcome, TransactionBase
+from .holders import LockingStore, beside
+from .parts import StoreNames, aborted_error, key
 from kafka2pc.stores.record import (
     add_line,
     compare_outcome,
@@ -74,26 +75,16 @@ _DENIED = (
 
 
 @contextmanager
-def our_errors(what: str) -> Iterator[None]:
+def our_errors(what: str, locked: Callable[[str], PrecommitFailed]) -> Iterator[None]:
     """Turn the errors of psycopg about a table into ours: `NotAuthorized`, `PrecommitFailed`,
-    `BadRow`.
+    `BadRow`. `locked`: makes the error of a statement that got no lock.
     """
     try:
         yield
     except InsufficientPrivilege as e:
         raise NotAuthorized(f"{what}: {e}", why=_DENIED) from e
     except (LockNotAvailable, DeadlockDetected) as e:
-        raise PrecommitFailed(
-            f"{what}: {e}",
-            why=(
-                "A row is locked: by another task of this batch that writes the same key, or by a"
-                " client that is not part of this query."
-            ),
-            action=(
-                "Repartition by the key before writing, or look into pg_prepared_xacts and"
-                " pg_locks."
-            ),
-        ) from e
+        raise locked(f"{what}: {e}") from e
     except (OperationalError, ObjectNotInPrerequisiteState) as e:
         raise PrecommitFailed(f"{what}: {e}", why="The server could not do it.") from e
     except psycopg.Error as e:
@@ -102,7 +93,19 @@ def our_errors(what: str) -> Iterator[None]:
         ) from e
 
 # %% ../../nbs/stores/05_postgres.ipynb #c019
-class PostgresParticipant(NamedStore):
+# the prepared transactions of a prefix that hold a lock on a table: id, age in ms, statement
+_HOLDERS = """
+    select regexp_replace(gid, '[.][0-9]+$', ''),
+        1000 * extract(epoch from now() - prepared)::float8, format('ROLLBACK PREPARED %%L', gid)
+    from pg_prepared_xacts p
+    where database = current_database() and starts_with(gid, %s) and exists (
+        select from pg_locks l join pg_locks own using (virtualtransaction)
+        where l.relation = to_regclass(%s) and own.transactionid = p.transaction
+        and l.pid is null and own.pid is null
+    ) order by prepared, gid"""
+
+
+class PostgresParticipant(LockingStore):
     """A table in PostgreSQL. `url`: as for libpq. `key`: columns of a unique constraint; then rows
     are upserted, and of two rows of one task with the same key the later one stays. `prefix`: of
     the transactional ids. `record`: the table of the record. `lock_ms`: how long a statement waits
@@ -113,6 +116,7 @@ class PostgresParticipant(NamedStore):
     """
 
     unlogged = True  # the table where the rows of an upsert wait is gone before the pre-commit
+    lock_views = "pg_prepared_xacts and pg_locks"
 
     def __init__(
         self,
@@ -173,7 +177,7 @@ class PostgresParticipant(NamedStore):
     def begin(self, plan: Plan) -> "PostgresTransaction":
         """An open transaction. Raises `BadOption` if the server cannot pre-commit."""
         c = self.names.new(_NAMES, plan)
-        with our_errors(self.table), self._recorded() as db:
+        with our_errors(self.table, partial(self.lock_error, c)), self._recorded() as db:
             self._check(db)
             run = partial(self.run, db)
             # what an earlier use of this id left open is aborted
@@ -237,6 +241,13 @@ class PostgresParticipant(NamedStore):
         """
         with self._recorded() as db:
             return recorded_ids(partial(self.run, db), self.names, query_id)
+
+    def holders(self) -> list[OpenBeside]:
+        """See `LockingStore`."""
+        with self.connect() as db:
+            table = sql.Identifier(*self.table.split(".")).as_string(db)
+            rows = db.execute(_HOLDERS, (f"{self.prefix}-", table)).fetchall()
+        return [beside(r[0], self.table, *r[1:]) for r in rows if self.names.is_ours(r[0])]
 
 # %% ../../nbs/stores/05_postgres.ipynb #c021
 def _hex(value: bytes) -> str:
@@ -328,6 +339,7 @@ class PostgresTransaction(TransactionBase):
         self.store = store
         self.c = c
         self.label = c.transactional_id
+        self.locked = partial(store.lock_error, c)
         self.rows = 0
         self.columns: sql.Composed | None = None
         self.db = store.connect(autocommit=False)
@@ -344,7 +356,7 @@ class PostgresTransaction(TransactionBase):
     def write(self, batch: RecordBatch) -> None:
         """Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."""
         self.step("write")
-        with our_errors(self.store.table):
+        with our_errors(self.store.table, self.locked):
             if self.columns is None:
                 self._open(batch.schema.names)
             text = sql.SQL("copy {} ({}) from stdin (format csv)").format(self.into, self.columns)
@@ -372,7 +384,7 @@ class PostgresTransaction(TransactionBase):
         """Raises `PrecommitFailed` if another process has aborted the transaction, `BadRow` for a
         row that the server checks only at the end.
         """
-        with our_errors(self.store.table):
+        with our_errors(self.store.table, self.locked):
             self._prepare()
         self.db.close()
         self.step("precommit")

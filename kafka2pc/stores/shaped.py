@@ -20,6 +20,7 @@ from kafka2pc.protocol.participant import (
     Identified,
     Outcome,
     Participant,
+    Shared,
     StoreIdentity,
     Transaction,
     TransactionBase,
@@ -76,6 +77,8 @@ class Shaped:
         self.participant, self.shape, self.name = participant, shape, participant.name
         if isinstance(participant, EndsMany):
             self.end_all = participant.end_all
+        if isinstance(participant, Shared):
+            self.open_beside = participant.open_beside
 
     def identity(self) -> StoreIdentity:
         """That of `participant`."""

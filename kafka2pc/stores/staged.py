@@ -18,11 +18,18 @@ from psycopg.errors import OperationalError
 # %% ../../nbs/stores/08_staged.ipynb #c004
 from ..protocol.errors import PrecommitFailed, Refused, StoreUnreachable
 from ..protocol.messages import Committable
-from ..protocol.participant import Description, Outcome
+from ..protocol.participant import Description, OpenBeside, Outcome
 from ..protocol.states import TxnState
+from .holders import beside
 from .parts import aborted_error, key
 from .postgres import PostgresParticipant, PostgresTransaction, move_rows, our_errors
-from .record import compare_outcome, mark_line, read_outcomes, state_of
+from kafka2pc.stores.record import (
+    compare_outcome,
+    mark_line,
+    open_lines,
+    read_outcomes,
+    state_of,
+)
 
 # %% ../../nbs/stores/08_staged.ipynb #c009
 class Decided(Protocol):
@@ -78,7 +85,7 @@ class StagedParticipant(PostgresParticipant):
         if not mark_line(partial(self.run, db), c, "committed"):
             return False
         waiting = self.waiting(c)
-        with our_errors(self.table):
+        with our_errors(self.table, partial(self.lock_error, c)):
             rows = self._count_rows(db, c)
             if rows < c.records:
                 raise Refused(
@@ -141,6 +148,18 @@ class StagedParticipant(PostgresParticipant):
         """Is there a table for the waiting rows?"""
         name = self.waiting(c).as_string(db)
         return db.execute("select to_regclass(%s)", (name,)).fetchone() != (None,)
+
+    def open_beside(self, query_id: str) -> list[OpenBeside]:
+        """See `Shared`: the waiting tables, and what holds a lock on the table."""
+        with self._recorded() as db:
+            lines = open_lines(partial(self.run, db), self.names)
+            waiting = [
+                (c.transactional_id, self.waiting(c).as_string(db), age_ms)
+                for c, age_ms in lines
+                if self._is_there(db, c)
+            ]
+        found = [beside(tid, t, age_ms, f"DROP TABLE {t}") for tid, t, age_ms in waiting]
+        return [t for t in found if t.query_id != query_id] + super().open_beside(query_id)
 
 # %% ../../nbs/stores/08_staged.ipynb #c010
 class StagedTransaction(PostgresTransaction):

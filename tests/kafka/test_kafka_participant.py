@@ -2,6 +2,7 @@
 and silent brokers, each with its own error and a limit of time.
 """
 
+import copy
 import logging
 import os
 import pickle
@@ -28,7 +29,16 @@ from confluent_kafka.admin import (
 from forked import ended_after
 from kafka_fixtures import back_at_work, records, values
 from marks import first_of
-from participant_suite import DONE, DURABLE, REQUIRED, At, a_plan, ask, few_of
+from participant_suite import (
+    DONE,
+    DURABLE,
+    REQUIRED,
+    At,
+    a_plan,
+    ask,
+    few_of,
+    precommit_rows,
+)
 
 from kafka2pc.kafka import client as client_module
 from kafka2pc.kafka import participant as participant_module
@@ -183,8 +193,40 @@ def test_a_foreign_name_is_not_in_doubt_even_if_it_begins_like_ours(store):
         txn.flush()
         c = txn.precommit()
     assert len(list_transactions(store.cluster, f"kafka2pc-{plan.query_id}-")) == 1
-    assert store.in_doubt(plan.query_id) == []
+    assert store.in_doubt(plan.query_id) == store.open_beside(a_plan().query_id) == []
     assert store.abort(c) is DONE
+
+
+@pytest.mark.kafka
+def test_what_other_queries_of_the_prefix_have_open_in_the_topic_is_listed(kafka, topic):
+    """With the time that is left. Without a topic: in all topics."""
+    store, dead, new = opened(kafka, topic, "columnar"), a_plan(), a_plan()
+    other = f"{topic}-other"
+    kafka.create_topic(other)
+    left = [
+        precommit_rows(At(each, list, lambda texts: rows(*texts)), dead, "a")
+        for each in (store, in_topic(store, other), in_topic(store.under("kafka2pc-more"), topic))
+    ]
+    [found] = store.open_beside(new.query_id)
+    assert (found.transactional_id, found.query_id, found.places) == (
+        left[0].transactional_id,
+        dead.query_id,
+        (topic,),
+    )
+    assert 0 <= found.age_ms < 60_000 and found.left_ms < store.timeout_ms
+    assert {t.places for t in in_topic(store, None).open_beside(new.query_id)} >= {
+        (topic,),
+        (other,),
+    }
+    assert store.open_beside(dead.query_id) == []
+    assert [store.abort(c) for c in left] == [DONE] * 3
+    store.close()
+
+
+def in_topic(store, topic):
+    twin = copy.copy(store)
+    twin.topic = topic
+    return twin
 
 
 @pytest.mark.kafka

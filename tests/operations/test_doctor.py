@@ -29,9 +29,10 @@ def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_go
     write(dead, "another producer's")
     assert dead.seen() == []
     found = dead.doctor()
-    finding_of(
+    held = finding_of(
         found, "readers-held-back", dead.open()[0].transactional_id, f"{dead.topic}-0 at 0 of 5"
     )
+    assert "Nothing is lost by waiting" in held.risk and found.status == 3
     leftover = finding_of(found, "leftovers", "2 open transactions", dead.id, "No. Spark replays")
     said, statuses = zip(*map(typed, leftover.commands), strict=True)
     assert statuses == (3, 0) and "2 to abort" in said[0] and "2 aborted" in said[1]
@@ -43,7 +44,9 @@ def test_what_is_decided_is_committed_by_the_printed_lines(dead):
     dead.leave(decided=True)
     found = dead.doctor()
     assert found.status == 4 and "leftovers" not in names(found)
+    assert finding_of(found, "readers-held-back", "YES, in ").level == "danger"
     settled = finding_of(found, "decided-and-open", "batch 0", "2 of its transactions", "YES, in ")
+    assert found.findings[0] == settled, "what to do comes first"
     assert [typed(line)[1] for line in settled.commands] == [3, 0]
     assert dead.seen() == ROWS
     assert names(dead.doctor()) == {"one-copy"}
@@ -51,11 +54,9 @@ def test_what_is_decided_is_committed_by_the_printed_lines(dead):
 
 
 def test_with_kip_939_no_decided_batch_times_out(kafka, tmp_path):
-    finding_of(
-        DeadQuery(kafka, tmp_path, two_phase="required").leave(decided=True).doctor(),
-        "decided-and-open",
-        "No: these never time out.",
-    )
+    found = DeadQuery(kafka, tmp_path, two_phase="required").leave(decided=True).doctor()
+    finding_of(found, "decided-and-open", "No: these never time out.")
+    assert finding_of(found, "readers-held-back", "lost by waiting").level == "trouble"
 
 
 def test_a_decided_batch_that_timed_out_is_reported_with_its_records(kafka, tmp_path):
@@ -77,15 +78,23 @@ def test_a_decided_batch_that_timed_out_is_reported_with_its_records(kafka, tmp_
 
 
 def test_without_its_checkpoint_it_is_unknown_what_is_decided(dead):
+    """So rows may be lost when the timeout ends. If the checkpoint is gone, it names them."""
     dead.leave(decided=True)
+    diagnosis = dead.doctor(checkpoint=None)
     found = finding_of(
-        dead.doctor(checkpoint=None),
+        diagnosis,
         "leftovers-of-unknown",
         dead.id,
         "no checkpoint was named",
         "file metadata",
+        "gone for good",
+        f" (at most 4 records in {dead.topic}-0 at offsets 0 to 3); {dead.prefix}-{dead.id}",
+        f" (at most 2 records in {dead.topic}-0 at offsets 2 to 3).",
     )
     assert found.commands == (dead.access.command("doctor", "--checkpoint", "CHECKPOINT"),)
+    held = finding_of(diagnosis, "readers-held-back")
+    for each in (found, held):
+        assert each.level == "danger" and each.risk.startswith("Perhaps, in ")
 
 
 def test_what_is_young_is_left_in_peace_unless_it_is_fenced(dead):

@@ -1,6 +1,7 @@
 """No command without --force loses a decided row or shows a row twice."""
 
 import json
+import re
 from dataclasses import replace
 
 import pyarrow as pa
@@ -51,7 +52,7 @@ def by_hand(dead, commit, force=False, known=True):
         (True, False, True, "it is decided"),
         (False, True, True, "it is not decided"),
         (True, True, False, "no checkpoint was named"),
-        (False, False, False, "no checkpoint was named"),
+        (False, False, False, "gone for good, no run ever ends it"),
     ],
 )
 def test_what_would_lose_or_double_rows_is_refused(decided, commit, known, says, dead):
@@ -77,9 +78,27 @@ def test_force_does_it_and_names_the_loss(decided, says, rows, dead):
 def test_force_without_a_checkpoint_says_what_it_could_mean(dead):
     dead.leave(decided=True)
     assert (
-        "lost, if it was decided: an unknown number of records in"
+        f"lost, if it was decided: at most 4 records in {dead.topic}-0 at offsets 0 to 3"
         in by_hand(dead, commit=False, force=True, known=False)[0]
     )
+
+
+def test_a_query_begun_anew_names_what_the_dead_one_left_and_the_line_that_drops_it(
+    kafka, dead, tmp_path, caplog
+):
+    """After a crash the checkpoint was deleted. The new query reads the same rows again."""
+    dead.leave(decided=True)
+    new = DeadQuery(kafka, tmp_path / "new", topic=dead.topic, prefix=dead.prefix)
+    driver = new.run()
+    plan = plan_batch(driver, 0, "")
+    [warning] = [r.getMessage() for r in caplog.records if "begins anew" in r.getMessage()]
+    assert f"query {dead.id} has open transactions in {dead.topic}: 2, " in warning
+    lines = re.findall("kafka2pc abort [^;]* --force", warning)
+    shell = [f"{line} --bootstrap-servers {kafka.bootstrap_servers}" for line in lines]
+    rows = pa.RecordBatch.from_pydict({"value": ["again"]})
+    commit(driver, [precommit(driver.participants.values(), plan, [rows])], 0)
+    assert new.seen() == [], "the dead query hides the rows of the new one"
+    assert [typed(line)[1] for line in shell] == [0, 0] and new.seen() == ["again"]
 
 
 @pytest.mark.parametrize("decided", [True, False])

@@ -15,6 +15,7 @@ from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, MovedLog, StoreUnreachable
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.participant import OpenBeside
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.spark import foreach_batch
@@ -186,6 +187,67 @@ def test_a_query_that_has_changed_claims_in_the_same_process(orders, change):
     run_batch(orders, 0)
     drivers = orders, changed, changed
     assert [run_batch(d, n).attempt for n, d in enumerate(drivers, 1)] == [0, 1, 0]
+
+
+# -- a query that begins anew --
+
+
+class Crowded(MemoryParticipant):
+    """A store in which `others` have each a transaction open; it counts the questions."""
+
+    def __init__(self, others, error=None):
+        super().__init__()
+        self.others, self.error, self.asked = others, error, 0
+
+    def open_beside(self, query_id):
+        self.asked += 1
+        if self.error:
+            raise self.error
+        return [
+            OpenBeside(
+                transactional_id=f"kafka2pc-{other}-0.1.abcdefab-aaaaaaaa-0-0",
+                query_id=other,
+                places=(f"topic {age_s}",),
+                age_ms=1000 * age_s,
+                left_ms=left_ms,
+                abort_with=f"abort {other}",
+            )
+            for age_s, (other, left_ms) in enumerate(self.others.items())
+        ]
+
+
+def test_a_query_that_begins_anew_names_what_others_have_open_once(tmp_path, monkeypatch, caplog):
+    """Also if batch 0 is planned again, by this process or another one."""
+    others = {str(uuid.uuid4()): left_ms for left_ms in (None, 30_000)}
+    store = Crowded(others)
+    driver = orders_driver(tmp_path, store)
+    plan_batch(driver, 0, "")
+    texts = [r.getMessage() for r in caplog.records if "begins anew" in r.getMessage()]
+    for text, other, what in zip(
+        reversed(texts), others, ["never time out", "times out in 30 s"], strict=True
+    ):
+        assert f"query {driver.query_id} begins anew, and query {other} has open" in text
+        assert what in text and f"abort {other}" in text and "this is normal" in text
+        assert "kafka2pc restore CHECKPOINT" in text and "gone for good" in text
+    plan_batch(driver, 0, "")
+    monkeypatch.setattr(opening, "_RUNS", Kept())
+    run_batch(driver, 0)
+    run_batch(driver, 1)
+    assert store.asked == 1
+
+
+def test_of_many_queries_the_oldest_are_named(tmp_path, caplog):
+    plan_batch(
+        orders_driver(tmp_path, Crowded({str(uuid.uuid4()): None for _ in range(12)})), 0, ""
+    )
+    texts = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(texts) == 11 and "topic 11: 1, the oldest for 11 s" in texts[0]
+    assert texts[-1].startswith("2 more queries")
+
+
+def test_a_store_that_cannot_say_it_stops_no_query(tmp_path, caplog):
+    assert run_batch(orders_driver(tmp_path, Crowded({}, StoreUnreachable("no answer"))), 0)
+    assert "memory could not say" in caplog.text and "no answer" in caplog.text
 
 
 # -- an error that the user's function catches --

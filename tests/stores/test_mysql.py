@@ -202,11 +202,42 @@ def test_two_tasks_with_one_key_do_not_wait_for_ever(mariadb):
         first.write(batch)
         c = first.precommit()
     with (
-        pytest.raises(PrecommitFailed, match="Repartition by the key"),
+        pytest.raises(PrecommitFailed, match="Repartition by the key") as locked,
         store.begin(plan) as second,
     ):
         second.write(batch)
+    assert f"transactions of this query hold the table: {c.transactional_id}" in locked.value.why
+    assert "XA ROLLBACK" not in locked.value.action
     assert (ask(store.commit, c), store.in_doubt(plan.query_id)) == (DONE, [])
+
+
+def test_what_a_dead_query_holds_is_named_with_the_statement_that_ends_it(mariadb):
+    """An error about a lock names the same. An open transaction that is not prepared ends by
+    itself.
+    """
+    mariadb.execute("create table of_both (id int primary key) engine=innodb")
+    store = MysqlParticipant(mariadb.url, "of_both", key=("id",), lock_s=1)
+    dead, new, batch = a_plan(), a_plan(), pa.RecordBatch.from_pydict({"id": [1]})
+    with store.begin(dead) as unprepared, store.begin(dead) as first:
+        first.write(batch)
+        c = first.precommit()
+        [found] = [t for t in store.open_beside(new.query_id) if t.query_id == dead.query_id]
+    assert (found.transactional_id, found.places) == (c.transactional_id, ("of_both",))
+    assert 0 <= found.age_ms < 60_000 and unprepared.label != c.transactional_id
+    with pytest.raises(PrecommitFailed) as locked, store.begin(new) as second:
+        second.write(batch)
+    assert dead.query_id in locked.value.why and found.abort_with in locked.value.action
+    ask(lambda _: DONE if _ended(mariadb, found.abort_with) else UNKNOWN, c)
+    assert dead.query_id not in {t.query_id for t in store.open_beside(new.query_id)}
+
+
+def _ended(mariadb, statement):
+    """False while the server still takes the connection of the writer for open."""
+    try:
+        mariadb.execute(statement)
+    except pymysql.MySQLError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("engine", ["myisam", "aria", "memory"])

@@ -250,12 +250,48 @@ def test_two_tasks_with_one_key_do_not_wait_for_ever(postgres):
         first.write(batch)
         c = first.precommit()
     with (
-        pytest.raises(PrecommitFailed, match="Repartition by the key"),
+        pytest.raises(PrecommitFailed, match="Repartition by the key") as locked,
         store.begin(plan) as second,
     ):
         second.write(batch)
         second.precommit()
+    assert f"transactions of this query hold the table: {c.transactional_id}" in locked.value.why
+    assert "ROLLBACK" not in locked.value.action
     assert (store.commit(c), store.in_doubt(plan.query_id)) == (DONE, [])
+
+
+def test_what_a_dead_query_holds_is_named_with_the_statement_that_ends_it(postgres):
+    """Of its own prefix, in this table; an error about a lock names the same."""
+    postgres.execute("create table of_both (id int primary key); create table of_one (id int)")
+    store = PostgresParticipant(postgres.url, "of_both", key=("id",), lock_ms=200)
+    elsewhere = PostgresParticipant(postgres.url, "of_one")
+    foreign = PostgresParticipant(postgres.url, "of_both", prefix="kafka2pc-more")
+    dead, new, batch = a_plan(), a_plan(), pa.RecordBatch.from_pydict({"id": [1]})
+    left = []
+    for each, ids in ((store, [1]), (elsewhere, [1]), (foreign, [2])):
+        with each.begin(dead) as txn:
+            txn.write(pa.RecordBatch.from_pydict({"id": ids}))
+            left.append(txn.precommit())
+    [found] = store.open_beside(new.query_id)
+    assert (found.transactional_id, found.places) == (left[0].transactional_id, ("of_both",))
+    assert 0 <= found.age_ms < 60_000 and store.open_beside(dead.query_id) == []
+    with pytest.raises(PrecommitFailed) as locked, store.begin(new) as second:
+        second.write(batch)
+        second.precommit()
+    assert dead.query_id in locked.value.why and found.abort_with in locked.value.action
+    postgres.execute(found.abort_with)
+    assert store.open_beside(new.query_id) == []
+    assert [each.abort(c) for each, c in ((elsewhere, left[1]), (foreign, left[2]))] == [DONE] * 2
+
+
+def test_of_a_staged_query_the_waiting_tables_are_listed(postgres):
+    at, dead, new = table(postgres, StagedParticipant), a_plan(), a_plan()
+    c = precommit_rows(at, dead, "a")
+    [found] = [t for t in at.store.open_beside(new.query_id) if t.query_id == dead.query_id]
+    assert at.store.waiting(c).as_string() in found.places[0]
+    postgres.execute(found.abort_with)
+    left = {t.query_id for t in at.store.open_beside(new.query_id)}
+    assert at.store.commit(c) is REFUSED and dead.query_id not in left
 
 
 @pytest.mark.parametrize(

@@ -51,10 +51,11 @@ CHECKS = (
     check_protocol,
     check_speculation,
     check_copies,
+    # before the readers: these findings say what ends a transaction that keeps them waiting
+    check_decisions,
+    check_leftovers,
     check_readers,
     check_hanging,
-    check_leftovers,
-    check_decisions,
 )
 
 

@@ -8,21 +8,23 @@ __all__ = ['check_readers', 'check_hanging', 'check_leftovers', 'check_decisions
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c002
 import shlex
 import time
-from typing import Iterator, Mapping
+from typing import Iterator, Mapping, Sequence
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c003
 from .findings import FINDINGS, Examination, Finding, finding
 from ..query import Query
-from ..repair import RestoreStep, operate, plan_restore
+from ..repair import RestoreStep, describe_ranges, operate, plan_restore
 from kafka2pc.operations.survey import (
     ALIVE,
     FoundTransaction,
     OpenProducer,
     find_hanging,
+    find_records,
     find_transactions,
     log_prefixes,
 )
 from ...protocol.errors import NotAuthorized
+from ...protocol.participant import list_some
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c101
 FINDINGS.update(
@@ -74,7 +76,38 @@ def _held_back(
         what,
         *(exam.access.command("transactions", "describe", name) for name in names),
         why=f"Open there: {'; '.join(names + unseen)}.",
+        **_risk_of_waiting([known[i] for i in holders if i in known], bool(unseen), exam.older_ms),
     )
+
+
+def _risk_of_waiting(
+    held: Sequence[FoundTransaction], unseen: bool, older_ms: int
+) -> dict[str, str]:
+    """The level and the risk if one of them that is older than `older_ms` is decided, or may be,
+    and the broker will abort it. `unseen`: there are others, of which nothing is known.
+    """
+    old = [f for f in held if f.state == "Ongoing" and f.age_ms >= older_ms]
+    decided_s = _first_end_s([f for f in old if f.decided])
+    unknown_s = _first_end_s([f for f in old if f.decided is None])
+    if decided_s is not None:
+        risk = f"YES, in {decided_s:.0f} s: then the broker aborts what is decided."
+        return {"level": "danger", "risk": risk}
+    if unknown_s is not None:
+        return {"level": "danger", "risk": _PERHAPS.format(unknown_s)}
+    if unseen:
+        return {"risk": "Perhaps: what this user may not see may be decided, and time out."}
+    return {}
+
+
+def _first_end_s(found: Sequence[FoundTransaction]) -> float | None:
+    """In how many seconds the broker aborts the first of them; None: none."""
+    ends_ms = [f.left_ms for f in found if f.left_ms is not None]
+    return max(0, min(ends_ms)) / 1000 if ends_ms else None
+
+
+_PERHAPS = (
+    "Perhaps, in {:.0f} s: then the broker aborts it, and if it was decided, its rows are lost."
+)
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c107
 def check_readers(exam: Examination) -> Iterator[Finding]:
@@ -154,7 +187,7 @@ FINDINGS.update(
             "trouble",
             "Its run is dead, or it still works on its batch.",
             "Perhaps: a decided transaction that is aborted is lost.",
-            "Look again with its checkpoint: the one whose file metadata holds this id.",
+            "Look again with its checkpoint.",
         ),
     }
 )
@@ -162,25 +195,47 @@ FINDINGS.update(
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c118
 def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) -> Finding:
     """The finding about the transactions that a query left open."""
-    left_ms = min((f.left_ms for f in own if f.left_ms is not None), default=None)
+    left_s = _first_end_s(own)
     what = f"{len(own)} open transactions of query {query_id}"
-    if left_ms is None:
+    if left_s is None:
         what += ", which never time out"
     else:
-        what += f"; the first times out in {left_ms / 1000:.0f} s"
+        what += f"; the first times out in {left_s:.0f} s"
     if exam.query and exam.query.query_id == query_id:
         return finding("leftovers", f"{what}; not decided", *exam.restores(exam.query))
+    urgent = {} if left_s is None else {"level": "danger", "risk": _PERHAPS.format(left_s)}
     if exam.unusable_id == query_id:
         return finding(
             "leftovers-of-unknown",
             f"{what}; its decision log cannot be used",
             action="Repair the log first: another finding says what is wrong with it.",
+            **urgent,
         )
     return finding(
         "leftovers-of-unknown",
         f"{what}; no checkpoint was named",
         exam.access.command("doctor", "--checkpoint", "CHECKPOINT"),
+        action=_LOOK_AGAIN.format(_held_records(exam, own)),
+        **urgent,
     )
+
+
+_LOOK_AGAIN = (
+    "Look again with its checkpoint: the one whose file metadata holds this id. If that is gone for"
+    " good, no run ever ends them, and nothing says whether they were decided: `kafka2pc abort ID"
+    " --force` drops one: {}."
+)
+_NAMED = 5  # transactions whose records are named
+
+
+def _held_records(exam: Examination, own: Sequence[FoundTransaction]) -> str:
+    """What each of them holds."""
+    texts = [
+        f"{f.transactional_id}"
+        f" ({describe_ranges(find_records(exam.survey, f.partitions, f.producer_id))})"
+        for f in own[:_NAMED]
+    ]
+    return list_some(texts + [f.transactional_id for f in own[_NAMED:]], _NAMED)
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c120
 def _former_ids(exam: Examination) -> list[str]:

@@ -33,6 +33,7 @@ from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.policies import parallel, retry_unknown
 from ...protocol.rare.claims import back_off
 from ..checkpoint import Checkpoint, identity_of
+from .anew import begins_anew, warn_of_others
 from .batch_line import BatchHistory
 from .options import SinkOptions
 from ...stores.shaped import Shaped
@@ -48,7 +49,8 @@ def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
     """Run the restore phase and plan a batch. The token of this process is used again unless the
     process has planned this batch before, or (where it commits too) the commit of the batch before
     has not returned, or the query has another prefix, topic, log or list of participants now: then
-    a claim records them. Raises what the restore phase raises.
+    a claim records them. Logs what other queries have open if this one begins anew. Raises what the
+    restore phase raises.
     """
     for store in driver.participants.values():
         _look_again(store)
@@ -69,6 +71,8 @@ def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
         plan.attempt,
         plan.token,
     )
+    if begins_anew(plan):
+        warn_of_others(driver)
     return plan
 
 
