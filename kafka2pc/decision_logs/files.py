@@ -23,10 +23,10 @@ from ..protocol.log.slots import Late, NamedLog, never_late, stop_if_late
 
 # %% ../../nbs/decision_logs/01_files.ipynb #c006
 class FileLog(NamedLog):
-    """Decisions as files `BATCH.ATTEMPT.json`, notes as `BATCH.failed.json`, in a folder of a local disk. (On NFS the mount must
-    not cache what is in a folder: lookupcache=none, actimeo=0.) Raises `StoreUnreachable` if the
-    folder cannot be listed; `create` raises `LogUnwritable` if the disk refuses, or it is too late,
-    before a file has the name.
+    """Decisions as files `BATCH.ATTEMPT.json`, notes as `BATCH.failed.json`, in a folder of a local
+    disk. (On NFS the mount must not cache what is in a folder: lookupcache=none, actimeo=0.) Raises
+    `StoreUnreachable` if the folder cannot be listed; `create` raises `LogUnwritable` if the disk
+    refuses, or it is too late, before a file has the name.
     """
 
     def __init__(self, folder: str) -> None:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['describe_records', 'describe_ranges', 'find_refusal', 'driver_of', 'operate', 'end_transaction', 'RestoreStep',
-           'plan_restore', 'restore', 'missing_batches', 'accept_batch', 'adopt_place']
+           'plan_restore', 'restore', 'adopt_place']
 
 # %% ../../nbs/operations/04_repair.ipynb #c002
 import shlex
@@ -25,14 +25,12 @@ from ..protocol.driver import Driver, Policy
 from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused
 from ..protocol.log.decisions import Decision, Identity
 from kafka2pc.protocol.log.questions import (
-    failed_batches,
     later_batch,
     newest_commit,
     newest_record,
 )
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ..protocol.names import Token, known_name, parse_name
-from ..protocol.operators.accept import accept
 from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import fence
 from ..protocol.participant import Identified, Outcome, store_identity
@@ -394,21 +392,6 @@ def _done(
     states = {c.transactional_id: state for c, state in state_of.items()}
     became = lambda s: _OTHERWISE.get((s.do, states.get(s.transactional_id)), s.do)
     return [replace(s, do=became(s), left_ms=None) for s in planned]
-
-# %% ../../nbs/operations/04_repair.ipynb #c153
-def missing_batches(query: Query) -> list[int]:
-    """The batches whose call failed, of which nothing is decided, and that Spark has in its commits:
-    their rows may be missing. Where Spark's commits are not known: all that failed.
-    """
-    passed = query.spark_committed if query.checkpoint else lambda batch_id: True
-    return [n for n in failed_batches(query.log) if passed(n)]
-
-
-def accept_batch(query: Query, batch_id: int) -> Decision:
-    """Record that nothing of the failed batches up to `batch_id` is missing any more. Raises what
-    `accept` raises.
-    """
-    return accept(replace(driver_of(query), spark_committed=query.spark_committed), batch_id)
 
 # %% ../../nbs/operations/04_repair.ipynb #c140
 def adopt_place(

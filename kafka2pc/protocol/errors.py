@@ -202,7 +202,7 @@ class PassedOver(TwoPhaseError):
         " written; or the query wrote the batch to another sink after the error, or left it out on"
         " purpose. The decision log cannot tell them apart."
     )
-    risk = "Yes, if the error was caught: the rows of this batch are not written, and Spark skips them."
+    risk = "Yes, if the error was caught: its rows are not written, and Spark does not repeat them."
     action = (
         "Do not catch the errors of exactly_once: let them stop the query, and Spark repeats the"
         " batch. Look for the rows of the batch, and write again what is missing. Then `kafka2pc"

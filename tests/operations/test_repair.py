@@ -9,17 +9,18 @@ import pytest
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
 from shell import typed
 
+from kafka2pc.backends.kept import Kept
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations import repair
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.query import open_query
-from kafka2pc.operations.repair import operate, plan_restore, restore
+from kafka2pc.operations.repair import driver_of, operate, plan_restore, restore
 from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_transactions
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.protocol.errors import BadOption, OutcomeUnknown, StaleCheckpoint, Superseded
-from kafka2pc.protocol.log.decisions import Identity
+from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
@@ -28,8 +29,10 @@ from kafka2pc.protocol.operators.fence import fence
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.passed_over import leave_note
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore as restore_batch
+from kafka2pc.spark.sink import opening
 from kafka2pc.spark.sink.opening import plan_batch
 
 pytestmark = pytest.mark.kafka
@@ -99,6 +102,71 @@ def test_a_query_begun_anew_names_what_the_dead_one_left_and_the_line_that_drops
     commit(driver, [precommit(driver.participants.values(), plan, [rows])], 0)
     assert new.seen() == [], "the dead query hides the rows of the new one"
     assert [typed(line)[1] for line in shell] == [0, 0] and new.seen() == ["again"]
+
+
+# -- what the protocol checks instead of assuming it --
+
+
+def test_a_start_that_only_drains_leaves_nothing_open(dead):
+    """Each task ran twice; the driver decided, and died before its sweep. No more input comes."""
+    driver = dead.run()
+    messages = dead.write(driver)
+    again = [replace(m.plan, task=1) for m in messages]
+    for plan in again:
+        rows = pa.RecordBatch.from_pydict({"value": ["copy"]})
+        precommit(driver.participants.values(), plan, [rows])
+    decide(driver, messages[0].plan, messages)
+    assert len(dead.open()) == 4
+    assert restore_batch(dead.run(), 0).mode is Mode.DRAIN
+    assert dead.open() == [] and dead.seen() == ROWS
+
+
+@pytest.mark.parametrize("who", ["another process", "the same planner"])
+def test_a_batch_that_an_operator_marked_done_is_finished(dead, who, monkeypatch):
+    """It was decided, and not finished, when commits/0 was written by hand."""
+    driver = dead.run()
+    (dead.place / "offsets" / "0").write_text("v1")
+    plan = plan_batch(driver, 0, "")
+    rows = pa.RecordBatch.from_pydict({"value": ["0a", "0b"]})
+    decide(driver, plan, [precommit(driver.participants.values(), plan, [rows])])
+    (dead.place / "commits" / "0").touch()
+    if who == "another process":
+        monkeypatch.setattr(opening, "_RUNS", Kept())
+    following = plan_batch(driver, 1, "")
+    assert following.attempt == (1 if who == "another process" else 0)
+    assert dead.seen() == ["0a", "0b"] and dead.open() == []
+
+
+def test_restore_commits_what_is_decided_also_behind_a_later_claim(dead):
+    dead.leave(decided=True)
+    claimed = new_token(1, 1)
+    record = Decision(
+        query_id=dead.id,
+        slot=Slot(1, 0),
+        commit=False,
+        token=claimed,
+        identity=Identity(log=dead.log.place, prefix=dead.prefix),
+    )
+    dead.log.create(record)
+    said, status = typed(dead.access.command("restore", str(dead.place)))
+    assert status == 0 and "2 committed; nothing is open any more" in said
+    assert dead.seen() == ROWS
+
+
+def test_restore_names_a_batch_that_spark_passed_over_until_it_is_accepted(dead):
+    dead.leave(decided=False)
+    leave_note(driver_of(dead.query), 0)
+    line = dead.access.command("restore", str(dead.place))
+    accept = f"kafka2pc accept {dead.place} --batch 0"
+    said, status = typed(accept)
+    assert status == 1 and "is not one that Spark passed over" in said
+    (dead.place / "commits" / "0").touch()
+    said, status = typed(line)
+    assert status == 4 and "its rows may be missing" in said and accept in said
+    assert "FAILED" in typed(f"kafka2pc decisions list {dead.place}")[0]
+    assert typed(accept)[1] == 0
+    said, status = typed(line)
+    assert status == 0 and "missing" not in said
 
 
 @pytest.mark.parametrize("decided", [True, False])

@@ -16,7 +16,7 @@ from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.log.decisions import Identity, Slot
+from kafka2pc.protocol.log.decisions import ACCEPTED, FAILED, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import (
@@ -71,7 +71,7 @@ def test_every_version_has_its_fixture():
     )
 
 
-KINDS = {1: ("abort", "commit"), 2: ("abort", "adopt", "commit")}
+KINDS = {1: ("abort", "commit"), 2: ("abort", "adopt", "commit"), 3: ("accepted", "failed")}
 
 
 @pytest.mark.parametrize("kind", KINDS[1])
@@ -120,6 +120,20 @@ def test_a_decision_of_format_2_says_whose_it_is_and_what_it_holds(kind, slot, i
     )
     assert (found.identity, (found.rows, found.bytes, found.expires_ms)) == (identity, counts)
     assert found.committables == ((COMMITTABLES[1],) if kind == "commit" else ())
+    assert dump_decision(found) == content
+
+
+@pytest.mark.parametrize(("kind", "note"), [("failed", FAILED), ("accepted", ACCEPTED)])
+def test_a_note_has_format_3(kind, note):
+    content = fixture(f"decision-3-{kind}.json")
+    found = load_decision(content, "here", Slot(7, note))
+    assert (found.query_id, found.kind, found.commit, found.adopts) == (
+        QUERY,
+        kind.upper(),
+        False,
+        False,
+    )
+    assert (found.identity, found.token) == (WHERE, Token(7, 0, "5f3a09c1"))
     assert dump_decision(found) == content
 
 

@@ -34,6 +34,7 @@ from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases import commit as commit_phase
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import retry_unknown
@@ -306,6 +307,19 @@ def written(store, wanted, rows="a"):
     writer = plan_write(wanted)
     another_process(writer).commit(rows_written(writer, rows))
     return writer.plan.mode
+
+
+def test_a_key_that_is_written_again_ends_what_the_first_run_left(store, tmp_path):
+    """A copy of a task was open when its driver died after the decision."""
+    writer = plan_write(keyed(tmp_path, "one"))
+    rows_written(writer, "b")
+    with pytest.MonkeyPatch.context() as dies:
+        dies.setattr(commit_phase, "sweep", lambda *args: None)
+        dies.setattr(batch_sink, "close_key", lambda *args: None)
+        another_process(writer).commit(rows_written(writer, "a"))
+    assert len(store.in_doubt(writer.plan.query_id)) == 1
+    assert written(store, keyed(tmp_path, "one")) is Mode.DRAIN
+    assert store.in_doubt(writer.plan.query_id) == [] and store.read() == ["a"]
 
 
 def test_a_key_writes_once(store, tmp_path):

@@ -316,8 +316,40 @@ def test_an_error_that_is_caught_stops_the_next_batch(query, monkeypatch):
 
     query.feed(["a"], ["b"])
     fail_once(monkeypatch, "commit", after=False)
-    assert "batch 0 failed, and the query went on to batch 1" in query.run(careless)
+    missing = "a call for batch 0 failed and nothing of it is decided"
+    assert missing in query.run(careless)
     assert query.seen() == [] and query.open() == []
+
+
+def test_a_run_after_a_caught_error_is_refused_until_the_gap_is_closed(query, monkeypatch):
+    """Two runs with one batch each: the error is forgotten with the run, the note is not. A run
+    that repeats the batch which failed is not refused.
+    """
+    door = kafka2pc.exactly_once(query.options())
+
+    def careless(df, batch_id):
+        try:
+            door(df, batch_id)
+        except Broken:
+            pass
+
+    query.feed(["a"])
+    fail_once(monkeypatch, "commit", after=False)
+    assert query.run(careless) == ""
+    query.feed(["b"])
+    assert "a call for batch 0 failed and nothing of it is decided" in query.run(door)
+    by_hand = kafka2pc.exactly_once(query.options(), checkpoint=query.checkpoint)
+    by_hand.accept(0)
+    for words in (["c"], ["d"]):
+        assert query.run(door) == ""
+        query.feed(words)
+    assert query.seen() == ["b", "c"]
+    seen = []
+    fail_once(monkeypatch, "commit", after=False)
+    assert "Broken" in query.run(door)
+    query.feed(["e"])
+    assert query.run(lambda df, n: seen.append(n) or (n > 3 and door(df, n))) == ""
+    assert seen == [3, 4] and query.seen() == ["b", "c", "e"]
 
 
 def test_a_name_that_is_added_later_is_refused(query, monkeypatch, tmp_path):
@@ -382,12 +414,39 @@ from pyspark.sql import SparkSession
 import kafka2pc
 
 options, source, checkpoint, places, late = json.loads(sys.argv[1])
+
+
+def silent_once(door):
+    # it catches its errors; the store falls silent after the second decision
+
+    def careless(df, batch_id):
+        from kafka2pc.spark import foreach_batch
+
+        commit = foreach_batch.commit
+        if batch_id == 1:
+            die = lambda fn, items: 1 / 0
+            foreach_batch.commit = lambda driver, *what: commit(driver.within(each=die), *what)
+        try:
+            door(df, batch_id)
+        except ZeroDivisionError:
+            pass
+        finally:
+            foreach_batch.commit = commit
+
+    return careless
+
+
 builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
 spark = builder.getOrCreate()
 words = spark.readStream.option("maxFilesPerTrigger", 1).text(source)
 for place in places:
     door = kafka2pc.exactly_once(options, checkpoint=place)
-    writer = words.writeStream.foreachBatch(door).option("checkpointLocation", checkpoint)
+    at = checkpoint
+    if place == "under a name":
+        at = f"{checkpoint}-named"
+        more = {"decisionLog": f"{at}-log"}
+        door = silent_once(kafka2pc.exactly_once(options | more, name=at))
+    writer = words.writeStream.foreachBatch(door).option("checkpointLocation", at)
     said = late
     for start in range(2):
         if late not in said:
@@ -402,13 +461,16 @@ for place in places:
 
 
 def test_over_spark_connect_the_checkpoint_is_asked_for(query):
-    """The function runs in a process of the server, which does not know the query."""
-    query.feed(["a", "b"], ["c"])
+    """The function runs in a process of the server, which does not know the query. Under a name it
+    never learns which run it is in; what was decided before an error that the function caught is
+    finished all the same.
+    """
+    query.feed(["a", "b"], ["c"], ["d"])
     other = query.folder / "other"
     (other / "offsets").mkdir(parents=True)
     (other / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     (other / "offsets" / "0").write_text("v1\n{}\n0")
-    places = [None, str(other), query.checkpoint]
+    places = [None, str(other), query.checkpoint, "under a name"]
     source = str(query.folder / "source")
     what = [query.options(), source, query.checkpoint, places, LATE_WORKER]
     done = subprocess.run(
@@ -419,12 +481,12 @@ def test_over_spark_connect_the_checkpoint_is_asked_for(query):
         timeout=500,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
-    assert len(lines) == 3, done.stdout + done.stderr
-    unknown, foreign, good = (json.loads(line.removeprefix("answer ")) for line in lines)
+    assert len(lines) == 4, done.stdout + done.stderr
+    unknown, foreign, good, named = (json.loads(line.removeprefix("answer ")) for line in lines)
     assert "the checkpoint of the query is not known" in unknown
     assert "which this session does not run" in foreign
-    assert good == "done"
-    assert query.seen() == ["a", "b", "c"] and query.open() == []
+    assert (good, named) == ("done", "done")
+    assert query.seen() == sorted([*"abcd"] * 2) and query.open() == []
 
 
 # -- arguments --

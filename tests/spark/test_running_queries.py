@@ -4,18 +4,30 @@ looked into the checkpoint for a name, which batch is written, and which call ha
 
 import json
 import uuid
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from driver_steps import orders_driver, write
 
 from kafka2pc.backends.kept import Kept
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import BadOption, MovedLog, StoreUnreachable
+from kafka2pc.protocol.errors import (
+    BadOption,
+    LostTransaction,
+    MovedLog,
+    OutcomeUnknown,
+    PassedOver,
+    Refused,
+    StoreUnreachable,
+)
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
-from kafka2pc.protocol.participant import OpenBeside
+from kafka2pc.protocol.operators.fence import fence
+from kafka2pc.protocol.participant import OpenBeside, Outcome
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.spark import foreach_batch
@@ -27,20 +39,30 @@ from kafka2pc.spark.sink.opening import check_beside, plan_batch
 
 
 class Frame:
-    """A micro-batch without partitions."""
+    """A micro-batch with one task for each of `rows`."""
+
+    def __init__(self, *rows):
+        self.rows = rows
 
     def mapInArrow(self, task, schema):  # noqa: N802  (Spark's name)
+        self.task = task
         return self
 
     def collect(self):
-        return []
+        chunks = [pa.record_batch({"value": [row]}) for row in self.rows]
+        answers = [next(self.task(iter([chunk]))) for chunk in chunks]
+        return [SimpleNamespace(**answer.to_pylist()[0]) for answer in answers]
 
 
 class Query:
-    """A query whose batches Spark runs. `run`: of this start of the query."""
+    """A query whose batches Spark runs. `run`: of this start of the query (None: Spark does not
+    say it); `began`: with which batch.
+    """
 
     def __init__(self, folder, monkeypatch):
         self.id, self.run, self.folder = str(uuid.uuid4()), "run 1", folder / "checkpoint"
+        self.began = 0
+        self.rows = ()
         (self.folder / "offsets").mkdir(parents=True)
         (self.folder / "metadata").write_text(json.dumps({"id": self.id}))
         self.decisions = str(folder / "decisions")
@@ -59,8 +81,13 @@ class Query:
         """What Spark does with one batch."""
         place = f"file:{self.folder}"
         (self.folder / "offsets" / str(batch_id)).write_text(f"v1\n{{}}\n{batch_id}")
-        self.running = RunningQuery(self.id, batch_id, place, self.run)
-        function(Frame(), batch_id if passed_on is None else passed_on)
+        began = self.began if self.began < batch_id else None
+        self.running = self.run and RunningQuery(self.id, batch_id, place, self.run, lambda: began)
+        function(Frame(*self.rows), batch_id if passed_on is None else passed_on)
+
+    def start(self, run, began):
+        """Another run of the query, which begins with this batch."""
+        self.run, self.began = run, began
 
     def decide_elsewhere(self, batch_id):
         """Another process runs the query without a name."""
@@ -271,10 +298,8 @@ def test_an_error_before_the_plan_stops_the_next_batch(query, monkeypatch, name,
     with monkeypatch.context() as broken, pytest.raises(StoreUnreachable):
         broken.setattr(owner, place, refuses)
         query.call(writer, 0)
-    with pytest.raises(BadOption, match="batch 0 failed, and the query went on to batch 1"):
+    with pytest.raises(PassedOver, match="batch 0 failed and nothing of it is decided"):
         query.call(writer, 1)
-    query.run = "run 2"
-    query.call(writer, 1)
 
 
 def test_a_wrong_number_is_an_error_of_the_batch_that_runs(query):
@@ -282,7 +307,7 @@ def test_a_wrong_number_is_an_error_of_the_batch_that_runs(query):
     query.call(writer, 0)
     with pytest.raises(BadOption, match="batch 0 was passed on, and query .* runs batch 1"):
         query.call(writer, 1, passed_on=0)
-    with pytest.raises(BadOption, match="batch 1 failed, and the query went on to batch 2"):
+    with pytest.raises(PassedOver, match="batch 1 failed and nothing of it is decided"):
         query.call(writer, 2)
 
 
@@ -294,3 +319,206 @@ def test_a_batch_that_the_function_repeats_does_not_stop_the_next(query, monkeyp
     for batch_id in range(3):
         query.call(writer, batch_id)
     assert Checkpoint(str(query.folder)).decided_slots()[-1].batch_id == 2
+
+
+# -- a batch that Spark passed over --
+
+
+@contextmanager
+def broken(monkeypatch, place="commit"):
+    """In this block a call fails, and the function catches the error."""
+    with monkeypatch.context() as context, pytest.raises(ZeroDivisionError):
+        context.setattr(foreach_batch, place, lambda *args: 1 / 0)
+        yield
+
+
+@pytest.fixture
+def writer(query):
+    return query.writer()
+
+
+def fails(query, writer, monkeypatch, batch_id, place="commit"):
+    with broken(monkeypatch, place):
+        query.call(writer, batch_id)
+
+
+def test_the_run_after_a_caught_error_is_refused_until_it_is_accepted(query, writer, monkeypatch):
+    """Each refused call that is caught leaves a gap, too. All are named."""
+    query.call(writer, 0)
+    fails(query, writer, monkeypatch, 1)
+    for run, batch_id, missing in (
+        ("run 1", 2, "1"),
+        ("run 2", 3, "1, 2"),
+        ("run 3", 4, "1, 2, 3"),
+    ):
+        query.start(run, batch_id if run != "run 1" else 0)
+        with pytest.raises(PassedOver, match=f"a call for batch {missing} failed and nothing"):
+            query.call(writer, batch_id)
+    place = query.writer()
+    place = replace(place, checkpoint=str(query.folder))
+    (query.folder / "commits").mkdir()
+    with pytest.raises(Refused, match="batch 4 is not one that Spark passed over"):
+        place.accept(4)
+    (query.folder / "commits" / "4").touch()
+    place.accept(4)
+    query.start("run 4", 5)
+    query.call(writer, 5)
+    query.start("run 5", 6)
+    query.call(writer, 6)
+
+
+def test_a_run_that_repeats_the_failed_batch_goes_on(query, writer, monkeypatch):
+    for run in ("run 1", "run 2"):
+        query.start(run, 0)
+        fails(query, writer, monkeypatch, 0, "plan_batch")
+    query.start("run 3", 0)
+    query.call(writer, 0)
+    query.call(writer, 1)
+    query.start("run 4", 2)
+    query.call(writer, 2)
+
+
+def skips_batches(query, writer, monkeypatch):
+    query.call(writer, 0)
+
+
+def was_killed(query, writer, monkeypatch):
+    """The batch was claimed. Its repetition is empty, and the function does not call the sink."""
+    driver = writer.driver(Checkpoint(str(query.folder)))
+    (query.folder / "offsets" / "0").touch()
+    plan_batch(driver, 0, "")
+
+
+def skips_the_repetition(query, writer, monkeypatch):
+    query.call(writer, 0)
+    fails(query, writer, monkeypatch, 1)
+    query.start("run 2", 1)
+
+
+def was_fenced(query, writer, monkeypatch):
+    query.call(writer, 0)
+    fence(writer.driver(Checkpoint(str(query.folder))))
+
+
+def repeats_the_call(query, writer, monkeypatch):
+    fails(query, writer, monkeypatch, 0)
+    query.call(writer, 0)
+
+
+def has_no_partitions_in_the_format(query, writer, monkeypatch):
+    (query.folder / "offsets" / "0").touch()
+    driver = writer.driver(Checkpoint(str(query.folder)))
+    commit(driver, [], 0)
+    assert [d.kind for d in driver.log.chain(0)] == ["ABORT"]
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        skips_batches,
+        was_killed,
+        skips_the_repetition,
+        was_fenced,
+        repeats_the_call,
+        has_no_partitions_in_the_format,
+    ],
+)
+def test_a_batch_that_is_left_out_is_no_failed_batch(query, writer, monkeypatch, history):
+    history(query, writer, monkeypatch)
+    for batch_id in (2, 4):
+        query.call(writer, batch_id)
+    query.start("run 9", 5)
+    query.call(writer, 5)
+
+
+def test_of_several_names_the_one_that_failed_is_refused(query, monkeypatch):
+    first, second = query.named("first"), query.named("second")
+    fails(query, first, monkeypatch, 0)
+    query.call(second, 0)
+    for run in ("run 1", "run 2"):
+        query.start(run, 0 if run == "run 1" else 2)
+        query.call(second, 1 + int(run == "run 2"))
+        with pytest.raises(PassedOver, match="nothing of it is decided"):
+            query.call(first, query.running.batch_id)
+
+
+def test_where_spark_names_no_run_the_same_text_is_a_warning(query, monkeypatch, caplog):
+    query.run = None  # over Connect, with a name
+    named = query.named()
+    fails(query, named, monkeypatch, 0)
+    query.call(named, 1)
+    assert "a call for batch 0 failed and nothing of it is decided" in caplog.text
+    caplog.clear()
+    query.call(named, 2)
+    assert "failed" not in caplog.text
+
+
+def test_a_log_that_cannot_be_written_says_so_and_the_run_is_refused(query, monkeypatch, caplog):
+    writer = query.named()
+    with monkeypatch.context() as full:
+        full.setattr(foreach_batch, "leave_note", lambda *args: 1 / 0)
+        fails(query, writer, full, 0)
+    assert "its decision log could not note it" in caplog.text
+    with pytest.raises(PassedOver, match="nothing of it is decided"):
+        query.call(writer, 1)
+
+
+# -- a batch that is decided and not finished --
+
+
+class Deaf(MemoryParticipant):
+    """A store that does not answer."""
+
+    deaf = False
+
+    def commit(self, c):
+        return Outcome.UNKNOWN if self.deaf else super().commit(c)
+
+    def rows(self):
+        return [value.as_py() for column in self.read() for value in column]
+
+
+@pytest.fixture
+def deaf(query):
+    """A writer into a store that falls silent, without pauses between its questions."""
+    store = Deaf()
+    writer = exactly_once(dict(maxCommitRetries=1), participants=[store])
+    query.rows = ("a",)
+    query.call(writer, 0)
+    store.deaf, query.rows = True, ("b",)
+    with pytest.raises(OutcomeUnknown):
+        query.call(writer, 1)
+    assert store.rows() == ["a"]
+    query.rows = ("c",)
+    return writer, store
+
+
+def test_the_next_run_finishes_what_was_decided(query, deaf):
+    """Two availableNow runs in one process: the token of the first one is still there."""
+    writer, store = deaf
+    store.deaf = False
+    query.start("run 2", 2)
+    query.call(writer, 2)
+    query.call(writer, 3)
+    assert store.rows() == ["a", "b", "c", "c"]
+    assert store.in_doubt(query.id) == []
+
+
+def test_the_next_call_of_the_run_finishes_it_and_says_what_not_to_do(query, deaf):
+    writer, store = deaf
+    with pytest.raises(PassedOver, match="Not yet. .*Do not write them again") as unclear:
+        query.call(writer, 2)
+    assert "nothing of it is decided" not in str(unclear.value)
+    store.deaf = False
+    with pytest.raises(PassedOver, match="its rows are committed: do not write them again"):
+        query.call(writer, 3)
+    assert store.rows() == ["a", "b"]
+
+
+def test_what_timed_out_behind_a_caught_error_is_reported_lost(query, deaf):
+    writer, store = deaf
+    store.deaf = False
+    store.expire()
+    query.start("run 2", 2)
+    with pytest.raises(LostTransaction, match="batch 1 of query"):
+        query.call(writer, 2)

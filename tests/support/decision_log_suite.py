@@ -22,9 +22,16 @@ from kafka2pc.protocol.errors import (
     TwoPhaseError,
     UnknownFormat,
 )
-from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
+from kafka2pc.protocol.log.decisions import FAILED, Decision, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
-from kafka2pc.protocol.log.questions import commit_of, later_batch, newest_commit
+from kafka2pc.protocol.log.questions import (
+    commit_of,
+    failed_batches,
+    later_batch,
+    newest_commit,
+    newest_record,
+    overtaken,
+)
 from kafka2pc.protocol.log.slots import win
 from kafka2pc.protocol.messages import Committable, PartitionRange, PreparedTxnState
 from kafka2pc.protocol.names import new_token
@@ -207,6 +214,26 @@ def a_purge_removes_older_batches_and_nothing_else(open):
     assert open().create(record(5, 0)) == kept[5][0]
     log.purge(0)
     assert open().batches() == [5]
+
+
+@into(PROMISES)
+def a_note_is_no_record_of_a_chain(open):
+    """It stops no run: neither one that decides the batch before, nor one that decides its own."""
+    log = open()
+    log.create(record(7, 0, commit=False))
+    note = record(8, FAILED, commit=False)
+    assert [writer.create(note) for writer in (log, open())] == [note, note]
+    assert log.create(replace(note, rows=1)) == note
+    decided = record(7, 1)
+    assert win(open(), decided) == decided
+    for reader in (log, open()):
+        seen = reader.listing()
+        assert (seen.batches(), seen.notes, newest_record(seen)) == ([7], (note.slot,), decided)
+        assert failed_batches(seen) == [8] and not overtaken(seen, decided)
+    log.purge(8)
+    assert open().listing().notes == (note.slot,)
+    log.purge(9)
+    assert open().slots() == []
 
 
 # -- other processes --

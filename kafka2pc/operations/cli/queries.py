@@ -237,8 +237,9 @@ def restore(
     """
     with plainly("spark"):
         from kafka2pc.operations.access import Access
+        from kafka2pc.operations.missing import missing_batches
         from kafka2pc.operations.query import open_query
-        from kafka2pc.operations.repair import missing_batches, operate, plan_restore, restore
+        from kafka2pc.operations.repair import operate, plan_restore, restore
 
         conf = Access(servers, config).conf()
         query = open_query(place, decision_log, conf=conf, prefix=prefix)
@@ -340,7 +341,7 @@ def accept(
     """
     with plainly("spark"):
         from kafka2pc.backends.places import masked
-        from kafka2pc.operations.repair import accept_batch
+        from kafka2pc.operations.missing import accept_batch
 
         accept_batch(_query(place, decision_log, servers, config), batch)
         typer.echo(f"{masked(place)}: batch {batch} is accepted; the query may start again")

@@ -12,7 +12,7 @@ __all__ = ['write_in_background', 'precommit_unflushed', 'begin_always', 'skip_c
            'finish_unasked', 'claim_existing', 'claim_beside', 'claim_by_reading', 'decide_in_first_free_slot',
            'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'later_record', 'any_commit', 'all_commits',
            'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending',
-           'begin_without_init', 'forget_retired', 'settle_nothing', 'knows_token_always', 'pass_over_in_silence',
+           'begin_without_init', 'forget_retired', 'finish_nothing', 'knows_token_always', 'pass_over_in_silence',
            'note_in_the_chain', 'sweep_once', 'sweep_drained_at_once', 'sweep_drained_never', 'sweep_both_parities',
            'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
            'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
@@ -398,7 +398,7 @@ def forget_retired(world: World, worker: Worker) -> tuple:
     return ()
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c060
-def settle_nothing(driver: Driver, batch_id: int, seen: Listing) -> None:
+def finish_nothing(driver: Driver, batch_id: int, seen: Listing) -> None:
     """No look at the batch before."""
 
 

@@ -598,14 +598,14 @@ RULES |= {
         "a start that goes on behind a decided batch does not ask whether it is finished",
         _LOST,
         _CAUGHT,
-        (("restore._settle_before", broken.settle_nothing),),
+        (("restore._finish_before", broken.finish_nothing),),
         "13",
     ),
     "finish the batch before, in line": Rule(
         "the same, where a planner goes on under its token",
         _SILENT,
         Config(batches=3, by_hand=1, inherit=1),
-        (("restore._settle_before", broken.settle_nothing),),
+        (("restore._finish_before", broken.finish_nothing),),
         "13",
     ),
     "in line only behind a commit that returned": Rule(

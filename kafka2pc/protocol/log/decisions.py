@@ -16,8 +16,8 @@ from ..names import Token
 
 # %% ../../../nbs/protocol/log/01_decisions.ipynb #c006
 class Slot(NamedTuple):
-    """One place in the log: slot `attempt` in the chain of a batch. Below 0: a note about the batch,
-    which is no part of its chain (see `NOTES`).
+    """One place in the log: slot `attempt` in the chain of a batch. Below 0: a note about the
+    batch, which is no part of its chain (see `NOTES`).
     """
 
     batch_id: int

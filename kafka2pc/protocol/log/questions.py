@@ -89,8 +89,8 @@ def newest_record(log: Chains) -> Decision | None:
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #c060
 def failed_batches(log: Chains, batch_id: int | None = None) -> list[int]:
-    """The batches before this one (None: all) that have a note FAILED and are not closed: no COMMIT
-    of the batch or of a later one, and no note ACCEPTED of it or of a later one.
+    """The batches before this one (None: all) that have a note FAILED and are not closed: no
+    COMMIT of the batch or of a later one, and no note ACCEPTED of it or of a later one.
     """
     seen = log.listing()
     failed = [s.batch_id for s in seen.notes if s.attempt == FAILED]

@@ -29,9 +29,10 @@ _LOG = logging.getLogger(__name__)
 
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> None:
     """Runs on the driver, when every task has returned. A batch that was drained is finished once
-    more; one that has no message, and so no plan, is claimed. Raises `Refused` or `Superseded` (given up before the
-    decision; `Superseded` after it: another run has gone on), `OutcomeUnknown`, `LostTransaction`,
-    `ReplayDiffers`, or what a participant raises. An error after the last commit is logged.
+    more; one that has no message, and so no plan, is claimed. Raises `Refused` or `Superseded`
+    (given up before the decision; `Superseded` after it: another run has gone on),
+    `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a participant raises. An error
+    after the last commit is logged.
     """
     plan = one_plan(messages, batch_id) if messages else None
     if plan is None or plan.mode is Mode.DRAIN:

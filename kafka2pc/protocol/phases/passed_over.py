@@ -15,7 +15,7 @@ from ..errors import DECIDED, OutcomeUnknown, PassedOver
 from ..log.decisions import FAILED, Decision, Slot
 from ..log.questions import commit_of, failed_batches
 from ..log.slots import Listing, win
-from .finish import settle
+from .finish import finish_late
 
 # %% ../../../nbs/protocol/phases/10_passed_over.ipynb #c005
 def leave_note(driver: Driver, batch_id: int, note: int = FAILED) -> Decision | None:
@@ -64,8 +64,8 @@ def _missing_rows(driver: Driver, missing: Sequence[int], batch_id: int) -> Pass
 # %% ../../../nbs/protocol/phases/10_passed_over.ipynb #c009
 def refuse_after(driver: Driver, failed: int, batch_id: int) -> PassedOver:
     """The error for a call in the same run as the call for batch `failed`, which has raised. First
-    finishes that batch if it is decided. Raises what the log and `settle` raise, but for an unclear
-    answer.
+    finishes that batch if it is decided. Raises what the log and `finish_late` raise, but for an
+    unclear answer.
     """
     decided = commit_of(driver.log, failed)
     if decided is None:
@@ -73,7 +73,7 @@ def refuse_after(driver: Driver, failed: int, batch_id: int) -> PassedOver:
         missing = failed_batches(driver.log, batch_id) or [failed]
         return _missing_rows(driver, missing, batch_id)
     try:
-        settle(driver, decided)
+        finish_late(driver, decided)
         risk = (
             f"No. Batch {failed} was decided, and its rows are committed: do not write them again."
         )

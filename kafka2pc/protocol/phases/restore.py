@@ -14,7 +14,7 @@ from ..log.slots import Listing
 from ..messages import Mode, Plan
 from ..names import Token
 from .claim import claim, claims_in_a_row, next_attempt
-from .finish import finish, settle
+from .finish import finish, finish_late
 from .passed_over import check_passed_over
 from .sweep import sweep, sweep_drained, sweep_former
 from ..rare.claims import remove_old_claims
@@ -39,7 +39,7 @@ def restore(
         check_passed_over(driver, batch_id, seen)
         in_line = mine and _is_next_in_line(seen, batch_id, mine)
         if not (in_line and driver.policy.one_process):
-            _settle_before(driver, batch_id, seen)
+            _finish_before(driver, batch_id, seen)
         if mine and in_line:
             return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
         if driver.policy.pause_before_claim(claims_in_a_row(seen, batch_id)):
@@ -51,13 +51,13 @@ def restore(
         return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c090
-def _settle_before(driver: Driver, batch_id: int, seen: Listing) -> None:
+def _finish_before(driver: Driver, batch_id: int, seen: Listing) -> None:
     """Finish the newest decision, if it is of an earlier batch. Spark says that it is done, but it
     says so also if the error of its `commit` was caught.
     """
     newest = newest_commit(seen)
     if newest and newest.slot.batch_id < batch_id:
-        settle(driver, newest)
+        finish_late(driver, newest)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
 def _sweep_below(driver: Driver, claimed: Decision) -> None:

@@ -29,8 +29,8 @@ def sweep(
     driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
 ) -> list[str]:
     """Abort what is open below `token`, and of `token` itself what belongs to batches with
-    `own_parity` (or `BOTH`). `seen`: a listing that was made after the claim, or the COMMIT, of that
-    token. Returns the ids it sent abort for. A refusal is fine: the next sweep looks again.
+    `own_parity` (or `BOTH`). `seen`: a listing that was made after the claim, or the COMMIT, of
+    that token. Returns the ids it sent abort for. A refusal is fine: the next sweep looks again.
     """
     orphans = _orphans(driver, token, own_parity, newest_commit(seen or driver.log))
     _abort(driver, orphans)
