@@ -154,7 +154,8 @@ class ExactlyOnce:
             try:
                 self._write(df, batch_id, checkpoint, running, failed)
             except BaseException:
-                self._leave_note(batch_id, checkpoint, running)
+                failing = running.batch_id if running else batch_id
+                self._leave_note(failing, checkpoint, running)
                 raise
 
     def _write(

@@ -307,6 +307,7 @@ def test_a_wrong_number_is_an_error_of_the_batch_that_runs(query):
     query.call(writer, 0)
     with pytest.raises(BadOption, match="batch 0 was passed on, and query .* runs batch 1"):
         query.call(writer, 1, passed_on=0)
+    query.start("run 2", 2)
     with pytest.raises(PassedOver, match="batch 1 failed and nothing of it is decided"):
         query.call(writer, 2)
 

@@ -230,6 +230,8 @@ def a_note_is_no_record_of_a_chain(open):
         seen = reader.listing()
         assert (seen.batches(), seen.notes, newest_record(seen)) == ([7], (note.slot,), decided)
         assert failed_batches(seen) == [8] and not overtaken(seen, decided)
+    adopted = record(7, 2, commit=False, adopts=True)
+    assert open().create(adopted) == adopted
     log.purge(8)
     assert open().listing().notes == (note.slot,)
     log.purge(9)
