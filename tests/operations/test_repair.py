@@ -224,7 +224,7 @@ def test_a_living_run_is_fenced_before_anything_of_it_is_aborted(how, dead):
     assert dead.seen() == ROWS
 
 
-@pytest.mark.parametrize(("when", "batch_id"), [("claim", 0), ("claim", 1), ("finish", 1)])
+@pytest.mark.parametrize(("when", "batch_id"), [("claim", 0), ("claim", 1), ("complete", 1)])
 def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
     when, batch_id, dead, monkeypatch
 ):
@@ -266,7 +266,7 @@ def test_restore_fails_and_names_what_is_still_open(dead, monkeypatch):
 
 def test_restore_reports_no_commit_that_was_not_sent(dead, monkeypatch):
     dead.leave(decided=True)
-    monkeypatch.setattr(repair, "finish", lambda driver, decision: False)  # another run goes on
+    monkeypatch.setattr(repair, "complete", lambda driver, decision: None)  # another run goes on
     with operate(dead.conf, dead.query) as driver:
         with pytest.raises(OutcomeUnknown, match="still open") as e:
             restore(driver)

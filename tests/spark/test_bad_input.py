@@ -684,9 +684,9 @@ DAMAGE = {
     ),
     "no json": (lambda content: b"\xff\x00" * 100, "CorruptDecision", "200 bytes"),
     "newer": (
-        lambda content: content.replace(b'"format": 2', b'"format": 3', 1),
+        lambda content: content.replace(b'"format": 2', b'"format": 4', 1),
         "UnknownFormat",
-        "format 3, known up to 2",
+        "format 4, known up to 3",
     ),
 }
 
