@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'StoreIdentity', 'Identified', 'store_identity',
-           'TransactionBase']
+           'Brief', 'briefly', 'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Iterable, Protocol, Self, Sequence, runtime_checkable
@@ -107,6 +108,20 @@ class Identified(Protocol):
 def store_identity(store: Participant) -> StoreIdentity:
     """That of a participant, which may have none."""
     return store.identity() if isinstance(store, Identified) else StoreIdentity()
+
+
+@runtime_checkable
+class Brief(Protocol):
+    """What a participant also has if it can limit its own waiting. `briefly`: the same store, which
+    raises `BrokerUnreachable` if it gets no answer within about `limit_ms`.
+    """
+
+    def briefly(self, limit_ms: int) -> AbstractContextManager["Participant"]: ...
+
+
+def briefly(store: Participant, limit_ms: int) -> AbstractContextManager[Participant]:
+    """The same store with less patience. One that cannot limit its waiting stays as it is."""
+    return store.briefly(limit_ms) if isinstance(store, Brief) else nullcontext(store)
 
 # %% ../../nbs/protocol/04_participant.ipynb #c014
 class TransactionBase:
