@@ -133,23 +133,23 @@ class KafkaClient:
         self.engine = engine
         self.name = name
         self.history = history
-        self._brief: Cluster | None = None
+        self.brief: Cluster | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | dict(history=None, _brief=None)
+        return self.__dict__ | dict(history=None, brief=None)
 
     @property
     def cluster(self) -> Cluster:
         """The connection to the cluster, opened once in each process: the next task in the same
         worker process uses it, too.
         """
-        return self._brief or shared_cluster(self.conf)
+        return self.brief or shared_cluster(self.conf)
 
     @contextmanager
     def briefly(self, limit_ms: int) -> Iterator[Self]:
         """See `Brief`."""
         twin = copy.copy(self)
-        with brief_cluster(self.conf, limit_ms) as twin._brief:
+        with brief_cluster(self.conf, limit_ms) as twin.brief:
             yield twin
 
     def close(self) -> None:

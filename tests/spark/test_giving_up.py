@@ -1,5 +1,5 @@
-"""A batch of a streaming query that fails or is stopped, without Spark: what its committer does when
-no task has answered, when the batch is decided, and when the brokers are away.
+"""A batch of a streaming query that fails or is stopped, without Spark: what its committer does if
+no task has answered, if the batch is decided, and if the brokers are away.
 """
 
 import json

@@ -6,7 +6,6 @@
 __all__ = ['WireRequest', 'WireAnswer', 'NotSent', 'NoAnswer', 'NotYet', 'TooOld', 'Connection']
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c002
-import copy
 import random
 import re
 from collections import deque
@@ -188,12 +187,6 @@ class Connection:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-    def briefly(self, timeout_ms: int) -> Self:
-        """The same connections, for a caller that waits only so long. Close the original."""
-        twin = copy.copy(self)
-        twin.timeout_ms = timeout_ms
-        return twin
 
     def close(self) -> None:
         """Close every connection. Transactions stay as they are."""
