@@ -45,11 +45,13 @@ def shared_cluster(conf: dict) -> Cluster:
 @contextmanager
 def brief_cluster(conf: dict, limit_ms: int) -> Iterator[Cluster]:
     """The connection that this process shares, with less patience; if there is none, one that is
-    closed at the end. Raises `BrokerUnreachable`.
+    closed at the end. Raises `BrokerUnreachable`, before the block, if no broker answers.
     """
     kept = _CLUSTERS.get(_key(conf))
     if kept:
-        yield kept.briefly(limit_ms)
+        twin = kept.briefly(limit_ms)
+        twin.persist(lambda: twin.ask(topics_request(twin, [])))
+        yield twin
         return
     with Cluster(conf, timeout_ms=limit_ms) as own:
         yield own
