@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'StoreIdentity', 'Identified', 'store_identity',
-           'OpenBeside', 'Shared', 'list_some', 'TransactionBase']
+           'OpenBeside', 'Shared', 'list_some', 'Brief', 'briefly', 'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Iterable, Protocol, Self, Sequence, runtime_checkable
@@ -137,6 +138,20 @@ def list_some(texts: Sequence[str], most: int = 5) -> str:
     """The first `most` of them, and how many more there are."""
     more = len(texts) - most
     return "; ".join(texts[:most]) + (f"; and {more} more" if more > 0 else "")
+
+
+@runtime_checkable
+class Brief(Protocol):
+    """What a participant also has if it can limit its own waiting. `briefly`: the same store, which
+    raises `BrokerUnreachable` if it gets no answer within about `limit_ms`.
+    """
+
+    def briefly(self, limit_ms: int) -> AbstractContextManager["Participant"]: ...
+
+
+def briefly(store: Participant, limit_ms: int) -> AbstractContextManager[Participant]:
+    """The same store with less patience. One that cannot limit its waiting stays as it is."""
+    return store.briefly(limit_ms) if isinstance(store, Brief) else nullcontext(store)
 
 # %% ../../nbs/protocol/04_participant.ipynb #c014
 class TransactionBase:

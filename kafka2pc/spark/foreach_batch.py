@@ -38,10 +38,8 @@ from ..protocol.operators.fence import end_all
 from ..protocol.participant import Participant
 from ..protocol.phases.claim import claim
 from ..protocol.phases.commit import commit
-from ..protocol.phases.decide import abort
 from ..protocol.phases.passed_over import leave_note, refuse_after
 from ..protocol.phases.precommit import precommit
-from ..protocol.phases.sweep import sweep
 from kafka2pc.spark.arguments import (
     check_arguments,
     check_key,
@@ -62,6 +60,7 @@ from kafka2pc.spark.running_query import (
 )
 from .sink.batch_line import count_aborts, log_batch, tidying_up
 from .sink.columns import COLUMNS, check_columns, plain_names
+from .sink.giving_up import end_batch, warn_if_open
 from kafka2pc.spark.sink.opening import (
     check_beside,
     has_returned,
@@ -102,11 +101,12 @@ class PrecommitTask:
 def write_batch(
     driver: Driver, df: "DataFrame", plan: Plan, counted: tuple[str, ...] | None = None
 ) -> None:
-    """The pre-commit phase in Spark's tasks, then the commit phase. After an error the transactions
-    are aborted, unless the batch is decided; the next start does what cannot be done now.
-    `counted`: see `PrecommitTask`.
+    """The pre-commit phase in Spark's tasks, then the commit phase. After an error or a stop the
+    transactions are aborted, or committed if the batch is decided; the next start does what cannot
+    be done in a few seconds. `counted`: see `PrecommitTask`.
     """
     nothing = CommitMessage(plan=plan)  # the message of a DataFrame without partitions
+    messages: list[CommitMessage] = []
     swept, begun = count_aborts(driver.history.events), len(driver.history.events)
     task = PrecommitTask(tuple(driver.participants.values()), plan, counted)
     try:
@@ -115,17 +115,15 @@ def write_batch(
         with driver.history.of("commit phase", batch_id=plan.batch_id):
             commit(driver, messages, plan.batch_id)
     except (Exception, KeyboardInterrupt):
-        _undo(driver, plan)
+        _undo(driver, plan, messages)
         raise
     log_batch(messages, driver.history.events[begun:], swept)
 
 
-def _undo(driver: Driver, plan: Plan) -> None:
-    try:
-        if abort(driver, [CommitMessage(plan=plan)], plan.batch_id):
-            sweep(driver, plan.token, own_parity=plan.batch_id % 2)
-    except Exception as e:  # the first error counts
-        _LOG.warning("the next start aborts what is open: %s", describe_error(e))
+def _undo(driver: Driver, plan: Plan, messages: Sequence[CommitMessage]) -> None:
+    """`messages`: of all tasks, or none."""
+    with warn_if_open(plan.batch_id, driver.about.checkpoint or driver.log.place):
+        end_batch(driver, plan, messages, killed=not messages)
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c029
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,9 @@
 __all__ = ['ShapedTransaction', 'Shaped']
 
 # %% ../../nbs/stores/10_shaped.ipynb #c002
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable, Iterable, cast
+from typing import Any, Callable, Iterable, Iterator, cast
 
 # %% ../../nbs/stores/10_shaped.ipynb #c003
 from pyarrow import RecordBatch
@@ -24,6 +25,7 @@ from kafka2pc.protocol.participant import (
     StoreIdentity,
     Transaction,
     TransactionBase,
+    briefly,
     store_identity,
 )
 
@@ -88,6 +90,12 @@ class Shaped:
         """See `Identified`."""
         # only a participant whose ids have a prefix is asked for another one
         return Shaped(cast(Identified, self.participant).under(prefix), self.shape)
+
+    @contextmanager
+    def briefly(self, limit_ms: int) -> Iterator["Shaped"]:
+        """See `Brief`."""
+        with briefly(self.participant, limit_ms) as store:
+            yield Shaped(store, self.shape)
 
     def begin(self, plan: Plan) -> ShapedTransaction:
         return ShapedTransaction(partial(self.participant.begin, plan), self.shape)

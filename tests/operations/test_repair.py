@@ -347,7 +347,7 @@ def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_a
     if not story.job.alive:
         story.job.start()
     story.feed(2)
-    story.arm(CrashPoint.AFTER_DECISION, batch_id=1, pid=0)
+    story.arm(CrashPoint.AFTER_DECISION, batch_id=1, pid=story.job.jvm)
     with pytest.raises(Failed):
         story.run()
     line = Access(story.kafka.bootstrap_servers).command("restore", str(story.checkpoint), "--json")

@@ -41,6 +41,7 @@ from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import PrecommitTask, exactly_once
 from kafka2pc.spark.sink import batch_writer as batch_sink
+from kafka2pc.spark.sink import giving_up
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.spark.sink.batch_writer import (
     CompleteWrite,
@@ -82,7 +83,7 @@ def store(monkeypatch, tmp_path):
     monkeypatch.setattr(batch_sink, "open_participant", lambda options: store)
     monkeypatch.setattr(driver_side, "_LOGS", Kept())
     monkeypatch.setattr(batch_sink, "_PURGED", {})
-    monkeypatch.setattr(batch_sink, "_KILLED_S", 0)
+    monkeypatch.setattr(giving_up, "KILLED_S", 0)
     return store
 
 
@@ -192,9 +193,8 @@ def test_a_write_that_fails_before_its_decision_is_aborted_and_leaves_nothing(st
 def test_what_the_python_of_a_killed_task_begins_after_the_abort_is_aborted_too(store, monkeypatch):
     writer = plan_write(options())
     messages = rows_written(writer, "ab")
-    killed = SimpleNamespace(time=time.time, monotonic=time.monotonic)
-    killed.sleep = lambda seconds: rows_written(writer, "c")
-    monkeypatch.setattr(batch_sink, "time", killed)
+    killed = SimpleNamespace(sleep=lambda seconds: rows_written(writer, "c"))
+    monkeypatch.setattr(giving_up, "time", killed)
     another_process(writer).abort([*messages, None])
     assert store.states() == [TxnState.ABORTED] * 3
 

@@ -14,6 +14,7 @@ import pytest
 from both_formats import LATE_WORKER
 from kafka_fixtures import values
 from marks import first_of
+from pyarrow import RecordBatch
 
 import kafka2pc
 from kafka2pc.proof.child_process import until
@@ -221,6 +222,46 @@ def test_columns_are_checked_before_anything_is_written(query):
 
 
 # -- stops, and other drivers --
+
+
+ARROW_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+def endless():
+    """For `mapInArrow`: rows that are handed on at once, and then nothing until Spark kills the
+    task.
+    """
+
+    def rows_then_nothing(chunks):
+        for _ in chunks:
+            for _ in range(40):
+                yield RecordBatch.from_pydict({"value": ["x" * 100_000]})
+            threading.Event().wait(600)
+
+    return rows_then_nothing
+
+
+@pytest.fixture
+def row_by_row(spark):
+    """Spark hands each row on as it comes."""
+    spark.conf.set(ARROW_ROWS, 1)
+    yield
+    spark.conf.unset(ARROW_ROWS)
+
+
+@pytest.mark.parametrize("door", first_of(["format", "foreachBatch"]))
+def test_a_stop_leaves_no_transaction_open(row_by_row, query, door):
+    """The only task has begun and has sent no message."""
+    query.feed(["a"])
+    writer = query.words().coalesce(1).mapInArrow(endless(), "value string").writeStream
+    if door == "format":
+        writer = writer.format("kafka2pc").options(**query.options())
+    else:
+        writer = writer.foreachBatch(kafka2pc.exactly_once(query.options()))
+    running = writer.option("checkpointLocation", query.checkpoint).start()
+    until(query.open, "the task has begun", 60)
+    running.stop()
+    assert query.open() == [] and running.exception() is None
 
 
 def test_a_query_that_is_stopped_in_the_middle_goes_on(query, tmp_path):

@@ -26,6 +26,7 @@ from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
 from kafka2pc.protocol.states import IllegalStep
 from kafka2pc.spark.foreach_batch import exactly_once, query_id_of
+from kafka2pc.spark.sink import giving_up
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
@@ -170,6 +171,12 @@ def another_day(monkeypatch):
 TODAY = ""
 
 
+@pytest.fixture(autouse=True)
+def no_process_is_killed(monkeypatch):
+    """The tasks run here, so none of them goes on after a failure."""
+    monkeypatch.setattr(giving_up, "KILLED_S", 0)
+
+
 def in_memory():
     store = MemoryParticipant()
     return store, Shaped(store, lambda batch: batch["value"].to_pylist())
@@ -222,6 +229,15 @@ def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
         job.write(Frame(["a"], ZeroDivisionError()))
     assert (at.store.in_doubt(query_id_of(job.name)), at.seen()) == ([], [])
     assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
+
+
+def test_what_a_killed_task_begins_after_the_failure_is_aborted_too(monkeypatch):
+    (store, texts), frame = in_memory(), Frame(["a"], ZeroDivisionError())
+    late = SimpleNamespace(sleep=lambda seconds: list(frame.task(iter([rows(["late"])]))))
+    monkeypatch.setattr(giving_up, "time", late)
+    with pytest.raises(ZeroDivisionError):
+        job_of(TODAY, [texts], MemoryLog()).write(frame)
+    assert len(store.txns) == 3 and store.in_doubt(query_id_of(TODAY)) == []
 
 
 def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_first(at, tmp_path):
@@ -376,10 +392,11 @@ def test_an_interrupt_in_a_notebook_leaves_nothing_open():
 
 def test_an_error_of_the_cleanup_does_not_hide_the_first_one(monkeypatch, caplog):
     (store, texts), log = in_memory(), MemoryLog()
-    monkeypatch.setattr("kafka2pc.spark.foreach_batch.abort", lambda *_: 1 / 0)
+    monkeypatch.setattr(giving_up, "abort", lambda *_: 1 / 0)
     with pytest.raises(ValueError, match="a row"):
         job_of(TODAY, [texts], log).write(Frame(["a"], ValueError("a row")))
-    assert "the next start aborts what is open: ZeroDivisionError" in caplog.text
+    assert "batch 0: its transactions may stay open" in caplog.text
+    assert "ZeroDivisionError" in caplog.text and "kafka2pc restore memory" in caplog.text
 
 
 def test_a_used_name_for_other_stores_is_refused():

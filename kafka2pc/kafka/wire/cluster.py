@@ -6,7 +6,8 @@
 __all__ = ['Cluster', 'ask_group', 'check_group']
 
 # %% ../../../nbs/kafka/wire/05_cluster.ipynb #c002
-from typing import Any, Callable, Iterable, Mapping, Sequence
+import copy
+from typing import Any, Callable, Iterable, Mapping, Self, Sequence
 
 # %% ../../../nbs/kafka/wire/05_cluster.ipynb #c003
 from kafka.protocol.metadata import FindCoordinatorRequest
@@ -43,6 +44,12 @@ class Cluster(Connection):
         self.brokers_are_new = False  # none of them is too old: see `check_brokers`
         self.batch_bytes: dict[str, int] = {}
         self._coordinator_of = {}
+
+    def briefly(self, timeout_ms: int) -> Self:
+        """The same connections, for a caller that waits only so long. Close the original."""
+        twin = copy.copy(self)
+        twin.timeout_ms = timeout_ms
+        return twin
 
     def coordinators(self, ids: list[str]) -> dict[str, int]:
         """The node id of each coordinator. Unknown ones are asked for, all in one request if the

@@ -33,16 +33,14 @@ from kafka2pc.protocol.errors import (
 from ...protocol.log.decisions import Decision
 from ...protocol.log.questions import commit_of, kept_commit, later_batch, newest_record
 from ...protocol.log.slots import DecisionLog, NamedLog
-from ...protocol.messages import CommitMessage, Mode, Plan
-from ...protocol.names import Token
+from ...protocol.messages import Mode, Plan
 from ...protocol.phases.claim import claim
 from ...protocol.phases.commit import commit as commit_batch
-from ...protocol.phases.decide import abort as abort_batch
 from ...protocol.phases.finish import finish
 from ...protocol.phases.restore import restore as restore_and_plan
-from ...protocol.phases.sweep import sweep, sweep_and_check
 from ..interfaces import DataSourceArrowWriter
 from .batch_line import count_aborts, log_batch, tidying_up
+from .giving_up import give_up
 from kafka2pc.spark.sink.opening import (
     make_driver,
     open_participant,
@@ -94,9 +92,6 @@ def purge_keys(log: NamedLog, now_ms: float) -> list[str]:
     return purged
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c010
-# Spark lets the Python of a killed task go on for `spark.python.task.killTimeout`, two seconds: in
-# this time it may begin a transaction
-_KILLED_S = 3
 # a decision without a key is kept for so long: Spark may have missed that the write is complete
 _DAYS_WITHOUT_KEY = 1
 
@@ -170,27 +165,19 @@ class BatchWriter(DataSourceArrowWriter):
         if not self.plan or self.plan.mode is Mode.DRAIN:
             return
         driver = self._driver()
-        # at least the plan: perhaps no task has answered
-        answers = [*contents(messages), CommitMessage(plan=self.plan)]
-        if abort_batch(driver, answers, 0):
-            if None in messages:  # of a task that failed or was killed
-                sweep(driver, self.plan.token, own_parity=0)
-                time.sleep(_KILLED_S)
-            self._sweep(driver, self.plan.token)
-            self._forget(driver)
-            return
-        decided = commit_of(driver.log, 0)
-        if decided:
-            self._finish(driver, decided)
-
-    def _sweep(self, driver: Driver, token: Token) -> None:
         try:
-            sweep_and_check([driver], token, own_parity=0)
+            gone = give_up(driver, self.plan, contents(messages), killed=None in messages)
         except OutcomeUnknown as e:
             left = self._left_open(e)
             # Spark Connect does not show the error of an abort
             _LOG.warning("%s", left)
             raise left from e
+        if gone:
+            self._forget(driver)
+            return
+        decided = commit_of(driver.log, 0)
+        if decided:
+            self._finish(driver, decided)
 
     def _finish(self, driver: Driver, decided: Decision) -> None:
         try:

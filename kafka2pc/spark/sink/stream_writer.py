@@ -24,13 +24,13 @@ from ...protocol.errors import StaleCheckpoint, TwoPhaseError
 from ...protocol.history import from_environment
 from ...protocol.messages import CommitMessage, Plan
 from ...protocol.phases.commit import commit as commit_batch
-from ...protocol.phases.decide import abort as abort_batch
 from ...protocol.phases.precommit import precommit
 from ..checkpoint import Checkpoint, no_micro_batch
 from ..interfaces import DataSourceStreamArrowWriter, WriterCommitMessage
 from ..running_query import in_task
 from .batch_line import count_aborts, log_batch
 from .columns import plain_names
+from .giving_up import end_batch, find_plan, known_plan, leave_plan, warn_if_open
 from kafka2pc.spark.sink.opening import (
     open_participant,
     plan_batch,
@@ -93,10 +93,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
         log_batch(sent, driver.history.events, swept)
 
     def abort(self, messages: list, batchId: int) -> None:
-        """After a failure: write ABORT in our slot, then abort. Nothing if COMMIT is there."""
-        if self.options.exactly_once:
-            driver = stream_driver(self.options, Checkpoint(self.options.checkpoint))
-            abort_batch(driver, contents(messages), batchId)
+        """After a failure or a stop: give the batch up, or finish it if it is decided. Raises
+        nothing, because Spark's own error counts, and a stop has none: see `warn_if_open`.
+        """
+        freeze_worker()
+        if not self.options.exactly_once:
+            return
+        checkpoint = Checkpoint(self.options.checkpoint)
+        with warn_if_open(batchId, checkpoint.location):
+            left, sent = find_plan(checkpoint.location, batchId), contents(messages)
+            plan = known_plan(sent, left)
+            store = left.participant(self.options) if left else open_participant(self.options)
+            driver = stream_driver(self.options, checkpoint, plan.query_id, [store])
+            end_batch(driver, plan, sent, killed=None in messages)
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c088
 # the newest micro-batch that this process has planned: checkpoint -> batch
@@ -143,8 +152,9 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
     # Spark ends a query whose commit has failed, so what has failed before is not of this run
     driver = replace(driver, began=lambda: batch.batch_id)
     plan = plan_batch(driver, batch.batch_id, batch.offsets_hash)
-    swept = count_aborts(driver.history.events)
-    return StreamWriter(options, open_participant(options), plan, swept)
+    swept, participant = count_aborts(driver.history.events), open_participant(options)
+    leave_plan(checkpoint.location, plan, participant)
+    return StreamWriter(options, participant, plan, swept)
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c008
 def write_partition(

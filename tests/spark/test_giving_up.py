@@ -1,0 +1,118 @@
+"""A batch of a streaming query that fails or is stopped, without Spark: what its committer does if
+no task has answered, if the batch is decided, and if the brokers are away.
+"""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.local.nodes import free_ports
+from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.states import TxnState
+from kafka2pc.spark.checkpoint import Checkpoint
+from kafka2pc.spark.sink import giving_up, opening, stream_writer
+from kafka2pc.spark.sink.options import parse_sink_options
+from kafka2pc.spark.sink.stream_writer import SparkMessage, StreamWriter, plan_stream
+
+
+class Store(MemoryParticipant):
+    """A store that the planner leaves a note about."""
+
+    batch_bytes, two_phase, end_txn_version, cluster_id = None, True, 5, "memory"
+    timeout_ms = 60_000
+
+    def states(self):
+        return [txn.state for txn in self.txns.values()]
+
+
+class Batch:
+    """A planned batch 0, in a checkpoint as Spark leaves it."""
+
+    def __init__(self, folder, store):
+        place = folder / "checkpoint"
+        (place / "offsets").mkdir(parents=True)
+        (place / "metadata").write_text(json.dumps({"id": "8520176f-505a-4ae1-b629-769c04fa1bc3"}))
+        (place / "offsets/0").write_text("v1\n{}\n-")
+        servers = f"127.0.0.1:{free_ports(1)[0]}"
+        self.options = parse_sink_options(
+            {
+                "kafka.bootstrap.servers": servers,
+                "topic": "t",
+                "checkpointLocation": str(place),
+                "maxCommitRetries": "1",
+            }
+        )
+        self.store = store
+        self.writer = plan_stream(self.options)
+
+    def task(self, *rows):
+        return SparkMessage(precommit([self.store], self.writer.plan, iter([[*rows]]), measure=len))
+
+    def decide(self, *messages):
+        checkpoint = Checkpoint(self.options.checkpoint)
+        driver = opening.stream_driver(self.options, checkpoint, None, [self.store])
+        decide(driver, self.writer.plan, [m.content for m in messages])
+
+    def abort(self, *messages):
+        """Spark makes another writer in the committer."""
+        StreamWriter(self.options, None, None).abort([*messages], 0)
+
+
+@pytest.fixture
+def batch(tmp_path, monkeypatch):
+    store = Store("kafka")
+    opened = lambda options: store
+    for module in (stream_writer, opening):
+        monkeypatch.setattr(module, "open_participant", opened)
+    monkeypatch.setattr(giving_up, "KILLED_S", 0)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    return Batch(tmp_path, store)
+
+
+@pytest.fixture
+def in_memory(monkeypatch, batch):
+    """The committer reaches the store of the planner."""
+    monkeypatch.setattr(giving_up.LeftPlan, "participant", lambda left, options: batch.store)
+
+
+def test_what_tasks_without_a_message_have_begun_is_aborted(in_memory, batch, monkeypatch):
+    """One of them goes on after the first sweep."""
+    batch.task("a")
+    late = SimpleNamespace(sleep=lambda seconds: batch.task("late"))
+    monkeypatch.setattr(giving_up, "time", late)
+    batch.abort(None, None)
+    assert batch.store.states() == [TxnState.ABORTED] * 2
+
+
+def test_a_batch_that_is_decided_is_finished(in_memory, batch):
+    batch.decide(batch.task("a"))
+    batch.abort(None)
+    assert batch.store.read() == ["a"]
+
+
+def test_without_a_plan_nothing_is_touched_and_the_log_says_how_to_end_it(
+    in_memory, batch, monkeypatch, caplog
+):
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    batch.task("a")
+    batch.abort(None)
+    assert batch.store.states() == [TxnState.PRECOMMITTED]
+    assert f"kafka2pc restore {batch.options.checkpoint}" in caplog.text
+
+
+def test_with_brokers_away_a_stop_gives_up_soon_and_raises_nothing(batch, monkeypatch, caplog):
+    monkeypatch.setattr(giving_up, "_LIMIT_MS", 100)
+    batch.abort(None)
+    assert "no usable answer within 100 ms" in caplog.text
+    assert f"kafka2pc restore {batch.options.checkpoint}" in caplog.text
+
+
+def test_a_note_holds_no_settings_of_the_client(batch, tmp_path):
+    (note,) = tmp_path.glob("kafka2pc-*")
+    assert dict(batch.options.conf)["bootstrap.servers"].encode() not in note.read_bytes()
+    kafka = giving_up.find_plan(batch.options.checkpoint, 0).participant(batch.options)
+    assert isinstance(kafka, KafkaParticipant) and kafka.cluster_id == "memory"
