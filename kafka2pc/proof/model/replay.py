@@ -19,10 +19,12 @@ from ...protocol.clock import Moment
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
 from ...protocol.log.decisions import Decision, Identity, Slot
+from ...protocol.log.questions import commit_of
 from ...protocol.log.slots import DecisionLog, Late, never_late, stop_if_late
 from kafka2pc.protocol.messages import (
     CommitMessage,
     Committable,
+    Mode,
     PartitionRange,
     Plan,
     PreparedTxnState,
@@ -33,9 +35,11 @@ from ...protocol.operators.fence import end_all, fence
 from ...protocol.participant import Description, Outcome
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import decide as decide_phase
+from ...protocol.phases import finish as finish_phase
 from ...protocol.phases import passed_over
 from ...protocol.phases import precommit as precommit_phase
 from ...protocol.phases import restore as restore_phase
+from ...protocol.phases import sweep as sweep_phase
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c024
 class Stop(BaseException):
@@ -382,9 +386,18 @@ def call_commit(
 def call_abort(
     calls: "Calls", transcript: Transcript, number: int, tasks: tuple, batch: int
 ) -> bool:
-    """Spark's abort() in run `number`, with the messages that are there."""
-    driver = make_driver(calls.setting, transcript, number)
-    return decide_phase.abort(driver, messages_of(calls, tasks), batch)
+    """Spark's abort() in run `number`, with the messages that are there: give the batch up and sweep
+    what its attempt has left, or finish it if it is decided.
+    """
+    driver, messages = make_driver(calls.setting, transcript, number), messages_of(calls, tasks)
+    plan = next((m.plan for m in messages if m), None)
+    if decide_phase.abort(driver, messages, batch):
+        sweep_phase.sweep(driver, plan.token, batch % 2)
+        return True
+    decided = plan and plan.mode is Mode.WRITE and commit_of(driver.log, batch)
+    if decided:
+        finish_phase.finish(driver, decided)
+    return False
 
 
 def call_note(calls: "Calls", transcript: Transcript, number: int, batch: int) -> None:

@@ -467,6 +467,13 @@ RULES |= {
         (("replay.worker_name", broken.name_without_token),),
         "10",
     ),
+    "the random part of a token": Rule(
+        "two runs may make the same token",
+        _LOST,
+        Config(batches=3, keep_batches=0),
+        (("replay.token_of", broken.token_without_random),),
+        "10",
+    ),
     "names of one try": Rule(
         "a second attempt takes the name of the first",
         _LOST,
@@ -592,7 +599,7 @@ RULES |= {
 }
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c065
-_CAUGHT = Config(passes=1, late_end=1, one_process=True)
+_CAUGHT = Config(passes=1, late_end=2, one_process=True)
 RULES |= {
     "finish the batch before": Rule(
         "a start that goes on behind a decided batch does not ask whether it is finished",
@@ -611,7 +618,7 @@ RULES |= {
     "in line only behind a commit that returned": Rule(
         "a process that commits keeps its token although its commit has raised",
         _LOST,
-        replace(_CAUGHT, batches=3, inherit=1),
+        replace(_CAUGHT, inherit=1),
         (("model.knows_token", broken.knows_token_always),),
         "13",
     ),
@@ -667,12 +674,6 @@ HARMLESS = {
     ),
     "abort() at all": Rule(
         "abort() does nothing", "", Config(broken=1), _aborts(broken.abort_nothing)
-    ),
-    "the random part of a token": Rule(
-        "two runs may make the same token",
-        "",
-        Config(batches=3, keep_batches=0),
-        (("replay.token_of", broken.token_without_random),),
     ),
     "exact tuple": Rule(
         "a sweep fences what is Ongoing by InitProducerId",
