@@ -401,6 +401,9 @@ def exactly_once(
     transactions stay), if the checkpoint is copied or turned back by one batch, or if another query
     uses the name. If your function makes several such calls, each needs a name of its own.
 
+    Let its errors stop the query: Spark then repeats the batch. If your function catches one, the
+    next call, and the next start, raise `PassedOver`.
+
     Raises `BadOption` for options and arguments that cannot work together.
     """
     stores = check_arguments(participants, name, checkpoint)
