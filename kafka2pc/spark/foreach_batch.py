@@ -386,6 +386,7 @@ def exactly_once(
 ) -> ExactlyOnce:
     """A function for `foreachBatch` that writes every micro-batch once, into Kafka and into
     `participants`: into all of them or into none. It works from Spark 3.5 on, in every output mode.
+    Do not catch its errors, so that Spark repeats the batch (`PassedOver`).
 
     `options`: those of `format("kafka2pc")` (`SINK_OPTIONS`); `decisionLog` may also be a
     `DecisionLog`. Without `kafka.bootstrap.servers` only `participants` are written.
@@ -400,9 +401,6 @@ def exactly_once(
     if the name is changed or taken away (a batch in flight is then written twice, and its open
     transactions stay), if the checkpoint is copied or turned back by one batch, or if another query
     uses the name. If your function makes several such calls, each needs a name of its own.
-
-    Let its errors stop the query: Spark then repeats the batch. If your function catches one, the
-    next call, and the next start, raise `PassedOver`.
 
     Raises `BadOption` for options and arguments that cannot work together.
     """

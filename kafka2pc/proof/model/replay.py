@@ -386,8 +386,8 @@ def call_commit(
 def call_abort(
     calls: "Calls", transcript: Transcript, number: int, tasks: tuple, batch: int
 ) -> bool:
-    """Spark's abort() in run `number`, with the messages that are there: give the batch up and sweep
-    what its attempt has left, or finish it if it is decided.
+    """Spark's abort() in run `number`, with the messages that are there: give the batch up and
+    sweep what its attempt has left, or finish it if it is decided.
     """
     driver, messages = make_driver(calls.setting, transcript, number), messages_of(calls, tasks)
     plan = next((m.plan for m in messages if m), None)
