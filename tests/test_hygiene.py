@@ -530,7 +530,7 @@ def test_an_exception_excuses_one_rule_in_one_file_and_needs_a_hit(tmp_path):
     assert len(unused) == len(BAD_SENTENCES) and "'headless'; remove it" in unused[-1]
 
 
-# A number and a name, perhaps with a folder. What a link leads to, the test of the site sees.
+# A number and a name, perhaps with a folder. The test below looks at links.
 LINKED = re.compile(r"\]\([^)\s]*\)")
 REFERENCE = re.compile(r"(?<![\w.-])(?:[a-z_]+/)*\d\d_[a-z][a-z_]*\b(?![(\[=])")
 
@@ -554,6 +554,26 @@ def written():
     """The texts under version control that people wrote, notebooks apart."""
     suffixes = {".md", ".py", ".ini", ".toml", ".yml"}
     return [p for p in tracked() if p.suffix in suffixes or p.name == "Makefile"]
+
+
+def texts_with_links():
+    """(place, text) of each page that a reader can open beside the others."""
+    for path in NOTEBOOKS:
+        for cell in cells(path):
+            if cell.cell_type == "markdown":
+                yield path, cell.source
+    for path in sorted(ROOT.glob("*.md")):
+        yield path, path.read_text(encoding="utf-8")
+
+
+def test_links_between_files_lead_to_files():
+    missing = {
+        f"{path.relative_to(ROOT)} -> {link}"
+        for path, text in texts_with_links()
+        for link in re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", text)
+        if not (path.parent / link).exists()
+    }
+    assert missing == set()
 
 
 def test_constraints_are_exact_versions():
