@@ -18,6 +18,7 @@ SEED ?=
 ROUNDS ?= 3
 # Tests wait for brokers and timeouts: with one job for each of two cores, a quarter of the time is idle.
 JOBS ?= 3
+PYTEST := $(BIN)/python -m pytest -v -n $(JOBS) --dist loadscope
 # Prints one line now and then instead of everything that pip says; errors are shown in full.
 PROGRESS := awk '/^Collecting/ { if (++n % 25 == 0) { print "   " n " packages looked up"; fflush() } } /^(Building|Installing collected)/ { print "   " substr($$0, 1, 60); fflush() }'
 
@@ -50,12 +51,16 @@ $(STORES)/.ready: tests/support/stores-requirements.txt
 	npm install --prefix $(STORES) --no-audit --no-fund --loglevel=error azurite@$(AZURITE) && touch $@
 
 .PHONY: test
-test: $(READY) $(STORES)/.ready ## the fixed set, at most 12 minutes: fast tests, notebooks that need no server, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
-	@$(BIN)/python -m pytest -v -n $(JOBS) --dist loadscope -m 'not full' $(TESTS)
+test: $(READY) $(STORES)/.ready ## the fixed set, at most 8 minutes: fast tests, notebooks that need no server, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
+	@$(PYTEST) -m 'not full and not nightly' $(TESTS)
 
 .PHONY: test-all
-test-all: $(READY) $(STORES)/.ready ## every test: each crash point with each victim, every notebook, all object stores, the site; about half an hour (TESTS, JOBS as above)
-	@$(BIN)/python -m pytest -v -n $(JOBS) --dist loadscope $(TESTS)
+test-all: $(READY) $(STORES)/.ready ## the tests of every change: also the notebooks that need servers, and what one more Spark run shows; at most 22 minutes (TESTS, JOBS as above)
+	@$(PYTEST) -m 'not nightly' $(TESTS)
+
+.PHONY: test-nightly
+test-nightly: $(READY) $(STORES)/.ready ## what is left: old versions of Kafka, each crash point with each victim, GCS and ADLS, the largest worlds of the model, the site; at most 30 minutes
+	@$(PYTEST) -m nightly $(TESTS)
 
 .PHONY: lint
 lint: $(READY) ## check imports, style, types, sizes, notebooks and the package; seconds, no broker

@@ -6,10 +6,12 @@ import random
 import pytest
 
 
-def first_of(values, ids=str):
-    """Parameters of which `make test` takes the first; `make test-all` takes all."""
+def first_of(values, ids=str, rest="full"):
+    """Parameters of which `make test` takes the first. `rest`: the mark of the others; `make
+    test-all` takes what is `full`, `make test-nightly` what is `nightly`.
+    """
     return [
-        pytest.param(value, id=ids(value), marks=[pytest.mark.full] * (number > 0))
+        pytest.param(value, id=ids(value), marks=[getattr(pytest.mark, rest)] * (number > 0))
         for number, value in enumerate(values)
     ]
 
