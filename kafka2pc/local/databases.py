@@ -61,10 +61,15 @@ class LocalPostgres:
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL to the server. `start` brings it back."""
+        """SIGKILL to the server and its processes, of which one that lives on would not let it start
+        again. `start` brings it back.
+        """
         server = psutil.Process(self.server.get_pid())
-        server.kill()
-        psutil.wait_procs([server], timeout=10)
+        killed = [server, *server.children(recursive=True)]
+        for process in killed:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(killed, timeout=10)
         # let the package clean up
         with suppress(psutil.NoSuchProcess):
             self.stop()

@@ -7,6 +7,7 @@ import uuid
 from dataclasses import replace
 from decimal import Decimal
 
+import psutil
 import pyarrow as pa
 import pytest
 from database_fixtures import shown
@@ -158,6 +159,8 @@ def test_a_precommitted_transaction_survives_the_death_of_the_server(tmp_path):
     server.execute("create table t (value text)")
     store = PostgresParticipant(server.url, "t")
     c = precommit_rows(At(store, list, rows), a_plan(), "a")
+    # on a busy machine it would notice late that its server is dead
+    psutil.Process(server.server.get_pid()).children()[0].suspend()
     server.kill()
     assert store.commit(c) is UNKNOWN
     with pytest.raises(StoreUnreachable, match="PostgreSQL"):
