@@ -77,8 +77,9 @@ drill: $(READY) ## crash real queries at every point, into one store and two, th
 	@$(BIN)/python -c 'from kafka2pc.proof.model.explorer import main; raise SystemExit(main(["three runs, the newest claim is kept, late create", "three runs, the newest claim is kept, purge, break"]))'
 
 .PHONY: bench
-bench: $(READY) ## measure engines, sinks and sources beside warm, tuned competitors, taking turns (a quiet machine, ROUNDS=3: 20 to 30 minutes)
+bench: $(READY) ## measure engines, sinks and sources beside warm, tuned competitors, taking turns, and renew the notebooks about it (a quiet machine, ROUNDS=3: 30 to 40 minutes)
 	@$(BIN)/kafka2pc bench --rounds $(ROUNDS) --images output
+	@$(BIN)/python tools/run_notebooks.py $(patsubst nbs/%.ipynb,%,$(wildcard nbs/proof/bench/*.ipynb))
 
 .PHONY: images
 images: $(READY) ## renew the pictures in images/: the phases, the timeline after a crash, and the demonstration's

@@ -1,4 +1,6 @@
-"""The site: built from the committed notebooks, every link checked, no page loads another host."""
+"""The site: built from the committed notebooks, every link checked, no page loads another host. The
+test of sizes and links (test_hygiene) looks at the links between files in every run.
+"""
 
 import os
 import shutil
@@ -33,7 +35,7 @@ def site():
     return SITE
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_site_is_built_and_whole(site):
     reference = site / "api" / "kafka.participant.html"
     assert "KafkaParticipant" in reference.read_text(encoding="utf-8")
@@ -110,7 +112,7 @@ def visit(window, address, names, width, entries):
     return wrong, links
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_no_code_is_cut_few_entries_are_at_the_side_and_every_link_answers(chromium, address):
     wrong, links = visit(chromium, address, pages() - {"404.html"}, 1280, ENTRIES)
     assert wrong == []

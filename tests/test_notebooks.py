@@ -1,8 +1,9 @@
-"""Every notebook runs from top to bottom in a fresh kernel, with its folder as working directory.
+"""Every notebook runs from top to bottom in a fresh process, with its folder as working directory.
 
 A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
-nothing there. `make test` runs those that need no server, and the front page; `make test-all` runs
-each.
+nothing there. `make test` runs those that need no server, without a kernel, and the front page;
+`make test-all` runs the others, but for those of `proof/bench`: they measure, `make bench` runs
+them and keeps their outputs, and `make test-nightly` sees that they still run.
 """
 
 import re
@@ -16,6 +17,7 @@ from papermill import inspect_notebook
 
 ROOT = Path(__file__).resolve().parent.parent
 from run_notebooks import CELL_SECONDS, NBS, execute  # noqa: E402
+from without_kernel import NAME as WITHOUT_KERNEL  # noqa: E402
 
 NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
 # The lessons hold for other values, too.
@@ -48,20 +50,21 @@ def runs_on_your_cluster(notebook):
     )
 
 
+def needs(notebook):
+    """The servers that it needs, by the flags of its cells (`#| kafka`, `#| spark`)."""
+    flags = "\n".join(code(notebook))
+    return [name for name in ("kafka", "spark", "mysql") if re.search(rf"(?m)^#\| {name}\b", flags)]
+
+
 def marked(notebook):
-    """The flags of its cells (`#| kafka`, `#| spark`) are the needs of the notebook. A notebook
-    with needs, or with a cell flagged `slow`, is full.
-    """
-    needs = [
-        name
-        for name in ("kafka", "spark", "mysql")
-        if any(re.match(rf"#\|\s*{name}\b", source) for source in code(notebook))
-    ]
-    slow = needs or any(re.match(r"#\|\s*slow\b", source) for source in code(notebook))
-    if slow and notebook.stem != "index":
-        needs.append("full")
+    """A notebook that measures is `nightly`, and one that needs a server `full`."""
+    marks = needs(notebook)
+    if notebook.parent.name == "bench":
+        marks.append("nightly")
+    elif marks and notebook.stem != "index":
+        marks.append("full")
     return pytest.param(
-        notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in needs]
+        notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in marks]
     )
 
 
@@ -81,7 +84,8 @@ def test_notebook_runs(notebook, own_folders, capsys, monkeypatch, request):
         monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", host.bootstrap_servers)
         before = state(host)
     started, parameters = time.monotonic(), OTHER.get(short(notebook), {})
-    trouble = execute(notebook, own_folders / notebook.name, CELL_SECONDS, parameters)
+    engine = None if needs(notebook) else WITHOUT_KERNEL
+    trouble = execute(notebook, own_folders / notebook.name, CELL_SECONDS, parameters, engine)
     with capsys.disabled():
         print(f"  {short(notebook)}: {time.monotonic() - started:.0f} s ", end="", flush=True)
     assert not trouble, f"{short(notebook)} failed:\n{trouble}"

@@ -19,23 +19,32 @@ CELL_SECONDS = 300
 _NEVER_BEGAN = "Kernel died before replying to kernel_info"
 
 
-def execute(notebook: Path, output: Path, cell_seconds: int, parameters: dict | None = None) -> str:
+def execute(
+    notebook: Path,
+    output: Path,
+    cell_seconds: int,
+    parameters: dict | None = None,
+    engine: str | None = None,
+) -> str:
     """Papermill in this process, and the kernel in another one, in the notebook's folder. Empty if
     all went well, otherwise what failed. A kernel that never began (another process took one of the
-    ports that were chosen for it) is started once more.
+    ports that were chosen for it) is started once more. `engine`: of papermill; None: a kernel.
     """
-    trouble = _execute_once(notebook, output, cell_seconds, parameters)
+    trouble = _execute_once(notebook, output, cell_seconds, parameters, engine)
     if _NEVER_BEGAN in trouble:
-        trouble = _execute_once(notebook, output, cell_seconds, parameters)
+        trouble = _execute_once(notebook, output, cell_seconds, parameters, engine)
     return trouble
 
 
-def _execute_once(notebook: Path, output: Path, cell_seconds: int, parameters: dict | None) -> str:
+def _execute_once(
+    notebook: Path, output: Path, cell_seconds: int, parameters: dict | None, engine: str | None
+) -> str:
     try:
         execute_notebook(
             notebook,
             output,
             parameters=parameters,
+            engine_name=engine,
             kernel_name="python3",
             progress_bar=False,
             execution_timeout=cell_seconds,
