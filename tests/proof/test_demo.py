@@ -69,6 +69,7 @@ def records(*rows, key=b"N14228"):
     ]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.parametrize(
     ("rows", "lost", "duplicated", "reordered", "status"),
     [
