@@ -26,6 +26,7 @@ from kafka2pc.proof.checker import (
 )
 from kafka2pc.protocol.history import Event, History, read_history
 
+pytestmark = pytest.mark.never_unsteady
 PARTITIONS = 2
 quick = settings(deadline=None, database=None, max_examples=150)
 

@@ -69,6 +69,7 @@ def records(*rows, key=b"N14228"):
     ]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.parametrize(
     ("rows", "lost", "duplicated", "reordered", "status"),
     [
@@ -364,12 +365,10 @@ def test_two_nodes_are_refused():
 # -- all of it, small --
 
 
-@pytest.mark.kafka
-@pytest.mark.spark
-@pytest.mark.full
-def test_a_small_run_with_all_four_kills_ends_with_0(tmp_path):
+def demonstration(folder, *options):
+    """What the command prints; status 0."""
     done = subprocess.run(
-        [KAFKA2PC, "demo", "--rows", "2000", "--skip-spark-sink", "--images", tmp_path],
+        [KAFKA2PC, "demo", *options, "--images", folder],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -378,9 +377,30 @@ def test_a_small_run_with_all_four_kills_ends_with_0(tmp_path):
         timeout=500,
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"kafka2pc\W+2,000\W+2,000\W+0\W+0\W+0\W+4 of 4", done.stdout), done.stdout
-    assert done.stdout.count("SIGKILL to") == 4
+    return done.stdout
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.full
+@pytest.mark.never_unsteady
+def test_a_small_run_with_all_four_kills_ends_with_0(tmp_path):
+    said = demonstration(tmp_path, "--rows", "2000", "--skip-spark-sink")
+    assert re.search(r"kafka2pc\W+2,000\W+2,000\W+0\W+0\W+0\W+4 of 4", said), said
+    assert said.count("SIGKILL to") == 4
     assert len(drawn((tmp_path / "demo.svg").read_text(), "badge")) == 4
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.nightly
+@pytest.mark.never_unsteady
+def test_beside_it_sparks_own_sink_loses_nothing_and_writes_rows_twice(tmp_path):
+    said = demonstration(tmp_path, "--rows", "6000")
+    assert re.search(r"kafka2pc\W+6,000\W+6,000\W+0\W+0\W+0\W+4 of 4", said), said
+    [theirs] = re.findall(r"Spark's own\W+6,000\W+([\d,]+)\W+0\W+([\d,]+)\W", said)
+    found, twice = (int(number.replace(",", "")) for number in theirs)
+    assert found > 6000 and 0 < twice <= found - 6000, said
 
 
 def command_of(process):
@@ -430,10 +450,15 @@ def started(place):
     pytest.fail(f"no Spark job came up: {process.stdout.read()}")
 
 
+SIGNALS = [
+    pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.full),
+    pytest.param(signal.SIGKILL, id="SIGKILL", marks=pytest.mark.nightly),
+]
+
+
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL], ids=lambda s: s.name)
-@pytest.mark.full
+@pytest.mark.parametrize("signum", SIGNALS)
 def test_nothing_stays_behind_when_it_is_ended(tmp_path, signum):
     with heeding_ctrl_c():
         process, family = started(tmp_path)

@@ -1,15 +1,22 @@
-"""A short version of `make drill`: hard cases, a pipeline, a few steps of a walk, and a drill that
-must be red. `make test` plays the cases that take seconds.
+"""Drills on real processes: each victim at each crash point, hard cases, decisions elsewhere, two
+stores, a pipeline, a walk; and drills that must be red.
+
+`make test` kills the process that gets there at every point, the driver's JVM and the broker around
+the decision, and plays the cases that take seconds. `make test-all` kills the JVM at every point.
+`make test-nightly` has the other victims and the other cases.
 """
 
+from contextlib import ExitStack
 from datetime import date
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, Producer
+from marks import first_of
 
+from kafka2pc.local.databases import LocalPostgres
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.crash_points import CrashPoint
@@ -19,60 +26,274 @@ from kafka2pc.proof.drills.one_store import (
     POINTS,
     VICTIMS,
     Drill,
+    forget_the_decision,
+    kill_process,
     play,
     play_all,
     point_drills,
     summary,
+    survive,
+    survive_all,
     together,
 )
-from kafka2pc.proof.drills.scenario import Watcher
+from kafka2pc.proof.drills.scenario import NotExactlyOnce, Scenario, Watcher
 from kafka2pc.proof.drills.stage import Stage
+from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_scenario
 from kafka2pc.proof.drills.walks import BLOWS, steps, take
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-# The lesson proof/drills/06_hard_cases plays two more: a late decision, and a purged slot.
-SECONDS = ("Two drivers", "full disk")
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """The stage with so many nodes, which all drills of this file share."""
+    with ExitStack() as started:
+
+        @cache
+        def of(nodes):
+            folder = tmp_path_factory.mktemp(f"nodes-{nodes}")
+            return started.enter_context(Stage(folder, nodes, progress=None))
+
+        yield of
+
+
+@pytest.fixture(scope="module")
+def stage(stages):
+    return stages(1)
+
+
+def drill_of(how, kind="point", **fields):
+    """A drill without a text."""
+    texts = dict.fromkeys(("title", "given", "crash_at", "restore", "expect"), "")
+    return Drill(kind=kind, play=how, **texts | fields)
+
+
+# -- each victim at each point --
+
+PROCESS, JVM, PYTHON, BROKER = (
+    "the process that gets there",
+    "the driver's JVM",
+    "the driver's Python",
+    "the broker",
+)
+# What `make test` plays. A Python process starts again in a second, a JVM and a broker do not.
+FIRST = {
+    PROCESS: POINTS,
+    JVM: [CrashPoint.BEFORE_DECISION, CrashPoint.AFTER_DECISION],
+    BROKER: [CrashPoint.AFTER_DECISION],
+}
+
+
+def turns():
+    """(victim, points) as parameters; together they are every victim at every point."""
+    for victim in VICTIMS:
+        first = FIRST.get(victim, [])
+        rest = [point for point in POINTS if point not in first]
+        mark = pytest.mark.full if victim == JVM else pytest.mark.nightly
+        if first:
+            yield pytest.param(victim, first, id=victim)
+        if rest:
+            yield pytest.param(victim, rest, id=f"{victim}, elsewhere", marks=mark)
+
+
+def drill_at(victim, points):
+    """One drill: each point is a batch of one query."""
+    of_victim = [
+        d
+        for d in point_drills()
+        if d.play.keywords["strike"] is VICTIMS[victim]
+        and d.play.keywords["places"][0][0] in points
+    ]
+    [merged] = together(of_victim, most=len(POINTS))
+    return merged
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("victim", "points"), list(turns()))
+def test_every_row_is_there_once_when_it_dies_at(victim, points, stages, tmp_path):
+    drill = drill_at(victim, points)
+    stage = stages(drill.nodes)
+    job = stage.job()
+    if not job.alive:
+        job.start()
+    jvm = job.jvm
+    played = play(drill, stage, tmp_path)
+    assert (played.found, played.crashes) == ("", len(points))
+    assert (job.jvm != jvm) == (victim in (JVM, PYTHON)), "who died, and who did not"
+    assert played.restore_s > 0
+
+
+def test_every_victim_meets_every_point_once():
+    played = [(p.values[0], point) for p in turns() for point in p.values[1]]
+    assert sorted(map(str, played)) == sorted(str((v, p)) for v in VICTIMS for p in POINTS)
+
+
+# -- hard cases --
+
+# `make test-nightly` plays the others.
+SECONDS = ("Two drivers", "full disk", "was purged", "when Spark's last commit entry")
 MINUTES = (
     "two batches later",
     "two batches late ",
-    "list and abort",
-    "timed out before",
+    "late is refused",
     "oversleeps",
-    "two hosts",
     "the broker gave up",
-    "away for longer",
 )
-HERE = [drill for drill in CASES if any(words in drill.title for words in SECONDS + MINUTES)]
 
 
 def as_parameter(drill):
-    slow = any(words in drill.title for words in MINUTES)
-    return pytest.param(drill, id=drill.title, marks=[pytest.mark.full] * slow)
+    chosen = {words: drill.title for words in SECONDS + MINUTES if words in drill.title}
+    marks = [] if chosen else [pytest.mark.nightly]
+    if any(words in MINUTES for words in chosen):
+        marks = [pytest.mark.full]
+    return pytest.param(drill, id=drill.title, marks=marks)
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with Stage(tmp_path_factory.mktemp("one"), progress=None) as made:
-        yield made
+@pytest.mark.parametrize("drill", [as_parameter(drill) for drill in CASES])
+def test_case(drill, stages, tmp_path):
+    assert play(drill, stages(drill.nodes), tmp_path).found == ""
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory):
-    with Stage(tmp_path_factory.mktemp("three"), 3, progress=None) as made:
-        yield made
+def test_the_short_lists_name_a_case_each():
+    for words in SECONDS + MINUTES:
+        assert sum(words in drill.title for drill in CASES) == 1, words
 
 
-@pytest.mark.parametrize("drill", [as_parameter(drill) for drill in HERE])
-def test_case(drill, stage, tmp_path):
-    assert play(drill, stage, tmp_path).found == ""
+# -- decisions that are elsewhere --
 
 
-@pytest.mark.full
-def test_a_node_that_coordinates_dies_between_decision_and_commit(three, tmp_path):
-    drill = next(d for d in point_drills() if d.nodes == 3 and "after decision" in d.title)
-    played = play(drill, three, tmp_path)
-    assert (played.found, played.crashes, played.records) == ("", 1, 80)
-    assert played.restore_s > 0
+class Elsewhere(Scenario):
+    """A query whose decisions are at `place`, and nowhere else."""
+
+    place = ""
+
+    def options(self, **more):
+        return super().options(**{"decisionLog": self.place} | more)
+
+    def check(self):
+        super().check()
+        if (self.checkpoint / "kafka2pc").exists():
+            raise NotExactlyOnce("a decision is in the checkpoint")
+
+
+def in_a_topic(stage, job):
+    scenario = Elsewhere(job, stage.kafka, stage.folder)
+    scenario.place = f"kafka:{scenario.name}-decisions"
+    return scenario
+
+
+def in_a_table(stage, job):
+    scenario = Elsewhere(job, stage.kafka, stage.folder)
+    scenario.place = stage.opened(LocalPostgres).url
+    return scenario
+
+
+@pytest.mark.parametrize("make", first_of([in_a_topic, in_a_table], ids=lambda f: f.__name__))
+def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(make, stage):
+    around = (
+        CrashPoint.AFTER_PRECOMMIT,
+        CrashPoint.AFTER_DECISION,
+        CrashPoint.AFTER_FIRST_COMMIT,
+    )
+    before = stage.crashes
+    survive_all(stage, [[(point, None)] for point in around], kill_process, make=make)
+    assert stage.crashes - before == len(around)
+
+
+# -- two stores --
+
+SAMPLE = (
+    "a worker dies after PostgreSQL's pre-commit",
+    "the driver's JVM dies after Kafka's first commit",
+    "the driver's Python dies after its restart commits in Kafka",
+)
+
+
+# The notebook proof/drills/07_two_stores kills a driver between the two commits.
+@pytest.mark.nightly
+@pytest.mark.parametrize("words", SAMPLE)
+def test_both_stores_or_none_when(words, stage, tmp_path):
+    [drill] = [d for d in dual_drills() if d.title.endswith(words)]
+    played = play(drill, stage, tmp_path)
+    assert (played.found, played.records) == ("", 80) and played.crashes > 0
+
+
+def test_there_are_fifty_dual_drills_and_each_has_its_own_title():
+    assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
+
+
+# -- pipelines and walks; the notebook proof/drills/09_end_to_end plays a short pipeline --
+
+
+@pytest.mark.nightly
+def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path):
+    struck = (
+        Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
+        Blow(victim=ANYBODY, seconds=1.5),
+        Blow(victim=JVM, point=CrashPoint.AFTER_FIRST_COMMIT),
+    )
+    # with the latest flight of the year
+    how = partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0))
+    played = play(drill_of(how, "pipeline"), stage, tmp_path)
+    assert (played.found, played.crashes) == ("", 3)
+
+
+@pytest.mark.nightly
+def test_a_walk(stages):
+    three = stages(3)
+    before = three.crashes
+    for step in islice(steps(seed=4), 4):
+        take(three, step)
+    assert three.crashes - before >= 3
+
+
+# -- drills that must be red --
+
+
+def send_a_row_again(stage, scenario, event):
+    """No crash: another producer writes a row that the topic has already."""
+    producer = Producer(stage.kafka.client_conf)
+    producer.produce(scenario.name, b"0")
+    producer.flush()
+    return True
+
+
+def test_a_drill_after_which_a_row_is_there_twice_is_red_and_its_history_is_kept(stage, tmp_path):
+    places = [(CrashPoint.BEFORE_DECISION, None)]
+    how = partial(survive, places=places, strike=send_a_row_again)
+    red = play(drill_of(how), stage, tmp_path / "output")
+    assert red.found.startswith("NotExactlyOnce: duplicate, 1 times: {0: 2}"), red.found
+    assert red.counts["duplicate"] == 1
+    assert stage.kept.read_text() and stage.kept.parent == tmp_path / "output"
+
+
+FORGET = "the driver, and its decision"
+FORGOTTEN = {
+    "dual": partial(
+        survive,
+        places=[(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)],
+        strike=forget_the_decision,
+        make=make_dual_scenario,
+    ),
+    "pipeline": partial(
+        through_blows,
+        first=date(2013, 1, 1),
+        struck=(Blow(victim=FORGET, point=CrashPoint.AFTER_FIRST_COMMIT),),
+        days=(2,),
+    ),
+}
+
+
+# The notebook proof/drills/04_one_store shows the same with one store.
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", FORGOTTEN)
+def test_without_its_decision_the_same_crash_is_red(kind, stage, tmp_path, monkeypatch):
+    monkeypatch.setitem(VICTIMS, FORGET, forget_the_decision)
+    red = play(drill_of(FORGOTTEN[kind], kind), stage, tmp_path)
+    assert red.found.startswith("NotExactlyOnce: duplicate") and red.counts["duplicate"] > 0
+
+
+# -- how drills are made, merged and counted --
 
 
 def test_the_watcher_asks_again_for_a_topic_that_its_broker_does_not_know_yet(
@@ -107,46 +328,9 @@ def test_a_scenario_of_one_drill_is_not_the_scenario_of_the_next(stage):
     )
 
 
-def test_the_short_list_names_cases():
-    assert len(HERE) == len(SECONDS + MINUTES)
-
-
-@pytest.mark.full
-def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path):
-    struck = (
-        Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
-        Blow(victim=ANYBODY, seconds=1.5),
-        Blow(victim="the driver's JVM", point=CrashPoint.AFTER_FIRST_COMMIT),
-    )
-    # with the latest flight of the year
-    drill = Drill(
-        kind="pipeline",
-        title="",
-        given="",
-        crash_at="",
-        restore="",
-        expect="",
-        play=partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0)),
-    )
-    played = play(drill, stage, tmp_path)
-    assert (played.found, played.crashes) == ("", 3)
-
-
-@pytest.mark.full
-def test_a_leader_falls_silent(three, tmp_path):
-    assert play(CASES[-1], three, tmp_path).found == ""
-
-
-@pytest.mark.full
-def test_a_walk(three, tmp_path):
-    for step in islice(steps(seed=4), 4):
-        take(three, step)
-    assert three.crashes >= 3
-
-
 def test_every_point_meets_every_victim():
     drills = point_drills()
-    assert len(drills) == len(POINTS) * len(VICTIMS) == len({d.title for d in drills}) == 65
+    assert len(drills) == len(POINTS) * len(VICTIMS) == len({d.title for d in drills}) == 78
 
 
 def test_drills_of_one_victim_become_batches_of_one_query():
@@ -155,8 +339,9 @@ def test_drills_of_one_victim_become_batches_of_one_query():
     assert [d.count for d in plain] == [7, 6] * len(VICTIMS)
     places = [(d.nodes, d.play.keywords["strike"], *d.play.keywords["rounds"]) for d in plain]
     assert len({str(p) for p in places}) == len(plain)
-    assert sum(len(d.play.keywords["rounds"]) for d in plain) == 65
-    assert plain[0].title.startswith("Exactly once when the driver's JVM dies before begin, after")
+    assert sum(len(d.play.keywords["rounds"]) for d in plain) == 78
+    title = "Exactly once when the process that gets there dies before begin, after"
+    assert plain[0].title.startswith(title)
     assert [d for d in merged if d.kind == "case"] == list(CASES)
 
 
@@ -192,15 +377,7 @@ def test_the_dice_of_the_pipelines_leave_out_no_victim():
 
 
 def test_the_table_counts_by_kind(stage, tmp_path):
-    drill = Drill(
-        kind="case",
-        title="t",
-        given="",
-        crash_at="",
-        restore="",
-        expect="",
-        play=lambda stage: None,
-    )
+    drill = drill_of(lambda stage: None, "case")
     table = summary([play(drill, stage, tmp_path)] * 2)
     assert [list(column.cells) for column in table.columns] == [
         ["cases"],

@@ -1,5 +1,8 @@
 """The model: green with all rules on, red with each rule off. A model that explores
 nothing is red.
+
+`make test` explores each world that takes less than about three seconds, and leaves out each rule;
+`make test-nightly` explores the large worlds, and each rule's world with the rule on.
 """
 
 from dataclasses import replace
@@ -13,6 +16,7 @@ from kafka2pc.proof.model.rules import HARMLESS, LIMITS, RULES, switch_off, with
 from kafka2pc.proof.model.world import ANOMALIES, FAULTS, Config
 from kafka2pc.protocol.phases import commit, restore
 
+pytestmark = pytest.mark.never_unsteady
 NOT_ALLOWED = {"lost_entry", "expire"}  # accidents that no rule survives: see RULES and LIMITS
 
 # The worlds are deterministic. A change of the protocol changes the counts a little; a model that
@@ -62,7 +66,15 @@ STATES = {
 }
 
 
-LARGEST = "claims removed, a late create"  # more than half of all states
+LARGE = [
+    "a silent log",
+    "an adopted prefix",
+    "an error is caught",
+    "an error is caught, a late EndTxn",
+    "an operator restores",
+    "claims removed, a late create",
+    "claims and batches removed, break",
+]
 
 
 @cache
@@ -72,7 +84,7 @@ def explored(config, only=None):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.full] * (n == LARGEST)) for n in SMALL]
+    "name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in LARGE)) for n in SMALL]
 )
 def test_with_all_rules_on_no_state_shows_an_anomaly(name):
     found = explored(SMALL[name])
@@ -114,15 +126,17 @@ REACHED = [
     "plan: MovedLog",
     "plan: UnfinishedBatch",
     "Spark passes over a failed batch",
-    "plan: PassedOver",
+    pytest.param("plan: PassedOver", marks=pytest.mark.nightly),
     "refuse: PassedOver",
 ]
 
 
 @pytest.mark.parametrize("note", REACHED)
 def test_the_passes_are_not_vacuous(note):
-    worlds = [config for name, config in SMALL.items() if name != LARGEST]
-    assert sum(explored(config).reached[note] for config in worlds) >= 15
+    worlds = [name for name in SMALL if name not in LARGE]
+    if note == "plan: PassedOver":
+        worlds = ["an error is caught"]
+    assert sum(explored(SMALL[name]).reached[note] for name in worlds) >= 15
 
 
 def test_every_accident_happens_in_a_small_world():
@@ -144,7 +158,7 @@ def test_without_this_rule_there_is_an_anomaly_with_a_name(name):
 SAME_WORLDS = {(rule.config, rule.only): name for name, rule in RULES.items() if rule.change}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("same", SAME_WORLDS, ids=SAME_WORLDS.values())
 def test_in_the_same_world_with_the_rule_there_is_none(same):
     found = explored(*same)
@@ -160,7 +174,7 @@ def test_every_rule_of_the_protocol_can_be_left_out():
     assert {rule.of for rule in RULES.values()} == {*map(str, range(1, 12)), "13", "overlap", "log"}
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", HARMLESS)
 def test_these_precautions_are_not_needed_in_these_worlds(name):
     found = without(HARMLESS[name])

@@ -11,6 +11,7 @@ import pytest
 from kafka2pc.local.flights import flights
 from kafka2pc.proof.drills.pipeline import WATERMARK, closing_event, differences, events, oracle
 
+pytestmark = pytest.mark.never_unsteady
 FIRST, DAYS = date(2013, 6, 14), 3  # with a flight that left 1137 minutes late
 
 

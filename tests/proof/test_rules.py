@@ -1,8 +1,8 @@
 """Each rule is needed: with the rule every story ends well, without it the same story ends in an
 anomaly, and the checker names it.
 
-No Spark here: a driver with two tasks, played in this process, on the store in memory and on the
-real broker.
+No Spark here: a driver with two tasks, played in this process, on the store in memory. One story
+and one rule are played on a real broker, too; the drills (test_drills.py) play the others there.
 """
 
 import copy
@@ -16,22 +16,16 @@ import pyarrow as pa
 import pytest
 
 from kafka2pc.decision_logs.files import FileLog
-from kafka2pc.kafka import participant as kafka_room
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.readers import read_topic
-from kafka2pc.kafka.write import row_producer
-from kafka2pc.kafka.write.column_producer import ColumnTransaction
-from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
-from kafka2pc.proof.child_process import until
-from kafka2pc.proof.readers import read_both, wait_until_ended
+from kafka2pc.proof.readers import read_both
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.slots import never_late
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
-from kafka2pc.protocol.messages import Committable, Plan
+from kafka2pc.protocol.messages import Plan
 from kafka2pc.protocol.names import Names
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import claim as claim_phase
@@ -41,6 +35,7 @@ from kafka2pc.protocol.rare import identity
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.sink.opening import plan_batch
 
+pytestmark = pytest.mark.never_unsteady
 TASKS, ROWS = 2, 6  # of a batch
 
 
@@ -94,13 +89,7 @@ class Memory:
 
         self.monkeypatch.setattr(MemoryTransaction, "flush", picky)
 
-    def slow_client(self):
-        """From now on the client sends nothing before it has to. (In memory it never does.)"""
-
-    def hurry(self):
-        """From now on transactions time out soon, until `expire` has waited for that."""
-
-    def expire(self, query_id):
+    def expire(self):
         self.participant.expire()
 
     @contextmanager
@@ -112,74 +101,34 @@ class Memory:
 
 
 class Broker:
-    def __init__(self, kafka, monkeypatch):
-        self.kafka, self.topic, self.monkeypatch, self.refused = (
-            kafka,
-            f"rules-{uuid.uuid4().hex[:8]}",
-            monkeypatch,
-            set(),
-        )
-        kafka.create_topic(self.topic, partitions=2, config={"max.message.bytes": "1000"})
-        self.facts = check(kafka.client_conf, prefix=self.topic, topics=[self.topic])
+    def __init__(self, kafka):
+        self.kafka, self.topic = kafka, f"rules-{uuid.uuid4().hex[:8]}"
+        kafka.create_topic(self.topic, partitions=2)
+        facts = check(kafka.client_conf, prefix=self.topic, topics=[self.topic])
         self.participant = KafkaParticipant(
-            kafka.client_conf | {"log_level": 0},
-            prefix=self.topic,
-            topic=self.topic,
-            **asdict(self.facts),
+            kafka.client_conf, prefix=self.topic, topic=self.topic, **asdict(facts)
         )
 
     def chunk(self, rows):
-        return pa.record_batch(
-            {
-                "key": [key_of(row) for row in rows],
-                "value": [f"{row}{' ' * 2000 * (row in self.refused)}" for row in rows],
-            }
-        )
+        keys, values = [key_of(row) for row in rows], [str(row) for row in rows]
+        return pa.record_batch({"key": keys, "value": values})
 
     def read(self):
         return read_both(
             self.kafka.client_conf, self.topic, lambda r: int(r.value), lambda row: row // ROWS
         )
 
-    def look(self):
-        wait_until_ended(self.participant.cluster, self.topic)
-        return [int(r.value) for r in read_topic(self.kafka.client_conf, self.topic)]
 
-    def refuse(self, rows):
-        self.refused = rows  # they are made too large for the topic
-
-    def slow_client(self):
-        conf = row_producer.transaction_conf
-        self.monkeypatch.setattr(
-            row_producer,
-            "transaction_conf",
-            lambda *args, **kw: conf(*args, **kw) | {"linger.ms": 1500},
-        )
-
-    def hurry(self):
-        self.participant.timeout_ms = 3000
-
-    def expire(self, query_id):
-        until(lambda: not self.participant.in_doubt(query_id), "the timeout strikes")
-        self.participant.timeout_ms = self.facts.timeout_ms
-
-    @contextmanager
-    def elsewhere(self):
-        with self.monkeypatch.context() as patch:
-            patch.setattr(kafka_room, "_NAMES", Names())
-            yield self.participant
+@pytest.fixture
+def store(monkeypatch):
+    return Memory(monkeypatch)
 
 
-@pytest.fixture(params=["memory", pytest.param("broker", marks=pytest.mark.kafka)])
-def store(request, monkeypatch):
-    made = (
-        Memory(monkeypatch)
-        if request.param == "memory"
-        else Broker(request.getfixturevalue("kafka"), monkeypatch)
-    )
+@pytest.fixture
+def broker(kafka):
+    made = Broker(kafka)
     yield made
-    if request.param == "broker":
-        made.participant.close()
+    made.participant.close()
 
 
 # -- Spark's side, in a few lines --
@@ -322,9 +271,8 @@ def a_reader_watches(world):
     world.go_on(retry=lambda: retry)
 
 
-def a_slow_client(world):
-    """Rows wait in the client until a flush."""
-    world.store.slow_client()
+def nothing_happens(world):
+    """Rows wait in the client until a flush, and nothing fails."""
     world.go_on()
 
 
@@ -355,8 +303,7 @@ def killed_between_two_commits(world):
 def timed_out_between_two_commits(world):
     """The same, and no restart comes in time: the other transaction is aborted by its timeout."""
     world.batches = 2
-    world.store.hurry()
-    world.before_next_life = lambda: world.store.expire(world.query_id)
+    world.before_next_life = lambda: world.store.expire()
     world.history = History(watcher=FirstThenKilled())
     world.go_on()
 
@@ -366,9 +313,8 @@ def timed_out_before_the_decision(world):
 
     def slow():
         world.before_commit = lambda: None
-        world.store.expire(world.query_id)
+        world.store.expire()
 
-    world.store.hurry()
     world.before_commit = slow
     world.go_on()
 
@@ -443,7 +389,7 @@ def zombie_begins_late(world):
 
 STORIES = [
     a_reader_watches,
-    a_slow_client,
+    nothing_happens,
     a_row_is_refused,
     killed_between_two_commits,
     timed_out_before_the_decision,
@@ -455,7 +401,7 @@ STORIES = [
     zombie_begins_late,
 ]
 # no process is stopped
-QUIET = [a_reader_watches, a_slow_client, two_begin_at_once, zombie_begins_late]
+QUIET = [a_reader_watches, nothing_happens, two_begin_at_once, zombie_begins_late]
 
 
 @pytest.mark.parametrize("story", STORIES, ids=lambda s: s.__name__)
@@ -533,18 +479,6 @@ def test_a_reader_that_takes_uncommitted_for_committed_reads_what_was_aborted(st
 # -- the rules, each one taken away --
 
 
-def unchecked_receipts(patch):
-    """The engine itself checks deliveries; this one does not, and it sends at a flush."""
-
-    step = Sender.step
-    patch.setattr(Sender, "step", lambda sender, wait_s=0.0: wait_s and step(sender, wait_s))
-    patch.setattr(
-        ColumnTransaction,
-        "precommit",
-        lambda txn: Committable(state=txn.state, partitions=txn.partitions, **txn._identity),
-    )
-
-
 def flush_before_the_last_rows(patch):
     """Rule 1, first half: what is written last is not flushed."""
 
@@ -555,7 +489,6 @@ def flush_before_the_last_rows(patch):
 
     patch.setattr(precommit, "_write", write)
     patch.setattr(precommit, "flush_and_precommit", lambda txn, history, **ids: txn.precommit())
-    unchecked_receipts(patch)
 
 
 def nobody_checks_deliveries(patch):
@@ -567,7 +500,6 @@ def nobody_checks_deliveries(patch):
         return txn.precommit()
 
     patch.setattr(precommit, "flush_and_precommit", promise)
-    unchecked_receipts(patch)
 
 
 def decision_without_the_last_task(patch):
@@ -701,7 +633,7 @@ def no_sweep(patch):
 
 
 WITHOUT = [
-    (1, flush_before_the_last_rows, a_slow_client, "torn batch"),
+    (1, flush_before_the_last_rows, nothing_happens, "torn batch"),
     (1, nobody_checks_deliveries, a_row_is_refused, "lost"),
     (2, decision_without_the_last_task, a_reader_watches, "torn batch"),
     (2, no_decision_before_the_first_commit, a_reader_watches, "early read"),
@@ -722,12 +654,6 @@ WITHOUT = [
 STORES_FAULT = {"inconsistent offsets"}
 
 
-# What a rule is for shows in memory; `make test-all` shows it on the broker, too.
-@pytest.mark.parametrize(
-    "store",
-    ["memory", pytest.param("broker", marks=[pytest.mark.kafka, pytest.mark.full])],
-    indirect=True,
-)
 @pytest.mark.parametrize(
     ("rule", "off", "story", "anomaly"),
     WITHOUT,
@@ -750,6 +676,24 @@ def test_without_rule_7_the_query_goes_on_and_only_the_checker_knows(store, tmp_
     gone = [*range(1, ROWS, TASKS)]
     assert [type(e) for e in world.stopped_by] == [Killed] and world.done == {0, 1}
     assert world.anomalies() == {"lost": gone, "torn batch": {0: gone}}
+
+
+# -- one story on a real broker --
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("off", [None, a_replay_writes_again], ids=["all rules", "without rule 5"])
+def test_on_a_broker_a_batch_is_there_twice_only_without_the_rule(
+    off, broker, tmp_path, monkeypatch
+):
+    """The decision is durable and one of two transactions is committed, when the driver dies."""
+    world = World(broker, tmp_path)
+    if off:
+        off(monkeypatch)
+    killed_between_two_commits(world)
+    assert [type(e) for e in world.stopped_by] == [Killed]
+    found = world.anomalies()
+    assert ("duplicate" in found) if off else found == {}, found
 
 
 def test_every_rule_and_every_anomaly_has_a_witness():

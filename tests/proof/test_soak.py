@@ -19,6 +19,7 @@ from kafka2pc.proof.drills.soak import (
 )
 from kafka2pc.proof.drills.stage import Stage
 
+pytestmark = pytest.mark.never_unsteady
 WORKERS = "task workers"
 
 
@@ -103,7 +104,7 @@ def test_each_row_must_be_there_once(found, anomalies):
     assert row_anomalies(found, 4) == anomalies
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.kafka
 @pytest.mark.spark
 def test_a_query_whose_tasks_keep_files_and_memory_is_found(tmp_path):

@@ -436,7 +436,7 @@ def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
     assert [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()] == [says]
 
 
-# -- decisions in other places --
+# -- decisions in other places; tests/proof/test_drills.py kills such a query around them --
 
 
 @pytest.fixture(params=first_of(["topic", "table"]))
@@ -447,21 +447,6 @@ def place(request, story):
         if request.param == "topic"
         else request.getfixturevalue("postgres").url
     )
-
-
-def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(place, story):
-    for point in (
-        CrashPoint.AFTER_PRECOMMIT,
-        CrashPoint.AFTER_DECISION,
-        CrashPoint.AFTER_FIRST_COMMIT,
-    ):
-        story.feed(2)
-        story.arm(point, batch_id=story.files - 1)
-        with pytest.raises(Failed):
-            story.run(options={"decisionLog": place})
-        story.run(options={"decisionLog": place})
-    story.check()
-    assert not (story.checkpoint / "kafka2pc").exists()
 
 
 def test_a_batch_write_remembers_its_key_there(place, story):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CASES', 'SAME', 'NONE', 'REPORTED', 'PATIENCE', 'SHORT', 'FORGETFUL', 'demand', 'end', 'end_bare', 'case', 'late',
            'zombie', 'two_copies', 'overtaken', 'purged', 'two_drivers', 'worn_out', 'timed_out_before',
-           'timed_out_after', 'truncated', 'unwritable', 'broker_away', 'plain', 'silent_leader']
+           'timed_out_after', 'truncated', 'unwritable', 'entry_deleted', 'broker_away', 'plain', 'silent_leader']
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c002
 import json
@@ -35,7 +35,7 @@ from kafka2pc.proof.drills.one_store import (
 from .scenario import NotExactlyOnce, Scenario, Stop
 from .spark_job import Job, running
 from .stage import Stage
-from .walks import after_a_race, pause_node
+from .walks import after_a_race, lose_commit_entry, pause_node
 from ..slow_network import END_TXN, INIT_PRODUCER_ID, SlowNetwork
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event
@@ -562,6 +562,39 @@ def unwritable(stage: Stage, spoil: Callable[[Path], Callable]) -> None:
         stage.crashes += 1
         scenario.run()
         end(stage, scenario)
+
+# %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c183
+@case(
+    "Nothing is written twice when the driver dies and Spark's last commit entry is deleted",
+    given="two batches",
+    crash_at="BEFORE_DECISION of batch 1, then the newest file of commits/ is deleted by hand",
+    restore=SAME,
+    dies=True,
+)
+@case(
+    "Nothing is written twice when Spark's last commit entry is deleted",
+    given="two batches, both done",
+    crash_at="none: the newest file of commits/ is deleted by hand",
+    restore=SAME,
+    expect="the batch is drained, every row once",
+)
+def entry_deleted(stage: Stage, dies: bool = False) -> None:
+    """Spark repeats a batch whose entry is not in its commit log."""
+    scenario = stage.fresh()
+    scenario.feed(2)
+    if dies:
+        stage.crashes += 1
+        strike = partial(kill_driver, stage, scenario)
+        stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, strike=strike)
+        scenario.interrupt(stop, partitions=3)
+    else:
+        scenario.run()
+    last = lose_commit_entry(scenario)
+    scenario.feed()
+    scenario.run(partitions=5)
+    drained = {e.ids["batch_id"] for e in scenario.events("drain") if e.kind == "ok"}
+    demand(dies or drained == {last}, f"batch {last} was repeated, and {drained} drained")
+    end(stage, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c174
 @case(

@@ -139,6 +139,7 @@ class Stage:
         """
         if name not in self._jobs:
             history = self.folder / f"job-{self.nodes}" / "history"
+            history.parent.mkdir(exist_ok=True)
             self._jobs[name] = Job(self.folder / f"{name}-{self.nodes}", history=history, **session)
         job = self._jobs[name]
         return job if job.session == session else job.new_session(**session)

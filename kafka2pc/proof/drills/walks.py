@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['BLOWS', 'RACE', 'LOST_ENTRY', 'FAULTS', 'Step', 'pause_driver', 'pause_node', 'second_driver', 'steps', 'take',
-           'after_a_race', 'walk_drills', 'walk']
+           'after_a_race', 'lose_commit_entry', 'walk_drills', 'walk']
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c002
 import json
@@ -78,7 +78,7 @@ def steps(seed: int) -> Iterator[Step]:
     dice = random.Random(seed)
     while True:
         blows = dice.choices(
-            list(BLOWS), weights=[3, 2, 4, 2, 4, 1, 2, 1], k=dice.choice((0, 1, 1, 1, 2, 3))
+            list(BLOWS), weights=[3, 3, 2, 4, 2, 4, 1, 2, 1], k=dice.choice((0, 1, 1, 1, 2, 3))
         )
         yield Step(
             batches=dice.randint(1, 3),
@@ -93,7 +93,7 @@ def take(stage: Stage, step: Step) -> None:
     session = stage.two_hosts if step.fault == RACE else ONE_HOST
     scenario = stage.scenario(**session)
     if step.fault == LOST_ENTRY:
-        _lose_commit_entry(scenario)
+        lose_commit_entry(scenario)
     scenario.feed(step.batches)
     stage.records += step.batches * scenario.size
     start = time.monotonic()
@@ -168,13 +168,17 @@ def _fault(scenario: Scenario, fault: str) -> dict | None:
     return None
 
 
-def _lose_commit_entry(scenario: Scenario) -> None:
-    """Delete the newest entry of Spark's commit log, and its checksum."""
+def lose_commit_entry(scenario: Scenario) -> int | None:
+    """Delete the newest entry of Spark's commit log, and its checksum. Returns its batch; None if
+    there is no entry.
+    """
     entries = [p for p in scenario.checkpoint.glob("commits/*") if p.name.isdigit()]
-    if entries:
-        last = max(entries, key=lambda p: int(p.name))
-        last.unlink()
-        (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    if not entries:
+        return None
+    last = max(entries, key=lambda p: int(p.name))
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
+    return int(last.name)
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c012
 def walk_drills(seed: int, end: float) -> Iterator[Drill]:
