@@ -21,6 +21,17 @@ def kafka():
 
 
 @pytest.fixture(scope="session")
+def secure():
+    """One node with logins and rights, shared by all tests of the session. A test gives alice
+    rights to its own topics and ids, and takes back those that reach further.
+    """
+    from kafka2pc.local.broker import LocalKafka
+
+    with LocalKafka(secure=True, progress=None) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
 def open_host():
     """A cluster that a user named, without a password, shared by all tests of the session. It has
     topics with the names that the notebooks use, and each test leaves it as it was.
