@@ -502,29 +502,6 @@ def settled_by_asking(cluster, transactional_id, state):
 
 
 @pytest.mark.kafka
-@pytest.mark.full
-def test_the_coordinator_dies_and_another_node_finishes():
-    with (
-        LocalKafka(nodes=3, progress=None) as kafka,
-        Cluster(kafka.client_conf, timeout_ms=20_000) as cluster,
-    ):
-        kafka.create_topic("control")
-        ids = [f"moved-{n}" for n in range(8)]
-        states = {i: begun(cluster, i) for i in ids}
-        rows = cluster.ask(
-            FindCoordinatorRequest(key_type=1, coordinator_keys=ids, min_version=4)
-        ).coordinators
-        kafka.kill(rows[0].node_id)
-        for i in ids:
-            assert settled_by_asking(cluster, i, states[i]) == ("CompleteCommit", 1)
-        assert (
-            list_transactions(cluster, "moved-") == []
-            and len(list_transactions(cluster, "moved-", states=())) == 8
-        )
-        assert max_timeout_ms(cluster) == 900_000
-
-
-@pytest.mark.kafka
 @pytest.mark.parametrize(
     ("config", "error", "says", "why", "finding"),
     [

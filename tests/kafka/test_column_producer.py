@@ -25,7 +25,7 @@ from kafka2pc.kafka.records.partitioner import Dealer
 from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer
-from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
+from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.topics import find_leaders
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write import column_producer
@@ -492,41 +492,6 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch
 
 
 @pytest.mark.kafka
-@pytest.mark.full
-def test_a_leader_that_dies_costs_time_only():
-    with LocalKafka(3, progress=None) as kafka, Cluster(kafka.client_conf) as cluster:
-        kafka.create_topic("moves", partitions=6)
-        list_transactions(cluster)
-        name, rows = (
-            "moves-1",
-            [
-                pa.RecordBatch.from_pydict({"value": [str(n) for n in range(start, start + 5000)]})
-                for start in range(0, 60_000, 5000)
-            ],
-        )
-        with ColumnTransaction(
-            cluster, kafka.client_conf, name, 60_000, topic="moves"
-        ).begin() as txn:
-            for n, batch in enumerate(rows):
-                if n == 4:
-                    kafka.kill(0)
-                txn.write(batch)
-            txn.flush()
-            c = txn.precommit()
-        kafka.restart(0)
-        while (
-            end_txn(cluster, name, c.state, commit=True, version=c.end_txn_version).value
-            == "unknown"
-        ):
-            time.sleep(0.1)
-        while describe_transactions(cluster, [name])[name].state != "CompleteCommit":
-            time.sleep(0.05)
-        assert sorted(int(r.value) for r in read_topic(kafka.client_conf, "moves")) == list(
-            range(60_000)
-        )
-
-
-@pytest.mark.kafka
 def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, cluster):
     names = [f"many-{uuid.uuid4().hex[:8]}" for _ in range(3)]
     for name in names:
@@ -599,10 +564,10 @@ def test_what_the_broker_offers_is_found_out_and_said(kafka):
     ("version", "protocol", "two_phase"),
     [
         pytest.param("3.6.2", 3, False, marks=pytest.mark.full),
-        ("3.9.1", 4, False),
-        pytest.param("4.0.1", 5, False, marks=pytest.mark.full),
-        pytest.param("4.1.1", 5, True, marks=pytest.mark.full),
-        pytest.param("4.4.0", 5, True, marks=pytest.mark.full),
+        pytest.param("3.9.1", 4, False, marks=pytest.mark.nightly),
+        pytest.param("4.0.1", 5, False, marks=pytest.mark.nightly),
+        pytest.param("4.1.1", 5, True, marks=pytest.mark.nightly),
+        pytest.param("4.4.0", 5, True, marks=pytest.mark.nightly),
     ],
 )
 def test_older_and_newer_brokers(version, protocol, two_phase):

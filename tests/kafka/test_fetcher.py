@@ -30,8 +30,7 @@ from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire import error_codes as codes
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
-from kafka2pc.kafka.wire.topics import find_leaders, topic_rows
-from kafka2pc.local.broker import LocalKafka
+from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
 from kafka2pc.protocol.messages import PreparedTxnState
@@ -604,22 +603,3 @@ def test_many_partitions_are_read_by_few_requests(kafka, cluster):
         found = list(fetch(cluster, ranges, FetchSettings()))
     assert sorted(n for n, _ in found) == list(range(40))
     assert len(sent) <= 4
-
-
-@pytest.mark.kafka
-@pytest.mark.full
-def test_a_leader_that_dies_costs_time_only():
-    with LocalKafka(3, progress=None) as kafka, Cluster(kafka.client_conf) as cluster:
-        kafka.create_topic("moves")
-        producer = Producer(kafka.client_conf | {"batch.size": 20_000})
-        for n in range(20_000):
-            producer.produce("moves", str(n).encode() * 5, partition=0)
-        producer.flush(30)
-        found, killed = [], None
-        wanted = [Wanted("moves", 0, 0, 20_000)]
-        for _, c in fetch(cluster, wanted, FetchSettings(most_bytes=50_000)):
-            found += c.values.to_pylist()
-            if killed is None and len(found) > 3000:
-                killed = find_leaders(cluster, ["moves"])["moves", 0]
-                kafka.kill(killed)
-        assert killed is not None and found == [str(n).encode() * 5 for n in range(20_000)]

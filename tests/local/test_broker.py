@@ -395,24 +395,6 @@ def test_topics_are_made_on_purpose_only(kafka):
 
 
 @real
-@pytest.mark.full
-def test_with_three_nodes_one_may_die_and_come_back_in_sync_and_all_may_die_and_come_back():
-    with LocalKafka(nodes=3) as three:
-        three.create_topic("t", partitions=3)
-        three.kill(0)
-        commit_one(three.client_conf, "t", "without 0")
-        three.restart(0)
-        assert readiness.is_joined(three.client_conf, three.cluster_id, [0, 1, 2])
-        assert until_there(three, "t", ["without 0"])
-        for action in (three.kill, three.restart):  # a power failure
-            for node in range(3):
-                action(node)
-        assert until_there(three, "t", ["without 0"])
-        folder = three.data_dir
-    assert not folder.exists()
-
-
-@real
 def test_secure_lets_admin_in_and_gives_alice_no_right():
     with LocalKafka(secure=True) as secure:
         secure.create_topic("t")
