@@ -700,12 +700,6 @@ def test_names_that_share_a_reader_save_no_bookmark(kafka):
     assert alone.transactional_id in groups and twin.transactional_id not in groups
 
 
-@pytest.fixture(scope="module")
-def secure():
-    with LocalKafka(secure=True, progress=None) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def errors(monkeypatch):
     """The names of the errors that librdkafka has given to the readers of the test."""

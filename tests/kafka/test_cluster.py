@@ -547,9 +547,9 @@ TOPIC, TRANSACTIONAL_ID, LITERAL, PREFIXED = 2, 5, 3, 4
 
 @pytest.fixture(scope="module")
 def secure():
-    with LocalKafka(
-        secure=True, progress=None, config={"transaction.max.timeout.ms": 120_000}
-    ) as running:
+    """Its longest timeout is none that a client tries."""
+    config = {"transaction.max.timeout.ms": 120_000}
+    with LocalKafka(secure=True, progress=None, config=config) as running:
         for topic in ("hidden", "seen", "own"):
             running.create_topic(topic)
         yield running

@@ -395,17 +395,16 @@ def test_topics_are_made_on_purpose_only(kafka):
 
 
 @real
-def test_secure_lets_admin_in_and_gives_alice_no_right():
-    with LocalKafka(secure=True) as secure:
-        secure.create_topic("t")
-        commit_one(secure.client_conf, "t", "by admin")
-        assert until_there(secure, "t", ["by admin"])
-        with pytest.raises(KafkaException) as e:
-            commit_one(secure.client_conf_for("alice"), "t", "by alice")
-        assert e.value.args[0].name() == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
-        secrets = set(secure.passwords.values())
-        assert len(secrets) == 2
-        logs = "".join(log.read_text() for log in secure.logs)
+def test_secure_lets_admin_in_and_gives_alice_no_right(secure):
+    secure.create_topic("t")
+    commit_one(secure.client_conf, "t", "by admin")
+    assert until_there(secure, "t", ["by admin"])
+    with pytest.raises(KafkaException) as e:
+        commit_one(secure.client_conf_for("alice"), "t", "by alice")
+    assert e.value.args[0].name() == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
+    secrets = set(secure.passwords.values())
+    assert len(secrets) == 2
+    logs = "".join(log.read_text() for log in secure.logs)
     assert not [s for s in secrets if s in logs or s in repr(secure)]
 
 

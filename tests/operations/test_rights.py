@@ -11,7 +11,6 @@ from rights import Rights, error_of
 from shell import typed
 
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.rights import RIGHTS
@@ -22,12 +21,6 @@ from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.range_reader import read_ranges
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def secure():
-    with LocalKafka(secure=True, progress=None) as kafka:
-        yield kafka
 
 
 def as_alice(kafka, folder):

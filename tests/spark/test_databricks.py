@@ -22,7 +22,6 @@ from confluent_kafka.admin import AdminClient
 from IPython.core.inputtransformer2 import TransformerManager
 from kafka_fixtures import owned, state
 
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import free_ports
 from kafka2pc.local.your_cluster import start_kafka
 from kafka2pc.spark.databricks import _CLUSTER
@@ -88,12 +87,11 @@ OPTIONAL = [
 
 
 @pytest.fixture(scope="module")
-def host():
+def host(secure):
     """A cluster that exists already: it asks for a password, and has topics with the names that the
     notebooks use.
     """
-    with LocalKafka(secure=True) as cluster:
-        yield owned(cluster)
+    return owned(secure)
 
 
 @pytest.fixture(scope="module")
