@@ -184,9 +184,9 @@ def test_every_log_keeps(promise, place):
 @promises(*DURABLE)
 @pytest.mark.parametrize(
     "place",
+    # objects on S3: test_object_stores
     [
         "file",
-        pytest.param("object", marks=pytest.mark.full),  # on S3: test_object_stores
         pytest.param("topic", marks=[pytest.mark.kafka, pytest.mark.full]),  # half a minute
         "table",
     ],

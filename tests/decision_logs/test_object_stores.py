@@ -43,7 +43,7 @@ from kafka2pc.stores.object_store import ObjectParticipant
 STORES = ["s3", "gcs", "azure"]
 
 
-@pytest.fixture(params=first_of(STORES))
+@pytest.fixture(params=first_of(STORES, rest="nightly"))
 def server(request):
     return request.getfixturevalue(request.param)
 
@@ -132,7 +132,7 @@ def test_a_participant_in_s3_keeps(promise, s3):
 
 
 @promises(*SMOKE)
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("server", STORES[1:], indirect=True)
 def test_a_participant_in_another_store_keeps(promise, server, url):
     promise(participant(server, url))
@@ -198,7 +198,7 @@ def test_a_412_in_other_words_than_aws_uses_means_taken(status, code, place, say
 
 # there: it exists
 UNCLEAR_ANSWERS = [
-    pytest.param(name, status, marks=[pytest.mark.full] * (name != "s3"))
+    pytest.param(name, status, marks=[pytest.mark.nightly] * (name != "s3"))
     for name in STORES
     for status in (409, 429, 500, 503)
     if (name, status) != ("azure", 409)
@@ -280,7 +280,7 @@ def test_an_answer_that_is_lost_while_a_log_is_opened_is_no_reason_to_refuse_the
 
 
 # ADLS signs the condition: it cannot be lost on the way
-@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"], rest="nightly"), indirect=True)
 @pytest.mark.parametrize("make", [open_folder_log, ObjectParticipant], ids=["log", "participant"])
 def test_a_store_that_ignores_the_condition_is_refused(make, url, server):
     with server.proxy.without_conditions(), pytest.raises(BadOption, match="overwrites an object"):
@@ -319,7 +319,7 @@ def test_what_another_driver_wrote_since_the_last_listing_is_seen(place, url, se
     assert log.load(second.slot) == second and log.chain(7) == [first, second]
 
 
-@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"], rest="nightly"), indirect=True)
 def test_objects_that_stand_for_folders_are_no_decisions(place, url, server):
     """Consoles and Hadoop write them."""
     for folder in ("decisions/", "decisions/a/", "decisions/a/8/"):
@@ -338,7 +338,7 @@ def test_a_decision_takes_one_request_and_two_if_the_slot_is_taken(place, server
     assert (len(won), len(lost)) == (1, 2), (won, lost)
 
 
-@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"], rest="nightly"), indirect=True)
 def test_a_micro_batch_asks_its_log_five_times(place, server):
     """The planner: the list, and the COMMIT of the batch before. The committer: create, the list,
     and remove the oldest COMMIT.

@@ -250,7 +250,7 @@ def test_a_running_stream_waits_for_the_lower_limit(either_format, kafka, topic,
     try:
         wait_until(lambda: [len(batch) for batch in found] == [3], query)
         send(kafka, topic, range(5))
-        time.sleep(3)  # the source is asked meanwhile; if it is not, the test sees less
+        time.sleep(1)  # the source is asked meanwhile; if it is not, the test sees less
         send(kafka, topic, range(10))
         wait_until(lambda: len(found) > 1, query)
     finally:
