@@ -601,26 +601,25 @@ def test_a_topic_that_was_deleted_and_made_again_is_read_from_its_first_record(k
     assert bookmark(log).at == 0 and content(again(log)) == {Slot(5, 0): first}
 
 
-def test_records_that_were_cut_off_and_written_again_are_read():
+def test_records_that_were_cut_off_and_written_again_are_read(kafka):
     """As after an unclean leader election: a new leader's epoch begins before the bookmark."""
-    with LocalKafka(progress=None) as kafka:
-        log = topic_log(kafka)
-        log.create(record(0))
-        # until the transaction's marker is written
-        while (found := end_of(log, LAST_STABLE))[0] < 2:
-            time.sleep(0.05)
-        old_epoch = found[1]
-        kafka.kill()
-        kafka.restart()
-        log = TopicLog(kafka.client_conf, log.topic, log.name)
-        written = {d.slot: d for d in map(log.create, map(record, range(1, 5)))}
-        log.slots()
-        ended = bookmark(log)._end_of(old_epoch)
-        assert ended == 2 and end_of(log)[1] > old_epoch
-        for at, counts in ((ended, True), (ended + 1, False), (log.tail.at, False)):
-            bookmark(log).save(at, old_epoch)
-            assert bookmark(log).at == (at if counts else 0)
-            assert written.items() <= content(again(log)).items()
+    log = topic_log(kafka, f"cut-{uuid.uuid4().hex}")
+    log.create(record(0))
+    # until the transaction's marker is written
+    while (found := end_of(log, LAST_STABLE))[0] < 2:
+        time.sleep(0.05)
+    old_epoch = found[1]
+    kafka.kill()
+    kafka.restart()
+    log = TopicLog(kafka.client_conf, log.topic, log.name)
+    written = {d.slot: d for d in map(log.create, map(record, range(1, 5)))}
+    log.slots()
+    ended = bookmark(log)._end_of(old_epoch)
+    assert ended == 2 and end_of(log)[1] > old_epoch
+    for at, counts in ((ended, True), (ended + 1, False), (log.tail.at, False)):
+        bookmark(log).save(at, old_epoch)
+        assert bookmark(log).at == (at if counts else 0)
+        assert written.items() <= content(again(log)).items()
 
 
 def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):

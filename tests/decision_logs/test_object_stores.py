@@ -58,9 +58,12 @@ def bucket_of(url):
     return url.partition("://")[2]
 
 
+def name_of(promise):
+    return getattr(promise, "__name__", None)
+
+
 def promises(*of):
-    name = lambda promise: getattr(promise, "__name__", None)
-    return pytest.mark.parametrize("promise", of, ids=name)
+    return pytest.mark.parametrize("promise", of, ids=name_of)
 
 
 # -- decision logs --
@@ -88,7 +91,7 @@ def test_every_log_keeps(promise, place):
     promise(place)
 
 
-@promises(*DURABLE)
+@promises(*first_of(DURABLE, ids=name_of))  # files and a table keep all of them in `make test`
 def test_a_log_that_outlives_its_driver_keeps(promise, place):
     promise(place)
 
@@ -99,9 +102,9 @@ def test_when_the_answer_is_lost(promise, when, place):
     promise(place, when)
 
 
-# What is in an object is judged by the log, whatever the store.
+# What is in an object is judged by the log, whatever the store: test_decision_logs tries all kinds.
 @promises(*DAMAGED)
-@pytest.mark.parametrize("kind", CONTENT)
+@pytest.mark.parametrize("kind", list(CONTENT)[:1])
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
 def test_with_damaged_content(promise, kind, place):
     promise(place, kind)
@@ -126,7 +129,8 @@ def participant(server, url):
     return At(store, partial(seen, server, url), rows)
 
 
-@promises(*few_of(KEPT_BY_STORES + KEPT_BY_DURABLE_STORES))
+# The lesson stores/03_object_store asks the same code of all.
+@promises(*few_of(KEPT_BY_STORES + KEPT_BY_DURABLE_STORES, rest="nightly"))
 def test_a_participant_in_s3_keeps(promise, s3):
     promise(participant(s3, s3.fresh()))
 
@@ -364,8 +368,8 @@ def test_a_start_after_many_failed_ones_asks_no_more_than_after_twenty(place, se
     store = MemoryParticipant()
     driver = Driver(query_id=str(uuid.uuid4()), log=place(), participants={store.name: store})
     asked = []
-    for _ in range(60):
+    for _ in range(24):
         with server.proxy.counted() as requests:
             restore(driver, 0)
         asked.append(len(requests))
-    assert asked[59] == asked[19] <= 24, asked
+    assert asked[23] == asked[19] <= 24, asked
