@@ -489,7 +489,7 @@ def dying(jobs, tmp_path_factory):
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.parametrize("place", first_of(["no log", "log", "key"]), indirect=True)
+@pytest.mark.parametrize("place", first_of(["no log", "log", "key"], rest="nightly"), indirect=True)
 def test_who_runs_the_job_reads_in_sparks_error_that_all_is_written(dying, kafka, place):
     topic = kafka.create_topic(f"dying-{uuid.uuid4().hex[:8]}", partitions=2)
     security = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}

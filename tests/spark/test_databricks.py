@@ -185,7 +185,7 @@ def shown(path):
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_notebook_runs_as_a_job_of_a_workspace(host, connect_server, workspace, tmp_path):
     password, before, volume = (
         host.passwords["admin"],
@@ -225,7 +225,7 @@ def test_the_notebook_runs_as_a_job_of_a_workspace(host, connect_server, workspa
 
 
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 # One without a cluster, and one that opens one; the other two begin in the same ways.
 @pytest.mark.parametrize("lesson", [LESSONS[0], LESSONS[2]])
 def test_the_lesson_runs_as_a_job_of_a_workspace(lesson, host, workspace, tmp_path):
@@ -254,7 +254,7 @@ def test_the_lesson_runs_as_a_job_of_a_workspace(lesson, host, workspace, tmp_pa
 
 
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 def test_on_your_cluster_only_created_topics_are_deleted(open_host, monkeypatch):
     before = state(open_host)
     monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", open_host.bootstrap_servers)
