@@ -175,12 +175,14 @@ def promises(*of):
     return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
 
 
+@pytest.mark.never_unsteady
 @promises(*PROMISES)
 @pytest.mark.parametrize("place", ["memory", *DURABLE_LOGS], indirect=True)
 def test_every_log_keeps(promise, place):
     promise(place)
 
 
+@pytest.mark.never_unsteady
 @promises(*DURABLE)
 @pytest.mark.parametrize(
     "place",
@@ -196,6 +198,7 @@ def test_a_log_that_outlives_its_driver_keeps(promise, place):
     promise(place)
 
 
+@pytest.mark.never_unsteady
 @promises(*UNCLEAR)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
@@ -203,6 +206,7 @@ def test_when_the_answer_is_lost(promise, when, place):
     promise(place, when)
 
 
+@pytest.mark.never_unsteady
 @promises(*DAMAGED)
 @pytest.mark.parametrize("kind", CONTENT)
 @pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)

@@ -86,16 +86,19 @@ def place(server, url):
     return Place(open, steps=["create", "_create_once"], spoil=spoil, lost=lost)
 
 
+@pytest.mark.never_unsteady
 @promises(*PROMISES)
 def test_every_log_keeps(promise, place):
     promise(place)
 
 
+@pytest.mark.never_unsteady
 @promises(*first_of(DURABLE, ids=name_of))  # files and a table keep all of them in `make test`
 def test_a_log_that_outlives_its_driver_keeps(promise, place):
     promise(place)
 
 
+@pytest.mark.never_unsteady
 @promises(*UNCLEAR)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_when_the_answer_is_lost(promise, when, place):
@@ -103,6 +106,7 @@ def test_when_the_answer_is_lost(promise, when, place):
 
 
 # What is in an object is judged by the log, whatever the store: test_decision_logs tries all kinds.
+@pytest.mark.never_unsteady
 @promises(*DAMAGED)
 @pytest.mark.parametrize("kind", list(CONTENT)[:1])
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
@@ -130,11 +134,13 @@ def participant(server, url):
 
 
 # The lesson stores/03_object_store asks the same code of all.
+@pytest.mark.never_unsteady
 @promises(*few_of(KEPT_BY_STORES + KEPT_BY_DURABLE_STORES, rest="nightly"))
 def test_a_participant_in_s3_keeps(promise, s3):
     promise(participant(s3, s3.fresh()))
 
 
+@pytest.mark.never_unsteady
 @promises(*SMOKE)
 @pytest.mark.nightly
 @pytest.mark.parametrize("server", STORES[1:], indirect=True)
@@ -342,6 +348,7 @@ def test_a_decision_takes_one_request_and_two_if_the_slot_is_taken(place, server
     assert (len(won), len(lost)) == (1, 2), (won, lost)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.parametrize("server", first_of(["s3", "gcs"], rest="nightly"), indirect=True)
 def test_a_micro_batch_asks_its_log_five_times(place, server):
     """The planner: the list, and the COMMIT of the batch before. The committer: create, the list,

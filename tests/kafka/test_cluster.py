@@ -258,6 +258,7 @@ def test_describe_says_all_of_it(cluster):
     end_txn(cluster, "told", state, commit=False)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_list_takes_the_prefix_literally(cluster):
     for i in (".*+(x-1", ".*+(x-2", "ab+(x-3"):
@@ -274,6 +275,7 @@ def test_list_takes_the_prefix_literally(cluster):
     assert {t.state for t in list_transactions(cluster, ".*+(x", states=["Empty"])} == {"Empty"}
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_fifty_threads_end_fifty_transactions(cluster):
     ids = [f"many-{n}" for n in range(50)]
@@ -468,6 +470,7 @@ def test_init_producer_id_is_sent_once_when_the_answer_is_unclear(cluster, impat
     assert init_producer_id(cluster, "once", timeout_ms=60_000).epoch - first.epoch in (1, 2)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_killed_broker_is_unknown_until_it_is_back(cluster, impatient, kafka):
     state = begun_for(impatient, cluster, "killed")
@@ -651,6 +654,7 @@ def test_without_write_the_error_names_the_id_and_the_right(alice):
             attempt()
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_write_on_the_prefix_is_enough_and_two_phase_needs_more(alice, grant):
     grant(TRANSACTIONAL_ID, "own-", PREFIXED, WRITE)

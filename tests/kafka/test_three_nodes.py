@@ -209,6 +209,7 @@ def acknowledged(txn):
 # -- the local cluster itself; the last one, because it ends all nodes --
 
 
+@pytest.mark.never_unsteady
 def test_one_node_may_die_and_come_back_in_sync_and_all_may_die_and_come_back(three):
     three.create_topic("power", partitions=3)
     three.kill(0)

@@ -349,6 +349,7 @@ def until_there(kafka, topic, wanted, seconds=60):
     return values(kafka, topic) == wanted
 
 
+@pytest.mark.never_unsteady
 @real
 def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafka):
     kafka.create_topic("broker-kill")
@@ -382,6 +383,7 @@ def test_a_paused_node_does_not_answer_until_it_is_resumed(kafka):
     assert eventually(lambda: readiness.is_joined(kafka.client_conf, kafka.cluster_id, [0]))
 
 
+@pytest.mark.never_unsteady
 @real
 def test_topics_are_made_on_purpose_only(kafka):
     asked = (
@@ -394,6 +396,7 @@ def test_topics_are_made_on_purpose_only(kafka):
     assert values(kafka, "broker-made") == []
 
 
+@pytest.mark.never_unsteady
 @real
 def test_secure_lets_admin_in_and_gives_alice_no_right(secure):
     secure.create_topic("t")

@@ -58,6 +58,7 @@ def not_committed(checkpoint, batch_id):
     (checkpoint / f"commits/.{batch_id}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.never_unsteady
 def test_it_goes_on_where_sparks_own_source_was(own, ours, kafka, topic, tmp_path):
     send(kafka, topic, "ab")
     assert read(own, tmp_path, topic) == ["a", "b"]
@@ -66,6 +67,7 @@ def test_it_goes_on_where_sparks_own_source_was(own, ours, kafka, topic, tmp_pat
     assert read(ours, tmp_path, topic) == []
 
 
+@pytest.mark.never_unsteady
 def test_a_batch_that_spark_did_not_commit_is_read_again_as_it_was(
     own, ours, kafka, topic, tmp_path
 ):
@@ -78,6 +80,7 @@ def test_a_batch_that_spark_did_not_commit_is_read_again_as_it_was(
     assert read(ours, tmp_path, topic) == []
 
 
+@pytest.mark.never_unsteady
 def test_a_first_batch_that_spark_did_not_commit_is_refused(own, ours, kafka, topic, tmp_path):
     """Only Spark's own source knows where it began."""
     send(kafka, topic, "ab")
@@ -91,6 +94,7 @@ def test_a_first_batch_that_spark_did_not_commit_is_refused(own, ours, kafka, to
     assert read(ours, tmp_path, topic) == []
 
 
+@pytest.mark.never_unsteady
 def test_from_then_on_a_topic_that_is_created_again_is_noticed(own, ours, kafka, topic, tmp_path):
     send(kafka, topic, "ab")
     read(own, tmp_path, topic)
@@ -104,6 +108,7 @@ def test_from_then_on_a_topic_that_is_created_again_is_noticed(own, ours, kafka,
         read(ours, tmp_path, topic)
 
 
+@pytest.mark.never_unsteady
 def test_the_way_back_is_a_new_checkpoint_from_the_last_offsets(own, ours, kafka, topic, tmp_path):
     send(kafka, topic, "ab")
     assert read(ours, tmp_path / "ours", topic) == ["a", "b"]

@@ -56,12 +56,14 @@ def at(postgres):
 
 
 @pytest.mark.parametrize("check", REQUIRED + DURABLE, ids=lambda check: check.__name__)
+@pytest.mark.never_unsteady
 def test_postgres_keeps(check, at):
     check(at)
 
 
 # the whole: in the lesson stores/08_staged
 @pytest.mark.parametrize("check", SMOKE, ids=lambda check: check.__name__)
+@pytest.mark.never_unsteady
 def test_staged_rows_in_postgres_keep(check, postgres):
     check(table(postgres, StagedParticipant))
 
@@ -123,6 +125,7 @@ def test_words_that_are_dictionaries_and_views_arrive(postgres, at):
     ) == [("a", 3), (None, 3)]
 
 
+@pytest.mark.never_unsteady
 def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(postgres):
     postgres.execute(
         "create table words (id int, lang text, value text, seen int default 7, primary key (lang,"
@@ -153,6 +156,7 @@ def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(
     ) == [(0,)]
 
 
+@pytest.mark.never_unsteady
 def test_a_precommitted_transaction_survives_the_death_of_the_server(tmp_path):
     server = LocalPostgres(tmp_path)
     server.execute("create table t (value text)")
@@ -220,6 +224,7 @@ def test_a_server_that_vanishes_is_noticed(postgres):
 @pytest.mark.parametrize(
     "unlogged", first_of([False, True], ids={False: "logged", True: "unlogged"}.get)
 )
+@pytest.mark.never_unsteady
 def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(tmp_path, unlogged):
     server = LocalPostgres(tmp_path)
     server.execute("create table t (value text)")
@@ -233,6 +238,7 @@ def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(tmp
     server.stop()
 
 
+@pytest.mark.never_unsteady
 def test_what_an_operator_rolled_back_is_not_open_any_more(postgres, at):
     plan = a_plan()
     c = precommit_rows(at, plan, "a")
@@ -242,6 +248,7 @@ def test_what_an_operator_rolled_back_is_not_open_any_more(postgres, at):
     assert [at.store.abort(c) for c in at.store.in_doubt(plan.query_id)] == [DONE]
 
 
+@pytest.mark.never_unsteady
 def test_two_tasks_with_one_key_do_not_wait_for_ever(postgres):
     postgres.execute("create table keyed (id int primary key)")
     store = PostgresParticipant(postgres.url, "keyed", key=("id",), lock_ms=200)
@@ -294,6 +301,7 @@ def test_of_a_staged_query_the_waiting_tables_are_listed(postgres):
     assert at.store.commit(c) is REFUSED and dead.query_id not in left
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.parametrize(
     ("table", "batch", "says"),
     [
@@ -392,6 +400,7 @@ def test_a_url_with_any_password_that_is_encoded_is_read(postgres):
         assert PostgresParticipant(url, "t").connect().info.user == "carol"
 
 
+@pytest.mark.never_unsteady
 def test_many_that_begin_at_once_make_one_table_of_records(postgres, at):
     store = PostgresParticipant(postgres.url, at.store.table, record="public.fresh_records")
     plan, begun = a_plan(), []
