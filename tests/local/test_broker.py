@@ -421,6 +421,7 @@ def test_a_start_that_fails_keeps_the_log_and_quotes_it(tmp_path, monkeypatch):
 
 
 @real
+@pytest.mark.full
 def test_a_lost_race_for_a_port_is_run_again_and_a_dead_broker_leaves_its_log(
     tmp_path, monkeypatch
 ):
@@ -485,6 +486,7 @@ serve(echo=echo)
 
 
 @real
+@pytest.mark.full
 def test_a_signal_in_the_middle_of_a_look_at_a_node_ends_it_too(killed_later):
     server = python(SIGNAL_IN_POLL)
     killed_later.append(server)
@@ -493,8 +495,9 @@ def test_a_signal_in_the_middle_of_a_look_at_a_node_ends_it_too(killed_later):
 
 
 @real
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "tls", first_of([False, True], ids={False: "logins", True: "certificates"}.get)
+    "tls", first_of([False, True], ids={False: "logins", True: "certificates"}.get, rest="nightly")
 )
 def test_serve_writes_for_each_user_what_a_client_needs(tls, killed_later):
     server = python(SERVE.format("tls=True, " if tls else "secure=True, "))

@@ -164,6 +164,7 @@ def test_a_spark_query_with_certificates(tls, job, tmp_path):
         )
 
 
+@pytest.mark.full
 def test_a_login_over_tls_and_a_name_that_is_not_checked(tls):
     with (
         LocalKafka(secure=True, tls=True, progress=None) as both,

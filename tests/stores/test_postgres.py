@@ -156,23 +156,32 @@ def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(
     ) == [(0,)]
 
 
+@pytest.fixture(scope="module")
+def mortal():
+    """A server that tests kill and start again; each has its own table."""
+    with LocalPostgres() as server:
+        yield server
+
+
 @pytest.mark.never_unsteady
-def test_a_precommitted_transaction_survives_the_death_of_the_server(tmp_path):
-    server = LocalPostgres(tmp_path)
-    server.execute("create table t (value text)")
-    store = PostgresParticipant(server.url, "t")
+def test_a_precommitted_transaction_survives_the_death_of_the_server(mortal):
+    mortal.execute("create table prepared (value text)")
+    store = PostgresParticipant(mortal.url, "prepared")
     c = precommit_rows(At(store, list, rows), a_plan(), "a")
-    server.kill()
+    mortal.kill()
     assert store.commit(c) is UNKNOWN
     with pytest.raises(StoreUnreachable, match="PostgreSQL"):
         store.describe([c])
-    server.start()
-    assert (store.commit(c), server.execute("select value from t")) == (DONE, [("a",)])
-    server.stop()
+    mortal.start()
+    assert (store.commit(c), mortal.execute("select value from prepared")) == (DONE, [("a",)])
 
 
-def test_a_server_that_cannot_precommit_is_found_before_anything_is_written(tmp_path):
-    server = LocalPostgres(tmp_path, prepared=0)
+def test_a_server_that_cannot_precommit_is_found_before_anything_is_written():
+    with LocalPostgres(prepared=0) as server:
+        check_too_few_prepared(server)
+
+
+def check_too_few_prepared(server):
     server.execute("create table t (value text)")
     with pytest.raises(
         BadOption,
@@ -186,7 +195,6 @@ def test_a_server_that_cannot_precommit_is_found_before_anything_is_written(tmp_
     with pytest.raises(PrecommitFailed, match="maximum number of prepared transactions"):
         precommit_rows(at, a_plan(), "b")
     assert at.store.commit(c) is DONE
-    server.stop()
 
 
 def server_says(postgres, name, value):
@@ -225,17 +233,17 @@ def test_a_server_that_vanishes_is_noticed(postgres):
     "unlogged", first_of([False, True], ids={False: "logged", True: "unlogged"}.get)
 )
 @pytest.mark.never_unsteady
-def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(tmp_path, unlogged):
-    server = LocalPostgres(tmp_path)
-    server.execute("create table t (value text)")
-    store = StagedParticipant(server.url, "t", unlogged=unlogged)
+def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(mortal, unlogged):
+    table = "unlogged" if unlogged else "logged"
+    mortal.execute(f"create table rows_{table} (value text)")
+    store = StagedParticipant(mortal.url, f"rows_{table}", unlogged=unlogged)
     c = precommit_rows(At(store, list, rows), a_plan(), "a", "b")
-    server.kill()
-    server.start()
+    mortal.kill()
+    mortal.start()
     assert store.describe([c])[0].state is (None if unlogged else TxnState.PRECOMMITTED)
     assert store.commit(c) is (REFUSED if unlogged else DONE)
-    assert server.execute("select value from t") == ([] if unlogged else [("a",), ("b",)])
-    server.stop()
+    found = mortal.execute(f"select value from rows_{table}")
+    assert found == ([] if unlogged else [("a",), ("b",)])
 
 
 @pytest.mark.never_unsteady
