@@ -175,18 +175,20 @@ def promises(*of):
     return pytest.mark.parametrize("promise", of, ids=lambda promise: promise.__name__)
 
 
+@pytest.mark.never_unsteady
 @promises(*PROMISES)
 @pytest.mark.parametrize("place", ["memory", *DURABLE_LOGS], indirect=True)
 def test_every_log_keeps(promise, place):
     promise(place)
 
 
+@pytest.mark.never_unsteady
 @promises(*DURABLE)
 @pytest.mark.parametrize(
     "place",
+    # objects on S3: test_object_stores
     [
         "file",
-        pytest.param("object", marks=pytest.mark.full),  # on S3: test_object_stores
         pytest.param("topic", marks=[pytest.mark.kafka, pytest.mark.full]),  # half a minute
         "table",
     ],
@@ -196,6 +198,7 @@ def test_a_log_that_outlives_its_driver_keeps(promise, place):
     promise(place)
 
 
+@pytest.mark.never_unsteady
 @promises(*UNCLEAR)
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)
@@ -203,6 +206,7 @@ def test_when_the_answer_is_lost(promise, when, place):
     promise(place, when)
 
 
+@pytest.mark.never_unsteady
 @promises(*DAMAGED)
 @pytest.mark.parametrize("kind", CONTENT)
 @pytest.mark.parametrize("place", DURABLE_LOGS, indirect=True)

@@ -172,6 +172,7 @@ def test_a_topic_that_would_forget_is_refused(kafka, policy):
     assert records(kafka, name, "read_uncommitted") == []
 
 
+@pytest.mark.never_unsteady
 def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purged(kafka):
     admin, name = AdminClient(kafka.client_conf), uuid.uuid4().hex
     node = str(min(admin.list_topics(timeout=10).brokers))
@@ -340,6 +341,7 @@ def test_a_decision_of_200_tasks_and_400_partitions_fits_into_a_topic_with_defau
     }
 
 
+@pytest.mark.never_unsteady
 def test_a_short_decision_is_one_record_that_any_json_parser_reads(kafka):
     log, short = topic_log(kafka), record()
     log.create(short)
@@ -601,26 +603,26 @@ def test_a_topic_that_was_deleted_and_made_again_is_read_from_its_first_record(k
     assert bookmark(log).at == 0 and content(again(log)) == {Slot(5, 0): first}
 
 
-def test_records_that_were_cut_off_and_written_again_are_read():
+@pytest.mark.never_unsteady
+def test_records_that_were_cut_off_and_written_again_are_read(kafka):
     """As after an unclean leader election: a new leader's epoch begins before the bookmark."""
-    with LocalKafka(progress=None) as kafka:
-        log = topic_log(kafka)
-        log.create(record(0))
-        # until the transaction's marker is written
-        while (found := end_of(log, LAST_STABLE))[0] < 2:
-            time.sleep(0.05)
-        old_epoch = found[1]
-        kafka.kill()
-        kafka.restart()
-        log = TopicLog(kafka.client_conf, log.topic, log.name)
-        written = {d.slot: d for d in map(log.create, map(record, range(1, 5)))}
-        log.slots()
-        ended = bookmark(log)._end_of(old_epoch)
-        assert ended == 2 and end_of(log)[1] > old_epoch
-        for at, counts in ((ended, True), (ended + 1, False), (log.tail.at, False)):
-            bookmark(log).save(at, old_epoch)
-            assert bookmark(log).at == (at if counts else 0)
-            assert written.items() <= content(again(log)).items()
+    log = topic_log(kafka, f"cut-{uuid.uuid4().hex}")
+    log.create(record(0))
+    # until the transaction's marker is written
+    while (found := end_of(log, LAST_STABLE))[0] < 2:
+        time.sleep(0.05)
+    old_epoch = found[1]
+    kafka.kill()
+    kafka.restart()
+    log = TopicLog(kafka.client_conf, log.topic, log.name)
+    written = {d.slot: d for d in map(log.create, map(record, range(1, 5)))}
+    log.slots()
+    ended = bookmark(log)._end_of(old_epoch)
+    assert ended == 2 and end_of(log)[1] > old_epoch
+    for at, counts in ((ended, True), (ended + 1, False), (log.tail.at, False)):
+        bookmark(log).save(at, old_epoch)
+        assert bookmark(log).at == (at if counts else 0)
+        assert written.items() <= content(again(log)).items()
 
 
 def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
@@ -642,6 +644,7 @@ def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     assert content(again(log)) == {}, "this test cannot fail"
 
 
+@pytest.mark.never_unsteady
 def test_whatever_is_written_and_purged_by_drivers_that_were_suspended_a_bookmark_hides_nothing(
     kafka,
 ):
@@ -698,12 +701,6 @@ def test_names_that_share_a_reader_save_no_bookmark(kafka):
     admin = AdminClient(kafka.client_conf)
     groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}
     assert alone.transactional_id in groups and twin.transactional_id not in groups
-
-
-@pytest.fixture(scope="module")
-def secure():
-    with LocalKafka(secure=True, progress=None) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -849,6 +846,7 @@ def message_of(error):
     return message
 
 
+@pytest.mark.never_unsteady
 def test_a_damaged_batch_is_met_again_by_every_later_read():
     """A byte is changed on the broker's disk: no read may succeed without this COMMIT, and when the
     disk is repaired, the same reader finds it.

@@ -43,7 +43,7 @@ from kafka2pc.stores.object_store import ObjectParticipant
 STORES = ["s3", "gcs", "azure"]
 
 
-@pytest.fixture(params=first_of(STORES))
+@pytest.fixture(params=first_of(STORES, rest="nightly"))
 def server(request):
     return request.getfixturevalue(request.param)
 
@@ -58,9 +58,12 @@ def bucket_of(url):
     return url.partition("://")[2]
 
 
+def name_of(promise):
+    return getattr(promise, "__name__", None)
+
+
 def promises(*of):
-    name = lambda promise: getattr(promise, "__name__", None)
-    return pytest.mark.parametrize("promise", of, ids=name)
+    return pytest.mark.parametrize("promise", of, ids=name_of)
 
 
 # -- decision logs --
@@ -83,25 +86,29 @@ def place(server, url):
     return Place(open, steps=["create", "_create_once"], spoil=spoil, lost=lost)
 
 
+@pytest.mark.never_unsteady
 @promises(*PROMISES)
 def test_every_log_keeps(promise, place):
     promise(place)
 
 
-@promises(*DURABLE)
+@pytest.mark.never_unsteady
+@promises(*first_of(DURABLE, ids=name_of))  # files and a table keep all of them in `make test`
 def test_a_log_that_outlives_its_driver_keeps(promise, place):
     promise(place)
 
 
+@pytest.mark.never_unsteady
 @promises(*UNCLEAR)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_when_the_answer_is_lost(promise, when, place):
     promise(place, when)
 
 
-# What is in an object is judged by the log, whatever the store.
+# What is in an object is judged by the log, whatever the store: test_decision_logs tries all kinds.
+@pytest.mark.never_unsteady
 @promises(*DAMAGED)
-@pytest.mark.parametrize("kind", CONTENT)
+@pytest.mark.parametrize("kind", list(CONTENT)[:1])
 @pytest.mark.parametrize("server", ["s3"], indirect=True)
 def test_with_damaged_content(promise, kind, place):
     promise(place, kind)
@@ -126,13 +133,16 @@ def participant(server, url):
     return At(store, partial(seen, server, url), rows)
 
 
-@promises(*few_of(KEPT_BY_STORES + KEPT_BY_DURABLE_STORES))
+# The lesson stores/03_object_store asks the same code of all.
+@pytest.mark.never_unsteady
+@promises(*few_of(KEPT_BY_STORES + KEPT_BY_DURABLE_STORES, rest="nightly"))
 def test_a_participant_in_s3_keeps(promise, s3):
     promise(participant(s3, s3.fresh()))
 
 
+@pytest.mark.never_unsteady
 @promises(*SMOKE)
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("server", STORES[1:], indirect=True)
 def test_a_participant_in_another_store_keeps(promise, server, url):
     promise(participant(server, url))
@@ -198,7 +208,7 @@ def test_a_412_in_other_words_than_aws_uses_means_taken(status, code, place, say
 
 # there: it exists
 UNCLEAR_ANSWERS = [
-    pytest.param(name, status, marks=[pytest.mark.full] * (name != "s3"))
+    pytest.param(name, status, marks=[pytest.mark.nightly] * (name != "s3"))
     for name in STORES
     for status in (409, 429, 500, 503)
     if (name, status) != ("azure", 409)
@@ -280,7 +290,7 @@ def test_an_answer_that_is_lost_while_a_log_is_opened_is_no_reason_to_refuse_the
 
 
 # ADLS signs the condition: it cannot be lost on the way
-@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"], rest="nightly"), indirect=True)
 @pytest.mark.parametrize("make", [open_folder_log, ObjectParticipant], ids=["log", "participant"])
 def test_a_store_that_ignores_the_condition_is_refused(make, url, server):
     with server.proxy.without_conditions(), pytest.raises(BadOption, match="overwrites an object"):
@@ -319,7 +329,7 @@ def test_what_another_driver_wrote_since_the_last_listing_is_seen(place, url, se
     assert log.load(second.slot) == second and log.chain(7) == [first, second]
 
 
-@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"], rest="nightly"), indirect=True)
 def test_objects_that_stand_for_folders_are_no_decisions(place, url, server):
     """Consoles and Hadoop write them."""
     for folder in ("decisions/", "decisions/a/", "decisions/a/8/"):
@@ -338,7 +348,8 @@ def test_a_decision_takes_one_request_and_two_if_the_slot_is_taken(place, server
     assert (len(won), len(lost)) == (1, 2), (won, lost)
 
 
-@pytest.mark.parametrize("server", first_of(["s3", "gcs"]), indirect=True)
+@pytest.mark.never_unsteady
+@pytest.mark.parametrize("server", first_of(["s3", "gcs"], rest="nightly"), indirect=True)
 def test_a_micro_batch_asks_its_log_five_times(place, server):
     """The planner: the list, and the COMMIT of the batch before. The committer: create, the list,
     and remove the oldest COMMIT.
@@ -364,8 +375,8 @@ def test_a_start_after_many_failed_ones_asks_no_more_than_after_twenty(place, se
     store = MemoryParticipant()
     driver = Driver(query_id=str(uuid.uuid4()), log=place(), participants={store.name: store})
     asked = []
-    for _ in range(60):
+    for _ in range(24):
         with server.proxy.counted() as requests:
             restore(driver, 0)
         asked.append(len(requests))
-    assert asked[59] == asked[19] <= 24, asked
+    assert asked[23] == asked[19] <= 24, asked

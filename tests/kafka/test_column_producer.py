@@ -25,7 +25,7 @@ from kafka2pc.kafka.records.partitioner import Dealer
 from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer
-from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
+from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.topics import find_leaders
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write import column_producer
@@ -157,6 +157,7 @@ def no_pauses(sender):
     st.sampled_from([0.0, 0.1]),
 )
 @settings(max_examples=300, deadline=None)
+@pytest.mark.never_unsteady
 def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(
     seed, partitions, counts, forgets
 ):
@@ -256,6 +257,7 @@ def test_a_batch_that_was_replaced_keeps_no_bytes():
     st.sampled_from(["none", "lz4"]),
 )
 @settings(max_examples=200, deadline=None)
+@pytest.mark.never_unsteady
 def test_batches_that_are_too_large_are_split_and_nothing_is_overtaken(seed, chunks, codec):
     """Any record fits alone, and the batches of a chunk may be ten times too large."""
     broker = Dice(seed, 2, most=250)
@@ -389,6 +391,7 @@ def committed(cluster, conf, topic, *batches, **options):
     return c
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", CODECS)
 def test_broker_and_librdkafka_read_every_compression(kafka, cluster, topic, codec):
@@ -402,6 +405,7 @@ def test_broker_and_librdkafka_read_every_compression(kafka, cluster, topic, cod
     assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, topic)) == sorted(values)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_both_engines_write_the_same_records(kafka):
     headers = pa.array(
@@ -459,6 +463,7 @@ def test_keys_go_where_javas_own_producer_sends_them(javas_partitioner):
         assert ours.tolist() == [javas_partitioner(bytearray(k), partitions) for k in keys]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch):
     """Every third answer is thrown away after the broker has done its work."""
@@ -491,41 +496,7 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch
     }
 
 
-@pytest.mark.kafka
-@pytest.mark.full
-def test_a_leader_that_dies_costs_time_only():
-    with LocalKafka(3, progress=None) as kafka, Cluster(kafka.client_conf) as cluster:
-        kafka.create_topic("moves", partitions=6)
-        list_transactions(cluster)
-        name, rows = (
-            "moves-1",
-            [
-                pa.RecordBatch.from_pydict({"value": [str(n) for n in range(start, start + 5000)]})
-                for start in range(0, 60_000, 5000)
-            ],
-        )
-        with ColumnTransaction(
-            cluster, kafka.client_conf, name, 60_000, topic="moves"
-        ).begin() as txn:
-            for n, batch in enumerate(rows):
-                if n == 4:
-                    kafka.kill(0)
-                txn.write(batch)
-            txn.flush()
-            c = txn.precommit()
-        kafka.restart(0)
-        while (
-            end_txn(cluster, name, c.state, commit=True, version=c.end_txn_version).value
-            == "unknown"
-        ):
-            time.sleep(0.1)
-        while describe_transactions(cluster, [name])[name].state != "CompleteCommit":
-            time.sleep(0.05)
-        assert sorted(int(r.value) for r in read_topic(kafka.client_conf, "moves")) == list(
-            range(60_000)
-        )
-
-
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, cluster):
     names = [f"many-{uuid.uuid4().hex[:8]}" for _ in range(3)]
@@ -564,6 +535,7 @@ RUNNING = ("Ongoing", "PrepareEpochFence", "PrepareAbort")
 
 @pytest.mark.kafka
 @pytest.mark.full
+@pytest.mark.never_unsteady
 def test_a_transaction_without_a_timeout_outlives_one_with_it(kafka, cluster, topic):
     """KIP-939: the same second of timeout, the same pause."""
     fate = {}
@@ -594,15 +566,16 @@ def test_what_the_broker_offers_is_found_out_and_said(kafka):
     assert check(kafka.client_conf, two_phase="auto", timeout_ms=60_000).two_phase is False
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     ("version", "protocol", "two_phase"),
     [
         pytest.param("3.6.2", 3, False, marks=pytest.mark.full),
-        ("3.9.1", 4, False),
-        pytest.param("4.0.1", 5, False, marks=pytest.mark.full),
-        pytest.param("4.1.1", 5, True, marks=pytest.mark.full),
-        pytest.param("4.4.0", 5, True, marks=pytest.mark.full),
+        pytest.param("3.9.1", 4, False, marks=pytest.mark.nightly),
+        pytest.param("4.0.1", 5, False, marks=pytest.mark.nightly),
+        pytest.param("4.1.1", 5, True, marks=pytest.mark.nightly),
+        pytest.param("4.4.0", 5, True, marks=pytest.mark.nightly),
     ],
 )
 def test_older_and_newer_brokers(version, protocol, two_phase):

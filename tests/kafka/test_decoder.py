@@ -93,6 +93,7 @@ def theirs(rows, codec, gaps=(), magic=2):
     ROWS, st.sampled_from([*CODECS]), st.integers(95, 165), st.integers(0, 70), st.integers(1, 5000)
 )
 @settings(max_examples=150, deadline=None)
+@pytest.mark.never_unsteady
 def test_what_our_engine_writes_is_read_back_from_any_offset_to_any(rows, codec, begin, size, most):
     expected = [(100 + n, *row) for n, row in enumerate(rows)]
     assert decoded(ours(rows, codec), begin, begin + size, most=most) == [
@@ -102,6 +103,7 @@ def test_what_our_engine_writes_is_read_back_from_any_offset_to_any(rows, codec,
 
 @given(ROWS, st.sampled_from([0, 1, 4]), st.sets(st.integers(0, 59)))
 @settings(max_examples=100, deadline=None)
+@pytest.mark.never_unsteady
 def test_what_another_client_writes_and_compaction_leaves_is_read_back(rows, codec, gaps):
     offsets = np.cumsum([0, *(4 if n in gaps else 1 for n in range(len(rows)))]) + 100
     content = theirs(rows, codec, gaps)
@@ -193,6 +195,7 @@ def write_log(dice, steps):
 
 @given(st.integers(0, 10**6), st.integers(1, 60), st.data())
 @settings(max_examples=200, deadline=None)
+@pytest.mark.never_unsteady
 def test_a_committed_reader_sees_what_was_committed_wherever_it_begins(seed, steps, data):
     log, good, aborted, stable = write_log(random.Random(seed), steps)
     at = data.draw(st.integers(0, stable))

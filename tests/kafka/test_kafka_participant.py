@@ -133,6 +133,7 @@ def settled(store):
 # -- the promises of every participant --
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("promise", REQUIRED + DURABLE, ids=lambda promise: promise.__name__)
 def test_kafka_keeps(promise, kafka, topic):
@@ -140,6 +141,7 @@ def test_kafka_keeps(promise, kafka, topic):
 
 
 # The engines differ in how rows are written.
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("promise", few_of(REQUIRED + DURABLE))
 def test_kafka_keeps_by_the_row_engine(promise, kafka, topic):
@@ -183,6 +185,7 @@ def test_the_row_engine_counts_offsets_that_are_right_or_unknown(offsets, expect
 # -- other processes --
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_foreign_name_is_not_in_doubt_even_if_it_begins_like_ours(store):
     plan = a_plan()
@@ -296,6 +299,7 @@ def threads_and_connections(kafka):
     return process.num_threads(), len([r for r in remotes if r.port == port])
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("store", first_of(ENGINES), indirect=True)
 def test_clients_are_let_go_with_their_threads_and_their_transactions_stay(kafka, store):
@@ -338,6 +342,7 @@ def written(store, batch, topic=None):
     return c
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_columns_mean_what_they_mean_in_sparks_sink(kafka, topic, store):
     headers = pa.array(
@@ -369,6 +374,7 @@ def test_columns_mean_what_they_mean_in_sparks_sink(kafka, topic, store):
     assert (found["späte".encode()].partition(), found[b"c"].partition()) == (1, 0)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_the_option_topic_wins_over_the_column(kafka, topic, store):
     c = written(
@@ -379,6 +385,7 @@ def test_the_option_topic_wins_over_the_column(kafka, topic, store):
     assert {p.topic for p in c.partitions} == {topic} and sorted(values(kafka, topic)) == ["a", "b"]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     "kind",
@@ -398,6 +405,7 @@ def test_every_arrow_form_of_bytes_and_text(kafka, topic, store, kind):
     assert sorted(m.value() or b"" for m in records(kafka, topic)) == [b"", b"abc", b"abc"]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_full_queue_loses_nothing_and_the_committable_names_all_offsets(kafka, topic):
     store = KafkaParticipant(
@@ -424,7 +432,10 @@ def test_a_full_queue_loses_nothing_and_the_committable_names_all_offsets(kafka,
 
 BAD_TIME = [datetime(year, 1, 1, tzinfo=timezone.utc) for year in (1969, 2000, 2090)]
 BAD_ROWS = {
-    "null topic": (dict(value=["a", "b"], topic=["t", None]), "row 1 of 2: topic is null"),
+    "null topic": (
+        dict(value=["a", "b"], topic=["t", None]),
+        "row 1 of 2: topic is null(.|\n)*fill the column topic",
+    ),
     "no topic": (dict(value=["a"]), "neither the option topic nor a column topic"),
     "no value": (dict(key=["a"], topic=["t"]), "no column value"),
     "negative partition": (dict(value=["a"], topic=["t"], partition=[-1]), "partition -1"),
@@ -460,6 +471,7 @@ def test_a_time_that_the_topic_refuses_is_a_bad_row(kafka, topic, store):
         txn.flush()
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize(("columns", "says"), BAD_ROWS.values(), ids=BAD_ROWS)
 def test_a_bad_row_is_found_before_anything_of_its_batch_is_sent(
@@ -490,12 +502,15 @@ def test_an_unknown_topic_or_partition_is_an_error_at_once(topic, store, columns
         "topic": [topic if t == "known" else t for t in columns["topic"]],
     }
     started = time.monotonic()
-    with pytest.raises(BadRow, match=columns["topic"][0]), store.begin(a_plan()) as txn:
+    says = rf"{columns['topic'][0]}(.|\n)*no such topic or partition(.|\n)*(Create it|Correct)"
+    with pytest.raises(BadRow, match=says), store.begin(a_plan()) as txn:
         txn.topic = None
         txn.write(pa.RecordBatch.from_pydict(columns))
-    assert time.monotonic() - started < 10
+    # the client would try for two minutes
+    assert time.monotonic() - started < 60
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     ("name", "why"),
@@ -554,6 +569,7 @@ def test_small_records_fit_a_narrow_topic_because_the_limit_was_asked_for(kafka)
     assert name not in store.cluster.batch_bytes  # no batch was refused
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_batches_that_are_too_large_for_the_topic_of_a_column_are_split(kafka, codec):
@@ -611,6 +627,7 @@ def test_no_promise_without_a_flush_or_without_a_record(store, monkeypatch):
         txn.precommit()
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_fenced_in_the_middle_there_is_no_promise(store):
     with (
@@ -624,6 +641,7 @@ def test_fenced_in_the_middle_there_is_no_promise(store):
         txn.flush()
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_at_least_once_checks_the_same_and_is_visible_at_once(kafka, topic):
     with RowWriter(kafka.client_conf, topic=topic).begin() as out:
@@ -657,19 +675,31 @@ def test_the_users_delivery_timeout_bounds_every_wait_and_there_is_always_one(
 
 
 @pytest.fixture(scope="module")
-def slow():
-    """A broker behind a network that can hold requests back, and that network."""
+def slow_broker():
+    """A network that can hold requests back, and a broker behind it, which creates topics."""
     with SlowNetwork(lambda: broker.ports[0][0]) as network:
-        broker = LocalKafka(
-            progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"}
-        )
+        config = {
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}",
+            "auto.create.topics.enable": "true",
+        }
+        broker = LocalKafka(progress=None, config=config)
         with broker:
-            broker.create_topic("slow")
-            yield (
-                network,
-                {"bootstrap.servers": f"127.0.0.1:{network.port}", "socket.timeout.ms": "1000"}
-                | QUIET,
-            )
+            yield network, broker
+
+
+@pytest.fixture(scope="module")
+def slow(slow_broker):
+    """The network, and the settings of a client behind it."""
+    network, broker = slow_broker
+    broker.create_topic("slow")
+    servers = {"bootstrap.servers": f"127.0.0.1:{network.port}", "socket.timeout.ms": "1000"}
+    return network, servers | QUIET
+
+
+@pytest.fixture
+def creating(slow_broker):
+    """A broker that creates topics."""
+    return slow_broker[1]
 
 
 def promise_while_an_init_is_late(slow, engine):
@@ -696,12 +726,14 @@ def promise_while_an_init_is_late(slow, engine):
     return found
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_late_init_costs_the_name_and_not_the_promise(slow, engine):
     assert promise_while_an_init_is_late(slow, engine) == (True, {"retire"})
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_without_that_rule_the_late_init_breaks_the_promise(slow, monkeypatch):
     monkeypatch.setattr(row_producer, "_init_may_be_under_way", lambda heard: False)
@@ -791,7 +823,7 @@ def test_no_broker_is_reported_in_the_stated_time(listening):
 
 @pytest.mark.kafka
 @pytest.mark.full
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", first_of(ENGINES, rest="nightly"))
 def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_up(
     kafka, topic, engine
 ):
@@ -813,17 +845,11 @@ def test_a_broker_that_falls_silent_ends_the_attempt_in_time_and_the_cause_goes_
         kafka.resume()
         took = time.monotonic() - started
         back_at_work(kafka)
-    assert took < 30  # 2 s for the delivery, 10 s for trying to abort
+    # 2 s for the delivery, 10 s for trying to abort; the client's own patience is 2 minutes
+    assert took < 60
 
 
 # -- options and rights --
-
-
-@pytest.fixture(scope="module")
-def creating():
-    """A broker that creates topics."""
-    with LocalKafka(config={"auto.create.topics.enable": "true"}, progress=None) as kafka:
-        yield kafka
 
 
 @pytest.mark.kafka
@@ -842,17 +868,11 @@ def test_topics_are_created_as_the_brokers_do_for_a_producer(creating, engine):
 
 
 @pytest.mark.kafka
-def test_the_preflight_names_every_missing_topic_and_every_bad_option(kafka, topic):
+def test_the_preflight_names_every_missing_topic(kafka, topic):
     with pytest.raises(BadOption, match="topic one, two does not exist") as caught:
         check(kafka.client_conf, topics=["one", topic, "two"])
     line = f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} --create --topic"
     assert caught.value.action.startswith(f"Create it ({line} one; {line} two), or ")
-    with pytest.raises(BadOption, match="no.such.thing"):
-        check(kafka.client_conf | {"no.such.thing": "1"})
-    with pytest.raises(BadOption, match="900000"):
-        check(kafka.client_conf, timeout_ms=900_001)
-    with pytest.raises(BadOption, match="at least 1000"):
-        check(kafka.client_conf, timeout_ms=999)
 
 
 @pytest.mark.kafka
@@ -862,39 +882,38 @@ def test_a_timeout_above_the_brokers_maximum_is_a_bad_option_in_a_task_too(kafka
 
 
 @pytest.fixture(scope="module")
-def alice():
+def alice(secure):
     """Settings of a user who may use ids that begin with kafka2pc, write to `open`, see `closed`,
     and knows nothing of `hidden`.
     """
-    with LocalKafka(secure=True, progress=None) as secure:
-        for name in ("open", "closed", "hidden"):
-            secure.create_topic(name)
-        rights = [
-            (
-                ResourceType.TRANSACTIONAL_ID,
-                "kafka2pc",
-                AclOperation.WRITE,
-                ResourcePatternType.PREFIXED,
-            ),
-            (ResourceType.TOPIC, "open", AclOperation.WRITE, ResourcePatternType.LITERAL),
-            (ResourceType.TOPIC, "closed", AclOperation.DESCRIBE, ResourcePatternType.LITERAL),
-        ]
-        acls = [
-            AclBinding(kind, name, pattern, "User:alice", "*", operation, AclPermissionType.ALLOW)
-            for kind, name, operation, pattern in rights
-        ]
-        admin = AdminClient(secure.client_conf)
-        for made in admin.create_acls(acls).values():
-            made.result()
-        conf = secure.client_conf_for("alice") | QUIET
-        end = time.monotonic() + 20
-        while time.monotonic() < end:  # rights take effect some milliseconds later
-            try:
-                check(conf, topics=["open"])
-                break
-            except NotAuthorized:
-                time.sleep(0.1)
-        yield conf
+    for name in ("open", "closed", "hidden"):
+        secure.create_topic(name)
+    rights = [
+        (
+            ResourceType.TRANSACTIONAL_ID,
+            "kafka2pc",
+            AclOperation.WRITE,
+            ResourcePatternType.PREFIXED,
+        ),
+        (ResourceType.TOPIC, "open", AclOperation.WRITE, ResourcePatternType.LITERAL),
+        (ResourceType.TOPIC, "closed", AclOperation.DESCRIBE, ResourcePatternType.LITERAL),
+    ]
+    acls = [
+        AclBinding(kind, name, pattern, "User:alice", "*", operation, AclPermissionType.ALLOW)
+        for kind, name, operation, pattern in rights
+    ]
+    admin = AdminClient(secure.client_conf)
+    for made in admin.create_acls(acls).values():
+        made.result()
+    conf = secure.client_conf_for("alice") | QUIET
+    end = time.monotonic() + 20
+    while time.monotonic() < end:  # rights take effect some milliseconds later
+        try:
+            check(conf, topics=["open"])
+            break
+        except NotAuthorized:
+            time.sleep(0.1)
+    return conf
 
 
 @pytest.mark.kafka
@@ -954,6 +973,7 @@ def test_a_wrong_password_is_not_taken_for_silence_and_is_not_shown(alice):
 # -- the reader --
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_the_reader_agrees_with_another_consumer_and_is_not_stopped_by_gaps(kafka, topic, store):
     # every second one is aborted: gaps of records and of markers, one at the end
@@ -980,6 +1000,7 @@ def test_the_reader_agrees_with_another_consumer_and_is_not_stopped_by_gaps(kafk
         ]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_the_reader_stops_at_the_last_stable_offset(kafka, topic, store):
     with store.begin(a_plan()) as txn:
@@ -1087,6 +1108,7 @@ def of_unknown_age(messages):
     return [replace(m, plan=replace(m.plan, planned=None)) for m in messages]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, engine):
@@ -1102,16 +1124,17 @@ def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, engine):
         commit(driver, messages, 0)
         settled(driver.participants["kafka"])
     assert values(kafka, topic) == ["a"] * len(clocks)
-    late = [prepared(*how, timeout_ms=60_000, margin_ms=58_500) for how in clocks]
-    time.sleep(2)
+    # it has one millisecond, and the round trips of its task take longer
+    late = [prepared(*how, timeout_ms=60_000, margin_ms=59_999) for how in clocks]
     for (minutes, _), (driver, messages) in zip(clocks, late, strict=True):
         with_a_clock_that_is_off(monkeypatch, minutes)
-        with pytest.raises(Refused, match="58500 ms must be left of its timeout of 60000 ms"):
+        with pytest.raises(Refused, match="59999 ms must be left of its timeout of 60000 ms"):
             commit(driver, messages, 0)
         assert [d.kind for d in driver.log.chain(0)][-1] == "ABORT"
     assert values(kafka, topic) == ["a"] * len(clocks)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("prefix", ["kafka2pc", "another"])
 def test_another_log_is_refused_under_any_prefix(kafka, topic, prefix):
@@ -1232,6 +1255,8 @@ def test_without_a_duration_filter_the_age_decides_and_without_both_the_batch_is
 # -- many transactions at once --
 
 
+@pytest.mark.kafka
+@pytest.mark.parametrize("store", first_of(ENGINES[:1]), indirect=True)
 @pytest.mark.parametrize("refused", [False, True], ids=["four connections", "only the first"])
 def test_many_are_ended_through_more_connections_and_the_outcomes_keep_their_order(
     store, monkeypatch, refused

@@ -60,8 +60,9 @@ def last_stable_and_end(kafka, topic):
     return tuple(next(iter(f.values())).result().offset for f in found)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):
     """A sweep aborts by EndTxn version 3, which leaves the epoch; the transaction's own task is
     alive and writes once more.
@@ -139,7 +140,7 @@ def timeout_given(cluster, transactional_id):
 
 
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 def test_in_the_middle_of_an_upgrade_no_transaction_gets_a_timeout_that_was_not_wanted(upgrade):
     with Cluster(node(upgrade, 1)) as cluster:
         given = {timeout_given(cluster, f"wanted-{n}") for n in range(12)}
@@ -151,7 +152,7 @@ def test_in_the_middle_of_an_upgrade_no_transaction_gets_a_timeout_that_was_not_
 
 
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("connected_to", range(3))
 def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
     conf = node(upgrade, connected_to)
@@ -163,7 +164,7 @@ def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
 
 
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
     monkeypatch.setattr(
         Connection, "highest_everywhere", lambda self, request: {0: 4, 1: 3, 2: 5, 3: -1}
@@ -174,7 +175,7 @@ def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
 
 
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["columnar", "rows"])
 def test_a_process_asks_all_brokers_once(upgrade, monkeypatch, engine):
     asked, ask = [], Connection.highest_everywhere

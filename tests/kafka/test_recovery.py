@@ -20,6 +20,7 @@ from kafka2pc.protocol.participant import Outcome
     ],
     ids=["the stored one", "another one", "nothing stored", "nothing open"],
 )
+@pytest.mark.never_unsteady
 def test_a_kept_transaction_is_ended_by_its_raised_epoch(monkeypatch, ongoing, stored, ended):
     """A coordinator of the day when keepPreparedTxn is accepted: it keeps what is open, under a
     raised epoch.

@@ -349,6 +349,7 @@ def until_there(kafka, topic, wanted, seconds=60):
     return values(kafka, topic) == wanted
 
 
+@pytest.mark.never_unsteady
 @real
 def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafka):
     kafka.create_topic("broker-kill")
@@ -382,6 +383,7 @@ def test_a_paused_node_does_not_answer_until_it_is_resumed(kafka):
     assert eventually(lambda: readiness.is_joined(kafka.client_conf, kafka.cluster_id, [0]))
 
 
+@pytest.mark.never_unsteady
 @real
 def test_topics_are_made_on_purpose_only(kafka):
     asked = (
@@ -394,36 +396,18 @@ def test_topics_are_made_on_purpose_only(kafka):
     assert values(kafka, "broker-made") == []
 
 
+@pytest.mark.never_unsteady
 @real
-@pytest.mark.full
-def test_with_three_nodes_one_may_die_and_come_back_in_sync_and_all_may_die_and_come_back():
-    with LocalKafka(nodes=3) as three:
-        three.create_topic("t", partitions=3)
-        three.kill(0)
-        commit_one(three.client_conf, "t", "without 0")
-        three.restart(0)
-        assert readiness.is_joined(three.client_conf, three.cluster_id, [0, 1, 2])
-        assert until_there(three, "t", ["without 0"])
-        for action in (three.kill, three.restart):  # a power failure
-            for node in range(3):
-                action(node)
-        assert until_there(three, "t", ["without 0"])
-        folder = three.data_dir
-    assert not folder.exists()
-
-
-@real
-def test_secure_lets_admin_in_and_gives_alice_no_right():
-    with LocalKafka(secure=True) as secure:
-        secure.create_topic("t")
-        commit_one(secure.client_conf, "t", "by admin")
-        assert until_there(secure, "t", ["by admin"])
-        with pytest.raises(KafkaException) as e:
-            commit_one(secure.client_conf_for("alice"), "t", "by alice")
-        assert e.value.args[0].name() == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
-        secrets = set(secure.passwords.values())
-        assert len(secrets) == 2
-        logs = "".join(log.read_text() for log in secure.logs)
+def test_secure_lets_admin_in_and_gives_alice_no_right(secure):
+    secure.create_topic("t")
+    commit_one(secure.client_conf, "t", "by admin")
+    assert until_there(secure, "t", ["by admin"])
+    with pytest.raises(KafkaException) as e:
+        commit_one(secure.client_conf_for("alice"), "t", "by alice")
+    assert e.value.args[0].name() == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
+    secrets = set(secure.passwords.values())
+    assert len(secrets) == 2
+    logs = "".join(log.read_text() for log in secure.logs)
     assert not [s for s in secrets if s in logs or s in repr(secure)]
 
 
@@ -437,6 +421,7 @@ def test_a_start_that_fails_keeps_the_log_and_quotes_it(tmp_path, monkeypatch):
 
 
 @real
+@pytest.mark.full
 def test_a_lost_race_for_a_port_is_run_again_and_a_dead_broker_leaves_its_log(
     tmp_path, monkeypatch
 ):
@@ -501,6 +486,7 @@ serve(echo=echo)
 
 
 @real
+@pytest.mark.full
 def test_a_signal_in_the_middle_of_a_look_at_a_node_ends_it_too(killed_later):
     server = python(SIGNAL_IN_POLL)
     killed_later.append(server)
@@ -509,8 +495,9 @@ def test_a_signal_in_the_middle_of_a_look_at_a_node_ends_it_too(killed_later):
 
 
 @real
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "tls", first_of([False, True], ids={False: "logins", True: "certificates"}.get)
+    "tls", first_of([False, True], ids={False: "logins", True: "certificates"}.get, rest="nightly")
 )
 def test_serve_writes_for_each_user_what_a_client_needs(tls, killed_later):
     server = python(SERVE.format("tls=True, " if tls else "secure=True, "))

@@ -11,7 +11,6 @@ from rights import Rights, error_of
 from shell import typed
 
 from kafka2pc.kafka.cluster_check import check
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.rights import RIGHTS
@@ -22,12 +21,6 @@ from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.range_reader import read_ranges
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture(scope="module")
-def secure():
-    with LocalKafka(secure=True, progress=None) as kafka:
-        yield kafka
 
 
 def as_alice(kafka, folder):
@@ -107,6 +100,7 @@ def may_use_group(conf, topic):
     return True
 
 
+@pytest.mark.never_unsteady
 def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_is_written(
     secure, tmp_path, request
 ):
@@ -147,6 +141,7 @@ def hold(kafka, topic):
             producer.commit_transaction(30)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.full
 def test_the_printed_commands_repair_a_dead_query_on_a_secured_cluster(secure, tmp_path):
     topic, prefix = "secured", "kafka2pc"

@@ -6,8 +6,6 @@ twice.
 """
 
 import re
-import socket
-import time
 from dataclasses import replace
 
 import pytest
@@ -16,14 +14,11 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     ResourcePatternType,
     ResourceType,
 )
 from kafka_fixtures import records
-from marks import first_of
+from planned_query import PlannedQuery, told
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -40,24 +35,13 @@ from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.timeouts import choose_timeout_ms
 from kafka2pc.kafka.wire.topics import describe_topics
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import Failed, until
-from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.proof.crash_points import CrashPoint
+from kafka2pc.proof.drills.scenario import Scenario, Stop
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.spark.sink.columns import check_columns
 from kafka2pc.spark.sink.options import parse_sink_options
-
-# at a restart, something decided may be waiting
-RISK = {
-    "CorruptDecision": "Perhaps",
-    "BrokerUnreachable": "At a first start, no",
-    "StoreUnreachable": "Not yet",
-}
-PARTS = re.compile(
-    r"kafka2pc\.(?:\w+\.)+(?P<error>\w+): (?P<what>.+)\n +why: (?P<why>.+)\n +is data at risk:"
-    r" (?P<risk>.+)\n +what to do: (?P<action>.+)"
-)
 
 
 def on_spark(test):
@@ -66,60 +50,6 @@ def on_spark(test):
 
 def dashed(name):
     return name.replace(" ", "-")
-
-
-# -- helpers --
-
-
-def stopped(story, ask="stream", **what):
-    """Run into the error; returns what the user reads, without Spark's own text (which repeats the
-    options).
-    """
-    with pytest.raises(Failed) as caught:
-        run(story, ask, **what)
-    return str(caught.value)
-
-
-def run(story, ask="stream", options=None, **what):
-    if ask == "stream":
-        return story.run(options=options, **what)
-    return story.job.ask(
-        "write",
-        source=str(story.source),
-        options=story.options(**{"checkpointLocation": None, **(options or {})}),
-        **what,
-    )
-
-
-def told(text, error, *says):
-    """Our error with its four parts is in the text, and it says all that."""
-    found = PARTS.search(text)
-    assert found, f"no error of ours, with four parts, in:\n{text}"
-    assert found["error"] == error, found[0]
-    assert found["risk"].startswith(RISK.get(error, "No.")), found["risk"]
-    for word in says:
-        assert word in found[0], f"{word!r} is not in:\n{found[0]}"
-    return found
-
-
-def refused(story, error, *says, **what):
-    """Our error, and nothing was written: no transaction was even begun."""
-    found = told(stopped(story, **what), error, *says)
-    check_untouched(story)
-    return found
-
-
-def goes_on(story, **what):
-    """The fault is removed. The same query, from the same checkpoint, writes everything exactly
-    once.
-    """
-    run(story, **what)
-    story.check()
-
-
-@pytest.fixture
-def story(story):
-    return story.feed() or story
 
 
 # -- options, without Spark --
@@ -365,37 +295,24 @@ def test_columns_of_sparks_own_sink_are_taken_whatever_their_case():
     )
 
 
-# -- refused before anything is written --
+# -- refused by the planner before anything is written, without Spark --
 
-# One error of the parser, whose cases are above, and those that the sink, the broker or the
-# decision log raises.
-WRONG_OPTIONS = {
-    "many at once": (
-        {
-            "engine": "java",
-            "topics": "x",
-            "kafka.acks": "1",
-            "kafka.linger.mss": "5",
-            "kafka.batch.size": "large",
-            "kafka.ssl.cipher.suites": "TLS_AES_256_GCM_SHA384",
-        },
-        [
-            "6 options cannot be used",
-            "engine=java",
-            "unknown option topics",
-            "kafka.acks=1",
-            "unknown option kafka.linger.mss",
-            "kafka.batch.size=large",
-            "kafka.ssl.cipher.suites",
-            "Did you mean kafka.linger.ms?",
-        ],
-    ),
+
+@pytest.fixture
+def query(kafka, tmp_path):
+    return PlannedQuery(kafka, tmp_path)
+
+
+# Errors that the format, the broker or the decision log raises; the cases of the parsers are above.
+PLANNED = {
     "timeout too long": (
         {"kafka.transaction.timeout.ms": "900001"},
+        "TimeoutTooLarge",
         ["kafka.transaction.timeout.ms=900001", "at most 900000"],
     ),
     "topic not on the broker": (
         {"topic": "nowhere"},
+        "BadOption",
         [
             "topic nowhere does not exist",
             "why: The brokers create no topics (auto.create.topics.enable), or none of this name.",
@@ -405,273 +322,95 @@ WRONG_OPTIONS = {
     ),
     "key of a batch write": (
         {"idempotenceKey": "k", "decisionLog": "/nowhere"},
+        "BadOption",
         ["idempotenceKey is for batch writes"],
     ),
     "decisions in no known kind of place": (
         {"decisionLog": "nosuch://user:secret@host/x"},
+        "BadOption",
         ["decisionLog=nosuch:", "kafka:TOPIC or postgresql://"],
     ),
     "decisions in a table without a server": (
         {"decisionLog": "postgresql://user:secret@127.0.0.1:1/x"},
+        "StoreUnreachable",
         ["decision log in PostgreSQL", "Check decisionLog"],
     ),
 }
-ERROR_OF = {
-    "timeout too long": "TimeoutTooLarge",
-    "decisions in a table without a server": "StoreUnreachable",
-}
 
 
-@on_spark
-@pytest.mark.parametrize("name", WRONG_OPTIONS, ids=dashed)
-def test_a_wrong_option_stops_the_query_before_it_writes(story, name):
-    options, says = WRONG_OPTIONS[name]
-    found = refused(story, ERROR_OF.get(name, "BadOption"), *says, options=options)
+@pytest.mark.never_unsteady
+@pytest.mark.kafka
+@cases(PLANNED)
+def test_the_planner_refuses_before_a_transaction_begins(query, case):
+    options, error, says = case
+    found = query.refused(error, *says, options=options)
     assert "secret" not in found[0]
-
-
-@on_spark
-def test_an_option_put_right_loses_nothing(story):
-    refused(story, "BadOption", "maxCommitRetries=none", options={"maxCommitRetries": "none"})
-    goes_on(story.feed() or story)
+    query.goes_on()
 
 
 WRONG_COLUMNS = {
-    "no value": (["key", "row content"], ["column value is missing", "['key', 'content']"]),
+    "no value": (
+        {"key": TEXT, "content": TEXT},
+        ["column value is missing", "['key', 'content']"],
+    ),
     "headers of text": (
-        ["key value", "array(struct('k' as key, 'v' as value)) headers"],
+        {"value": TEXT, "headers": headers(TEXT)},
         ["headers is array<struct<key:string,value:string>>"],
     ),
 }
 
 
-@on_spark
-@pytest.mark.parametrize("name", WRONG_COLUMNS, ids=dashed)
-def test_a_wrong_column_stops_the_query_before_it_writes(story, name):
-    select, says = WRONG_COLUMNS[name]
-    refused(story, "BadOption", *says, select=select)
+@pytest.mark.kafka
+@cases(WRONG_COLUMNS)
+def test_the_planner_refuses_a_wrong_column(query, case):
+    columns, says = case
+    query.refused("BadOption", *says, columns=columns)
 
-
-@on_spark
-@pytest.mark.full
-def test_a_column_put_right_loses_nothing(story):
-    refused(story, "BadOption", "column value is bigint", select=["row value"])
-    goes_on(story.feed() or story)
-
-
-@on_spark
-def test_output_mode_update_is_refused_by_spark_itself(story):
-    assert (
-        "update"
-        in stopped(
-            story, shape="count", select=["cast(count as string) value"], mode="update"
-        ).lower()
-    )
-    check_untouched(story)
-
-
-@on_spark
-def test_a_checkpoint_that_only_sparks_conf_names_is_refused(story):
-    conf = {"spark.sql.streaming.checkpointLocation": str(story.folder / "by-conf")}
-    refused(
-        story,
-        "BadOption",
-        "checkpointLocation is missing",
-        "Spark's conf never reaches a Python sink",
-        '.option("checkpointLocation"',
-        options={"checkpointLocation": None},
-        conf=conf,
-    )
-
-
-@on_spark
-def test_no_checkpoint_at_all_is_refused_by_spark_itself(story):
-    assert "checkpointLocation" in stopped(story, options={"checkpointLocation": None})
-    check_untouched(story)
-
-
-@on_spark
-@pytest.mark.full
-def test_an_unreachable_broker_is_reported_in_the_stated_time(story):
-    if not story.job.alive:
-        story.job.start()
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # without listening
-        server, began = f"127.0.0.1:{closed.getsockname()[1]}", time.monotonic()
-        found = refused(
-            story,
-            "BrokerUnreachable",
-            server,
-            "ECONNREFUSED",
-            "bootstrap.servers",
-            options={"kafka.bootstrap.servers": server},
-        )
-    stated_s = int(re.search(r"within (\d+) ms", found["what"])[1]) / 1000
-    # Spark needs some of it on a busy machine
-    assert stated_s <= 20 and time.monotonic() - began < stated_s + 60
-    goes_on(story)
-
-
-# -- batch writes --
 
 BATCH = {
-    "overwrite": (
-        {"mode": "overwrite"},
-        ["mode overwrite: a topic cannot be overwritten", 'mode("append")'],
-    ),
     "key without a log": (
-        {"options": {"idempotenceKey": "k"}},
+        {"idempotenceKey": "k"},
         ["idempotenceKey without decisionLog", '.option("decisionLog"'],
     ),
-    "unknown option": ({"options": {"acks": "all"}}, ["unknown option acks"]),
-    "topic not on the broker": (
-        {"options": {"topic": "nowhere"}},
-        ["topic nowhere does not exist"],
-    ),
-    "wrong column": ({"select": ["row value"]}, ["column value is bigint"]),
+    "unknown option": ({"acks": "all"}, ["unknown option acks"]),
 }
 
 
-@on_spark
-@pytest.mark.parametrize("name", BATCH, ids=dashed)
-def test_a_wrong_batch_write_is_refused_before_it_writes(story, name):
-    what, says = BATCH[name]
-    refused(story, "BadOption", *says, ask="write", **what)
+@pytest.mark.kafka
+@cases(BATCH)
+def test_the_planner_of_a_batch_write_refuses(query, case):
+    options, says = case
+    query.refused("BadOption", *says, ask="write", options=options)
 
 
-@on_spark
-def test_a_batch_write_in_sparks_default_mode_is_refused_by_spark_itself(story):
-    assert "append" in stopped(story, ask="write", mode="errorifexists").lower()
-    check_untouched(story)
-    goes_on(story, ask="write")
+@pytest.mark.never_unsteady
+@pytest.mark.kafka
+@pytest.mark.parametrize("ask", ["stream", "write"])
+def test_a_decision_log_that_cannot_be_written_stops_it(query, ask, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+    here = {"decisionLog": f"{file}/log"}
+    query.refused("LogUnwritable", f"{file}/log/", "Not a directory", ask=ask, options=here)
+    file.unlink()
+    query.goes_on(ask=ask, options=here)
 
 
-# -- a row that Kafka cannot hold: found in a task, nothing of the batch becomes visible --
+@pytest.mark.never_unsteady
+@pytest.mark.kafka
+def test_a_place_for_decisions_that_cannot_be_written_stops_the_query(query):
+    place = query.checkpoint / "kafka2pc"
+    place.write_text("a file where the folder should be")
+    query.refused("LogUnwritable", str(place), "Make the place writable")
+    place.unlink()
+    query.goes_on()
 
 
-def check_held_back(story, visible):
-    """The earlier batches are there, and nothing of the broken one."""
-    assert sorted(s.row for s in story.rows()) == list(range(visible))
-
-
-def row_broken(story, error, *says, **what):
-    """Batch 0 is good, batch 1 has one bad row: batch 0 stays, nothing of batch 1 shows."""
-    told(stopped(story.feed() or story, **what), error, *says)
-    check_held_back(story, visible=story.size)
-
-
-VALUE = "cast(row as string) value"
-BAD_ROW = 55
-
-
-@on_spark
-def test_a_row_without_topic_is_reported_and_once_corrected_loses_nothing(story):
-    to = {"options": {"topic": None}}
-    row_broken(
-        story,
-        "BadRow",
-        "topic is null",
-        "fill the column topic",
-        select=[VALUE, f"if(row = {BAD_ROW}, null, '{story.name}') topic"],
-        **to,
-    )
-    goes_on(story, select=[VALUE, f"'{story.name}' topic"], **to)
-
-
-@on_spark
-@pytest.mark.full
-def test_a_row_for_a_missing_topic_is_reported_and_once_corrected_loses_nothing(story):
-    to = {"options": {"topic": None}}
-    row_broken(
-        story,
-        "BadRow",
-        "topic nowhere",
-        "Create it",
-        select=[VALUE, f"if(row = {BAD_ROW}, 'nowhere', '{story.name}') topic"],
-        **to,
-    )
-    goes_on(story, select=[VALUE, f"'{story.name}' topic"], **to)
-
-
-@on_spark
-@pytest.mark.full
-def test_a_row_for_a_missing_partition_is_reported_and_once_corrected_loses_nothing(story):
-    row_broken(
-        story,
-        "BadRow",
-        "There is no such topic or partition",
-        select=[VALUE, f"cast(if(row = {BAD_ROW}, 99, null) as int) partition"],
-    )
-    goes_on(story, select=[VALUE, "cast(null as int) partition"])
-
-
-LONG_KEY = f"if(row = {BAD_ROW}, repeat('k', 60000), 'k') key"
-
-
-@on_spark
-def test_a_record_too_large_for_the_topic_is_reported_and_once_corrected_loses_nothing(story):
-    limit(story, 20_000)
-    row_broken(
-        story, "BadRow", story.name, "60002 bytes", "max.message.bytes", select=[VALUE, LONG_KEY]
-    )
-    limit(story, 100_000)
-    goes_on(story, select=[VALUE, LONG_KEY])
-
-
-@on_spark
-@pytest.mark.full
-def test_a_record_too_large_for_the_client_is_reported_and_once_corrected_loses_nothing(story):
-    narrow = {"kafka.max.request.size": "20000"}
-    row_broken(
-        story,
-        "BadRow",
-        "60002 bytes",
-        "kafka.max.request.size is 20000",
-        select=[VALUE, LONG_KEY],
-        options=narrow,
-    )
-    goes_on(story, select=[VALUE, LONG_KEY])
-
-
-def limit(story, size):
-    """Set the topic's max.message.bytes."""
-    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, story.name, incremental_configs=[entry])
-    admin = AdminClient(story.kafka.client_conf)
-    for done in admin.incremental_alter_configs([resource]).values():
-        done.result(30)
-
-
-# -- the checkpoint --
-
-
-@pytest.fixture
-def begun(story):
-    """A query with one batch done and one to come."""
-    story.run()
-    return story.feed() or story
-
-
-def newest(story):
+def newest(query):
     """The file of the newest decision."""
     return max(
-        (story.checkpoint / "kafka2pc").glob("*.json"),
+        (query.checkpoint / "kafka2pc").glob("*.json"),
         key=lambda p: [int(n) for n in p.name.split(".")[:2]],
     )
-
-
-def check_stopped(story, error, *says, batches=1, **what):
-    """Our error; the rows in the topic and the decisions are unchanged, and no transaction was
-    begun.
-    """
-    before, kept = len(story.events("begin")), decisions(story)
-    told(stopped(story, **what), error, *says)
-    check_held_back(story, visible=batches * story.size)
-    assert len(story.events("begin")) == before and decisions(story) == kept
-
-
-def decisions(story):
-    return {p.name: p.read_bytes() for p in (story.checkpoint / "kafka2pc").iterdir()}
 
 
 DAMAGE = {
@@ -691,116 +430,80 @@ DAMAGE = {
 }
 
 
-@on_spark
-@pytest.mark.parametrize("name", first_of(DAMAGE, ids=dashed))
-def test_a_damaged_or_newer_decision_stops_the_query_and_restored_it_loses_nothing(begun, name):
-    damage, error, says = DAMAGE[name]
-    file = newest(begun)
+@pytest.mark.never_unsteady
+@pytest.mark.kafka
+@cases(DAMAGE)
+def test_a_damaged_or_newer_decision_is_refused_and_restored_it_loses_nothing(query, case):
+    damage, error, says = case
+    query.run()
+    file = newest(query)
     whole = file.read_bytes()
     assert damage(whole) != whole
     file.write_bytes(damage(whole))
-    check_stopped(begun, error, str(file), says)
+    query.refused(error, str(file), says)
+    assert file.read_bytes() == damage(whole)
     file.write_bytes(whole)
-    goes_on(begun)
+    query.goes_on()
 
 
-@on_spark
-def test_a_decision_about_another_cluster_stops_the_query(begun):
-    file = newest(begun)
+@pytest.mark.never_unsteady
+@pytest.mark.kafka
+def test_a_decision_about_another_cluster_is_refused(query):
+    query.run()
+    file = newest(query)
     whole = file.read_bytes()
     file.write_bytes(
         dump_decision(replace(load_decision(whole, "here"), stores=(("kafka", "another-cluster"),)))
     )
-    check_stopped(
-        begun, "WrongCluster", "another-cluster", begun.kafka.cluster_id, "new checkpointLocation"
-    )
+    ids = "another-cluster", query.kafka.cluster_id
+    query.refused("WrongCluster", *ids, "new checkpointLocation")
     file.write_bytes(whole)
-    goes_on(begun)
+    query.goes_on()
 
 
-@on_spark
-@pytest.mark.full
-def test_a_checkpoint_used_against_another_cluster_stops_the_query(begun, secure):
-    secure.create_topic(begun.name)
-    check_stopped(
-        begun,
+@pytest.mark.never_unsteady
+@pytest.mark.kafka
+def test_a_checkpoint_used_against_another_cluster_is_refused(query, secure):
+    query.run()
+    secure.create_topic(query.name)
+    query.refused(
         "WrongCluster",
-        begun.kafka.cluster_id,
+        query.kafka.cluster_id,
         secure.cluster_id,
         "Point the query at the old cluster",
         options={f"kafka.{k}": v for k, v in secure.client_conf.items()},
     )
-    assert records(secure, begun.name, "read_uncommitted") == []
-    goes_on(begun)
-
-
-@on_spark
-def test_a_place_for_decisions_that_cannot_be_written_stops_the_query(story):
-    story.checkpoint.mkdir()
-    place = story.checkpoint / "kafka2pc"
-    place.write_text("a file where the folder should be")
-    refused(story, "LogUnwritable", str(place), "Make the place writable")
-    place.unlink()
-    goes_on(story)
-
-
-@on_spark
-@pytest.mark.parametrize("ask", first_of(["stream", "write"]))
-def test_a_decision_log_that_cannot_be_written_stops_it(story, ask):
-    file = story.folder / "file"
-    file.write_text("")
-    refused(
-        story,
-        "LogUnwritable",
-        f"{file}/log/",
-        "Not a directory",
-        ask=ask,
-        options={"decisionLog": f"{file}/log"},
-    )
-    file.unlink()
-    goes_on(story, ask=ask, options={"decisionLog": f"{file}/log"})
+    assert records(secure, query.name, "read_uncommitted") == []
+    query.goes_on()
 
 
 # -- rights --
 
 
-@pytest.fixture(scope="module")
-def secure():
-    with LocalKafka(secure=True, progress=None) as cluster:
-        yield cluster
-
-
 @pytest.fixture
-def alice(job, secure, tmp_path):
+def hers(secure, tmp_path):
     """A query of the user alice, who has no right at all."""
-    told = Scenario(job, secure, tmp_path)
-    told.feed()
-    yield told
-    told.close()
+    return PlannedQuery(secure, tmp_path, secure.client_conf_for("alice"))
 
 
-def as_alice(story, **more):
-    return {f"kafka.{k}": v for k, v in story.kafka.client_conf_for("alice").items()} | more
-
-
-def grant(story, kind, operation=AclOperation.WRITE):
-    """Give alice a right to the story's topic or prefix, which have the same name, and wait until
+def grant(query, kind, operation=AclOperation.WRITE):
+    """Give alice a right to the query's topic or prefix, which have the same name, and wait until
     it is in force.
     """
     acl = AclBinding(
         kind,
-        story.name,
+        query.name,
         ResourcePatternType.LITERAL if kind is ResourceType.TOPIC else ResourcePatternType.PREFIXED,
         "User:alice",
         "*",
         operation,
         AclPermissionType.ALLOW,
     )
-    admin = AdminClient(story.kafka.client_conf)
+    admin = AdminClient(query.kafka.client_conf)
     for made in admin.create_acls([acl]).values():
         made.result(30)
-    with Cluster(story.kafka.client_conf_for("alice")) as cluster:
-        until(lambda: in_force(cluster, story.name, kind, operation), "the right is in force")
+    with Cluster(query.kafka.client_conf_for("alice")) as cluster:
+        until(lambda: in_force(cluster, query.name, kind, operation), "the right is in force")
 
 
 def in_force(cluster, name, kind, operation):
@@ -816,51 +519,195 @@ def in_force(cluster, name, kind, operation):
         return False
 
 
-@on_spark
-def test_rights_are_named_one_after_the_other_and_all_given_nothing_is_lost(alice):
-    topic, prefix = f"topic {alice.name}", f"{alice.name}-probe"
-    refused(alice, "NotAuthorized", topic, "Grant WRITE", options=as_alice(alice))
-    grant(alice, ResourceType.TOPIC, AclOperation.DESCRIBE)
-    refused(alice, "NotAuthorized", topic, "Grant WRITE", options=as_alice(alice))
-    grant(alice, ResourceType.TOPIC)
-    refused(
-        alice,
-        "NotAuthorized",
-        prefix,
-        "Grant WRITE on the resource TransactionalId, PREFIXED",
-        options=as_alice(alice),
+@pytest.mark.never_unsteady
+@pytest.mark.kafka
+def test_rights_are_named_one_after_the_other_and_all_given_nothing_is_lost(hers):
+    topic, prefix = f"topic {hers.name}", f"{hers.name}-probe"
+    pattern = "Grant WRITE on the resource TransactionalId, PREFIXED"
+    hers.refused("NotAuthorized", topic, "Grant WRITE")
+    grant(hers, ResourceType.TOPIC, AclOperation.DESCRIBE)
+    hers.refused("NotAuthorized", topic, "Grant WRITE")
+    grant(hers, ResourceType.TOPIC)
+    hers.refused("NotAuthorized", prefix, pattern)
+    grant(hers, ResourceType.TRANSACTIONAL_ID)
+    foreign = {"transactionalIdPrefix": "not-hers"}
+    hers.refused("NotAuthorized", "not-hers", pattern, options=foreign)
+    hers.goes_on()
+
+
+# -- what Spark makes of it: once for each place in which an error can be raised --
+
+
+def stopped(story, ask="stream", **what):
+    """Run into the error; returns what the user reads, without Spark's own text (which repeats the
+    options).
+    """
+    with pytest.raises(Failed) as caught:
+        run(story, ask, **what)
+    return str(caught.value)
+
+
+def run(story, ask="stream", options=None, **what):
+    if ask == "stream":
+        return story.run(options=options, **what)
+    return story.job.ask(
+        "write",
+        source=str(story.source),
+        options=story.options(**{"checkpointLocation": None, **(options or {})}),
+        **what,
     )
-    grant(alice, ResourceType.TRANSACTIONAL_ID)
-    goes_on(alice, options=as_alice(alice))
+
+
+def refused(story, error, *says, **what):
+    """Our error, and nothing was written: no transaction was even begun."""
+    found = told(stopped(story, **what), error, *says)
+    check_untouched(story)
+    return found
+
+
+def goes_on(story, **what):
+    """The fault is removed. The same query, from the same checkpoint, writes everything exactly
+    once.
+    """
+    run(story, **what)
+    story.check()
+
+
+def check_held_back(story, visible):
+    """The earlier batches are there, and nothing of the broken one."""
+    assert sorted(s.row for s in story.rows()) == list(range(visible))
+
+
+@pytest.fixture
+def story(story):
+    return story.feed() or story
+
+
+MANY_WRONG = {
+    "engine": "java",
+    "topics": "x",
+    "kafka.acks": "1",
+    "kafka.linger.mss": "5",
+    "kafka.batch.size": "large",
+    "kafka.ssl.cipher.suites": "TLS_AES_256_GCM_SHA384",
+}
+MANY_SAID = [
+    "6 options cannot be used",
+    "engine=java",
+    "unknown option topics",
+    "kafka.acks=1",
+    "unknown option kafka.linger.mss",
+    "kafka.batch.size=large",
+    "kafka.ssl.cipher.suites",
+    "Did you mean kafka.linger.ms?",
+]
+
+
+@pytest.mark.never_unsteady
+@on_spark
+def test_in_the_planner_wrong_options_and_columns_stop_the_query_and_put_right_lose_nothing(story):
+    refused(story, "BadOption", *MANY_SAID, options=MANY_WRONG)
+    refused(story, "BadOption", "column value is bigint", select=["row value"])
+    goes_on(story.feed() or story)
 
 
 @on_spark
-def test_a_prefix_that_is_not_allowed_is_reported(alice):
-    grant(alice, ResourceType.TOPIC)
-    grant(alice, ResourceType.TRANSACTIONAL_ID)
+def test_what_spark_itself_refuses_is_refused_before_a_transaction_begins(story):
+    counted = {"shape": "count", "select": ["cast(count as string) value"]}
+    assert "update" in stopped(story, mode="update", **counted).lower()
+    assert "checkpointLocation" in stopped(story, options={"checkpointLocation": None})
+    check_untouched(story)
+
+
+@pytest.mark.never_unsteady
+@on_spark
+def test_a_checkpoint_that_only_sparks_conf_names_is_refused(story):
+    conf = {"spark.sql.streaming.checkpointLocation": str(story.folder / "by-conf")}
     refused(
-        alice,
-        "NotAuthorized",
-        "not-hers",
-        "TransactionalId, PREFIXED",
-        options=as_alice(alice, transactionalIdPrefix="not-hers"),
+        story,
+        "BadOption",
+        "checkpointLocation is missing",
+        "Spark's conf never reaches a Python sink",
+        '.option("checkpointLocation"',
+        options={"checkpointLocation": None},
+        conf=conf,
     )
-    goes_on(alice, options=as_alice(alice))
 
 
+@pytest.mark.never_unsteady
 @on_spark
-def test_a_topic_of_a_row_that_is_not_allowed_is_reported_and_once_granted_nothing_is_lost(alice):
-    grant(alice, ResourceType.TRANSACTIONAL_ID)
-    what = {"select": [VALUE, f"'{alice.name}' topic"], "options": as_alice(alice, topic=None)}
-    told(stopped(alice, **what), "NotAuthorized", f"topic {alice.name}", "Grant WRITE")
-    check_held_back(alice, visible=0)
-    grant(alice, ResourceType.TOPIC)
-    goes_on(alice, **what)
+def test_a_batch_write_in_another_mode_than_append_is_refused(story):
+    says = "mode overwrite: a topic cannot be overwritten", 'mode("append")'
+    refused(story, "BadOption", *says, ask="write", mode="overwrite")
+    assert "append" in stopped(story, ask="write", mode="errorifexists").lower()
+    check_untouched(story)
+    goes_on(story, ask="write")
 
 
+VALUE = "cast(row as string) value"
+BAD_ROW = 55
+
+
+@pytest.mark.never_unsteady
 @on_spark
-def test_a_wrong_password_is_reported_and_not_shown(alice):
-    text = stopped(alice, options=as_alice(alice, **{"kafka.sasl.password": "hunter2"}))
-    told(text, "NotAuthorized", "user alice", "password")
-    assert "hunter2" not in text
-    check_untouched(alice)
+def test_in_a_task_a_bad_row_holds_its_batch_back_and_corrected_loses_nothing(story):
+    """Batch 0 is good, batch 1 has one row without a topic."""
+    to = {"options": {"topic": None}}
+    bad = [VALUE, f"if(row = {BAD_ROW}, null, '{story.name}') topic"]
+    text = stopped(story.feed() or story, select=bad, **to)
+    told(text, "BadRow", "topic is null", "fill the column topic")
+    check_held_back(story, visible=story.size)
+    goes_on(story, select=[VALUE, f"'{story.name}' topic"], **to)
+
+
+@pytest.mark.never_unsteady
+@on_spark
+def test_in_the_commit_phase_a_decision_that_cannot_be_written_holds_its_batch_back(story):
+    place, away = story.folder / "log", story.folder / "away"
+    here = {"decisionLog": str(place)}
+
+    def spoil(event):
+        place.rename(away)
+        place.write_text("a file where the folder was")
+        return True
+
+    error = story.interrupt(Stop(point=CrashPoint.BEFORE_DECISION, strike=spoil), options=here)
+    told(str(error), "LogUnwritable", str(place), "Make the place writable")
+    check_held_back(story, visible=0)
+    place.unlink()
+    away.rename(place)
+    goes_on(story, options=here)
+
+
+@pytest.mark.never_unsteady
+@on_spark
+def test_in_the_restore_phase_a_damaged_decision_stops_the_query_and_restored_it_loses_nothing(
+    story,
+):
+    story.run()
+    story.feed()
+    file = newest(story)
+    whole, before = file.read_bytes(), len(story.events("begin"))
+    file.write_bytes(whole[:-40])
+    told(stopped(story), "CorruptDecision", str(file), "no decision")
+    check_held_back(story, visible=story.size)
+    assert len(story.events("begin")) == before and file.read_bytes() == whole[:-40]
+    file.write_bytes(whole)
+    goes_on(story)
+
+
+@pytest.mark.never_unsteady
+@on_spark
+@pytest.mark.full
+def test_a_topic_of_a_row_that_is_not_allowed_is_reported_and_once_granted_nothing_is_lost(
+    job, secure, tmp_path
+):
+    with Scenario(job, secure, tmp_path) as story:
+        story.feed()
+        grant(story, ResourceType.TRANSACTIONAL_ID)
+        alice = {f"kafka.{k}": v for k, v in secure.client_conf_for("alice").items()}
+        what = {"select": [VALUE, f"'{story.name}' topic"], "options": alice | {"topic": None}}
+        told(stopped(story, **what), "NotAuthorized", f"topic {story.name}", "Grant WRITE")
+        check_held_back(story, visible=0)
+        grant(story, ResourceType.TOPIC)
+        goes_on(story, **what)

@@ -7,6 +7,7 @@ import uuid
 import pytest
 from both_formats import send
 from kafka_fixtures import values
+from marks import first_of
 
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.spark.sink.options import parse_sink_options
@@ -52,7 +53,8 @@ def refuse(spark, kafka, topic, checkpoint, **more):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+@pytest.mark.never_unsteady
+@pytest.mark.parametrize("guarantee", first_of(["exactly_once", "at_least_once"], rest="nightly"))
 def test_a_sink_refuses_it_in_a_new_checkpoint_and_in_one_of_micro_batches(
     both_formats, kafka, topic, tmp_path, guarantee
 ):
@@ -69,7 +71,7 @@ def test_a_sink_refuses_it_in_a_new_checkpoint_and_in_one_of_micro_batches(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("sink", ["console", "memory"])
+@pytest.mark.parametrize("sink", first_of(["console", "memory"], rest="nightly"))
 def test_spark_refuses_it_for_the_source(both_formats, kafka, topic, sink):
     options = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribe": topic}
     rows = both_formats.readStream.format("kafka2pc").options(**options).load()

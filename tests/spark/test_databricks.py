@@ -22,7 +22,6 @@ from confluent_kafka.admin import AdminClient
 from IPython.core.inputtransformer2 import TransformerManager
 from kafka_fixtures import owned, state
 
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import free_ports
 from kafka2pc.local.your_cluster import start_kafka
 from kafka2pc.spark.databricks import _CLUSTER
@@ -88,12 +87,11 @@ OPTIONAL = [
 
 
 @pytest.fixture(scope="module")
-def host():
+def host(secure):
     """A cluster that exists already: it asks for a password, and has topics with the names that the
     notebooks use.
     """
-    with LocalKafka(secure=True) as cluster:
-        yield owned(cluster)
+    return owned(secure)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +185,7 @@ def shown(path):
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.full
+@pytest.mark.nightly
 def test_the_notebook_runs_as_a_job_of_a_workspace(host, connect_server, workspace, tmp_path):
     password, before, volume = (
         host.passwords["admin"],
@@ -227,7 +225,7 @@ def test_the_notebook_runs_as_a_job_of_a_workspace(host, connect_server, workspa
 
 
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 # One without a cluster, and one that opens one; the other two begin in the same ways.
 @pytest.mark.parametrize("lesson", [LESSONS[0], LESSONS[2]])
 def test_the_lesson_runs_as_a_job_of_a_workspace(lesson, host, workspace, tmp_path):
@@ -256,7 +254,7 @@ def test_the_lesson_runs_as_a_job_of_a_workspace(lesson, host, workspace, tmp_pa
 
 
 @pytest.mark.kafka
-@pytest.mark.full
+@pytest.mark.nightly
 def test_on_your_cluster_only_created_topics_are_deleted(open_host, monkeypatch):
     before = state(open_host)
     monkeypatch.setenv("KAFKA2PC_BOOTSTRAP_SERVERS", open_host.bootstrap_servers)

@@ -162,6 +162,7 @@ def values(batches):
     return [v.decode() for b in batches for v in b["value"].to_pylist()]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_every_cut_through_gaps_ends_and_reads_each_record_once(kafka, topic, ask):
     for n in range(4):
@@ -181,6 +182,7 @@ def test_every_cut_through_gaps_ends_and_reads_each_record_once(kafka, topic, as
 
 
 @pytest.mark.kafka
+@pytest.mark.never_unsteady
 def test_an_open_transaction_holds_back_and_loses_nothing(kafka, topic, ask):
     waiting = begin(kafka)
     waiting.produce(topic, b"early", partition=0)
@@ -213,6 +215,7 @@ def test_an_open_transaction_holds_back_and_loses_nothing(kafka, topic, ask):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.never_unsteady
 def test_where_another_source_read_on_past_an_open_transaction_nothing_is_lost_or_read_again(
     kafka, topic, fail
 ):
@@ -234,6 +237,7 @@ def test_where_another_source_read_on_past_an_open_transaction_nothing_is_lost_o
     assert [v for r in reader.partitions(start, end) for v in values(reader.read(r))] == ["later"]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_connections_are_reused_and_a_range_leaves_nothing_behind(kafka, topic):
     write(kafka, topic, range(3000))
@@ -249,6 +253,7 @@ def test_connections_are_reused_and_a_range_leaves_nothing_behind(kafka, topic):
     assert values(read_ranges(o, [Range(topic, 0, 2998, 3001)])) == ["2998", "2999"]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("fail", [True, False])
 def test_truncated_offsets(kafka, topic, ask, fail, caplog):
@@ -377,6 +382,7 @@ def test_a_topic_that_is_created_again_between_plan_and_read(
     assert f"{expected}. failOnDataLoss=false" in caplog.text
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_task_of_many_ranges_reports_the_losses_and_reads_the_others(kafka, ask, caplog):
     """Some of its partitions are cut off at the begin, one is gone, the rest is whole."""
@@ -444,6 +450,7 @@ def test_what_a_change_of_leaders_answers_is_asked_again(code):
     assert Questions({"bootstrap.servers": "127.0.0.1:1"})._ask("offsets", once) == 7
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("fail", [True, False])
 def test_a_topic_that_vanished_is_reported_by_the_plan_and_by_a_task(
@@ -494,6 +501,7 @@ def test_a_topic_that_vanished_is_reported_by_the_plan_and_by_a_task(
 
 
 @pytest.mark.kafka
+@pytest.mark.never_unsteady
 def test_a_new_topic_of_a_pattern_and_a_new_partition_are_read_from_their_first_record(
     kafka, topic, ask
 ):
@@ -543,6 +551,7 @@ def test_a_group_gives_the_start_and_receives_the_offsets_also_of_the_last_batch
 
 
 @pytest.mark.kafka
+@pytest.mark.never_unsteady
 def test_available_now_reads_what_is_there_now_and_no_more(kafka, topic):
     write(kafka, topic, range(5))
     reader = StreamReader(options(kafka, topic, startingOffsets="earliest"))
@@ -613,6 +622,7 @@ def test_the_ends_of_a_cut_partition_stay_where_offsets_name_them(kafka, topic, 
     assert plan_read(ask, o) == [Range(topic, 0, n, n + 1) for n in (1, 2, 3)]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_task_looks_for_the_ends_of_its_range(kafka, topic, ask):
     write(kafka, topic, range(20))
@@ -631,6 +641,7 @@ def test_a_task_looks_for_the_ends_of_its_range(kafka, topic, ask):
     waiting.abort_transaction(30)
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_what_is_deleted_after_the_task_looked_is_no_loss_for_earliest(
     kafka, topic, ask, monkeypatch
@@ -649,6 +660,7 @@ def test_what_is_deleted_after_the_task_looked_is_no_loss_for_earliest(
     assert found == [str(n) for n in range(10, 20)]
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("fail", [True, False])
 def test_an_open_range_of_a_topic_that_is_gone_or_shorter(kafka, topic, ask, fail):
@@ -752,6 +764,7 @@ def test_columns_are_those_of_sparks_own_source(spark, kafka, topic):
 
 @pytest.mark.spark
 @pytest.mark.kafka
+@pytest.mark.never_unsteady
 def test_a_query_that_fails_in_its_first_batch_and_later_reads_each_record_once(
     spark, kafka, topic, tmp_path
 ):

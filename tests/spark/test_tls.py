@@ -93,6 +93,7 @@ def query(tls, tmp_path):
     made.participant.close()
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.parametrize("engine", ["columnar", "rows"])
 def test_both_engines_write_and_the_driver_commits(engine, tls, tmp_path):
     query = Query(tls, tmp_path, engine=engine)
@@ -101,6 +102,7 @@ def test_both_engines_write_and_the_driver_commits(engine, tls, tmp_path):
     assert query.seen(tls) == list("abcd")
 
 
+@pytest.mark.never_unsteady
 def test_the_source_reads_and_tells_its_group(query, tls):
     commit(query.driver, query.messages, 0)
     query.seen(tls)
@@ -124,6 +126,7 @@ def typed(line):
     return done.output, done.exit_code
 
 
+@pytest.mark.never_unsteady
 def test_a_dead_query_is_found_and_finished_from_the_shell(query, tls, tmp_path):
     decide(query.driver, query.messages[0].plan, query.messages)
     file = tmp_path / "alice.properties"
@@ -149,6 +152,7 @@ def test_a_dead_query_is_found_and_finished_from_the_shell(query, tls, tmp_path)
     ], "the key's password is nowhere"
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.spark
 def test_a_spark_query_with_certificates(tls, job, tmp_path):
     with Scenario(job, tls, tmp_path) as story:
@@ -160,6 +164,7 @@ def test_a_spark_query_with_certificates(tls, job, tmp_path):
         )
 
 
+@pytest.mark.full
 def test_a_login_over_tls_and_a_name_that_is_not_checked(tls):
     with (
         LocalKafka(secure=True, tls=True, progress=None) as both,

@@ -59,18 +59,21 @@ def checks(*of):
     return pytest.mark.parametrize("check", of, ids=lambda check: check.__name__)
 
 
+@pytest.mark.never_unsteady
 @checks(*REQUIRED)
 def test_memory_keeps(check):
     store = MemoryParticipant()
     check(At(store, store.read))
 
 
+@pytest.mark.never_unsteady
 @checks(*SMOKE_REQUIRED)
 def test_a_shaped_store_keeps(check):
     store = MemoryParticipant()
     check(At(Shaped(store, lambda batch: batch["value"].to_pylist()), store.read, rows))
 
 
+@pytest.mark.never_unsteady
 @checks(*SMOKE)
 def test_a_shaped_folder_keeps(check, tmp_path):
     at = folder(tmp_path / "out")
@@ -129,11 +132,13 @@ def folder(path, format="parquet"):
 
 
 @checks(*REQUIRED, *DURABLE)
+@pytest.mark.never_unsteady
 def test_a_folder_keeps(check, tmp_path):
     check(folder(tmp_path / "out"))
 
 
 @checks(*SMOKE)
+@pytest.mark.never_unsteady
 def test_a_folder_of_json_keeps(check, tmp_path):
     check(folder(tmp_path / "out", "json"))
 
@@ -153,11 +158,13 @@ def bucket(url):
 
 
 @checks(*SMOKE_REQUIRED)
+@pytest.mark.never_unsteady
 def test_an_object_store_in_memory_keeps(check, request):
     check(bucket(f"memory://{request.node.name}"))
 
 
 @checks(*SMOKE)  # the whole: on S3 (tests/decision_logs), and in the lesson stores/03_object_store
+@pytest.mark.never_unsteady
 def test_an_object_store_keeps(check, tmp_path):
     check(bucket(f"file://{tmp_path}/bucket"))
 
@@ -196,6 +203,7 @@ def test_every_kind_of_column_comes_back(tmp_path):
     )
 
 
+@pytest.mark.never_unsteady
 def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
     at = folder(tmp_path / "out")
     c = precommit_rows(at, a_plan(), "a")
@@ -208,6 +216,7 @@ def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
     assert at.store.commit(c) is DONE and at.seen() == ["a"]
 
 
+@pytest.mark.never_unsteady
 def test_a_commit_that_died_before_it_tidied_up_is_no_doubt(tmp_path, monkeypatch):
     at = bucket(f"file://{tmp_path}/bucket")
     plan = a_plan()
@@ -221,6 +230,7 @@ def test_a_commit_that_died_before_it_tidied_up_is_no_doubt(tmp_path, monkeypatc
     assert (at.store.abort(c), at.store.commit(c)) == (REFUSED, DONE)
 
 
+@pytest.mark.never_unsteady
 def test_what_a_late_put_leaves_is_removed(tmp_path):
     at = bucket(f"file://{tmp_path}/bucket")
     plan = a_plan()
@@ -233,6 +243,7 @@ def test_what_a_late_put_leaves_is_removed(tmp_path):
     assert at.store.fs.find(f"{at.store.root}/data") == []
 
 
+@pytest.mark.never_unsteady
 def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_path):
     at = bucket(f"file://{tmp_path}/bucket")
     c = precommit_rows(at, a_plan(), "a")
@@ -301,6 +312,7 @@ def test_what_a_file_system_remembers_of_a_folder_is_not_believed(tmp_path):
         assert at.store.commit(late()) is DONE
 
 
+@pytest.mark.never_unsteady
 def test_names_with_an_empty_prefix_or_one_of_two_lines_are_found_again(tmp_path):
     for n, prefix in enumerate(("", "two\nlines")):
         plan, store = a_plan(), FileParticipant(tmp_path / str(n), prefix=prefix)
@@ -346,6 +358,7 @@ def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
     assert "hunter2" not in str(e.value)
 
 
+@pytest.mark.never_unsteady
 def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
     at, plan = folder(tmp_path / "out"), a_plan()
     precommit_rows(at, plan, "a")
@@ -357,10 +370,12 @@ def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
 
 
 @checks(*SMOKE)  # the whole: in the lesson stores/07_wal
+@pytest.mark.never_unsteady
 def test_a_log_before_a_store_keeps(check, tmp_path):
     check(wal(tmp_path))
 
 
+@pytest.mark.never_unsteady
 def test_a_log_before_a_store_is_found_under_each_prefix(tmp_path):
     """Its records name the prefix, and the next run looks under the former one."""
     log = ObjectParticipant(f"file://{tmp_path}/log", prefix="former", name="kv", format="json")
@@ -377,6 +392,7 @@ def test_a_log_before_a_store_is_found_under_each_prefix(tmp_path):
     assert new.commit(c) is DONE and len(sent) == 3
 
 
+@pytest.mark.never_unsteady
 def test_another_process_finishes_the_replay_of_a_killed_one(tmp_path):
     plan = a_plan()
     c = killed_after(wal(tmp_path, dies_at="c"), plan, "commit", "a", "b", "c", "d")
@@ -386,6 +402,7 @@ def test_another_process_finishes_the_replay_of_a_killed_one(tmp_path):
     assert in_another_process(at, "commit", c) is DONE and at.seen() == ["a", "b", "c", "d"]
 
 
+@pytest.mark.never_unsteady
 def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
     c = precommit_rows(wal(tmp_path), a_plan(), "a", "b")
     assert wal(tmp_path, dies_at="b", error=ConnectionError()).store.commit(c) is UNKNOWN
@@ -398,6 +415,7 @@ def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
     assert wal(tmp_path, dies_at="a", error=ConnectionError()).store.commit(c) is DONE
 
 
+@pytest.mark.never_unsteady
 def test_a_log_that_still_holds_rows_is_not_committed(tmp_path):
     c = precommit_rows(wal(tmp_path), a_plan(), "a", "b", "c")
     at = wal(tmp_path, dies_at="c", error=ConnectionError())
@@ -425,6 +443,7 @@ def test_a_log_that_cannot_be_read_leaves_the_state_unknown(tmp_path, error, ans
                 at.store.describe([c])
 
 
+@pytest.mark.never_unsteady
 def test_a_target_that_is_away_stops_the_query_until_it_has_the_rows(tmp_path):
     """Retries come to an end; then the batch is decided and not complete."""
     query, log = str(uuid.uuid4()), MemoryLog()

@@ -57,12 +57,14 @@ def at(postgres):
 
 
 @pytest.mark.parametrize("check", REQUIRED + DURABLE, ids=lambda check: check.__name__)
+@pytest.mark.never_unsteady
 def test_postgres_keeps(check, at):
     check(at)
 
 
 # the whole: in the lesson stores/08_staged
 @pytest.mark.parametrize("check", SMOKE, ids=lambda check: check.__name__)
+@pytest.mark.never_unsteady
 def test_staged_rows_in_postgres_keep(check, postgres):
     check(table(postgres, StagedParticipant))
 
@@ -124,6 +126,7 @@ def test_words_that_are_dictionaries_and_views_arrive(postgres, at):
     ) == [("a", 3), (None, 3)]
 
 
+@pytest.mark.never_unsteady
 def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(postgres):
     postgres.execute(
         "create table words (id int, lang text, value text, seen int default 7, primary key (lang,"
@@ -154,24 +157,34 @@ def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(
     ) == [(0,)]
 
 
-def test_a_precommitted_transaction_survives_the_death_of_the_server(tmp_path):
-    server = LocalPostgres(tmp_path)
-    server.execute("create table t (value text)")
-    store = PostgresParticipant(server.url, "t")
+@pytest.fixture(scope="module")
+def mortal():
+    """A server that tests kill and start again; each has its own table."""
+    with LocalPostgres() as server:
+        yield server
+
+
+@pytest.mark.never_unsteady
+def test_a_precommitted_transaction_survives_the_death_of_the_server(mortal):
+    mortal.execute("create table prepared (value text)")
+    store = PostgresParticipant(mortal.url, "prepared")
     c = precommit_rows(At(store, list, rows), a_plan(), "a")
     # on a busy machine it would notice late that its server is dead
-    psutil.Process(server.server.get_pid()).children()[0].suspend()
-    server.kill()
+    psutil.Process(mortal.server.get_pid()).children()[0].suspend()
+    mortal.kill()
     assert store.commit(c) is UNKNOWN
     with pytest.raises(StoreUnreachable, match="PostgreSQL"):
         store.describe([c])
-    server.start()
-    assert (store.commit(c), server.execute("select value from t")) == (DONE, [("a",)])
-    server.stop()
+    mortal.start()
+    assert (store.commit(c), mortal.execute("select value from prepared")) == (DONE, [("a",)])
 
 
-def test_a_server_that_cannot_precommit_is_found_before_anything_is_written(tmp_path):
-    server = LocalPostgres(tmp_path, prepared=0)
+def test_a_server_that_cannot_precommit_is_found_before_anything_is_written():
+    with LocalPostgres(prepared=0) as server:
+        check_too_few_prepared(server)
+
+
+def check_too_few_prepared(server):
     server.execute("create table t (value text)")
     with pytest.raises(
         BadOption,
@@ -185,7 +198,6 @@ def test_a_server_that_cannot_precommit_is_found_before_anything_is_written(tmp_
     with pytest.raises(PrecommitFailed, match="maximum number of prepared transactions"):
         precommit_rows(at, a_plan(), "b")
     assert at.store.commit(c) is DONE
-    server.stop()
 
 
 def server_says(postgres, name, value):
@@ -223,19 +235,21 @@ def test_a_server_that_vanishes_is_noticed(postgres):
 @pytest.mark.parametrize(
     "unlogged", first_of([False, True], ids={False: "logged", True: "unlogged"}.get)
 )
-def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(tmp_path, unlogged):
-    server = LocalPostgres(tmp_path)
-    server.execute("create table t (value text)")
-    store = StagedParticipant(server.url, "t", unlogged=unlogged)
+@pytest.mark.never_unsteady
+def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(mortal, unlogged):
+    table = "unlogged" if unlogged else "logged"
+    mortal.execute(f"create table rows_{table} (value text)")
+    store = StagedParticipant(mortal.url, f"rows_{table}", unlogged=unlogged)
     c = precommit_rows(At(store, list, rows), a_plan(), "a", "b")
-    server.kill()
-    server.start()
+    mortal.kill()
+    mortal.start()
     assert store.describe([c])[0].state is (None if unlogged else TxnState.PRECOMMITTED)
     assert store.commit(c) is (REFUSED if unlogged else DONE)
-    assert server.execute("select value from t") == ([] if unlogged else [("a",), ("b",)])
-    server.stop()
+    found = mortal.execute(f"select value from rows_{table}")
+    assert found == ([] if unlogged else [("a",), ("b",)])
 
 
+@pytest.mark.never_unsteady
 def test_what_an_operator_rolled_back_is_not_open_any_more(postgres, at):
     plan = a_plan()
     c = precommit_rows(at, plan, "a")
@@ -245,6 +259,7 @@ def test_what_an_operator_rolled_back_is_not_open_any_more(postgres, at):
     assert [at.store.abort(c) for c in at.store.in_doubt(plan.query_id)] == [DONE]
 
 
+@pytest.mark.never_unsteady
 def test_two_tasks_with_one_key_do_not_wait_for_ever(postgres):
     postgres.execute("create table keyed (id int primary key)")
     store = PostgresParticipant(postgres.url, "keyed", key=("id",), lock_ms=200)
@@ -297,6 +312,7 @@ def test_of_a_staged_query_the_waiting_tables_are_listed(postgres):
     assert at.store.commit(c) is REFUSED and dead.query_id not in left
 
 
+@pytest.mark.never_unsteady
 @pytest.mark.parametrize(
     ("table", "batch", "says"),
     [
@@ -395,6 +411,7 @@ def test_a_url_with_any_password_that_is_encoded_is_read(postgres):
         assert PostgresParticipant(url, "t").connect().info.user == "carol"
 
 
+@pytest.mark.never_unsteady
 def test_many_that_begin_at_once_make_one_table_of_records(postgres, at):
     store = PostgresParticipant(postgres.url, at.store.table, record="public.fresh_records")
     plan, begun = a_plan(), []

@@ -538,9 +538,11 @@ SMOKE = [
 SMOKE_REQUIRED = [check for check in SMOKE if check in REQUIRED]
 
 
-def few_of(checks):
-    """Parameters of which `make test` takes those of SMOKE; `make test-all` takes all."""
+def few_of(checks, rest="full"):
+    """Parameters of which `make test` takes those of SMOKE. `rest`: the mark of the others."""
     return [
-        pytest.param(check, id=check.__name__, marks=[] if check in SMOKE else [pytest.mark.full])
+        pytest.param(
+            check, id=check.__name__, marks=[getattr(pytest.mark, rest)] * (check not in SMOKE)
+        )
         for check in checks
     ]

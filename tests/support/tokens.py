@@ -33,7 +33,7 @@ def unreliable():
     if len(THREADS) == 2:
         raise RuntimeError("hunter2")
     if len(THREADS) == 3:
-        time.sleep(1)
+        time.sleep(0.3)
         SLOW.set()
     return token(seconds=40)
 

@@ -1,0 +1,231 @@
+"""What needs three nodes: a node that dies costs time only, for a writer, a reader and the control
+plane; what doctor says of copies.
+
+All tests share one cluster, which ends with this file: three idle nodes take a seventh of a core
+and 600 MB.
+"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import count
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from dead_query_fixtures import finding_of, names
+from kafka.protocol.metadata import MetadataRequest
+from kafka_fixtures import settled
+from kafka_tools import administered
+from shell import typed
+
+from kafka2pc.kafka.read.fetcher import Wanted, fetch
+from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.read.settings import FetchSettings
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.descriptions import list_transactions
+from kafka2pc.kafka.wire.timeouts import max_timeout_ms
+from kafka2pc.kafka.wire.topics import find_leaders
+from kafka2pc.kafka.wire.transactions import end_txn
+from kafka2pc.kafka.write.column_producer import ColumnTransaction
+from kafka2pc.operations.access import Access
+from kafka2pc.operations.doctor.doctor import doctor
+from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.participant import Outcome
+
+pytestmark = [pytest.mark.kafka, pytest.mark.full]
+
+
+@pytest.fixture
+def cluster(three):
+    with Cluster(three.client_conf, timeout_ms=20_000) as opened:
+        yield opened
+
+
+def begun(cluster, three, name, topic, rows=("a",)):
+    """An open transaction that has written `rows`; its Committable."""
+    with ColumnTransaction(cluster, three.client_conf, name, 60_000, topic=topic).begin() as txn:
+        txn.write(pa.RecordBatch.from_pydict({"value": list(rows)}))
+        txn.flush()
+        return txn.precommit()
+
+
+def committed(cluster, c):
+    """Ask until it is clear that the transaction is committed. Returns its last state."""
+    ask = lambda: end_txn(cluster, c.transactional_id, c.state, commit=True, version=5)
+    until(lambda: ask() is Outcome.DONE, "the answer is clear", 120)
+    return settled(cluster, c.transactional_id, c.state)[0]
+
+
+def coordinator(cluster, transactional_id):
+    """The node that keeps the state of this transactional id."""
+    until(lambda: find_leaders(cluster, ["__transaction_state"]), "its topic exists")
+    return cluster.persist(lambda: cluster.coordinators([transactional_id]))[transactional_id]
+
+
+@pytest.mark.never_unsteady
+def test_the_coordinator_dies_and_another_node_finishes(three, cluster):
+    three.create_topic("control")
+    open_ones = [begun(cluster, three, f"coordinated-{n}", "control") for n in range(8)]
+    three.kill(coordinator(cluster, open_ones[0].transactional_id))
+    assert [committed(cluster, c) for c in open_ones] == ["CompleteCommit"] * 8
+    assert list_transactions(cluster, "coordinated-") == []
+    assert len(list_transactions(cluster, "coordinated-", states=())) == 8
+    assert max_timeout_ms(cluster) == 900_000
+
+
+@pytest.mark.never_unsteady
+def test_a_leader_that_dies_costs_a_writer_time_only(three, cluster):
+    three.create_topic("written", partitions=6)
+    transaction = ColumnTransaction(cluster, three.client_conf, "w", 60_000, topic="written")
+    with transaction.begin() as txn:
+        for n, start in enumerate(range(0, 60_000, 5000)):
+            if n == 4:
+                three.kill(find_leaders(cluster, ["written"])["written", 0])
+            rows = [str(row) for row in range(start, start + 5000)]
+            txn.write(pa.RecordBatch.from_pydict({"value": rows}))
+        txn.flush()
+        c = txn.precommit()
+    assert committed(cluster, c) == "CompleteCommit"
+    found = read_topic(three.client_conf, "written")
+    assert sorted(int(r.value) for r in found) == list(range(60_000))
+
+
+@pytest.mark.never_unsteady
+def test_a_leader_that_dies_costs_a_reader_time_only(three, cluster):
+    three.create_topic("read")
+    producer = Producer(three.client_conf | {"batch.size": 20_000})
+    wanted = [str(n).encode() * 5 for n in range(20_000)]
+    for value in wanted:
+        producer.produce("read", value, partition=0)
+    assert producer.flush(60) == 0
+    found, killed = [], None
+    ranges = [Wanted("read", 0, 0, 20_000)]
+    for _, columns in fetch(cluster, ranges, FetchSettings(most_bytes=50_000)):
+        found += columns.values.to_pylist()
+        if killed is None and len(found) > 3000:
+            killed = find_leaders(cluster, ["read"])["read", 0]
+            three.kill(killed)
+    assert killed is not None and found == wanted
+
+
+def test_doctor_finds_nothing_until_copies_are_missing(three, tmp_path):
+    three.create_topic("sound")
+    access = Access(three.bootstrap_servers)
+    sound = lambda: doctor(access, topics=["sound"]).findings
+    until(lambda: sound() == (), "a node that came back has all copies", 60)
+    assert "can be kept" in typed(access.command("doctor", "--topic", "sound"))[0]
+    three.create_topic("lonely", replication=1)
+    three.create_topic("careless", config={"min.insync.replicas": 1})
+    three.create_topic("strict", config={"min.insync.replicas": 3})
+    found = doctor(access, topics=["lonely", "careless"])
+    finding_of(found, "one-copy", "lonely")
+    log = doctor(access, topics=["sound"], decision_log="kafka:lonely")
+    finding_of(log, "one-copy", "lonely")
+    administered(three, tmp_path, *finding_of(found, "one-copy-is-enough", "careless").commands)
+    assert names(doctor(access, topics=["careless", "strict"])) == set()
+    three.kill(2)
+    strict = lambda: doctor(access, topics=["strict"])
+    until(lambda: "too-few-copies" in names(strict()), "the broker knows that one is down", 60)
+    finding_of(strict(), "too-few-copies", "2 copies in sync; 3 are needed")
+
+
+# -- a partition without a leader --
+
+PARTITIONS = 100
+
+
+@pytest.mark.nightly
+@pytest.mark.never_unsteady
+def test_a_partition_without_a_leader_holds_up_no_other(three, cluster):
+    """All rows of 99 partitions arrive while the only node of the last one is down."""
+    name = "leaderless"
+    victim, *others = sorted({0, 1, 2}, key=lambda n: n == coordinator(cluster, name))
+    place(three, "wide", [[others[p % 2]] for p in range(PARTITIONS - 1)] + [[victim]])
+    txn = ColumnTransaction(cluster, three.client_conf, name, 60_000, topic="wide")
+    with ThreadPoolExecutor(1) as beside, metadata_requests(cluster) as asked, txn.begin():
+        three.kill(victim)
+        asked.clear()
+        writes = beside.submit(write_everywhere, txn, batches=20)
+        until(lambda: acknowledged(txn) == 20 * 10 * (PARTITIONS - 1), "99 partitions have all", 60)
+        until(lambda: len(asked) >= 12, "the client looks for the leader", 60)
+        assert not writes.done() and three.pids[victim] is None
+        assert asked[11] - asked[0] > 4, "it asks less and less often"
+        three.restart(victim)
+        writes.result(60)
+        c = txn.precommit()
+    assert committed(cluster, c) == "CompleteCommit"
+    found = read_topic(three.client_conf, "wide")
+    assert sorted(int(r.value) for r in found) == list(range(20 * 10 * PARTITIONS))
+    assert all(int(r.value) % PARTITIONS == r.partition for r in found)
+
+
+def place(kafka, topic, replicas):
+    """Create a topic, each partition on the given nodes."""
+    config = {"min.insync.replicas": "1"}
+    new = NewTopic(topic, len(replicas), replica_assignment=replicas, config=config)
+    admin = AdminClient(kafka.client_conf)
+    admin.create_topics([new])[topic].result()
+    with Cluster(kafka.client_conf) as cluster:
+        wanted = {(topic, p): nodes[0] for p, nodes in enumerate(replicas)}
+        until(lambda: find_leaders(cluster, [topic]) == wanted, "every partition has its leader")
+
+
+@contextmanager
+def metadata_requests(cluster):
+    """The time of each Metadata request for a topic. (kafka-python asks for the nodes, too.)"""
+    asked, original = [], cluster._manager.send
+
+    def send(request, *more, **named):
+        if isinstance(request, MetadataRequest) and request.topics:
+            asked.append(time.monotonic())
+        return original(request, *more, **named)
+
+    with patch.object(cluster._manager, "send", send):
+        yield asked
+
+
+def write_everywhere(txn, batches):
+    """Ten rows for each partition in each of `batches` Arrow batches; a row's value is its number,
+    which says its partition, too.
+    """
+    numbers = count()
+    for _ in range(batches):
+        rows = [next(numbers) for _ in range(10 * PARTITIONS)]
+        columns = {
+            "value": [str(n) for n in rows],
+            "partition": pa.array([n % PARTITIONS for n in rows], pa.int32()),
+        }
+        txn.write(pa.RecordBatch.from_pydict(columns))
+    txn.flush()
+
+
+def acknowledged(txn):
+    return sum(p.records for p in txn.partitions)
+
+
+# -- the local cluster itself; the last one, because it ends all nodes --
+
+
+@pytest.mark.never_unsteady
+def test_one_node_may_die_and_come_back_in_sync_and_all_may_die_and_come_back(three):
+    three.create_topic("power", partitions=3)
+    three.kill(0)
+    write_one(three, "without 0")
+    three.restart(0)
+    for action in (three.kill, three.restart):  # a power failure
+        for node in range(3):
+            action(node)
+    there = lambda: [r.value for r in read_topic(three.client_conf, "power")] == [b"without 0"]
+    until(there, "the record is there", 60)
+
+
+def write_one(three, value):
+    conf = {"transactional.id": "power", "log_level": 0}
+    producer = Producer(three.client_conf | conf)
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce("power", value)
+    producer.commit_transaction(60)
