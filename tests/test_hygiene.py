@@ -782,3 +782,123 @@ sys.exit(pytest.main(["--co", "-qq", *{folders!r}]))
 def test_tests_of_the_lower_packages_are_collected_without_pyspark():
     """So that one test of a small module starts in a second."""
     check_passes(sys.executable, "-c", COLLECT.format(folders=FAST_TO_COLLECT))
+
+
+# -- what is never excused --
+
+# They say whether rows were lost or doubled, whether some of others are there, and what is open.
+COUNTS_ROWS = {
+    "aborted_read",
+    "anomalies",
+    "check_untouched",
+    "duplicate",
+    "early_read",
+    "find_open",
+    "inconsistent_offsets",
+    "lost",
+    "play",
+    "play_all",
+    "read_both",
+    "read_topic",
+    "records",
+    "reordered",
+    "row_anomalies",
+    "survive",
+    "survive_all",
+    "through_blows",
+    "torn",
+    "values",
+}
+OF_A_SCENARIO = {"check()", "open()", "seen", "rows()"}
+FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
+
+
+def uses(function):
+    """The names that a function calls, passes on, or takes as a fixture. A call of a method: the
+    name, and `name()` if it has no argument.
+    """
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr
+            if not node.args and not node.keywords:
+                yield f"{node.func.attr}()"
+
+
+def counting(tree):
+    """The functions of a file that count rows, themselves or through others of the file."""
+    nodes = list(ast.walk(tree))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imports for alias in node.names} & COUNTS_ROWS | OF_A_SCENARIO
+    used = {node: set(uses(node)) for node in nodes if isinstance(node, FUNCTION)}
+    found = []
+    while more := [f for f in used if f not in found and used[f] & names]:
+        found += more
+        names |= {function.name for function in more}
+    return found
+
+
+def is_marked(tree, function):
+    marks = [statement for statement in tree.body if isinstance(statement, ast.Assign)]
+    marks = [mark for mark in marks if ast.unparse(mark.targets) == "pytestmark"]
+    return any("never_unsteady" in ast.unparse(n) for n in [*marks, *function.decorator_list])
+
+
+def excusable(text):
+    """The tests of a file that count rows and lack the mark."""
+    tree = ast.parse(text)
+    tests = [function for function in counting(tree) if function.name.startswith("test_")]
+    return [test.name for test in tests if not is_marked(tree, test)]
+
+
+def test_a_test_that_counts_rows_is_never_excused():
+    report(
+        f"{name(path)}: {test} counts rows and is not marked never_unsteady"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for test in excusable(path.read_text(encoding="utf-8"))
+    )
+
+
+COUNTING = """
+from kafka2pc.proof.checker import lost
+
+def rows_of(story):
+    return story.rows()
+
+@pytest.fixture
+def fixture():
+    yield
+    check(lost(1, 2))
+
+class Helper:
+    def all_well(self, story):
+        story.check()
+
+def test_direct():
+    assert not lost([1], [])
+def test_method(story):
+    story.check()
+def test_through_a_function(story):
+    assert len(rows_of(story)) == 1
+def test_through_a_method(story):
+    Helper().all_well(story)
+def test_through_a_fixture(fixture):
+    pass
+@pytest.mark.never_unsteady
+def test_marked(story):
+    story.check()
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.never_unsteady)])
+def test_parameter_marked(story, n):
+    story.check()
+def test_without(cluster):
+    duplicate = check(cluster, 1) or cluster.open("file")
+"""
+
+
+def test_tests_that_count_rows_are_found_through_helpers():
+    tests = re.findall(r"^def (test_\w+)", COUNTING, re.M)
+    assert excusable(COUNTING) == tests[:5]
+    assert excusable(f"pytestmark = [pytest.mark.never_unsteady]\n{COUNTING}") == []

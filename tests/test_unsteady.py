@@ -1,6 +1,5 @@
 """Second runs (tests/support/unsteady.py), and the two tables that they and the order read."""
 
-import csv
 import os
 import re
 import subprocess
@@ -237,7 +236,7 @@ def is_date(text):
 
 
 def test_the_table_of_unsteady_tests_is_well_formed():
-    assert next(csv.reader(NAMED.open())) == ["test", "date", "cause", "commit"]
+    assert NAMED.read_text(encoding="utf-8").startswith("test,date,cause,commit\n")
     assert list(faults(unsteady.rows(NAMED))) == []
 
 
