@@ -7,6 +7,7 @@ import ast
 import configparser
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from compat import PYTHONS
 from contents import IN_DEPTH, PATH, module_of
 from words import Exempt, problems
@@ -590,6 +592,46 @@ def test_texts_name_the_versions_that_compat_tries():
     assert f"PySpark {', '.join(minors[:-1])} and {minors[-1]}" in readme
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
     assert set(re.findall(r"Python :: (3\.\d+)", setup)) == set(PYTHONS.values())
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def targets(makefile):
+    return set(re.findall(r"^([a-z-]+):", makefile.read_text(encoding="utf-8"), re.M))
+
+
+def jobs(workflow):
+    return yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
+
+
+def lines(job):
+    """What the steps of a job run, with each value of its matrix."""
+    ran = [step["run"] for step in job["steps"] if "run" in step]
+    matrix = job.get("strategy", {}).get("matrix", {}).get("target", [""])
+    return {line.replace("${{ matrix.target }}", target) for line in ran for target in matrix}
+
+
+def test_workflows_run_make_targets_and_nothing_else():
+    known = {f"make {target}" for target in targets(ROOT / "Makefile")}
+    ran = {path.stem: set().union(*map(lines, jobs(path))) for path in WORKFLOWS}
+    assert ran.keys() == {"change", "merge", "nightly"}
+    assert ran["change"] == {"make lint", "make test"} and "make test-all" in ran["merge"]
+    assert set().union(*ran.values()) <= known
+
+
+def test_a_change_is_tested_with_the_oldest_and_the_newest_python():
+    (job,) = jobs(ROOT / ".github" / "workflows" / "change.yml")
+    tried = sorted(PYTHONS.values(), key=lambda version: int(version.partition(".")[2]))
+    assert job["strategy"]["matrix"]["python"] == [tried[0], tried[-1]]
+
+
+def test_the_hook_before_a_commit_finds_its_tests():
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    words = shlex.split(repo["hooks"][0]["entry"])
+    assert words[0] == ".venv/bin/python" and "tests/test_hygiene.py" in words
+    for part in words[words.index("-k") + 1].split(" or "):
+        assert any(part in test for test in globals() if test.startswith("test_")), part
 
 
 # -- the package --
