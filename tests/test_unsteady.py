@@ -39,6 +39,15 @@ def test_before():
 """
 
 
+CONFTEST = """
+pytest_plugins = ["unsteady"]
+
+def pytest_runtest_setup(item):
+    if item.name == "test_set_up_by_a_hook":
+        item.module.late()
+"""
+
+
 class Project:
     """A folder with a conftest.py like this one's, in which pytest runs in a new process."""
 
@@ -49,7 +58,7 @@ class Project:
             f"[pytest]\npythonpath = {ROOT / 'tests' / 'support'}\nmarkers = never_unsteady\n"
             "addopts = -p xdist -p pytest_timeout\n"
         )
-        (folder / "conftest.py").write_text("pytest_plugins = ['unsteady']\n")
+        (folder / "conftest.py").write_text(CONFTEST)
 
     def run(self, tests, *options, shared=False):
         """(exit status, output, how often a test was run again) of a file of these tests."""
@@ -106,6 +115,9 @@ def set_up():
     late()
 
 def test_set_up(set_up):
+    pass
+
+def test_set_up_by_a_hook():
     pass
 
 def test_set_up_in_the_call(request):
