@@ -127,7 +127,6 @@ def participant(server, url):
 
 
 @promises(*few_of(KEPT_BY_STORES + KEPT_BY_DURABLE_STORES))
-@pytest.mark.never_unsteady
 def test_a_participant_in_s3_keeps(promise, s3):
     promise(participant(s3, s3.fresh()))
 
@@ -135,7 +134,6 @@ def test_a_participant_in_s3_keeps(promise, s3):
 @promises(*SMOKE)
 @pytest.mark.full
 @pytest.mark.parametrize("server", STORES[1:], indirect=True)
-@pytest.mark.never_unsteady
 def test_a_participant_in_another_store_keeps(promise, server, url):
     promise(participant(server, url))
 

@@ -334,14 +334,13 @@ def commit_one(conf, topic, value, transactional_id="tests-broker"):
     producer.commit_transaction(30)
 
 
-def check_there(kafka, topic, wanted):
+def until_there(kafka, topic, wanted):
     """The client gets the answer to a commit before the marker is in every partition."""
     until(lambda: len(values(kafka, topic)) >= len(wanted), f"{wanted} can be read", 60)
-    assert values(kafka, topic) == wanted
+    return values(kafka, topic) == wanted
 
 
 @real
-@pytest.mark.never_unsteady
 def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafka):
     kafka.create_topic("broker-kill")
     commit_one(kafka.client_conf, "broker-kill", "committed")
@@ -357,10 +356,10 @@ def test_a_killed_node_comes_back_with_committed_rows_and_open_transactions(kafk
     assert kafka.pids == [None] and not runs(before)
     kafka.restart()
     assert kafka.pids[0] not in (None, before) and kafka.bootstrap_servers == servers
-    check_there(kafka, "broker-kill", ["committed"])
+    assert until_there(kafka, "broker-kill", ["committed"])
     assert values(kafka, "broker-kill", "read_uncommitted") == ["committed", "open"]
     producer.commit_transaction(30)
-    check_there(kafka, "broker-kill", ["committed", "open"])
+    assert until_there(kafka, "broker-kill", ["committed", "open"])
 
 
 @real
@@ -375,7 +374,6 @@ def test_a_paused_node_does_not_answer_until_it_is_resumed(kafka):
 
 
 @real
-@pytest.mark.never_unsteady
 def test_topics_are_made_on_purpose_only(kafka):
     asked = (
         AdminClient(kafka.client_conf)
@@ -389,7 +387,6 @@ def test_topics_are_made_on_purpose_only(kafka):
 
 @real
 @pytest.mark.full
-@pytest.mark.never_unsteady
 def test_with_three_nodes_one_may_die_and_come_back_in_sync_and_all_may_die_and_come_back():
     with LocalKafka(nodes=3) as three:
         three.create_topic("t", partitions=3)
@@ -397,22 +394,21 @@ def test_with_three_nodes_one_may_die_and_come_back_in_sync_and_all_may_die_and_
         commit_one(three.client_conf, "t", "without 0")
         three.restart(0)
         assert readiness.is_joined(three.client_conf, three.cluster_id, [0, 1, 2])
-        check_there(three, "t", ["without 0"])
+        assert until_there(three, "t", ["without 0"])
         for action in (three.kill, three.restart):  # a power failure
             for node in range(3):
                 action(node)
-        check_there(three, "t", ["without 0"])
+        assert until_there(three, "t", ["without 0"])
         folder = three.data_dir
     assert not folder.exists()
 
 
 @real
-@pytest.mark.never_unsteady
 def test_secure_lets_admin_in_and_gives_alice_no_right():
     with LocalKafka(secure=True) as secure:
         secure.create_topic("t")
         commit_one(secure.client_conf, "t", "by admin")
-        check_there(secure, "t", ["by admin"])
+        assert until_there(secure, "t", ["by admin"])
         with pytest.raises(KafkaException) as e:
             commit_one(secure.client_conf_for("alice"), "t", "by alice")
         assert e.value.args[0].name() == "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
