@@ -17,6 +17,7 @@ NAMED = ROOT / unsteady.NAMED
 
 BEGIN = """
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,9 @@ def test_a_wrong_value():
 
 def test_another_error():
     raise ValueError
+
+def test_an_error_of_the_condition():
+    until(partial(int, "x"), "a number")
 
 def test_a_failure_of_another_kind():
     raise Failed("not within 3 s: raised by hand")
