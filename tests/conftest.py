@@ -1,5 +1,6 @@
 """What all tests share: an environment that does not depend on the caller's, the fixtures of
-tests/support, which tests are skipped and why, and the files' order on several workers.
+tests/support, and which tests are skipped and why. Two plugins, in tests/support: `unsteady`, which
+runs some tests a second time, and `longest_first`, the order on several workers.
 
 Nothing here imports PySpark, a Kafka client or a module of the package: a fixture imports what it
 needs when a test asks for it. So one test of a small module starts in a second.
@@ -14,7 +15,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from database_fixtures import NO_MARIADB, mariadb, postgres  # noqa: F401  (the 
 from kafka_fixtures import kafka, open_host, secure, three, three_nodes  # noqa: F401  (brokers)
 from store_fixtures import azure, gcs, s3  # noqa: F401  (servers of object stores)
 from story_fixtures import job, jobs, story  # noqa: F401  (the shared driver, and one query)
+
+pytest_plugins = ["unsteady", "longest_first"]
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRE_ALL = os.environ.get("KAFKA2PC_REQUIRE") == "all"
@@ -79,69 +81,6 @@ def pytest_runtest_setup(item):
         pytest.skip(NO_MARIADB)
     if item.get_closest_marker("spark"):
         fast_spark.archive()
-
-
-def scope(nodeid):
-    """What one worker runs as a whole: a file, with its broker and its Spark, or a notebook."""
-    file = nodeid.partition("::")[0]
-    return nodeid if file.endswith("test_notebooks.py") else file
-
-
-# How long a test or a notebook takes, roughly, in seconds: the first that fits.
-SECONDS = {"spark": (5, 30), "mysql": (1, 10), "kafka": (1, 10), "": (0.1, 2)}
-# Seconds of a test in these files, or of these notebooks. A file of several minutes that begins
-# last keeps one worker busy while the others have nothing left.
-LONG = {
-    "tests/test_docs.py": 15,
-    "tests/course/test_small_implementation.py": 1,
-    "tests/decision_logs/test_object_stores.py": 1,
-    "tests/proof/test_crashes.py": 10,
-    "tests/proof/test_demo.py": 5,
-    "tests/proof/test_drills.py": 15,
-    "tests/proof/test_explorer.py": 0.5,
-    "tests/proof/test_object_crashes.py": 15,
-    "tests/proof/test_soak.py": 5,
-    "proof/bench/05_sinks": 90,
-    "proof/bench/06_sources": 60,
-    "proof/bench/07_stores": 60,
-    "proof/bench/08_partitions": 90,
-    "proof/bench/09_profile": 60,
-    "proof/bench/10_bench": 90,
-    "proof/demo/04_demo": 90,
-    "proof/drills/": 60,
-}
-
-
-def seconds(item):
-    for name, long in LONG.items():
-        if name in item.nodeid:
-            return long
-    is_notebook = scope(item.nodeid) == item.nodeid
-    marker = next(name for name in SECONDS if not name or item.get_closest_marker(name))
-    return SECONDS[marker][is_notebook]
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config, items):
-    """Several workers begin with what takes longest, so that they end together."""
-    if not hasattr(config, "workerinput"):
-        return
-    total = Counter()
-    for item in items:
-        total[scope(item.nodeid)] += seconds(item)
-    items.sort(key=lambda item: -total[scope(item.nodeid)])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    from xdist.scheduler import LoadScopeScheduling
-
-    class InScopes(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            return scope(nodeid)
-
-    config.option.loadscopereorder = False  # keep the order of pytest_collection_modifyitems
-    return InScopes(config, log)
 
 
 def _fail_instead(report, reason):

@@ -7,6 +7,7 @@ import ast
 import configparser
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from compat import PYTHONS
 from contents import IN_DEPTH, PATH, module_of
 from words import Exempt, problems
@@ -592,6 +594,46 @@ def test_texts_name_the_versions_that_compat_tries():
     assert set(re.findall(r"Python :: (3\.\d+)", setup)) == set(PYTHONS.values())
 
 
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def targets(makefile):
+    return set(re.findall(r"^([a-z-]+):", makefile.read_text(encoding="utf-8"), re.M))
+
+
+def jobs(workflow):
+    return yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"].values()
+
+
+def lines(job):
+    """What the steps of a job run, with each value of its matrix."""
+    ran = [step["run"] for step in job["steps"] if "run" in step]
+    matrix = job.get("strategy", {}).get("matrix", {}).get("target", [""])
+    return {line.replace("${{ matrix.target }}", target) for line in ran for target in matrix}
+
+
+def test_workflows_run_make_targets_and_nothing_else():
+    known = {f"make {target}" for target in targets(ROOT / "Makefile")}
+    ran = {path.stem: set().union(*map(lines, jobs(path))) for path in WORKFLOWS}
+    assert ran.keys() == {"change", "merge", "nightly"}
+    assert ran["change"] == {"make lint", "make test"} and "make test-all" in ran["merge"]
+    assert set().union(*ran.values()) <= known
+
+
+def test_a_change_is_tested_with_the_oldest_and_the_newest_python():
+    (job,) = jobs(ROOT / ".github" / "workflows" / "change.yml")
+    tried = sorted(PYTHONS.values(), key=lambda version: int(version.partition(".")[2]))
+    assert job["strategy"]["matrix"]["python"] == [tried[0], tried[-1]]
+
+
+def test_the_hook_before_a_commit_finds_its_tests():
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    words = shlex.split(repo["hooks"][0]["entry"])
+    assert words[0] == ".venv/bin/python" and "tests/test_hygiene.py" in words
+    for part in words[words.index("-k") + 1].split(" or "):
+        assert any(part in test for test in globals() if test.startswith("test_")), part
+
+
 # -- the package --
 
 
@@ -782,3 +824,123 @@ sys.exit(pytest.main(["--co", "-qq", *{folders!r}]))
 def test_tests_of_the_lower_packages_are_collected_without_pyspark():
     """So that one test of a small module starts in a second."""
     check_passes(sys.executable, "-c", COLLECT.format(folders=FAST_TO_COLLECT))
+
+
+# -- what is never excused --
+
+# They say whether rows were lost or doubled, whether some of others are there, and what is open.
+COUNTS_ROWS = {
+    "aborted_read",
+    "anomalies",
+    "check_untouched",
+    "duplicate",
+    "early_read",
+    "find_open",
+    "inconsistent_offsets",
+    "lost",
+    "play",
+    "play_all",
+    "read_both",
+    "read_topic",
+    "records",
+    "reordered",
+    "row_anomalies",
+    "survive",
+    "survive_all",
+    "through_blows",
+    "torn",
+    "values",
+}
+OF_A_SCENARIO = {"check()", "open()", "seen", "rows()"}
+FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
+
+
+def uses(function):
+    """The names that a function calls, passes on, or takes as a fixture. A call of a method: the
+    name, and `name()` if it has no argument.
+    """
+    for node in ast.walk(function):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield node.func.attr
+            if not node.args and not node.keywords:
+                yield f"{node.func.attr}()"
+
+
+def counting(tree):
+    """The functions of a file that count rows, themselves or through others of the file."""
+    nodes = list(ast.walk(tree))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    names = {alias.name for node in imports for alias in node.names} & COUNTS_ROWS | OF_A_SCENARIO
+    used = {node: set(uses(node)) for node in nodes if isinstance(node, FUNCTION)}
+    found = []
+    while more := [f for f in used if f not in found and used[f] & names]:
+        found += more
+        names |= {function.name for function in more}
+    return found
+
+
+def is_marked(tree, function):
+    marks = [statement for statement in tree.body if isinstance(statement, ast.Assign)]
+    marks = [mark for mark in marks if ast.unparse(mark.targets) == "pytestmark"]
+    return any("never_unsteady" in ast.unparse(n) for n in [*marks, *function.decorator_list])
+
+
+def excusable(text):
+    """The tests of a file that count rows and lack the mark."""
+    tree = ast.parse(text)
+    tests = [function for function in counting(tree) if function.name.startswith("test_")]
+    return [test.name for test in tests if not is_marked(tree, test)]
+
+
+def test_a_test_that_counts_rows_is_never_excused():
+    report(
+        f"{name(path)}: {test} counts rows and is not marked never_unsteady"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for test in excusable(path.read_text(encoding="utf-8"))
+    )
+
+
+COUNTING = """
+from kafka2pc.proof.checker import lost
+
+def rows_of(story):
+    return story.rows()
+
+@pytest.fixture
+def fixture():
+    yield
+    check(lost(1, 2))
+
+class Helper:
+    def all_well(self, story):
+        story.check()
+
+def test_direct():
+    assert not lost([1], [])
+def test_method(story):
+    story.check()
+def test_through_a_function(story):
+    assert len(rows_of(story)) == 1
+def test_through_a_method(story):
+    Helper().all_well(story)
+def test_through_a_fixture(fixture):
+    pass
+@pytest.mark.never_unsteady
+def test_marked(story):
+    story.check()
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.never_unsteady)])
+def test_parameter_marked(story, n):
+    story.check()
+def test_without(cluster):
+    duplicate = check(cluster, 1) or cluster.open("file")
+"""
+
+
+def test_tests_that_count_rows_are_found_through_helpers():
+    tests = re.findall(r"^def (test_\w+)", COUNTING, re.M)
+    assert excusable(COUNTING) == tests[:5]
+    assert excusable(f"pytestmark = [pytest.mark.never_unsteady]\n{COUNTING}") == []

@@ -4,7 +4,6 @@ a PostgreSQL table; and what only one can break.
 
 import errno
 import os
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -233,8 +232,8 @@ def test_a_table_that_was_locked_for_too_long_gets_no_record(postgres):
     with psycopg.connect(postgres.url) as other, ThreadPoolExecutor(1) as pool:
         other.execute("lock table kafka2pc_decisions in exclusive mode")
         answer = pool.submit(log.create, record(), late.is_set)
-        while not other.execute("select from pg_locks where not granted").fetchall():
-            time.sleep(0.02)
+        waiting = lambda: other.execute("select from pg_locks where not granted").fetchall()
+        until(waiting, "the create waits for the lock")
         late.set()
         other.rollback()
         with pytest.raises(LogUnwritable, match="too little time"):

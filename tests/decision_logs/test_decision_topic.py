@@ -56,7 +56,7 @@ from kafka2pc.protocol.messages import Committable, PartitionRange, PreparedTxnS
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.policies import retry_unknown
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 COMPACT = {"cleanup.policy": "compact"}
 
 
@@ -201,11 +201,13 @@ def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purge
     assert sum(m.key().count(b":") for m in records(kafka, name)) >= 12, "there are no parts"
     log.purge(4)
     purged = {f"{log.name}{sign}{b}.".encode() for sign in "/:" for b in range(4)}
-    end, start = time.monotonic() + 60, len(f"{log.name}/0.")
-    while {m.key()[:start] for m in records(kafka, name)} & purged:
-        assert time.monotonic() < end, "the broker has not compacted the topic"
-        time.sleep(0.3)
+    start = len(f"{log.name}/0.")
+
+    def compacted():
         append(kafka, name, "another log", b"to begin a new segment")
+        return not {m.key()[:start] for m in records(kafka, name)} & purged
+
+    until(compacted, "the broker has compacted the topic", 60)
     for reader in (again(log), again(log, prefix="without-a-bookmark"), log.sibling(log.name)):
         assert (reader.batches(), reader.chain(4) + reader.chain(5)) == ([4, 5], kept)
     longer = record(6, n=5000)
@@ -632,8 +634,7 @@ def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     log._append(log.prefix, state, {f"{log.name}/1.0": b"aborted"})
     end_txn(log._cluster, log.transactional_id, state, commit=False)
     wanted = log.create(record(2))
-    while end_of(log)[0] < 6:  # a record and a marker each
-        time.sleep(0.05)
+    until(lambda: end_of(log)[0] >= 6, "a record and a marker of each is written")
     epoch = end_of(log)[1]
     for at in range(1, 5):
         bookmark(log).save(at, epoch)

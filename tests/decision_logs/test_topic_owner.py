@@ -35,6 +35,8 @@ from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 
+pytestmark = pytest.mark.never_unsteady
+
 QUERY = "11111111-2222-3333-4444-555555555555"
 POINTS = ["read", "fence", "append", "end"]
 LOSES = (MovedLog, Superseded, LogUnwritable)

@@ -492,12 +492,14 @@ def test_a_killed_broker_is_unknown_until_it_is_back(cluster, impatient, kafka):
 
 def settled_by_asking(cluster, transactional_id, state):
     """Ask to commit until the answer is clear."""
-    end = time.monotonic() + 120
-    while (
-        outcome := end_txn(cluster, transactional_id, state, commit=True)
-    ) is UNKNOWN and time.monotonic() < end:
-        time.sleep(0.1)
-    assert outcome is DONE
+    outcomes = []
+
+    def is_clear():
+        outcomes.append(end_txn(cluster, transactional_id, state, commit=True))
+        return outcomes[-1] is not UNKNOWN
+
+    until(is_clear, "a clear answer", 120)
+    assert outcomes[-1] is DONE
     return settled(cluster, transactional_id, state)
 
 
@@ -588,11 +590,8 @@ def alice(secure):
 
 
 def soon(attempt, want, seconds=60):
-    """The result of `attempt` once it is `want`: a new ACL takes a moment to reach the broker."""
-    end = time.monotonic() + seconds
-    while (got := attempt()) != want and time.monotonic() < end:
-        time.sleep(0.05)
-    assert got == want
+    """Wait for this result of `attempt`: a new ACL takes a moment to reach the broker."""
+    until(lambda: attempt() == want, f"the answer is {want}", seconds)
 
 
 def allowed(attempt):

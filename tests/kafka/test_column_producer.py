@@ -41,6 +41,8 @@ from kafka2pc.protocol.errors import BadRow, NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.messages import Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
 
+pytestmark = pytest.mark.never_unsteady
+
 # -- a broker of ten lines --
 
 

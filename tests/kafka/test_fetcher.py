@@ -35,6 +35,8 @@ from kafka2pc.local.jars import fetch_kafka
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
 from kafka2pc.protocol.messages import PreparedTxnState
 
+pytestmark = pytest.mark.never_unsteady
+
 # -- a broker made of dice --
 
 

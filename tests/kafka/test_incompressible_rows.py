@@ -22,6 +22,8 @@ from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.protocol.messages import PreparedTxnState
 
+pytestmark = pytest.mark.never_unsteady
+
 MAX_BYTES = 32 << 20  # of a record, and of a batch
 WINDOW = 4 << 20  # of an LZ4 frame, as the engine writes it
 # the same frame with the smallest window that the format has: 64 KiB

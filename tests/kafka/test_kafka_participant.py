@@ -90,6 +90,8 @@ from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.policies import parallel, retry_unknown
 from kafka2pc.protocol.states import TxnState
 
+pytestmark = pytest.mark.never_unsteady
+
 QUIET = {"logger": logging.Logger("librdkafka", logging.CRITICAL + 1)}
 
 

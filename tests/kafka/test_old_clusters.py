@@ -28,6 +28,8 @@ from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 
+pytestmark = pytest.mark.never_unsteady
+
 DONE = Outcome.DONE
 
 

@@ -14,6 +14,8 @@ from kafka2pc.protocol.errors import BadOption
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.policies import retry_unknown
 
+pytestmark = pytest.mark.never_unsteady
+
 NEVER = 2**31 - 1  # the timeout in ms that DescribeTransactions names where there is none
 ENDED = ("CompleteCommit", "CompleteAbort")
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
@@ -23,15 +22,9 @@ from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import FetchFailed, NoJava, fetch_jars, find_java
 from kafka2pc.local.nodes import BrokerFailed, Node, free_ports
 from kafka2pc.operations.access import read_properties
+from kafka2pc.proof.child_process import until
 
 SECONDS = 30  # for anything that should take one; a busy machine may need more
-
-
-def eventually(condition, seconds=SECONDS):
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
 
 
 def runs(pid):
@@ -251,7 +244,7 @@ def test_after_a_killed_fetch_the_next_one_waits_for_its_ivy_and_starts_clean(
     monkeypatch.setenv("IVY_SECONDS", "1")
     first = python(FETCH)
     killed_later.append(first)
-    assert eventually(lambda: runs_of(ivy) == ["begin"])
+    until(lambda: runs_of(ivy) == ["begin"], "the first fetch has started its Ivy")
     first.kill()
     assert contents(fetch_jars("pair", WANTED, progress=None)) == BOTH
     assert runs_of(ivy) == ["begin", "end", "begin", "end"]
@@ -284,8 +277,8 @@ def test_no_orphan_when_python_is_killed(how, tmp_path, killed_later):
     killed_later += [pid, *([fork] if how == "fork" else []), parent]
     assert runs(pid)
     parent.kill()
-    assert eventually(lambda: not runs(pid))
-    assert eventually(lambda: folder.exists() == (how == "keep"))
+    until(lambda: not runs(pid), "the node is gone")
+    until(lambda: folder.exists() == (how == "keep"), "the folder is kept or gone")
     assert folder.parent.exists() == (how == "keep")
 
 
@@ -305,7 +298,7 @@ def test_a_killed_node_is_gone_and_keeps_its_folder(node):
 
 def test_a_node_that_ends_by_itself_is_known_to_have_died(node):
     os.kill(node.pid, signal.SIGTERM)
-    assert eventually(lambda: node.died)
+    until(lambda: node.died, "the node is known to have died")
 
 
 def test_a_node_is_out_of_reach_of_ctrl_c(node):
@@ -341,11 +334,9 @@ def commit_one(conf, topic, value, transactional_id="tests-broker"):
     producer.commit_transaction(30)
 
 
-def until_there(kafka, topic, wanted, seconds=60):
+def until_there(kafka, topic, wanted):
     """The client gets the answer to a commit before the marker is in every partition."""
-    end = time.monotonic() + seconds
-    while values(kafka, topic) != wanted and time.monotonic() < end:
-        time.sleep(0.1)
+    until(lambda: len(values(kafka, topic)) >= len(wanted), f"{wanted} can be read", 60)
     return values(kafka, topic) == wanted
 
 
@@ -380,7 +371,7 @@ def test_a_paused_node_does_not_answer_until_it_is_resumed(kafka):
     finally:
         kafka.resume()
         back_at_work(kafka)
-    assert eventually(lambda: readiness.is_joined(kafka.client_conf, kafka.cluster_id, [0]))
+    until(lambda: readiness.is_joined(kafka.client_conf, kafka.cluster_id, [0]), "the node is back")
 
 
 @pytest.mark.never_unsteady
@@ -434,7 +425,7 @@ def test_a_lost_race_for_a_port_is_run_again_and_a_dead_broker_leaves_its_log(
         kafka = LocalKafka().start()
     assert answers == []
     os.kill(kafka.pids[0], signal.SIGKILL)  # not by kafka.kill
-    assert eventually(lambda: kafka.pids == [None])
+    until(lambda: kafka.pids == [None], "the node is known to have died")
     with pytest.warns(UserWarning, match="had failed"):
         kafka.stop()
     assert kafka.logs[0].exists()
@@ -461,8 +452,8 @@ def test_serve_says_where_and_leaves_nothing(how, killed_later):
     said, _ = server.communicate(timeout=SECONDS)
     if how == signal.SIGTERM:
         assert server.returncode == 0 and said == "stopped\n"
-    assert eventually(lambda: not readiness.is_listening(port))
-    assert eventually(lambda: not settings.parent.parent.exists())
+    until(lambda: not readiness.is_listening(port), "the port is closed")
+    until(lambda: not settings.parent.parent.exists(), "the folder is gone")
 
 
 # The signal comes while `Popen.poll` holds the lock that `Popen.wait` needs.

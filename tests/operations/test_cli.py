@@ -17,7 +17,7 @@ from kafka2pc.protocol.errors import MovedLog, Superseded
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
 @pytest.mark.never_unsteady

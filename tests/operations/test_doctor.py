@@ -21,7 +21,7 @@ from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
 @pytest.mark.never_unsteady

@@ -13,7 +13,7 @@ from kafka2pc.protocol.operators.fence import fence
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
 def test_progress_shows_what_is_done_decided_and_being_written(dead):

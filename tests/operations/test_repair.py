@@ -35,7 +35,7 @@ from kafka2pc.protocol.phases.restore import restore as restore_batch
 from kafka2pc.spark.sink import opening
 from kafka2pc.spark.sink.opening import plan_batch
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
 def by_hand(dead, commit, force=False, known=True):

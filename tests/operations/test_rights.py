@@ -20,7 +20,7 @@ from kafka2pc.spark.source.offsets import Range
 from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.range_reader import read_ranges
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
 def as_alice(kafka, folder):

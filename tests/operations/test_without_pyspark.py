@@ -10,6 +10,8 @@ from dead_query_fixtures import ROWS
 
 from kafka2pc import operations
 
+pytestmark = pytest.mark.never_unsteady
+
 WITHOUT = """
 import sys
 

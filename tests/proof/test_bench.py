@@ -29,6 +29,8 @@ from kafka2pc.proof.bench.measure import Comparison, Measured, chart
 from kafka2pc.proof.bench.topics import topic_of, wait_for_markers
 from kafka2pc.proof.child_process import Failed
 
+pytestmark = pytest.mark.never_unsteady
+
 
 def committed(kafka, topic):
     """All records of a topic, after the markers of all transactions are written."""

@@ -23,6 +23,8 @@ from kafka2pc.protocol.messages import Committable, Plan, PreparedTxnState
 from kafka2pc.protocol.names import Token
 from kafka2pc.protocol.states import TxnState
 
+pytestmark = pytest.mark.never_unsteady
+
 
 def txns():
     for epoch, state, rows, marking in [

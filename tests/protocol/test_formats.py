@@ -32,6 +32,8 @@ from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 
+pytestmark = pytest.mark.never_unsteady
+
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUERY = "0f8fad5b-d9cb-469f-a165-70867728950e"
 NAME = f"kafka2pc-{QUERY}-7.1.5f3a09c1-0badcafe-0-1"

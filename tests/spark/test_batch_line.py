@@ -21,7 +21,7 @@ from kafka2pc.spark.sink.batch_line import (
     warn_if_late,
 )
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
 def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead):

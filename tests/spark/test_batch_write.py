@@ -54,6 +54,8 @@ from kafka2pc.spark.sink.options import parse_sink_options
 from kafka2pc.spark.sink.stream_writer import SparkMessage
 from kafka2pc.stores.shaped import Shaped
 
+pytestmark = pytest.mark.never_unsteady
+
 DAY_S = 24 * 3600
 DAY_MS = DAY_S * 1000
 

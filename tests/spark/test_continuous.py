@@ -13,7 +13,7 @@ from kafka2pc.protocol.errors import BadOption
 from kafka2pc.spark.sink.options import parse_sink_options
 from kafka2pc.spark.sink.stream_writer import StreamWriter
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.never_unsteady]
 REFUSED = "Spark has planned no micro-batch"
 CONTINUOUS = {"continuous": "1 second"}
 

@@ -25,7 +25,7 @@ from kafka2pc.spark import foreach_batch
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.sink import opening
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -33,6 +33,8 @@ from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.postgres import PostgresParticipant
 from kafka2pc.stores.shaped import Shaped
 
+pytestmark = pytest.mark.never_unsteady
+
 # -- jobs with a key --
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from pyspark import InheritableThread
 from pyspark.sql.functions import window
 
-pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.kafka]
+pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
 @pytest.fixture

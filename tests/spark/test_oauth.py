@@ -39,7 +39,7 @@ from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.range_reader import read_ranges
 from kafka2pc.spark.source.starting_offsets import take_snapshot
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 ROOT = Path(__file__).resolve().parents[2]
 LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
 ALSO = {

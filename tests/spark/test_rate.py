@@ -19,6 +19,8 @@ from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.rate import Rate, Tries, Wait, duration_ms
 from kafka2pc.spark.source.readers import StreamReader
 
+pytestmark = pytest.mark.never_unsteady
+
 LONG_MAX = 2**63 - 1
 # What Spark's own source reads is written in the tests; it is asked again by `make test-nightly`.
 EITHER = pytest.mark.parametrize(

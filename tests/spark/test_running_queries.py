@@ -37,6 +37,8 @@ from kafka2pc.spark.running_query import RunningQuery
 from kafka2pc.spark.sink import opening
 from kafka2pc.spark.sink.opening import check_beside, plan_batch
 
+pytestmark = pytest.mark.never_unsteady
+
 
 class Frame:
     """A micro-batch with one task for each of `rows`."""

@@ -9,6 +9,8 @@ import pytest
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.proof.child_process import until
 
+pytestmark = pytest.mark.never_unsteady
+
 TASKS = {"many": 12, "one": 1, "two": 2}  # so that the short batches come in between
 STARTS = 6
 

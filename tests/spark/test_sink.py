@@ -23,7 +23,7 @@ from kafka2pc.spark.sink.batch_line import BatchHistory
 from kafka2pc.spark.sink.batch_writer import plan_write
 from kafka2pc.spark.sink.options import parse_sink_options
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
 
 
 def faults(**named):

@@ -27,6 +27,8 @@ from kafka2pc.protocol.history import Silence
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.policies import retry_unknown
 
+pytestmark = pytest.mark.never_unsteady
+
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS / "fixtures"))
 import version_0_1_0 as old  # noqa: E402

@@ -35,7 +35,7 @@ from kafka2pc.protocol.errors import (
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores.mysql import MysqlParticipant
 
-pytestmark = pytest.mark.mysql
+pytestmark = [pytest.mark.mysql, pytest.mark.never_unsteady]
 
 
 @pytest.fixture

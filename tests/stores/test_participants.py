@@ -54,6 +54,8 @@ from kafka2pc.stores.object_store import ObjectParticipant
 from kafka2pc.stores.shaped import Shaped
 from kafka2pc.stores.wal import WalParticipant
 
+pytestmark = pytest.mark.never_unsteady
+
 
 def checks(*of):
     return pytest.mark.parametrize("check", of, ids=lambda check: check.__name__)

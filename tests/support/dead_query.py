@@ -3,7 +3,6 @@
 import json
 import re
 import tempfile
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,8 +12,8 @@ from confluent_kafka import Producer
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.readers import read_topic
-from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.operations.query import open_query
+from kafka2pc.proof.readers import wait_until_ended
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
@@ -54,8 +53,7 @@ def write(kafka, topic, text):
 
 def read(survey, topic):
     """What a read_committed consumer sees once every end that was asked for is written."""
-    while list_transactions(survey, "", ("PrepareCommit", "PrepareAbort")):
-        time.sleep(0.02)
+    wait_until_ended(survey)
     return sorted(
         r.value.decode() for r in read_topic({"bootstrap.servers": survey.servers}, topic)
     )

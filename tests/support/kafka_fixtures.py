@@ -3,7 +3,6 @@
 conftest.py imports the fixtures before every test, so each function imports what it needs.
 """
 
-import time
 import uuid
 
 import pytest
@@ -151,14 +150,14 @@ def values(kafka, topic, isolation="read_committed"):
 def settled(cluster, transactional_id, state):
     """(broker's state, epochs passed) once the transaction is neither open nor in preparation."""
     from kafka2pc.kafka.wire.descriptions import describe_transactions
+    from kafka2pc.proof.child_process import until
 
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        d = describe_transactions(cluster, [transactional_id])[transactional_id]
-        if d.state not in ("Ongoing", "PrepareCommit", "PrepareAbort"):
-            return d.state, d.epoch - state.epoch
-        time.sleep(0.01)
-    raise AssertionError(f"{transactional_id} is still {d.state}")
+    def ended():
+        found = describe_transactions(cluster, [transactional_id])[transactional_id]
+        return found.state not in ("Ongoing", "PrepareCommit", "PrepareAbort") and found
+
+    found = until(ended, f"{transactional_id} has ended", 20)
+    return found.state, found.epoch - state.epoch
 
 
 def back_at_work(kafka, within_s=150):
@@ -168,12 +167,13 @@ def back_at_work(kafka, within_s=150):
     from confluent_kafka import KafkaException
 
     from kafka2pc.local.nodes import BrokerFailed
+    from kafka2pc.proof.child_process import until
 
-    end = time.monotonic() + within_s
-    while True:
+    def takes_a_topic():
         try:
-            return kafka.create_topic(f"back-{uuid.uuid4().hex}")
+            kafka.create_topic(f"back-{uuid.uuid4().hex}")
         except (KafkaException, BrokerFailed):
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.5)
+            return False
+        return True
+
+    until(takes_a_topic, "a broker has a place for a new topic", within_s)

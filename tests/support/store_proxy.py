@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from kafka2pc.proof.child_process import until
+
 CONDITIONS = {"if-none-match", "if-match"}
 HOP = {"connection", "keep-alive", "transfer-encoding", "expect"}
 
@@ -121,9 +123,7 @@ class Proxy:
         """
         start, found = len(self.seen), []
         yield found
-        end = time.monotonic() + within_s
-        while len(self.seen) < start + least and time.monotonic() < end:
-            time.sleep(0.02)
+        until(lambda: len(self.seen) >= start + least, f"{least} requests arrive", within_s)
         found += self.seen[start:]
 
 
