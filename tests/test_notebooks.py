@@ -1,8 +1,7 @@
 """Every notebook runs from top to bottom in a fresh process, with its folder as working directory.
 
 A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
-nothing there. `make test` runs those that need no server, without a kernel, and the front page;
-`make test-all` runs the others, but for those of `proof/bench`: they measure, `make bench` runs
+nothing there. `make test` runs those that need no server, without a kernel; `make test-all` runs the others, but for those of `proof/bench`: they measure, `make bench` runs
 them and keeps their outputs, and `make test-nightly` sees that they still run.
 """
 
@@ -60,7 +59,7 @@ def marked(notebook):
     marks = needs(notebook)
     if notebook.parent.name == "bench":
         marks.append("nightly")
-    elif marks and notebook.stem != "index":
+    elif marks:
         marks.append("full")
     return pytest.param(
         notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in marks]

@@ -172,7 +172,6 @@ def test_a_topic_that_would_forget_is_refused(kafka, policy):
     assert records(kafka, name, "read_uncommitted") == []
 
 
-@pytest.mark.never_unsteady
 def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purged(kafka):
     admin, name = AdminClient(kafka.client_conf), uuid.uuid4().hex
     node = str(min(admin.list_topics(timeout=10).brokers))
@@ -343,7 +342,6 @@ def test_a_decision_of_200_tasks_and_400_partitions_fits_into_a_topic_with_defau
     }
 
 
-@pytest.mark.never_unsteady
 def test_a_short_decision_is_one_record_that_any_json_parser_reads(kafka):
     log, short = topic_log(kafka), record()
     log.create(short)
@@ -605,7 +603,6 @@ def test_a_topic_that_was_deleted_and_made_again_is_read_from_its_first_record(k
     assert bookmark(log).at == 0 and content(again(log)) == {Slot(5, 0): first}
 
 
-@pytest.mark.never_unsteady
 def test_records_that_were_cut_off_and_written_again_are_read(kafka):
     """As after an unclean leader election: a new leader's epoch begins before the bookmark."""
     log = topic_log(kafka, f"cut-{uuid.uuid4().hex}")
@@ -645,7 +642,6 @@ def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     assert content(again(log)) == {}, "this test cannot fail"
 
 
-@pytest.mark.never_unsteady
 def test_whatever_is_written_and_purged_by_drivers_that_were_suspended_a_bookmark_hides_nothing(
     kafka,
 ):
@@ -847,7 +843,6 @@ def message_of(error):
     return message
 
 
-@pytest.mark.never_unsteady
 def test_a_damaged_batch_is_met_again_by_every_later_read():
     """A byte is changed on the broker's disk: no read may succeed without this COMMIT, and when the
     disk is repaired, the same reader finds it.

@@ -295,7 +295,6 @@ RACES = {
 
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("name", RACES)
-@pytest.mark.never_unsteady
 def test_in_every_order_of_two_drivers_one_prefix_writes(name, lost):
     """`lost`: how many answers to EndTxn each of them loses."""
 
@@ -306,7 +305,6 @@ def test_in_every_order_of_two_drivers_one_prefix_writes(name, lost):
     assert every_order(run, 10) > 30
 
 
-@pytest.mark.never_unsteady
 def test_in_every_order_of_three_prefixes_one_writes():
     wanted = [
         ("p1", record("p1", 1, 0, commit=True)),
@@ -323,7 +321,6 @@ def test_in_every_order_of_three_prefixes_one_writes():
         run(random.Random(seed).choice)
 
 
-@pytest.mark.never_unsteady
 def test_two_first_writers_with_two_prefixes_do_not_both_win():
     """They have no id in common. The one that ends last finds both records, and stops."""
     wanted = [("p1", record("p1", 0, 0)), ("p2", record("p2", 0, 0))]
@@ -403,7 +400,6 @@ REFUSED = (*LOSES, StaleCheckpoint, OutcomeUnknown, UnfinishedBatch)
 MOMENTS = [(point, nth) for point in POINTS for nth in (1, 2, 3)]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize(("point", "nth"), MOMENTS)
 @pytest.mark.parametrize("suspended", ["new", "old"])
 def test_a_restart_with_another_prefix_writes_nothing_while_the_old_driver_decides(
@@ -425,7 +421,6 @@ def test_a_restart_with_another_prefix_writes_nothing_while_the_old_driver_decid
     assert query.store.read() == ["r0", "r1"]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize(("point", "nth"), MOMENTS)
 @pytest.mark.parametrize("suspended", ["adopter", "old"])
 def test_whatever_the_order_of_an_adoption_and_the_old_drivers_batch_no_row_is_there_twice(
@@ -456,7 +451,6 @@ def test_whatever_the_order_of_an_adoption_and_the_old_drivers_batch_no_row_is_t
     assert query.store.read().count("r1") <= 1 and log.owner() == "p2"
 
 
-@pytest.mark.never_unsteady
 def test_after_two_adoptions_only_the_last_prefix_writes():
     query = Query()
     old = query.in_line("p1")

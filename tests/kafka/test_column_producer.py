@@ -159,7 +159,6 @@ def no_pauses(sender):
     st.sampled_from([0.0, 0.1]),
 )
 @settings(max_examples=300, deadline=None)
-@pytest.mark.never_unsteady
 def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(
     seed, partitions, counts, forgets
 ):
@@ -259,7 +258,6 @@ def test_a_batch_that_was_replaced_keeps_no_bytes():
     st.sampled_from(["none", "lz4"]),
 )
 @settings(max_examples=200, deadline=None)
-@pytest.mark.never_unsteady
 def test_batches_that_are_too_large_are_split_and_nothing_is_overtaken(seed, chunks, codec):
     """Any record fits alone, and the batches of a chunk may be ten times too large."""
     broker = Dice(seed, 2, most=250)
@@ -393,7 +391,6 @@ def committed(cluster, conf, topic, *batches, **options):
     return c
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", CODECS)
 def test_broker_and_librdkafka_read_every_compression(kafka, cluster, topic, codec):
@@ -407,7 +404,6 @@ def test_broker_and_librdkafka_read_every_compression(kafka, cluster, topic, cod
     assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, topic)) == sorted(values)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_both_engines_write_the_same_records(kafka):
     headers = pa.array(
@@ -465,7 +461,6 @@ def test_keys_go_where_javas_own_producer_sends_them(javas_partitioner):
         assert ours.tolist() == [javas_partitioner(bytearray(k), partitions) for k in keys]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch):
     """Every third answer is thrown away after the broker has done its work."""
@@ -498,7 +493,6 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch
     }
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, cluster):
     names = [f"many-{uuid.uuid4().hex[:8]}" for _ in range(3)]
@@ -537,7 +531,6 @@ RUNNING = ("Ongoing", "PrepareEpochFence", "PrepareAbort")
 
 @pytest.mark.kafka
 @pytest.mark.full
-@pytest.mark.never_unsteady
 def test_a_transaction_without_a_timeout_outlives_one_with_it(kafka, cluster, topic):
     """KIP-939: the same second of timeout, the same pause."""
     fate = {}
@@ -568,7 +561,6 @@ def test_what_the_broker_offers_is_found_out_and_said(kafka):
     assert check(kafka.client_conf, two_phase="auto", timeout_ms=60_000).two_phase is False
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     ("version", "protocol", "two_phase"),

@@ -146,7 +146,6 @@ class Dice(Asked):
 
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 200), min_size=1, max_size=5), st.data())
 @settings(max_examples=100, deadline=None)
-@pytest.mark.never_unsteady
 def test_whatever_is_lost_or_moved_every_record_comes_once_and_in_order(seed, ends, data):
     broker = Dice(seed, ends)
     wanted = []
@@ -354,7 +353,6 @@ def rows(count, seed=0):
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-@pytest.mark.never_unsteady
 def test_what_librdkafka_writes(kafka, cluster, topic, codec):
     producer = Producer(
         kafka.client_conf | {"compression.type": codec, "linger.ms": 200, "batch.size": 500_000}
@@ -384,7 +382,6 @@ def java():
 
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-@pytest.mark.never_unsteady
 def test_what_java_writes(kafka, cluster, topic, java, codec):
     properties, clients = java.java.util.Properties(), java.org.apache.kafka
     for name, value in {
@@ -407,7 +404,6 @@ def test_what_java_writes(kafka, cluster, topic, java, codec):
 
 
 @pytest.mark.kafka
-@pytest.mark.never_unsteady
 def test_transactions_of_several_producers_in_one_partition(kafka, cluster, topic):
     """Some commit, some abort, some write without one; any range, any size of an answer, both
     isolation levels.
@@ -492,7 +488,6 @@ def send(kafka, topic, count, size=10, partition=0, **conf):
 
 
 @pytest.mark.kafka
-@pytest.mark.never_unsteady
 def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(kafka, cluster, topic):
     """The leader is known when it happens, so only the id in the Fetch request tells."""
     send(kafka, topic, 2_000, **{"batch.size": 2_000})
@@ -512,7 +507,6 @@ def test_a_topic_that_is_created_again_while_it_is_read_gives_no_rows(kafka, clu
 
 
 @pytest.mark.kafka
-@pytest.mark.never_unsteady
 def test_a_topic_that_was_created_again_before_it_is_read_gives_no_rows(kafka, cluster, topic):
     send(kafka, topic, 5)
     old = topic_id(cluster, topic)
@@ -599,7 +593,6 @@ def test_little_more_is_sent_than_the_ranges_hold(kafka, cluster, received, size
 
 
 @pytest.mark.kafka
-@pytest.mark.never_unsteady
 def test_many_partitions_are_read_by_few_requests(kafka, cluster):
     topic = f"fetch-{uuid.uuid4().hex[:8]}"
     kafka.create_topic(topic, partitions=40)

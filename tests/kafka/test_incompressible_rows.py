@@ -145,7 +145,6 @@ def read_by_java(kafka, topic, count):
     return found
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_rows_with_windows_of_noise_are_read_by_confluent_and_by_java(kafka):
     topic = kafka.create_topic(

@@ -135,7 +135,6 @@ def settled(store):
 # -- the promises of every participant --
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("promise", REQUIRED + DURABLE, ids=lambda promise: promise.__name__)
 def test_kafka_keeps(promise, kafka, topic):
@@ -143,7 +142,6 @@ def test_kafka_keeps(promise, kafka, topic):
 
 
 # The engines differ in how rows are written.
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("promise", few_of(REQUIRED + DURABLE))
 def test_kafka_keeps_by_the_row_engine(promise, kafka, topic):
@@ -187,7 +185,6 @@ def test_the_row_engine_counts_offsets_that_are_right_or_unknown(offsets, expect
 # -- other processes --
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_foreign_name_is_not_in_doubt_even_if_it_begins_like_ours(store):
     plan = a_plan()
@@ -301,7 +298,6 @@ def threads_and_connections(kafka):
     return process.num_threads(), len([r for r in remotes if r.port == port])
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("store", first_of(ENGINES), indirect=True)
 def test_clients_are_let_go_with_their_threads_and_their_transactions_stay(kafka, store):
@@ -344,7 +340,6 @@ def written(store, batch, topic=None):
     return c
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_columns_mean_what_they_mean_in_sparks_sink(kafka, topic, store):
     headers = pa.array(
@@ -376,7 +371,6 @@ def test_columns_mean_what_they_mean_in_sparks_sink(kafka, topic, store):
     assert (found["späte".encode()].partition(), found[b"c"].partition()) == (1, 0)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_the_option_topic_wins_over_the_column(kafka, topic, store):
     c = written(
@@ -387,7 +381,6 @@ def test_the_option_topic_wins_over_the_column(kafka, topic, store):
     assert {p.topic for p in c.partitions} == {topic} and sorted(values(kafka, topic)) == ["a", "b"]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     "kind",
@@ -407,7 +400,6 @@ def test_every_arrow_form_of_bytes_and_text(kafka, topic, store, kind):
     assert sorted(m.value() or b"" for m in records(kafka, topic)) == [b"", b"abc", b"abc"]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_full_queue_loses_nothing_and_the_committable_names_all_offsets(kafka, topic):
     store = KafkaParticipant(
@@ -473,7 +465,6 @@ def test_a_time_that_the_topic_refuses_is_a_bad_row(kafka, topic, store):
         txn.flush()
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize(("columns", "says"), BAD_ROWS.values(), ids=BAD_ROWS)
 def test_a_bad_row_is_found_before_anything_of_its_batch_is_sent(
@@ -512,7 +503,6 @@ def test_an_unknown_topic_or_partition_is_an_error_at_once(topic, store, columns
     assert time.monotonic() - started < 60
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     ("name", "why"),
@@ -571,7 +561,6 @@ def test_small_records_fit_a_narrow_topic_because_the_limit_was_asked_for(kafka)
     assert name not in store.cluster.batch_bytes  # no batch was refused
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("codec", ["none", "lz4"])
 def test_batches_that_are_too_large_for_the_topic_of_a_column_are_split(kafka, codec):
@@ -629,7 +618,6 @@ def test_no_promise_without_a_flush_or_without_a_record(store, monkeypatch):
         txn.precommit()
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_fenced_in_the_middle_there_is_no_promise(store):
     with (
@@ -643,7 +631,6 @@ def test_fenced_in_the_middle_there_is_no_promise(store):
         txn.flush()
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_at_least_once_checks_the_same_and_is_visible_at_once(kafka, topic):
     with RowWriter(kafka.client_conf, topic=topic).begin() as out:
@@ -728,14 +715,12 @@ def promise_while_an_init_is_late(slow, engine):
     return found
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_late_init_costs_the_name_and_not_the_promise(slow, engine):
     assert promise_while_an_init_is_late(slow, engine) == (True, {"retire"})
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_without_that_rule_the_late_init_breaks_the_promise(slow, monkeypatch):
     monkeypatch.setattr(row_producer, "_init_may_be_under_way", lambda heard: False)
@@ -975,7 +960,6 @@ def test_a_wrong_password_is_not_taken_for_silence_and_is_not_shown(alice):
 # -- the reader --
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_the_reader_agrees_with_another_consumer_and_is_not_stopped_by_gaps(kafka, topic, store):
     # every second one is aborted: gaps of records and of markers, one at the end
@@ -1002,7 +986,6 @@ def test_the_reader_agrees_with_another_consumer_and_is_not_stopped_by_gaps(kafk
         ]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_the_reader_stops_at_the_last_stable_offset(kafka, topic, store):
     with store.begin(a_plan()) as txn:
@@ -1110,7 +1093,6 @@ def of_unknown_age(messages):
     return [replace(m, plan=replace(m.plan, planned=None)) for m in messages]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, engine):
@@ -1136,7 +1118,6 @@ def test_a_wrong_clock_changes_no_decision(kafka, topic, monkeypatch, engine):
     assert values(kafka, topic) == ["a"] * len(clocks)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("prefix", ["kafka2pc", "another"])
 def test_another_log_is_refused_under_any_prefix(kafka, topic, prefix):

@@ -62,7 +62,6 @@ def last_stable_and_end(kafka, topic):
     return tuple(next(iter(f.values())).result().offset for f in found)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.nightly
 def test_kafka_3_5_is_refused_because_a_late_write_hangs_there(monkeypatch):

@@ -32,7 +32,6 @@ def fates(dead, states):
     )
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("decided", [True, False], ids=["decided", "not decided"])
 @pytest.mark.parametrize(("before", "after"), [("off", "required"), ("required", "off")])
@@ -54,7 +53,6 @@ def test_two_phase_commit_is_switched_while_a_batch_is_open(
     assert fates(dead, ENDED) == sorted(wanted)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.full
 def test_a_decided_batch_is_committed_after_the_brokers_ceased_to_offer_kip_939(tmp_path):

@@ -20,7 +20,6 @@ from kafka2pc.protocol.phases.decide import decide
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
-@pytest.mark.never_unsteady
 def test_adopt_gives_a_log_in_a_topic_to_another_prefix_and_then_restore_writes_under_it(
     kafka, tmp_path
 ):
@@ -55,7 +54,6 @@ def test_adopt_gives_a_log_in_a_topic_to_another_prefix_and_then_restore_writes_
     assert dead.seen() == sorted([*ROWS, *(f"1{v}" for v in "abcd")])
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize(
     "prefix", ["kafka2pc", None], ids=["the default prefix", "a prefix of its own"]
 )

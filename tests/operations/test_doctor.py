@@ -24,7 +24,6 @@ from kafka2pc.protocol.phases.commit import commit
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
 
-@pytest.mark.never_unsteady
 def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_goes_on(dead):
     dead.leave(decided=False)
     write(dead, "another producer's")
@@ -41,7 +40,6 @@ def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_go
     assert names(dead.doctor()) == {"one-copy"}
 
 
-@pytest.mark.never_unsteady
 def test_what_is_decided_is_committed_by_the_printed_lines(dead):
     dead.leave(decided=True)
     found = dead.doctor()
@@ -107,7 +105,6 @@ def test_what_is_young_is_left_in_peace_unless_it_is_fenced(dead):
     finding_of(dead.doctor(older_ms=60_000), "leftovers", "2 open transactions")
 
 
-@pytest.mark.never_unsteady
 def test_a_decision_log_elsewhere_and_a_prefix_of_its_own_are_in_the_printed_lines(kafka, tmp_path):
     dead = DeadQuery(kafka, tmp_path, prefix="operations v1")
     driver = replace(dead.run(), log=FileLog(tmp_path / "log" / dead.id))

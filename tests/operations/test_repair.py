@@ -65,7 +65,6 @@ def test_what_would_lose_or_double_rows_is_refused(decided, commit, known, says,
     assert len(dead.open()) == 2
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize(
     ("decided", "says", "rows"),
     [(True, "; lost: 2 records in", []), (False, "there twice after the replay", ["0a", "0b"])],
@@ -87,7 +86,6 @@ def test_force_without_a_checkpoint_says_what_it_could_mean(dead):
     )
 
 
-@pytest.mark.never_unsteady
 def test_a_query_begun_anew_names_what_the_dead_one_left_and_the_line_that_drops_it(
     kafka, dead, tmp_path, caplog
 ):
@@ -109,7 +107,6 @@ def test_a_query_begun_anew_names_what_the_dead_one_left_and_the_line_that_drops
 # -- what the protocol checks instead of assuming it --
 
 
-@pytest.mark.never_unsteady
 def test_a_start_that_only_drains_leaves_nothing_open(dead):
     """Each task ran twice; the driver decided, and died before its sweep. No more input comes."""
     driver = dead.run()
@@ -124,7 +121,6 @@ def test_a_start_that_only_drains_leaves_nothing_open(dead):
     assert dead.open() == [] and dead.seen() == ROWS
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize("who", ["another process", "the same planner"])
 def test_a_batch_that_an_operator_marked_done_is_finished(dead, who, monkeypatch):
     """It was decided, and not finished, when commits/0 was written by hand."""
@@ -141,7 +137,6 @@ def test_a_batch_that_an_operator_marked_done_is_finished(dead, who, monkeypatch
     assert dead.seen() == ["0a", "0b"] and dead.open() == []
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize(
     "says", ["2 committed; nothing is open", "2 committed, 1 aborted; nothing is open"]
 )
@@ -182,7 +177,6 @@ def test_restore_names_a_batch_that_spark_passed_over_until_it_is_accepted(dead)
     assert status == 0 and "missing" not in said
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize("decided", [True, False])
 def test_what_was_decided_is_done(decided, dead):
     dead.leave(decided)
@@ -213,7 +207,6 @@ def test_what_is_not_open_cannot_be_ended(dead):
     assert "unknown to its coordinator" in typed(dead.access.command("abort", "unused"))[0]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize("how", ["abort", "restore"])
 def test_a_living_run_is_fenced_before_anything_of_it_is_aborted(how, dead):
     """Otherwise it could decide between our look and our abort, and lose rows."""
@@ -231,7 +224,6 @@ def test_a_living_run_is_fenced_before_anything_of_it_is_aborted(how, dead):
     assert dead.seen() == ROWS
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize(("when", "batch_id"), [("claim", 0), ("claim", 1), ("complete", 1)])
 def test_a_run_that_decides_while_we_look_is_left_alone_and_loses_nothing(
     when, batch_id, dead, monkeypatch
@@ -272,7 +264,6 @@ def test_restore_fails_and_names_what_is_still_open(dead, monkeypatch):
     assert status == 0 and "2 aborted; nothing is open any more" in said and not dead.open()
 
 
-@pytest.mark.never_unsteady
 def test_restore_reports_no_commit_that_was_not_sent(dead, monkeypatch):
     dead.leave(decided=True)
     monkeypatch.setattr(repair, "complete", lambda driver, decision: None)  # another run goes on
@@ -282,7 +273,6 @@ def test_restore_reports_no_commit_that_was_not_sent(dead, monkeypatch):
     assert all(f.transactional_id in e.value.what for f in dead.open()) and dead.seen() == []
 
 
-@pytest.mark.never_unsteady
 def test_restore_reports_what_a_living_run_has_decided_before_its_claim(dead, monkeypatch):
     living = dead.run()
     messages = dead.write(living)
@@ -298,7 +288,6 @@ def test_restore_reports_what_a_living_run_has_decided_before_its_claim(dead, mo
     assert dead.seen() == ROWS
 
 
-@pytest.mark.never_unsteady
 def test_an_undecided_leftover_is_not_aborted_before_the_decision_is_finished(dead):
     """The slot that fences would hide the decision."""
     dead.leave(decided=True)
@@ -314,7 +303,6 @@ def test_an_undecided_leftover_is_not_aborted_before_the_decision_is_finished(de
     assert dead.open() == [] and dead.seen() == ROWS
 
 
-@pytest.mark.never_unsteady
 def test_after_restore_the_query_goes_on_without_loss_or_double(dead):
     first = dead.run()
     commit(first, dead.write(first), 0)
@@ -336,7 +324,6 @@ def test_after_restore_the_query_goes_on_without_loss_or_double(dead):
     assert dead.seen() == [f"{n}{v}" for n in range(3) for v in "abcd"]
 
 
-@pytest.mark.never_unsteady
 def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
     dead = DeadQuery(kafka, tmp_path)
     log = FileLog(tmp_path / "log" / dead.id)
@@ -353,9 +340,7 @@ def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
         open_query(str(tmp_path / "log"))
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.spark
-@pytest.mark.never_unsteady
 def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_and_then_goes_on(
     story,
 ):
@@ -396,7 +381,6 @@ def test_a_missing_checkpoint_is_an_error(dead, tmp_path):
     assert typed(dead.access.command("restore", str(tmp_path / "nowhere")))[1] == 1
 
 
-@pytest.mark.never_unsteady
 def test_an_empty_log_never_counts_as_nothing_decided(dead, tmp_path):
     driver = dead.leave(decided=True).run()
     place, (first, *_) = str(dead.place), dead.open()
@@ -446,7 +430,6 @@ def renamed(dead, prefix):
     return replace(dead.run(), about=Identity(prefix=prefix))
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize("rows", [True, False])
 def test_a_query_that_has_changed_its_prefix_is_found_under_both(rows, dead):
     """It did so between two batches; the first run of the new prefix died before its decision."""

@@ -100,7 +100,6 @@ def may_use_group(conf, topic):
     return True
 
 
-@pytest.mark.never_unsteady
 def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_is_written(
     secure, tmp_path, request
 ):
@@ -141,7 +140,6 @@ def hold(kafka, topic):
             producer.commit_transaction(30)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.full
 def test_the_printed_commands_repair_a_dead_query_on_a_secured_cluster(secure, tmp_path):
     topic, prefix = "secured", "kafka2pc"

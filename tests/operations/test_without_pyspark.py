@@ -43,7 +43,6 @@ def test_every_module_is_imported():
     assert run("".join(f"import {name}\n" for name in names)) == ("", 0)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_dead_query_is_found_and_restored(dead):
     dead.leave(decided=True)

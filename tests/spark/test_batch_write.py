@@ -113,7 +113,6 @@ def another_process(writer):
 # -- a write without a key --
 
 
-@pytest.mark.never_unsteady
 def test_a_write_whose_commit_gives_no_clear_answer_is_finished_not_aborted(store):
     writer = plan_write(options())
     messages = rows_written(writer)
@@ -128,7 +127,6 @@ def test_a_write_whose_commit_gives_no_clear_answer_is_finished_not_aborted(stor
     assert store.read() == ["a", "b", "c"]
 
 
-@pytest.mark.never_unsteady
 def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finishes(
     store, monkeypatch
 ):
@@ -154,7 +152,6 @@ def place(request, tmp_path):
     return log | ({"idempotenceKey": "today"} if request.param == "key" else {})
 
 
-@pytest.mark.never_unsteady
 def test_after_a_committer_that_dies_before_it_answers_spark_the_next_one_answers(
     store, place, caplog
 ):
@@ -167,7 +164,6 @@ def test_after_a_committer_that_dies_before_it_answers_spark_the_next_one_answer
     assert store.read() == ["a", "b", "c"] and caplog.text.count("Do not repeat it") == 2
 
 
-@pytest.mark.never_unsteady
 def test_a_write_that_is_aborted_leaves_nothing(store, place, tmp_path):
     writer = plan_write(options(**place))
     messages = rows_written(writer)
@@ -188,7 +184,6 @@ def test_what_still_gives_no_answer_stays_decided_and_says_how_to_finish_it(stor
     assert commit_of(FileLog(writer.folder), 0) is not None
 
 
-@pytest.mark.never_unsteady
 def test_a_write_that_fails_before_its_decision_is_aborted_and_leaves_nothing(store):
     writer = plan_write(options())
     rows_written(writer)
@@ -234,7 +229,6 @@ def test_a_finished_write_leaves_the_disk_after_a_day(store, tmp_path):
     assert not decided.exists() and unfinished.exists()
 
 
-@pytest.mark.never_unsteady
 def test_a_write_that_goes_on_for_longer_than_a_day_is_decided_all_the_same(store):
     writer = plan_write(options())
     messages = rows_written(writer)
@@ -317,7 +311,6 @@ def written(store, wanted, rows="a"):
     return writer.plan.mode
 
 
-@pytest.mark.never_unsteady
 def test_a_key_that_is_written_again_ends_what_the_first_run_left(store, tmp_path):
     """A copy of a task was open when its driver died after the decision."""
     writer = plan_write(keyed(tmp_path, "one"))
@@ -331,7 +324,6 @@ def test_a_key_that_is_written_again_ends_what_the_first_run_left(store, tmp_pat
     assert store.in_doubt(writer.plan.query_id) == [] and store.read() == ["a"]
 
 
-@pytest.mark.never_unsteady
 def test_a_key_writes_once(store, tmp_path):
     assert [written(store, keyed(tmp_path, key)) for key in ("one", "one", "two")] == [
         Mode.WRITE,
@@ -341,7 +333,6 @@ def test_a_key_writes_once(store, tmp_path):
     assert store.read() == ["a", "a"]
 
 
-@pytest.mark.never_unsteady
 def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, monkeypatch):
     opened, looked = [], []
     open_log, purge = driver_side.open_log, batch_sink.purge_keys
@@ -370,7 +361,6 @@ def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
     assert driver_side.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
 
 
-@pytest.mark.never_unsteady
 def test_a_replay_under_a_key_that_differs_closes_the_key_all_the_same(store, tmp_path):
     written(store, keyed(tmp_path, "one"))
     for _ in range(2):
@@ -380,7 +370,6 @@ def test_a_replay_under_a_key_that_differs_closes_the_key_all_the_same(store, tm
     assert store.read() == ["a"]
 
 
-@pytest.mark.never_unsteady
 def test_a_write_without_a_key_leaves_its_decision_log_after_a_day(store, tmp_path):
     for _ in range(3):
         writer = plan_write(options(decisionLog=str(tmp_path / "log")))
@@ -464,7 +453,6 @@ def test_a_purge_that_fails_does_not_fail_the_write(store, caplog):
 # -- on a broker --
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     """The command is the one that the error prints."""
@@ -501,7 +489,6 @@ def dying(jobs, tmp_path_factory):
         job.stop()
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.parametrize("place", first_of(["no log", "log", "key"], rest="nightly"), indirect=True)
@@ -513,7 +500,6 @@ def test_who_runs_the_job_reads_in_sparks_error_that_all_is_written(dying, kafka
     assert sorted(values(kafka, topic), key=int) == [str(n) for n in range(100)]
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_what_is_open_under_a_former_prefix_is_found(kafka):
     topic = kafka.create_topic(f"prefix-{uuid.uuid4().hex[:8]}", partitions=1)

@@ -53,7 +53,6 @@ def refuse(spark, kafka, topic, checkpoint, **more):
 
 
 @pytest.mark.full
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize("guarantee", first_of(["exactly_once", "at_least_once"], rest="nightly"))
 def test_a_sink_refuses_it_in_a_new_checkpoint_and_in_one_of_micro_batches(
     both_formats, kafka, topic, tmp_path, guarantee

@@ -179,6 +179,7 @@ def test_two_calls_for_one_batch_are_refused(query, topics):
         assert values(query.kafka, other) == []
 
 
+@pytest.mark.full
 def test_two_calls_with_two_names_write_a_batch_twice(query, tmp_path):
     options = query.options(decisionLog=str(tmp_path / "decisions"))
     doors = [kafka2pc.exactly_once(options, name=query.topic + end) for end in "xy"]
@@ -501,6 +502,7 @@ for place in places:
 """
 
 
+@pytest.mark.full
 def test_over_spark_connect_the_checkpoint_is_asked_for(query):
     """The function runs in a process of the server, which does not know the query. Under a name it
     never learns which run it is in; what was decided before an error that the function caught is

@@ -450,7 +450,6 @@ def stage(tmp_path_factory):
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.full
-@pytest.mark.never_unsteady
 def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
     """Otherwise its first batches would be taken for those that the old one has written."""
     stage.end_scenario()

@@ -73,7 +73,6 @@ def settings(kafka, provider="tokens:token"):
     }
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize("engine", ["columnar", "rows"])
 def test_both_engines_write_the_driver_commits_and_the_source_reads(engine, oauth):
     conf = settings(oauth)
@@ -161,7 +160,6 @@ def token():
 """
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.spark
 @pytest.mark.full
 def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):

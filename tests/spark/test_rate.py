@@ -276,7 +276,6 @@ def wait_until(is_so, query, within_s=120):
         time.sleep(0.1)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.kafka

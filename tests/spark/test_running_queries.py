@@ -496,7 +496,6 @@ def deaf(query):
     return writer, store
 
 
-@pytest.mark.never_unsteady
 def test_the_next_run_finishes_what_was_decided(query, deaf):
     """Two availableNow runs in one process: the token of the first one is still there."""
     writer, store = deaf
@@ -508,7 +507,6 @@ def test_the_next_run_finishes_what_was_decided(query, deaf):
     assert store.in_doubt(query.id) == []
 
 
-@pytest.mark.never_unsteady
 def test_the_next_call_of_the_run_finishes_it_and_says_what_not_to_do(query, deaf):
     writer, store = deaf
     with pytest.raises(PassedOver, match="Not yet. .*Do not write them again") as unclear:

@@ -83,6 +83,7 @@ def test_a_batch_without_rows_is_decided_and_begins_no_transaction(story):
     assert len(story.rows()) == 2 * story.size
 
 
+@pytest.mark.full
 def test_rows_without_a_key_go_where_batch_and_task_say(story, kafka):
     """Each task writes its few rows to one partition, another one in each batch."""
     topic = kafka.create_topic(f"{story.name}-wide", partitions=16)
@@ -114,6 +115,7 @@ def begun_and_promised(story):
     return promised, aborted
 
 
+@pytest.mark.full
 def test_a_worker_dies_after_its_precommit_and_what_it_left_is_swept(retrying, story):
     story.feed(2)
     story.arm(CrashPoint.AFTER_PRECOMMIT, batch_id=1)
@@ -137,9 +139,10 @@ def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, story,
     ("rows", "ends"),
     [
         pytest.param(1, [("info", "write"), ("info", "flush")], id="in_write"),
-        pytest.param(0, [("ok", "precommit")], id="before_begin", marks=pytest.mark.full),
+        pytest.param(0, [("ok", "precommit")], id="before_begin", marks=pytest.mark.nightly),
     ],
 )
+@pytest.mark.full
 def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(
     rows, ends, story, tmp_path
 ):
@@ -261,6 +264,7 @@ def drained(story, batch_id):
     return sum(e.kind == "ok" and e.ids["batch_id"] == batch_id for e in story.events("drain"))
 
 
+@pytest.mark.full
 def test_a_decided_batch_is_drained_and_its_state_survives(story):
     """With RocksDB and its second checkpoint format every run of a batch makes a new version of the
     state; Spark fails if a task brings none.
@@ -296,6 +300,7 @@ def test_a_decided_batch_is_drained_and_its_state_survives(story):
     assert not story.open()
 
 
+@pytest.mark.full
 def test_complete_mode_writes_every_result_of_every_batch_once(story):
     counts = dict(
         shape="count",
@@ -318,6 +323,7 @@ def test_complete_mode_writes_every_result_of_every_batch_once(story):
     assert not story.open()
 
 
+@pytest.mark.full
 def test_windows_in_append_mode_appear_once(story):
     windows = dict(
         shape="window",
@@ -380,6 +386,7 @@ def test_a_batch_write_with_a_key_is_killed_and_run_again(point, story):
     assert set(Counter(s.row for s in story.rows()).values()) == {3}
 
 
+@pytest.mark.full
 def test_a_batch_write_that_fails_leaves_nothing_open(story):
     """No later job can find it: it has no checkpoint, and the next job has another name."""
     story.feed(2)
@@ -481,6 +488,7 @@ def test_rows_of_a_key_stay_in_order(story):
 # -- whose checkpoint --
 
 
+@pytest.mark.full
 def test_a_copy_of_the_checkpoint_is_refused_and_the_original_goes_on(story):
     story.feed(2)
     story.run()

@@ -93,7 +93,6 @@ def query(tls, tmp_path):
     made.participant.close()
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize("engine", ["columnar", "rows"])
 def test_both_engines_write_and_the_driver_commits(engine, tls, tmp_path):
     query = Query(tls, tmp_path, engine=engine)
@@ -102,7 +101,6 @@ def test_both_engines_write_and_the_driver_commits(engine, tls, tmp_path):
     assert query.seen(tls) == list("abcd")
 
 
-@pytest.mark.never_unsteady
 def test_the_source_reads_and_tells_its_group(query, tls):
     commit(query.driver, query.messages, 0)
     query.seen(tls)
@@ -126,7 +124,6 @@ def typed(line):
     return done.output, done.exit_code
 
 
-@pytest.mark.never_unsteady
 def test_a_dead_query_is_found_and_finished_from_the_shell(query, tls, tmp_path):
     decide(query.driver, query.messages[0].plan, query.messages)
     file = tmp_path / "alice.properties"
@@ -152,7 +149,6 @@ def test_a_dead_query_is_found_and_finished_from_the_shell(query, tls, tmp_path)
     ], "the key's password is nowhere"
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.spark
 def test_a_spark_query_with_certificates(tls, job, tmp_path):
     with Scenario(job, tls, tmp_path) as story:

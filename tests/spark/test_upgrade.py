@@ -130,7 +130,6 @@ def query(jobs):
             yield lambda options: job.ask("upgrade_query.run", options=options)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.parametrize("state", first_of(["half", "planned", "decided"]))

@@ -52,7 +52,6 @@ def at(mariadb):
 
 # the whole: in the lesson stores/06_mysql
 @pytest.mark.parametrize("check", SMOKE, ids=lambda check: check.__name__)
-@pytest.mark.never_unsteady
 def test_mariadb_keeps(check, at):
     check(at)
 
@@ -106,7 +105,6 @@ def test_every_kind_of_column_arrives(mariadb):
     ]
 
 
-@pytest.mark.never_unsteady
 def test_of_two_rows_with_one_key_the_later_stays_in_a_task_and_between_batches(mariadb):
     mariadb.execute(
         "create table words (id int, lang varchar(2), value text, seen int default 7, primary key"
@@ -152,7 +150,6 @@ def test_an_instant_is_the_same_in_every_time_zone(mariadb):
         mariadb.execute("set global time_zone = %s", zone)
 
 
-@pytest.mark.never_unsteady
 def test_while_its_owner_is_connected_a_commit_is_unknown_and_then_done(at, monkeypatch):
     with monkeypatch.context() as careless:
         careless.setattr(pymysql.Connection, "close", lambda connection: None)
@@ -173,7 +170,6 @@ def test_while_its_owner_is_connected_a_commit_is_unknown_and_then_done(at, monk
     )
 
 
-@pytest.mark.never_unsteady
 def test_a_precommitted_transaction_survives_the_death_of_the_server(mariadb, at):
     c = precommit_rows(at, a_plan(), "a")
     mariadb.kill()
@@ -184,7 +180,6 @@ def test_a_precommitted_transaction_survives_the_death_of_the_server(mariadb, at
     assert (ask(at.store.commit, c), at.seen()) == (DONE, ["a"])
 
 
-@pytest.mark.never_unsteady
 def test_what_an_operator_rolled_back_is_not_open_any_more(mariadb, at):
     plan = a_plan()
     c = precommit_rows(at, plan, "a")
@@ -199,7 +194,6 @@ def test_what_an_operator_rolled_back_is_not_open_any_more(mariadb, at):
     assert [at.store.abort(c) for c in at.store.in_doubt(plan.query_id)] == [DONE]
 
 
-@pytest.mark.never_unsteady
 def test_two_tasks_with_one_key_do_not_wait_for_ever(mariadb):
     mariadb.execute("create table keyed (id int primary key) engine=innodb")
     store = MysqlParticipant(mariadb.url, "keyed", key=("id",), lock_s=1)
@@ -279,7 +273,6 @@ def test_a_server_that_is_too_old_is_refused(mariadb, at, version, comment, good
         assert good
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.parametrize(
     ("table", "batch", "says"),
     [

@@ -61,21 +61,18 @@ def checks(*of):
     return pytest.mark.parametrize("check", of, ids=lambda check: check.__name__)
 
 
-@pytest.mark.never_unsteady
 @checks(*REQUIRED)
 def test_memory_keeps(check):
     store = MemoryParticipant()
     check(At(store, store.read))
 
 
-@pytest.mark.never_unsteady
 @checks(*SMOKE_REQUIRED)
 def test_a_shaped_store_keeps(check):
     store = MemoryParticipant()
     check(At(Shaped(store, lambda batch: batch["value"].to_pylist()), store.read, rows))
 
 
-@pytest.mark.never_unsteady
 @checks(*SMOKE)
 def test_a_shaped_folder_keeps(check, tmp_path):
     at = folder(tmp_path / "out")
@@ -134,13 +131,11 @@ def folder(path, format="parquet"):
 
 
 @checks(*REQUIRED, *DURABLE)
-@pytest.mark.never_unsteady
 def test_a_folder_keeps(check, tmp_path):
     check(folder(tmp_path / "out"))
 
 
 @checks(*SMOKE)
-@pytest.mark.never_unsteady
 def test_a_folder_of_json_keeps(check, tmp_path):
     check(folder(tmp_path / "out", "json"))
 
@@ -160,13 +155,11 @@ def bucket(url):
 
 
 @checks(*SMOKE_REQUIRED)
-@pytest.mark.never_unsteady
 def test_an_object_store_in_memory_keeps(check, request):
     check(bucket(f"memory://{request.node.name}"))
 
 
 @checks(*SMOKE)  # the whole: on S3 (tests/decision_logs), and in the lesson stores/03_object_store
-@pytest.mark.never_unsteady
 def test_an_object_store_keeps(check, tmp_path):
     check(bucket(f"file://{tmp_path}/bucket"))
 
@@ -205,7 +198,6 @@ def test_every_kind_of_column_comes_back(tmp_path):
     )
 
 
-@pytest.mark.never_unsteady
 def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
     at = folder(tmp_path / "out")
     c = precommit_rows(at, a_plan(), "a")
@@ -218,7 +210,6 @@ def test_a_disk_that_refuses_is_unknown_and_asked_again(tmp_path, monkeypatch):
     assert at.store.commit(c) is DONE and at.seen() == ["a"]
 
 
-@pytest.mark.never_unsteady
 def test_a_commit_that_died_before_it_tidied_up_is_no_doubt(tmp_path, monkeypatch):
     at = bucket(f"file://{tmp_path}/bucket")
     plan = a_plan()
@@ -232,7 +223,6 @@ def test_a_commit_that_died_before_it_tidied_up_is_no_doubt(tmp_path, monkeypatc
     assert (at.store.abort(c), at.store.commit(c)) == (REFUSED, DONE)
 
 
-@pytest.mark.never_unsteady
 def test_what_a_late_put_leaves_is_removed(tmp_path):
     at = bucket(f"file://{tmp_path}/bucket")
     plan = a_plan()
@@ -245,7 +235,6 @@ def test_what_a_late_put_leaves_is_removed(tmp_path):
     assert at.store.fs.find(f"{at.store.root}/data") == []
 
 
-@pytest.mark.never_unsteady
 def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_path):
     at = bucket(f"file://{tmp_path}/bucket")
     c = precommit_rows(at, a_plan(), "a")
@@ -314,7 +303,6 @@ def test_what_a_file_system_remembers_of_a_folder_is_not_believed(tmp_path):
         assert at.store.commit(late()) is DONE
 
 
-@pytest.mark.never_unsteady
 def test_names_with_an_empty_prefix_or_one_of_two_lines_are_found_again(tmp_path):
     for n, prefix in enumerate(("", "two\nlines")):
         plan, store = a_plan(), FileParticipant(tmp_path / str(n), prefix=prefix)
@@ -360,7 +348,6 @@ def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
     assert "hunter2" not in str(e.value)
 
 
-@pytest.mark.never_unsteady
 def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
     at, plan = folder(tmp_path / "out"), a_plan()
     precommit_rows(at, plan, "a")
@@ -372,12 +359,10 @@ def test_a_foreign_file_is_not_in_doubt_even_if_it_begins_like_ours(tmp_path):
 
 
 @checks(*SMOKE)  # the whole: in the lesson stores/07_wal
-@pytest.mark.never_unsteady
 def test_a_log_before_a_store_keeps(check, tmp_path):
     check(wal(tmp_path))
 
 
-@pytest.mark.never_unsteady
 def test_a_log_before_a_store_is_found_under_each_prefix(tmp_path):
     """Its records name the prefix, and the next run looks under the former one."""
     log = ObjectParticipant(f"file://{tmp_path}/log", prefix="former", name="kv", format="json")
@@ -394,7 +379,6 @@ def test_a_log_before_a_store_is_found_under_each_prefix(tmp_path):
     assert new.commit(c) is DONE and len(sent) == 3
 
 
-@pytest.mark.never_unsteady
 def test_another_process_finishes_the_replay_of_a_killed_one(tmp_path):
     plan = a_plan()
     c = killed_after(wal(tmp_path, dies_at="c"), plan, "commit", "a", "b", "c", "d")
@@ -404,7 +388,6 @@ def test_another_process_finishes_the_replay_of_a_killed_one(tmp_path):
     assert in_another_process(at, "commit", c) is DONE and at.seen() == ["a", "b", "c", "d"]
 
 
-@pytest.mark.never_unsteady
 def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
     c = precommit_rows(wal(tmp_path), a_plan(), "a", "b")
     assert wal(tmp_path, dies_at="b", error=ConnectionError()).store.commit(c) is UNKNOWN
@@ -417,7 +400,6 @@ def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
     assert wal(tmp_path, dies_at="a", error=ConnectionError()).store.commit(c) is DONE
 
 
-@pytest.mark.never_unsteady
 def test_a_log_that_still_holds_rows_is_not_committed(tmp_path):
     c = precommit_rows(wal(tmp_path), a_plan(), "a", "b", "c")
     at = wal(tmp_path, dies_at="c", error=ConnectionError())
@@ -445,7 +427,6 @@ def test_a_log_that_cannot_be_read_leaves_the_state_unknown(tmp_path, error, ans
                 at.store.describe([c])
 
 
-@pytest.mark.never_unsteady
 def test_a_target_that_is_away_stops_the_query_until_it_has_the_rows(tmp_path):
     """Retries come to an end; then the batch is decided and not complete."""
     query, log = str(uuid.uuid4()), MemoryLog()
