@@ -116,7 +116,7 @@ def test_a_session_that_ends_is_renewed_between_two_requests(connection):
         until(again, "the same connection logs in again", 60)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.skipif("KAFKA2PC_NEWEST" in os.environ, reason="it runs the tests above")
 def test_the_newest_patch_release_keeps_the_contract(tmp_path):
     wanted = "kafka-python>=3.0.12,<3.1"

@@ -6,9 +6,8 @@ import random
 import time
 
 import pytest
-from both_formats import OURS, SPARKS_OWN, send, values
+from both_formats import OURS, send, values
 from confluent_kafka import KafkaError, KafkaException
-from marks import first_of
 
 import kafka2pc
 from kafka2pc.protocol.errors import BrokerUnreachable
@@ -22,10 +21,6 @@ from kafka2pc.spark.source.readers import StreamReader
 pytestmark = pytest.mark.never_unsteady
 
 LONG_MAX = 2**63 - 1
-# What Spark's own source reads is written in the tests; it is asked again by `make test-nightly`.
-EITHER = pytest.mark.parametrize(
-    "either_format", first_of([OURS, SPARKS_OWN], rest="nightly"), indirect=True
-)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +195,6 @@ def test_cuts_are_those_of_sparks_own_calculator(both_formats):
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.kafka
-@EITHER
 def test_the_upper_limit_is_shared_out_as_spark_does(either_format, kafka, topic, tmp_path):
     send_unevenly(kafka, topic)
     now = {"availableNow": True}
@@ -213,7 +207,6 @@ def test_the_upper_limit_is_shared_out_as_spark_does(either_format, kafka, topic
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.kafka
-@EITHER
 def test_how_far_each_batch_was_behind(either_format, kafka, topic, tmp_path):
     """Spark's own source reports it to Spark; `progress` reads ours from the checkpoint."""
     send_unevenly(kafka, topic)
@@ -237,7 +230,6 @@ def test_how_far_each_batch_was_behind(either_format, kafka, topic, tmp_path):
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.kafka
-@EITHER
 def test_a_run_that_ends_and_the_lower_limit(either_format, kafka, topic, tmp_path):
     """`once` reads all in both. `availableNow` leaves 14 in Spark's own, and reads them here."""
     send_unevenly(kafka, topic)
@@ -250,7 +242,6 @@ def test_a_run_that_ends_and_the_lower_limit(either_format, kafka, topic, tmp_pa
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.kafka
-@EITHER
 def test_a_running_stream_waits_for_the_lower_limit(either_format, kafka, topic, tmp_path):
     send(kafka, topic, range(3))
     limits = {"minOffsetsPerTrigger": "15", "maxTriggerDelay": "1h"}
@@ -279,7 +270,6 @@ def wait_until(is_so, query, within_s=120):
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.kafka
-@EITHER
 def test_a_batch_read_is_cut_and_ignores_what_is_for_streams(either_format, kafka, topic):
     send(kafka, topic, range(9))
     first = {"assign": f'{{"{topic}": [0]}}'}

@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
     NewPartitions,
 )
 
+from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import (
     BadOption,
     RecordsBroken,
@@ -291,8 +292,7 @@ def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, top
     )
     start = strict.initialOffset()
     ask.admin.delete_topics([topic])[topic].result()
-    while ask.topics([topic]):
-        time.sleep(0.1)
+    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
     read_to = "read were partitions 0 to offset 6, 1 to offset 6"
     with pytest.raises(TopicGone, match=f"topic {topic} does not exist any more; {read_to}"):
         strict.latestOffset(start, None)
@@ -327,8 +327,7 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
         == [RangePartition((Range(topic, 0, 0, 6),))]
     )
     ask.admin.delete_topics([topic])[topic].result()
-    while ask.topics([topic]):
-        time.sleep(0.1)
+    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
     kafka.create_topic(topic, partitions=2)
     write(kafka, topic, range(50))
     after = StreamReader(o)
@@ -343,8 +342,7 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
 
 def create_again(kafka, ask, topic):
     ask.admin.delete_topics([topic])[topic].result()
-    while ask.topics([topic]):
-        time.sleep(0.1)
+    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
     kafka.create_topic(topic, partitions=2)
     write(kafka, topic, [f"new {n}" for n in range(20)])
 
@@ -467,8 +465,7 @@ def test_a_topic_that_vanished_is_reported_by_the_plan_and_by_a_task(
     reader, planned = StreamReader(o), Range(topic, 0, 0, 6)
     start = reader.latestOffset(reader.initialOffset(), None)
     ask.admin.delete_topics([topic])[topic].result()
-    while ask.topics([topic]):
-        time.sleep(0.1)
+    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
     said = (
         f"topic {topic} does not exist any more; read were partitions 0 to offset 6, 1 to offset 0"
     )
@@ -513,8 +510,7 @@ def test_a_new_topic_of_a_pattern_and_a_new_partition_are_read_from_their_first_
     start = reader.initialOffset()
     kafka.create_topic(f"{topic}-2")
     ask.admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
-    while len(ask.topics([topic])[topic][1]) < 3:
-        time.sleep(0.1)
+    until(lambda: len(ask.topics([topic])[topic][1]) == 3, "the partition is known", 60)
     write(kafka, f"{topic}-2", ["new topic"])
     write(kafka, topic, ["new partition"], partition=2)
     end = reader.latestOffset(start, None)
@@ -867,8 +863,7 @@ def test_what_is_wrong_reaches_the_user_of_a_stream(spark, kafka, topic, ask, tm
     refused(f"RecordsGone: {topic}-0: offsets 4 to 5 are gone")
     run(failOnDataLoss="false")
     ask.admin.delete_topics([topic])[topic].result()
-    while ask.topics([topic]):
-        time.sleep(0.1)
+    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
     refused(f"TopicGone: topic {topic} does not exist any more")
     kafka.create_topic(topic)
     write(kafka, topic, ["new"])

@@ -150,6 +150,7 @@ def test_a_dead_query_is_found_and_finished_from_the_shell(query, tls, tmp_path)
 
 
 @pytest.mark.spark
+@pytest.mark.full
 def test_a_spark_query_with_certificates(tls, job, tmp_path):
     with Scenario(job, tls, tmp_path) as story:
         story.feed(2)
