@@ -61,7 +61,7 @@ class LocalPostgres:
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL to the server and its processes, of which one that lives on would not let it start
+        """SIGKILL to the server and its processes: if one lives on, the server does not start
         again. `start` brings it back.
         """
         server = psutil.Process(self.server.get_pid())
