@@ -44,6 +44,9 @@ from kafka2pc.spark.sink.columns import check_columns
 from kafka2pc.spark.sink.options import parse_sink_options
 
 
+pytestmark = pytest.mark.never_unsteady
+
+
 def on_spark(test):
     return pytest.mark.kafka(pytest.mark.spark(test))
 
@@ -338,7 +341,6 @@ PLANNED = {
 }
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @cases(PLANNED)
 def test_the_planner_refuses_before_a_transaction_begins(query, case):
@@ -383,7 +385,6 @@ def test_the_planner_of_a_batch_write_refuses(query, case):
     query.refused("BadOption", *says, ask="write", options=options)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @pytest.mark.parametrize("ask", ["stream", "write"])
 def test_a_decision_log_that_cannot_be_written_stops_it(query, ask, tmp_path):
@@ -395,7 +396,6 @@ def test_a_decision_log_that_cannot_be_written_stops_it(query, ask, tmp_path):
     query.goes_on(ask=ask, options=here)
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_place_for_decisions_that_cannot_be_written_stops_the_query(query):
     place = query.checkpoint / "kafka2pc"
@@ -430,7 +430,6 @@ DAMAGE = {
 }
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 @cases(DAMAGE)
 def test_a_damaged_or_newer_decision_is_refused_and_restored_it_loses_nothing(query, case):
@@ -446,7 +445,6 @@ def test_a_damaged_or_newer_decision_is_refused_and_restored_it_loses_nothing(qu
     query.goes_on()
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_decision_about_another_cluster_is_refused(query):
     query.run()
@@ -461,7 +459,6 @@ def test_a_decision_about_another_cluster_is_refused(query):
     query.goes_on()
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_a_checkpoint_used_against_another_cluster_is_refused(query, secure):
     query.run()
@@ -519,7 +516,6 @@ def in_force(cluster, name, kind, operation):
         return False
 
 
-@pytest.mark.never_unsteady
 @pytest.mark.kafka
 def test_rights_are_named_one_after_the_other_and_all_given_nothing_is_lost(hers):
     topic, prefix = f"topic {hers.name}", f"{hers.name}-probe"
@@ -603,7 +599,6 @@ MANY_SAID = [
 ]
 
 
-@pytest.mark.never_unsteady
 @on_spark
 def test_in_the_planner_wrong_options_and_columns_stop_the_query_and_put_right_lose_nothing(story):
     refused(story, "BadOption", *MANY_SAID, options=MANY_WRONG)
@@ -619,7 +614,6 @@ def test_what_spark_itself_refuses_is_refused_before_a_transaction_begins(story)
     check_untouched(story)
 
 
-@pytest.mark.never_unsteady
 @on_spark
 def test_a_checkpoint_that_only_sparks_conf_names_is_refused(story):
     conf = {"spark.sql.streaming.checkpointLocation": str(story.folder / "by-conf")}
@@ -634,7 +628,6 @@ def test_a_checkpoint_that_only_sparks_conf_names_is_refused(story):
     )
 
 
-@pytest.mark.never_unsteady
 @on_spark
 def test_a_batch_write_in_another_mode_than_append_is_refused(story):
     says = "mode overwrite: a topic cannot be overwritten", 'mode("append")'
@@ -648,7 +641,6 @@ VALUE = "cast(row as string) value"
 BAD_ROW = 55
 
 
-@pytest.mark.never_unsteady
 @on_spark
 def test_in_a_task_a_bad_row_holds_its_batch_back_and_corrected_loses_nothing(story):
     """Batch 0 is good, batch 1 has one row without a topic."""
@@ -660,7 +652,6 @@ def test_in_a_task_a_bad_row_holds_its_batch_back_and_corrected_loses_nothing(st
     goes_on(story, select=[VALUE, f"'{story.name}' topic"], **to)
 
 
-@pytest.mark.never_unsteady
 @on_spark
 def test_in_the_commit_phase_a_decision_that_cannot_be_written_holds_its_batch_back(story):
     place, away = story.folder / "log", story.folder / "away"
@@ -679,7 +670,6 @@ def test_in_the_commit_phase_a_decision_that_cannot_be_written_holds_its_batch_b
     goes_on(story, options=here)
 
 
-@pytest.mark.never_unsteady
 @on_spark
 def test_in_the_restore_phase_a_damaged_decision_stops_the_query_and_restored_it_loses_nothing(
     story,
@@ -696,7 +686,6 @@ def test_in_the_restore_phase_a_damaged_decision_stops_the_query_and_restored_it
     goes_on(story)
 
 
-@pytest.mark.never_unsteady
 @on_spark
 @pytest.mark.full
 def test_a_topic_of_a_row_that_is_not_allowed_is_reported_and_once_granted_nothing_is_lost(
