@@ -1,8 +1,9 @@
 """Every notebook runs from top to bottom in a fresh process, with its folder as working directory.
 
 A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
-nothing there. `make test` runs those that need no server, without a kernel; `make test-all` runs the others, but for those of `proof/bench`: they measure, `make bench` runs
-them and keeps their outputs, and `make test-nightly` sees that they still run.
+nothing there. `make test` runs those that need no server, without a kernel; `make test-all` runs
+the others, but for those of `proof/bench`: they measure, `make bench` runs them and keeps their
+outputs, and `make test-nightly` sees that they still run.
 """
 
 import re

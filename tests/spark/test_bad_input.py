@@ -43,7 +43,6 @@ from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.spark.sink.columns import check_columns
 from kafka2pc.spark.sink.options import parse_sink_options
 
-
 pytestmark = pytest.mark.never_unsteady
 
 
