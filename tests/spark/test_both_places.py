@@ -10,6 +10,7 @@ import pytest
 from both_formats import OURS, SAME, add_partition, dicts, in_json, send
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from marks import first_of
 
 from kafka2pc.spark.source.cluster import Questions
 
@@ -401,13 +402,14 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("way", "begin"), LOSSES)
+@pytest.mark.parametrize("place", first_of(LOSSES, ids="-".join))
 def test_a_stream_goes_on_after_a_loss_between_two_runs(
-    either_format, kafka, topic, times, tmp_path, way, begin
+    either_format, kafka, topic, times, tmp_path, place
 ):
     """failOnDataLoss=false: 30 to 32 are deleted before they are read."""
-    place, expected = BEGINS[begin](topic, times)
-    options = place | {way: NAMED[way](topic), "failOnDataLoss": "false"}
+    way, begin = place
+    options, expected = BEGINS[begin](topic, times)
+    options |= {way: NAMED[way](topic), "failOnDataLoss": "false"}
 
     def read():
         batches = either_format.stream_values(tmp_path, topic, **options)
