@@ -129,6 +129,10 @@ compat-quick: ## the same beside the oldest and the newest supported PySpark
 compat-%:
 	@"$(PYTHON)" tools/compat.py $*
 
+.PHONY: spark-own
+spark-own: ## record what Spark's own format("kafka") answers, in tests/fixtures/spark_own.json: tests compare ours with it (half an hour)
+	@"$(PYTHON)" tools/spark_own.py
+
 .PHONY: clean
 clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv)
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache _proc output .test-output

@@ -122,11 +122,16 @@ def install(inside: Path, version: str, wheel: Path, lowest: dict[str, str]) -> 
 # -- all together --
 
 
+def same_line(one: str, other: str) -> bool:
+    """Are they alike but for the last number, such as 3.5.7 and 3.5.9?"""
+    return one.rpartition(".")[0] == other.rpartition(".")[0]
+
+
 def choose_python(version: str) -> tuple[str, bool]:
     """The Python for this PySpark, and whether it is the one that we want. Raises `Failed` if that
     is missing and nothing may be.
     """
-    wanted = PYTHONS.get(version)
+    wanted = next((p for known, p in PYTHONS.items() if same_line(known, version)), None)
     found = find_python(wanted) if wanted else sys.executable
     if found:
         return found, True
@@ -137,14 +142,20 @@ def choose_python(version: str) -> tuple[str, bool]:
     return sys.executable, False
 
 
-def try_version(version: str, build: Path) -> None:
-    """Install and run. Raises `Failed`."""
+def prepare(version: str, build: Path) -> Path:
+    """The interpreter of the environment with this PySpark. Raises `Failed`."""
     python, wanted = choose_python(version)
     say(f"  1/3 environment .venvs/{version} with Python {version_of(python)}")
     inside = make_environment(ROOT / ".venvs" / version, python)
     say("  2/3 the wheel, PySpark, and what they need (up to 500 MB; a minute or two)")
     wheel = next(build.glob("*.whl"), None) or build_wheel(inside, build)
-    install(inside, version, wheel, floors() if version == OLDEST and wanted else {})
+    install(inside, version, wheel, floors() if same_line(version, OLDEST) and wanted else {})
+    return inside
+
+
+def try_version(version: str, build: Path) -> None:
+    """Install and run. Raises `Failed`."""
+    inside = prepare(version, build)
     say("  3/3 queries that are killed")
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SPARK_HOME")}
     run(inside, "tests/spark/compat_smoke.py", cwd=ROOT, env=clean)
