@@ -7,7 +7,7 @@ import uuid
 import pytest
 from both_formats import send, values
 
-pytestmark = [pytest.mark.full, pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
+pytestmark = [pytest.mark.full, pytest.mark.kafka, pytest.mark.spark]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from both_formats import OURS, run, send, values
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-pytestmark = [pytest.mark.full, pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
+pytestmark = [pytest.mark.full, pytest.mark.kafka, pytest.mark.spark]
 PARTITIONS = (0, 1, 2)
 
 
