@@ -208,9 +208,20 @@ def test_state_of_the_test_before_is_found_and_a_third_has_no_second_run(project
     assert "no second run" in output
 
 
-def test_a_run_that_fails_each_time_is_red_after_one_second_run(project):
-    status, output, again = project.run("\ndef test_late():\n    late()\n")
-    assert (status, again) == (1, 1), output
+AGAIN = """
+def test_that_fails_each_time():
+    late()
+
+def test_that_is_skipped_later():
+    if Path("seen").exists():
+        pytest.skip("not here")
+    late_at_first()
+"""
+
+
+def test_what_fails_or_is_skipped_in_a_second_run_is_red_at_once(project):
+    status, output, again = project.run(AGAIN)
+    assert (status, again) == (1, 2) and "2 failed, 1 passed" in output, output
 
 
 def test_runs_with_one_record_have_two_second_runs_in_all(project):

@@ -105,7 +105,7 @@ def pytest_sessionfinish(session, exitstatus):
 
 
 def passes_twice(reporter, report):
-    """Run the test alone, and after the one before it. Its report gets what fails."""
+    """Run the test alone, and after the one before it. Add a failure's output to its report."""
     if not enter(reporter.config, report.nodeid):
         text = f"{MOST} tests had second runs already. More than that are a fault of the tests."
         report.sections.append(("no second run", text))
