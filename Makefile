@@ -62,6 +62,10 @@ test-all: $(READY) $(STORES)/.ready ## the tests of every change: also the noteb
 test-nightly: $(READY) $(STORES)/.ready ## what is left: old versions of Kafka, each crash point with each victim, GCS and ADLS, the largest worlds of the model, the site; at most 30 minutes
 	@$(PYTEST) -m nightly $(TESTS)
 
+.PHONY: seconds
+seconds: $(READY) ## after a run of tests on a quiet machine: keep how long each took, so that the next one begins with the longest
+	@$(BIN)/python tools/seconds.py
+
 .PHONY: lint
 lint: $(READY) ## check imports, style, types, sizes, notebooks and the package; seconds, no broker
 	@$(BIN)/python -m pytest -q tests/test_hygiene.py

@@ -5,12 +5,10 @@ runs some tests a second time, and `longest_first`, the order on several workers
 Nothing here imports PySpark, a Kafka client or a module of the package: a fixture imports what it
 needs when a test asks for it. So one test of a small module starts in a second.
 
-`KAFKA2PC_REQUIRE=all` turns every skip into a failure. `KAFKA2PC_SEED=7` chooses the victims of the
-crash tests in `make test` (see `pytest_report_header`).
+`KAFKA2PC_REQUIRE=all` turns every skip into a failure.
 """
 
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -49,13 +47,6 @@ for name in [
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 os.environ.update(fast_spark.options())
-# Workers of pytest-xdist inherit the environment, and so choose the same tests.
-os.environ["KAFKA2PC_SEED"] = os.environ.get("KAFKA2PC_SEED") or str(random.randrange(1000))
-
-
-def pytest_report_header():
-    seed = os.environ["KAFKA2PC_SEED"]
-    return f"victims of the crash tests: KAFKA2PC_SEED={seed} chooses the same ones again"
 
 
 @cache
