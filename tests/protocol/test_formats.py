@@ -67,7 +67,7 @@ def test_a_committable_of_every_version_is_read(version):
 
 def test_every_version_has_its_fixture():
     newest = Committable(transactional_id="x", state=PreparedTxnState(1, 0)).version
-    assert sorted(p.name for p in FIXTURES.glob("*.json")) == sorted(
+    assert sorted(p.name for p in FIXTURES.glob("*-*.json")) == sorted(
         [f"committable-{n}.json" for n in range(newest + 1)]
         + [f"decision-{n}-{kind}.json" for n, kinds in KINDS.items() for kind in kinds]
     )
