@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import unsteady
-from longest_first import SECONDS, read
-from seconds import exists, merge
+from longest_first import SECONDS, read, write
+from seconds import LEAST_S, exists, merge
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMED = ROOT / unsteady.NAMED
@@ -287,9 +287,12 @@ def test_faults_of_the_table_are_found(test, when, cause, commit):
     assert len(list(faults([good, row]))) == 1
 
 
-def test_the_seconds_are_of_tests_that_exist():
+def test_the_seconds_are_as_the_tool_writes_them(tmp_path):
+    """A test that is gone stays there until the next `make seconds`."""
     known = read(SECONDS)
-    assert known and [test for test in known if not exists(test)] == []
+    write(tmp_path / "seconds.csv", known)
+    assert (tmp_path / "seconds.csv").read_bytes() == SECONDS.read_bytes()
+    assert known and all(spent >= LEAST_S and spent % 0.5 == 0 for spent in known.values())
 
 
 def test_a_run_renews_the_seconds_of_its_tests():
