@@ -16,7 +16,16 @@ import fsspec
 import psycopg
 import pytest
 from confluent_kafka import Producer
-from decision_log_suite import CONTENT, DAMAGED, DURABLE, PROMISES, UNCLEAR, Place, record
+from decision_log_suite import (
+    CONTENT,
+    DAMAGED,
+    DURABLE,
+    PROMISES,
+    UNCLEAR,
+    Place,
+    record,
+    slow_one_nightly,
+)
 from fsspec.implementations.local import LocalFileSystem
 
 from kafka2pc.backends import local_files
@@ -181,19 +190,21 @@ def test_every_log_keeps(promise, place):
     promise(place)
 
 
+# objects on S3: test_object_stores
 @pytest.mark.never_unsteady
 @promises(*DURABLE)
-@pytest.mark.parametrize(
-    "place",
-    # objects on S3: test_object_stores
-    [
-        "file",
-        pytest.param("topic", marks=[pytest.mark.kafka, pytest.mark.full]),  # half a minute
-        "table",
-    ],
-    indirect=True,
-)
+@pytest.mark.parametrize("place", ["file", "table"], indirect=True)
 def test_a_log_that_outlives_its_driver_keeps(promise, place):
+    promise(place)
+
+
+# half a minute; test_topic_owner has suspended drivers in every order
+@pytest.mark.never_unsteady
+@pytest.mark.kafka
+@pytest.mark.full
+@pytest.mark.parametrize("promise", slow_one_nightly(DURABLE))
+@pytest.mark.parametrize("place", ["topic"], indirect=True)
+def test_a_topic_outlives_its_driver_and_keeps(promise, place):
     promise(place)
 
 

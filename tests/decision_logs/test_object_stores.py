@@ -21,6 +21,7 @@ from decision_log_suite import (
     UNCLEAR,
     Place,
     record,
+    slow_one_nightly,
 )
 from marks import first_of
 from participant_suite import DURABLE as KEPT_BY_DURABLE_STORES
@@ -93,7 +94,8 @@ def test_every_log_keeps(promise, place):
 
 
 @pytest.mark.never_unsteady
-@promises(*first_of(DURABLE, ids=name_of))  # files and a table keep all of them in `make test`
+@pytest.mark.full  # files and a table keep all of them in `make test`
+@pytest.mark.parametrize("promise", slow_one_nightly(DURABLE))
 def test_a_log_that_outlives_its_driver_keeps(promise, place):
     promise(place)
 

@@ -423,3 +423,13 @@ def what_is_no_decision_of_this_slot_is_refused_and_never_overwritten(place, kin
         assert "7.0" in str(e.value) and isinstance(e.value, TwoPhaseError)
     good = record(9)
     assert place().create(good) == good and place().chain(9) == [good]
+
+
+def slow_one_nightly(promises):
+    """Parameters of which only `make test-nightly` takes the driver suspended between any two
+    lines, where a log is slow.
+    """
+    slow = a_driver_suspended_between_any_two_lines_gets_the_winning_record
+    return [
+        pytest.param(p, id=p.__name__, marks=[pytest.mark.nightly] * (p is slow)) for p in promises
+    ]
