@@ -231,6 +231,7 @@ def test_separate_executors(jobs, kafka, tmp_path):
 def test_spark_connect(jobs, kafka, tmp_path):
     story = Scenario(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
     story.feed(2)
+    assert "unknown option acks" in str(story.fails(options={"acks": "all"}))
     story.arm(CrashPoint.AFTER_DECISION, batch_id=1)
     with pytest.raises(Failed):
         story.run(partitions=4)
