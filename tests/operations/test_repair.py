@@ -340,6 +340,7 @@ def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
         open_query(str(tmp_path / "log"))
 
 
+@pytest.mark.full
 @pytest.mark.spark
 def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_and_then_goes_on(
     story,

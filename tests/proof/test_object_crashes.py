@@ -13,7 +13,12 @@ from kafka2pc.proof.drills.one_store import kill_driver, kill_process, survive_a
 from kafka2pc.proof.drills.scenario import NotExactlyOnce, Scenario
 from kafka2pc.proof.drills.stage import Stage
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.kafka,
+    pytest.mark.spark,
+    pytest.mark.never_unsteady,
+]
 # Elsewhere a crash touches the decisions and the checkpoint as on a disk: see test_drills.
 POINTS = [
     pytest.param(kill_process, [CrashPoint.AFTER_DECISION], id="after the decision"),
@@ -21,7 +26,6 @@ POINTS = [
         kill_process,
         [CrashPoint.BEFORE_DECISION, CrashPoint.AFTER_COMMIT_LOG],
         id="before the decision, after Spark's commit log",
-        marks=pytest.mark.full,
     ),
     pytest.param(
         kill_process,

@@ -125,6 +125,7 @@ def test_all_connections_of_a_process_share_a_token_until_it_ends(oauth):
         assert tokens.CALLS.count == before + 1
 
 
+@pytest.mark.full
 def test_connections_log_in_again_while_the_function_fails_or_is_slow(oauth, caplog):
     """It runs on no thread of a connection, and a valid token is used until its end."""
     with Cluster(settings(oauth, "tokens:unreliable")) as cluster:
