@@ -2,8 +2,8 @@
 
 A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
 nothing there. `make test` runs those that need no server, without a kernel; `make test-all` runs
-the others, but for those of `proof/bench`: they measure, `make bench` runs them and keeps their
-outputs, and `make test-nightly` sees that they still run.
+the others, but for those of `proof`: what they explain, tests/proof plays in every run, and `make
+bench` renews those that measure. `make test-nightly` runs them.
 """
 
 import re
@@ -56,12 +56,10 @@ def needs(notebook):
 
 
 def marked(notebook):
-    """A notebook that measures is `nightly`, and one that needs a server `full`."""
+    """A notebook that needs a server is `full`, and one of `proof` `nightly`."""
     marks = needs(notebook)
-    if notebook.parent.name == "bench":
-        marks.append("nightly")
-    elif marks:
-        marks.append("full")
+    if marks:
+        marks.append("nightly" if short(notebook).startswith("proof/") else "full")
     return pytest.param(
         notebook, id=short(notebook), marks=[getattr(pytest.mark, name) for name in marks]
     )

@@ -75,9 +75,11 @@ PROCESS, JVM, PYTHON, BROKER = (
     "the driver's Python",
     "the broker",
 )
-# What `make test` plays. A Python process starts again in a second, a JVM and a broker do not.
+# What `make test` plays, and `make test-all` of the JVM. A Python process starts again in a second,
+# a JVM and a broker do not.
 FIRST = {
     PROCESS: POINTS,
+    JVM: [CrashPoint.BEFORE_DECISION, CrashPoint.AFTER_DECISION],
     BROKER: [CrashPoint.AFTER_DECISION],
 }
 
@@ -87,12 +89,11 @@ def turns():
     for victim in VICTIMS:
         first = FIRST.get(victim, [])
         rest = [point for point in POINTS if point not in first]
-        mark = pytest.mark.full if victim == JVM else pytest.mark.nightly
         if first:
-            yield pytest.param(victim, first, id=victim)
+            yield pytest.param(victim, first, id=victim, marks=[pytest.mark.full] * (victim == JVM))
         if rest:
             elsewhere = ", elsewhere" if first else ""
-            yield pytest.param(victim, rest, id=f"{victim}{elsewhere}", marks=mark)
+            yield pytest.param(victim, rest, id=f"{victim}{elsewhere}", marks=pytest.mark.nightly)
 
 
 def drill_at(victim, points):
