@@ -493,8 +493,8 @@ for place in places:
     for start in range(2):
         if late not in said:
             break
-        query = writer.trigger(availableNow=True).start()
         try:
+            query = writer.trigger(availableNow=True).start()
             said = "done" if query.awaitTermination(150) else "it has not ended"
         except Exception as e:
             said = str(e)

@@ -34,6 +34,7 @@ _READER = {
     "enable.auto.commit": False,
     "enable.partition.eof": True,
     "check.crcs": True,
+    "fetch.wait.max.ms": 20,
     "log_level": 2,
 }
 
