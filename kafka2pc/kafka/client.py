@@ -22,7 +22,7 @@ from kafka2pc.kafka.wire.descriptions import (
     describe_transactions,
     list_transactions,
 )
-from .wire.topics import topics_request
+from .wire.topics import topic_id_of, topics_request
 from .wire.transactions import check_brokers
 from .write.row_producer import RowTransaction
 from .write.settings import other_partitioner
@@ -82,7 +82,8 @@ def new_transaction(client: "KafkaClient", name: str) -> "RowTransaction | Colum
         end_txn_version=client.end_txn_version,
     )
     if client.engine == "rows":
-        return RowTransaction(client.conf, name, client.timeout_ms, **shared)
+        topic_id = lambda topic: topic_id_of(client.cluster, topic)
+        return RowTransaction(client.conf, name, client.timeout_ms, topic_id=topic_id, **shared)
     if other := other_partitioner(client.conf):
         raise BadOption(
             f"engine=columnar does not have partitioner={other}", action="Use engine=rows."

@@ -14,6 +14,7 @@ from typing import Any, Iterable, Iterator, Sequence
 # %% ../../nbs/kafka/02_participant.ipynb #c003
 from .client import KafkaClient, leftover
 from .ids import ids_of_query
+from .rows_gone import rows_gone
 from .transaction_states import description, exact, late
 from .wire.cluster import Cluster
 from .wire.descriptions import describe_transactions, list_transactions
@@ -22,7 +23,7 @@ from ..protocol.errors import TwoPhaseError, UnclearAnswer
 from ..protocol.history import History, from_environment
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
-from ..protocol.participant import Description, Outcome, Transaction
+from ..protocol.participant import Description, Gone, Outcome, Transaction
 
 # %% ../../nbs/kafka/02_participant.ipynb #c101
 _NAMES = Names()  # the transactional ids of this process
@@ -98,6 +99,10 @@ class KafkaParticipant(KafkaWriter):
         with ExitStack() as stack:
             more = [stack.enter_context(c) for c in _more_clusters(self.conf, _CONNECTIONS - 1)]
             return _end_by([self.cluster, *more], cs, commit)
+
+    def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]:
+        """See `MayRemove`: `rows_gone`."""
+        return rows_gone(self.cluster, cs)
 
     def _end(self, c: Committable, commit: bool) -> Outcome:
         return end_txn(

@@ -26,7 +26,7 @@ from ..wire.settings import whole_number
 from ..wire.topics import NEW_TOPIC_S
 from ..wire.transactions import check_epoch, end_txn, init_producer_id
 from ..wire.transactions import end_txn_version as offered_version
-from .deliveries import check_acknowledged, delivery_error
+from .deliveries import check_acknowledged, delivery_error, topic_ids
 from .lanes import Lane
 from .sender import Sender
 from .settings import REQUEST_MS, producer_conf
@@ -242,7 +242,13 @@ class ColumnTransaction(TransactionBase):
         """
         check_acknowledged(self.label, self._written, sum(p.records for p in self.partitions))
         self.step("precommit")
-        return Committable(state=self.state, partitions=self.partitions, **self._identity)
+        partitions = self.partitions
+        return Committable(
+            state=self.state,
+            partitions=partitions,
+            topic_ids=topic_ids(partitions, self._begun().topic_id),
+            **self._identity,
+        )
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN:

@@ -15,7 +15,13 @@ from kafka.future import Future
 
 from ..wire.cluster import Cluster
 from ..wire.connection import NoAnswer, NotSent
-from ..wire.topics import ask_to_create, find_leaders, leaders_in, topics_request
+from kafka2pc.kafka.wire.topics import (
+    ask_to_create,
+    leaders_in,
+    topic_id_in,
+    topic_rows,
+    topics_request,
+)
 
 # %% ../../../nbs/kafka/write/04_leaders.ipynb #c006
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
@@ -28,6 +34,7 @@ class Leaders:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.topic_ids: dict[str, str] = {}  # of the topics that were learnt; empty: it has none
         self._nodes: dict[Where, int] = {}
         self._lost: set[Where] = set()
         self._answer: Future | None = None
@@ -39,8 +46,10 @@ class Leaders:
         of partitions by topic, 0 if there is no such topic. Raises `NotAuthorized`,
         `BrokerUnreachable`.
         """
-        found = find_leaders(self.cluster, topics)
+        rows = topic_rows(self.cluster, topics)
+        found = leaders_in(rows)
         self._nodes |= found
+        self.topic_ids |= {row.name: topic_id_in(row) for row in rows}
         return Counter(topic for topic, _ in found)
 
     def create(self, topic: str) -> bool:

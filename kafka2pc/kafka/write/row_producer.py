@@ -9,7 +9,7 @@ __all__ = ['BEGIN_MS', 'RowWriter', 'RowTransaction']
 import json
 import time
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Iterable, Self
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Self
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c003
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -34,6 +34,7 @@ from kafka2pc.kafka.write.deliveries import (
     client_failed,
     delivery_error,
     record_size,
+    topic_ids,
 )
 from .settings import open_producer, producer_conf, transaction_conf
 from kafka2pc.protocol.errors import (
@@ -299,7 +300,7 @@ def _init_may_be_under_way(statistics: dict) -> bool:
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c015
 class RowTransaction(RowWriter, TransactionBase):
     """One transaction: `begin()`, `write`, `flush`, `precommit`. An exception in the `with` block
-    before `precommit` aborts it.
+    before `precommit` aborts it. `topic_id(topic)` asks for the id of a topic: librdkafka does not.
     """
 
     state: PreparedTxnState  # from `begin` on
@@ -316,8 +317,11 @@ class RowTransaction(RowWriter, TransactionBase):
         participant: str = "kafka",
         cluster_id: str = "",
         end_txn_version: int | None = None,
+        topic_id: Callable[[str], str] = lambda topic: "",
     ) -> None:
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
+        self._ask_id = topic_id
+        self._topic_ids: dict[str, str] = {}
         self.conf = transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes)
         self.label = transactional_id
         self._identity: dict[str, Any] = dict(
@@ -375,6 +379,10 @@ class RowTransaction(RowWriter, TransactionBase):
         self.step("write")
         super().write(batch)
 
+    def _look_up(self, topic: str, wait_s: float = 5) -> None:
+        super()._look_up(topic, wait_s)
+        self._topic_ids[topic] = self._ask_id(topic)
+
     def _reason(self) -> KafkaError | None:
         """Why the transaction failed. Only calls about the transaction report it; a second `begin`
         is refused in every state, and changes nothing.
@@ -411,7 +419,13 @@ class RowTransaction(RowWriter, TransactionBase):
             raise PrecommitFailed(f"{self.label}: began as {self.state}, and is {now}, {phase}")
         self._producer = None  # no close(): that would abort
         self.step("precommit")
-        return Committable(state=self.state, partitions=self.partitions, **self._identity)
+        partitions = self.partitions
+        return Committable(
+            state=self.state,
+            partitions=partitions,
+            topic_ids=topic_ids(partitions, self._topic_ids.__getitem__),
+            **self._identity,
+        )
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is None or self._producer is None:

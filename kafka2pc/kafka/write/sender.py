@@ -87,6 +87,10 @@ class Sender:
         """See `Leaders.learn`."""
         return self._leaders.learn(topics)
 
+    def topic_id(self, topic: str) -> str:
+        """The id of a topic when its leaders were asked for; empty if it has none."""
+        return self._leaders.topic_ids.get(topic, "")
+
     def put(self, section: Section) -> None:
         """Take records, which `step` and `flush` send. Waits only when more than `BUFFER_BYTES` are
         held. Raises `PrecommitFailed`, `BadRow`, `NotAuthorized`, `BrokerUnreachable`.

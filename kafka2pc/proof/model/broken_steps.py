@@ -8,14 +8,15 @@ __all__ = ['write_in_background', 'precommit_unflushed', 'begin_always', 'skip_c
            'decide_however_late', 'commit_unseen', 'abort_record', 'claim_past_commit', 'plan_and_sweep_when_drained',
            'plan_any_rows', 'decide_any_rows', 'remember_always', 'plan_nothing', 'plan_sweep_first',
            'plan_without_claim', 'sweep_nothing', 'sweep_no_losers', 'sweep_all_but_mine',
-           'sweep_as_many_slots_as_mine', 'sweep_by_init', 'report_nothing', 'take_unknown_as_done', 'Blind',
-           'finish_unasked', 'claim_existing', 'claim_beside', 'claim_by_reading', 'decide_in_first_free_slot',
-           'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'later_record', 'any_commit', 'all_commits',
-           'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending',
-           'begin_without_init', 'forget_retired', 'finish_nothing', 'knows_token_always', 'pass_over_in_silence',
-           'note_in_the_chain', 'sweep_once', 'sweep_drained_at_once', 'sweep_drained_never', 'sweep_both_parities',
-           'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
-           'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
+           'sweep_as_many_slots_as_mine', 'sweep_by_init', 'report_nothing', 'check_no_rows', 'nothing_gone',
+           'gone_unasked', 'gone_after_the_state', 'take_unknown_as_done', 'Blind', 'finish_unasked', 'claim_existing',
+           'claim_beside', 'claim_by_reading', 'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce',
+           'finish_existing', 'later_record', 'any_commit', 'all_commits', 'name_without_token', 'name_by_slot',
+           'name_by_try', 'name_without_parity', 'begin_resending', 'begin_without_init', 'forget_retired',
+           'finish_nothing', 'knows_token_always', 'pass_over_in_silence', 'note_in_the_chain', 'sweep_once',
+           'sweep_drained_at_once', 'sweep_drained_never', 'sweep_both_parities', 'topic_log_of_all',
+           'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place', 'abort_nothing',
+           'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import re
@@ -40,11 +41,13 @@ from ...protocol.names import Token
 from ...protocol.participant import Outcome, Participant
 from ...protocol.phases.claim import next_attempt
 from ...protocol.phases.decide import abort, decide
+from ...protocol.phases.describe import describe_all
 from ...protocol.phases.finish import finish
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.requests import send
 from ...protocol.phases.restore import restore
 from ...protocol.phases.sweep import sweep
+from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c006
 def write_in_background(txn: StepTxn, rows: Iterable) -> None:
@@ -270,8 +273,36 @@ def sweep_by_init(prepared_too: bool) -> Callable:
     return sweep
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c023
-def report_nothing(driver: Driver, decision: Decision, lost: Sequence[Committable]) -> None:
+def report_nothing(
+    driver: Driver, decision: Decision, lost: Sequence[Committable], gone: Any
+) -> None:
     """Data loss as a log line."""
+
+
+def check_no_rows(driver: Driver, messages: Sequence[CommitMessage]) -> None:
+    """The driver does not ask if rows are there."""
+
+
+def nothing_gone(driver: Driver, cs: Sequence[Committable]) -> dict:
+    """A late finish does not ask if rows are there."""
+    return {}
+
+
+def gone_unasked(driver: Driver, cs: Sequence[Committable]) -> dict:
+    """Rows that are not there are lost, whatever has become of their transaction."""
+    store: Any = driver.participants["kafka"]
+    return {c: gone for c, gone in zip(cs, store.gone(cs), strict=True) if gone}
+
+
+def gone_after_the_state(driver: Driver, cs: Sequence[Committable]) -> dict:
+    """First is it open, then are its rows there."""
+    states = [s.state for s in describe_all(driver, cs)]
+    still_open = [
+        c
+        for c, state in zip(cs, states, strict=True)
+        if state in (TxnState.OPEN, TxnState.PRECOMMITTED)
+    ]
+    return gone_unasked(driver, still_open) if still_open else {}
 
 
 def take_unknown_as_done(

@@ -30,6 +30,7 @@ class LoneRun:
         self._by_world: dict = {}
         self._by_number: dict = {}
         no_faults: dict[str, Any] = dict.fromkeys(FAULTS, 0)
+        no_faults["remove"] = m.config.remove  # its store still says what is gone
         calm = replace(m.config, drivers=1, **no_faults)
         one_more = replace(calm, batches=m.config.batches + 1)
         self.last_run = Model(calm, m.decisions, first=9)
@@ -243,6 +244,8 @@ SMALL = {
     "two runs": Config(),
     "two runs, two tasks": Config(batches=1, slots=(2,)),
     "a run dies, a timeout strikes": Config(batches=1, crash=1, timeout=1),
+    "rows vanish, a run dies": Config(remove=1, crash=1),
+    "rows vanish, a late EndTxn": Config(batches=1, remove=1, late_end=1),
     "a second try of a task": Config(batches=1, retry=1),
     "commit() breaks off": Config(broken=1),
     "a late EndTxn": Config(late_end=1),

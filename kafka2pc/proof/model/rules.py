@@ -219,6 +219,13 @@ RULES |= {
         replace(_ONE, timeout=1, margin_ms=0),
         of="4",
     ),
+    "are its rows there": Rule(
+        "the driver decides without asking if the rows are there",
+        "DECIDED-A-DEAD-TXN",
+        replace(_ONE, remove=1),
+        (("commit.check_rows", broken.check_no_rows),),
+        "4",
+    ),
 }
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c022
@@ -345,6 +352,27 @@ RULES |= {
         "FALSE-LOST",
         Config(batches=3),
         _both("finish", broken.finish_unasked),
+        "7",
+    ),
+    "ask for the rows": Rule(
+        "a late commit that the store accepts counts as done",
+        _SILENT,
+        replace(_TWO, crash=1, remove=1),
+        (("finish.rows_gone", broken.nothing_gone),),
+        "7",
+    ),
+    "only what is open": Rule(
+        "rows that are not there are lost, also if they were committed",
+        "FALSE-LOST",
+        replace(_TWO, crash=1, remove=1),
+        (("finish.rows_gone", broken.gone_unasked),),
+        "7",
+    ),
+    "rows first, then the state": Rule(
+        "first the driver asks if a transaction is open, then if its rows are there",
+        "FALSE-LOST",
+        replace(_TWO, remove=1),
+        (("finish.rows_gone", broken.gone_after_the_state),),
         "7",
     ),
 }
@@ -712,6 +740,11 @@ LIMITS = {
         "a create that was sent in time arrives after the timeout",
         "DECIDED-A-DEAD-TXN",
         replace(_ONE, late_create=1, timeout=1, silent_log=True, late_arrival=True),
+    ),
+    "rows that vanish behind the question": Rule(
+        "rows are removed between the driver's last question and its commit",
+        _SILENT,
+        replace(_ONE, remove=1, late_remove=True),
     ),
     "a copy at the same path": Rule(
         "a checkpoint is copied to the same path on another machine",

@@ -115,11 +115,12 @@ class Model:
             self._moves[w, p] = list(moves_of(self, self.worlds[w], self.procs[p]))
         return self._moves[w, p]
 
-    def events(self, w: int, creating: tuple) -> list[tuple]:
+    def events(self, w: int, creating: tuple, judged: tuple) -> list[tuple]:
         """All that happens by itself in world `w`."""
-        if (w, creating) not in self._events:
-            self._events[w, creating] = list(events(self.setting, self.worlds[w], creating))
-        return self._events[w, creating]
+        key = w, creating, judged
+        if key not in self._events:
+            self._events[key] = list(events(self.setting, self.worlds[w], creating, judged))
+        return self._events[key]
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c009
 def moves_of(m: Model, world: World, proc: Run | Task) -> Iterator[Move]:
@@ -449,7 +450,7 @@ def told_untrue(world: World, run: Run) -> tuple:
 
 # The text is parsed on purpose: it is all that an operator gets, so a report that names the wrong
 # transaction has to be an anomaly.
-_REPORTED = re.compile(r"(\S+) \(producer id \d+, epoch (\d+)\): (\d+) records")
+_REPORTED = re.compile(r"(\S+) \(producer id \d+, epoch (\d+)\): (?:gone are|(\d+) records)")
 
 
 def false_alarms(world: World, error: TwoPhaseError) -> tuple:
@@ -463,7 +464,7 @@ def false_alarms(world: World, error: TwoPhaseError) -> tuple:
         key = name, int(epoch)
         if key in world.lost:
             continue
-        lost = key in world.owed and int(records) > 0
+        lost = key in world.owed and int(records or 0) > 0
         wrong += ("LOST-WITHOUT-TIMEOUT" if lost else "FALSE-LOST",)
     return wrong
 
@@ -490,10 +491,12 @@ def successors(m: Model, state: tuple) -> Iterator[Step]:
             yield from accidents(m, state, i, proc)
         elif m.calls[proc.call].end[0] == "return":
             yield report_to_run(m, state, i)
-    requests = [m.calls[run.call].end[1] for run in runs if run.call is not None]
+    calls = [m.calls[run.call] for run in runs if run.call is not None]
+    requests = [call.end[1] for call in calls]
+    judged = tuple(pair for call in calls for pair in call.judged)
     # the drivers that have looked at the time, and send a create now
     creating = tuple(r[1] for r in requests if r[0] == "create" and len(r) == 2)
-    for actor, action, a in m.events(state[0], creating):
+    for actor, action, a in m.events(state[0], creating, judged):
         yield Step((m.worlds.number(a.world), *state[1:]), actor, action, a)
 
 

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
-           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_clock',
-           'is_late', 'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence', 'on_log_write', 'add_claim', 'owe',
-           'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers', 'uses_copy', 'late_answer', 'events',
-           'messages_arrive', 'is_over', 'time_passes', 'pass_over', 'files_change']
+           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_gone',
+           'on_clock', 'is_late', 'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence', 'on_log_write',
+           'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers', 'uses_copy', 'late_answer',
+           'events', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish', 'pass_over', 'files_change']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
 from typing import Any, Callable, Iterable, Iterator
@@ -31,9 +31,11 @@ from ...protocol.states import TRANSITIONS, TxnState, step
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c007
 def become_visible(world: World, txn: Txn) -> tuple[World, tuple]:
-    """The rows of a committed transaction can be read from now on."""
+    """The rows of a committed transaction can be read from now on, if they are there."""
     key = txn.id, txn.epoch
     wrong: tuple[str, ...] = ()
+    if txn.removed:
+        return world, wrong
     if set(txn.rows) & set(world.seen):
         wrong += ("DUPLICATE",)
     if key not in world.owed:
@@ -215,6 +217,14 @@ def on_describe(setting: Setting, world: World, run: int, tuples: tuple) -> Answ
     return Answer(world, tuple(states))
 
 
+def on_gone(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
+    """ListOffsets and Metadata: are the rows of these (name, epoch) not there? Those of an ended
+    transaction may have been removed since, as any rows.
+    """
+    txns = [find(world, name) for name, _ in tuples]
+    return Answer(world, tuple(bool(t and (t.removed or not t.ongoing)) for t in txns))
+
+
 def on_clock(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
     """The driver looks at its clock: may less than the margin be left for one of these?"""
     return Answer(world, is_late(world, [name for name, _ in tuples]))
@@ -298,7 +308,7 @@ def add_claim(world: World, run: int, token: Token) -> World:
 # %% ../../../nbs/proof/model/02_systems.ipynb #c019
 def owe(world: World, d: Decision) -> tuple[World, tuple]:
     """From now on the transactions of this COMMIT must become visible. Those that a timeout has
-    aborted before are lost already.
+    aborted before, or whose rows are not there, are lost already.
     """
     owed, lost = [], []
     wrong: tuple[str, ...] = ()
@@ -306,8 +316,10 @@ def owe(world: World, d: Decision) -> tuple[World, tuple]:
         key = c.transactional_id, c.state.epoch
         txn = find(world, c.transactional_id)
         timed_out = bool(txn and not txn.ongoing and txn.struck and txn.kept == c.state.epoch)
-        (lost if timed_out else owed).append(key)
-        if not (txn and txn.ongoing and txn.epoch == c.state.epoch):
+        alive = bool(txn and txn.ongoing and txn.epoch == c.state.epoch)
+        removed = bool(txn and alive and txn.removed)
+        (lost if timed_out or removed else owed).append(key)
+        if removed or not alive:
             wrong = ("DECIDED-A-DEAD-TXN",)
     world = world._replace(owed=plus(world.owed, *owed), lost=plus(world.lost, *lost))
     return world, wrong
@@ -349,6 +361,7 @@ REQUESTS: dict[str, Callable[..., Answer | None]] = {
     "produce": on_produce,
     "end": on_end,
     "describe": on_describe,
+    "gone": on_gone,
     "clock": on_clock,
     "list": on_list,
     "known": on_known,
@@ -390,10 +403,10 @@ def late_answer(setting: Setting, world: World, run: int, kind: str, *what: Any)
 
 
 def events(
-    setting: Setting, world: World, creating: Iterable[int] = ()
+    setting: Setting, world: World, creating: Iterable[int] = (), judged: Iterable[tuple] = ()
 ) -> Iterator[tuple[str, tuple, Answer]]:
     """All that happens outside of the processes: (actor, action, answer). `creating`: the decisions
-    that living runs are about to write.
+    that living runs are about to write. `judged`: see `Call`.
     """
     yield from messages_arrive(setting, world)
     if not setting.config.silent_log:
@@ -408,6 +421,7 @@ def events(
             yield "Kafka", ("marks", t.id), Answer(put(world, t._replace(marking=False)))
         if t.ongoing:
             yield from time_passes(setting, world, t, (t.id, t.epoch) in checked)
+            yield from rows_vanish(setting, world, t, judged)
         if t.kept is not None and not t.marking and (less := spend(world, "expire")):
             # Kafka starts again with another producer id, so the old epochs mean nothing
             fresh = Txn(t.id, t.epoch + 100, TxnState.OPEN)
@@ -444,6 +458,23 @@ def time_passes(
         yield "Kafka", ("timeout", t.id, t.epoch), Answer(after, None, wrong, "a timeout struck")
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c026
+def rows_vanish(
+    setting: Setting, world: World, t: Txn, judged: Iterable[tuple]
+) -> Iterator[tuple[str, tuple, Answer]]:
+    """The rows of an open transaction are removed. Between a driver's question and the marker of
+    its commit nobody notices that; `late_remove` shows it.
+    """
+    key = t.id, t.epoch
+    under_way = {tuple(what[:2]) for kind, _, *what in world.mail if kind == "end"}
+    unnoticed = key in {*judged, *under_way} and not setting.config.late_remove
+    if t.removed or unnoticed or not (x := spend(world, "remove")):
+        return
+    after = put(x, t._replace(removed=True))
+    if key in x.owed:
+        after = after._replace(owed=minus(x.owed, key), lost=plus(x.lost, key))
+    yield "Kafka", ("removes rows", *key), Answer(after, note="rows were removed")
+
+
 def pass_over(setting: Setting, world: World, batch: int) -> World:
     """Spark has `batch` in its commits, whatever readers see."""
     missing = not set(setting.config.rows(batch, world.version)) <= set(world.seen)

@@ -30,6 +30,7 @@ class Txn(NamedTuple):
     marking: bool = False
     kept: int | None = None
     struck: bool = False
+    removed: bool = False  # its rows are not in the topic any more
 
     @property
     def ongoing(self) -> bool:
@@ -115,6 +116,7 @@ def short(name: str, epoch: int | None = None) -> str:
 FAULTS = {
     "crash": "a run of the query dies; its tasks live on",
     "timeout": "a transaction's time runs out",
+    "remove": "a topic removes the rows of an open transaction, or is created anew",
     "retry": "Spark starts a second attempt of a task while the first is still alive",
     "broken": (
         "commit() raises at one of its calls, or the job fails while its tasks run; Spark then"
@@ -169,6 +171,7 @@ class Config:
     no_tasks: tuple[int, ...] = ()  # batches without a single partition
     crash: int = 0
     timeout: int = 0
+    remove: int = 0
     retry: int = 0
     broken: int = 0
     late_end: int = 0
@@ -193,6 +196,8 @@ class Config:
     margin_ms: int = 1
     # a driver may sleep longer than the margin between its check and its decision
     stall: bool = False
+    # rows may vanish also between a driver's last question and the marker of its commit
+    late_remove: bool = False
     # the log may be silent between two creates of a decision for longer than the margin; a create
     # is under way for less than that, or, with `late_arrival`, for as long as it likes
     silent_log: bool = False

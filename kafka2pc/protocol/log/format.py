@@ -13,7 +13,7 @@ from dataclasses import asdict
 # %% ../../../nbs/protocol/log/04_format.ipynb #c003
 from ..errors import CorruptDecision, UnknownFormat
 from .decisions import Decision, Identity, Slot
-from ..messages import committable_from_dict
+from ..messages import committable_from_dict, committable_to_dict
 from ..names import parse_token
 
 # %% ../../../nbs/protocol/log/04_format.ipynb #c005
@@ -44,7 +44,7 @@ def dump_decision(d: Decision) -> bytes:
         token=str(d.token),
         stores=dict(d.stores),
         offsets_hash=d.offsets_hash,
-        committables=[asdict(c) for c in d.committables],
+        committables=[committable_to_dict(c) for c in d.committables],
     )
     if d.identity:
         out["identity"] = asdict(d.identity)

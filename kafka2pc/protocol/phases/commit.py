@@ -21,6 +21,7 @@ from .decide import abort, decide
 from .describe import check_open
 from .finish import after_the_decision, finish
 from .sweep import BOTH, sweep
+from ..rare.gone import check_rows
 from ..rare.replay import check_replay
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c006
@@ -39,6 +40,7 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> 
         _finish_again(driver, messages, batch_id)
         return
     try:
+        check_rows(driver, messages)
         late = check_open(driver, [c for m in messages for c in m.committables], plan.planned)
     except Refused:
         abort(driver, messages, batch_id)

@@ -7,7 +7,8 @@ __all__ = ['after_the_decision', 'check_own', 'finish', 'finish_late', 'complete
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c002
 from contextlib import contextmanager
-from typing import Callable, Iterator, Sequence
+from types import MappingProxyType
+from typing import Callable, Iterator, Mapping, Sequence
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c003
 from ..driver import Driver
@@ -25,24 +26,32 @@ from ..log.questions import overtaken
 from ..log.slots import Listing
 from ..messages import Committable
 from ..names import parse_name
-from ..participant import Outcome
+from ..participant import Gone, Outcome
 from .describe import describe_all
 from .requests import send_all
+from ..rare.gone import rows_gone
 from ..rare.loss import report_loss
 from ..states import TxnState
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c026
 def _commit_all(
-    driver: Driver, decision: Decision, cs: Sequence[Committable], over: Callable[[], bool]
+    driver: Driver,
+    decision: Decision,
+    cs: Sequence[Committable],
+    over: Callable[[], bool],
+    gone: Mapping[Committable, tuple[Gone, ...]] = MappingProxyType({}),
 ) -> bool:
-    """`over`: asked after a refusal, has another run finished the batch?"""
+    """`over`: asked after a refusal, has another run finished the batch? `gone`: see `rows_gone`;
+    these are not committed, unless losses are to be skipped.
+    """
+    cs = [c for c in cs if c not in gone or driver.policy.skip_lost]
     outcomes = send_all(driver, "commit", cs, decision.slot.batch_id)
     refused = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.REFUSED]
     unclear = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.UNKNOWN]
     if refused and over():
         return False
-    if refused:
-        _check_lost(driver, decision, refused)
+    if refused or gone:
+        _check_lost(driver, decision, refused, gone)
     if unclear:
         _check_unclear(driver, decision, unclear)
     return True
@@ -74,10 +83,10 @@ def check_own(driver: Driver, decision: Decision) -> None:
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c008
 def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
     """Commit every transaction of a COMMIT. False: another run has gone on, or Spark has committed
-    the batch; nothing older counts any more. `seen`: a listing that was made after the COMMIT was
-    written. Raises `CorruptDecision`, `LostTransaction` (after all others were committed),
-    `OutcomeUnknown`, or what a participant raises; every error but the first says that the batch
-    is decided.
+    the batch; nothing older counts any more. `seen`: a listing that was made just now, after this
+    run has written the COMMIT; without it, the stores are asked if rows are gone. Raises
+    `CorruptDecision`, `LostTransaction` (after all others were committed), `OutcomeUnknown`, or
+    what a participant raises; every error but the first says that the batch is decided.
     """
     check_own(driver, decision)
     with after_the_decision():
@@ -85,7 +94,8 @@ def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> b
             return False
         with driver.history.of("finish", batch_id=decision.slot.batch_id):
             over = lambda: _finished_by_another(driver, decision)
-            return _commit_all(driver, decision, decision.committables, over)
+            gone = {} if seen else rows_gone(driver, decision.committables)
+            return _commit_all(driver, decision, decision.committables, over, gone)
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c009
 def _finished_by_another(driver: Driver, decision: Decision) -> bool:
@@ -94,10 +104,15 @@ def _finished_by_another(driver: Driver, decision: Decision) -> bool:
     return driver.spark_committed(decision.slot.batch_id)
 
 
-def _check_lost(driver: Driver, decision: Decision, refused: Sequence[Committable]) -> None:
+def _check_lost(
+    driver: Driver,
+    decision: Decision,
+    refused: Sequence[Committable],
+    gone: Mapping[Committable, tuple[Gone, ...]] = MappingProxyType({}),
+) -> None:
     lost = _uncommitted(driver, refused)
-    if lost:
-        report_loss(driver, decision, lost)
+    if lost or gone:
+        report_loss(driver, decision, lost, gone)
 
 
 def _uncommitted(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:
@@ -121,7 +136,8 @@ def finish_late(driver: Driver, decision: Decision) -> None:
         late = [c for c, state in zip(cs, states, strict=True) if state not in _OVER]
         if late:
             with driver.history.of("finish", batch_id=decision.slot.batch_id):
-                _commit_all(driver, decision, late, over=lambda: False)
+                gone = rows_gone(driver, late)
+                _commit_all(driver, decision, late, lambda: False, gone)
 
 
 def complete(driver: Driver, decision: Decision) -> None:
