@@ -129,8 +129,9 @@ def rows_gone(cluster: Cluster, cs: Sequence[Committable]) -> list[tuple[Gone, .
     ids = {pair for c in cs for pair in c.topic_ids}
     rows = _allowed(topic_rows(cluster, {topic for topic, _ in places | ids}))
     others = _other_topics(cluster, ids, rows)
-    seen = {row.name for row in rows} - {topic for topic, _ in others}
-    starts = _log_starts(cluster, {w for w in places if w[0] in seen}, rows)
+    there = {row.name for row in rows if row.error_code != codes.UNKNOWN_TOPIC_OR_PARTITION}
+    there -= {topic for topic, _ in others}
+    starts = _log_starts(cluster, {w for w in places if w[0] in there}, rows)
     found = [tuple(_gone_of(c, others, starts)) for c in cs]
     removed = {g.topic for gone in found for g in gone if not g.why}
     why = {topic: _why_removed(cluster, topic) for topic in removed}

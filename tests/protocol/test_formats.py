@@ -25,6 +25,7 @@ from kafka2pc.protocol.messages import (
     PartitionRange,
     PreparedTxnState,
     committable_from_dict,
+    committable_to_dict,
 )
 from kafka2pc.protocol.names import Token
 from kafka2pc.protocol.participant import Outcome
@@ -49,8 +50,12 @@ COMMITTABLES = {
         partitions=(
             PartitionRange(topic="orders", partition=0, records=2, first_offset=10, last_offset=11),
         ),
+        version=1,
     ),
 }
+COMMITTABLES[2] = replace(
+    COMMITTABLES[1], topic_ids=(("orders", "3b2c0f7e-7d0a-4b44-9a6c-9f2f4c0b8d11"),), version=2
+)
 
 
 def fixture(name):
@@ -63,6 +68,9 @@ def test_a_committable_of_every_version_is_read(version):
         committable_from_dict(json.loads(fixture(f"committable-{version}.json")))
         == COMMITTABLES[version]
     )
+    if version:
+        written = json.dumps(committable_to_dict(COMMITTABLES[version]), indent=1)
+        assert written.encode() == fixture(f"committable-{version}.json").strip()
 
 
 def test_every_version_has_its_fixture():
