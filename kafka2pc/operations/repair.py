@@ -38,7 +38,9 @@ from ..protocol.phases.describe import describe_all
 from ..protocol.phases.finish import check_own, complete
 from ..protocol.phases.sweep import left_open, sweep_and_check
 from ..protocol.policies import parallel, retry_unknown
+from ..protocol.rare.gone import rows_gone
 from ..protocol.rare.identity import check_identity
+from ..protocol.rare.loss import places_gone
 from ..protocol.states import TxnState
 
 # %% ../../nbs/operations/04_repair.ipynb #c101
@@ -274,9 +276,9 @@ def end_transaction(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreStep:
     """One transaction, and what restore does with it, or has done: `commit`, `abort`, `nothing` (it
-    was committed before), or `lost` (it was aborted after its decision). `left_ms`: until it times
-    out, for display only, because it compares the clock of a task or of a broker with that of this
-    machine; None also for one that is not open.
+    was committed before), or `lost` (it was aborted after its decision, or rows of it are gone:
+    `holds` says which). `left_ms`: until it times out, for display only, because it compares the
+    clock of a task or of a broker with that of this machine; None also for one that is not open.
     """
 
     do: str
@@ -299,16 +301,17 @@ def _left_ms(c: Committable) -> float | None:
 
 def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     """What is left to do for each transaction of a decision."""
+    gone = {} if driver.policy.skip_lost else rows_gone(driver, decision.committables)
     batch_id = decision.slot.batch_id
     over = later_batch(driver.log, batch_id) or driver.spark_committed(batch_id)
     # A store that no longer knows a transaction of a finished batch has lost nothing.
     otherwise = "nothing" if over else "lost"
     return [
         RestoreStep(
-            do=_DO.get(s.state, otherwise),
+            do="lost" if c in gone else _DO.get(s.state, otherwise),
             transactional_id=c.transactional_id,
             batch_id=batch_id,
-            holds=describe_records(c),
+            holds="; ".join([describe_records(c), *places_gone(gone.get(c, ()))]),
             left_ms=_left_ms(c) if s.state is TxnState.PRECOMMITTED else None,
         )
         for c, s in zip(

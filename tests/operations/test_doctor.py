@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, names, newest_file, write
 from shell import typed
 
@@ -55,7 +57,7 @@ def test_what_is_decided_is_committed_by_the_printed_lines(dead):
 
 def test_with_kip_939_no_decided_batch_times_out(kafka, tmp_path):
     found = DeadQuery(kafka, tmp_path, two_phase="required").leave(decided=True).doctor()
-    finding_of(found, "decided-and-open", "No: these never time out.")
+    finding_of(found, "decided-and-open", "Not yet: these never time out. But retention")
     assert finding_of(found, "readers-held-back", "lost by waiting").level == "trouble"
 
 
@@ -75,6 +77,26 @@ def test_a_decided_batch_that_timed_out_is_reported_with_its_records(kafka, tmp_
     said, status = typed(dead.access.command("restore", str(dead.place)))
     assert status == 4 and "LostTransaction" in said and "lostTransactions=skip" in said
     assert typed(dead.access.command("restore", str(dead.place), "--skip-lost"))[1] == 4
+
+
+def test_rows_that_a_topic_removes_while_they_are_decided_and_open_are_lost(dead):
+    """With --skip-lost the rest becomes visible."""
+    dead.leave(decided=True)
+    admin = AdminClient(dead.kafka.client_conf)
+    admin.delete_records([TopicPartition(dead.topic, 0, 1)])[TopicPartition(dead.topic, 0)].result()
+    gone = f"gone are offsets 0 to 0 of {dead.topic}-0"
+    diagnosis = dead.doctor()
+    assert finding_of(diagnosis, "decided-and-lost", "batch 0", gone).level == "danger"
+    assert finding_of(diagnosis, "decided-and-open", "1 of its transactions").level == "danger"
+    restore = dead.access.command("restore", str(dead.place))
+    said, status = typed(f"{restore} --dry-run")
+    assert status == 4 and "1 to commit, 1 lost" in said
+    said, status = typed(restore)
+    assert status == 4 and "LostTransaction" in said and gone in said
+    assert len(dead.open()) == 1, "the other one is committed"
+    typed(f"{restore} --skip-lost")
+    until(lambda: not dead.open(), "the rest is committed", 20)
+    assert names(dead.doctor()) == {"one-copy"}
 
 
 def test_without_its_checkpoint_it_is_unknown_what_is_decided(dead):

@@ -11,6 +11,7 @@ import time
 from typing import Iterator, Mapping, Sequence
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c003
+from ...kafka.wire.topics import topic_settings
 from .findings import FINDINGS, Examination, Finding, finding
 from ..query import Query
 from ..repair import RestoreStep, describe_ranges, operate, plan_restore
@@ -264,14 +265,14 @@ FINDINGS.update(
         "decided-and-open": (
             "danger",
             "The driver died, or lost the broker, between its decision and the commit.",
-            "No: these never time out.",
+            "Not yet: these never time out.",
             "Restart the query now, or commit it from here.",
         ),
         "decided-and-lost": (
             "danger",
             (
-                "The transaction timeout ran out before a driver could commit, or it was aborted by"
-                " hand."
+                "The transaction timeout ran out before a driver could commit, it was aborted by"
+                " hand, or its topic removed rows of it."
             ),
             "YES: these records are lost.",
             "Write them again from the source; then restart the query with lostTransactions=skip.",
@@ -291,7 +292,7 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
     if lost:
         yield finding(
             "decided-and-lost",
-            f"batch {lost[0].batch_id} of query {exam.query.query_id} is decided, and aborted: "
+            f"batch {lost[0].batch_id} of query {exam.query.query_id} is decided, and lost: "
             + "; ".join(s.holds for s in lost),
         )
     if late:
@@ -301,13 +302,26 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
 def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
     """The finding about decided transactions that are open."""
     left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
-    parts = {}
     if left_ms is not None:
-        parts["risk"] = f"YES, in {left_ms / 1000:.0f} s: then the broker aborts them."
+        risk = f"YES, in {left_ms / 1000:.0f} s: then the broker aborts them."
+    else:
+        risk = f"Not yet: these never time out. But retention removes their rows, too{_kept(exam)}."
     return finding(
         "decided-and-open",
         f"batch {late[0].batch_id} of query {query.query_id} is decided, and {len(late)}"
         " of its transactions are open",
         *exam.restores(query),
-        **parts,
+        risk=risk,
     )
+
+
+def _kept(exam: Examination) -> str:
+    """How long, and how much, the topics keep, where this user may see it."""
+    keys = ("retention.ms", "retention.bytes")
+    settings = [(topic, topic_settings(exam.survey, topic, keys)) for topic in exam.topics]
+    texts = [
+        f"{topic}: {', '.join(f'{key}={value}' for key, value in sorted(kept.items()))}"
+        for topic, kept in settings
+        if kept
+    ]
+    return f" ({list_some(texts)})" if texts else ""
