@@ -15,7 +15,7 @@ from typing import Any, Iterable, Iterator, Sequence
 from .client import KafkaClient, leftover
 from .ids import ids_of_query
 from .rows_gone import rows_gone
-from .transaction_states import description, exact, late
+from .transaction_states import description, exact, late, later_commit
 from .wire.cluster import Cluster
 from .wire.descriptions import describe_transactions, list_transactions
 from .wire.transactions import end_txn, end_txns
@@ -99,6 +99,12 @@ class KafkaParticipant(KafkaWriter):
         with ExitStack() as stack:
             more = [stack.enter_context(c) for c in _more_clusters(self.conf, _CONNECTIONS - 1)]
             return _end_by([self.cluster, *more], cs, commit)
+
+    def committed_later(self, cs: Sequence[Committable]) -> list[str]:
+        """See `Recalls`. One request to each coordinator."""
+        newest = {c.transactional_id: c for c in cs}
+        found = describe_transactions(self.cluster, newest) if newest else {}
+        return [t for t, c in newest.items() if later_commit(c, found.get(t))]
 
     def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]:
         """See `MayRemove`: `rows_gone`."""

@@ -19,8 +19,10 @@ from kafka2pc.protocol.participant import (
     Description,
     EndsMany,
     Identified,
+    MayRemove,
     Outcome,
     Participant,
+    Recalls,
     Shared,
     StoreIdentity,
     Transaction,
@@ -81,6 +83,10 @@ class Shaped:
             self.end_all = participant.end_all
         if isinstance(participant, Shared):
             self.open_beside = participant.open_beside
+        if isinstance(participant, MayRemove):
+            self.gone = participant.gone
+        if isinstance(participant, Recalls):
+            self.committed_later = participant.committed_later
 
     def identity(self) -> StoreIdentity:
         """That of `participant`."""

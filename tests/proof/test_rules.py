@@ -525,7 +525,7 @@ def decided_is_as_good_as_committed(patch):
 
 def losses_are_silent(patch):
     """Rule 7."""
-    patch.setattr(finish, "report_loss", lambda driver, decision, lost: None)
+    patch.setattr(finish, "report_loss", lambda driver, decision, lost, gone: None)
 
 
 def a_replay_writes_again(patch):
@@ -558,7 +558,7 @@ def the_log_forgets(patch):
     the query.)
     """
     patch.setattr(Slots, "create", lambda log, decision, late: decision)
-    patch.setattr(identity, "check_empty", lambda driver: None)
+    patch.setattr(identity, "check_empty", lambda driver, known: None)
 
 
 def the_log_lets_everybody_win(patch):
@@ -599,7 +599,7 @@ def no_claim(patch):
     empty, which would be refused.)
     """
     attempts = count()
-    patch.setattr(identity, "check_empty", lambda driver: None)
+    patch.setattr(identity, "check_empty", lambda driver, known: None)
 
     def claim(driver, batch_id, seen):
         attempt = next(attempts)

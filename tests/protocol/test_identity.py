@@ -32,6 +32,7 @@ from kafka2pc.protocol.participant import Outcome, StoreIdentity
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.finish import finish
+from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 
@@ -368,6 +369,60 @@ def test_a_claim_that_comes_while_the_stores_are_asked_is_no_false_alarm(driver,
 
     slow = Slow(store.name)
     assert restore(replace(driver, participants={slow.name: slow}), 0).attempt == 2
+
+
+# -- put back from a backup --
+
+
+def backup(driver, tmp_path):
+    """A copy of the log; the function that puts it back."""
+    kept, place = tmp_path / "backup", tmp_path / "orders" / "kafka2pc"
+    shutil.copytree(place, kept)
+
+    def put_back():
+        shutil.rmtree(place)
+        shutil.copytree(kept, place)
+
+    return put_back
+
+
+@pytest.mark.parametrize("state", ["open", "committed"])
+def test_a_log_that_lacks_the_claim_of_a_later_run_is_refused(state, driver, tmp_path):
+    write(driver, 0)
+    put_back = backup(driver, tmp_path)
+    if state == "open":
+        prepare(driver, 1)
+    else:
+        write(driver, 1)
+    put_back()
+    before = content(driver.log)
+    for _ in range(2):
+        with pytest.raises(StaleCheckpoint, match="knows 1 later transactions") as caught:
+            restore(driver, 1)
+    assert "put back from a backup" in caught.value.why and "written twice" in caught.value.risk
+    assert content(driver.log) == before, "nothing was claimed"
+
+
+def test_a_run_that_had_claimed_before_the_backup_is_not_noticed(driver, store, tmp_path):
+    """As the README says."""
+    first = prepare(driver, 0)
+    commit(driver, [first], 0)
+    put_back = backup(driver, tmp_path)
+    second = restore(driver, 1, mine=first.plan.token)
+    commit(driver, [precommit([store], second, iter([["row"]]))], 1)
+    put_back()
+    write(driver, 1)
+    assert len(store.read()) == 3, "batch 1 is there twice"
+
+
+def test_claims_that_were_removed_and_batches_that_were_purged_are_no_false_alarm(driver):
+    """The ids of older runs stay known, and their records go."""
+    few = driver.within(keep_claims=0, keep_batches=0)
+    for batch_id in range(4):
+        for _ in range(3):
+            prepare(few, batch_id)
+        write(few, batch_id)
+    assert restore(few, 4).mode is Mode.WRITE
 
 
 def test_another_cluster_is_still_refused(driver, store):

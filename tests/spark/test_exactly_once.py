@@ -4,6 +4,7 @@ drivers, two queries at a time, the way to `format("kafka2pc")` and back, and Sp
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -448,6 +449,21 @@ def test_the_checkpoint_of_another_query_is_refused(query, tmp_path):
     copied = kafka2pc.exactly_once(query.options(), checkpoint=str(tmp_path / "copy"))
     assert StaleCheckpoint.__name__ in query.run(copied)
     assert query.run(door) == "" and query.seen() == ["a", "b"]
+
+
+def test_a_checkpoint_put_back_from_a_backup_is_refused(query, tmp_path):
+    """All runs go on in one process, under one claim: their ids say it."""
+    door = kafka2pc.exactly_once(query.options())
+    query.feed(["a"], ["b"])
+    assert query.run(door) == ""
+    shutil.copytree(query.checkpoint, tmp_path / "backup")
+    query.feed(["c"], ["d"])
+    assert query.run(door) == ""
+    shutil.rmtree(query.checkpoint)
+    shutil.copytree(tmp_path / "backup", query.checkpoint)
+    error = query.run(kafka2pc.exactly_once(query.options()))
+    assert StaleCheckpoint.__name__ in error and "put back from a backup" in error
+    assert query.seen() == ["a", "b", "c", "d"]
 
 
 CONNECT = """

@@ -30,7 +30,8 @@ class LoneRun:
         self._by_world: dict = {}
         self._by_number: dict = {}
         no_faults: dict[str, Any] = dict.fromkeys(FAULTS, 0)
-        no_faults["remove"] = m.config.remove  # its store still says what is gone
+        # its store still says what is gone, and what came later
+        no_faults |= {"remove": m.config.remove, "backup": m.config.backup}
         calm = replace(m.config, drivers=1, **no_faults)
         one_more = replace(calm, batches=m.config.batches + 1)
         self.last_run = Model(calm, m.decisions, first=9)
@@ -79,7 +80,12 @@ class LoneRun:
         if end.phase == "done":
             return (*wrong, "HANGING") if left_open(after) else wrong
         notes = " ".join(s.answer.note for s in steps)
-        turned_back = self.config.no_commits or self.config.new_rows or self.config.lost_entry
+        turned_back = (
+            self.config.no_commits
+            or self.config.new_rows
+            or self.config.lost_entry
+            or self.config.put_back
+        )
         reported = (
             ("LostTransaction" in notes and world.lost)
             or ("StaleCheckpoint" in notes and turned_back)
@@ -263,6 +269,7 @@ SMALL = {
     "a copied checkpoint": Config(copied="own log"),
     "a copied checkpoint, one log": Config(copied="same log"),
     "an early copy, one log": Config(copied="same log, before the first claim"),
+    "a backup is made": Config(batches=3, backup=1),
     "an error is caught": Config(passes=1, broken=1, one_process=True),
     "an error is caught, a late EndTxn": Config(passes=1, late_end=1, one_process=True),
     "an error is caught, a timeout": Config(
@@ -305,6 +312,7 @@ SMALL = {
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c018
 LARGE = {
+    "a backup is put back": Config(drivers=3, crash=2, backup=1, put_back=1, one_supervisor=True),
     "death, timeout, second try, break": Config(crash=1, timeout=1, retry=1, broken=1),
     "late EndTxn and create, break, forget": Config(late_end=1, late_create=1, broken=1, forget=1),
     "three batches, second try, late EndTxn": Config(batches=3, retry=1, late_end=1),

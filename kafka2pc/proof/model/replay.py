@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['OTHER_TOPIC', 'CALLS', 'Stop', 'Trouble', 'Transcript', 'StepLog', 'store_of', 'StepStore', 'RemovingStore',
-           'StepTxn', 'token_of', 'places_of', 'offsets_hash', 'StepClock', 'no_clock', 'log_of', 'topic_log',
-           'make_driver', 'call_plan', 'call_precommit', 'messages_of', 'call_commit', 'call_abort', 'call_note',
-           'call_refuse', 'call_operate', 'Call', 'Calls']
+           'RecallingStore', 'StepTxn', 'token_of', 'places_of', 'offsets_hash', 'StepClock', 'no_clock', 'log_of',
+           'topic_log', 'make_driver', 'call_plan', 'call_precommit', 'messages_of', 'call_commit', 'call_abort',
+           'call_note', 'call_refuse', 'call_operate', 'Call', 'Calls']
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c002
 from dataclasses import dataclass, replace
@@ -225,6 +225,17 @@ class RemovingStore(StepStore):
         return [(all_of_it,) if each else () for each in removed]
 
 
+class RecallingStore(StepStore):
+    """The same, in a world with a backup: `Recalls`."""
+
+    def committed_later(self, cs: Sequence[Committable]) -> list[str]:
+        newest = {c.transactional_id: c.state.epoch for c in cs}
+        if not newest:
+            return []
+        later = self.transcript.ask("later", tuple(newest.items()))
+        return [name for name, each in zip(newest, later, strict=True) if each]
+
+
 class StepTxn:
     """One transaction of a task. If the task raises, the transaction stays open for a sweep."""
 
@@ -320,7 +331,7 @@ def make_driver(setting: Setting, transcript: Transcript, number: int) -> Driver
     operates = bool(config.operator) and number == config.drivers
     both = config.shrinks and (number == 1 or operates)
     names = ("kafka", "second") if both else ("kafka",)
-    kind = RemovingStore if config.remove else StepStore
+    kind = RemovingStore if config.remove else RecallingStore if config.backup else StepStore
     stores = {name: kind(setting, transcript, name=name) for name in names}
     store = stores["kafka"]
     place, checkpoint = places_of(setting, number)

@@ -579,6 +579,13 @@ RULES |= {
 }
 _ANY_PLACE = (("identity.check_place", broken.believe_the_place),)
 RULES |= {
+    "what the stores know": Rule(
+        "a checkpoint is put back from a backup, with its log, and a later run has written",
+        "DUPLICATE",
+        Config(drivers=3, crash=2, backup=1, put_back=1, one_supervisor=True),
+        (("identity.check_not_put_back", broken.believe_the_newest_record),),
+        of="log",
+    ),
     "whose log": Rule(
         "a run works from a copied checkpoint with a copied log",
         _LOST,
@@ -731,6 +738,11 @@ HARMLESS = {
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c059
 LIMITS = {
+    "a backup within a run": Rule(
+        "a backup that was taken while a run worked is put back, and that run wrote since",
+        "DUPLICATE",
+        Config(crash=1, backup=1, put_back=1, backup_within=True),
+    ),
     "a driver that oversleeps": Rule(
         "between the check and the decision more than the margin passes",
         "DECIDED-A-DEAD-TXN",

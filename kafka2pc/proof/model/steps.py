@@ -9,7 +9,7 @@ __all__ = ['AFTER', 'Run', 'Task', 'Move', 'Model', 'moves_of', 'run_of', 'copy_
            'start_ahead', 'after_commit', 'start_abort', 'after_abort', 'failed_run', 'after_note', 'leave_failed',
            'after_last_call', 'dead_run', 'knows_token', 'advance', 'overlaps', 'note_of', 'told_untrue',
            'false_alarms', 'Step', 'successors', 'may_start', 'apply_move', 'label_of', 'is_needed', 'waits_for',
-           'report_to_run', 'put_message', 'accidents', 'inherit', 'accidents_while_waiting']
+           'report_to_run', 'put_message', 'accidents', 'inherit', 'back_up_and_put_back', 'accidents_while_waiting']
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c002
 import re
@@ -21,6 +21,7 @@ from .replay import OTHER_TOPIC, Calls, Trouble
 from kafka2pc.proof.model.systems import (
     add_claim,
     answers,
+    back_up,
     events,
     pass_over,
     swap_files,
@@ -572,6 +573,7 @@ def accidents(m: Model, state: tuple, i: int, run: Run) -> Iterator[Step]:
         yield apply_move(m, state, i, Move(dead_run(m, run), ("dies",), Answer(less)))
     if run.phase == "off" and i:
         yield from inherit(m, state, i, run)
+        yield from back_up_and_put_back(m, state, i, run)
     if run.phase == "wait":
         yield from accidents_while_waiting(m, state, i, run)
 
@@ -596,6 +598,21 @@ def inherit(m: Model, state: tuple, i: int, run: Run) -> Iterator[Step]:
     yield apply_move(m, others, i, Move(start.proc, ("inherits", start.proc.batch), answer))
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c023
+def back_up_and_put_back(m: Model, state: tuple, i: int, run: Run) -> Iterator[Step]:
+    """While nothing runs, an operator makes a backup, or puts it back before the next start."""
+    world = m.worlds[state[0]]
+    if m.tasks(state) or any(r.phase not in ("dead", "done") for r in m.runs(state)[:i]):
+        return
+    if x := back_up(world):
+        yield apply_move(m, state, i, Move(run, ("backs up",), Answer(x)))
+    x = spend(world, "put_back")
+    if x and world.backup:
+        log, offsets, version, commits = world.backup
+        x = x._replace(log=log, offsets=offsets, version=version, commits=commits)
+        move = Move(run, ("puts back",), Answer(x, note="a backup was put back"))
+        yield apply_move(m, state, i, move)
+
+
 def accidents_while_waiting(m: Model, state: tuple, i: int, run: Run) -> Iterator[Step]:
     """A second attempt of a task, or the end of the job: all attempts of a task were fenced, or
     another error stops it.

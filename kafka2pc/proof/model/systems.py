@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
            'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_gone',
-           'on_clock', 'is_late', 'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence', 'on_log_write',
-           'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers', 'uses_copy', 'late_answer',
-           'events', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish', 'pass_over', 'files_change']
+           'on_later', 'on_clock', 'is_late', 'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence',
+           'on_log_write', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers',
+           'uses_copy', 'late_answer', 'events', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish',
+           'pass_over', 'back_up', 'files_change']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
 from typing import Any, Callable, Iterable, Iterator
@@ -225,6 +226,16 @@ def on_gone(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
     return Answer(world, tuple(bool(t and (t.removed or not t.ongoing)) for t in txns))
 
 
+def on_later(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
+    """DescribeTransactions: was another transaction committed under these names, after those?"""
+    txns = [(find(world, name), epoch) for name, epoch in tuples]
+    later = [
+        bool(t and t.state is TxnState.COMMITTED and t.kept is not None and t.kept > epoch)
+        for t, epoch in txns
+    ]
+    return Answer(world, tuple(later))
+
+
 def on_clock(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
     """The driver looks at its clock: may less than the margin be left for one of these?"""
     return Answer(world, is_late(world, [name for name, _ in tuples]))
@@ -362,6 +373,7 @@ REQUESTS: dict[str, Callable[..., Answer | None]] = {
     "end": on_end,
     "describe": on_describe,
     "gone": on_gone,
+    "later": on_later,
     "clock": on_clock,
     "list": on_list,
     "known": on_known,
@@ -482,6 +494,13 @@ def pass_over(setting: Setting, world: World, batch: int) -> World:
     return world._replace(passed=passed, commits=tuple(sorted({*world.commits, batch})))
 
 
+def back_up(world: World) -> World | None:
+    """The world with a backup, None if there is none any more to make."""
+    x = spend(world, "backup")
+    kept = world.log, world.offsets, world.version, world.commits
+    return x and x._replace(backup=kept)
+
+
 def files_change(setting: Setting, world: World) -> Iterator[tuple[str, tuple, Answer]]:
     """An operator deletes or rewrites what Spark has written, or the log loses a record."""
     if world.commits and (x := spend(world, "no_commits")):
@@ -501,5 +520,7 @@ def files_change(setting: Setting, world: World) -> Iterator[tuple[str, tuple, A
             ("changes offsets", world.offsets),
             Answer(x._replace(commits=left, version=world.version + 1)),
         )
+    if setting.config.backup_within and (x := back_up(world)):
+        yield "operator", ("backs up",), Answer(x)
     if world.log and (x := spend(world, "lost_entry")):
         yield "log", ("loses", world.log[-1][2]), Answer(x._replace(log=world.log[:-1]))

@@ -61,6 +61,8 @@ class World(NamedTuple):
     # log, offsets, version and commits of a copied checkpoint; a log of None: the copy uses the log
     # of the original
     away: tuple = ()
+    # log, offsets, version and commits of a backup
+    backup: tuple = ()
     fences: tuple = ()  # of a log in a topic: the epoch of its id under each prefix
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c010
@@ -140,6 +142,8 @@ FAULTS = {
         "Spark's newest offsets entry is written anew, with other rows, and its commits entry is"
         " gone"
     ),
+    "backup": "an operator backs the checkpoint up, with its log, while nothing runs",
+    "put_back": "he puts it back, while nothing runs",
     "expire": "Kafka forgets a transactional id that was not used for a week",
     "lost_entry": (
         "the decision log forgets its newest record (which no log may: it is here to show why)"
@@ -183,6 +187,8 @@ class Config:
     passes: int = 0
     by_hand: int = 0
     new_rows: int = 0
+    backup: int = 0
+    put_back: int = 0
     expire: int = 0
     lost_entry: int = 0
     end_txn: int = 5  # version of EndTxn: from 5 on it raises the epoch
@@ -196,6 +202,8 @@ class Config:
     margin_ms: int = 1
     # a driver may sleep longer than the margin between its check and its decision
     stall: bool = False
+    # the backup may be taken while a run works
+    backup_within: bool = False
     # rows may vanish also between a driver's last question and the marker of its commit
     late_remove: bool = False
     # the log may be silent between two creates of a decision for longer than the margin; a create

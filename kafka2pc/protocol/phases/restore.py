@@ -18,7 +18,7 @@ from .finish import finish, finish_late
 from .passed_over import check_passed_over
 from .sweep import sweep, sweep_drained, sweep_former
 from ..rare.claims import remove_old_claims
-from ..rare.identity import check_identity
+from ..rare.identity import check_identity, known_ids
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c006
 def restore(
@@ -31,8 +31,10 @@ def restore(
     `PassedOver`, `LostTransaction`, `OutcomeUnknown`.
     """
     with driver.history.of("plan", batch_id=batch_id):
+        # before the listing: what is claimed in between is in it
+        known = None if mine else known_ids(driver)
         seen = driver.log.listing()
-        check_identity(driver, batch_id, seen)
+        check_identity(driver, batch_id, seen, known)
         decided = commit_of(seen, batch_id)
         if decided:
             return _drain(driver, decided, offsets_hash)
