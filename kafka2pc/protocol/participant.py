@@ -108,7 +108,7 @@ class Gone:
 class MayRemove(Protocol):
     """What a participant also has if its store may remove rows of an open transaction. `gone`: for
     each of `cs`, in order, what is not there any more. It proves a loss only if the transaction is
-    open afterwards: committed rows may go. What cannot be found out is logged, and not in it.
+    open afterwards: committed rows may go. An unclear answer is logged, and not in it.
     """
 
     def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]: ...

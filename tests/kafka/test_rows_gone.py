@@ -261,7 +261,7 @@ def test_an_id_is_another_one_if_each_answer_of_some_seconds_says_so(monkeypatch
     assert list(found) == ([pair] if gone else [])
 
 
-def test_what_this_user_may_not_see_is_said_and_not_judged(monkeypatch, caplog, new_query):
+def test_what_this_user_may_not_see_is_logged_and_not_judged(monkeypatch, caplog, new_query):
     query = new_query()
     _, message = query.precommitted()
     query.remove(4)
@@ -273,7 +273,7 @@ def test_what_this_user_may_not_see_is_said_and_not_judged(monkeypatch, caplog, 
     query.store.abort(message.committables[0])
 
 
-def test_a_partition_whose_leader_does_not_answer_is_said_and_not_judged(
+def test_a_partition_whose_leader_does_not_answer_is_logged_and_not_judged(
     monkeypatch, caplog, new_query
 ):
     query = new_query()

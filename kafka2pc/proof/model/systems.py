@@ -474,7 +474,7 @@ def rows_vanish(
     setting: Setting, world: World, t: Txn, judged: Iterable[tuple]
 ) -> Iterator[tuple[str, tuple, Answer]]:
     """The rows of an open transaction are removed. Between a driver's question and the marker of
-    its commit nobody notices that; `late_remove` shows it.
+    its commit no process notices that; `late_remove` shows it.
     """
     key = t.id, t.epoch
     under_way = {tuple(what[:2]) for kind, _, *what in world.mail if kind == "end"}

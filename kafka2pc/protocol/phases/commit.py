@@ -20,8 +20,8 @@ from .claim import claim
 from .decide import abort, decide
 from .describe import check_open
 from .finish import after_the_decision, finish
+from .gone import check_rows
 from .sweep import BOTH, sweep
-from ..rare.gone import check_rows
 from ..rare.replay import check_replay
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c006

@@ -28,8 +28,8 @@ from ..messages import Committable
 from ..names import parse_name
 from ..participant import Gone, Outcome
 from .describe import describe_all
+from .gone import rows_gone
 from .requests import send_all
-from ..rare.gone import rows_gone
 from ..rare.loss import report_loss
 from ..states import TxnState
 
