@@ -13,6 +13,7 @@ from typing import Any, Iterable, Iterator, Sequence
 
 # %% ../../nbs/kafka/02_participant.ipynb #c003
 from .client import KafkaClient, leftover
+from .hidden_rows import hidden_rows
 from .ids import ids_of_query
 from .rows_gone import rows_gone
 from .transaction_states import description, exact, late, later_commit
@@ -99,6 +100,10 @@ class KafkaParticipant(KafkaWriter):
         with ExitStack() as stack:
             more = [stack.enter_context(c) for c in _more_clusters(self.conf, _CONNECTIONS - 1)]
             return _end_by([self.cluster, *more], cs, commit)
+
+    def hidden(self, cs: Sequence[Committable]) -> list[str]:
+        """See `MayHide`: `hidden_rows`."""
+        return hidden_rows(self.cluster, cs)
 
     def committed_later(self, cs: Sequence[Committable]) -> list[str]:
         """See `Recalls`. One request to each coordinator."""

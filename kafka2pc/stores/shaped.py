@@ -19,6 +19,7 @@ from kafka2pc.protocol.participant import (
     Description,
     EndsMany,
     Identified,
+    MayHide,
     MayRemove,
     Outcome,
     Participant,
@@ -85,6 +86,8 @@ class Shaped:
             self.open_beside = participant.open_beside
         if isinstance(participant, MayRemove):
             self.gone = participant.gone
+        if isinstance(participant, MayHide):
+            self.hidden = participant.hidden
         if isinstance(participant, Recalls):
             self.committed_later = participant.committed_later
 

@@ -270,6 +270,9 @@ SMALL = {
     "a copied checkpoint, one log": Config(copied="same log"),
     "an early copy, one log": Config(copied="same log, before the first claim"),
     "a backup is made": Config(batches=3, backup=1),
+    "a backup is put back": Config(
+        drivers=3, batches=1, crash=1, backup=1, put_back=1, one_supervisor=True
+    ),
     "an error is caught": Config(passes=1, broken=1, one_process=True),
     "an error is caught, a late EndTxn": Config(passes=1, late_end=1, one_process=True),
     "an error is caught, a timeout": Config(
@@ -312,7 +315,6 @@ SMALL = {
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c018
 LARGE = {
-    "a backup is put back": Config(drivers=3, crash=2, backup=1, put_back=1, one_supervisor=True),
     "death, timeout, second try, break": Config(crash=1, timeout=1, retry=1, broken=1),
     "late EndTxn and create, break, forget": Config(late_end=1, late_create=1, broken=1, forget=1),
     "three batches, second try, late EndTxn": Config(batches=3, retry=1, late_end=1),

@@ -582,7 +582,7 @@ RULES |= {
     "what the stores know": Rule(
         "a checkpoint is put back from a backup, with its log, and a later run has written",
         "DUPLICATE",
-        Config(drivers=3, crash=2, backup=1, put_back=1, one_supervisor=True),
+        Config(drivers=3, batches=1, crash=1, backup=1, put_back=1, one_supervisor=True),
         (("identity.check_not_put_back", broken.believe_the_newest_record),),
         of="log",
     ),

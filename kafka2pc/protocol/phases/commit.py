@@ -22,6 +22,7 @@ from .describe import check_open
 from .finish import after_the_decision, finish
 from .gone import check_rows
 from .sweep import BOTH, sweep
+from ..rare.hidden import warn_of_hidden
 from ..rare.replay import check_replay
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c006
@@ -81,6 +82,7 @@ def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: i
     if decided:
         finish(driver, decided)
         check_replay(driver, decided, messages)
+        warn_of_hidden(driver, decided)
     elif messages:
         raise StaleCheckpoint(
             f"batch {batch_id} of query {driver.query_id} was drained, but its COMMIT is gone from"
