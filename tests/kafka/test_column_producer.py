@@ -4,7 +4,6 @@ import random
 import time
 import uuid
 from dataclasses import asdict
-from functools import partial
 from types import SimpleNamespace
 from types import SimpleNamespace as Answer
 from unittest.mock import patch
@@ -16,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.future import Future
 from kafka_tools import java_clients
+from metadata_rows import metadata_rows
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -26,7 +26,7 @@ from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer
 from kafka2pc.kafka.wire.descriptions import describe_transactions
-from kafka2pc.kafka.wire.topics import find_leaders
+from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write import column_producer
 from kafka2pc.kafka.write import lanes as lanes_module
@@ -51,12 +51,12 @@ pytestmark = pytest.mark.never_unsteady
 def dice_answer():
     """A broker of this file answers itself."""
 
-    def leaders(cluster, *question, **more):
-        ask = getattr(cluster, "leaders", partial(find_leaders, cluster))
-        return ask(*question, **more)
+    def rows(cluster, topics):
+        made_up = getattr(cluster, "leaders", None)
+        return metadata_rows(made_up(topics)) if made_up else topic_rows(cluster, topics)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leaders_module, "find_leaders", leaders)
+        patch.setattr(leaders_module, "topic_rows", rows)
         yield
 
 

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
 from kafka.future import Future
+from metadata_rows import metadata_rows
 
 from kafka2pc.kafka.records.encoder import Section
 from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
@@ -49,7 +50,7 @@ def refusal(code, said=None):
 @pytest.fixture
 def sender(monkeypatch):
     """How to make a sender whose one batch of seven records gets this answer."""
-    monkeypatch.setattr(leaders_module, "find_leaders", lambda *_: {("t", 0): 0})
+    monkeypatch.setattr(leaders_module, "topic_rows", lambda *_: metadata_rows({("t", 0): 0}))
 
     def make(said):
         made = Sender(Broker(said), "orders-0", PreparedTxnState(1, 0), delivery_ms=200)

@@ -35,14 +35,25 @@ from participant_suite import (
 
 from kafka2pc.backends import storage
 from kafka2pc.backends.storage import Storage
-from kafka2pc.protocol import clock
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.protocol import clock, participant
 from kafka2pc.protocol.clock import Moment, age_ms, this_moment
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import BadOption, OutcomeUnknown, StoreUnreachable
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
-from kafka2pc.protocol.participant import StoreIdentity, store_identity
+from kafka2pc.protocol.participant import (
+    Brief,
+    EndsMany,
+    Identified,
+    MayHide,
+    MayRemove,
+    Recalls,
+    Shared,
+    StoreIdentity,
+    store_identity,
+)
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
@@ -449,3 +460,24 @@ def test_a_target_that_is_away_stops_the_query_until_it_has_the_rows(tmp_path):
     _, driver = a_run(dies_at="a", error=ZeroDivisionError())
     assert restore(driver, 0).mode is Mode.DRAIN, "nothing is sent again"
     assert at.seen() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "ability",
+    [EndsMany, Identified, Shared, Brief, MayRemove, MayHide, Recalls],
+    ids=lambda a: a.__name__,
+)
+def test_a_shaped_participant_keeps_every_ability_of_its_store(ability):
+    store = KafkaParticipant({"bootstrap.servers": "nowhere:1"})
+    assert isinstance(store, ability)
+    assert isinstance(Shaped(store, lambda batch: batch), ability)
+
+
+def test_the_abilities_are_all_that_the_protocol_has():
+    optional = {
+        value
+        for value in vars(participant).values()
+        if getattr(value, "_is_runtime_protocol", False)
+        and value.__module__ == participant.__name__
+    }
+    assert optional == {EndsMany, Identified, Shared, Brief, MayRemove, MayHide, Recalls}
