@@ -126,7 +126,7 @@ class RangesFetch:
         ]
         self._sizes: defaultdict[str, Sizes] = defaultdict(Sizes)
         self._requests: dict[tuple[int, str], _Request] = {}
-        self._answers: queue.SimpleQueue[tuple[_Request, Any]] = queue.SimpleQueue()
+        self._answers: queue.Queue[tuple[_Request, Any]] = queue.Queue()
         self._failed: list[tuple[int, NotFetched]] = []
         # the time that was spent waiting for brokers: what the reader does in between is not theirs
         self._waited_s = 0.0

@@ -73,7 +73,7 @@ class Sender:
         self._paused = []  # a heap of (time, number, lane)
         self._numbers = count()
         self._flying = Counter()  # requests to each node
-        self._answers = queue.SimpleQueue()
+        self._answers: queue.Queue[tuple] = queue.Queue()
         self._oldest = deque()  # batches in the order in which they were put
         # time between two steps is no time that a broker took
         self._stepped = time.monotonic()
@@ -304,7 +304,7 @@ class Sender:
 
 
 def _keep_answer(
-    answers: queue.SimpleQueue, node: int, parcel: list, future: Future, _: Any
+    answers: queue.Queue, node: int, parcel: list, future: Future, _: Any
 ) -> None:
     answers.put((node, parcel, future))
 

@@ -323,14 +323,14 @@ class Job(ChildProcess):
     def start(self) -> None:  # type: ignore[override]  # its arguments are `session`
         """End what is left of the last start, and start the driver and its JVM. Raises `Failed`."""
         super().start()
-        self._lines = queue.SimpleQueue()
+        self._lines: queue.Queue = queue.Queue()
         listener = (self.process.stdout, self._lines)
         threading.Thread(target=self._listen, args=listener, daemon=True).start()
         self.jvm = 0
         self.jvm = self._ask(START_SECONDS, do="session", **self.session)["jvm"]
 
     @staticmethod
-    def _listen(stdout: IO[str], lines: queue.SimpleQueue) -> None:
+    def _listen(stdout: IO[str], lines: queue.Queue) -> None:
         for line in stdout:
             lines.put(json.loads(line))
         lines.put(None)
