@@ -303,9 +303,7 @@ class Sender:
         )
 
 
-def _keep_answer(
-    answers: queue.Queue, node: int, parcel: list, future: Future, _: Any
-) -> None:
+def _keep_answer(answers: queue.Queue, node: int, parcel: list, future: Future, _: Any) -> None:
     answers.put((node, parcel, future))
 
 

@@ -15,7 +15,7 @@ from ..log.decisions import Decision
 from ..participant import MayHide
 
 # %% ../../../nbs/protocol/rare/05_hidden.ipynb #c71c75f8
-_LOG = logging.getLogger("kafka2pc")
+_LOG = logging.getLogger(__name__)
 
 
 def warn_of_hidden(driver: Driver, decided: Decision) -> None:
