@@ -51,15 +51,15 @@ $(STORES)/.ready: tests/support/stores-requirements.txt
 	npm install --prefix $(STORES) --no-audit --no-fund --loglevel=error azurite@$(AZURITE) && touch $@
 
 .PHONY: test
-test: $(READY) $(STORES)/.ready ## the fixed set, at most 8 minutes: fast tests, notebooks that need no server, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
+test: $(READY) $(STORES)/.ready ## the fixed set, about 9 minutes: fast tests, notebooks that need no server, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
 	@$(PYTEST) -m 'not full and not nightly' $(TESTS)
 
 .PHONY: test-all
-test-all: $(READY) $(STORES)/.ready ## the tests of every change: also the notebooks that need servers, and what one more Spark run shows; at most 22 minutes (TESTS, JOBS as above)
+test-all: $(READY) $(STORES)/.ready ## the tests of every change: also the notebooks that need servers, and what one more Spark run shows; about 25 minutes (TESTS, JOBS as above)
 	@$(PYTEST) -m 'not nightly' $(TESTS)
 
 .PHONY: test-nightly
-test-nightly: $(READY) $(STORES)/.ready ## what is left: old versions of Kafka, each crash point with each victim, GCS and ADLS, the largest worlds of the model, the site; at most 30 minutes
+test-nightly: $(READY) $(STORES)/.ready ## what is left: old versions of Kafka, each crash point with each victim, GCS and ADLS, the largest worlds of the model, the site; about 30 minutes
 	@$(PYTEST) -m nightly $(TESTS)
 
 .PHONY: seconds

@@ -261,7 +261,7 @@ class OutcomeUnknown(TwoPhaseError):
 
 
 class LostTransaction(TwoPhaseError):
-    """The store aborted a transaction that was decided."""
+    """Decided rows are lost: the store aborted their transaction, or has removed them."""
 
     why = (
         "The store aborted it after it was decided, usually because its timeout ran out. (A store"
