@@ -52,9 +52,11 @@ class Query:
         self.id, self.log = str(uuid.uuid4()), MemoryLog()
         self.admin = AdminClient(kafka.client_conf)
         kafka.create_topic(self.topic, config=config)
-        facts = asdict(check(kafka.client_conf, topics=[self.topic]))
+        facts = asdict(check(kafka.client_conf, topics=[self.topic], prefix=self.topic))
         place = None if by_column else self.topic
-        self.store = KafkaParticipant(kafka.client_conf, topic=place, engine=engine, **facts)
+        self.store = KafkaParticipant(
+            kafka.client_conf, topic=place, engine=engine, prefix=self.topic, **facts
+        )
 
     def start(self, **policy):
         driver = Driver(query_id=self.id, log=self.log, participants={"kafka": self.store})
@@ -106,7 +108,9 @@ def new_query(kafka):
         return made[-1]
 
     yield make
-    for query in made:
+    for query in made:  # no transaction stays open on the shared broker
+        for c in query.store.in_doubt(query.id):
+            query.store.abort(c)
         query.store.close()
 
 
