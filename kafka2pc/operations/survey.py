@@ -14,7 +14,6 @@ from typing import Callable, Iterable, Mapping, Sequence
 
 # %% ../../nbs/operations/03_survey.ipynb #c003
 from kafka.protocol.admin import DescribeProducersRequest
-from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../../nbs/operations/03_survey.ipynb #c004
 from ..kafka.transaction_states import NEVER_MS
@@ -25,6 +24,7 @@ from kafka2pc.kafka.wire.descriptions import (
     describe_transactions,
     list_transactions,
 )
+from ..kafka.wire.offsets import LATEST, offsets_request
 from ..kafka.wire.timeouts import max_timeout_ms
 from ..kafka.wire.topics import topic_rows
 from .query import Query
@@ -73,17 +73,6 @@ def _group_by_leader(layout: Iterable[Layout]) -> dict[int, dict[str, list[int]]
     return groups
 
 # %% ../../nbs/operations/03_survey.ipynb #c108
-def _latest(topic: str, numbers: Iterable[int]) -> ListOffsetsRequest.ListOffsetsTopic:
-    """Asks for the newest offset of each of these partitions."""
-    part = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
-    return ListOffsetsRequest.ListOffsetsTopic(
-        name=topic,
-        partitions=[
-            part(partition_index=n, current_leader_epoch=-1, timestamp=-1) for n in numbers
-        ],
-    )
-
-
 def _producers(parts: Mapping[str, list[int]]) -> DescribeProducersRequest:
     """Asks for the producers in these partitions of each topic."""
     topic = DescribeProducersRequest.TopicRequest
@@ -134,14 +123,7 @@ class Survey(Cluster):
         (`committed`), or the high watermark. Partitions that answer with an error are left out.
         """
 
-        def request(parts: Mapping) -> ListOffsetsRequest:
-            return ListOffsetsRequest(
-                replica_id=-1,
-                isolation_level=int(committed),
-                timeout_ms=self.timeout_ms,
-                topics=[_latest(topic, numbers) for topic, numbers in parts.items()],
-            )
-
+        request = lambda parts: offsets_request(parts, LATEST, committed, self.timeout_ms)
         rows = self._at_leaders(layout, request)
         return {(t, p.partition_index): p.offset for t, p in rows if p.error_code == 0}
 
