@@ -9,7 +9,7 @@ __all__ = ['KafkaWriter', 'KafkaParticipant']
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/kafka/02_participant.ipynb #c003
 from .client import KafkaClient, leftover
@@ -105,11 +105,10 @@ class KafkaParticipant(KafkaWriter):
         """See `MayHide`: `hidden_rows`."""
         return hidden_rows(self.cluster, cs)
 
-    def committed_later(self, cs: Sequence[Committable]) -> list[str]:
+    def committed_later(self, last: Mapping[str, Committable | None]) -> list[str]:
         """See `Recalls`. One request to each coordinator."""
-        newest = {c.transactional_id: c for c in cs}
-        found = describe_transactions(self.cluster, newest) if newest else {}
-        return [t for t, c in newest.items() if later_commit(c, found.get(t))]
+        found = describe_transactions(self.cluster, last) if last else {}
+        return [t for t, c in last.items() if later_commit(c, found.get(t))]
 
     def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]:
         """See `MayRemove`: `rows_gone`."""

@@ -45,12 +45,12 @@ def description(c: Committable, d: DescribedTransaction | None) -> Description:
     return Description(ended if ours else None)
 
 
-def later_commit(c: Committable, d: DescribedTransaction | None) -> bool:
-    """Was a transaction committed under the id of `c` after it? (Never said of one that is only
-    aborted, or open: a task may have begun it.)
+def later_commit(c: Committable | None, d: DescribedTransaction | None) -> bool:
+    """Was a transaction committed under the id of `c` after it (None: any)? (Never said of one that
+    is only aborted, or open: a task may have begun it.)
     """
     committed = d is not None and _ENDED.get(d.state) is TxnState.COMMITTED
-    return committed and description(c, d).state is None
+    return committed and (c is None or description(c, d).state is None)
 
 # %% ../../nbs/kafka/04_transaction_states.ipynb #c013
 def exact(c: Committable) -> tuple[str, int]:

@@ -9,7 +9,7 @@ __all__ = ['MemoryTransaction', 'MemoryParticipant']
 import time
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Callable, Iterable, Self
+from typing import Any, Callable, Iterable, Mapping, Self
 
 # %% ../../nbs/protocol/05_memory.ipynb #c003
 from .messages import Committable, PartitionRange, Plan, PreparedTxnState
@@ -160,6 +160,12 @@ class MemoryParticipant(_Writable):
 
     def traces(self, query_id: str) -> list[str]:
         return sorted({tid for tid, _ in self.txns if known_name(tid).query_id == query_id})
+
+    def committed_later(self, last: Mapping[str, Committable | None]) -> list[str]:
+        """See `Recalls`."""
+        committed = [name for name, txn in self.txns.items() if txn.state is TxnState.COMMITTED]
+        epochs = {tid: c.state.epoch if c else -1 for tid, c in last.items()}
+        return sorted({tid for tid, n in committed if tid in epochs and n > epochs[tid]})
 
     def expire(self) -> None:
         """Abort every open or pre-committed transaction, as a broker does after the timeout."""

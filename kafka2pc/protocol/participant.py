@@ -11,7 +11,7 @@ __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', '
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Iterable, Protocol, Self, Sequence, runtime_checkable
+from typing import Any, Iterable, Mapping, Protocol, Self, Sequence, runtime_checkable
 
 # %% ../../nbs/protocol/04_participant.ipynb #c003
 from .messages import Committable, Plan
@@ -96,12 +96,12 @@ class MayHide(Protocol):
 
 @runtime_checkable
 class Recalls(Protocol):
-    """What a participant also has if it knows what its ids were used for later. `committed_later`:
-    the ids of those `cs` after which another transaction was committed under the same id. (Not all:
-    a store forgets.)
+    """What a participant also has if it knows what its ids were used for. `committed_later`: the
+    ids in `last` under which another transaction was committed after that one (None: under which
+    any was). Not all: a store forgets, and an open one hides those before it.
     """
 
-    def committed_later(self, cs: Sequence[Committable]) -> list[str]: ...
+    def committed_later(self, last: Mapping[str, Committable | None]) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,9 @@ from kafka2pc.protocol.log.questions import commit_of, newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.names import Names
 from kafka2pc.protocol.operators.adopt import adopt
-from kafka2pc.protocol.operators.fence import end_all
+from kafka2pc.protocol.operators.fence import end_all, fence
 from kafka2pc.protocol.participant import Outcome, StoreIdentity
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
@@ -403,16 +404,82 @@ def test_a_log_that_lacks_the_claim_of_a_later_run_is_refused(state, driver, tmp
     assert content(driver.log) == before, "nothing was claimed"
 
 
-def test_a_run_that_had_claimed_before_the_backup_is_not_noticed(driver, store, tmp_path):
-    """As the README says."""
+def go_on(driver, store, token, batch_id):
+    """The next batch of the run with this token."""
+    plan = restore(driver, batch_id, mine=token)
+    commit(driver, [precommit([store], plan, iter([["row"]]))], batch_id)
+
+
+@pytest.mark.parametrize("behind", ["claim", "commit 0", "commit 1"])
+@pytest.mark.parametrize("workers", ["kept", "new"])
+def test_commits_that_no_record_names_are_refused(behind, workers, driver, store, tmp_path):
+    """The run had claimed before the backup. A slow trigger has new workers for each batch, and so
+    new ids; a fast one uses its ids again.
+    """
+    first = prepare(driver, 0)
+    if behind == "claim":
+        put_back = backup(driver, tmp_path)
+    commit(driver, [first], 0)
+    for batch_id in (1, 2):
+        if behind == f"commit {batch_id - 1}":
+            put_back = backup(driver, tmp_path)
+        if workers == "new":
+            store._names = Names()
+        go_on(driver, store, first.plan.token, batch_id)
+    put_back()
+    lost = {"claim": 2 if workers == "kept" else 3, "commit 0": 2, "commit 1": 1}[behind]
+    with pytest.raises(StaleCheckpoint, match=f"knows {lost} later transactions"):
+        restore(driver, 3)
+
+
+def test_with_a_store_that_does_not_recall_it_is_not_noticed(driver, store, tmp_path):
+    """As the guide says."""
+
+    class Forgetful(MemoryParticipant):
+        committed_later = None
+
+    forgetful = Forgetful(store.name)
+    driver = replace(driver, participants={store.name: forgetful})
     first = prepare(driver, 0)
     commit(driver, [first], 0)
     put_back = backup(driver, tmp_path)
-    second = restore(driver, 1, mine=first.plan.token)
-    commit(driver, [precommit([store], second, iter([["row"]]))], 1)
+    go_on(driver, forgetful, first.plan.token, 1)
     put_back()
     write(driver, 1)
-    assert len(store.read()) == 3, "batch 1 is there twice"
+    assert len(forgetful.read()) == 3, "batch 1 is there twice"
+
+
+def test_ids_whose_commits_were_purged_are_no_false_alarm(driver, store):
+    """A slow trigger: each batch has new workers."""
+    few = driver.within(keep_batches=1)
+    first = prepare(few, 0)
+    commit(few, [first], 0)
+    for batch_id in range(1, 5):
+        store._names = Names()
+        go_on(few, store, first.plan.token, batch_id)
+    assert restore(few, 5).mode is Mode.WRITE
+
+
+def test_a_commit_by_another_run_meanwhile_is_no_false_alarm(driver, store):
+    """It decides and commits after the log was listed."""
+    first = prepare(driver, 0)
+    ask = store.committed_later
+
+    def after_a_commit(last):
+        commit(driver, [first], 0)
+        return ask(last)
+
+    store.committed_later = after_a_commit
+    assert restore(driver, 0).mode is Mode.DRAIN
+
+
+def test_after_a_commit_by_hand_an_operator_lets_the_query_go_on(driver, store):
+    first = prepare(driver, 0)
+    store.commit(first.committables[0])
+    with pytest.raises(StaleCheckpoint, match="restore CHECKPOINT"):
+        restore(driver, 0)
+    fence(driver)
+    assert restore(driver, 0).mode is Mode.WRITE
 
 
 def test_claims_that_were_removed_and_batches_that_were_purged_are_no_false_alarm(driver):

@@ -9,14 +9,15 @@ __all__ = ['write_in_background', 'precommit_unflushed', 'begin_always', 'skip_c
            'plan_any_rows', 'decide_any_rows', 'remember_always', 'plan_nothing', 'plan_sweep_first',
            'plan_without_claim', 'sweep_nothing', 'sweep_no_losers', 'sweep_all_but_mine',
            'sweep_as_many_slots_as_mine', 'sweep_by_init', 'report_nothing', 'believe_the_newest_record',
-           'check_no_rows', 'nothing_gone', 'gone_unasked', 'gone_after_the_state', 'take_unknown_as_done', 'Blind',
-           'finish_unasked', 'claim_existing', 'claim_beside', 'claim_by_reading', 'decide_in_first_free_slot',
-           'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'later_record', 'any_commit', 'all_commits',
-           'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity', 'begin_resending',
-           'begin_without_init', 'forget_retired', 'finish_nothing', 'knows_token_always', 'pass_over_in_silence',
-           'note_in_the_chain', 'sweep_once', 'sweep_drained_at_once', 'sweep_drained_never', 'sweep_both_parities',
-           'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
-           'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random', 'precommit_always']
+           'nothing_later', 'check_no_rows', 'nothing_gone', 'gone_unasked', 'gone_after_the_state',
+           'take_unknown_as_done', 'Blind', 'finish_unasked', 'claim_existing', 'claim_beside', 'claim_by_reading',
+           'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'later_record',
+           'any_commit', 'all_commits', 'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity',
+           'begin_resending', 'begin_without_init', 'forget_retired', 'finish_nothing', 'knows_token_always',
+           'pass_over_in_silence', 'note_in_the_chain', 'sweep_once', 'sweep_drained_at_once', 'sweep_drained_never',
+           'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody',
+           'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random',
+           'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import re
@@ -279,10 +280,13 @@ def report_nothing(
     """Data loss as a log line."""
 
 
-def believe_the_newest_record(
-    driver: Driver, seen: Listing, newest: Decision, known: Sequence[str]
-) -> None:
+def believe_the_newest_record(driver: Driver, seen: Listing, newest: Decision, known: Any) -> None:
     """A run does not compare its log with what the stores know."""
+
+
+def nothing_later(driver: Driver, seen: Listing, run: Any, known: Any) -> list[str]:
+    """A run compares tokens only, no commits."""
+    return []
 
 
 def check_no_rows(driver: Driver, messages: Sequence[CommitMessage]) -> None:

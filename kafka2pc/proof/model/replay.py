@@ -10,7 +10,7 @@ __all__ = ['OTHER_TOPIC', 'CALLS', 'Stop', 'Trouble', 'Transcript', 'StepLog', '
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c002
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c003
 from .systems import SILENT, UNKNOWN, uses_copy
@@ -228,12 +228,12 @@ class RemovingStore(StepStore):
 class RecallingStore(StepStore):
     """The same, in a world with a backup: `Recalls`."""
 
-    def committed_later(self, cs: Sequence[Committable]) -> list[str]:
-        newest = {c.transactional_id: c.state.epoch for c in cs}
-        if not newest:
+    def committed_later(self, last: Mapping[str, Committable | None]) -> list[str]:
+        if not last:
             return []
-        later = self.transcript.ask("later", tuple(newest.items()))
-        return [name for name, each in zip(newest, later, strict=True) if each]
+        epochs = [c.state.epoch if c else -1 for c in last.values()]
+        later = self.transcript.ask("later", tuple(zip(last, epochs, strict=True)))
+        return [name for name, each in zip(last, later, strict=True) if each]
 
 
 class StepTxn:

@@ -586,6 +586,13 @@ RULES |= {
         (("identity.check_not_put_back", broken.believe_the_newest_record),),
         of="log",
     ),
+    "what the stores have committed": Rule(
+        "a backup that was taken while a run worked is put back, and that run wrote since",
+        "DUPLICATE",
+        Config(crash=1, backup=1, put_back=1, backup_within=True),
+        (("identity._committed_later", broken.nothing_later),),
+        of="log",
+    ),
     "whose log": Rule(
         "a run works from a copied checkpoint with a copied log",
         _LOST,
@@ -738,11 +745,6 @@ HARMLESS = {
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c059
 LIMITS = {
-    "a backup within a run": Rule(
-        "a backup that was taken while a run worked is put back, and that run wrote since",
-        "DUPLICATE",
-        Config(crash=1, backup=1, put_back=1, backup_within=True),
-    ),
     "a driver that oversleeps": Rule(
         "between the check and the decision more than the margin passes",
         "DECIDED-A-DEAD-TXN",

@@ -24,6 +24,7 @@ from kafka2pc.proof.model.systems import (
     back_up,
     events,
     pass_over,
+    put_back,
     swap_files,
     uses_copy,
 )
@@ -605,10 +606,7 @@ def back_up_and_put_back(m: Model, state: tuple, i: int, run: Run) -> Iterator[S
         return
     if x := back_up(world):
         yield apply_move(m, state, i, Move(run, ("backs up",), Answer(x)))
-    x = spend(world, "put_back")
-    if x and world.backup:
-        log, offsets, version, commits = world.backup
-        x = x._replace(log=log, offsets=offsets, version=version, commits=commits)
+    if x := put_back(m.setting, world):
         move = Move(run, ("puts back",), Answer(x, note="a backup was put back"))
         yield apply_move(m, state, i, move)
 

@@ -8,7 +8,7 @@ __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish
            'on_later', 'on_clock', 'is_late', 'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence',
            'on_log_write', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers',
            'uses_copy', 'late_answer', 'events', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish',
-           'pass_over', 'back_up', 'files_change']
+           'pass_over', 'back_up', 'put_back', 'files_change']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
 from typing import Any, Callable, Iterable, Iterator
@@ -499,6 +499,28 @@ def back_up(world: World) -> World | None:
     x = spend(world, "backup")
     kept = world.log, world.offsets, world.version, world.commits
     return x and x._replace(backup=kept)
+
+
+def put_back(setting: Setting, world: World) -> World | None:
+    """The world with its backup put back. What was decided since is decided no more: Spark replays
+    those rows.
+    """
+    x = spend(world, "put_back")
+    if not x or not world.backup:
+        return None
+    log, offsets, version, commits = world.backup
+    records = [setting.decisions[number] for _, _, number in log]
+    named = {
+        (c.transactional_id, c.state.epoch) for d in records if d.commit for c in d.committables
+    }
+    return x._replace(
+        log=log,
+        offsets=offsets,
+        version=version,
+        commits=commits,
+        owed=tuple(key for key in x.owed if key in named),
+        lost=tuple(key for key in x.lost if key in named),
+    )
 
 
 def files_change(setting: Setting, world: World) -> Iterator[tuple[str, tuple, Answer]]:
