@@ -16,7 +16,13 @@ from .wire import error_codes as codes
 from .wire.cluster import Cluster
 from .wire.connection import WireAnswer
 from .wire.offsets import EARLIEST, list_offsets
-from .wire.topics import leaders_in, topic_id_in, topic_rows, topic_settings
+from kafka2pc.kafka.wire.topics import (
+    is_other_topic,
+    leaders_in,
+    topic_id_in,
+    topic_rows,
+    topic_settings,
+)
 from ..protocol.messages import Committable, PartitionRange
 from ..protocol.participant import Gone, list_some
 
@@ -38,7 +44,7 @@ def _differing(ids: Iterable[_Id], rows: Iterable[WireAnswer]) -> dict[_Id, str]
             continue
         if row.error_code == codes.UNKNOWN_TOPIC_OR_PARTITION:
             found[topic, topic_id] = f"Topic {topic} was deleted."
-        elif topic_id_in(row) not in ("", topic_id):
+        elif is_other_topic(topic_id, topic_id_in(row)):
             found[topic, topic_id] = f"Topic {topic} was deleted and created again."
     return found
 

@@ -21,10 +21,14 @@ LATEST = -1
 
 
 def offsets_request(
-    parts: Mapping[str, list[int]], at: int, committed: bool, timeout_ms: int
+    parts: Mapping[str, list[int]],
+    at: int,
+    committed: bool,
+    timeout_ms: int,
+    min_version: int = 1,
 ) -> ListOffsetsRequest:
-    """Asks one leader for the partitions of each topic that it leads. The rest as in
-    `list_offsets`.
+    """Asks one leader for the partitions of each topic that it leads. From version 4 on the answer
+    has the leader's epoch. The rest as in `list_offsets`.
     """
     topic = ListOffsetsRequest.ListOffsetsTopic
     return ListOffsetsRequest(
@@ -43,7 +47,7 @@ def offsets_request(
             )
             for name, numbers in parts.items()
         ],
-        min_version=1,
+        min_version=min_version,
     )
 
 
