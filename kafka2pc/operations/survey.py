@@ -272,8 +272,8 @@ def find_prefix(cluster: Cluster, query: Query | None) -> str:
         return "kafka2pc"
     last = newest_record(query.log)
     recorded = last.identity.prefix if last and last.identity else ""
-    # several stores may have several
-    if recorded and "," not in recorded:
+    # several stores may have several, joined by commas
+    if last and recorded and ("," not in recorded or len(last.stores) == 1):
         return recorded
     newest = newest_commit(query.log)
     ids = [c.transactional_id for c in newest.committables] if newest else []
@@ -303,8 +303,7 @@ def log_prefixes(log: DecisionLog) -> set[str]:
     seen = log.listing()
     if not seen.slots:
         return set()
-    recorded = recorded_prefixes(seen, seen.slots[-1].batch_id)
-    return {prefix for several in recorded for prefix in several.split(",")}
+    return recorded_prefixes(seen, seen.slots[-1].batch_id)
 
 # %% ../../nbs/operations/03_survey.ipynb #c011
 def find_hanging(

@@ -434,7 +434,7 @@ def renamed(dead, prefix):
 @pytest.mark.parametrize("rows", [True, False])
 def test_a_query_that_has_changed_its_prefix_is_found_under_both(rows, dead):
     """It did so between two batches; the first run of the new prefix died before its decision."""
-    former, new = f"{dead.prefix}-a", f"{dead.prefix}-b"
+    former, new = f"{dead.prefix}-a,b", f"{dead.prefix}-c,d"
     old = renamed(dead, former)
     messages = dead.write(old) if rows else [nothing(dead, old)]
     commit(old, messages, 0)
