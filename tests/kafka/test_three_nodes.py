@@ -30,6 +30,7 @@ from kafka_fixtures import settled
 from kafka_tools import administered
 from shell import typed
 
+from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.kafka.read.fetcher import Wanted, fetch
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.kafka.read.settings import FetchSettings
@@ -141,6 +142,18 @@ def test_doctor_finds_nothing_until_copies_are_missing(three, tmp_path):
     strict = lambda: doctor(access, topics=["strict"])
     until(lambda: "too-few-copies" in names(strict()), "the broker knows that one is down", 60)
     finding_of(strict(), "too-few-copies", "2 copies in sync; 3 are needed")
+
+
+def test_a_decision_topic_that_may_have_one_copy_is_reported(three, caplog):
+    compact = {"cleanup.policy": "compact"}
+    three.create_topic("log-alone", replication=1, config=compact)
+    three.create_topic("log-careless", config=compact | {"min.insync.replicas": 1})
+    for topic in ("log-alone", "log-careless", "log-sound"):  # the last one is created by us
+        TopicLog(three.client_conf, topic, "q")
+    alone, careless = [r.getMessage() for r in caplog.records if "decision log" in r.getMessage()]
+    assert "log-alone has one copy, and the cluster has 3 brokers" in alone
+    assert "log-careless keeps a decision when one of its 3 copies has it" in careless
+    assert "Set min.insync.replicas=2" in careless
 
 
 # -- a partition without a leader --
