@@ -41,7 +41,9 @@ from kafka2pc.kafka.wire.topics import find_leaders, topic_rows
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.operations.access import Access
+from kafka2pc.operations.doctor import transaction_checks
 from kafka2pc.operations.doctor.doctor import doctor
+from kafka2pc.operations.survey import Survey, find_hanging
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BrokerUnreachable
 from kafka2pc.protocol.participant import Outcome
@@ -182,9 +184,14 @@ def test_a_list_without_a_coordinator_is_not_taken_for_complete(three, cluster):
         access = Access(three.bootstrap_servers)
         said, status = typed(access.command("transactions", "list", "--prefix", "kept"))
         assert status == 3 and rest[0] in said and "The list is incomplete" in said
-        found = doctor(access, prefix="kept", topics=["kept"], older_ms=0)
+        at_once = partial(find_hanging, idle_ms=0)
+        with Survey(three.client_conf) as survey, pytest.raises(BrokerUnreachable):
+            at_once(survey.briefly(1500), ["kept"])
+        with patch.object(transaction_checks, "find_hanging", at_once):
+            found = doctor(access, prefix="kept", topics=["kept"], older_ms=0)
         lines = finding_of(found, "list-incomplete", STATES, "partition").commands
-        assert "--unavailable-partitions" in lines[0] and "hanging" not in names(found)
+        assert "--unavailable-partitions" in lines[0]
+        assert not names(found) & {"hanging", "broker-unreachable"}
         three.restart(victim)
         listed = lambda: [t.transactional_id for t in list_transactions(cluster, "kept-")]
         until(lambda: listed() == [*open_ones], "all are listed", 60)
