@@ -209,7 +209,8 @@ class KafkaClient:
         prefix only, because another application may use the same one.) Brokers forget an id that
         is not used for seven days.
         """
-        listed = list_transactions(self.cluster, states=(), part=f"-{query_id}-")
+        # the sweep that follows a start waits for the rest
+        listed = list_transactions(self.cluster, states=(), part=f"-{query_id}-", partial=True)
         found = ids_of_query(listed, query_id)
         return [i for i, name in found if name.prefix == self.prefix or is_random(name)]
 
@@ -217,7 +218,7 @@ class KafkaClient:
         """See `Shared`. A transaction without records in the topic is left out; without a `topic`,
         one without any records.
         """
-        listed = list_transactions(self.cluster, f"{self.prefix}-")
+        listed = list_transactions(self.cluster, f"{self.prefix}-", partial=True)
         others = dict(ids_beside(listed, self.prefix, query_id))
         found = describe_transactions(self.cluster, others)
         now_ms = time.time() * 1000

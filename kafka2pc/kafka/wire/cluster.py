@@ -51,6 +51,16 @@ class Cluster(Connection):
         twin.timeout_ms = timeout_ms
         return twin
 
+    def ask_metadata(self, request: WireRequest) -> WireAnswer:
+        """The answer to a Metadata request. From now on requests can be sent to its brokers."""
+
+        async def learn() -> WireAnswer:
+            answer = await self._ask(request, None)
+            self._manager.cluster.update_metadata(answer)
+            return answer
+
+        return self._manager.run(learn)
+
     def coordinators(self, ids: list[str]) -> dict[str, int]:
         """The node id of each coordinator. Unknown ones are asked for, all in one request if the
         broker can. Raises `NotSent`, `NotYet`, `NotAuthorized`.

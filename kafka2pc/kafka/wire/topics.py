@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEW_TOPIC_S', 'TopicInfo', 'topics_request', 'topic_rows', 'topic_id_in', 'is_other_topic', 'describe_topics',
            'topic_id_of', 'find_leaders', 'leaders_in', 'topic_settings', 'topic_setting', 'topic_max_message_bytes',
-           'broker_setting', 'ask_to_create', 'find_or_create_topics']
+           'broker_setting', 'ask_to_create', 'find_or_create_topics', 'await_topics']
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c002
 import random
@@ -31,12 +31,13 @@ _WRITE = 4
 class TopicInfo:
     """A topic: how many partitions it has, and whether this user may write there (None: the broker
     does not say). `topic_id` (KIP-516) changes when the topic is deleted and created again; empty:
-    the broker has none.
+    the broker has none. `copies`: the fewest that a partition has, 0 if this is not known.
     """
 
     partitions: int
     may_write: bool | None
     topic_id: str = field(default="", compare=False, repr=False)
+    copies: int = field(default=0, compare=False, repr=False)
 
 
 def topics_request(connection: Connection, names: Iterable[str]) -> MetadataRequest:
@@ -73,7 +74,8 @@ def _topic_info(row: WireAnswer) -> TopicInfo:
         return TopicInfo(0, False)
     allowed = row.authorized_operations
     may_write = None if allowed is None else _WRITE in allowed
-    return TopicInfo(len(row.partitions), may_write, topic_id_in(row))
+    copies = min((len(p.replica_nodes) for p in row.partitions), default=0)
+    return TopicInfo(len(row.partitions), may_write, topic_id_in(row), copies)
 
 
 def describe_topics(connection: Connection, names: Iterable[str]) -> dict[str, TopicInfo]:
@@ -191,8 +193,18 @@ def find_or_create_topics(
     found = describe_topics(connection, names)
     missing = [name for name in names if name not in found]
     if missing and ask_to_create(connection, missing):
-        end = time.monotonic() + wait_s
-        while len(found) < len(set(names)) and time.monotonic() < end:
-            time.sleep(0.1)
-            found = describe_topics(connection, names)
+        found = await_topics(connection, names, wait_s)
+    return found
+
+
+def await_topics(
+    connection: Connection, names: Iterable[str], wait_s: float = NEW_TOPIC_S
+) -> dict[str, TopicInfo]:
+    """`describe_topics`, when all of these are known, or after `wait_s`."""
+    names = set(names)
+    end = time.monotonic() + wait_s
+    while len(found := describe_topics(connection, names)) < len(names):
+        if time.monotonic() > end:
+            break
+        time.sleep(0.1)
     return found

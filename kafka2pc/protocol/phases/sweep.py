@@ -75,23 +75,32 @@ def sweep_drained(driver: Driver, decided: Decision) -> None:
         _abort(driver, orphans)
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c012
-def recorded_prefixes(seen: Listing, batch_id: int) -> set[str]:
-    """The prefixes that the records of a batch, and of the one before, name: each as
-    `Identity.prefix` holds it.
+def recorded_prefixes(seen: Listing, batch_id: int, but: str = "") -> set[str]:
+    """Each prefix that the records of a batch, and of the one before, may name, without records
+    whose `Identity.prefix` is `but`.
     """
-    batches = (batch_id - 1, batch_id)
-    kept = {d.identity.prefix for b in batches for d in seen.chain(b) if d.identity}
-    return kept - {""}
+    records = [d for b in (batch_id - 1, batch_id) for d in seen.chain(b)]
+    return {p for d in records if d.identity and d.identity.prefix != but for p in _prefixes_in(d)}
+
+
+def _prefixes_in(record: Decision) -> set[str]:
+    """A record joins the prefixes of several stores by commas, and each may have commas itself: so
+    every run of its parts may be one. The prefix of a single store is the whole.
+    """
+    whole = record.identity.prefix if record.identity else ""
+    parts = [whole] if len(record.stores) == 1 else whole.split(",")
+    ends = range(1, len(parts) + 1)
+    return {",".join(parts[begin:end]) for end in ends for begin in range(end)} - {""}
 
 
 def former_drivers(driver: Driver, claimed: Decision, seen: Listing) -> list[Driver]:
     """The same driver under every other prefix that the records of a claimed batch, and of the one
     before, name.
     """
-    kept = recorded_prefixes(seen, claimed.slot.batch_id)
+    former = recorded_prefixes(seen, claimed.slot.batch_id, but=driver.about.prefix)
     return [
         replace(driver, participants=participants)
-        for prefix in sorted(kept - {driver.about.prefix})
+        for prefix in sorted(former)
         for participants in driver.former(prefix)
     ]
 
