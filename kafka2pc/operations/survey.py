@@ -16,6 +16,7 @@ from typing import Callable, Iterable, Mapping, Sequence
 from kafka.protocol.admin import DescribeProducersRequest
 
 # %% ../../nbs/operations/03_survey.ipynb #c004
+from ..kafka.ids import ids_of_query
 from ..kafka.transaction_states import NEVER_MS
 from ..kafka.wire.cluster import Cluster
 from ..kafka.wire.connection import WireAnswer
@@ -252,10 +253,14 @@ def find_transactions(
     query: Query | None = None,
     states: Iterable[str] = ("Ongoing",),
 ) -> list[FoundTransaction]:
-    """The transactions whose id begins with one of `prefixes`, oldest first. `query`: mark which of
-    its own are decided and fenced. `states`: only these; none: all. Raises `BrokerUnreachable`.
+    """The transactions whose id begins with one of `prefixes`, oldest first. `query`: also its own
+    under any prefix, if Spark has made its id; mark which of its own are decided and fenced.
+    `states`: only these; none: all. Raises `BrokerUnreachable`.
     """
     ids = {t.transactional_id for p in prefixes for t in list_transactions(survey, p, states)}
+    if query:
+        listed = list_transactions(survey, states=states, part=f"-{query.query_id}-")
+        ids |= set(ids_of_query(listed, query.query_id, prefix=""))
     described = describe_transactions(survey, sorted(ids)) if ids else {}
     now_ms = time.time() * 1000
     outcomes = _outcomes(query) if query else None
@@ -297,8 +302,8 @@ def find_prefixes(cluster: Cluster, query: Query | None) -> tuple[str, ...]:
 
 
 def log_prefixes(log: DecisionLog) -> set[str]:
-    """The prefixes that the records of the newest batch, and of the one before, name. A query may
-    change its prefix between two batches, and transactions may be open under both.
+    """The prefixes that the last records name: see `recorded_prefixes`. A query may change its
+    prefix between two batches, and transactions may be open under both.
     """
     seen = log.listing()
     if not seen.slots:

@@ -17,7 +17,7 @@ from ..log.decisions import Decision
 from ..log.questions import newest_commit, overtaken
 from ..log.slots import Listing
 from ..messages import Committable
-from ..names import Token, known_name
+from ..names import Token, is_random, known_name
 from ..participant import Outcome
 from .requests import send_each
 
@@ -75,20 +75,23 @@ def sweep_drained(driver: Driver, decided: Decision) -> None:
         _abort(driver, orphans)
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c012
-def recorded_prefixes(seen: Listing, batch_id: int) -> set[str]:
-    """The prefixes that the records of a batch, and of the one before, name: each as
-    `Identity.prefix` holds it.
+def recorded_prefixes(seen: Listing, batch_id: int, runs: int = 8) -> set[str]:
+    """The prefixes that the records of a batch, of the one before, and of the last claims of about
+    so many `runs` name: each as `Identity.prefix` holds it. (A run begins with a claim, and keeps
+    its prefix.)
     """
-    batches = (batch_id - 1, batch_id)
+    claimed = sorted({s.batch_id for s in seen.slots if s.attempt and s.batch_id <= batch_id})
+    batches = {batch_id - 1, batch_id, *(claimed[-runs:] if runs else ())}
     kept = {d.identity.prefix for b in batches for d in seen.chain(b) if d.identity}
     return kept - {""}
 
 
 def former_drivers(driver: Driver, claimed: Decision, seen: Listing) -> list[Driver]:
-    """The same driver under every other prefix that the records of a claimed batch, and of the one
-    before, name.
+    """The same driver under every other prefix that the last records before a claim name. A store
+    finds what the query has open under any prefix, if Spark has made the query id.
     """
-    kept = recorded_prefixes(seen, claimed.slot.batch_id)
+    more = {"runs": 0} if is_random(driver.query_id) else {}
+    kept = recorded_prefixes(seen, claimed.slot.batch_id, **more)
     return [
         replace(driver, participants=participants)
         for prefix in sorted(kept - {driver.about.prefix})
