@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
 from ..backends.kept import EVERYTHING, Kept
-from .ids import ids_beside, ids_of_query, is_random
+from .ids import ids_beside, ids_of_query
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import (
@@ -211,8 +211,7 @@ class KafkaClient:
         """
         # the sweep that follows a start waits for the rest
         listed = list_transactions(self.cluster, states=(), part=f"-{query_id}-", partial=True)
-        found = ids_of_query(listed, query_id)
-        return [i for i, name in found if name.prefix == self.prefix or is_random(name)]
+        return ids_of_query(listed, query_id, self.prefix)
 
     def open_beside(self, query_id: str) -> list[OpenBeside]:
         """See `Shared`. A transaction without records in the topic is left out; without a `topic`,

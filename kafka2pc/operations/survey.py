@@ -16,6 +16,7 @@ from typing import Callable, Iterable, Mapping, Sequence
 from kafka.protocol.admin import DescribeProducersRequest
 
 # %% ../../nbs/operations/03_survey.ipynb #c004
+from ..kafka.ids import ids_of_query
 from ..kafka.transaction_states import NEVER_MS
 from ..kafka.wire.cluster import Cluster
 from ..kafka.wire.connection import WireAnswer
@@ -253,12 +254,17 @@ def find_transactions(
     query: Query | None = None,
     states: Iterable[str] = ("Ongoing",),
 ) -> list[FoundTransaction]:
-    """The transactions whose id begins with one of `prefixes`, oldest first. `query`: mark which of
-    its own are decided and fenced. `states`: only these; none: all. Without those that belong to
-    `leaderless` partitions. Raises `BrokerUnreachable`.
+    """The transactions whose id begins with one of `prefixes`, oldest first. `query`: also its own
+    under any prefix, if Spark has made its id; mark which of its own are decided and fenced.
+    `states`: only these; none: all. Without those that belong to `leaderless` partitions. Raises
+    `BrokerUnreachable`.
     """
     listed = [t for p in prefixes for t in list_transactions(survey, p, states, partial=True)]
     ids = {t.transactional_id for t in listed}
+    if query:
+        part = f"-{query.query_id}-"
+        listed = list_transactions(survey, states=states, part=part, partial=True)
+        ids |= set(ids_of_query(listed, query.query_id, prefix=""))
     described = describe_transactions(survey, sorted(ids)) if ids else {}
     now_ms = time.time() * 1000
     outcomes = _outcomes(query) if query else None
@@ -307,8 +313,8 @@ def find_prefixes(cluster: Cluster, query: Query | None) -> tuple[str, ...]:
 
 
 def log_prefixes(log: DecisionLog) -> set[str]:
-    """The prefixes that the records of the newest batch, and of the one before, name. A query may
-    change its prefix between two batches, and transactions may be open under both.
+    """The prefixes that the last records name: see `recorded_prefixes`. A query may change its
+    prefix between two batches, and transactions may be open under both.
     """
     seen = log.listing()
     if not seen.slots:

@@ -21,7 +21,7 @@ from pyarrow import RecordBatch
 # %% ../../nbs/stores/02_file.ipynb #c004
 from ..protocol.errors import BadOption
 from ..protocol.messages import Committable, Plan
-from ..protocol.names import Names, parse_name
+from ..protocol.names import Names
 from ..protocol.participant import Description, Outcome, Participant, TransactionBase
 from ..protocol.states import TxnState
 from .parts import NamedStore, StoreNames, aborted_error, key
@@ -148,18 +148,18 @@ class FileStore(NamedStore, Participant):
         """The transactions of this query that are neither committed nor aborted. The number of
         their rows is not known.
         """
-        open_ones = self._matching(self._open_names(), f"{self.prefix}-{query_id}-")
-        return [c for c in open_ones if parse_name(c.transactional_id)]
+        open_ones = self._matching(self._open_names())
+        return [c for c in open_ones if self.names.of_query(c.transactional_id, query_id)]
 
     def traces(self, query_id: str) -> list[str]:
         """The transactional ids of this query among the files that exist: open, pre-committed or
         committed; in an object store also those of aborted ones.
         """
         names = self._open_names() + self._ended_names()
-        ids = {c.transactional_id for c in self._matching(names, f"{self.prefix}-{query_id}-")}
-        return sorted(tid for tid in ids if parse_name(tid))
+        ids = {c.transactional_id for c in self._matching(names)}
+        return sorted(tid for tid in ids if self.names.of_query(tid, query_id))
 
-    def _matching(self, names: list[str], start: str) -> list[Committable]:
+    def _matching(self, names: list[str], start: str = "") -> list[Committable]:
         found = [_FILE.fullmatch(name) for name in sorted(names) if name.startswith(start)]
         return [self.names.committable(m["tid"], int(m["epoch"])) for m in found if m]
 

@@ -622,7 +622,9 @@ def ids_that_two_processes_share(patch):
     patch.setattr(
         Names,
         "next",
-        lambda *of_a_batch: re.sub(r"-[0-9a-f]{8}-(\d+-[01])$", r"-00000000-\1", own(*of_a_batch)),
+        lambda *of_a_batch: re.sub(
+            r"-[0-9a-f]{16}-(\d+-[01])$", r"-0000000000000000-\1", own(*of_a_batch)
+        ),
     )
 
 

@@ -39,7 +39,6 @@ from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import commit as commit_phase
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import PrecommitTask, exactly_once
 from kafka2pc.spark.sink import batch_writer as batch_sink
@@ -527,21 +526,3 @@ def test_who_runs_the_job_reads_in_sparks_error_that_all_is_written(dying, kafka
     with pytest.raises(Failed, match="the write of 100 rows is complete(.|\n)*Do not repeat it"):
         dying.ask("dying_committer.write", rows=100, options=security | {"topic": topic} | place)
     assert sorted(values(kafka, topic), key=int) == [str(n) for n in range(100)]
-
-
-@pytest.mark.kafka
-def test_what_is_open_under_a_former_prefix_is_found(kafka):
-    topic = kafka.create_topic(f"prefix-{uuid.uuid4().hex[:8]}", partitions=1)
-    old = KafkaParticipant(kafka.client_conf, prefix="old", topic=topic)
-    planned = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
-    message = precommit([old], planned, [pa.record_batch({"value": ["a"]})])
-    new = old.under("new")
-    assert new.in_doubt(planned.query_id) == []
-    (leftover,) = new.under("old").in_doubt(planned.query_id)
-    assert (
-        leftover.transactional_id
-        == message.committables[0].transactional_id
-        == old.traces(planned.query_id)[0]
-        == new.traces(planned.query_id)[0]
-    )
-    assert retry_unknown()(lambda: new.abort(leftover)) is Outcome.DONE
