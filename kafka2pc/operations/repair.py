@@ -330,6 +330,9 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
     """An abort for each open transaction that is not part of the newest decision."""
     committables = newest.committables if newest else ()
     spared = {(c.transactional_id, c.state) for c in committables}
+    stores = [p for each in _under_each_prefix(driver) for p in each.participants.values()]
+    # a store may list one under each prefix
+    found = {(c.transactional_id, c.state): c for p in stores for c in p.in_doubt(driver.query_id)}
     return [
         RestoreStep(
             do="abort",
@@ -338,10 +341,8 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
             holds=describe_records(c),
             left_ms=_left_ms(c),
         )
-        for each in _under_each_prefix(driver)
-        for participant in each.participants.values()
-        for c in participant.in_doubt(driver.query_id)
-        if (c.transactional_id, c.state) not in spared
+        for txn, c in found.items()
+        if txn not in spared
     ]
 
 
