@@ -181,8 +181,15 @@ def test_retention_during_an_outage_is_noticed():
         query.store.close()
 
 
-@ENGINES
-@pytest.mark.parametrize("by_column", [False, True], ids=["topic", "column"])
+@pytest.mark.parametrize(
+    ("engine", "by_column"),
+    [
+        ("columnar", True),
+        ("rows", False),
+        pytest.param("columnar", False, marks=pytest.mark.full),
+        pytest.param("rows", True, marks=pytest.mark.full),
+    ],
+)
 def test_a_topic_created_again_before_the_decision_is_refused(new_query, engine, by_column):
     query = new_query(engine=engine, by_column=by_column)
     driver, message = query.precommitted()
