@@ -12,7 +12,6 @@ import json
 import os
 import re
 import time
-import uuid
 from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import replace
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 from pyarrow import RecordBatch
 
 # %% ../../nbs/stores/02_file.ipynb #c004
-from ..backends.local_files import NoHardLinks, create_file, sync
+from ..backends.local_files import sync
 from ..protocol.errors import BadOption, StoreUnreachable
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
@@ -35,9 +34,9 @@ from kafka2pc.stores.parts import (
     NamedStore,
     StoreNames,
     aborted_error,
-    checked_id,
     key,
-    no_id,
+    read_id,
+    write_id,
 )
 
 # %% ../../nbs/stores/02_file.ipynb #c009
@@ -237,23 +236,24 @@ class FileParticipant(FileStore):
                 # an earlier commit may have died between its rename and its fsync
                 sync(self.where)
             elif state in ("ready", "decided"):
-                store._publish(c)
+                self._publish(c, store)
             if self._state(c) is TxnState.COMMITTED:
                 return Outcome.DONE
             return Outcome.REFUSED
         except (OSError, StoreUnreachable):
             return Outcome.UNKNOWN
 
-    def _publish(self, c: Committable) -> None:
+    def _publish(self, c: Committable, store: Self) -> None:
         """Rename the file to its plain name. A consumer may move it away at once: so a mark that it
-        was there comes first, and before that the name under which no abort finds it.
+        was there comes first, and before that the name under which no abort finds it. `store`: with
+        the format of the file.
         """
         with suppress(FileNotFoundError):  # another process was faster
-            os.rename(self.path(c, "ready"), self.path(c, "decided"))
-        if os.path.exists(self.path(c, "decided")):
-            Path(self.path(c, "done")).touch()
+            os.rename(store.path(c, "ready"), store.path(c, "decided"))
+        if os.path.exists(store.path(c, "decided")):
+            Path(store.path(c, "done")).touch()
             sync(f"{self.where}/{_HIDDEN}")
-            _move(self.path(c, "decided"), self.path(c))
+            _move(store.path(c, "decided"), store.path(c))
 
     def abort(self, c: Committable) -> Outcome:
         try:
@@ -299,8 +299,8 @@ class FileParticipant(FileStore):
         has none, so marks also have an age.
         """
         start, marks = f"{self.prefix}-{query_id}-", self._marks()
-        own = {n: m for n in marks if n.startswith(start) and (m := _FILE.fullmatch(n))}
-        epochs = {name: int(m["epoch"]) for name, m in own.items()}
+        own = [_FILE.fullmatch(name) for name in marks if name.startswith(start)]
+        epochs = {m[0]: int(m["epoch"]) for m in own if m}
         newest = max(epochs.values(), default=0)
         for name in marks:
             path = f"{self.where}/{_HIDDEN}/{name}"
@@ -310,25 +310,10 @@ class FileParticipant(FileStore):
 
     def kept_id(self) -> str:
         """The content of `.kafka2pc/id`."""
-        try:
-            return checked_id(Path(self._id_path).read_bytes(), self._id_path)
-        except (FileNotFoundError, NotADirectoryError):
-            return ""
-        except OSError as e:
-            raise no_id(self._id_path, f"{type(e).__name__}: {e.strerror}") from e
+        return read_id(self._id_path)
 
     def make_id(self) -> str:
-        content = str(uuid.uuid4()).encode()
-        try:
-            create_file(self._id_path, content, drafts=f"{self.where}/{_HIDDEN}")
-        except FileExistsError:
-            pass
-        except NoHardLinks:
-            with suppress(FileExistsError), open(self._id_path, "xb") as file:
-                file.write(content)
-        except OSError as e:
-            raise no_id(self._id_path, f"{type(e).__name__}: {e.strerror}") from e
-        return self.kept_id()
+        return write_id(self._id_path)
 
     @property
     def _id_path(self) -> str:

@@ -98,9 +98,13 @@ class ObjectParticipant(FileStore):
             if not outcome:
                 if not found and self.is_elsewhere(c):
                     return Outcome.UNKNOWN
-                if wanted == "committed" and found != "data" and not store._lists_data(c):
+                if (
+                    wanted == "committed"
+                    and found != "data"
+                    and not self._lists(store.path(c, "data"))
+                ):
                     return Outcome.REFUSED
-                outcome = store._create(store.path(c, "manifest"), wanted)
+                outcome = self._create(store.path(c, "manifest"), wanted)
             # it is being written at this moment, or the answer was lost
             if not outcome:
                 return Outcome.UNKNOWN
@@ -126,11 +130,12 @@ class ObjectParticipant(FileStore):
                 return store, "open"
         return self, ""
 
-    def _lists_data(self, c: Committable) -> bool:
-        """Is the data in the listing? An answer that there is none may be an old one, which a proxy
-        has kept.
+    def _lists(self, path: str) -> bool:
+        """Is this object in the listing? An answer that there is none may be an old one, which a
+        proxy has kept.
         """
-        return os.path.basename(self.path(c, "data")) in self._names("data")
+        folder, name = os.path.split(path)
+        return name in self.storage.names(folder)
 
     def outcome(self, c: Committable) -> str | None:
         """`committed` or `aborted`; None if neither is written. Raises `StoreUnreachable`."""

@@ -21,7 +21,7 @@ from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.stores import file, object_store
+from kafka2pc.stores import file, object_store, parts
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.object_store import ObjectParticipant
 
@@ -137,7 +137,7 @@ def test_a_folder_that_is_not_there_for_a_moment_loses_nothing(tmp_path, query):
 @pytest.mark.parametrize("kind", ["file", "object"])
 def test_of_two_processes_that_make_an_id_at_once_both_get_the_first(tmp_path, kind):
     if kind == "file":
-        make, module = (lambda: FileParticipant(tmp_path / "out")), file
+        make, module = (lambda: FileParticipant(tmp_path / "out")), parts
     else:
         make, module = (lambda: ObjectParticipant(f"file://{tmp_path}/out")), object_store
     create, other = module.create_file, []
@@ -153,7 +153,7 @@ def test_of_two_processes_that_make_an_id_at_once_both_get_the_first(tmp_path, k
 
 
 def test_a_disk_without_hard_links_keeps_an_id_too(query):
-    with patch.object(file, "create_file", side_effect=NoHardLinks(1, "no links")):
+    with patch.object(parts, "create_file", side_effect=NoHardLinks(1, "no links")):
         os.makedirs(f"{query.store.where}/.kafka2pc")
         kept = query.store.store_id()
     assert query.store.store_id() == kept
@@ -171,7 +171,7 @@ def test_an_id_that_cannot_be_read_is_an_error_with_a_way_out(query, bucket):
             store.store_id()
     os.unlink(f"{query.store.where}/.kafka2pc/id")
     with (
-        patch.object(file, "create_file", side_effect=OSError(30, "Read-only file system")),
+        patch.object(parts, "create_file", side_effect=OSError(30, "Read-only file system")),
         pytest.raises(StoreUnreachable, match="Read-only file system"),
     ):
         query.store.store_id()

@@ -519,13 +519,15 @@ import os
 os.urandom = lambda n: bytes(n)  # before any module keeps it
 import json, pickle, sys
 from dataclasses import asdict
-store, plan, *texts = pickle.load(sys.stdin.buffer)
-for rows in texts:
-    pid = os.fork()
+sent = sys.stdin.buffer.read()
+for n in range(2):
+    pid = os.fork()  # before a driver has a thread, or a connection
     if pid:
         os.waitpid(pid, 0)
         continue
     try:
+        store, plan, *texts = pickle.loads(sent)
+        rows = texts[n]
         with store.begin(plan) as txn:
             txn.write(rows)
             txn.flush()
