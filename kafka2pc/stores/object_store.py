@@ -57,7 +57,6 @@ class ObjectParticipant(FileStore):
         self.fs = self.storage.fs
         self.root = self.storage.root
         self.local = type(self.fs) is LocalFileSystem
-        self.known_id = ""
         if self.local:
             for kind in _KINDS:
                 os.makedirs(f"{self.root}/{kind}", exist_ok=True)
@@ -165,11 +164,11 @@ class ObjectParticipant(FileStore):
         """The content of `.kafka2pc/id`. It is read once: only on a local disk can the place show
         another store later.
         """
-        if not self.known_id or self.local:
-            self.known_id = ""
-            with suppress(FileNotFoundError):
-                self.known_id = checked_id(self.storage.read(self._id_path), self._id_path)
-        return self.known_id
+        if self.known_id and not self.local:
+            return self.known_id
+        with suppress(FileNotFoundError):
+            return checked_id(self.storage.read(self._id_path), self._id_path)
+        return ""
 
     def make_id(self) -> str:
         try:

@@ -148,6 +148,7 @@ class KnownById(ABC):
     """
 
     where: str
+    known_id = ""  # as this participant has seen it; it goes with it into the tasks
 
     @abstractmethod
     def kept_id(self) -> str: ...
@@ -155,8 +156,17 @@ class KnownById(ABC):
     def make_id(self) -> str: ...
 
     def store_id(self) -> str:
-        """The place, and the id that is kept there. A store that has none gets one."""
-        return f"{self.where} (id {self.kept_id() or self.make_id()})"
+        """The place, and the id that is kept there. A store that has none gets one, unless this
+        participant has seen an id there before. Raises `StoreUnreachable`.
+        """
+        kept = self.kept_id()
+        if self.known_id not in ("", kept):
+            raise _changed(
+                f"{self.where} had the id {self.known_id}, and has now {kept or 'none'}",
+                more=" If it was emptied on purpose, make a new participant and a new checkpoint.",
+            )
+        self.known_id = kept or self.make_id()
+        return f"{self.where} (id {self.known_id})"
 
     def differs(self, recorded: str) -> str:
         """See `KeepsId`. An older version recorded the place alone."""
@@ -174,15 +184,21 @@ class KnownById(ABC):
 
     def elsewhere(self, c: Committable) -> StoreUnreachable:
         """The error of a store that is asked about a transaction of another one."""
-        return StoreUnreachable(
-            f"{c.transactional_id} is in {c.cluster_id}; here is {self.differs(c.cluster_id)}",
-            why="The place shows another store, so the state of this transaction is not known.",
-            risk=BrokerUnreachable.risk,
-            action=(
-                "Look whether the disk or share is mounted, on this machine and on those of the"
-                " tasks, and where a link points; then restart the query."
-            ),
+        return _changed(
+            f"{c.transactional_id} is in {c.cluster_id}; here is {self.differs(c.cluster_id)}"
         )
+
+
+def _changed(what: str, more: str = "") -> StoreUnreachable:
+    return StoreUnreachable(
+        what,
+        why="The place shows another store, so the state of the transactions is not known.",
+        risk=BrokerUnreachable.risk,
+        action=(
+            "Look whether the disk or share is mounted, on this machine and on those of the"
+            f" tasks, and where a link points; then restart the query.{more}"
+        ),
+    )
 
 # %% ../../nbs/stores/01_parts.ipynb #c008
 class BufferedStore(Participant, Protocol):

@@ -3,6 +3,7 @@ move, a new version, another format, a consumer that takes files away, an old an
 """
 
 import os
+import pickle
 import uuid
 from unittest.mock import patch
 
@@ -134,6 +135,24 @@ def test_a_folder_that_is_not_there_for_a_moment_loses_nothing(tmp_path, query):
     assert query.store.commit(c) is DONE and published(query.store) == [a_row("a")]
 
 
+def test_nothing_is_written_under_a_mount_point(tmp_path, query):
+    """The mount goes away between the plan and a task; a task is another process."""
+    plan = restore(query.driver(), 0)
+    os.rename(query.store.where, tmp_path / "unmounted")
+    os.mkdir(query.store.where)
+    with pytest.raises(StoreUnreachable, match="has now none"):
+        precommit([pickle.loads(pickle.dumps(query.store))], plan, [rows(["a"])])
+    assert os.listdir(query.store.where) == []
+
+
+def test_a_batch_is_not_decided_while_its_folder_is_not_there(tmp_path, query):
+    _, message = query.write(0, "a")
+    os.rename(query.store.where, tmp_path / "unmounted")
+    with pytest.raises(StoreUnreachable, match="which has no id"):
+        commit(query.driver(), [message], 0)
+    assert not any(d.commit for d in query.log.listing().chain(0))
+
+
 @pytest.mark.parametrize("kind", ["file", "object"])
 def test_of_two_processes_that_make_an_id_at_once_both_get_the_first(tmp_path, kind):
     if kind == "file":
@@ -174,7 +193,7 @@ def test_an_id_that_cannot_be_read_is_an_error_with_a_way_out(query, bucket):
         patch.object(parts, "create_file", side_effect=OSError(30, "Read-only file system")),
         pytest.raises(StoreUnreachable, match="Read-only file system"),
     ):
-        query.store.store_id()
+        FileParticipant(query.store.where).store_id()
 
 
 # -- the format --
