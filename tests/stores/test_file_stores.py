@@ -82,32 +82,60 @@ def a_row(text):
 # -- the id --
 
 
-def test_a_folder_of_an_older_version_is_taken_over_and_finished(query):
-    """It has no id; its records and Committables name the path alone."""
+def left_by_an_older_version(query, paths):
+    """Rows that are decided, and a transaction that is open, made by hand: there is no id, and
+    records and Committables name the place alone. `paths`: of the first, and of the other.
+    """
     store, plan = query.store, a_plan(query_id=query.id)
-    name = f"kafka2pc-{query.id}-{plan.token}-5eedbeef-0-0"
-    os.makedirs(f"{store.where}/.kafka2pc")
-    with open(f"{store.where}/.kafka2pc/{name}.0.json.ready", "w") as ready:
-        ready.write(a_row("a"))
-    old = Committable(
-        transactional_id=name,
+    name = f"kafka2pc-{query.id}-{plan.token}-5eedbeef"
+    for path, tid in zip(paths, (f"{name}-0-0", f"{name}-1-0"), strict=True):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path.format(f"{tid}.0.json"), "w") as written:
+            written.write(a_row("a"))
+    c = Committable(
+        transactional_id=f"{name}-0-0",
         state=PreparedTxnState(0, 0),
-        participant="file",
+        participant=store.name,
         cluster_id=store.where,
         partitions=(PartitionRange(topic=store.where, partition=0, records=1),),
     )
-    with patch.object(FileParticipant, "store_id", lambda self: self.where):
-        record = query.driver().decision(plan, commit=True, committables=(old,))
-    query.log.create(record)
+    with patch.object(type(store), "store_id", lambda self: self.where):
+        query.log.create(query.driver().decision(plan, commit=True, committables=(c,)))
+
+
+def takes_over(query):
+    """Finishes the batch, sweeps, and names the id from the next record on."""
     assert restore(query.driver(), 0).mode is Mode.DRAIN
-    assert published(store) == [a_row("a")] and store.kept_id() == ""
+    assert query.store.kept_id() == ""
     query.complete(1, "b")
-    assert dict(query.log.listing().chain(1)[0].stores) == {"file": store.store_id()}
-    assert store.kept_id() in store.store_id()
-    query.store = FileParticipant(f"{store.where}-2", format="json")
-    with pytest.raises(WrongCluster, match="has no id"):
-        restore(query.driver(), 2)
-    assert not os.path.exists(query.store.where), "a refused store stays as it is"
+    assert query.store.in_doubt(query.id) == []
+    stores = dict(query.log.listing().chain(1)[0].stores)
+    assert stores == {query.store.name: query.store.store_id()}
+    assert query.store.kept_id() in query.store.store_id()
+
+
+def test_a_folder_of_an_older_version_is_taken_over(query):
+    hidden = f"{query.store.where}/.kafka2pc"
+    left_by_an_older_version(query, [f"{hidden}/{{}}.ready", f"{hidden}/{{}}.open"])
+    takes_over(query)
+    assert published(query.store) == [a_row("a"), a_row("b")]
+
+
+def test_an_object_store_of_an_older_version_is_taken_over(bucket):
+    root = bucket.store.root
+    left_by_an_older_version(bucket, [f"{root}/data/{{}}", f"{root}/open/{{}}"])
+    takes_over(bucket)
+    assert len(bucket.store.committed_files()) == 2
+
+
+def test_a_folder_at_the_same_place_without_the_id_is_refused_and_stays_as_it_is(query):
+    query.complete(0, "a")
+    os.rename(query.store.where, f"{query.store.where}.former")
+    query.store = FileParticipant(query.store.where, format="json")
+    with pytest.raises(WrongCluster, match="which has no id") as e:
+        restore(query.driver(), 1)
+    assert "where a link points" in e.value.action
+    assert not os.path.exists(query.store.where)
 
 
 def test_a_record_without_an_id_is_about_its_place(tmp_path, query):

@@ -412,6 +412,7 @@ def test_a_log_before_a_store_is_found_under_each_prefix(tmp_path):
     sent = []
     at = At(WalParticipant(log, sent.extend, chunk=2), list, rows)
     assert store_identity(at.store) == store_identity(log) == StoreIdentity("former")
+    assert at.store.differs("another place") == log.where
     in_doubt_lists_what_is_open_under_its_own_prefix(at)
     plan = a_plan()
     c = precommit_rows(at, plan, "a", "b", "c")
