@@ -26,7 +26,7 @@ from pyarrow import RecordBatch
 from ..backends.local_files import sync
 from ..protocol.errors import BadOption, StoreUnreachable
 from ..protocol.messages import Committable, Plan
-from ..protocol.names import Names, parse_name
+from ..protocol.names import Names
 from ..protocol.participant import Description, Outcome, Participant, TransactionBase
 from ..protocol.states import TxnState
 from kafka2pc.stores.parts import (
@@ -163,18 +163,18 @@ class FileStore(KnownById, NamedStore, Participant):
         """The transactions of this query that are neither committed nor aborted. The number of
         their rows is not known.
         """
-        open_ones = self._matching(self._open_names(), f"{self.prefix}-{query_id}-")
-        return [c for c in open_ones if parse_name(c.transactional_id)]
+        open_ones = self._matching(self._open_names())
+        return [c for c in open_ones if self.names.of_query(c.transactional_id, query_id)]
 
     def traces(self, query_id: str) -> list[str]:
         """The transactional ids of this query among the files that exist: open, pre-committed or
         committed; in an object store also those of aborted ones.
         """
         names = self._open_names() + self._ended_names()
-        ids = {c.transactional_id for c in self._matching(names, f"{self.prefix}-{query_id}-")}
-        return sorted(tid for tid in ids if parse_name(tid))
+        ids = {c.transactional_id for c in self._matching(names)}
+        return sorted(tid for tid in ids if self.names.of_query(tid, query_id))
 
-    def _matching(self, names: list[str], start: str) -> list[Committable]:
+    def _matching(self, names: list[str], start: str = "") -> list[Committable]:
         found = [_FILE.fullmatch(name) for name in sorted(names) if name.startswith(start)]
         return [self.names.committable(m["tid"], int(m["epoch"])) for m in found if m]
 
@@ -298,9 +298,10 @@ class FileParticipant(FileStore):
         """A mark is asked for until a later batch of its query is decided; a query that has ended
         has none, so marks also have an age.
         """
-        start, marks = f"{self.prefix}-{query_id}-", self._marks()
-        own = [_FILE.fullmatch(name) for name in marks if name.startswith(start)]
-        epochs = {m[0]: int(m["epoch"]) for m in own if m}
+        marks = self._marks()
+        parts = [_FILE.fullmatch(name) for name in marks]
+        own = [m for m in parts if m and self.names.of_query(m["tid"], query_id)]
+        epochs = {m[0]: int(m["epoch"]) for m in own}
         newest = max(epochs.values(), default=0)
         for name in marks:
             path = f"{self.where}/{_HIDDEN}/{name}"

@@ -21,7 +21,7 @@ from typing import Iterable, Protocol, Self
 from ..backends.local_files import NoHardLinks, create_file
 from ..protocol.errors import BrokerUnreachable, PrecommitFailed, StoreUnreachable
 from ..protocol.messages import Committable, PartitionRange, Plan, PreparedTxnState
-from ..protocol.names import Names, parse_name
+from ..protocol.names import Names, name_of_query, parse_name
 from ..protocol.participant import Participant, StoreIdentity, TransactionBase
 
 # %% ../../nbs/stores/01_parts.ipynb #c006
@@ -57,6 +57,12 @@ class StoreNames:
         """Did `Names` make this id with our prefix?"""
         name = parse_name(transactional_id)
         return name is not None and name.prefix == self.prefix
+
+    def of_query(self, transactional_id: str, query_id: str) -> bool:
+        """Did `Names` make this id for this query: with our prefix, or a former one of it? See
+        `name_of_query`.
+        """
+        return name_of_query(transactional_id, query_id, self.prefix) is not None
 
 
 class NamedStore:

@@ -60,7 +60,7 @@ def open_transactions(run: Run, names: StoreNames, query_id: str) -> list[Commit
     """
     text = "select transactional_id, epoch from {} where query_id = %s and outcome = 'open'"
     rows = run(text, query_id).fetchall()
-    return [names.committable(tid, epoch) for tid, epoch in rows if names.is_ours(tid)]
+    return [names.committable(tid, epoch) for tid, epoch in rows if names.of_query(tid, query_id)]
 
 
 def open_lines(run: Run, names: StoreNames) -> list[tuple[Committable, float]]:
@@ -82,4 +82,4 @@ def open_lines(run: Run, names: StoreNames) -> list[tuple[Committable, float]]:
 def recorded_ids(run: Run, names: StoreNames, query_id: str) -> list[str]:
     """The transactional ids of this query that have a line."""
     text = "select distinct transactional_id from {} where query_id = %s order by 1"
-    return [tid for (tid,) in run(text, query_id).fetchall() if names.is_ours(tid)]
+    return [tid for (tid,) in run(text, query_id).fetchall() if names.of_query(tid, query_id)]
