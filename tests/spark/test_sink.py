@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from threading import Timer
 
 import pytest
 from confluent_kafka import TopicPartition
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from kafka2pc.kafka.records.partitioner import first_partition
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.topics import topic_rows
+from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.checker import duplicate, lost, reordered
 from kafka2pc.proof.child_process import Failed, until
@@ -212,6 +214,25 @@ def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
     go_on.touch()
     story.run(partitions=5)
     story.check()
+
+
+@pytest.mark.full
+def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
+    """Spark's own sink goes on, too."""
+    with LocalKafka(progress=None) as kafka, Scenario(job, kafka, tmp_path) as story:
+        resume = Timer(30, kafka.resume)
+
+        def pause(event):
+            kafka.pause()
+            resume.start()
+            return True
+
+        story.feed(2)
+        try:
+            assert story.interrupt(Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=pause)) is None
+        finally:
+            resume.join()
+        story.check()
 
 
 # -- where it runs --
