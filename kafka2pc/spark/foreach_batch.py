@@ -207,7 +207,8 @@ class ExactlyOnce:
         query_id = query_id_of(name)
         with self._log_of_job(query_id) as log:
             driver = make_driver(self.options, query_id, log, self.stores())
-            warn_of_local_log(name, self.options.decision_log, [cluster_of(df.sparkSession)])
+            if place := self.options.decision_log:
+                warn_of_local_log(name, place, [cluster_of(df.sparkSession)])
             return self._write_job(df, name, under_key(driver, name))
 
     def _write_job(self, df: "DataFrame", name: str, driver: Driver) -> bool:

@@ -45,6 +45,7 @@ from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import commit as commit_phase
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.sweep import sweep
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import PrecommitTask, exactly_once
@@ -432,6 +433,17 @@ def test_what_earlier_runs_and_copies_of_tasks_left_is_no_other_log(store, tmp_p
     assert store.read() == ["a", "b"]
 
 
+def test_a_run_aborts_only_what_its_own_log_names(store, tmp_path):
+    """The other one may have decided what is open."""
+    ours, theirs = (plan_write(machine(tmp_path, name)) for name in "ab")
+    rows_written(theirs, "b")
+    rows_written(ours, "a")
+    log, stores = log_of_key(tmp_path, "a"), {store.name: store}
+    driver = Driver(query_id=ours.plan.query_id, log=log, participants=stores)
+    sweep(keys.under_key(driver, "one"), new_token(0, 5))
+    assert store.states() == [TxnState.PRECOMMITTED, TxnState.ABORTED]
+
+
 def test_another_run_with_the_same_log_is_no_other_log(store, tmp_path):
     """It has committed, and the run before wakes up."""
     asleep = plan_write(machine(tmp_path, "a"))
@@ -507,14 +519,15 @@ def test_a_key_is_kept_for_longer_than_these_brokers_keep_its_ids(
     monkeypatch.setattr(keys, "_EXPIRIES", Kept())
     setting = None if answer is None else str(answer * DAY_MS)
     monkeypatch.setattr(keys, "broker_setting", lambda cluster, key: setting)
+    caplog.set_level("INFO", logger="kafka2pc")
     participant = KafkaParticipant({}, cluster_id="c")
     participant.brief = "a connection"
     for _ in range(2):
         keys.check_key_days(days, participant)
     assert caplog.text.count("transactional.id.expiration.ms") == (answer is None)
     if days > 8:
-        with pytest.raises(BadOption, match=f"=8: .* {answer} days") as e:
-            keys.check_key_days(8, participant)
+        with pytest.raises(BadOption, match=f"={answer}: .* {answer} days") as e:
+            keys.check_key_days(answer, participant)
         assert f"idempotenceKeyDays={days}" in e.value.action
 
 
@@ -601,6 +614,37 @@ def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     said = CliRunner().invoke(app, [*command, "--bootstrap-servers", kafka.bootstrap_servers])
     assert said.exit_code == 0, said.output
     assert sorted(values(kafka, topic)) == ["a", "b", "c"]
+
+
+@pytest.mark.kafka
+def test_on_brokers_two_logs_see_each_other(kafka, tmp_path, monkeypatch):
+    """Both runs have pre-committed before one of them decides."""
+    topic = kafka.create_topic(f"two-{uuid.uuid4().hex[:8]}", partitions=1)
+    wanted = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic}
+    wanted |= {"transactionalIdPrefix": topic, "idempotenceKey": "one"}
+
+    def machine(name):
+        return plan_write(parse_sink_options(wanted | {"decisionLog": str(tmp_path / name)}))
+
+    def write(writer):
+        return [writer.write(iter([pa.record_batch({"value": [row]})])) for row in "ab"]
+
+    writers = [machine(name) for name in "ab"]
+    first, second = (write(writer) for writer in writers)
+    assert first[0].host == platform.node()
+    with pytest.raises(StaleCheckpoint, match="idempotenceKey=one .* knows 2 transactions"):
+        another_process(writers[0]).commit(first)
+    another_process(writers[1]).commit(second)
+    assert sorted(values(kafka, topic)) == ["a", "b"]
+    with pytest.raises(StaleCheckpoint, match="knows 2 transactions"):
+        machine("a")
+    assert machine("b").plan.mode is Mode.DRAIN
+    store = writers[0].participant
+    assert store.in_doubt(writers[0].plan.query_id) == []
+    monkeypatch.setattr(keys, "_EXPIRIES", Kept())
+    monkeypatch.setattr(keys, "broker_setting", lambda cluster, key: str(60 * DAY_MS))
+    with pytest.raises(BadOption, match="=30: the brokers keep transactional ids for 60 days"):
+        machine("b")
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,8 @@ pytestmark = pytest.mark.never_unsteady
 class Frame:
     """A micro-batch with one task for each of `rows`."""
 
+    sparkSession = SimpleNamespace()  # noqa: N815  (Spark's name)
+
     def __init__(self, *rows):
         self.rows = rows
 
