@@ -43,7 +43,7 @@ pytestmark = pytest.mark.never_unsteady
 class Frame:
     """A micro-batch with one task for each of `rows`."""
 
-    sparkSession = SimpleNamespace()  # noqa: N815  (Spark's name)
+    sparkSession = SimpleNamespace(__module__="pyspark.sql.session")  # noqa: N815
 
     def __init__(self, *rows):
         self.rows = rows

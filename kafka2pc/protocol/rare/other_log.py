@@ -78,8 +78,9 @@ def other_log(driver: Driver, ids: Sequence[str]) -> StaleCheckpoint:
         f" {driver.log.place} does not name",
         why=(
             "A run under the key has written, or writes now, with another decisionLog: a path on"
-            " another machine is another place. Or the records of the key are gone, and the store"
-            " still remembers its transactions. Or another job uses the same key."
+            " another machine is another place. Or the records of the key are gone (it was"
+            " forgotten, or its place was emptied), and the store still remembers its transactions."
+            " Or another job uses the same key."
         ),
         risk=(
             "Yes, if it went on: the rows would be there twice. Nothing was decided, and this run"
