@@ -43,6 +43,7 @@ class Policy:
     one_at_a_time: bool = True
     # the process that plans a batch commits it too, so it knows whether `commit` has returned
     one_process: bool = False
+    key: str = ""  # of a batch write; then no other log may have its rows: `check_only_log`
 
 # %% ../../nbs/protocol/10_driver.ipynb #c008
 @dataclass(frozen=True, kw_only=True)

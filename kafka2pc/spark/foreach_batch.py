@@ -50,7 +50,9 @@ from kafka2pc.spark.arguments import (
 from .checkpoint import Checkpoint
 from kafka2pc.spark.running_query import (
     RunningQuery,
+    cluster_of,
     connected_query,
+    connected_rows,
     identify_rows,
     in_task,
     is_connect,
@@ -61,6 +63,7 @@ from kafka2pc.spark.running_query import (
 from .sink.batch_line import count_aborts, log_batch, tidying_up
 from .sink.columns import COLUMNS, check_columns, plain_names
 from .sink.giving_up import end_batch, warn_if_open
+from .sink.keys import under_key, warn_of_local_log
 from kafka2pc.spark.sink.opening import (
     check_beside,
     has_returned,
@@ -172,6 +175,8 @@ class ExactlyOnce:
             raise refuse_after(driver, failed, batch_id)
         if running and checkpoint is None:
             check_added_name(running, driver)
+        if not offsets_hash and is_connect(df.sparkSession):
+            offsets_hash = connected_rows(df.sparkSession, driver.log, batch_id)
         frame, counted = self._frame(df)
         plan = plan_batch(driver, batch_id, offsets_hash)
         write_batch(driver, frame, plan, counted)
@@ -202,7 +207,9 @@ class ExactlyOnce:
         query_id = query_id_of(name)
         with self._log_of_job(query_id) as log:
             driver = make_driver(self.options, query_id, log, self.stores())
-            return self._write_job(df, name, driver)
+            if place := self.options.decision_log:
+                warn_of_local_log(name, place, [cluster_of(df.sparkSession)])
+            return self._write_job(df, name, under_key(driver, name))
 
     def _write_job(self, df: "DataFrame", name: str, driver: Driver) -> bool:
         frame, counted = self._frame(df)

@@ -50,6 +50,7 @@ STATES = {
     "a copied checkpoint": 180,
     "a copied checkpoint, one log": 120,
     "an early copy, one log": 300,
+    "one key, two machines": 2_200,
     "a silent log": 80_000,
     "a participant is left out": 3_000,
     "another prefix": 450,

@@ -5,6 +5,7 @@ keys cost no more than they must.
 import copy
 import os
 import pickle
+import platform
 import re
 import sys
 import time
@@ -27,7 +28,14 @@ from kafka2pc.operations.cli.app import app
 from kafka2pc.operations.repair import restore
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
+from kafka2pc.protocol.errors import (
+    BadOption,
+    NotAuthorized,
+    OutcomeUnknown,
+    Refused,
+    ReplayDiffers,
+    StaleCheckpoint,
+)
 from kafka2pc.protocol.log.decisions import Identity
 from kafka2pc.protocol.log.questions import commit_of, newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
@@ -39,10 +47,11 @@ from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import commit as commit_phase
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.sweep import sweep
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import PrecommitTask, exactly_once
 from kafka2pc.spark.sink import batch_writer as batch_sink
-from kafka2pc.spark.sink import giving_up
+from kafka2pc.spark.sink import giving_up, keys
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.spark.sink.batch_writer import (
     CompleteWrite,
@@ -362,6 +371,116 @@ def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
     assert driver_side.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
 
 
+# -- one key, two machines: each has a log of its own --
+
+
+def machine(tmp_path, name, **more):
+    return options(idempotenceKey="one", decisionLog=str(tmp_path / name), **more)
+
+
+def decisions(tmp_path, name):
+    return [d.kind for d in log_of_key(tmp_path, name).chain(0)]
+
+
+def log_of_key(tmp_path, name):
+    return FileLog(str(tmp_path / name / str(uuid.uuid5(uuid.NAMESPACE_OID, "one"))))
+
+
+def test_two_logs_that_write_at_once_decide_nothing_and_the_next_run_writes(store, tmp_path):
+    writers = [plan_write(machine(tmp_path, name)) for name in "ab"]
+    messages = [rows_written(writer) for writer in writers]
+    with pytest.raises(StaleCheckpoint, match="idempotenceKey=one") as refused:
+        another_process(writers[0]).commit(messages[0])
+    assert "every machine" in refused.value.action and "Nothing was decided" in refused.value.risk
+    assert decisions(tmp_path, "a") == ["ABORT", "ABORT"]
+    another_process(writers[1]).commit(messages[1])
+    assert store.read() == ["a", "b", "c"], "the transactions of the first are aborted by now"
+    with pytest.raises(StaleCheckpoint, match="idempotenceKey=one"):
+        plan_write(machine(tmp_path, "a"))
+    assert plan_write(machine(tmp_path, "b")).plan.mode is Mode.DRAIN
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_log_that_asked_first_wins(store, tmp_path, committed, monkeypatch):
+    """The second run planned before the first wrote."""
+    first, second = (plan_write(machine(tmp_path, name)) for name in "ab")
+    messages = rows_written(first)
+    with monkeypatch.context() as m:
+        if not committed:
+            m.setattr(commit_phase, "finish", lambda *args: True)
+            m.setattr(batch_sink, "close_key", lambda *args: None)
+        another_process(first).commit(messages)
+    late = rows_written(second, "abc")
+    with pytest.raises(StaleCheckpoint, match="knows 3 "):
+        another_process(second).commit(late)
+    assert written(store, machine(tmp_path, "a"), "abc") is Mode.DRAIN
+    assert store.read() == ["a", "b", "c"]
+    assert store.states() == [TxnState.COMMITTED] * 3 + [TxnState.ABORTED] * 3
+
+
+def test_what_earlier_runs_and_copies_of_tasks_left_is_no_other_log(store, tmp_path):
+    """Also if their claims were removed since."""
+    wanted = machine(tmp_path, "a")
+    for _ in range(3):
+        rows_written(plan_write(wanted), "x")
+    writer = plan_write(wanted)
+    late = plan_write(wanted)
+    rows_written(writer, "z")
+    messages = rows_written(late, "ab")
+    rows_written(late, "b")
+    log = log_of_key(tmp_path, "a")
+    log.remove(log.slots()[:4])
+    another_process(late).commit(messages)
+    assert store.read() == ["a", "b"]
+
+
+def test_a_run_aborts_only_what_its_own_log_names(store, tmp_path):
+    """The other one may have decided what is open."""
+    ours, theirs = (plan_write(machine(tmp_path, name)) for name in "ab")
+    rows_written(theirs, "b")
+    rows_written(ours, "a")
+    log, stores = log_of_key(tmp_path, "a"), {store.name: store}
+    driver = Driver(query_id=ours.plan.query_id, log=log, participants=stores)
+    sweep(keys.under_key(driver, "one"), new_token(0, 5))
+    assert store.states() == [TxnState.PRECOMMITTED, TxnState.ABORTED]
+
+
+def test_another_run_with_the_same_log_is_no_other_log(store, tmp_path):
+    """It has committed, and the run before wakes up."""
+    asleep = plan_write(machine(tmp_path, "a"))
+    messages = rows_written(asleep)
+    written(store, machine(tmp_path, "a"))
+    with pytest.raises(Refused, match="before the decision"):
+        another_process(asleep).commit(messages)
+    assert store.read() == ["a"]
+
+
+def test_a_folder_for_keys_that_other_machines_may_not_see_is_warned_of_once(
+    store, tmp_path, caplog
+):
+    def write(place, host):
+        writer = plan_write(options(idempotenceKey=f"{place} {host}", decisionLog=place))
+        messages = [replace(m, host=host) for m in rows_written(writer)]
+        another_process(writer).commit(messages)
+
+    here = f"file://{tmp_path}/log"
+    write(here, "")
+    write(here, platform.node())
+    write("memory://keys", "executor-1")
+    assert "every machine" not in caplog.text
+    write(here, "executor-1")
+    write(here, "executor-2")
+    (warning,) = [r.getMessage() for r in caplog.records if "every machine" in r.getMessage()]
+    assert all(fact in warning for fact in ("why: ", "is data at risk: ", "what to do: ", here))
+
+
+def test_a_key_whose_log_is_gone_is_refused_in_the_words_of_keys(store, tmp_path):
+    written(store, machine(tmp_path, "a"))
+    with pytest.raises(StaleCheckpoint, match="idempotenceKey=one") as e:
+        plan_write(machine(tmp_path, "b"))
+    assert "checkpoint" not in f"{e.value.why}{e.value.risk}{e.value.action}".lower()
+
+
 def test_a_replay_under_a_key_that_differs_closes_the_key_all_the_same(store, tmp_path):
     written(store, keyed(tmp_path, "one"))
     for _ in range(2):
@@ -391,6 +510,26 @@ def test_the_place_to_restore_shows_no_password(store, tmp_path):
 def test_a_key_is_remembered_for_longer_than_kafka_remembers_its_ids():
     with pytest.raises(BadOption, match="at least 8"):
         options(idempotenceKeyDays="7")
+
+
+@pytest.mark.parametrize("answer, days", [(7, 8), (14, 15), (None, 8)])
+def test_a_key_is_kept_for_longer_than_these_brokers_keep_its_ids(
+    answer, days, monkeypatch, caplog
+):
+    """Brokers that do not say it prove nothing: that is logged once."""
+    monkeypatch.setattr(keys, "_EXPIRIES", Kept())
+    setting = None if answer is None else str(answer * DAY_MS)
+    monkeypatch.setattr(keys, "broker_setting", lambda cluster, key: setting)
+    caplog.set_level("INFO", logger="kafka2pc")
+    participant = KafkaParticipant({}, cluster_id="c")
+    participant.brief = "a connection"
+    for _ in range(2):
+        keys.check_key_days(days, participant)
+    assert caplog.text.count("transactional.id.expiration.ms") == (answer is None)
+    if days > 8:
+        with pytest.raises(BadOption, match=f"={answer}: .* {answer} days") as e:
+            keys.check_key_days(answer, participant)
+        assert f"idempotenceKeyDays={days}" in e.value.action
 
 
 def test_the_driver_of_a_sink_knows_what_its_decisions_are_about():
@@ -503,6 +642,37 @@ def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     said = CliRunner().invoke(app, [*command, "--bootstrap-servers", kafka.bootstrap_servers])
     assert said.exit_code == 0, said.output
     assert sorted(values(kafka, topic)) == ["a", "b", "c"]
+
+
+@pytest.mark.kafka
+def test_on_brokers_two_logs_see_each_other(kafka, tmp_path, monkeypatch):
+    """Both runs have pre-committed before one of them decides."""
+    topic = kafka.create_topic(f"two-{uuid.uuid4().hex[:8]}", partitions=1)
+    wanted = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "topic": topic}
+    wanted |= {"transactionalIdPrefix": topic, "idempotenceKey": "one", "idempotenceKeyDays": "9"}
+
+    def machine(name):
+        return plan_write(parse_sink_options(wanted | {"decisionLog": str(tmp_path / name)}))
+
+    def write(writer):
+        return [writer.write(iter([pa.record_batch({"value": [row]})])) for row in "ab"]
+
+    writers = [machine(name) for name in "ab"]
+    first, second = (write(writer) for writer in writers)
+    assert first[0].host == platform.node()
+    with pytest.raises(StaleCheckpoint, match="idempotenceKey=one .* knows 2 transactions"):
+        another_process(writers[0]).commit(first)
+    another_process(writers[1]).commit(second)
+    assert sorted(values(kafka, topic)) == ["a", "b"]
+    with pytest.raises(StaleCheckpoint, match="knows 2 transactions"):
+        machine("a")
+    assert machine("b").plan.mode is Mode.DRAIN
+    store = writers[0].participant
+    assert store.in_doubt(writers[0].plan.query_id) == []
+    monkeypatch.setattr(keys, "_EXPIRIES", Kept())
+    monkeypatch.setattr(keys, "broker_setting", lambda cluster, key: str(14 * DAY_MS))
+    with pytest.raises(BadOption, match="=9: the brokers keep transactional ids for 14 days"):
+        machine("b")
 
 
 @pytest.fixture(scope="module")

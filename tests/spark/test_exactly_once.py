@@ -496,6 +496,7 @@ def silent_once(door):
 
 builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
 spark = builder.getOrCreate()
+all_words = spark.readStream.text(source)
 words = spark.readStream.option("maxFilesPerTrigger", 1).text(source)
 for place in places:
     door = kafka2pc.exactly_once(options, checkpoint=place)
@@ -504,6 +505,11 @@ for place in places:
         at = f"{checkpoint}-named"
         more = {"decisionLog": f"{at}-log"}
         door = silent_once(kafka2pc.exactly_once(options | more, name=at))
+    if place in ("one batch", "a new checkpoint"):
+        at = f"{checkpoint}-{place}"
+        more = {"decisionLog": f"{checkpoint}-log"}
+        door = kafka2pc.exactly_once(options | more, name="one batch")
+        words = all_words
     writer = words.writeStream.foreachBatch(door).option("checkpointLocation", at)
     said = late
     for start in range(2):
@@ -529,7 +535,7 @@ def test_over_spark_connect_the_checkpoint_is_asked_for(query):
     (other / "offsets").mkdir(parents=True)
     (other / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     (other / "offsets" / "0").write_text("v1\n{}\n0")
-    places = [None, str(other), query.checkpoint, "under a name"]
+    places = [None, str(other), query.checkpoint, "under a name", "one batch", "a new checkpoint"]
     source = str(query.folder / "source")
     what = [query.options(), source, query.checkpoint, places, LATE_WORKER]
     done = subprocess.run(
@@ -540,12 +546,14 @@ def test_over_spark_connect_the_checkpoint_is_asked_for(query):
         timeout=500,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("answer ")]
-    assert len(lines) == 4, done.stdout + done.stderr
-    unknown, foreign, good, named = (json.loads(line.removeprefix("answer ")) for line in lines)
+    assert len(lines) == len(places), done.stdout + done.stderr
+    answers = [json.loads(line.removeprefix("answer ")) for line in lines]
+    unknown, foreign, *good, new_checkpoint = answers
     assert "the checkpoint of the query is not known" in unknown
     assert "which this session does not run" in foreign
-    assert (good, named) == ("done", "done")
-    assert query.seen() == sorted([*"abcd"] * 2) and query.open() == []
+    assert good == ["done"] * 3
+    assert "is about to replay" in new_checkpoint or "was decided for" in new_checkpoint
+    assert query.seen() == sorted([*"abcd"] * 3) and query.open() == []
 
 
 # -- arguments --

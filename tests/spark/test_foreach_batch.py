@@ -20,11 +20,15 @@ from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.proof.drills.stage import Stage
 from kafka2pc.proof.drills.two_stores import make_dual_scenario
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
+from kafka2pc.protocol.messages import Plan
+from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.states import IllegalStep
 from kafka2pc.spark.foreach_batch import exactly_once, query_id_of
+from kafka2pc.spark.running_query import connected_rows
 from kafka2pc.spark.sink import giving_up
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.stores.file import FileParticipant
@@ -42,6 +46,8 @@ class Frame:
     """What a job asks of a DataFrame, without Spark. `parts` are the texts of its partitions; a
     part that is an error is raised in its task.
     """
+
+    sparkSession = SimpleNamespace(conf={"spark.master": "local[2]"})  # noqa: N815  (Spark's name)
 
     def __init__(self, *parts):
         self.parts = parts
@@ -408,6 +414,34 @@ def test_a_used_name_for_other_stores_is_refused():
         BadOption, match="wrote to memory, and this one would write to memory, other"
     ):
         job_of(TODAY, more, log).write(Frame(["b"]))
+
+
+def test_on_a_cluster_a_folder_for_names_is_warned_of(tmp_path, caplog):
+    _, texts = in_memory()
+    frame = Frame(["a"])
+    for day, master in enumerate(("local[2]", "yarn")):
+        frame.sparkSession = SimpleNamespace(conf={"spark.master": master})
+        assert ("yarn" in caplog.text) is False
+        job_of(f"{TODAY} {day}", [texts], str(tmp_path / "decisions")).write(frame)
+    assert "Spark is a cluster here (yarn)" in caplog.text
+
+
+def test_over_spark_connect_the_running_queries_tell_whose_rows_a_name_has():
+    """The function runs in a process that knows only which queries its session runs."""
+    log = MemoryLog()
+    driver = Driver(query_id="q", log=log, participants={})
+    plan = Plan(query_id="q", batch_id=0, attempt=1, token=new_token(0, 1))
+
+    def rows(*ids):
+        active = [SimpleNamespace(id=i) for i in ids]
+        return connected_rows(SimpleNamespace(streams=SimpleNamespace(active=active)), log, 0)
+
+    assert (rows("a"), rows("a", "b")) == ("a", "")
+    for recorded in ("a", ""):  # an older version wrote none
+        log.records.clear()
+        log.create(driver.decision(plan, commit=True, offsets_hash=recorded))
+        assert (rows("a"), rows("b", "a")) == (recorded, recorded)
+        assert (rows("b") == recorded) is (recorded == "")
 
 
 def test_stores_may_come_from_a_generator():

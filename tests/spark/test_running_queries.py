@@ -43,6 +43,8 @@ pytestmark = pytest.mark.never_unsteady
 class Frame:
     """A micro-batch with one task for each of `rows`."""
 
+    sparkSession = SimpleNamespace(__module__="pyspark.sql.session")  # noqa: N815
+
     def __init__(self, *rows):
         self.rows = rows
 

@@ -16,8 +16,8 @@ __all__ = ['write_in_background', 'precommit_unflushed', 'begin_always', 'skip_c
            'begin_resending', 'begin_without_init', 'forget_retired', 'finish_nothing', 'knows_token_always',
            'pass_over_in_silence', 'note_in_the_chain', 'sweep_once', 'sweep_drained_at_once', 'sweep_drained_never',
            'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody',
-           'believe_the_place', 'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random',
-           'precommit_always']
+           'believe_the_place', 'believe_the_key', 'written_asked_last', 'named_all', 'abort_nothing', 'finish_later',
+           'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import re
@@ -521,6 +521,24 @@ def miss_nobody(driver: Driver, newest: Decision) -> None:
 
 def believe_the_place(driver: Driver, recorded: Identity) -> None:
     """A run believes whatever log it finds."""
+
+
+def believe_the_key(driver: Driver, batch_id: int, known: Any) -> None:
+    """A write under a key does not ask the stores for another log."""
+
+
+def written_asked_last(
+    driver: Driver, name: str, ids: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """First what is committed, then what is open."""
+    p: Any = driver.participants[name]
+    ended = p.committed_later(dict.fromkeys(ids))
+    running = {c.transactional_id for c in p.in_doubt(driver.query_id)}
+    return ended, [t for t in ids if t in running]
+
+
+def named_all(driver: Driver, found: Sequence[Committable]) -> list[Committable]:
+    return list(found)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c040
 def abort_nothing(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Sequence
 from .report import Exploration, describe_path
 from .steps import Model, Run, Step, successors
 from .systems import add_claim
-from .world import ANOMALIES, FAULTS, Answer, Config, World, name_of
+from .world import ANOMALIES, FAULTS, Answer, Config, World, name_of, worker_in
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c006
 class LoneRun:
@@ -33,9 +33,12 @@ class LoneRun:
         # its store still says what is gone, and what came later
         no_faults |= {"remove": m.config.remove, "backup": m.config.backup}
         calm = replace(m.config, drivers=1, **no_faults)
-        one_more = replace(calm, batches=m.config.batches + 1)
+        # a write under a key is one batch
+        self.one_key = m.config.copied == "one key"
+        more = 0 if self.one_key else 1
+        one_more = replace(calm, batches=m.config.batches + more)
         self.last_run = Model(calm, m.decisions, first=9)
-        two_more = replace(calm, batches=m.config.batches + 2)
+        two_more = replace(calm, batches=m.config.batches + 2 * more)
         self.new_run = Model(one_more, m.decisions, first=9)
         self.old_run = Model(two_more, m.decisions, first=9)
 
@@ -78,7 +81,7 @@ class LoneRun:
         steps, after, end = self.run_alone(world, run)
         wrong = tuple(name for s in steps for name in s.answer.wrong)
         if end.phase == "done":
-            return (*wrong, "HANGING") if left_open(after) else wrong
+            return (*wrong, "HANGING") if self.left_by_home(after) else wrong
         notes = " ".join(s.answer.note for s in steps)
         turned_back = (
             self.config.no_commits
@@ -96,8 +99,18 @@ class LoneRun:
             or ("MovedLog" in notes and self.config.prefixes)
             or ("CorruptDecision" in notes and self.config.prefixes == "refused")
             or ("StaleCheckpoint" in notes and self.config.prefixes and not world.log)
+            or ("StaleCheckpoint" in notes and self.one_key and not self.decided(world))
         )
         return wrong if reported else (*wrong, "STUCK")
+
+    def left_by_home(self, world: World) -> tuple:
+        """What is left open, without that of a machine with another log: only its log ends it."""
+        away = 2 if self.one_key else 0
+        return tuple(key for key in left_open(world) if worker_in(key[0]).driver != away)
+
+    def decided(self, world: World) -> bool:
+        """Is there a COMMIT in the log?"""
+        return any(self.last_run.decisions[number].commit for *_, number in world.log)
 
     def repeats(self, world: World) -> bool:
         """Does a run that starts have its last batch to repeat?"""
@@ -113,7 +126,7 @@ class LoneRun:
         parity = (self.config.batches - 1) % 2
         records = [self.last_run.decisions[number] for *_, number in after.log]
         newest = next((d.token for d in reversed(records) if d.commit), None)
-        names = [(name_of(name), name) for name, _ in left_open(after)]
+        names = [(name_of(name), name) for name, _ in self.left_by_home(after)]
         return tuple(i for name, i in names if name.token != newest or name.parity == parity)
 
     def path_to(self, world: World, run: Run, anomaly: str) -> list[Step]:
@@ -269,6 +282,7 @@ SMALL = {
     "a copied checkpoint": Config(copied="own log"),
     "a copied checkpoint, one log": Config(copied="same log"),
     "an early copy, one log": Config(copied="same log, before the first claim"),
+    "one key, two machines": Config(batches=1, copied="one key", crash=1),
     "a backup is made": Config(batches=3, backup=1),
     "a backup is put back": Config(
         drivers=3, batches=1, crash=1, backup=1, put_back=1, one_supervisor=True

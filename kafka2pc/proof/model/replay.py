@@ -298,7 +298,7 @@ def token_of(number: int) -> Callable[[int, int], Token]:
 def places_of(setting: Setting, number: int) -> tuple[str, str]:
     """Where run `number` has its decision log and its checkpoint."""
     copied = setting.config.copied
-    if not uses_copy(setting, number) or copied == "same path":
+    if not uses_copy(setting, number) or copied in ("same path", "one key"):
         return "log", "checkpoint"
     return "log" if copied.startswith("same log") else "copied log", "copied checkpoint"
 
@@ -355,7 +355,9 @@ def make_driver(setting: Setting, transcript: Transcript, number: int) -> Driver
     operates = bool(config.operator) and number == config.drivers
     both = config.shrinks and (number == 1 or operates)
     names = ("kafka", "second") if both else ("kafka",)
-    kind = RemovingStore if config.remove else RecallingStore if config.backup else StepStore
+    one_key = config.copied == "one key"
+    recalls = config.backup or one_key
+    kind = RemovingStore if config.remove else RecallingStore if recalls else StepStore
     prefix = prefix_of(setting, number)
     stores = {name: kind(setting, transcript, name=name, prefix=prefix) for name in names}
     store = stores["kafka"]
@@ -373,6 +375,7 @@ def make_driver(setting: Setting, transcript: Transcript, number: int) -> Driver
             keep_claims=config.keep_claims,
             one_process=config.one_process,
             one_at_a_time=not config.overlap,
+            key="the key" if one_key else "",
         ),
         spark_committed=lambda batch: transcript.ask("spark", batch),
         new_token=token_of(number),

@@ -107,6 +107,7 @@ STEP_WORDS: dict[str, Callable[..., str]] = REQUEST_WORDS | {
     "inherits": lambda m, batch: f"starts with batch {batch} and the planner of the run before",
     "commits": lambda m, batch: f"Spark writes commits/{batch}",
     "copied": lambda m: "starts from a copy of the checkpoint",
+    "another machine": lambda m: "is on another machine, with an empty log",
     "forgets": lambda m, batch: f"Spark writes commits/{batch}; a new planner",
     "dies": lambda m: "dies",
     "die": lambda m: "die; one new run starts, D9",

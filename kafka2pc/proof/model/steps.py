@@ -151,7 +151,12 @@ def run_of(proc: Run | Task) -> int:
 
 
 def copy_checkpoint(m: Model, world: World, run: Run | Task) -> Iterator[Move]:
-    """An operator copies the checkpoint, as soon as Spark has begun a batch."""
+    """An operator copies the checkpoint, as soon as Spark has begun a batch. A second machine has
+    nothing at first.
+    """
+    if m.config.copied == "one key":
+        yield Move(run, ("another machine",), Answer(world._replace(away=((), -1, 0, ()))))
+        return
     early = m.config.copied.endswith("before the first claim")
     if world.offsets < 0 or early == bool(world.log):
         return

@@ -163,6 +163,7 @@ COPIES = {
     "same log, before the first claim": (
         "the log is elsewhere, and was still empty; the copy writes to another topic"
     ),
+    "one key": "no copy: a second machine starts the same job under the same key, with an own log",
 }
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c014

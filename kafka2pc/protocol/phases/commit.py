@@ -16,7 +16,7 @@ from ..errors import Refused, StaleCheckpoint, Superseded, describe_error
 from ..log.decisions import Decision
 from ..log.questions import commit_of
 from ..log.slots import Listing
-from ..messages import CommitMessage, Mode, Plan
+from ..messages import CommitMessage, Committable, Mode, Plan
 from ..participant import list_some
 from .claim import claim
 from .decide import abort, decide
@@ -25,6 +25,8 @@ from .finish import after_the_decision, finish
 from .gone import check_rows
 from .sweep import BOTH, sweep
 from ..rare.hidden import warn_of_hidden
+from ..rare.identity import known_ids
+from ..rare.other_log import check_only_log
 from ..rare.replay import check_replay
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c006
@@ -33,20 +35,22 @@ _LOG = logging.getLogger(__name__)
 
 def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> None:
     """Runs on the driver, when every task has returned. A batch that was drained is finished once
-    more; one that has no message, and so no plan, is claimed. Raises `Refused` or `Superseded`
-    (given up before the decision; `Superseded` after it: another run has gone on),
-    `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a participant raises. An error
-    after the last commit is logged.
+    more; one that has no message, and so no plan, is claimed. Raises `Refused`, `Superseded` or
+    `StaleCheckpoint` (given up before the decision; `Superseded` after it: another run has gone
+    on), `OutcomeUnknown`, `LostTransaction`, `ReplayDiffers`, or what a participant raises. An
+    error after the last commit is logged.
     """
     plan = one_plan(messages, batch_id) if messages else None
     if plan is None or plan.mode is Mode.DRAIN:
         _finish_again(driver, messages, batch_id)
         return
+    cs = [c for m in messages for c in m.committables]
     try:
         check_distinct(messages, batch_id)
+        _check_only_log(driver, batch_id, cs)
         check_rows(driver, messages)
-        late = check_open(driver, [c for m in messages for c in m.committables], plan.planned)
-    except Refused:
+        late = check_open(driver, cs, plan.planned)
+    except (Refused, StaleCheckpoint):
         abort(driver, messages, batch_id)
         raise
     decision = decide(driver, plan, messages, late)
@@ -83,6 +87,12 @@ def check_distinct(messages: Sequence[CommitMessage], batch_id: int) -> None:
             why="Two workers have drawn the same name.",
             action="Restart the query: its tasks then draw other names.",
         )
+
+
+def _check_only_log(driver: Driver, batch_id: int, cs: Sequence[Committable]) -> None:
+    """A write under a key asks again, now that its rows are where another run would see them."""
+    if driver.policy.key:
+        check_only_log(driver, batch_id, known_ids(driver), cs)
 
 
 def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:

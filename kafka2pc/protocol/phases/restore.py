@@ -19,6 +19,7 @@ from .passed_over import check_passed_over
 from .sweep import sweep, sweep_drained, sweep_former
 from ..rare.claims import remove_old_claims
 from ..rare.identity import check_identity, known_ids
+from ..rare.other_log import check_only_log
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c006
 def restore(
@@ -39,6 +40,7 @@ def restore(
         if decided:
             return _drain(driver, decided, offsets_hash)
         check_passed_over(driver, batch_id, seen)
+        check_only_log(driver, batch_id, known)
         in_line = mine and _is_next_in_line(seen, batch_id, mine)
         if not (in_line and driver.policy.one_process):
             _finish_before(driver, batch_id, seen)

@@ -20,6 +20,7 @@ from ..messages import Committable
 from ..names import Token, is_random, known_name
 from ..participant import Outcome
 from .requests import send_each
+from ..rare.other_log import is_named
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c006
 BOTH = 2  # both parities
@@ -31,6 +32,7 @@ def sweep(
     """Abort what is open below `token`, and of `token` itself what belongs to batches with
     `own_parity` (or `BOTH`). `seen`: a listing that was made after the claim, or the COMMIT, of
     that token. Returns the ids it sent abort for. A refusal is fine: the next sweep looks again.
+    A write under a key aborts only what its log names: the rest may be decided in another log.
     """
     orphans = _orphans(driver, token, own_parity, newest_commit(seen or driver.log))
     _abort(driver, orphans)
@@ -47,12 +49,19 @@ def _orphans(
 
 
 def _open_below(driver: Driver, token: Token, own_parity: int | None) -> list[Committable]:
-    return [
+    found = [
         c
         for p in driver.participants.values()
         for c in p.in_doubt(driver.query_id)
         if _is_below(c, token, own_parity)
     ]
+    return _named(driver, found) if driver.policy.key else found
+
+
+def _named(driver: Driver, found: Sequence[Committable]) -> list[Committable]:
+    """Those that the log of a key names, listed after the stores were asked."""
+    seen = driver.log.listing()
+    return [c for c in found if is_named(seen, c.transactional_id)]
 
 
 def _is_below(c: Committable, token: Token, own_parity: int | None) -> bool:

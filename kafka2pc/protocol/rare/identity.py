@@ -24,6 +24,7 @@ from ..log.slots import Listing
 from ..messages import Committable
 from ..names import Token, known_name
 from ..participant import KeepsId, Recalls, list_some
+from .other_log import other_log
 
 # %% ../../../nbs/protocol/rare/01_identity.ipynb #c006
 KnownIds = Mapping[str, Sequence[str]]  # by participant
@@ -54,7 +55,8 @@ def check_identity(
     if newest is None:
         return
     check_record(driver, newest)
-    if seen and known is not None:
+    # for a write under a key `check_only_log` asks that, where it is not decided
+    if seen and known is not None and not driver.policy.key:
         check_not_put_back(driver, seen, newest, known)
     if newest.slot.batch_id == batch_id:
         check_unchanged(driver, newest)
@@ -245,6 +247,8 @@ def check_empty(driver: Driver, known: KnownIds | None = None) -> Decision | Non
         return None
     traces = _all(known_ids(driver) if known is None else known)
     newest = newest_record(driver.log)
+    if traces and newest is None and driver.policy.key:
+        raise other_log(driver, traces)
     if traces and newest is None:
         raise not_its_log(driver.query_id, traces)
     return newest

@@ -41,6 +41,7 @@ from ...protocol.phases.restore import restore as restore_and_plan
 from ..interfaces import DataSourceArrowWriter
 from .batch_line import count_aborts, log_batch, tidying_up
 from .giving_up import give_up
+from .keys import check_key_days, under_key, warn_of_local_log
 from kafka2pc.spark.sink.opening import (
     make_driver,
     open_participant,
@@ -147,6 +148,8 @@ class BatchWriter(DataSourceArrowWriter):
         if not self.plan:
             return
         driver, sent = self._driver(), all_contents(messages)
+        hosts = {m.host for m in messages}
+        warn_of_local_log(self.options.key, self.options.decision_log, hosts)
         try:
             commit_batch(driver, sent, 0)
         except OutcomeUnknown as e:
@@ -254,7 +257,8 @@ class BatchWriter(DataSourceArrowWriter):
     def _driver(self) -> Driver:
         query_id = self._query_id()
         log = _batch_log(self.options, query_id, self.folder)
-        return make_driver(self.options, query_id, log, [self.participant])
+        driver = make_driver(self.options, query_id, log, [self.participant])
+        return under_key(driver, self.options.key)
 
     def _query_id(self) -> str:
         if self.plan is None:
@@ -269,8 +273,9 @@ def _batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c012
 def plan_write(options: SinkOptions) -> BatchWriter:
     """The restore phase of a batch write, and its writer. Raises `BadOption` for an idempotence key
-    without a `decisionLog`, for a key that was used for another topic, and if a write without a key
-    wants transactions that never time out: if the driver dies, nothing would end them.
+    without a `decisionLog`, for a key that was used for another topic or would be forgotten before
+    its transactional ids, and if a write without a key wants transactions that never time out: if
+    the driver dies, nothing would end them.
     """
     _check_key_has_log(options)
     warn_once(replace(options, key=None))
@@ -279,12 +284,15 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     participant = open_participant(options)
     if not options.exactly_once:
         return BatchWriter(options, participant, None)
+    if options.key:
+        check_key_days(options.key_days, participant)
     query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, options.key) if options.key else uuid.uuid4())
     folder = "" if options.decision_log else _folder_of(query_id)
     if folder:
         remove_folders(time.time() - _DAY_MS / 1000 - participant.timeout_ms / 1000)
     log = _batch_log(options, query_id, folder)
-    driver = replace(make_driver(options, query_id, log, [participant]), new_query=not options.key)
+    driver = under_key(make_driver(options, query_id, log, [participant]), options.key)
+    driver = replace(driver, new_query=not options.key)
     try:
         plan = restore_and_plan(driver, 0)
     except BaseException:

@@ -245,15 +245,15 @@ _DECISIONS = {
         _NEW,
     ),
     "idempotenceKey": Option(
-        "Batch writes: a job that runs again under the same key writes nothing twice. Needs"
-        " `decisionLog`.",
+        "Batch writes: a job that runs again under the same key writes nothing twice. Needs a"
+        " `decisionLog` at a place that every machine which may run the job sees.",
         None,
         "flights-2026-11-24",
         _NEW,
     ),
     "idempotenceKeyDays": Option(
-        "For how many days, by the drivers' clocks, a finished key is remembered: at least 8,"
-        " because Kafka must have forgotten its transactional ids.",
+        "For how many days, by the drivers' clocks, a finished key is remembered: at least 8, and"
+        " longer than the brokers' `transactional.id.expiration.ms`.",
         "30",
         "90",
         _NEW,

@@ -7,6 +7,7 @@ __all__ = ['SparkMessage', 'StreamWriter', 'check_trigger', 'plan_stream', 'writ
            'check_task']
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c002
+import platform
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Iterable, Iterator, Sequence
@@ -44,11 +45,13 @@ from ..worker import freeze_worker
 @dataclass
 class SparkMessage(WriterCommitMessage):
     """Spark's envelope for the message of a task to the driver. `content` None: a write without
-    transactions. `swept`: how many transactions the planner aborted before the batch.
+    transactions. `swept`: how many transactions the planner aborted before the batch. `host`: the
+    machine of the task.
     """
 
     content: CommitMessage | None
     swept: int = 0
+    host: str = ""
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c010
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -174,7 +177,7 @@ def write_partition(
         return SparkMessage(None)
     plan = in_task(plan)
     message = precommit([participant], plan, rows, from_environment(), measure=_key_and_value_bytes)
-    return SparkMessage(message, swept=swept)
+    return SparkMessage(message, swept=swept, host=platform.node())
 
 
 _key_and_value_bytes = partial(payload_bytes, columns=("key", "value"))
