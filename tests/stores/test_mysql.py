@@ -23,6 +23,7 @@ from participant_suite import (
     precommit_rows,
     rows,
 )
+from record_suite import RECORD_CHECKS, Database, a_prepare_whose_answer_is_lost_is_looked_up
 
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -33,7 +34,7 @@ from kafka2pc.protocol.errors import (
     StoreUnreachable,
 )
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.stores.mysql import MysqlParticipant
+from kafka2pc.stores.mysql import MysqlParticipant, xid
 
 pytestmark = [pytest.mark.mysql, pytest.mark.never_unsteady]
 
@@ -54,6 +55,39 @@ def at(mariadb):
 @pytest.mark.parametrize("check", SMOKE, ids=lambda check: check.__name__)
 def test_mariadb_keeps(check, at):
     check(at)
+
+
+@pytest.fixture
+def database(mariadb, at):
+    """A table of this test's own, for the checks of a database with a record."""
+
+    def prepare_by_hand(tid, epoch, *statements):
+        c = at.store.names.committable(tid, epoch)
+        with pymysql.connect(unix_socket=mariadb.socket, user="root", database="kafka2pc") as db:
+            with db.cursor() as cursor:
+                cursor.execute("xa start %s, %s", xid(c))
+                for statement in statements:
+                    cursor.execute(statement)
+                cursor.execute("xa end %s, %s", xid(c))
+                cursor.execute("xa prepare %s, %s", xid(c))
+
+    return Database(
+        lambda **more: MysqlParticipant(mariadb.url, at.store.table, name="db", **more),
+        mariadb.execute,
+        at.seen,
+        prepare_by_hand,
+        lambda txn: mariadb.execute(f"kill {txn.db.thread_id()}"),
+    )
+
+
+@pytest.mark.parametrize("check", RECORD_CHECKS, ids=lambda check: check.__name__)
+def test_mariadb_keeps_for_its_record(check, database):
+    check(database)
+
+
+@pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost"])
+def test_a_prepare_whose_answer_is_lost_is_looked_up(database, arrived):
+    a_prepare_whose_answer_is_lost_is_looked_up(database, arrived)
 
 
 def written(store, *batches, plan=None):
