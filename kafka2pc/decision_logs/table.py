@@ -7,7 +7,6 @@ __all__ = ['TableLog']
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c002
 import copy
-import uuid
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence
 
@@ -35,6 +34,7 @@ from kafka2pc.protocol.errors import (
 from ..protocol.log.decisions import Decision, Slot
 from ..protocol.log.format import dump_decision, load_decision
 from ..protocol.log.slots import Late, NamedLog, never_late, stop_if_late
+from ..protocol.names import is_random
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c012
 _TABLE = """
@@ -70,10 +70,10 @@ def _our_errors() -> Iterator[None]:
         raise NotAuthorized(f"{_WHAT}: {e}", why="The database does not allow it.") from e
 
 
-def _is_random(name: str) -> bool:
+def _is_unique(name: str) -> bool:
     """Is this the id that Spark gave a query? No other application has the same."""
     try:
-        return uuid.UUID(name).version == 4
+        return is_random(name)
     except ValueError:
         return False
 
@@ -223,7 +223,7 @@ class TableLog(NamedLog):
     def slots(self) -> list[Slot]:
         text = "select batch_id, attempt from {} where log = %s order by batch_id, attempt"
         found = self._ask(text)
-        if not found and (_is_random(self.name) or not self._chosen):
+        if not found and (_is_unique(self.name) or not self._chosen):
             self._check_other_schemas()
         return [Slot(*slot) for slot in found]
 

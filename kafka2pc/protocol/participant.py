@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'MayHide', 'Recalls', 'Gone', 'MayRemove',
-           'StoreIdentity', 'Identified', 'store_identity', 'Renamed', 'is_store', 'OpenBeside', 'Shared', 'list_some',
-           'Brief', 'briefly', 'TransactionBase']
+           'StoreIdentity', 'Identified', 'store_identity', 'OpenBeside', 'Shared', 'list_some', 'Brief', 'briefly',
+           'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from contextlib import AbstractContextManager, nullcontext
@@ -150,22 +150,6 @@ class Identified(Protocol):
 def store_identity(store: Participant) -> StoreIdentity:
     """That of a participant, which may have none."""
     return store.identity() if isinstance(store, Identified) else StoreIdentity()
-
-
-@runtime_checkable
-class Renamed(Protocol):
-    """What a participant also has if older versions gave its store another id. `former_ids`: those
-    that are still accepted in a record.
-    """
-
-    def former_ids(self) -> tuple[str, ...]: ...
-
-
-def is_store(store: Participant, recorded: str) -> bool:
-    """Is this the store that a record names?"""
-    if recorded == store.store_id():
-        return True
-    return isinstance(store, Renamed) and recorded in store.former_ids()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

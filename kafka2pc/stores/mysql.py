@@ -213,6 +213,11 @@ class MysqlParticipant(LockingStore):
             [(store,)] = run("select query_id from {} where transactional_id = 'store'").fetchall()
         return store
 
+    def differs(self, recorded: str) -> str:
+        """See `KeepsId`."""
+        here = self.store_id()
+        return "" if recorded == here else here
+
     def _check(self, run: Run) -> None:
         text = "select version(), concat(version(), @@version_comment)"
         [(version, comment)] = run(text).fetchall()
@@ -264,7 +269,7 @@ class MysqlParticipant(LockingStore):
                     return Outcome.UNKNOWN
                 if outcome == "aborted":
                     mark_line(run, c, outcome)
-                return Outcome.DONE if ended else self.answer(run, c, outcome)
+                return (self.ended if ended else self.answer)(run, c, outcome)
         except (StoreUnreachable, pymysql.MySQLError):
             return Outcome.UNKNOWN
 

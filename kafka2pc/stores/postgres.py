@@ -222,11 +222,10 @@ class PostgresParticipant(LockingStore):
             schema = self.table.rpartition(".")[0] or schema  # there may be no table yet
             return f"{server}/{database}/{schema}#{self._number}"
 
-    def former_ids(self) -> tuple[str, ...]:
-        """See `Renamed`: the id of the server, and the database."""
-        with self._recorded() as db:
-            [(server, database, _)] = db.execute(_PLACE).fetchall()
-        return (f"{server}/{database}",)
+    def differs(self, recorded: str) -> str:
+        """See `KeepsId`. An older version recorded the server and the database alone."""
+        here = self.store_id()
+        return "" if recorded in (here, here.rpartition("/")[0]) else here
 
     def begin(self, plan: Plan) -> "PostgresTransaction":
         """An open transaction. Raises `BadOption` if the server cannot pre-commit."""
@@ -239,8 +238,8 @@ class PostgresParticipant(LockingStore):
         return self._transaction(c)
 
     def _add_line(self, run: Run, c: Committable, query_id: str) -> bool:
-        """Add the line of a new transaction. What an earlier batch left open under this id is
-        aborted. False: the line is there.
+        """Add the line of a new transaction, and abort what an earlier batch left under its id.
+        False: the line is there.
         """
         for (epoch,) in run(_EARLIER, *key(c)).fetchall():
             self.abort(self.names.committable(c.transactional_id, epoch))
@@ -277,7 +276,7 @@ class PostgresParticipant(LockingStore):
                 run = partial(self.run, db)
                 if outcome == "aborted":
                     mark_line(run, c, outcome)
-                return Outcome.DONE if ended else self.answer(run, c, outcome)
+                return (self.ended if ended else self.answer)(run, c, outcome)
         except (StoreUnreachable, OperationalError, ObjectNotInPrerequisiteState):
             return Outcome.UNKNOWN
 

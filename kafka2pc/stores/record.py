@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, Mapping
 # %% ../../nbs/stores/04_record.ipynb #c003
 from ..protocol.errors import OutcomeUnknown
 from ..protocol.messages import Committable
-from ..protocol.names import parse_name
+from ..protocol.names import is_random, known_name, parse_name
 from ..protocol.participant import Description, Outcome
 from ..protocol.states import TxnState
 from .parts import NamedStore, StoreNames, key
@@ -87,15 +87,21 @@ def _is_of(names: StoreNames, query_id: str, transactional_id: str) -> bool:
     return name is not None and names.is_ours(transactional_id) and name.query_id == query_id
 
 
+def _certain(query_id: str, prepared: Iterable[Key]) -> list[Key]:
+    """What counts without a line: none, if another application may have the same query id."""
+    return sorted(prepared) if is_random(query_id) else []
+
+
 def open_transactions(
     run: Run, names: StoreNames, query_id: str, prepared: Iterable[Key] = ()
 ) -> list[Committable]:
     """The transactions of this query that are neither committed nor aborted, by their lines, and
-    those that are `prepared`, with or without a line. The number of their rows is not known.
+    those that are `prepared` without a line, if Spark has made the query id. The number of their
+    rows is not known.
     """
     text = "select transactional_id, epoch from {} where query_id = %s and outcome = 'open'"
     lines = [(tid, epoch) for tid, epoch in run(text, query_id).fetchall()]
-    found = dict.fromkeys([*lines, *sorted(prepared)])
+    found = dict.fromkeys([*lines, *_certain(query_id, prepared)])
     return [names.committable(*k) for k in found if _is_of(names, query_id, k[0])]
 
 
@@ -118,9 +124,12 @@ def open_lines(run: Run, names: StoreNames) -> list[tuple[Committable, float]]:
 def recorded_ids(
     run: Run, names: StoreNames, query_id: str, prepared: Iterable[Key] = ()
 ) -> list[str]:
-    """The transactional ids of this query that have a line, or are `prepared`."""
+    """The transactional ids of this query that have a line, or are `prepared` without one, if Spark
+    has made the query id.
+    """
     text = "select distinct transactional_id from {} where query_id = %s"
-    found = {tid for (tid,) in run(text, query_id).fetchall()} | {tid for tid, _ in prepared}
+    found = {tid for (tid,) in run(text, query_id).fetchall()}
+    found |= {tid for tid, _ in _certain(query_id, prepared)}
     return sorted(tid for tid in found if _is_of(names, query_id, tid))
 
 
@@ -182,6 +191,16 @@ class RecordedStore(NamedStore):
         """See `Recalls`."""
         with self.recorded() as run:
             return newer_commits(run, last)
+
+    def ended(self, run: Run, c: Committable, outcome: str) -> Outcome:
+        """DONE, for a transaction that the database has just ended. A line that is missing is
+        written, because the database forgets it now.
+        """
+        if key(c) not in read_outcomes(run, [c]):
+            query_id = known_name(c.transactional_id).query_id
+            text = "insert into {} (transactional_id, epoch, query_id, outcome) values ("
+            run(text + "%s, %s, %s, %s)", *key(c), query_id, outcome)
+        return Outcome.DONE
 
     def answer(self, run: Run, c: Committable, wanted: str) -> Outcome:
         """`compare_outcome`, for a transaction that is not prepared any more. Raises

@@ -24,7 +24,6 @@ from kafka2pc.protocol.participant import (
     Outcome,
     Participant,
     Recalls,
-    Renamed,
     Shared,
     StoreIdentity,
     Transaction,
@@ -91,8 +90,6 @@ class Shaped:
             self.hidden = participant.hidden
         if isinstance(participant, Recalls):
             self.committed_later = participant.committed_later
-        if isinstance(participant, Renamed):
-            self.former_ids = participant.former_ids
 
     def identity(self) -> StoreIdentity:
         """That of `participant`."""

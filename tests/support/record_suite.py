@@ -3,6 +3,7 @@ known by what is in it, what is prepared counts without a line, and a name has o
 """
 
 import re
+import uuid
 from dataclasses import dataclass, replace
 from typing import Any, Callable
 
@@ -86,7 +87,9 @@ def a_store_of_an_older_version_goes_on(db, former, lines, store_id):
 
 
 def what_is_prepared_counts_without_a_line(db):
-    """It is listed, described and ended by a participant with another record."""
+    """It is listed, described and ended by a participant with another record. It is not listed if
+    another application may use the same query id.
+    """
     plan, other = a_plan(), db.make(record="another_record")
     kept, left = (precommit_rows(db.at(), plan, text) for text in "ab")
     foreign = precommit_rows(db.at(), a_plan(), "c")
@@ -96,7 +99,10 @@ def what_is_prepared_counts_without_a_line(db):
     assert {d.state for d in other.describe([kept, left])} == {TxnState.PRECOMMITTED}
     assert ask(other.commit, kept) is DONE and ask(other.abort, left) is DONE
     assert other.in_doubt(plan.query_id) == [] and db.seen() == ["a"]
-    assert ask(db.make().abort, foreign) is DONE
+    named = a_plan(query_id=str(uuid.uuid5(uuid.NAMESPACE_OID, kept.transactional_id)))
+    of_name = precommit_rows(db.at(), named, "d")
+    assert other.in_doubt(named.query_id) == other.traces(named.query_id) == []
+    assert [ask(db.make().abort, c) for c in (foreign, of_name)] == [DONE, DONE]
 
 
 def rows_whose_line_was_deleted_are_not_reported_as_lost(db):

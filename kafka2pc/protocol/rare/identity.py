@@ -23,7 +23,7 @@ from ..log.questions import commit_of, newest_record
 from ..log.slots import Listing
 from ..messages import Committable
 from ..names import Token, known_name
-from ..participant import Recalls, is_store, list_some
+from ..participant import Recalls, list_some
 
 # %% ../../../nbs/protocol/rare/01_identity.ipynb #c006
 KnownIds = Mapping[str, Sequence[str]]  # by participant
@@ -64,10 +64,11 @@ def check_record(driver: Driver, record: Decision) -> None:
         )
     kept = dict(record.stores)
     for name, p in driver.participants.items():
-        if name in kept and not is_store(p, kept[name]):
+        connected_to = p.store_id()
+        if kept.get(name, connected_to) != connected_to:
             raise WrongCluster(
                 f"query {driver.query_id}: its decisions are about {name} {kept[name]}, the sink is"
-                f" connected to {p.store_id()}"
+                f" connected to {connected_to}"
             )
     check_place(driver, record.identity or Identity())  # an older version kept none
 
