@@ -47,6 +47,7 @@ from kafka2pc.protocol.participant import (
     Brief,
     EndsMany,
     Identified,
+    KeepsId,
     MayHide,
     MayRemove,
     Recalls,
@@ -464,11 +465,12 @@ def test_a_target_that_is_away_stops_the_query_until_it_has_the_rows(tmp_path):
 
 @pytest.mark.parametrize(
     "ability",
-    [EndsMany, Identified, Shared, Brief, MayRemove, MayHide, Recalls],
+    [EndsMany, Identified, KeepsId, Shared, Brief, MayRemove, MayHide, Recalls],
     ids=lambda a: a.__name__,
 )
 def test_a_shaped_participant_keeps_every_ability_of_its_store(ability):
-    store = KafkaParticipant({"bootstrap.servers": "nowhere:1"})
+    kafka = KafkaParticipant({"bootstrap.servers": "nowhere:1"})
+    store = FileParticipant("/nowhere") if ability is KeepsId else kafka
     assert isinstance(store, ability)
     assert isinstance(Shaped(store, lambda batch: batch), ability)
 
@@ -480,4 +482,13 @@ def test_the_abilities_are_all_that_the_protocol_has():
         if getattr(value, "_is_runtime_protocol", False)
         and value.__module__ == participant.__name__
     }
-    assert optional == {EndsMany, Identified, Shared, Brief, MayRemove, MayHide, Recalls}
+    assert optional == {
+        EndsMany,
+        Identified,
+        KeepsId,
+        Shared,
+        Brief,
+        MayRemove,
+        MayHide,
+        Recalls,
+    }
