@@ -139,7 +139,16 @@ def folder(path, format="parquet"):
         .to_table()["value"]
         .to_pylist()
     )
-    return At(FileParticipant(path, format=format), read, rows)
+    store = FileParticipant(path, format=format)
+
+    def another():
+        """The folder is a link or a mount that shows an empty one."""
+        os.rename(path, f"{path}.former")
+        os.makedirs(path)
+        return FileParticipant(path, format=format)
+
+    publish = lambda c: os.rename(store.path(c, "ready"), store.path(c))
+    return At(store, read, rows, another=another, half_commit=publish)
 
 
 @checks(*REQUIRED, *DURABLE)
@@ -155,6 +164,12 @@ def test_a_folder_of_json_keeps(check, tmp_path):
 def bucket(url):
     """An object store, and a reader of its manifest."""
     store = ObjectParticipant(url, format="json")
+
+    def another():
+        """The bucket of another server, or a link that shows an empty folder."""
+        store.fs.mv(store.root, f"{store.root}.former", recursive=True)
+        return ObjectParticipant(url, format="json")
+
     return At(
         store,
         lambda: [
@@ -163,6 +178,8 @@ def bucket(url):
             for line in store.fs.cat_file(p).splitlines()
         ],
         rows,
+        another=another,
+        half_commit=lambda c: store.storage.write(store.path(c, "manifest"), b"committed"),
     )
 
 
