@@ -104,16 +104,10 @@ class NotAuthorized(TwoPhaseError):
 class WrongCluster(TwoPhaseError):
     """The checkpoint was written with another Kafka cluster."""
 
-    why = (
-        "This checkpoint belongs to another cluster, database or folder; its decisions mean nothing"
-        " here."
-    )
+    why = "This checkpoint belongs to another cluster; its decisions mean nothing here."
     risk, action = (
         UNTOUCHED,
-        "Point the query at the old cluster (of a database: at the old schema and record table). If"
-        " the old one is gone for good, and its last batch was finished: the method adopt of"
-        " exactly_once. With a new checkpointLocation a query begins anew, and writes again what it"
-        " has written here before.",
+        "Point the query at the old cluster, or start it with a new checkpointLocation.",
     )
 
 

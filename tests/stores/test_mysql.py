@@ -19,6 +19,8 @@ from participant_suite import (
     UNKNOWN,
     At,
     a_plan,
+    another_store_at_the_same_place_is_refused_before_anything_is_written,
+    another_store_at_the_same_place_reports_no_loss,
     ask,
     precommit_rows,
     rows,
@@ -48,11 +50,18 @@ def at(mariadb):
         MysqlParticipant(mariadb.url, table),
         lambda: [value for (value,) in mariadb.execute(f"select value from {table}")],
         rows,
+        another=lambda: MysqlParticipant(mariadb.url, table, record="other_record"),
     )
 
 
+OF_ANOTHER_STORE = (
+    another_store_at_the_same_place_is_refused_before_anything_is_written,
+    another_store_at_the_same_place_reports_no_loss,
+)
+
+
 # the whole: in the lesson stores/06_mysql
-@pytest.mark.parametrize("check", SMOKE, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*SMOKE, *OF_ANOTHER_STORE], ids=lambda check: check.__name__)
 def test_mariadb_keeps(check, at):
     check(at)
 

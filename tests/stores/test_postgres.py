@@ -57,10 +57,14 @@ def table(postgres, kind=PostgresParticipant):
     """A table of this test's own."""
     name = f"t{uuid.uuid4().hex[:8]}"
     postgres.execute(f"create table {name} (value text)")
+    by_hand = lambda c: postgres.execute(f"commit prepared '{c.transactional_id}.{c.state.epoch}'")
+    prepares = kind is PostgresParticipant
     return At(
         kind(postgres.url, name),
         lambda: [value for (value,) in postgres.execute(f"select value from {name}")],
         rows,
+        another=(lambda: kind(postgres.url, name, record="other_record")) if prepares else None,
+        half_commit=by_hand if prepares else None,
     )
 
 
@@ -370,6 +374,7 @@ def test_what_a_dead_query_holds_is_named_with_the_statement_that_ends_it(postgr
     assert [each.abort(c) for each, c in ((elsewhere, left[1]), (foreign, left[2]))] == [DONE] * 2
 
 
+@pytest.mark.never_unsteady
 def test_decided_rows_that_the_table_refuses_need_another_table(postgres):
     at = table(postgres, StagedParticipant)
     c = precommit_rows(at, a_plan(), "too long")
@@ -382,6 +387,7 @@ def test_decided_rows_that_the_table_refuses_need_another_table(postgres):
     assert (at.store.commit(c), at.seen()) == (DONE, ["too long"])
 
 
+@pytest.mark.never_unsteady
 def test_decided_rows_that_wait_go_into_the_table_for_which_they_were_written(postgres):
     at, other = table(postgres, StagedParticipant), table(postgres, StagedParticipant)
     c = precommit_rows(at, a_plan(), "a")

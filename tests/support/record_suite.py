@@ -12,7 +12,7 @@ from driver_steps import decide_only, write
 from participant_suite import DONE, REFUSED, At, a_plan, ask, precommit_rows, rows
 
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import OutcomeUnknown, PrecommitFailed, WrongCluster
+from kafka2pc.protocol.errors import OutcomeUnknown, PrecommitFailed
 from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Mode
@@ -43,16 +43,6 @@ class Database:
         store = self.make(**more)
         query_id = query_id or a_plan().query_id
         return Driver(query_id=query_id, log=log or MemoryLog(), participants={store.name: store})
-
-
-def another_record_is_another_store(db):
-    """Before a row is written; and the old one is still there."""
-    driver = db.driver()
-    decide_only(driver, 0, rows(["a"]))
-    other = db.driver(driver.log, driver.query_id, record="another_record")
-    with pytest.raises(WrongCluster, match="record table"):
-        restore(other, 0)
-    assert db.seen() == [] and restore(driver, 0).mode is Mode.DRAIN and db.seen() == ["a"]
 
 
 def a_store_of_an_older_version_goes_on(db, former, lines, store_id):
@@ -98,6 +88,7 @@ def what_is_prepared_counts_without_a_line(db):
     assert set(other.traces(plan.query_id)) == ids
     assert {d.state for d in other.describe([kept, left])} == {TxnState.PRECOMMITTED}
     assert ask(other.commit, kept) is DONE and ask(other.abort, left) is DONE
+    assert ask(other.commit, kept) is DONE and ask(other.abort, kept) is REFUSED
     assert other.in_doubt(plan.query_id) == [] and db.seen() == ["a"]
     named = a_plan(query_id=str(uuid.uuid5(uuid.NAMESPACE_OID, kept.transactional_id)))
     of_name = precommit_rows(db.at(), named, "d")
@@ -187,7 +178,6 @@ def a_prepare_whose_answer_is_lost_is_looked_up(db, arrived):
 
 
 RECORD_CHECKS = [
-    another_record_is_another_store,
     what_is_prepared_counts_without_a_line,
     rows_whose_line_was_deleted_are_not_reported_as_lost,
     two_workers_that_draw_one_name_keep_their_rows,

@@ -31,8 +31,8 @@ _ANOTHER_STORE = {
     "why": "The store keeps an id, and it is not the one that the decisions name.",
     "action": (
         "Give the query the store that it wrote to: look whether a disk is mounted, where a link"
-        " points, and which database and schema the URL names. If the store was emptied on purpose,"
-        " begin with a new checkpointLocation."
+        " points, and which database, schema and table of records the participant names. If the"
+        " store was emptied on purpose, begin with a new checkpointLocation."
     ),
 }
 
