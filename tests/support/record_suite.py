@@ -12,10 +12,11 @@ from driver_steps import decide_only, write
 from participant_suite import DONE, REFUSED, At, a_plan, ask, precommit_rows, rows
 
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import OutcomeUnknown, PrecommitFailed
+from kafka2pc.protocol.errors import OutcomeUnknown, PrecommitFailed, WrongCluster
 from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.operators.adopt import adopt
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 
@@ -94,6 +95,17 @@ def what_is_prepared_counts_without_a_line(db):
     of_name = precommit_rows(db.at(), named, "d")
     assert other.in_doubt(named.query_id) == other.traces(named.query_id) == []
     assert [ask(db.make().abort, c) for c in (foreign, of_name)] == [DONE, DONE]
+
+
+def a_record_that_was_made_anew_is_adopted(db):
+    driver = db.driver()
+    write(driver, 0, rows(["a"]))
+    other = db.driver(driver.log, driver.query_id, record="made_anew")
+    with pytest.raises(WrongCluster, match="made anew(.|\n)*adopt"):
+        restore(other, 1)
+    adopt(other)
+    write(other, 1, rows(["b"]))
+    assert db.seen() == ["a", "b"]
 
 
 def rows_whose_line_was_deleted_are_not_reported_as_lost(db):
@@ -179,6 +191,7 @@ def a_prepare_whose_answer_is_lost_is_looked_up(db, arrived):
 
 RECORD_CHECKS = [
     what_is_prepared_counts_without_a_line,
+    a_record_that_was_made_anew_is_adopted,
     rows_whose_line_was_deleted_are_not_reported_as_lost,
     two_workers_that_draw_one_name_keep_their_rows,
     later_commits_of_a_name_are_recalled,

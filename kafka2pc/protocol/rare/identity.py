@@ -32,7 +32,8 @@ _ANOTHER_STORE = {
     "action": (
         "Give the query the store that it wrote to: look whether a disk is mounted, where a link"
         " points, and which database, schema and table of records the participant names. If the"
-        " store was emptied on purpose, begin with a new checkpointLocation."
+        " store was emptied on purpose, begin with a new checkpointLocation. If only the table of"
+        " records was made anew, and the last batch is finished: the method adopt of exactly_once."
     ),
 }
 
