@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
 from ..backends.kept import EVERYTHING, Kept
-from .ids import ids_beside, ids_of_query, is_random
+from .ids import ids_beside, ids_of_query
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import (
@@ -209,15 +209,15 @@ class KafkaClient:
         prefix only, because another application may use the same one.) Brokers forget an id that
         is not used for seven days.
         """
-        listed = list_transactions(self.cluster, states=(), part=f"-{query_id}-")
-        found = ids_of_query(listed, query_id)
-        return [i for i, name in found if name.prefix == self.prefix or is_random(name)]
+        # the sweep that follows a start waits for the rest
+        listed = list_transactions(self.cluster, states=(), part=f"-{query_id}-", partial=True)
+        return ids_of_query(listed, query_id, self.prefix)
 
     def open_beside(self, query_id: str) -> list[OpenBeside]:
         """See `Shared`. A transaction without records in the topic is left out; without a `topic`,
         one without any records.
         """
-        listed = list_transactions(self.cluster, f"{self.prefix}-")
+        listed = list_transactions(self.cluster, f"{self.prefix}-", partial=True)
         others = dict(ids_beside(listed, self.prefix, query_id))
         found = describe_transactions(self.cluster, others)
         now_ms = time.time() * 1000

@@ -33,8 +33,8 @@ def _held_at(cluster: Cluster, last: dict[_Where, int]) -> dict[_Where, int]:
 
 
 def _holders(cluster: Cluster) -> dict[_Where, list[str]]:
-    """The open transactions in each partition, as far as this user may see them."""
-    listed = [t.transactional_id for t in list_transactions(cluster)]
+    """The open transactions in each partition, as far as they are known to this user."""
+    listed = [t.transactional_id for t in list_transactions(cluster, partial=True)]
     found = defaultdict(list)
     for name, d in describe_transactions(cluster, listed).items():
         for where in d.partitions:

@@ -120,11 +120,11 @@ class KafkaParticipant(KafkaWriter):
         )
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        """The open transactions of this query, by exact (producer id, epoch). Names of another
-        query are left out, whatever they begin with.
+        """The open transactions of this query, by exact (producer id, epoch), under the prefixes of
+        `traces`. Names of another query are left out, whatever they begin with.
         """
-        listed = list_transactions(self.cluster, f"{self.prefix}-{query_id}-")
-        ours = [i for i, name in ids_of_query(listed, query_id) if name.prefix == self.prefix]
+        listed = list_transactions(self.cluster, part=f"-{query_id}-")
+        ours = ids_of_query(listed, query_id, self.prefix)
         found = describe_transactions(self.cluster, ours).values()
         return [leftover(self, d) for d in found if d.state == "Ongoing"]
 

@@ -88,7 +88,8 @@ def _running(
     """
     prefix = os.path.commonprefix([transactional_id for transactional_id, _ in these])
     try:
-        listed = list_transactions(cluster, prefix, ("Ongoing",), longer_ms=longer_ms)
+        # the caller describes them, so the coordinator of each must answer
+        listed = list_transactions(cluster, prefix, ("Ongoing",), longer_ms=longer_ms, partial=True)
     except TooOld as e:
         if age_known:
             return these

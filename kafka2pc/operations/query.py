@@ -125,5 +125,5 @@ def _any_prefix(conf: Mapping, name: str) -> str:
     """The first prefix with a transactional id for this log, kafka2pc if there is none."""
     ending = f"-decisions-{name}"
     with Cluster(conf) as cluster:
-        ids = [t.transactional_id for t in list_transactions(cluster, states=())]
+        ids = [t.transactional_id for t in list_transactions(cluster, states=(), partial=True)]
     return next((i.removesuffix(ending) for i in ids if i.endswith(ending)), "kafka2pc")

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['describe_records', 'describe_ranges', 'find_refusal', 'driver_of', 'operate', 'end_transaction', 'RestoreStep',
-           'plan_restore', 'restore', 'adopt_place']
+           'plan_restore', 'decided_steps', 'restore', 'adopt_place']
 
 # %% ../../nbs/operations/04_repair.ipynb #c002
 import shlex
@@ -22,7 +22,13 @@ from ..kafka.wire.transactions import end_txn, end_txn_version
 from .query import Query
 from .survey import Survey, find_prefix, find_records, log_prefixes
 from ..protocol.driver import Driver, Policy
-from ..protocol.errors import UNTOUCHED, BadOption, OutcomeUnknown, Refused
+from kafka2pc.protocol.errors import (
+    UNTOUCHED,
+    BadOption,
+    BrokerUnreachable,
+    OutcomeUnknown,
+    Refused,
+)
 from ..protocol.log.decisions import Decision, Identity
 from kafka2pc.protocol.log.questions import (
     later_batch,
@@ -324,6 +330,9 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
     """An abort for each open transaction that is not part of the newest decision."""
     committables = newest.committables if newest else ()
     spared = {(c.transactional_id, c.state) for c in committables}
+    stores = [p for each in _under_each_prefix(driver) for p in each.participants.values()]
+    # a store may list one under each prefix
+    found = {(c.transactional_id, c.state): c for p in stores for c in p.in_doubt(driver.query_id)}
     return [
         RestoreStep(
             do="abort",
@@ -332,10 +341,8 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
             holds=describe_records(c),
             left_ms=_left_ms(c),
         )
-        for each in _under_each_prefix(driver)
-        for participant in each.participants.values()
-        for c in participant.in_doubt(driver.query_id)
-        if (c.transactional_id, c.state) not in spared
+        for txn, c in found.items()
+        if txn not in spared
     ]
 
 
@@ -352,17 +359,29 @@ def _under_each_prefix(driver: Driver) -> list[Driver]:
 
 def plan_restore(driver: Driver) -> list[RestoreStep]:
     """What `restore` would do now, decided transactions first. Writes nothing."""
+    return decided_steps(driver) + _undecided_steps(driver, newest_commit(driver.log))
+
+
+def decided_steps(driver: Driver) -> list[RestoreStep]:
+    """The same for the transactions of the newest decision."""
     newest = newest_commit(driver.log)
-    decided = _steps_of(driver, newest) if newest else []
-    return decided + _undecided_steps(driver, newest)
+    return _steps_of(driver, newest) if newest else []
 
 # %% ../../nbs/operations/04_repair.ipynb #c138
 def restore(driver: Driver) -> list[RestoreStep]:
     """Commit what is decided, abort the rest; returns what was done, as the stores describe it
     afterwards. Raises `LostTransaction` (after it has committed all others), `OutcomeUnknown` (also
-    if a transaction is still open), and `Superseded` if the query runs and has moved on.
+    if a transaction is still open), `Superseded` if the query runs and has moved on, and
+    `BrokerUnreachable` (after it has committed what is decided) if not all brokers answer.
     """
-    steps = plan_restore(driver)
+    try:
+        steps = plan_restore(driver)
+    except BrokerUnreachable:
+        # what is decided does not wait for the list of the rest
+        decided = newest_commit(driver.log)
+        if decided:
+            complete(driver, decided)
+        raise
     decided = newest_commit(driver.log)
     if any(s.do == "abort" for s in steps):
         # before the claim, which is a record of a later batch

@@ -170,14 +170,17 @@ class ReplayDiffers(TwoPhaseError):
     """A replayed batch has other rows than were decided."""
 
     why = (
-        "Spark replayed a batch that was decided before, and read other rows: the source, or the"
-        " query, is not deterministic."
+        "Spark replayed a batch that was decided before, and read other rows: the source has lost"
+        " some since, or it, or the query, is not deterministic."
     )
     risk = (
         "Yes: the batch is in Kafka as it was decided; rows that only the replay has are not"
         " written, and the query's state may differ."
     )
-    action = "Compare the two; then go on with replayCheck=warn."
+    action = (
+        "Compare the two; then go on with replayCheck=warn. If the source has lost rows: guide,"
+        ' Runbook, "The source of a replay is gone".'
+    )
 
 
 class StaleCheckpoint(TwoPhaseError):

@@ -82,11 +82,6 @@ def prepared_key(text: str) -> Key | None:
     return (transactional_id, int(epoch)) if epoch.isdecimal() else None
 
 
-def _is_of(names: StoreNames, query_id: str, transactional_id: str) -> bool:
-    name = parse_name(transactional_id)
-    return name is not None and names.is_ours(transactional_id) and name.query_id == query_id
-
-
 def _certain(query_id: str, prepared: Iterable[Key]) -> list[Key]:
     """What counts without a line: none, if another application may have the same query id."""
     return sorted(prepared) if is_random(query_id) else []
@@ -102,7 +97,7 @@ def open_transactions(
     text = "select transactional_id, epoch from {} where query_id = %s and outcome = 'open'"
     lines = [(tid, epoch) for tid, epoch in run(text, query_id).fetchall()]
     found = dict.fromkeys([*lines, *_certain(query_id, prepared)])
-    return [names.committable(*k) for k in found if _is_of(names, query_id, k[0])]
+    return [names.committable(*k) for k in found if names.of_query(k[0], query_id)]
 
 
 def open_lines(run: Run, names: StoreNames) -> list[tuple[Committable, float]]:
@@ -130,7 +125,7 @@ def recorded_ids(
     text = "select distinct transactional_id from {} where query_id = %s"
     found = {tid for (tid,) in run(text, query_id).fetchall()}
     found |= {tid for tid, _ in _certain(query_id, prepared)}
-    return sorted(tid for tid in found if _is_of(names, query_id, tid))
+    return sorted(tid for tid in found if names.of_query(tid, query_id))
 
 
 def newer_commits(run: Run, last: Mapping[str, Committable | None]) -> list[str]:

@@ -920,6 +920,23 @@ def test_a_topic_that_we_make_stays_short_and_one_that_may_grow_is_reported(kafk
     assert "max.compaction.lag.ms is 9223372036854775807 and segment.ms is 604800000" in warned[0]
 
 
+def test_a_topic_with_one_copy_is_reported_once_where_there_are_more_brokers(kafka, caplog):
+    """A second broker is pretended: the only one is named twice."""
+    alone, ours, theirs = (uuid.uuid4().hex for _ in range(3))
+    topic_log(kafka, alone)
+    kafka.create_topic(theirs, config=COMPACT)
+    with patch.object(Cluster, "nodes", lambda self: [0, 0]):
+        for _ in range(2):
+            topic_log(kafka, ours)
+            topic_log(kafka, theirs)
+    warned = [r.getMessage() for r in caplog.records if "one copy" in r.getMessage()]
+    assert len(warned) == 2 and alone not in caplog.text
+    for topic, text in zip((ours, theirs), warned, strict=True):
+        assert f"decision log kafka:{topic} has one copy, and the cluster has 2 brokers" in text
+        assert "that broker's disk" in text and "kafka-reassign-partitions.sh" in text
+        assert f"--create --topic {topic} --partitions 1 --replication-factor 2" in text
+
+
 @pytest.mark.parametrize("code", [KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION])
 def test_a_cluster_that_refuses_our_settings_gets_a_topic_with_what_must_be(kafka, code):
     real, name = AdminClient.create_topics, uuid.uuid4().hex

@@ -24,7 +24,7 @@ from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.read.fetcher import Wanted, fetch
 from kafka2pc.kafka.read.settings import FetchSettings
 from kafka2pc.kafka.wire.cluster import Cluster
-from kafka2pc.kafka.wire.connection import Connection, NotSent
+from kafka2pc.kafka.wire.connection import Connection, NotSent, NotYet
 from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
 from kafka2pc.kafka.wire.timeouts import (
     check_timeout,
@@ -286,6 +286,67 @@ def test_fifty_threads_end_fifty_transactions(cluster):
     for i, s in zip(ids, states):
         assert settled(cluster, i, s) == ("CompleteCommit", 1)
     assert list_transactions(cluster, "many-") == []
+
+
+class Listed:
+    """A cluster with nodes 0 and 1, which list one transaction each, and these Metadata rows of the
+    coordinators' topic.
+    """
+
+    def __init__(self, *rows, cluster_id="listed", nodes=(0, 1)):
+        self.rows = rows
+        self.brokers = [Broker(node_id=n) for n in nodes]
+        self.cluster_id = cluster_id
+
+    def highest(self, request):
+        return 1
+
+    def ask_metadata(self, request):
+        assert [t.name for t in request.topics] == ["__transaction_state"]
+        return Broker(brokers=self.brokers, topics=self.rows)
+
+    def ask_all(self, requests):
+        rows = {
+            n: Broker(transactional_id=f"t{n}", producer_id=n, transaction_state="Ongoing")
+            for _, n in requests
+        }
+        return [Broker(error_code=0, transaction_states=[row]) for row in rows.values()]
+
+    def check(self, code, name):
+        assert code == 0
+
+    def persist(self, call):
+        return call()
+
+
+def states(*leaders, error_code=0):
+    parts = [Broker(partition_index=n, leader_id=node) for n, node in enumerate(leaders)]
+    return Broker(error_code=error_code, partitions=parts)
+
+
+@pytest.mark.parametrize("rows", [(states(0, 1, 0),), (states(error_code=3),), ()])
+def test_all_brokers_list_what_they_keep(rows, caplog):
+    caplog.set_level("INFO")
+    listed = list_transactions(Listed(*rows))
+    assert [t.transactional_id for t in listed] == ["t0", "t1"] and caplog.text == ""
+
+
+def test_a_partition_that_no_broker_can_answer_for_makes_a_list_incomplete():
+    for gone in (-1, 2):  # no leader; one that is no broker any more
+        leaderless = Listed(states(0, gone, 1, gone))
+        with pytest.raises(NotYet, match="__transaction_state: no leader for partition 1, 3"):
+            list_transactions(leaderless)
+        assert len(list_transactions(leaderless, partial=True)) == 2
+    for partial_is_enough in (True, False):
+        with pytest.raises(NotYet, match="no broker"):
+            list_transactions(Listed(nodes=()), partial=partial_is_enough)
+
+
+def test_a_user_who_may_not_see_the_coordinators_reads_once_what_is_not_found(caplog):
+    caplog.set_level("INFO")
+    hidden = Listed(states(error_code=29), cluster_id=uuid.uuid4().hex)
+    assert [len(list_transactions(hidden)) for _ in range(2)] == [2, 2]
+    assert caplog.text.count("may not DESCRIBE the topic __transaction_state") == 1
 
 
 LONG = {"timeout_ms": 600_000}  # longer than a busy machine and a paused broker need

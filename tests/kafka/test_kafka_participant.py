@@ -1163,7 +1163,7 @@ class Coordinators:
             for i in ids
         }
 
-    def list_transactions(self, cluster, prefix, states, *, longer_ms):
+    def list_transactions(self, cluster, prefix, states, *, longer_ms, partial):
         self.asked.append((prefix, states, longer_ms))
         if not self.filters:
             raise TooOld("ListTransactions: node 0")

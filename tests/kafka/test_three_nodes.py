@@ -8,34 +8,48 @@ and 600 MB.
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
 from dead_query_fixtures import finding_of, names
+from kafka.protocol.admin import AlterPartitionReassignmentsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka_fixtures import settled
 from kafka_tools import administered
 from shell import typed
 
+from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.kafka.read.fetcher import Wanted, fetch
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.kafka.read.settings import FetchSettings
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.wire.timeouts import max_timeout_ms
-from kafka2pc.kafka.wire.topics import find_leaders
+from kafka2pc.kafka.wire.topics import find_leaders, topic_rows
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.operations.access import Access
+from kafka2pc.operations.doctor import transaction_checks
 from kafka2pc.operations.doctor.doctor import doctor
+from kafka2pc.operations.survey import Survey, find_hanging
 from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.errors import BrokerUnreachable
 from kafka2pc.protocol.participant import Outcome
 
 pytestmark = [pytest.mark.kafka, pytest.mark.full]
+STATES = "__transaction_state"
 
 
 @pytest.fixture
@@ -132,7 +146,96 @@ def test_doctor_finds_nothing_until_copies_are_missing(three, tmp_path):
     finding_of(strict(), "too-few-copies", "2 copies in sync; 3 are needed")
 
 
+def test_a_decision_topic_that_may_have_one_copy_is_reported(three, caplog):
+    compact = {"cleanup.policy": "compact"}
+    three.create_topic("log-alone", replication=1, config=compact)
+    three.create_topic("log-careless", config=compact | {"min.insync.replicas": 1})
+    for topic in ("log-alone", "log-careless", "log-sound"):  # the last one is created by us
+        TopicLog(three.client_conf, topic, "q")
+    alone, careless = [r.getMessage() for r in caplog.records if "decision log" in r.getMessage()]
+    assert "log-alone has one copy, and the cluster has 3 brokers" in alone
+    assert "log-careless keeps a decision when one of its 3 copies has it" in careless
+    assert "Set min.insync.replicas=2" in careless
+
+
 # -- a partition without a leader --
+
+
+@pytest.mark.never_unsteady
+def test_a_list_without_a_coordinator_is_not_taken_for_complete(three, cluster):
+    """One partition of the coordinators' topic has no leader, because its only node is down."""
+    three.create_topic("kept")
+    open_ones = {
+        c.transactional_id: c
+        for c in (begun(cluster, three, f"kept-{n}", "kept") for n in range(8))
+    }
+    with coordinators_on(three, cluster, [[0], [1], [2], [0]]):
+        cluster.forget(open_ones)
+        at = cluster.persist(lambda: cluster.coordinators([*open_ones, "kept-probe"]))
+        victim = next(node for node in at.values() if node != at["kept-probe"])
+        rest = [name for name in open_ones if at[name] != victim]
+        assert 0 < len(rest) < 8
+        three.kill(victim)
+        until(lambda: -1 in find_leaders(cluster, [STATES]).values(), "no leader is left", 60)
+        with pytest.raises(BrokerUnreachable, match=f"{STATES}: no leader for partition"):
+            list_transactions(cluster.briefly(1500), "kept-")
+        listed = list_transactions(cluster, "kept-", partial=True)
+        assert [t.transactional_id for t in listed] == rest
+        access = Access(three.bootstrap_servers)
+        said, status = typed(access.command("transactions", "list", "--prefix", "kept"))
+        assert status == 3 and rest[0] in said and "The list is incomplete" in said
+        at_once = partial(find_hanging, idle_ms=0)
+        with Survey(three.client_conf) as survey, pytest.raises(BrokerUnreachable):
+            at_once(survey.briefly(1500), ["kept"])
+        with patch.object(transaction_checks, "find_hanging", at_once):
+            found = doctor(access, prefix="kept", topics=["kept"], older_ms=0)
+        lines = finding_of(found, "list-incomplete", STATES, "partition").commands
+        assert "--unavailable-partitions" in lines[0]
+        assert not names(found) & {"hanging", "broker-unreachable"}
+        three.restart(victim)
+        listed = lambda: [t.transactional_id for t in list_transactions(cluster, "kept-")]
+        until(lambda: listed() == [*open_ones], "all are listed", 60)
+    for name, c in open_ones.items():
+        ask = partial(end_txn, cluster, name, c.state, commit=False)
+        until(lambda ask=ask: ask() is Outcome.DONE, "it is aborted", 60)
+
+
+@contextmanager
+def coordinators_on(kafka, cluster, replicas):
+    """The partitions of the coordinators' topic are on these nodes, and at the end on all."""
+    set_min_isr(kafka, "1")
+    place_coordinators(cluster, replicas)
+    yield
+    place_coordinators(cluster, [[0, 1, 2]] * len(replicas))
+    set_min_isr(kafka, "2")
+
+
+def set_min_isr(kafka, value):
+    entry = ConfigEntry("min.insync.replicas", value, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, STATES, incremental_configs=[entry])
+    admin = AdminClient(kafka.client_conf)
+    admin.incremental_alter_configs([resource])[resource].result()
+
+
+def place_coordinators(cluster, replicas):
+    topic = AlterPartitionReassignmentsRequest.ReassignableTopic
+    partitions = [
+        topic.ReassignablePartition(partition_index=p, replicas=nodes)
+        for p, nodes in enumerate(replicas)
+    ]
+    request = AlterPartitionReassignmentsRequest(
+        timeout_ms=20_000, topics=[topic(name=STATES, partitions=partitions)]
+    )
+    cluster.persist(lambda: cluster.ask(request))
+
+    def moved():
+        (row,) = topic_rows(cluster, [STATES])
+        in_sync = {p.partition_index: sorted(p.isr_nodes) for p in row.partitions}
+        assigned = {p.partition_index: sorted(p.replica_nodes) for p in row.partitions}
+        return in_sync == assigned == dict(enumerate(replicas))
+
+    until(moved, "the partitions are where they shall be", 60)
+
 
 PARTITIONS = 100
 

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,13 @@ from kafka2pc.operations.repair import driver_of, operate, plan_restore, restore
 from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_transactions
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.protocol.errors import BadOption, OutcomeUnknown, StaleCheckpoint, Superseded
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BrokerUnreachable,
+    OutcomeUnknown,
+    StaleCheckpoint,
+    Superseded,
+)
 from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan
@@ -433,13 +440,16 @@ def renamed(dead, prefix):
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_a_query_that_has_changed_its_prefix_is_found_under_both(rows, dead):
-    """It did so between two batches; the first run of the new prefix died before its decision."""
-    former, new = f"{dead.prefix}-a", f"{dead.prefix}-b"
+    """It did so between two batches; the first run of the new prefix died before its decision, and
+    tasks of the old one began after its sweep.
+    """
+    former, new = f"{dead.prefix}-a,b", f"{dead.prefix}-c,d"
     old = renamed(dead, former)
     messages = dead.write(old) if rows else [nothing(dead, old)]
     commit(old, messages, 0)
-    straggler = dead.write(old, 1, messages[0].plan.token)
+    planned = restore_batch(old, 1, mine=messages[0].plan.token)
     late = dead.write(renamed(dead, new), 1)
+    straggler = dead.run_tasks(old, planned)
     ids = {m.committables[0].transactional_id for m in (*straggler, *late)}
     with Survey(dead.conf) as survey:
         assert find_prefix(survey, dead.query) == new
@@ -463,3 +473,15 @@ def nothing(dead, driver):
     """The message of a batch without rows."""
     (dead.place / "offsets" / "0").write_text("v1")
     return precommit(list(driver.participants.values()), restore_batch(driver, 0), [])
+
+
+def test_what_is_decided_is_committed_although_not_all_brokers_list_the_rest(dead):
+    dead.leave(decided=True)
+    silent = BrokerUnreachable("no leader for partition 3")
+    with (
+        operate(dead.conf, dead.query) as driver,
+        patch.object(KafkaParticipant, "in_doubt", side_effect=silent),
+        pytest.raises(BrokerUnreachable, match="no leader"),
+    ):
+        restore(driver)
+    assert dead.seen() == ROWS

@@ -54,6 +54,7 @@ STATES = {
     "a participant is left out": 3_000,
     "another prefix": 450,
     "an adopted prefix": 33_000,
+    "a former prefix": 2_700,
     "an error is caught": 40_000,
     "an error is caught, a late EndTxn": 45_000,
     "an error is caught, a timeout": 550,

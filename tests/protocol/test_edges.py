@@ -13,6 +13,7 @@ from kafka2pc.protocol.errors import (
     LogUnwritable,
     MovedLog,
     OutcomeUnknown,
+    Refused,
     StaleCheckpoint,
     UnfinishedBatch,
 )
@@ -333,3 +334,21 @@ def test_an_adoption_that_was_cut_off_is_made_again():
         adopt(moved, left=old)
     del new.create
     assert adopt(moved, left=old).slot == Slot(0, 2)
+
+
+# -- one name, one transaction --
+
+
+def test_two_tasks_that_report_one_transaction_are_refused_before_the_decision():
+    """Their workers have drawn the same name; the clocks of the tasks differ."""
+    store = MemoryParticipant()
+    driver = driver_of(MemoryLog(), store)
+    message = written(driver, restore(driver, 0))
+    [c] = message.committables
+    twin = replace(message, committables=(replace(c, started_ms=c.started_ms + 1),))
+    with pytest.raises(Refused, match="two tasks report the same transaction") as e:
+        commit(driver, [message, twin], 0)
+    assert c.transactional_id in e.value.what
+    assert commit_of(driver.log, 0) is None and open_in(store) == 0
+    write(driver, 0)
+    assert store.read() == ["row"]

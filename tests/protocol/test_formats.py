@@ -16,24 +16,31 @@ from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.log.decisions import ACCEPTED, FAILED, Identity, Slot
+from kafka2pc.protocol.log.decisions import ACCEPTED, FAILED, FORMAT, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import (
     Committable,
     Mode,
     PartitionRange,
+    Plan,
     PreparedTxnState,
     committable_from_dict,
     committable_to_dict,
 )
-from kafka2pc.protocol.names import Token
+from kafka2pc.protocol.names import Token, known_name
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 
 pytestmark = pytest.mark.never_unsteady
+
+
+def plan():
+    return Plan(query_id=QUERY, batch_id=7, attempt=1, token=Token(7, 1, "5f3a09c1"))
+
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 QUERY = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -54,7 +61,10 @@ COMMITTABLES = {
     ),
 }
 COMMITTABLES[2] = replace(
-    COMMITTABLES[1], topic_ids=(("orders", "3b2c0f7e-7d0a-4b44-9a6c-9f2f4c0b8d11"),), version=2
+    COMMITTABLES[1],
+    topic_ids=(("orders", "3b2c0f7e-7d0a-4b44-9a6c-9f2f4c0b8d11"),),
+    oldest_ms=1546300800000,
+    version=2,
 )
 
 
@@ -81,7 +91,12 @@ def test_every_version_has_its_fixture():
     )
 
 
-KINDS = {1: ("abort", "commit"), 2: ("abort", "adopt", "commit"), 3: ("accepted", "failed")}
+KINDS = {
+    1: ("abort", "commit"),
+    2: ("abort", "adopt", "commit"),
+    3: ("accepted", "failed"),
+    4: ("abort", "commit"),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS[1])
@@ -145,6 +160,20 @@ def test_a_note_has_format_3(kind, note):
     )
     assert (found.identity, found.token) == (WHERE, Token(7, 0, "5f3a09c1"))
     assert dump_decision(found) == content
+
+
+@pytest.mark.parametrize("kind", KINDS[4])
+def test_since_format_4_names_are_longer_and_an_older_version_refuses_even_a_claim(kind):
+    """It would not know the names of the transactions, and so would leave them open."""
+    content = fixture(f"decision-4-{kind}.json")
+    found = load_decision(content, "here")
+    assert (found.kind, found.identity, found.format) == (kind.upper(), WHERE, FORMAT)
+    assert [known_name(c.transactional_id) for c in found.committables] == (
+        [known_name(NAME)] if kind == "commit" else []
+    )
+    assert dump_decision(found) == content
+    new = Driver(query_id=QUERY, log=MemoryLog(), participants={}).decision(plan(), commit=False)
+    assert json.loads(dump_decision(new))["format"] == 4, "version 3 is the newest that it knows"
 
 
 def old_checkpoint(folder, commit=None):

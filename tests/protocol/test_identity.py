@@ -36,6 +36,7 @@ from kafka2pc.protocol.phases.finish import finish
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
+from kafka2pc.stores.file import FileParticipant
 
 
 @pytest.fixture
@@ -269,6 +270,22 @@ def test_after_an_adoption_with_another_prefix_the_former_one_is_swept(driver):
     adopt(new)
     write(new, 0)
     assert open_ones(store) == 0 and store.read() == ["row"]
+
+
+def test_a_late_task_under_a_former_prefix_is_ended_with_the_next_batch(driver, tmp_path):
+    """It began after the claim of the run with the new prefix, and after the sweep of that run."""
+    old = FileParticipant(f"{tmp_path}/out", prefix="old", format="json")
+    new = old.under("new")
+    old, new = (replace(driver, participants={s.name: s}) for s in (old, new))
+    first = restore(old, 0)
+    commit(old, [precommit([old.participants["file"]], first, [])], 0)
+    late = restore(old, 1, mine=first.token)
+    second = restore(new, 1)
+    [store] = old.participants.values()
+    store.begin(late).flush()
+    assert len(store.in_doubt(driver.query_id)) == 1
+    commit(new, [precommit(list(new.participants.values()), second, [])], 1)
+    assert store.in_doubt(driver.query_id) == []
 
 
 @pytest.mark.parametrize("prefix", ["kafka2pc", "mine"])

@@ -191,6 +191,18 @@ def test_a_fence_closes_what_is_planned_and_a_run_between_two_batches_claims_aga
     assert restore(driver, 1, mine=planned.token).attempt == 2
 
 
+def test_starts_at_an_older_batch_leave_nothing_in_the_log():
+    """A supervisor starts a query again and again whose checkpoint was turned back."""
+    driver = driver_of(MemoryLog(), policy=Policy(keep_batches=1))
+    for batch_id in range(4):
+        commit(driver, prepared(driver, restore(driver, batch_id)), batch_id)
+    before = driver.log.slots()
+    for _ in range(20):
+        with pytest.raises(StaleCheckpoint, match="about to write batch 0, but its log holds"):
+            restore(driver, 0)
+    assert driver.log.slots() == before
+
+
 def test_the_wait_before_a_claim_is_not_part_of_the_age_of_a_plan():
     """Before Kafka 3.8 the age of the plan alone says whether a transaction has time left: a wait
     would use it up.

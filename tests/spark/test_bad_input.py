@@ -422,9 +422,9 @@ DAMAGE = {
     ),
     "no json": (lambda content: b"\xff\x00" * 100, "CorruptDecision", "200 bytes"),
     "newer": (
-        lambda content: content.replace(b'"format": 2', b'"format": 4', 1),
+        lambda content: content.replace(b'"format": 4', b'"format": 5', 1),
         "UnknownFormat",
-        "format 4, known up to 3",
+        "format 5, known up to 4",
     ),
 }
 

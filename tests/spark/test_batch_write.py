@@ -24,6 +24,7 @@ from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import ClusterFacts
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations.cli.app import app
+from kafka2pc.operations.repair import restore
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, NotAuthorized, OutcomeUnknown, ReplayDiffers
@@ -33,11 +34,11 @@ from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.operators.adopt import adopt
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import commit as commit_phase
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.foreach_batch import PrecommitTask, exactly_once
 from kafka2pc.spark.sink import batch_writer as batch_sink
@@ -440,6 +441,33 @@ def test_keys_are_forgotten_when_their_time_is_over_and_nothing_else_is(store, t
     )
 
 
+@pytest.mark.parametrize("closed_first", [True, False])
+def test_a_key_is_forgotten_in_time_although_an_operator_came_between(
+    closed_first, store, tmp_path, monkeypatch
+):
+    """`restore` claims the batch after a decided write, to end a copy of a task; `adopt` says that
+    the log was moved.
+    """
+    wanted = keyed(tmp_path, "one")
+    with monkeypatch.context() as m:
+        if not closed_first:
+            m.setattr(batch_sink, "close_key", lambda *args: None)
+        written(store, wanted)
+    query_id = plan_write(wanted).plan.query_id
+    log = FileLog(str(tmp_path / "log" / query_id))
+    driver = Driver(query_id=query_id, log=log, participants={store.name: store})
+    planned = Plan(query_id=query_id, batch_id=0, attempt=2, token=new_token(0, 2))
+    precommit([store], planned, iter([["of a copy"]]))
+    restore(driver)
+    assert store.in_doubt(query_id) == [], "the claim was needed"
+    adopt(replace(driver, about=replace(newest_record(log).identity, topics=("new",))))
+    if not closed_first:
+        assert written(store, wanted) is Mode.DRAIN
+    now_ms = time.time() * 1000
+    assert purge_keys(log, now_ms + 29 * DAY_MS) == []
+    assert purge_keys(log, now_ms + 31 * DAY_MS) == [query_id]
+
+
 def test_a_purge_that_fails_does_not_fail_the_write(store, caplog):
     class Full(MemoryLog):
         def siblings(self):
@@ -498,21 +526,3 @@ def test_who_runs_the_job_reads_in_sparks_error_that_all_is_written(dying, kafka
     with pytest.raises(Failed, match="the write of 100 rows is complete(.|\n)*Do not repeat it"):
         dying.ask("dying_committer.write", rows=100, options=security | {"topic": topic} | place)
     assert sorted(values(kafka, topic), key=int) == [str(n) for n in range(100)]
-
-
-@pytest.mark.kafka
-def test_what_is_open_under_a_former_prefix_is_found(kafka):
-    topic = kafka.create_topic(f"prefix-{uuid.uuid4().hex[:8]}", partitions=1)
-    old = KafkaParticipant(kafka.client_conf, prefix="old", topic=topic)
-    planned = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
-    message = precommit([old], planned, [pa.record_batch({"value": ["a"]})])
-    new = old.under("new")
-    assert new.in_doubt(planned.query_id) == []
-    (leftover,) = new.under("old").in_doubt(planned.query_id)
-    assert (
-        leftover.transactional_id
-        == message.committables[0].transactional_id
-        == old.traces(planned.query_id)[0]
-        == new.traces(planned.query_id)[0]
-    )
-    assert retry_unknown()(lambda: new.abort(leftover)) is Outcome.DONE

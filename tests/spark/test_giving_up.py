@@ -94,6 +94,15 @@ def test_a_batch_that_is_decided_is_finished(in_memory, batch):
     assert batch.store.read() == ["a"]
 
 
+def test_a_replay_that_fails_logs_that_its_rows_are_committed(in_memory, batch, caplog):
+    """Spark's own error is about the source: its rows may be gone."""
+    batch.decide(batch.task("a"))
+    plan_stream(batch.options)
+    batch.abort(None)
+    assert "batch 0: it is committed, and only its replay failed" in caplog.text
+    assert "Runbook" in caplog.text
+
+
 def test_without_a_plan_nothing_is_touched_and_the_log_says_how_to_end_it(
     in_memory, batch, monkeypatch, caplog
 ):

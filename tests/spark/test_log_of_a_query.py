@@ -5,19 +5,23 @@ without one of its participants.
 import copy
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 from driver_steps import Sleepy, decide_only, orders_driver, prepare, sleeps_before_its_claim, write
 
 from kafka2pc.backends.kept import Kept
 from kafka2pc.protocol.errors import MovedLog, OutcomeUnknown, Superseded, UnfinishedBatch
+from kafka2pc.protocol.log.decisions import Identity
 from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.operators.adopt import adopt
 from kafka2pc.protocol.participant import Outcome, StoreIdentity
+from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.phases.sweep import former_drivers
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import exactly_once
 from kafka2pc.spark.sink import opening as driver_side
@@ -176,13 +180,19 @@ class Prefixed(MemoryParticipant):
         return twin
 
 
-def test_participants_that_share_a_job_keep_each_former_prefix():
-    first, second = Prefixed("bills"), Prefixed("orders")
-    second.name = "second"
-    job = exactly_once({"decisionLog": MemoryLog()}, participants=[first, second], name="job")
-    found = job.driver().former("bills,orders")
-    assert [{p.prefix for p in mapping.values()} for mapping in found] == [{"bills"}, {"orders"}]
-    assert job.driver().about.prefix == "bills,orders" and job.driver().former is not None
+@pytest.mark.parametrize("prefixes", [["bills", "orders"], ["bills,paid", "orders"], ["a,b"]])
+def test_participants_of_a_job_are_swept_under_each_former_prefix(prefixes):
+    """A record joins the prefixes of several stores by commas, and each may have commas itself."""
+    stores = [Prefixed(prefix) for prefix in prefixes]
+    for n, store in enumerate(stores):
+        store.name = f"store{n}"
+    driver = exactly_once({"decisionLog": MemoryLog()}, participants=stores, name="job").driver()
+    claimed = claim(driver, 0)
+    renamed = replace(driver, about=Identity(prefix="new"))
+    found = former_drivers(renamed, claimed, driver.log.listing())
+    swept = {p.prefix for each in found for p in each.participants.values()}
+    assert swept >= set(prefixes) if len(stores) > 1 else swept == set(prefixes)
+    assert former_drivers(driver, claimed, driver.log.listing()) == []
 
 
 def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_written(monkeypatch):

@@ -63,6 +63,7 @@ def test_what_is_no_longer_asked_for_is_left_out_with_a_warning(caplog):
         o, drop_unwanted(o, start)
     ) == drop_unwanted(o, start)
     assert "no longer asked for, and left out from here on: u-0 at offset 7" in caplog.text
+    assert "If they are asked for again, they are read from their first record" in caplog.text
 
 
 def test_what_is_no_longer_asked_for_is_named_once(caplog, monkeypatch):

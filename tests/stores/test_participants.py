@@ -25,12 +25,16 @@ from participant_suite import (
     SMOKE_REQUIRED,
     UNKNOWN,
     At,
+    a_commit_of_which_the_store_has_no_note_is_done,
     a_plan,
+    another_store_at_the_same_place_is_refused_before_anything_is_written,
+    another_store_at_the_same_place_reports_no_loss,
     in_another_process,
-    in_doubt_lists_what_is_open_under_its_own_prefix,
+    in_doubt_lists_what_is_open_under_any_prefix_of_the_query,
     killed_after,
     precommit_rows,
     rows,
+    two_processes_that_draw_one_name_do_not_share_a_transaction,
 )
 
 from kafka2pc.backends import storage
@@ -188,7 +192,15 @@ def test_an_object_store_in_memory_keeps(check, request):
     check(bucket(f"memory://{request.node.name}"))
 
 
-@checks(*SMOKE)  # the whole: on S3 (tests/decision_logs), and in the lesson stores/03_object_store
+OF_ANOTHER_STORE = (
+    another_store_at_the_same_place_is_refused_before_anything_is_written,
+    another_store_at_the_same_place_reports_no_loss,
+    a_commit_of_which_the_store_has_no_note_is_done,
+)
+
+
+# the whole: on S3 (tests/decision_logs), and in the lesson stores/03_object_store
+@checks(*SMOKE, *OF_ANOTHER_STORE, two_processes_that_draw_one_name_do_not_share_a_transaction)
 def test_an_object_store_keeps(check, tmp_path):
     check(bucket(f"file://{tmp_path}/bucket"))
 
@@ -274,6 +286,7 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
     ):
         assert at.store.abort(c) is REFUSED
     assert at.seen() == ["a"] and sorted(p.name for p in (tmp_path / "bucket").iterdir()) == [
+        ".kafka2pc",
         "data",
         "manifest",
         "open",
@@ -282,13 +295,13 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
 
 def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
     at, did = bucket(f"file://{tmp_path}/bucket"), []
-    sync, outcome = object_store._sync, at.store.outcome
+    sync, outcome = object_store.sync, at.store.outcome
     with at.store.begin(a_plan()) as txn:
         at.write(txn, "a")
         data = at.store.path(txn.c, "data")
         monkeypatch.setattr(
             object_store,
-            "_sync",
+            "sync",
             lambda path: (did.append((path, os.path.exists(data))), sync(path)),
         )
         monkeypatch.setattr(at.store, "outcome", lambda c: (did.append("looked"), outcome(c))[1])
@@ -367,7 +380,8 @@ def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
     store = ObjectParticipant("guarded://bob:hunter2@host/bucket")
     c = precommit_rows(At(store, list, rows), a_plan(), "a")
     assert "hunter2" not in store.store_id() + repr(store) + repr(c) + repr(store.in_doubt("q"))
-    assert store.store_id() == "guarded://bob@host/bucket" and store.commit(c) is DONE
+    assert store.store_id().startswith("guarded://bob@host/bucket (id ")
+    assert store.commit(c) is DONE
     with (
         patch.object(storage.Storage, "create", lambda storage, path, content: True),
         patch.object(storage, "_CHECKED", {}),
@@ -393,17 +407,17 @@ def test_a_log_before_a_store_keeps(check, tmp_path):
 
 
 def test_a_log_before_a_store_is_found_under_each_prefix(tmp_path):
-    """Its records name the prefix, and the next run looks under the former one."""
     log = ObjectParticipant(f"file://{tmp_path}/log", prefix="former", name="kv", format="json")
     sent = []
     at = At(WalParticipant(log, sent.extend, chunk=2), list, rows)
     assert store_identity(at.store) == store_identity(log) == StoreIdentity("former")
-    in_doubt_lists_what_is_open_under_its_own_prefix(at)
+    assert at.store.differs("another place") == log.where
+    in_doubt_lists_what_is_open_under_any_prefix_of_the_query(at)
     plan = a_plan()
     c = precommit_rows(at, plan, "a", "b", "c")
     new = at.store.under("new")
-    assert (new.in_doubt(plan.query_id), new.chunk) == ([], 2)
-    [left] = new.under("former").in_doubt(plan.query_id)
+    assert new.chunk == 2
+    [left] = new.in_doubt(plan.query_id)
     assert left.transactional_id == c.transactional_id
     assert new.commit(c) is DONE and len(sent) == 3
 

@@ -61,6 +61,6 @@ def read(survey, topic):
 
 def calm(text):
     """The text without what changes at every run."""
-    name = r"kafka2pc-[0-9a-f-]+-\d+\.\d+\.[0-9a-f]{8}-[0-9a-f]{8}-(\d)-\d"
+    name = r"kafka2pc-[0-9a-f-]+-\d+\.\d+\.[0-9a-f]{8}-[0-9a-f]{16}-(\d)-\d"
     text = re.sub(name, r"kafka2pc-...-\1", str(text))
     return re.sub(r"127\.0\.0\.1:\d+", "broker:9092", re.sub(r"/\S*/(\w+)", r"/data/\1", text))

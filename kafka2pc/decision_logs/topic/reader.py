@@ -12,12 +12,12 @@ from typing import Any, Mapping
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c003
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from kafka.protocol.consumer import ListOffsetsRequest
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c004
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.connection import NotYet
 from ...kafka.wire.login import for_librdkafka
+from ...kafka.wire.offsets import LATEST, offsets_request
 from ...kafka.wire.topics import find_leaders
 from ...protocol.errors import BrokerUnreachable, CorruptDecision
 
@@ -38,19 +38,10 @@ def end_of_topic(cluster: Cluster, topic: str, end: int) -> tuple[int, int]:
     record. `LAST_STABLE`: the offset of the first record of an open transaction, if there is one.
     Raises `BrokerUnreachable`.
     """
-    latest = ListOffsetsRequest.ListOffsetsTopic(
-        name=topic,
-        partitions=[
-            ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
-                partition_index=0, current_leader_epoch=-1, timestamp=-1
-            )
-        ],
-    )
+    committed = end == LAST_STABLE
+    request = offsets_request({topic: [0]}, LATEST, committed, cluster.timeout_ms, min_version=4)
 
     def once() -> tuple[int, int]:
-        request = ListOffsetsRequest(
-            replica_id=-1, isolation_level=end, topics=[latest], min_version=4
-        )
         leader = leader_of(cluster, topic)
         found = cluster.ask(request, leader).topics[0].partitions[0]
         if found.error_code:

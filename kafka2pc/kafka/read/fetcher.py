@@ -24,7 +24,7 @@ from ..wire import error_codes as codes
 from ..wire.cluster import Cluster
 from ..wire.connection import NoAnswer, NotSent
 from ..wire.error_codes import describe_code, topic_not_authorized
-from ..wire.topics import leaders_in, topic_rows
+from ..wire.topics import is_other_topic, leaders_in, topic_id_in, topic_rows
 from ...protocol.errors import BrokerUnreachable, RecordsBroken, UnknownFormat
 
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c010
@@ -174,9 +174,9 @@ class RangesFetch:
         except BrokerUnreachable:
             rows = []
         leaders = leaders_in(rows, "READ")
-        ids = {row.name: row.topic_id for row in rows}
+        ids = {row.name: topic_id_in(row) for row in rows}
         for p in parts:
-            if _is_other(p.wanted.topic_id, ids.get(p.wanted.topic)):
+            if is_other_topic(str(p.wanted.topic_id or ""), ids.get(p.wanted.topic, "")):
                 self._fail(p, codes.UNKNOWN_TOPIC_ID)
                 continue
             node = leaders.get((p.wanted.topic, p.wanted.partition), -1)
@@ -357,11 +357,6 @@ def _open_answer(answer: Any) -> tuple[int, Mapping[tuple[UUID | str | None, int
 def _row_of(p: _Part, rows: Mapping[tuple[UUID | str | None, int], Any]) -> Any:
     by_name = rows.get((p.wanted.topic, p.wanted.partition))
     return by_name or rows.get((p.wanted.topic_id, p.wanted.partition))
-
-
-def _is_other(wanted: UUID | None, now: UUID | None) -> bool:
-    """Do these ids name two topics? A broker may have none: None, or zero."""
-    return wanted is not None and now is not None and now.int != 0 and now != wanted
 
 
 def _with_name(e: RecordsBroken | UnknownFormat, wanted: Wanted) -> Exception:

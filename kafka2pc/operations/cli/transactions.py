@@ -46,20 +46,40 @@ def list_transactions(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """What is open: query, run, age, time left, decided or not (? without its checkpoint)."""
+    """What is open: query, run, age, time left, decided or not (? without its checkpoint). Status 3
+    if the list is incomplete.
+    """
     with plainly("spark"):
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.query import open_query
-        from kafka2pc.operations.survey import Survey, find_prefixes, find_transactions
+        from kafka2pc.operations.survey import (
+            Survey,
+            find_prefixes,
+            find_transactions,
+            leaderless,
+        )
 
         conf = Access(servers, config).conf()
         query = None
         if checkpoint:
             query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix)
         with Survey(conf) as survey:
+            # first: a leader that comes back later has not answered
+            missing = leaderless(survey)
             given = ("",) if every else (prefix,) if prefix else None
             rows = find_transactions(survey, given or find_prefixes(survey, query), query)
         show_rows(rows, _COLUMNS, as_json, "Nothing is open.")
+    if missing:
+        exit_with(_incomplete(missing), 3)
+
+
+def _incomplete(partitions: list[int]) -> str:
+    numbers = ", ".join(map(str, partitions))
+    return (
+        f"The list is incomplete: partition {numbers} of the topic __transaction_state has no"
+        " leader, and no broker lists the transactions that belong to it. Start the brokers that"
+        " are down, and look again."
+    )
 
 
 _COLUMNS = {

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['check_rights', 'check_time', 'check_two_phase', 'check_protocol', 'find_speculation', 'check_speculation',
-           'check_copies']
+           'check_copies', 'check_coordinators']
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c002
 import os
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Iterator
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c003
+from ...kafka.wire.descriptions import STATES
 from ...kafka.wire.timeouts import max_timeout_ms, why_no_two_phase
 from ...kafka.wire.topics import broker_setting, describe_topics, topic_setting
 from ...kafka.wire.transactions import end_txn_version
 from .findings import FINDINGS, Examination, Finding, finding
+from ..survey import leaderless
 from ...protocol.log.questions import newest_commit
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c100
@@ -289,6 +291,15 @@ FINDINGS.update(
             "No. Nothing is acknowledged; pre-commits and commits wait.",
             "Start the brokers that are down.",
         ),
+        "list-incomplete": (
+            "danger",
+            "Brokers are down, and no other one has a copy of it that is in sync.",
+            (
+                "Perhaps. What is decided there waits, and is lost if its transaction timeout ends"
+                " first (with KIP-939: never). This report does not know of it."
+            ),
+            "Start the brokers that are down, and look again.",
+        ),
     }
 )
 
@@ -300,7 +311,7 @@ def check_copies(exam: Examination) -> Iterator[Finding]:
     topics = list(exam.topics)
     if exam.decision_log and exam.decision_log.startswith("kafka:"):
         topics.append(exam.decision_log.removeprefix("kafka:"))
-    for topic in (*topics, "__transaction_state"):
+    for topic in (*topics, STATES):
         yield from _check_copies_of(exam, topic)
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c129
@@ -328,4 +339,18 @@ def _check_copies_of(exam: Examination, topic: str) -> Iterator[Finding]:
             "one-copy-is-enough",
             f"topic {topic} takes a record when one copy has it",
             exam.tool("kafka-configs.sh", alter),
+        )
+
+
+def check_coordinators(exam: Examination) -> Iterator[Finding]:
+    """Has each partition of the coordinators' topic a leader? Otherwise lists of transactions are
+    incomplete.
+    """
+    without = leaderless(exam.survey)
+    if without:
+        yield finding(
+            "list-incomplete",
+            f"topic {STATES} has no leader for partition {', '.join(map(str, without))}: no broker"
+            " lists the transactions that belong to it, or ends them",
+            exam.tool("kafka-topics.sh", f"--describe --topic {STATES} --unavailable-partitions"),
         )

@@ -14,6 +14,7 @@ from ...kafka.options.librdkafka import TOKEN_PROVIDER
 from ...kafka.wire.timeouts import max_timeout_ms
 from ..access import Access
 from kafka2pc.operations.doctor.cluster_checks import (
+    check_coordinators,
     check_copies,
     check_protocol,
     check_rights,
@@ -51,6 +52,7 @@ CHECKS = (
     check_protocol,
     check_speculation,
     check_copies,
+    check_coordinators,
     # before the readers: these findings say what ends a transaction that keeps them waiting
     check_decisions,
     check_leftovers,

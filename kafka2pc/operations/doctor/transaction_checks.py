@@ -14,7 +14,7 @@ from typing import Iterator, Mapping, Sequence
 from ...kafka.wire.topics import topic_settings
 from .findings import FINDINGS, Examination, Finding, finding
 from ..query import Query
-from ..repair import RestoreStep, describe_ranges, operate, plan_restore
+from ..repair import RestoreStep, decided_steps, describe_ranges, operate
 from kafka2pc.operations.survey import (
     ALIVE,
     FoundTransaction,
@@ -22,6 +22,7 @@ from kafka2pc.operations.survey import (
     find_hanging,
     find_records,
     find_transactions,
+    leaderless,
     log_prefixes,
 )
 from ...protocol.errors import NotAuthorized
@@ -168,6 +169,8 @@ def _hanging(exam: Examination, p: OpenProducer) -> Finding:
 
 def check_hanging(exam: Examination) -> Iterator[Finding]:
     """Open transactions that no coordinator knows, so that no timeout ends them."""
+    if leaderless(exam.survey):
+        return  # a coordinator that cannot answer may know them
     try:
         hanging = find_hanging(exam.survey, exam.topics)
     except NotAuthorized:
@@ -286,7 +289,7 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
     if not exam.query:
         return
     with operate(exam.access.conf(), exam.query, exam.prefix) as driver:
-        steps = plan_restore(driver)
+        steps = decided_steps(driver)
     lost = [s for s in steps if s.do == "lost"]
     late = [s for s in steps if s.do == "commit"]
     if lost:

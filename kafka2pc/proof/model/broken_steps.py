@@ -9,7 +9,7 @@ __all__ = ['write_in_background', 'precommit_unflushed', 'begin_always', 'skip_c
            'plan_any_rows', 'decide_any_rows', 'remember_always', 'plan_nothing', 'plan_sweep_first',
            'plan_without_claim', 'sweep_nothing', 'sweep_no_losers', 'sweep_all_but_mine',
            'sweep_as_many_slots_as_mine', 'sweep_by_init', 'report_nothing', 'believe_the_newest_record',
-           'nothing_later', 'check_no_rows', 'nothing_gone', 'gone_unasked', 'gone_after_the_state',
+           'own_prefix_only', 'nothing_later', 'check_no_rows', 'nothing_gone', 'gone_unasked', 'gone_after_the_state',
            'take_unknown_as_done', 'Blind', 'finish_unasked', 'claim_existing', 'claim_beside', 'claim_by_reading',
            'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'later_record',
            'any_commit', 'all_commits', 'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity',
@@ -282,6 +282,11 @@ def report_nothing(
 
 def believe_the_newest_record(driver: Driver, seen: Listing, newest: Decision, known: Any) -> None:
     """A run does not compare its log with what the stores know."""
+
+
+def own_prefix_only(name: str, query_id: str, prefix: str) -> bool:
+    """A store looks for names under the prefix of this run only."""
+    return name.startswith(f"{prefix}-")
 
 
 def nothing_later(driver: Driver, seen: Listing, run: Any, known: Any) -> list[str]:

@@ -92,7 +92,7 @@ class LoneRun:
             or ("Superseded" in notes and run.token)
             or ("PassedOver" in notes and world.passed)
             or ("MovedLog" in notes and self.config.copied.startswith("same log"))
-            or ("UnfinishedBatch" in notes and self.config.shrinks)
+            or ("UnfinishedBatch" in notes and (self.config.shrinks or self.config.moves))
             or ("MovedLog" in notes and self.config.prefixes)
             or ("CorruptDecision" in notes and self.config.prefixes == "refused")
             or ("StaleCheckpoint" in notes and self.config.prefixes and not world.log)
@@ -301,6 +301,7 @@ SMALL = {
     "a silent log": Config(batches=1, late_create=1, timeout=1, silent_log=True),
     "another prefix": Config(batches=1, prefixes="refused"),
     "an adopted prefix": Config(prefixes="adopted"),
+    "a former prefix": Config(moves=True),
     "a participant is left out": Config(slots=(2, 1), shrinks=True),
     "fewer tasks after the restart": Config(slots=(2, 1)),
     "a batch without rows": Config(empty=((0, 0),)),

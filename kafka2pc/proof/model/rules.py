@@ -593,6 +593,12 @@ RULES |= {
         (("identity._committed_later", broken.nothing_later),),
         of="log",
     ),
+    "any prefix": Rule(
+        "a store looks for transactions under the prefix of the run only; a run had another one",
+        "HANGING",
+        Config(moves=True),
+        (("replay.is_of_query", broken.own_prefix_only),),
+    ),
     "whose log": Rule(
         "a run works from a copied checkpoint with a copied log",
         _LOST,

@@ -28,7 +28,17 @@ from kafka2pc.proof.model.systems import (
     swap_files,
     uses_copy,
 )
-from .world import Answer, Config, Setting, Table, Worker, World, name_of, spend
+from kafka2pc.proof.model.world import (
+    Answer,
+    Config,
+    Setting,
+    Table,
+    Worker,
+    World,
+    name_of,
+    process_of,
+    spend,
+)
 from kafka2pc.protocol.errors import (
     BrokerUnreachable,
     LogUnwritable,
@@ -293,7 +303,7 @@ def new_task(
 
 def retired_names(world: World, worker: Worker) -> tuple[str, ...]:
     """The names that this worker process has given up, and remembers."""
-    process = f"-{worker.driver:02x}{worker.slot:02x}{worker.life:04x}-"
+    process = f"-{process_of(*worker)}-"
     return tuple(name for name in world.retired if process in name)
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c015

@@ -12,7 +12,7 @@ from dataclasses import asdict
 
 # %% ../../../nbs/protocol/log/04_format.ipynb #c003
 from ..errors import CorruptDecision, UnknownFormat
-from .decisions import Decision, Identity, Slot
+from .decisions import FORMAT, Decision, Identity, Slot
 from ..messages import committable_from_dict, committable_to_dict
 from ..names import parse_token
 
@@ -25,18 +25,12 @@ def _checksum(d: dict) -> str:
 _NEW_IN_2 = ("rows", "bytes", "expires_ms")
 
 
-def _format_of(d: Decision) -> int:
-    if d.slot.is_note:
-        return 3
-    return 2 if d.identity else 1
-
-
 def dump_decision(d: Decision) -> bytes:
-    """The file content of a decision: JSON with a checksum. Format 2, or format 1 for a record that
-    was read from one (it has no identity); format 3 for a note.
+    """The file content of a decision: JSON with a checksum. A record that was read from an older
+    format keeps it (format 1 has no identity; 3 is a note).
     """
     out = dict(
-        format=_format_of(d),
+        format=d.format if d.identity else 1,
         kind=d.kind,
         query_id=d.query_id,
         batch_id=d.slot.batch_id,
@@ -59,8 +53,8 @@ def load_decision(content: bytes, where: str, slot: Slot | None = None) -> Decis
     """
     try:
         d = json.loads(content)
-        if d["format"] not in (1, 2, 3):
-            raise UnknownFormat(f"{where}: format {d['format']}, known up to 3")
+        if d["format"] not in range(1, FORMAT + 1):
+            raise UnknownFormat(f"{where}: format {d['format']}, known up to {FORMAT}")
         if d["checksum"] != _checksum(d):
             raise CorruptDecision(f"{where}: the checksum does not fit the content")
         if slot not in (None, (d["batch_id"], d["attempt"])):
@@ -85,6 +79,5 @@ def _since_2(d: dict) -> dict:
         return {}
     found = d["identity"]
     identity = Identity(**found | {"topics": tuple(found["topics"])})
-    return {"identity": identity, "adopts": d["kind"] == "ADOPT"} | {
-        name: d[name] for name in _NEW_IN_2
-    }
+    more = {name: d[name] for name in (*_NEW_IN_2, "format")}
+    return more | {"identity": identity, "adopts": d["kind"] == "ADOPT"}

@@ -61,6 +61,7 @@ def _write_adopt(
             token=driver.new_token(slot.batch_id, slot.attempt + 1),
             stores=stores,
             identity=driver.identity(),
+            expires_ms=newest.expires_ms,
         )
         found = win(log, wanted)
         if found is None:

@@ -20,14 +20,17 @@ def claim(
 ) -> Decision:
     """Win ABORT in the first free slot of a batch, and with it the slot after. Returns our ABORT,
     or the COMMIT that was met. `seen`: a listing that shows no COMMIT of the batch; it may be old.
-    `expires_ms` goes into the record. Raises `OutcomeUnknown`, and what the two checks raise.
+    `expires_ms` goes into the record; None: as in the record before, so that a key is forgotten in
+    time. Raises `OutcomeUnknown`, and what the two checks raise.
     """
     seen = seen or driver.log.listing()
     decided = commit_of(seen, batch_id)
     if decided:
         return decided
     attempt = next_attempt(seen, batch_id)
+    before = next(seen.newest_first(batch_id), None)
     while True:
+        expires_ms = expires_ms or (before.expires_ms if before else None)
         wanted = _abort_record(driver, batch_id, attempt, expires_ms)
         record = _win_clearly(driver, wanted)
         if record == wanted:
@@ -36,6 +39,7 @@ def claim(
         check_participants(driver, record)
         if record.commit:
             return record
+        before = record
         attempt += 1
 
 

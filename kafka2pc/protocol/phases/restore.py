@@ -44,6 +44,8 @@ def restore(
             _finish_before(driver, batch_id, seen)
         if mine and in_line:
             return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
+        if later_batch(seen, batch_id):  # a claim would stay in the log, one for each such start
+            raise _turned_back(driver, batch_id, "write")
         if driver.policy.pause_before_claim(claims_in_a_row(seen, batch_id)):
             return restore(without_pause(driver), batch_id, offsets_hash=offsets_hash, mine=mine)
         claimed = claim(driver, batch_id, seen)

@@ -17,7 +17,7 @@ from ..log.decisions import Decision
 from ..log.questions import newest_commit, overtaken
 from ..log.slots import Listing
 from ..messages import Committable
-from ..names import Token, known_name
+from ..names import Token, is_random, known_name
 from ..participant import Outcome
 from .requests import send_each
 
@@ -75,23 +75,39 @@ def sweep_drained(driver: Driver, decided: Decision) -> None:
         _abort(driver, orphans)
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c012
-def recorded_prefixes(seen: Listing, batch_id: int) -> set[str]:
-    """The prefixes that the records of a batch, and of the one before, name: each as
-    `Identity.prefix` holds it.
+_RUNS = 8  # that are looked at for their prefix
+
+
+def recorded_prefixes(seen: Listing, batch_id: int, but: str = "", runs: int = _RUNS) -> set[str]:
+    """Each prefix that the records of a batch, of the one before, and of the last claims of about
+    so many `runs` may name, without records whose `Identity.prefix` is `but`. (A run begins with a
+    claim, and keeps its prefix.)
     """
-    batches = (batch_id - 1, batch_id)
-    kept = {d.identity.prefix for b in batches for d in seen.chain(b) if d.identity}
-    return kept - {""}
+    claimed = sorted({s.batch_id for s in seen.slots if s.attempt and s.batch_id <= batch_id})
+    batches = {batch_id - 1, batch_id, *(claimed[-runs:] if runs else ())}
+    records = [d for b in batches for d in seen.chain(b)]
+    return {p for d in records if d.identity and d.identity.prefix != but for p in _prefixes_in(d)}
+
+
+def _prefixes_in(record: Decision) -> set[str]:
+    """A record joins the prefixes of several stores by commas, and each may have commas itself: so
+    every run of its parts may be one. The prefix of a single store is the whole.
+    """
+    whole = record.identity.prefix if record.identity else ""
+    parts = [whole] if len(record.stores) == 1 else whole.split(",")
+    ends = range(1, len(parts) + 1)
+    return {",".join(parts[begin:end]) for end in ends for begin in range(end)} - {""}
 
 
 def former_drivers(driver: Driver, claimed: Decision, seen: Listing) -> list[Driver]:
-    """The same driver under every other prefix that the records of a claimed batch, and of the one
-    before, name.
+    """The same driver under every other prefix that the last records before a claim name. A store
+    finds what the query has open under any prefix, if Spark has made the query id.
     """
-    kept = recorded_prefixes(seen, claimed.slot.batch_id)
+    runs = 0 if is_random(driver.query_id) else _RUNS
+    former = recorded_prefixes(seen, claimed.slot.batch_id, driver.about.prefix, runs)
     return [
         replace(driver, participants=participants)
-        for prefix in sorted(kept - {driver.about.prefix})
+        for prefix in sorted(former)
         for participants in driver.former(prefix)
     ]
 

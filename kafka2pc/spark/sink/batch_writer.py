@@ -32,7 +32,7 @@ from kafka2pc.protocol.errors import (
 )
 from ...protocol.log.decisions import Decision
 from ...protocol.log.questions import commit_of, kept_commit, later_batch, newest_record
-from ...protocol.log.slots import DecisionLog, NamedLog
+from ...protocol.log.slots import DecisionLog, Listing, NamedLog
 from ...protocol.messages import Mode, Plan
 from ...protocol.phases.claim import claim
 from ...protocol.phases.commit import commit as commit_batch
@@ -65,7 +65,7 @@ def close_key(driver: Driver, days: int) -> None:
     because the write itself is complete.
     """
     with tidying_up():
-        if not later_batch(driver.log, 0):
+        if not _is_closed(driver.log.listing()):
             claim(driver, 1, expires_ms=int(time.time() * 1000) + days * _DAY_MS)
         place = driver.log.place.rpartition("/")[0] or driver.log.place
         if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S:
@@ -73,6 +73,12 @@ def close_key(driver: Driver, days: int) -> None:
         _PURGED[place] = time.monotonic()
         # `decisionLog` names a place of many logs
         purge_keys(cast(NamedLog, driver.log), time.time() * 1000)
+
+
+def _is_closed(seen: Listing) -> bool:
+    """An operator may have claimed the batch behind the write."""
+    newest = newest_record(seen) if later_batch(seen, 0) else None
+    return newest is not None and newest.expires_ms is not None
 
 
 def purge_keys(log: NamedLog, now_ms: float) -> list[str]:

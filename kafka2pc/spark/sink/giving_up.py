@@ -77,6 +77,12 @@ def end_batch(
     `give_up`; raises what that raises, and `OutcomeUnknown`.
     """
     if plan.mode is Mode.DRAIN:
+        _LOG.warning(
+            "query %s, batch %s: it is committed, and only its replay failed or was stopped. If the"
+            ' source no longer has its rows: guide, Runbook, "The source of a replay is gone"',
+            driver.query_id,
+            plan.batch_id,
+        )
         return
     with _hurried(driver) as quick:
         if give_up(quick, plan, messages, killed=killed):

@@ -115,7 +115,7 @@ def make_driver(
         policy=_policy(options, stores),
         about=identity_of(checkpoint, ",".join(sorted(prefixes)), sorted(topics)),
         history=BatchHistory(),
-        former=partial(_under_prefixes, participants),
+        former=partial(_under_prefix, participants),
         spark_committed=checkpoint.committed if checkpoint else _not_committed,
     )
 
@@ -134,12 +134,10 @@ def _policy(options: SinkOptions, stores: Sequence[StoreIdentity]) -> Policy:
     )
 
 
-def _under_prefixes(
-    participants: Sequence[Participant], prefixes: str
-) -> list[dict[str, Participant]]:
-    """The stores under former prefixes, as `Identity.prefix` holds them."""
+def _under_prefix(participants: Sequence[Participant], prefix: str) -> list[dict[str, Participant]]:
+    """The stores under a former prefix."""
     stores = [p for p in participants if isinstance(p, Identified) and p.identity().prefix]
-    return [{p.name: p.under(prefix) for p in stores} for prefix in prefixes.split(",")]
+    return [{p.name: p.under(prefix) for p in stores}]
 
 
 def _not_committed(batch_id: int) -> bool:

@@ -73,7 +73,8 @@ def drop_unwanted(
     if not unwanted <= warned:
         warned |= unwanted
         _LOG.warning(
-            "no longer asked for, and left out from here on: %s",
+            "no longer asked for, and left out from here on: %s. If they are asked for again, they"
+            " are read from their first record on",
             ", ".join(f"{t}-{p} at offset {start.at[t, p]}" for t, p in sorted(unwanted)),
         )
     at = {part: o for part, o in start.at.items() if part not in unwanted}
