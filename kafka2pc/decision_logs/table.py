@@ -7,19 +7,34 @@ __all__ = ['TableLog']
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c002
 import copy
-from typing import Any, Callable, Sequence
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Sequence
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c003
 import psycopg
 from psycopg import sql
-from psycopg.errors import LockNotAvailable, OperationalError
+from psycopg.errors import InsufficientPrivilege, LockNotAvailable, OperationalError
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c004
-from ..backends.postgres_connection import connect_postgres, postgres_place, unreachable
-from ..protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
+from kafka2pc.backends.postgres_connection import (
+    connect_postgres,
+    find_table,
+    postgres_place,
+    table_name,
+    unreachable,
+)
+from kafka2pc.protocol.errors import (
+    BadOption,
+    LogUnwritable,
+    MovedLog,
+    NotAuthorized,
+    StoreUnreachable,
+    Superseded,
+)
 from ..protocol.log.decisions import Decision, Slot
 from ..protocol.log.format import dump_decision, load_decision
 from ..protocol.log.slots import Late, NamedLog, never_late, stop_if_late
+from ..protocol.names import is_random
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c012
 _TABLE = """
@@ -31,8 +46,36 @@ _WHAT = "decision log in PostgreSQL"
 _ACTION = "Check decisionLog and the network; then restart."
 
 
+# tables of this name in other schemas that this user may read
+_NAMESAKES = """
+    select n.nspname || '.' || c.relname from pg_class c
+    join pg_namespace n on n.oid = c.relnamespace
+    where c.relname = %s and c.relkind in ('r', 'p') and n.nspname || '.' || c.relname <> %s
+    and has_schema_privilege(n.oid, 'usage') and has_table_privilege(c.oid, 'select')
+    order by 1"""
+
+
 def _nothing(db: psycopg.Connection, decision: Decision) -> None:
     pass
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    """Turn the errors of psycopg about a connection or a right into ours."""
+    try:
+        yield
+    except OperationalError as e:
+        raise unreachable(_WHAT, e, _ACTION) from None
+    except InsufficientPrivilege as e:
+        raise NotAuthorized(f"{_WHAT}: {e}", why="The database does not allow it.") from e
+
+
+def _is_unique(name: str) -> bool:
+    """Is this the id that Spark gave a query? No other application has the same."""
+    try:
+        return is_random(name)
+    except ValueError:
+        return False
 
 # %% ../../nbs/decision_logs/03_table.ipynb #c013
 class TableLog(NamedLog):
@@ -41,8 +84,9 @@ class TableLog(NamedLog):
     table. `also(db, decision)` runs in the transaction that writes a COMMIT: both, or neither.
 
     Raises `BadOption` (a server that forgets, a URL that cannot be read, no table),
-    `StoreUnreachable`; `create` raises `LogUnwritable` (also if it is too late), or what `also`
-    raises: then nothing is written.
+    `StoreUnreachable`, `NotAuthorized`; `create` raises `LogUnwritable` (also if it is too late),
+    or what `also` raises: then nothing is written. A listing raises `MovedLog` for an empty log
+    whose records are in another schema.
     """
 
     def __init__(
@@ -56,16 +100,23 @@ class TableLog(NamedLog):
         make: bool = True,
     ) -> None:
         self.url, self.name, self.table, self.lock_ms, self.also = url, name, table, lock_ms, also
-        self.place = f"{postgres_place(_WHAT, url)}#{table}"
-        with self._connect() as db:
+        place, _, path = postgres_place(_WHAT, url).partition("?")
+        self.place = f"{place}#{table}"
+        self.former_places = (f"{place}?{path}#{table}" if path else self.place,)
+        # has the user chosen the schema, and not the server?
+        self._chosen = bool(path) or "." in table
+        with _our_errors(), self._connect() as db:
             if db.execute("show fsync").fetchone() == ("off",):
                 raise BadOption(
                     "decision log in PostgreSQL: fsync = off",
                     why="After a power cut such a server forgets.",
                     action="Set fsync = on.",
                 )
-            if not self._is_there(db):
+            if find_table(db, table) is None:
                 self._make(db, make)
+            if found := find_table(db, table):
+                self.table, _ = found
+                self.place = f"{place}#{self.table}"
 
     def sibling(self, name: str) -> "TableLog":
         twin = copy.copy(self)
@@ -74,9 +125,6 @@ class TableLog(NamedLog):
 
     def siblings(self) -> list[str]:
         return [name for (name,) in self._ask_all("select distinct log from {} order by log")]
-
-    def _is_there(self, db: psycopg.Connection) -> bool:
-        return db.execute("select to_regclass(%s)", (self.table,)).fetchone() != (None,)
 
     def _make(self, db: psycopg.Connection, make: bool) -> None:
         if not make:
@@ -89,6 +137,8 @@ class TableLog(NamedLog):
             # two that create it at once would collide
             db.execute("select pg_advisory_xact_lock(2)")
             self._run(db, _TABLE)
+        except OperationalError:
+            raise
         except psycopg.Error as e:
             raise BadOption(
                 f"decision log in PostgreSQL: table {self.table}: {e}",
@@ -106,7 +156,7 @@ class TableLog(NamedLog):
 
     def _run(self, db: psycopg.Connection, text: str, *args: Any) -> psycopg.Cursor:
         """A statement about the table, which is `{}` in it."""
-        return db.execute(sql.SQL(text).format(sql.Identifier(*self.table.split("."))), args)
+        return db.execute(sql.SQL(text).format(table_name(self.table)), args)
 
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
         """1 insert, 2 do what goes with it, 3 commit. None: the answer to 3 was lost, or another
@@ -166,20 +216,42 @@ class TableLog(NamedLog):
         return self._ask_all(text, self.name, *args)
 
     def _ask_all(self, text: str, *args: Any) -> list:
-        with self._connect() as db:
-            try:
-                done = self._run(db, text, *args)
-                return done.fetchall() if done.description else []
-            except OperationalError as e:
-                raise unreachable(_WHAT, e, _ACTION) from None
+        with _our_errors(), self._connect() as db:
+            done = self._run(db, text, *args)
+            return done.fetchall() if done.description else []
 
     def slots(self) -> list[Slot]:
-        return [
-            Slot(*found)
-            for found in self._ask(
-                "select batch_id, attempt from {} where log = %s order by batch_id, attempt"
-            )
-        ]
+        text = "select batch_id, attempt from {} where log = %s order by batch_id, attempt"
+        found = self._ask(text)
+        if not found and (_is_unique(self.name) or not self._chosen):
+            self._check_other_schemas()
+        return [Slot(*slot) for slot in found]
+
+    def _check_other_schemas(self) -> None:
+        """Raises `MovedLog` if another schema has records of this log."""
+        with _our_errors(), self._connect() as db:
+            name = self.table.rpartition(".")[2]
+            for (other,) in db.execute(_NAMESAKES, (name, self.table)).fetchall():
+                text = sql.SQL("select 1 from {} where log = %s limit 1").format(table_name(other))
+                if db.execute(text, (self.name,)).fetchone():
+                    raise self._moved(other)
+
+    def _moved(self, other: str) -> MovedLog:
+        schema = other.rpartition(".")[0]
+        return MovedLog(
+            f"decision log {self.place}: it has no record of {self.name}, and {other} of the same"
+            " database has some",
+            why="The search_path of the database, of the role or of the URL has changed.",
+            risk=(
+                "Yes, if it goes on: what is decided there would be written again. Nothing was"
+                " touched."
+            ),
+            action=(
+                f"Name the old schema in the URL: ?options=-csearch_path={schema} (and in the"
+                f" participants: {schema}.TABLE). If this is another application, which uses the"
+                " same name: name its own schema in its URL."
+            ),
+        )
 
     def load(self, slot: Slot) -> Decision | None:
         found = self._ask(

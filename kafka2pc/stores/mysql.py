@@ -9,7 +9,7 @@ __all__ = ['xid', 'MysqlParticipant', 'MysqlTransaction']
 import json
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 # %% ../../nbs/stores/06_mysql.ipynb #c003
@@ -29,20 +29,11 @@ from kafka2pc.protocol.errors import (
 )
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
-from ..protocol.participant import Description, OpenBeside, Outcome, TransactionBase
+from ..protocol.participant import OpenBeside, Outcome, TransactionBase
+from ..protocol.states import TxnState
 from .holders import LockingStore, beside
 from .parts import StoreNames, aborted_error, key
-from kafka2pc.stores.record import (
-    Run,
-    add_line,
-    compare_outcome,
-    mark_line,
-    open_lines,
-    open_transactions,
-    read_outcomes,
-    recorded_ids,
-    state_of,
-)
+from .record import Key, Run, add_line, mark_line, open_lines, prepared_key
 
 # %% ../../nbs/stores/06_mysql.ipynb #c013
 _RECORD = """
@@ -53,7 +44,7 @@ _RECORD = """
         primary key (transactional_id, epoch)
     ) engine = innodb"""
 _OLD = """
-    select transactional_id, epoch from {} where transactional_id = %s
+    select transactional_id, epoch from {} where transactional_id = %s and epoch < %s
     or query_id = %s and outcome in ('committed', 'aborted') and began < now() - interval 7 day"""
 _DELETE = "delete from {} where transactional_id = %s and epoch = %s"
 _NAMES = Names()  # the transactional ids of this process
@@ -206,8 +197,8 @@ class MysqlParticipant(LockingStore):
         return cursor
 
     @contextmanager
-    def _recorded(self) -> Iterator[Run]:
-        """A function that executes a statement in a database that has the table of the record."""
+    def recorded(self) -> Iterator[Run]:
+        """See `RecordedStore`. The database has the table of the record then."""
         with self.connect() as db, db.cursor() as cursor, _outages():
             run = partial(self.run, cursor)
             if not run(_HAS_TABLE, self.record).fetchall():
@@ -216,11 +207,16 @@ class MysqlParticipant(LockingStore):
 
     def store_id(self) -> str:
         """A random id, kept in a line of the record, so that it moves with the data."""
-        with self._recorded() as run:
+        with self.recorded() as run:
             with suppress(pymysql.IntegrityError):
                 run("insert into {} values ('store', 0, uuid(), 'store', now())")
             [(store,)] = run("select query_id from {} where transactional_id = 'store'").fetchall()
         return store
+
+    def differs(self, recorded: str) -> str:
+        """See `KeepsId`."""
+        here = self.store_id()
+        return "" if recorded == here else here
 
     def _check(self, run: Run) -> None:
         text = "select version(), concat(version(), @@version_comment)"
@@ -241,16 +237,22 @@ class MysqlParticipant(LockingStore):
     def begin(self, plan: Plan) -> "MysqlTransaction":
         """An open transaction. Raises `BadOption` if the server or the table cannot pre-commit."""
         c = self.names.new(_NAMES, plan)
-        with _our_errors(self.table, partial(self.lock_error, c)), self._recorded() as run:
+        with _our_errors(self.table, partial(self.lock_error, c)), self.recorded() as run:
             self._check(run)
-            # one by one: a `delete` that looks through the table waits for every lock in it
-            for tid, epoch in run(_OLD, c.transactional_id, plan.query_id).fetchall():
-                # what an earlier use of this id left open is aborted
-                if tid == c.transactional_id:
-                    self.abort(self.names.committable(tid, epoch))
-                run(_DELETE, tid, epoch)
-            add_line(run, c, plan.query_id)
+            # another worker has drawn the same name for this batch
+            while not self._add_line(run, c, plan.query_id):
+                c = self.names.new(_NAMES, plan)
         return MysqlTransaction(self, c)
+
+    def _add_line(self, run: Run, c: Committable, query_id: str) -> bool:
+        """Add the line of a new transaction. False: it is there."""
+        # one by one: a `delete` that looks through the table waits for every lock in it
+        for tid, epoch in run(_OLD, *key(c), query_id).fetchall():
+            # what an earlier batch left open under this id is aborted
+            if tid == c.transactional_id:
+                self.abort(self.names.committable(tid, epoch))
+            run(_DELETE, tid, epoch)
+        return add_line(run, c, query_id, pymysql.IntegrityError)
 
     def commit(self, c: Committable) -> Outcome:
         return self._end(c, "commit", "committed")
@@ -260,66 +262,44 @@ class MysqlParticipant(LockingStore):
 
     def _end(self, c: Committable, verb: str, outcome: str) -> Outcome:
         try:
-            with self._recorded() as run:
-                if not self._end_prepared(run, c, verb):
+            with self.recorded() as run:
+                ended = self._end_prepared(run, c, verb)
+                # its writer is still connected
+                if not ended and key(c) in self.prepared(run):
                     return Outcome.UNKNOWN
                 if outcome == "aborted":
                     mark_line(run, c, outcome)
-                return compare_outcome(run, c, outcome)
+                return (self.ended if ended else self.answer)(run, c, outcome)
         except (StoreUnreachable, pymysql.MySQLError):
             return Outcome.UNKNOWN
 
     def _end_prepared(self, run: Run, c: Committable, verb: str) -> bool:
-        """End the transaction if it is prepared. False: its writer is still connected."""
+        """End the transaction. False: it cannot be ended from here, or it has ended already."""
         try:
             run(f"xa {verb} %s, %s", *xid(c))
         except pymysql.MySQLError as e:
             if _code(e) not in _UNKNOWN_XID:
                 raise
-            return xid(c) not in self._prepared(run)
+            return False
         return True
 
-    def _prepared(self, run: Run) -> set[tuple[str, str]]:
-        """The xids of all transactions that are prepared."""
-        found = set()
-        for _, cut, _, data in run("xa recover").fetchall():
-            text = data.decode("latin-1") if isinstance(data, bytes) else data
-            found.add((text[:cut], text[cut:]))
-        return found
-
-    def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
-        """An open transaction that is not prepared cannot be committed, so its state is None."""
-        cs = list(cs)
-        with self._recorded() as run:
-            prepared = self._prepared(run)
-            outcomes = read_outcomes(run, cs)
-        return [Description(state_of(outcomes.get(key(c)), xid(c) in prepared)) for c in cs]
-
-    def in_doubt(self, query_id: str) -> list[Committable]:
-        """The transactions of this query that are neither committed nor aborted. The number of
-        their rows is not known.
-        """
-        with self._recorded() as run:
-            return open_transactions(run, self.names, query_id)
-
-    def traces(self, query_id: str) -> list[str]:
-        """The transactional ids of this query that have a line. Lines of ended transactions stay
-        for seven days, and until the query begins another transaction.
-        """
-        with self._recorded() as run:
-            return recorded_ids(run, self.names, query_id)
+    def prepared(self, run: Run) -> set[Key]:
+        """The `key` of each transaction that is prepared in this server."""
+        found = (data for *_, data in run("xa recover").fetchall())
+        texts = [d.decode("latin-1") if isinstance(d, bytes) else d for d in found]
+        return set(filter(None, map(prepared_key, texts)))
 
     def holders(self) -> list[OpenBeside]:
         """See `LockingStore`. The server does not say which table a transaction has changed: these
         are all of the table of the record.
         """
-        with self._recorded() as run:
-            prepared = self._prepared(run)
+        with self.recorded() as run:
+            prepared = self.prepared(run)
             lines = open_lines(run, self.names)
         return [
             beside(c.transactional_id, self.table, age_ms, _rollback(c))
             for c, age_ms in lines
-            if xid(c) in prepared
+            if key(c) in prepared
         ]
 
 # %% ../../nbs/stores/06_mysql.ipynb #c022
@@ -391,7 +371,21 @@ class MysqlTransaction(TransactionBase):
                 if not mark_line(partial(self.store.run, cursor), self.c, "committed"):
                     raise aborted_error(f"{self.label} was aborted")
                 cursor.execute("xa end %s, %s", xid(self.c))
-                cursor.execute("xa prepare %s, %s", xid(self.c))
-            self.db.close()  # while it is open, no other connection may commit
+                try:
+                    self._prepare(cursor)
+                except pymysql.MySQLError as e:
+                    if _code(e) not in _LOST or not self._is_prepared():
+                        raise
+            if self.db.open:
+                self.db.close()  # while it is open, no other connection may commit
         self.step("precommit")
         return self.store.names.committable(*key(self.c), self.rows)
+
+    def _prepare(self, cursor: pymysql.cursors.Cursor) -> None:
+        cursor.execute("xa prepare %s, %s", xid(self.c))
+
+    def _is_prepared(self) -> bool:
+        """Did the last statement arrive, whose answer was lost with the connection?"""
+        with suppress(StoreUnreachable):
+            return self.store.describe([self.c])[0].state is TxnState.PRECOMMITTED
+        return False

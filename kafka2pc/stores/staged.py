@@ -16,22 +16,25 @@ from psycopg import sql
 from psycopg.errors import OperationalError
 
 # %% ../../nbs/stores/08_staged.ipynb #c004
-from ..protocol.errors import PrecommitFailed, Refused, StoreUnreachable
+from ..backends.postgres_connection import table_name
+from ..protocol.errors import DECIDED, BadRow, PrecommitFailed, Refused, StoreUnreachable
 from ..protocol.messages import Committable
 from ..protocol.participant import Description, OpenBeside, Outcome
 from ..protocol.states import TxnState
 from .holders import beside
 from .parts import aborted_error, key
-from .postgres import PostgresParticipant, PostgresTransaction, move_rows, our_errors
-from kafka2pc.stores.record import (
-    compare_outcome,
-    mark_line,
-    open_lines,
-    read_outcomes,
-    state_of,
-)
+from .postgres import PostgresParticipant, PostgresTransaction, our_errors
+from .postgres_rows import move_rows
+from .record import Key, Run, mark_line, open_lines, read_outcomes, state_of
 
 # %% ../../nbs/stores/08_staged.ipynb #c009
+_ONLY_THE_TABLE = (
+    "The rows are decided, so only the table can be changed: drop the constraint, widen the column,"
+    " or remove the row that is in the way; then restart the query. (With also=store.apply in its"
+    " TableLog such a row is found before the decision.)"
+)
+
+
 class Decided(Protocol):
     """What is asked of a decision: what it commits."""
 
@@ -68,7 +71,11 @@ class StagedParticipant(PostgresParticipant):
     def waiting(self, c: Committable) -> sql.Identifier:
         """The table in which the rows of a transaction wait."""
         name = hashlib.sha256(f"{c.transactional_id}.{c.state.epoch}".encode()).hexdigest()[:32]
-        return sql.Identifier(*self.table.split(".")[:-1], f"kafka2pc_{name}")
+        return self.beside_table(name)
+
+    def prepared(self, run: Run) -> set[Key]:
+        """None: nothing is prepared here."""
+        return set()
 
     def apply(self, db: psycopg.Connection, decision: Decided) -> None:
         """Move the rows of a decision into the table, in the transaction in which `db` writes the
@@ -85,7 +92,7 @@ class StagedParticipant(PostgresParticipant):
         if not mark_line(partial(self.run, db), c, "committed"):
             return False
         waiting = self.waiting(c)
-        with our_errors(self.table, partial(self.lock_error, c)):
+        with our_errors(self, c):
             rows = self._count_rows(db, c)
             if rows < c.records:
                 raise Refused(
@@ -94,11 +101,16 @@ class StagedParticipant(PostgresParticipant):
                 )
             empty = db.execute(sql.SQL("select * from {} limit 0").format(waiting))
             names = [d.name for d in empty.description or () if d.name != "kafka2pc_row"]
-            move_rows(db, waiting, sql.Identifier(*self.table.split(".")), names, self.key)
+            # its own table, also if the participant has another one by now
+            move_rows(db, waiting, table_name(c.partitions[0].topic), names, self.key)
         return True
 
     def commit(self, c: Committable) -> Outcome:
-        return self._end_by(c, self._move, "committed")
+        """Raises `BadRow` if the table refuses a row."""
+        try:
+            return self._end_by(c, self._move, "committed")
+        except BadRow as e:
+            raise BadRow(e.what, why=e.why, risk=DECIDED, action=_ONLY_THE_TABLE) from e
 
     def abort(self, c: Committable) -> Outcome:
         return self._end_by(c, self._drop, "aborted")
@@ -112,7 +124,7 @@ class StagedParticipant(PostgresParticipant):
             with self._recorded() as db:
                 with db.transaction():
                     verb(db, c)
-                return compare_outcome(partial(self.run, db), c, outcome)
+                return self.answer(partial(self.run, db), c, outcome)
         except (StoreUnreachable, PrecommitFailed, OperationalError):
             return Outcome.UNKNOWN
         except Refused:

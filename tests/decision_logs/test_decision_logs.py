@@ -7,6 +7,7 @@ import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -29,15 +30,26 @@ from decision_log_suite import (
 from fsspec.implementations.local import LocalFileSystem
 
 from kafka2pc.backends import local_files
+from kafka2pc.backends.postgres_connection import postgres_place
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.decision_logs.table import TableLog
 from kafka2pc.decision_logs.topic import log as topic_log
 from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable, Superseded
+from kafka2pc.protocol.driver import Driver
+from kafka2pc.protocol.errors import (
+    BadOption,
+    LogUnwritable,
+    MovedLog,
+    NotAuthorized,
+    StoreUnreachable,
+    Superseded,
+)
+from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.stores.object_store import ObjectParticipant
 
 DURABLE_LOGS = ["file", "object", pytest.param("topic", marks=pytest.mark.kafka), "table"]
@@ -310,6 +322,85 @@ def test_a_server_that_does_not_answer_is_reported_without_the_password():
     with pytest.raises(StoreUnreachable, match="Check decisionLog") as e:
         TableLog("postgresql://user:secret@127.0.0.1:1/x", "a")
     assert "secret" not in str(e.value)  # URLs that cannot be read: test_postgres
+
+
+def with_path(postgres, schemas):
+    """A URL whose connections search these schemas."""
+    for schema in schemas.split(","):
+        postgres.execute(f"create schema if not exists {schema}")
+    sign = "&" if "?" in postgres.url else "?"
+    return f"{postgres.url}{sign}options=-csearch_path%3D{schemas}"
+
+
+def test_a_log_whose_records_are_in_another_schema_is_refused(postgres):
+    """The search_path of the URL has changed, or that of the role. With a schema that the user has
+    named, a log may have the name of another one, unless Spark has made that name.
+    """
+    spark_id, name = str(uuid.uuid4()), f"orders-{uuid.uuid4()}"
+    former, later = with_path(postgres, "former"), with_path(postgres, "later")
+    for log in (spark_id, name):
+        TableLog(former, log).create(record())
+    here = f"it has no record of {spark_id}, and former.kafka2pc_decisions"
+    with pytest.raises(MovedLog, match=here) as moved:
+        TableLog(later, spark_id).listing()
+    assert "?options=-csearch_path=former" in moved.value.action
+    assert TableLog(later, name).slots() == []
+    postgres.execute("alter role postgres set search_path = later")
+    try:
+        with pytest.raises(MovedLog, match="has no record"):
+            TableLog(postgres.url, name).slots()
+        assert TableLog(former, spark_id).slots() == TableLog(former, name).slots() != []
+    finally:
+        postgres.execute("alter role postgres reset search_path")
+
+
+def test_the_place_of_a_table_has_its_schema_and_that_of_an_older_version_is_accepted(postgres):
+    url, plain = with_path(postgres, "kept"), with_path(postgres, "public")
+    log, query_id = TableLog(url, str(uuid.uuid4())), str(uuid.uuid4())
+    assert log.place.endswith("#kept.kafka2pc_decisions") and "search_path" not in log.place
+    assert TableLog(url, "a", table="kept.kafka2pc_decisions").place == log.place
+    [former] = log.former_places
+    assert former == f"{postgres_place('', url)}#kafka2pc_decisions"
+    driver = Driver(query_id=query_id, log=log, participants={})
+    restore(replace(driver, log=Recorded(log, former)), 0)
+    plan = restore(driver, 0)
+    assert plan.attempt == 2 and newest_record(log).identity.log == log.place
+    TableLog(plain, "a")
+    postgres.execute("insert into public.kafka2pc_decisions select * from kept.kafka2pc_decisions")
+    with pytest.raises(MovedLog, match="#kept.kafka2pc_decisions"):
+        restore(replace(driver, log=TableLog(plain, log.name)), 0)
+
+
+class Recorded:
+    """A log that an older version uses: it records its `place` in another form."""
+
+    def __init__(self, log, place):
+        self.log, self.place = log, place
+
+    def __getattr__(self, name):
+        return getattr(self.log, name)
+
+
+class Cut(TableLog):
+    """The server ends each connection before its first statement."""
+
+    def _connect(self):
+        db = super()._connect()
+        with psycopg.connect(self.url, autocommit=True) as other:
+            other.execute("select pg_terminate_backend(%s)", (db.info.backend_pid,))
+        return db
+
+
+def test_a_connection_that_breaks_while_the_table_is_opened_is_reported(postgres):
+    with pytest.raises(StoreUnreachable, match="decision log in PostgreSQL(.|\n)*decisionLog"):
+        Cut(postgres.url, "a")
+
+
+def test_a_right_that_is_missing_is_named(postgres):
+    TableLog(postgres.url, "a")
+    postgres.execute("create role dave login")
+    with pytest.raises(NotAuthorized, match="permission denied(.|\n)*kafka2pc_decisions"):
+        TableLog(postgres.url.replace("postgres:@", "dave:@"), "a").slots()
 
 
 class LooksFirst(LocalFileSystem):

@@ -19,10 +19,13 @@ from participant_suite import (
     UNKNOWN,
     At,
     a_plan,
+    another_store_at_the_same_place_is_refused_before_anything_is_written,
+    another_store_at_the_same_place_reports_no_loss,
     ask,
     precommit_rows,
     rows,
 )
+from record_suite import RECORD_CHECKS, Database, a_prepare_whose_answer_is_lost_is_looked_up
 
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -33,7 +36,7 @@ from kafka2pc.protocol.errors import (
     StoreUnreachable,
 )
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.stores.mysql import MysqlParticipant
+from kafka2pc.stores.mysql import MysqlParticipant, xid
 
 pytestmark = [pytest.mark.mysql, pytest.mark.never_unsteady]
 
@@ -47,13 +50,53 @@ def at(mariadb):
         MysqlParticipant(mariadb.url, table),
         lambda: [value for (value,) in mariadb.execute(f"select value from {table}")],
         rows,
+        another=lambda: MysqlParticipant(mariadb.url, table, record="other_record"),
     )
 
 
+OF_ANOTHER_STORE = (
+    another_store_at_the_same_place_is_refused_before_anything_is_written,
+    another_store_at_the_same_place_reports_no_loss,
+)
+
+
 # the whole: in the lesson stores/06_mysql
-@pytest.mark.parametrize("check", SMOKE, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*SMOKE, *OF_ANOTHER_STORE], ids=lambda check: check.__name__)
 def test_mariadb_keeps(check, at):
     check(at)
+
+
+@pytest.fixture
+def database(mariadb, at):
+    """A table of this test's own, for the checks of a database with a record."""
+
+    def prepare_by_hand(tid, epoch, *statements):
+        c = at.store.names.committable(tid, epoch)
+        with pymysql.connect(unix_socket=mariadb.socket, user="root", database="kafka2pc") as db:
+            with db.cursor() as cursor:
+                cursor.execute("xa start %s, %s", xid(c))
+                for statement in statements:
+                    cursor.execute(statement)
+                cursor.execute("xa end %s, %s", xid(c))
+                cursor.execute("xa prepare %s, %s", xid(c))
+
+    return Database(
+        lambda **more: MysqlParticipant(mariadb.url, at.store.table, name="db", **more),
+        mariadb.execute,
+        at.seen,
+        prepare_by_hand,
+        lambda txn: mariadb.execute(f"kill {txn.db.thread_id()}"),
+    )
+
+
+@pytest.mark.parametrize("check", RECORD_CHECKS, ids=lambda check: check.__name__)
+def test_mariadb_keeps_for_its_record(check, database):
+    check(database)
+
+
+@pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost"])
+def test_a_prepare_whose_answer_is_lost_is_looked_up(database, arrived):
+    a_prepare_whose_answer_is_lost_is_looked_up(database, arrived)
 
 
 def written(store, *batches, plan=None):

@@ -8,9 +8,11 @@ from dataclasses import replace
 from decimal import Decimal
 
 import psutil
+import psycopg
 import pyarrow as pa
 import pytest
 from database_fixtures import shown
+from driver_steps import decide_only, write
 from marks import first_of
 from participant_suite import (
     DONE,
@@ -24,9 +26,16 @@ from participant_suite import (
     precommit_rows,
     rows,
 )
+from record_suite import (
+    RECORD_CHECKS,
+    Database,
+    a_prepare_whose_answer_is_lost_is_looked_up,
+    a_store_of_an_older_version_goes_on,
+)
 
 from kafka2pc.decision_logs.table import TableLog
 from kafka2pc.local.databases import LocalPostgres
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
     BadOption,
     BadRow,
@@ -34,7 +43,11 @@ from kafka2pc.protocol.errors import (
     NotAuthorized,
     PrecommitFailed,
     StoreUnreachable,
+    WrongCluster,
 )
+from kafka2pc.protocol.log.slots import MemoryLog
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores.postgres import PostgresParticipant
 from kafka2pc.stores.staged import StagedParticipant
@@ -44,10 +57,14 @@ def table(postgres, kind=PostgresParticipant):
     """A table of this test's own."""
     name = f"t{uuid.uuid4().hex[:8]}"
     postgres.execute(f"create table {name} (value text)")
+    by_hand = lambda c: postgres.execute(f"commit prepared '{c.transactional_id}.{c.state.epoch}'")
+    prepares = kind is PostgresParticipant
     return At(
         kind(postgres.url, name),
         lambda: [value for (value,) in postgres.execute(f"select value from {name}")],
         rows,
+        another=(lambda: kind(postgres.url, name, record="other_record")) if prepares else None,
+        half_commit=by_hand if prepares else None,
     )
 
 
@@ -67,6 +84,52 @@ def test_postgres_keeps(check, at):
 @pytest.mark.never_unsteady
 def test_staged_rows_in_postgres_keep(check, postgres):
     check(table(postgres, StagedParticipant))
+
+
+@pytest.fixture
+def database(postgres, at):
+    """A table of this test's own, for the checks of a database with a record."""
+
+    def prepare_by_hand(tid, epoch, *statements):
+        with psycopg.connect(postgres.url, autocommit=True) as db:
+            for statement in ("begin", *statements, f"prepare transaction '{tid}.{epoch}'"):
+                db.execute(statement)
+
+    return Database(
+        lambda **more: PostgresParticipant(postgres.url, at.store.table, name="db", **more),
+        postgres.execute,
+        at.seen,
+        prepare_by_hand,
+        lambda txn: postgres.execute(f"select pg_terminate_backend({txn.db.info.backend_pid})"),
+    )
+
+
+@pytest.mark.parametrize("check", RECORD_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.never_unsteady
+def test_postgres_keeps_for_its_record(check, database):
+    check(database)
+
+
+@pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost"])
+@pytest.mark.never_unsteady
+def test_a_prepare_whose_answer_is_lost_is_looked_up(database, arrived):
+    a_prepare_whose_answer_is_lost_is_looked_up(database, arrived)
+
+
+FORMER_RECORD = """
+    create table former_record (
+        transactional_id text, epoch bigint, query_id text not null,
+        outcome text not null default 'open', began timestamptz not null default now(),
+        primary key (transactional_id, epoch)
+    )"""
+
+
+def test_a_store_of_an_older_version_goes_on(postgres, database):
+    """Its decisions name the server and the database only."""
+    [(server,)] = postgres.execute("select system_identifier::text from pg_control_system()")
+    [(name,)] = postgres.execute("select current_database()")
+    lines = "insert into former_record values ('{}', 0, '{}')"
+    a_store_of_an_older_version_goes_on(database, FORMER_RECORD, lines, f"{server}/{name}")
 
 
 def written(store, *batches, plan=None):
@@ -194,10 +257,19 @@ def check_too_few_prepared(server):
     server.execute("alter system set max_prepared_transactions = 1")
     server.restart()
     at = At(PostgresParticipant(server.url, "t"), list, rows)
-    c = precommit_rows(at, a_plan(), "a")
-    with pytest.raises(PrecommitFailed, match="maximum number of prepared transactions"):
-        precommit_rows(at, a_plan(), "b")
+    dead, plan = a_plan(), a_plan()
+    c = precommit_rows(at, dead, "a")
+    with pytest.raises(PrecommitFailed, match="maximum number of prepared transactions") as full:
+        precommit_rows(at, plan, "b")
+    assert "1 belong to query " + dead.query_id in full.value.why
+    assert "Set max_prepared_transactions to at least twice" in full.value.action
+    assert f"ROLLBACK PREPARED '{c.transactional_id}.0'" in full.value.action
     assert at.store.commit(c) is DONE
+    c = precommit_rows(at, plan, "b")
+    with pytest.raises(PrecommitFailed) as full:
+        precommit_rows(at, plan, "c")
+    assert "This query has 1 of them." in full.value.why
+    assert "ROLLBACK" not in full.value.action and at.store.commit(c) is DONE
 
 
 def server_says(postgres, name, value):
@@ -291,7 +363,7 @@ def test_what_a_dead_query_holds_is_named_with_the_statement_that_ends_it(postgr
             txn.write(pa.RecordBatch.from_pydict({"id": ids}))
             left.append(txn.precommit())
     [found] = store.open_beside(new.query_id)
-    assert (found.transactional_id, found.places) == (left[0].transactional_id, ("of_both",))
+    assert (found.transactional_id, found.places) == (left[0].transactional_id, ("public.of_both",))
     assert 0 <= found.age_ms < 60_000 and store.open_beside(dead.query_id) == []
     with pytest.raises(PrecommitFailed) as locked, store.begin(new) as second:
         second.write(batch)
@@ -300,6 +372,58 @@ def test_what_a_dead_query_holds_is_named_with_the_statement_that_ends_it(postgr
     postgres.execute(found.abort_with)
     assert store.open_beside(new.query_id) == []
     assert [each.abort(c) for each, c in ((elsewhere, left[1]), (foreign, left[2]))] == [DONE] * 2
+
+
+@pytest.mark.never_unsteady
+def test_decided_rows_that_the_table_refuses_need_another_table(postgres):
+    at = table(postgres, StagedParticipant)
+    c = precommit_rows(at, a_plan(), "too long")
+    postgres.execute(f"alter table {at.store.table} add constraint short check (value < 'b')")
+    with pytest.raises(BadRow, match="violates check constraint") as refused:
+        at.store.commit(c)
+    assert "only the table can be changed" in refused.value.action
+    assert "decided" in refused.value.risk and "filter it out" not in str(refused.value)
+    postgres.execute(f"alter table {at.store.table} drop constraint short")
+    assert (at.store.commit(c), at.seen()) == (DONE, ["too long"])
+
+
+@pytest.mark.never_unsteady
+def test_decided_rows_that_wait_go_into_the_table_for_which_they_were_written(postgres):
+    at, other = table(postgres, StagedParticipant), table(postgres, StagedParticipant)
+    c = precommit_rows(at, a_plan(), "a")
+    assert (other.store.commit(c), at.seen(), other.seen()) == (DONE, ["a"], [])
+
+
+def in_schema(postgres, schema):
+    """The URL of a connection whose search_path is this schema."""
+    postgres.execute(f"create schema if not exists {schema}")
+    sign = "&" if "?" in postgres.url else "?"
+    return f"{postgres.url}{sign}options=-csearch_path%3D{schema},public"
+
+
+def test_a_search_path_that_shows_another_table_is_refused(postgres):
+    """Also with one record for both. A participant that has found its tables keeps them."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    urls = [in_schema(postgres, schema) for schema in ("one", "two")]
+    for schema in ("one", "two"):
+        postgres.execute(f"create table {schema}.{name} (value text)")
+
+    def driver(url, table, log, query_id, **more):
+        store = PostgresParticipant(url, table, record="public.kafka2pc_transactions", **more)
+        return Driver(query_id=query_id, log=log, participants={store.name: store})
+
+    about = MemoryLog(), a_plan().query_id
+    first = driver(urls[0], name, *about)
+    decide_only(first, 0, rows(["a"]))
+    for changed in (driver(urls[1], name, *about), driver(urls[0], f"two.{name}", *about)):
+        with pytest.raises(WrongCluster):
+            restore(changed, 0)
+    same = driver(urls[1], f"one.{name}", *about)
+    assert restore(same, 0).mode is Mode.DRAIN
+    first.participants["postgres"].url = urls[1]
+    write(first, 1, rows(["b"]))
+    found = postgres.execute(f"select value from one.{name} order by 1")
+    assert (found, postgres.execute(f"select * from two.{name}")) == ([("a",), ("b",)], [])
 
 
 def test_of_a_staged_query_the_waiting_tables_are_listed(postgres):
@@ -345,7 +469,9 @@ def test_rights_are_asked_for_by_name(postgres, at):
     with pytest.raises(NotAuthorized, match=at.store.table):
         precommit_rows(At(as_alice, list, rows), a_plan(), "a")
     c = precommit_rows(at, a_plan(), "a")
-    with pytest.raises(NotAuthorized, match="Only who prepared a transaction"):
+    with pytest.raises(
+        NotAuthorized, match="Only the role that prepared(.|\n)*Connect as postgres"
+    ):
         as_alice.commit(c)
     assert at.store.commit(c) is DONE
 

@@ -37,14 +37,14 @@ def write(driver, batch_id, rows=("row",)):
     commit(driver, [prepare(driver, batch_id, rows)], batch_id)
 
 
-def decide_only(driver, batch_id):
+def decide_only(driver, batch_id, rows=("row",)):
     """The batch is decided, and its driver dies before it ends the first transaction."""
 
     def die(fn, items):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        commit(driver.within(each=die), [prepare(driver, batch_id)], batch_id)
+        commit(driver.within(each=die), [prepare(driver, batch_id, rows)], batch_id)
 
 
 class Sleepy(MemoryLog):

@@ -37,12 +37,14 @@ def never_late() -> bool:
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c102
 class DecisionLog(Chains):
-    """Write-once slots at a `place` (in normal form). `create`: the record in the slot (equal to
+    """Write-once slots at a `place` (in normal form; `former_places`: the same place as older
+    versions have recorded it). `create`: the record in the slot (equal to
     the one asked for: won), None if unknown; raises `LogUnwritable` if certainly nothing was
     written. Asks `late()` right before each request that may write; sends none once that is True.
     """
 
     place: str
+    former_places: tuple[str, ...] = ()
 
     @abstractmethod
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None: ...

@@ -32,8 +32,9 @@ _ANOTHER_STORE = {
     "why": "The store keeps an id, and it is not the one that the decisions name.",
     "action": (
         "Give the query the store that it wrote to: look whether a disk is mounted, where a link"
-        " points, and which database and schema the URL names. If the store was emptied on purpose,"
-        " begin with a new checkpointLocation."
+        " points, and which database, schema and table of records the participant names. If the"
+        " store was emptied on purpose, begin with a new checkpointLocation. If only the table of"
+        " records was made anew, and the last batch is finished: the method adopt of exactly_once."
     ),
 }
 
@@ -105,7 +106,7 @@ def check_place(driver: Driver, recorded: Identity) -> None:
     moved = [
         f"its {what} is {old}, and this run uses {new}"
         for what, old, new in places
-        if old and new and old != new
+        if old and new and old not in (new, *driver.log.former_places)
     ]
     if moved:
         raise MovedLog(f"query {driver.query_id}: its decisions say that {'; '.join(moved)}")
