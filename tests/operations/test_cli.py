@@ -150,7 +150,8 @@ def test_tables_and_words_say_the_same(dead):
     described = typed(f"kafka2pc transactions describe {ids[0]}", **env)[0]
     assert f"\n  partitions: {dead.topic}-0\n" in described and "(('" not in described
     assert "decided: ? (name its checkpoint)" in described
-    assert "COMMIT" in typed(f"kafka2pc decisions list {place}", **env)[0]
+    decided = typed(f"kafka2pc decisions list {place}", **env)
+    assert "COMMIT" in decided[0] and typed(f"kafka2pc decisions {place}", **env) == decided
     assert (
         f"{dead.topic}-0 at offsets 0 to 1" in typed(f"kafka2pc decisions show {place} 0", **env)[0]
     )

@@ -9,10 +9,11 @@ __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 're
 import json
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c003
 import typer
+from typer.core import TyperGroup
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c004
 from kafka2pc.operations.cli.common import (
@@ -123,7 +124,17 @@ def _print_kind(findings: list["Finding"]) -> None:
     typer.echo("")
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c104
-decisions = typer.Typer(help="What a checkpoint has decided.", no_args_is_help=True)
+class _ListsByDefault(TyperGroup):
+    """`decisions CHECKPOINT` is `decisions list CHECKPOINT`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args and args[0] in self.commands
+        return super().resolve_command(ctx, args if known else ["list", *args])
+
+
+decisions = typer.Typer(
+    help="What a checkpoint has decided.", no_args_is_help=True, cls=_ListsByDefault
+)
 
 
 def _query(
@@ -314,7 +325,7 @@ def _numbers(steps: list["RestoreStep"], dry_run: bool) -> str:
     records = [s.records for s in steps if s.records is not None]
     if len(records) == len(steps):
         text += f", {sum(records)} records"
-    left = [s.left_ms for s in steps if s.left_ms is not None and dry_run]
+    left = [s.left_ms for s in steps if s.left_ms is not None and s.do != "lost" and dry_run]
     return f"{text}; the first {spell_left(min(left))}" if left else text
 
 

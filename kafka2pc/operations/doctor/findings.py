@@ -126,12 +126,14 @@ class Examination:
         more = (f"{name}=URL" for name in self.not_asked)
         return replace(self.access, stores=(*self.access.stores, *more))
 
+    def line(self, *words: str, last: tuple[str, ...] = ()) -> str:
+        """A line of the command line about the query, with all that it needs."""
+        given = ["--decision-log", masked(self.decision_log)] if self.decision_log else []
+        if self.prefix != "kafka2pc":
+            given += ["--prefix", self.prefix]
+        return self.full_access.command(*words, *given, *last)
+
     def restores(self, query: Query) -> tuple[str, str]:
         """The two shell lines that restore the query: the dry run, and the restore."""
-        words = ["restore", masked(query.place)]
-        if self.decision_log:
-            words += ["--decision-log", masked(self.decision_log)]
-        if self.prefix != "kafka2pc":
-            words += ["--prefix", self.prefix]
-        access = self.full_access
-        return access.command(*words, "--dry-run"), access.command(*words)
+        words = "restore", masked(query.place)
+        return self.line(*words, last=("--dry-run",)), self.line(*words)

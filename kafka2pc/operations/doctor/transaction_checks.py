@@ -340,7 +340,7 @@ def _check_asked(exam: Examination, query: Query) -> Iterator[Finding]:
             "store-not-asked",
             f"query {query.query_id} also writes into {', '.join(exam.not_asked)}, which was not"
             " asked",
-            exam.full_access.command("doctor", "--checkpoint", masked(query.place)),
+            exam.line("doctor", "--checkpoint", masked(query.place)),
         )
 
 
