@@ -24,6 +24,7 @@ from kafka2pc.kafka.wire.descriptions import (
 )
 from .wire.topics import topic_id_of, topics_request
 from .wire.transactions import check_brokers
+from .wire.waits import outage_ms
 from .write.row_producer import RowTransaction
 from .write.settings import other_partitioner
 from ..protocol.errors import BadOption
@@ -44,8 +45,10 @@ def _key(conf: dict) -> tuple:
 
 
 def shared_cluster(conf: dict) -> Cluster:
-    """The connection to the cluster of `conf`, opened once in each process."""
-    return _CLUSTERS.once(_key(conf), lambda: Cluster(conf))
+    """The connection to the cluster of `conf`, opened once in each process. It waits as long as
+    `outage_ms` says.
+    """
+    return _CLUSTERS.once(_key(conf), lambda: Cluster(conf, timeout_ms=outage_ms(conf)))
 
 
 @contextmanager

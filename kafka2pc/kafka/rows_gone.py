@@ -15,13 +15,14 @@ from typing import Collection, Iterable, Iterator, Mapping, Sequence
 from .wire import error_codes as codes
 from .wire.cluster import Cluster
 from .wire.connection import WireAnswer
-from .wire.offsets import EARLIEST, list_offsets
+from .wire.offsets import EARLIEST, list_offsets, offset_rows, offsets_requests
 from kafka2pc.kafka.wire.topics import (
     is_other_topic,
     leaders_in,
     topic_id_in,
     topic_rows,
     topic_settings,
+    topics_request,
 )
 from ..protocol.messages import Committable, PartitionRange
 from ..protocol.participant import Gone, list_some
@@ -72,38 +73,69 @@ def _allowed(rows: Iterable[WireAnswer]) -> list[WireAnswer]:
     return [row for row in rows if row.name not in hidden]
 
 
+def _ask_at_once(
+    cluster: Cluster, topics: Collection[str], places: Collection[_Where]
+) -> tuple[list[WireAnswer], dict[_Where, int]]:
+    """The Metadata rows of the topics, and the first offset of each partition that is led by the
+    same node as the last time: that node is asked at the same time.
+    """
+    known = {w: cluster.leaders[w] for w in places if w in cluster.leaders}
+    answers: list[WireAnswer] = []
+    if known:
+        requests = offsets_requests(cluster, known, EARLIEST)
+        answers = cluster.ask_each([(topics_request(cluster, topics), None), *requests])
+    failed = not answers or isinstance(answers[0], Exception)
+    rows = _allowed(topic_rows(cluster, topics) if failed else answers[0].topics)
+    leaders = leaders_in(rows)
+    cluster.leaders |= leaders
+    good = {w: row.offset for w, row in offset_rows(answers[1:]).items() if not row.error_code}
+    return rows, {w: offset for w, offset in good.items() if leaders.get(w) == known[w]}
+
+
 def _log_starts(
-    cluster: Cluster, places: Collection[_Where], rows: Iterable[WireAnswer]
+    cluster: Cluster,
+    places: Collection[_Where],
+    rows: Iterable[WireAnswer],
+    starts: Mapping[_Where, int],
 ) -> dict[_Where, int]:
     """The first offset of each partition, where its leader tells it in time. `rows`: from
-    Metadata.
+    Metadata; `starts`: those that are known.
     """
-    left, found = set(places), {}
+    left, found = places - starts.keys(), dict(starts)
     end = time.monotonic() + cluster.timeout_ms / 1000
-    while True:
+    while left and time.monotonic() < end:
         leaders = {w: node for w, node in leaders_in(rows).items() if w in left and node >= 0}
         answers = list_offsets(cluster, leaders, EARLIEST)
         found |= {w: row.offset for w, row in answers.items() if not row.error_code}
         left -= found.keys()
-        if not left or time.monotonic() > end:
-            break
-        time.sleep(_PAUSE_S)
-        rows = _allowed(topic_rows(cluster, {topic for topic, _ in left}))
+        if left:
+            time.sleep(_PAUSE_S)
+            rows = _allowed(topic_rows(cluster, {topic for topic, _ in left}))
     if left:
         names = [f"{topic}-{partition}" for topic, partition in sorted(left)]
         _LOG.warning("not checked if rows are gone: no leader answered for %s", list_some(names))
     return found
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #c93353c0
-_RETENTION = ("cleanup.policy", "retention.ms", "retention.bytes", "segment.bytes", "segment.ms")
+_RETENTION = (
+    "cleanup.policy",
+    "message.timestamp.type",
+    "retention.bytes",
+    "retention.ms",
+    "segment.bytes",
+    "segment.ms",
+)
+_DAY_MS = 24 * 3600 * 1000
 
 
 def _why_removed(cluster: Cluster, topic: str) -> str:
     kept = topic_settings(cluster, topic, _RETENTION)
     settings = ", ".join(f"{name}={value}" for name, value in sorted(kept.items()))
+    days = int(kept.get("retention.ms", -1)) / _DAY_MS
     return (
         f"Topic {topic} has removed them: retention ({settings or 'not to be seen'}) does not"
         " spare open transactions, nor does DeleteRecords."
+        + (f" The topic keeps rows for {days:.4g} days (retention.ms)." if days > 0 else "")
     )
 
 
@@ -133,11 +165,11 @@ def rows_gone(cluster: Cluster, cs: Sequence[Committable]) -> list[tuple[Gone, .
     """
     places = {(p.topic, p.partition) for c in cs for p in c.partitions if p.first_offset >= 0}
     ids = {pair for c in cs for pair in c.topic_ids}
-    rows = _allowed(topic_rows(cluster, {topic for topic, _ in places | ids}))
+    rows, starts = _ask_at_once(cluster, {topic for topic, _ in places | ids}, places)
     others = _other_topics(cluster, ids, rows)
     there = {row.name for row in rows if row.error_code != codes.UNKNOWN_TOPIC_OR_PARTITION}
     there -= {topic for topic, _ in others}
-    starts = _log_starts(cluster, {w for w in places if w[0] in there}, rows)
+    starts = _log_starts(cluster, {w for w in places if w[0] in there}, rows, starts)
     found = [tuple(_gone_of(c, others, starts)) for c in cs]
     removed = {g.topic for gone in found for g in gone if not g.why}
     why = {topic: _why_removed(cluster, topic) for topic in removed}

@@ -423,13 +423,9 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
     last = newest_record(driver.log)
     committables = newest.committables if newest else ()
     spared = {(c.transactional_id, c.state) for c in committables}
-    found = [
-        c
-        for each in _under_each_prefix(driver)
-        for participant in each.participants.values()
-        for c in participant.in_doubt(driver.query_id)
-        if (c.transactional_id, c.state) not in spared
-    ]
+    stores = [p for each in _under_each_prefix(driver) for p in each.participants.values()]
+    # a store may list one under each prefix
+    found = {(c.transactional_id, c.state): c for p in stores for c in p.in_doubt(driver.query_id)}
     return [
         RestoreStep(
             do="abort",
@@ -439,7 +435,8 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
             left_ms=_left_ms(c),
             participant=c.participant,
         )
-        for c in dict.fromkeys(found)  # a store may find one under each prefix
+        for txn, c in found.items()
+        if txn not in spared
     ]
 
 

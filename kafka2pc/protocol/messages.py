@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['Mode', 'Plan', 'PreparedTxnState', 'PartitionRange', 'Committable', 'CommitMessage', 'committable_to_dict',
-           'committable_from_dict', 'rows_once', 'counts']
+           'committable_from_dict', 'rows_once', 'counts', 'oldest_row']
 
 # %% ../../nbs/protocol/03_messages.ipynb #c002
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from typing import Iterable, Sequence
 
@@ -74,6 +75,7 @@ class Committable:
     timeout_ms: int | None = None  # None: the store waits for ever
     # (topic, its id when the task began to write): another id means another topic (KIP-516)
     topic_ids: tuple[tuple[str, str], ...] = ()
+    oldest_ms: int | None = None  # of its rows, since 1970; None: they have the time of writing
     version: int = 2
 
     @property
@@ -95,7 +97,7 @@ def committable_to_dict(c: Committable) -> dict:
     """What `committable_from_dict` reads: version 1 stays as it was."""
     d = asdict(c)
     if c.version < 2:
-        del d["topic_ids"]
+        del d["topic_ids"], d["oldest_ms"]
     return d
 
 
@@ -128,3 +130,9 @@ def rows_once(cs: Iterable[Committable]) -> int:
 def counts(messages: Sequence[CommitMessage]) -> tuple[int, int]:
     """How many rows the tasks have read, and how many bytes of keys and values."""
     return sum(m.rows for m in messages), sum(m.bytes for m in messages)
+
+
+def oldest_row(messages: Sequence[CommitMessage]) -> str:
+    """The earliest timestamp of the rows of all tasks, as text in UTC; empty if none is known."""
+    known = [c.oldest_ms for m in messages for c in m.committables if c.oldest_ms is not None]
+    return f"{datetime.fromtimestamp(min(known) // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}" if known else ""

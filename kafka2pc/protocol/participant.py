@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'MayHide', 'Recalls', 'Gone', 'MayRemove',
-           'StoreIdentity', 'Identified', 'store_identity', 'OpenBeside', 'Shared', 'list_some', 'Brief', 'briefly',
-           'TransactionBase']
+           'StoreIdentity', 'KeepsId', 'Identified', 'store_identity', 'OpenBeside', 'Shared', 'list_some', 'Brief',
+           'briefly', 'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from contextlib import AbstractContextManager, nullcontext
@@ -135,6 +135,16 @@ class StoreIdentity:
     prefix: str = ""
     topic: str = ""
     timeout_ms: int | None = None
+
+
+@runtime_checkable
+class KeepsId(Protocol):
+    """What a participant also has if its store keeps an id, beside the path or name by which it is
+    reached. `differs`: what is there instead, if `recorded` (the `store_id` of an earlier run, or
+    of an older version) names another store; empty if it names this one. It writes nothing.
+    """
+
+    def differs(self, recorded: str) -> str: ...
 
 
 @runtime_checkable

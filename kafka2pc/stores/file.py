@@ -7,24 +7,37 @@ __all__ = ['FORMATS', 'FileStore', 'FileParticipant', 'OpenFile', 'FileTransacti
 
 # %% ../../nbs/stores/02_file.ipynb #c002
 import base64
+import copy
 import json
 import os
 import re
+import time
 from abc import abstractmethod
 from contextlib import suppress
-from typing import IO, Any, Iterable, Iterator, Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, Iterable, Iterator, Protocol, Self
 
 # %% ../../nbs/stores/02_file.ipynb #c003
 import pyarrow.parquet as pq
 from pyarrow import RecordBatch
 
 # %% ../../nbs/stores/02_file.ipynb #c004
-from ..protocol.errors import BadOption
+from ..backends.local_files import sync
+from ..protocol.errors import BadOption, StoreUnreachable
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
 from ..protocol.participant import Description, Outcome, Participant, TransactionBase
 from ..protocol.states import TxnState
-from .parts import NamedStore, StoreNames, aborted_error, key
+from kafka2pc.stores.parts import (
+    KnownById,
+    NamedStore,
+    StoreNames,
+    aborted_error,
+    key,
+    read_id,
+    write_id,
+)
 
 # %% ../../nbs/stores/02_file.ipynb #c009
 class _Format(Protocol):
@@ -80,17 +93,23 @@ FORMATS: dict[str, type[_Format]] = {"parquet": _Parquet, "json": _JsonLines}
 # %% ../../nbs/stores/02_file.ipynb #c011
 _NAMES = Names()  # the transactional ids of this process
 _FILE = re.compile(
-    r"(?P<tid>(?s:.+))\.(?P<epoch>\d+)\.(?P<format>parquet|json)(?:\.(?:open|ready))?"
+    r"(?P<tid>(?s:.+))\.(?P<epoch>\d+)\.(?P<format>parquet|json)"
+    r"(?:\.(?:open|ready|decided|done))?"
 )
 _HIDDEN = ".kafka2pc"
+_KEEP_MARKS_S = 30 * 24 * 3600
+# in this order: a file is renamed from each name to the next
+_STATES = {
+    "open": TxnState.OPEN,
+    "ready": TxnState.PRECOMMITTED,
+    "decided": TxnState.PRECOMMITTED,
+    "": TxnState.COMMITTED,
+    "done": TxnState.COMMITTED,
+}
 
 
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _age_s(path: str) -> float:
+    return time.time() - os.stat(path).st_mtime
 
 
 def _names_in(folder: str) -> list[str]:
@@ -105,11 +124,11 @@ def _move(old: str, new: str) -> bool:
         os.rename(old, new)
     except FileNotFoundError:
         return False
-    _sync(os.path.dirname(new))
+    sync(os.path.dirname(new))
     return True
 
 # %% ../../nbs/stores/02_file.ipynb #c013
-class FileStore(NamedStore, Participant):
+class FileStore(KnownById, NamedStore, Participant):
     """Base of the stores that keep one file for each transaction. `where`: the place, as
     Committables show it. `format`: a key of `FORMATS`. `prefix`: of the names.
 
@@ -140,10 +159,6 @@ class FileStore(NamedStore, Participant):
     @abstractmethod
     def _ended_names(self) -> list[str]: ...
 
-    def store_id(self) -> str:
-        """The place of the files."""
-        return self.where
-
     def in_doubt(self, query_id: str) -> list[Committable]:
         """The transactions of this query that are neither committed nor aborted. The number of
         their rows is not known.
@@ -163,17 +178,28 @@ class FileStore(NamedStore, Participant):
         found = [_FILE.fullmatch(name) for name in sorted(names) if name.startswith(start)]
         return [self.names.committable(m["tid"], int(m["epoch"])) for m in found if m]
 
+    def _in_each_format(self) -> Iterator[Self]:
+        """This store, and the same store as a run with another format writes to it."""
+        yield self
+        for format in FORMATS:
+            if format != self.format:
+                twin = copy.copy(self)
+                twin.format = format
+                yield twin
+
     def _new(self, plan: Plan) -> Committable:
-        """One more transaction. Aborts what an earlier use of its id left open."""
+        """One more transaction. Aborts what an earlier batch left open under its id."""
         c = self.names.new(_NAMES, plan)
-        for earlier in self._matching(self._open_names(), f"{c.transactional_id}."):
-            self.abort(earlier)
+        for other in self._matching(self._open_names(), f"{c.transactional_id}."):
+            if other.state.epoch < c.state.epoch:
+                self.abort(other)
         return c
 
 # %% ../../nbs/stores/02_file.ipynb #c014
 class FileParticipant(FileStore):
     """Files `ID.BATCH.FORMAT` in a local folder, one for each task that gets rows. `format`:
-    parquet or json (lines). `prefix`: of the names. Raises `BadOption`.
+    parquet or json (lines). `prefix`: of the names. Raises `BadOption`; `begin`, `store_id` and
+    `describe` raise `StoreUnreachable`.
     """
 
     def __init__(
@@ -182,50 +208,130 @@ class FileParticipant(FileStore):
         super().__init__(os.path.abspath(folder), format, prefix, name)
 
     def begin(self, plan: Plan) -> "FileTransaction":
-        """Open a hidden file."""
-        os.makedirs(f"{self.where}/{_HIDDEN}", exist_ok=True)
-        return FileTransaction(self, self._new(plan))
+        """Open a hidden file, under a name that no other process has used for this batch."""
+        here = self.store_id()
+        while True:
+            c = replace(self._new(plan), cluster_id=here)
+            file = self._open(c)
+            if file:
+                return FileTransaction(self, c, file)
+
+    def _open(self, c: Committable) -> IO[bytes] | None:
+        """A new file; None if its name is taken."""
+        try:
+            file = open(self.path(c, "open"), "xb")
+        except FileExistsError:
+            return None
+        # a second file has the name `open` only if the first has a later one by now
+        if any(os.path.exists(self.path(c, state)) for state in _STATES if state != "open"):
+            file.close()
+            os.unlink(self.path(c, "open"))
+            return None
+        return file
 
     def commit(self, c: Committable) -> Outcome:
         try:
-            if not _move(self.path(c, "ready"), self.path(c)):
+            store, state = self._find(c)
+            if state == "":
                 # an earlier commit may have died between its rename and its fsync
-                _sync(self.where)
-        except OSError:
+                sync(self.where)
+            elif state in ("ready", "decided"):
+                self._publish(c, store)
+            if self._state(c) is TxnState.COMMITTED:
+                return Outcome.DONE
+            return Outcome.REFUSED
+        except (OSError, StoreUnreachable):
             return Outcome.UNKNOWN
-        return Outcome.DONE if os.path.exists(self.path(c)) else Outcome.REFUSED
+
+    def _publish(self, c: Committable, store: Self) -> None:
+        """Rename the file to its plain name. A consumer may move it away at once: so a mark that it
+        was there comes first, and before that the name under which no abort finds it. `store`: with
+        the format of the file.
+        """
+        with suppress(FileNotFoundError):  # another process was faster
+            os.rename(store.path(c, "ready"), store.path(c, "decided"))
+        if os.path.exists(store.path(c, "decided")):
+            Path(store.path(c, "done")).touch()
+            sync(f"{self.where}/{_HIDDEN}")
+            _move(store.path(c, "decided"), store.path(c))
 
     def abort(self, c: Committable) -> Outcome:
         try:
-            # in this order: a writer may be renaming the first to the second
-            for state in ("open", "ready"):
-                with suppress(FileNotFoundError):
-                    os.unlink(self.path(c, state))
-        except OSError:
+            for store in self._in_each_format():
+                # in this order: a writer may be renaming the first to the second
+                for state in ("open", "ready"):
+                    with suppress(FileNotFoundError):
+                        os.unlink(store.path(c, state))
+            return Outcome.DONE if self._state(c) is None else Outcome.REFUSED
+        except (OSError, StoreUnreachable):
             return Outcome.UNKNOWN
-        return Outcome.REFUSED if os.path.exists(self.path(c)) else Outcome.DONE
 
     def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """An aborted file is gone, so its state is None."""
         return [Description(self._state(c)) for c in cs]
 
     def _state(self, c: Committable) -> TxnState | None:
-        states = {"open": TxnState.OPEN, "ready": TxnState.PRECOMMITTED, "": TxnState.COMMITTED}
-        # in this order: a file is renamed from each name to the next
-        for name, state in states.items():
-            if os.path.exists(self.path(c, name)):
-                return state
-        return None
+        """Raises `StoreUnreachable` if the file is missing, and `c` is of another store."""
+        state = self._find(c)[1]
+        if state is None:
+            if self.is_elsewhere(c):
+                raise self.elsewhere(c)
+            return None
+        return _STATES[state]
+
+    def _find(self, c: Committable) -> tuple[Self, str | None]:
+        """The store with the format in which the file of `c` was written, and the name that the
+        file has. None: there is no such file.
+        """
+        for store in self._in_each_format():
+            for state in _STATES:
+                if os.path.exists(store.path(c, state)):
+                    return store, state
+        return self, None
+
+    def in_doubt(self, query_id: str) -> list[Committable]:
+        """See `FileStore.in_doubt`. Also removes the marks that no process asks for any more."""
+        self._remove_marks(query_id)
+        return super().in_doubt(query_id)
+
+    def _remove_marks(self, query_id: str) -> None:
+        """A mark is asked for until a later batch of its query is decided; a query that has ended
+        has none, so marks also have an age.
+        """
+        marks = self._marks()
+        parts = [_FILE.fullmatch(name) for name in marks]
+        own = [m for m in parts if m and self.names.of_query(m["tid"], query_id)]
+        epochs = {m[0]: int(m["epoch"]) for m in own}
+        newest = max(epochs.values(), default=0)
+        for name in marks:
+            path = f"{self.where}/{_HIDDEN}/{name}"
+            with suppress(OSError):
+                if epochs.get(name, newest) < newest or _age_s(path) > _KEEP_MARKS_S:
+                    os.unlink(path)
+
+    def kept_id(self) -> str:
+        """The content of `.kafka2pc/id`."""
+        return read_id(self._id_path)
+
+    def make_id(self) -> str:
+        return write_id(self._id_path)
+
+    @property
+    def _id_path(self) -> str:
+        return f"{self.where}/{_HIDDEN}/id"
 
     def _open_names(self) -> list[str]:
-        return _names_in(f"{self.where}/{_HIDDEN}")
+        return [n for n in _names_in(f"{self.where}/{_HIDDEN}") if not n.endswith(".done")]
 
     def _ended_names(self) -> list[str]:
-        return _names_in(self.where)
+        return self._marks() + _names_in(self.where)
+
+    def _marks(self) -> list[str]:
+        return [n for n in _names_in(f"{self.where}/{_HIDDEN}") if n.endswith(".done")]
 
     def path(self, c: Committable, state: str = "") -> str:
-        """The path of the file of `c` while it is `open` or `ready`; without a state, the path
-        under which it is published.
+        """The path of the file of `c` while it is `open`, `ready` or `decided`, and of its mark
+        (`done`); without a state, the path under which it is published.
         """
         file = f"{c.transactional_id}.{c.state.epoch}.{self.format}"
         return f"{self.where}/{_HIDDEN}/{file}.{state}" if state else f"{self.where}/{file}"
@@ -271,7 +377,8 @@ class OpenFile(TransactionBase):
         self.file.flush()
         self._prepare()
         self.step("precommit")
-        return self.store.names.committable(*key(self.c), self.rows)
+        c = self.store.names.committable(*key(self.c), self.rows)
+        return replace(c, cluster_id=self.c.cluster_id)
 
 
 class FileTransaction(OpenFile):
@@ -279,10 +386,14 @@ class FileTransaction(OpenFile):
 
     store: FileParticipant
 
-    def __init__(self, store: FileParticipant, c: Committable) -> None:
-        super().__init__(store, c, open(store.path(c, "open"), "xb"))
-
     def _prepare(self) -> None:
         os.fsync(self.file.fileno())
-        if not _move(self.store.path(self.c, "open"), self.store.path(self.c, "ready")):
+        open_, ready = self.store.path(self.c, "open"), self.store.path(self.c, "ready")
+        if not (self._is_mine(open_) and _move(open_, ready) and self._is_mine(ready)):
             raise aborted_error(f"{self.label}: its file is gone")
+
+    def _is_mine(self, path: str) -> bool:
+        """Has the file that this transaction has written this name?"""
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(path), os.fstat(self.file.fileno()))
+        return False

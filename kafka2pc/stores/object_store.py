@@ -9,45 +9,31 @@ __all__ = ['ObjectParticipant', 'ObjectTransaction']
 import os
 import re
 import tempfile
+import uuid
 from contextlib import suppress
-from typing import Any, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Iterable, Iterator, Self
 
 # %% ../../nbs/stores/03_object_store.ipynb #c003
+from ..backends.local_files import create_file, sync
 from ..backends.storage import Storage, check_driver
 from ..protocol.errors import StoreUnreachable
 from ..protocol.messages import Committable, Plan
 from ..protocol.participant import Description, Outcome
 from ..protocol.states import TxnState
 from .file import FORMATS, FileStore, OpenFile
-from .parts import aborted_error
-
-# %% ../../nbs/stores/03_object_store.ipynb #c008
-def _sync(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_new(path: str, content: bytes) -> None:
-    """A new local file, whole and on the disk, or `FileExistsError`. Until it has its name
-    it is two folders up, which no reader lists.
-    """
-    folder = os.path.dirname(path)
-    fresh = f"{os.path.dirname(folder)}/.{os.urandom(8).hex()}"
-    with open(fresh, "xb") as file:
-        file.write(content)
-    _sync(fresh)
-    try:
-        os.link(fresh, path)
-    finally:
-        os.unlink(fresh)
-    _sync(folder)
+from .parts import aborted_error, checked_id, no_id
 
 # %% ../../nbs/stores/03_object_store.ipynb #c009
 _NO_OTHER = "Choose another store or driver."  # than one without an exclusive create
-_STATES = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
+_KINDS = ("open", "data", "manifest", ".kafka2pc")
+# what is there of a transaction. A Committable names one whose data was put
+_STATES = {
+    "committed": TxnState.COMMITTED,
+    "aborted": TxnState.ABORTED,
+    "data": TxnState.PRECOMMITTED,
+    "open": TxnState.ABORTED,
+}
 
 
 class ObjectParticipant(FileStore):
@@ -72,16 +58,31 @@ class ObjectParticipant(FileStore):
         self.root = self.storage.root
         self.local = type(self.fs) is LocalFileSystem
         if self.local:
-            for kind in ("open", "data", "manifest"):
+            for kind in _KINDS:
                 os.makedirs(f"{self.root}/{kind}", exist_ok=True)
         else:
             self.storage.check_create(f"{self.root}/open")
 
     def begin(self, plan: Plan) -> "ObjectTransaction":
-        """Raises `StoreUnreachable`."""
-        c = self._new(plan)
-        self.storage.write(self.path(c, "open"), b"")
-        return ObjectTransaction(self, c)
+        """An open transaction, under a name that no other process has used for this batch. Raises
+        `StoreUnreachable`.
+        """
+        here = self.store_id()
+        while True:
+            c = replace(self._new(plan), cluster_id=here)
+            if self._open(c):
+                return ObjectTransaction(self, c)
+
+    def _open(self, c: Committable) -> bool:
+        """False: the name is taken, perhaps by a transaction that has ended."""
+        path = self.path(c, "open")
+        created = self._put_new(path, b"")
+        if created is None:
+            raise StoreUnreachable(f"{path}: it is not known whether it was written")
+        if created and self.outcome(c):
+            self.storage.remove(path)
+            return False
+        return created
 
     def commit(self, c: Committable) -> Outcome:
         return self._end(c, "committed")
@@ -91,20 +92,49 @@ class ObjectParticipant(FileStore):
 
     def _end(self, c: Committable, wanted: str) -> Outcome:
         try:
-            outcome = self.outcome(c)
-            if outcome is None:
-                if wanted == "committed" and not self.storage.exists(self.path(c, "data")):
+            store, found = self._find(c)
+            outcome = found if found in ("committed", "aborted") else ""
+            if not outcome:
+                if not found and self.is_elsewhere(c):
+                    return Outcome.UNKNOWN
+                if (
+                    wanted == "committed"
+                    and found != "data"
+                    and not self._lists(store.path(c, "data"))
+                ):
                     return Outcome.REFUSED
-                outcome = self._create(self.path(c, "manifest"), wanted)
+                outcome = self._create(store.path(c, "manifest"), wanted)
             # it is being written at this moment, or the answer was lost
             if not outcome:
                 return Outcome.UNKNOWN
             if outcome == "aborted":
-                self.storage.remove(self.path(c, "data"))
-            self.storage.remove(self.path(c, "open"))
+                self.storage.remove(store.path(c, "data"))
+            self.storage.remove(store.path(c, "open"))
         except (OSError, StoreUnreachable):
             return Outcome.UNKNOWN
         return Outcome.DONE if outcome == wanted else Outcome.REFUSED
+
+    def _find(self, c: Committable) -> tuple[Self, str]:
+        """The store with the format in which `c` was written, and what is there of it: a key of
+        `_STATES`. Empty: nothing. Raises `StoreUnreachable`.
+        """
+        for store in self._in_each_format():
+            outcome = store.outcome(c)
+            if outcome:
+                return store, outcome
+            if self.storage.exists(store.path(c, "data")):
+                return store, "data"
+        for store in self._in_each_format():
+            if self.storage.exists(store.path(c, "open")):
+                return store, "open"
+        return self, ""
+
+    def _lists(self, path: str) -> bool:
+        """Is this object in the listing? An answer that there is none may be an old one, which a
+        proxy has kept.
+        """
+        folder, name = os.path.split(path)
+        return name in self.storage.names(folder)
 
     def outcome(self, c: Committable) -> str | None:
         """`committed` or `aborted`; None if neither is written. Raises `StoreUnreachable`."""
@@ -112,34 +142,64 @@ class ObjectParticipant(FileStore):
             return self.storage.read(self.path(c, "manifest")).decode()
         return None
 
+    def _put_new(self, path: str, content: bytes) -> bool | None:
+        """Write the object unless there is one (False). None: that is not clear."""
+        if not self.local:
+            return self.storage.create(path, content)
+        try:
+            create_file(path, content, drafts=self.root)
+        except FileExistsError:
+            return False
+        return True
+
     def _create(self, path: str, content: str) -> str:
         """Write the object unless there is one, and return what is there then: `content`, or what
         another process wrote first. Empty if that is not clear.
         """
-        if self.local:
-            with suppress(FileExistsError):
-                _write_new(path, content.encode())
-        elif self.storage.create(path, content.encode()) is None:
+        if self._put_new(path, content.encode()) is None:
             return ""
         return self.storage.read(path).decode()
 
+    def kept_id(self) -> str:
+        """The content of `.kafka2pc/id`. It is read once: only on a local disk can the place show
+        another store later.
+        """
+        if self.known_id and not self.local:
+            return self.known_id
+        with suppress(FileNotFoundError):
+            return checked_id(self.storage.read(self._id_path), self._id_path)
+        return ""
+
+    def make_id(self) -> str:
+        try:
+            created = self._put_new(self._id_path, str(uuid.uuid4()).encode())
+        except OSError as e:
+            raise no_id(self._id_path, f"{type(e).__name__}: {e.strerror}") from e
+        if created is None:
+            raise no_id(self._id_path, "It is not known whether it was written.")
+        return self.kept_id()
+
+    @property
+    def _id_path(self) -> str:
+        return f"{self.root}/.kafka2pc/id"
+
     def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
-        """Raises `StoreUnreachable`."""
+        """A Committable is made when the data is there. So a transaction without data is ABORTED,
+        and must not be decided. Raises `StoreUnreachable`.
+        """
         return [Description(self._state(c)) for c in cs]
 
     def _state(self, c: Committable) -> TxnState | None:
-        outcome = self.outcome(c)
-        if outcome:
-            return _STATES[outcome]
-        if self.storage.exists(self.path(c, "data")):
-            return TxnState.PRECOMMITTED
-        return TxnState.OPEN if self.storage.exists(self.path(c, "open")) else None
+        found = self._find(c)[1]
+        if not found and self.is_elsewhere(c):
+            raise self.elsewhere(c)
+        return _STATES.get(found)
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         """The transactions of this query that are not committed. An aborted one is among them if
         its data was not removed.
         """
-        return [c for c in super().in_doubt(query_id) if self.outcome(c) != "committed"]
+        return [c for c in super().in_doubt(query_id) if self._find(c)[1] != "committed"]
 
     def committed_files(self) -> list[str]:
         """For readers: the paths of the files that are committed, in order."""
@@ -153,14 +213,15 @@ class ObjectParticipant(FileStore):
         """The rows of a transaction, one by one; none if its data was dropped. Raises `OSError`, or
         what the driver raises.
         """
-        if not self.storage.exists(self.path(c, "data")):
+        store = self._find(c)[0]
+        if not self.storage.exists(store.path(c, "data")):
             return
-        with self.fs.open(self.path(c, "data"), "rb") as file:
-            yield from FORMATS[self.format].read(file)
+        with self.fs.open(store.path(c, "data"), "rb") as file:
+            yield from FORMATS[store.format].read(file)
 
     def drop(self, c: Committable) -> None:
         """Remove the data of a transaction. Its outcome stays."""
-        self.storage.remove(self.path(c, "data"))
+        self.storage.remove(self._find(c)[0].path(c, "data"))
 
     def _open_names(self) -> list[str]:
         return self._names("open")
@@ -189,7 +250,7 @@ class ObjectTransaction(OpenFile):
         self.store.storage.upload(self.file.name, data)
         if self.store.local:  # an object store answers when it has the object
             for path in (data, os.path.dirname(data)):
-                _sync(path)
+                sync(path)
         if self.store.outcome(self.c):
             self.store.abort(self.c)
             raise aborted_error(f"{self.label} was aborted")

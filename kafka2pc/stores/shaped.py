@@ -19,6 +19,7 @@ from kafka2pc.protocol.participant import (
     Description,
     EndsMany,
     Identified,
+    KeepsId,
     MayHide,
     MayRemove,
     Outcome,
@@ -90,6 +91,8 @@ class Shaped:
             self.hidden = participant.hidden
         if isinstance(participant, Recalls):
             self.committed_later = participant.committed_later
+        if isinstance(participant, KeepsId):
+            self.differs = participant.differs
 
     def identity(self) -> StoreIdentity:
         """That of `participant`."""

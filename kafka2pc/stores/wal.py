@@ -16,6 +16,7 @@ from ..protocol.messages import Committable, Plan
 from kafka2pc.protocol.participant import (
     Description,
     Identified,
+    KeepsId,
     Outcome,
     Participant,
     StoreIdentity,
@@ -45,6 +46,8 @@ class WalParticipant:
         self, log: Log, send: Callable[[list[tuple[str, dict]]], None], *, chunk: int = 1000
     ) -> None:
         self.log, self.send, self.chunk, self.name = log, send, chunk, log.name
+        if isinstance(log, KeepsId):
+            self.differs = log.differs
 
     def store_id(self) -> str:
         return self.log.store_id()

@@ -20,9 +20,11 @@ from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest
 from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
 from kafka_fixtures import back_at_work, settled
 
+from kafka2pc.kafka.client import close_cluster, shared_cluster
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.read.fetcher import Wanted, fetch
 from kafka2pc.kafka.read.settings import FetchSettings
+from kafka2pc.kafka.wire import connection
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import Connection, NotSent, NotYet
 from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
@@ -779,3 +781,28 @@ def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_n
             read(alice)
     grant(TOPIC, "own", LITERAL, READ)
     soon(lambda: allowed(lambda: read(alice)), True)
+
+
+@pytest.mark.kafka
+def test_what_is_waited_for_is_logged_now_and_then(kafka, caplog, monkeypatch):
+    monkeypatch.setattr(connection, "_SAY_EVERY_S", 0.2)
+    with Cluster(kafka.client_conf, timeout_ms=1_000) as cluster:
+
+        def ask():
+            raise NotSent("broker 1 does not answer")
+
+        with pytest.raises(BrokerUnreachable):
+            cluster.persist(ask)
+    [first, *_] = [r.getMessage() for r in caplog.records if "no usable answer" in r.getMessage()]
+    assert "it is waited for 1 s in all. The last one: broker 1 does not answer" in first
+
+
+@pytest.mark.kafka
+def test_the_cluster_of_a_process_waits_as_long_as_a_producer_of_java(kafka):
+    for conf, waits_ms in (({}, 120_000), ({"max.block.ms": "180000"}, 180_000)):
+        conf = kafka.client_conf | conf
+        try:
+            assert shared_cluster(conf).timeout_ms == waits_ms
+            assert shared_cluster(conf).request_ms == 5_000
+        finally:
+            close_cluster(conf)

@@ -492,13 +492,16 @@ def renamed(dead, prefix):
 
 @pytest.mark.parametrize("rows", [True, False])
 def test_a_query_that_has_changed_its_prefix_is_found_under_both(rows, dead):
-    """It did so between two batches; the first run of the new prefix died before its decision."""
+    """It did so between two batches; the first run of the new prefix died before its decision, and
+    tasks of the old one began after its sweep.
+    """
     former, new = f"{dead.prefix}-a,b", f"{dead.prefix}-c,d"
     old = renamed(dead, former)
     messages = dead.write(old) if rows else [nothing(dead, old)]
     commit(old, messages, 0)
-    straggler = dead.write(old, 1, messages[0].plan.token)
+    planned = restore_batch(old, 1, mine=messages[0].plan.token)
     late = dead.write(renamed(dead, new), 1)
+    straggler = dead.run_tasks(old, planned)
     ids = {m.committables[0].transactional_id for m in (*straggler, *late)}
     with Survey(dead.conf) as survey:
         assert find_prefix(survey, dead.query) == new

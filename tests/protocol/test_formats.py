@@ -61,7 +61,10 @@ COMMITTABLES = {
     ),
 }
 COMMITTABLES[2] = replace(
-    COMMITTABLES[1], topic_ids=(("orders", "3b2c0f7e-7d0a-4b44-9a6c-9f2f4c0b8d11"),), version=2
+    COMMITTABLES[1],
+    topic_ids=(("orders", "3b2c0f7e-7d0a-4b44-9a6c-9f2f4c0b8d11"),),
+    oldest_ms=1546300800000,
+    version=2,
 )
 
 

@@ -514,3 +514,15 @@ def test_another_cluster_is_still_refused(driver, store):
     store.store_id = lambda: "other"
     with pytest.raises(WrongCluster):
         restore(driver, 1)
+
+
+def test_a_store_that_keeps_an_id_says_whether_a_record_is_about_it(driver, store):
+    write(driver, 0)
+    recorded = store.store_id()
+    store.store_id = lambda: "the same store at another path"
+    store.differs = lambda kept: "" if kept == recorded else "another one"
+    write(driver, 1)
+    recorded = "the id of a third store"
+    with pytest.raises(WrongCluster, match="connected to another one") as e:
+        restore(driver, 2)
+    assert "where a link points" in str(e.value)

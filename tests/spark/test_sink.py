@@ -3,21 +3,29 @@ batch writes, and what else a query can be.
 """
 
 import json
+import os
 import shutil
+import signal
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from threading import Timer
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from marks import first_of
 from typer.testing import CliRunner
 
 from kafka2pc.kafka.records.partitioner import first_partition
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.topics import topic_rows
+from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.checker import duplicate, lost, reordered
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.proof.drills.scenario import Scenario, Stop
 from kafka2pc.proof.drills.spark_job import running
 from kafka2pc.spark.sink.batch_line import BatchHistory
 from kafka2pc.spark.sink.batch_writer import plan_write
@@ -206,6 +214,25 @@ def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
     go_on.touch()
     story.run(partitions=5)
     story.check()
+
+
+@pytest.mark.full
+def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
+    """Spark's own sink goes on, too."""
+    with LocalKafka(progress=None) as kafka, Scenario(job, kafka, tmp_path) as story:
+        resume = Timer(30, kafka.resume)
+
+        def pause(event):
+            kafka.pause()
+            resume.start()
+            return True
+
+        story.feed(2)
+        try:
+            assert story.interrupt(Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=pause)) is None
+        finally:
+            resume.join()
+        story.check()
 
 
 # -- where it runs --
@@ -442,6 +469,78 @@ def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
     for _ in range(2):
         plan_write(parse_sink_options(options | {"deliveryGuarantee": "at_least_once"}))
     assert [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()] == [says]
+
+
+# -- rows that are removed while their transaction is open --
+
+
+def removed(story):
+    """All records of the topic."""
+    admin, place = AdminClient(story.kafka.client_conf), TopicPartition(story.name, 0)
+    [end] = admin.list_offsets({place: OffsetSpec.latest()}).values()
+    before = TopicPartition(story.name, 0, end.result(30).offset)
+    admin.delete_records([before])[before].result(30)
+
+
+def recreated(story):
+    """The topic is deleted, and created again."""
+    admin = AdminClient(story.kafka.client_conf)
+    admin.delete_topics([story.name])[story.name].result(30)
+    with Cluster(story.kafka.client_conf) as cluster:
+        gone = lambda: not topic_rows(cluster, [story.name])[0].partitions
+        until(gone, "the topic is gone", 30)
+    story.kafka.create_topic(story.name)
+
+
+class InOnePartition(Scenario):
+    """A scenario of one task, which is given one file after the other. `door`: how it writes."""
+
+    def __init__(self, door, *arguments):
+        super().__init__(*arguments, partitions=1)
+        self.door = door
+        if door == "batch write":
+            self.does = "kafka2pc.proof.drills.spark_job.write"
+
+    def run(self, options=None, **what):
+        options = dict(options or {})
+        if self.door == "exactly_once":
+            what["for_each"] = True
+        if self.door == "batch write":  # of all files, by one key for each number of files
+            log, key = str(self.folder / "log"), f"of day {self.files}"
+            options |= {"checkpointLocation": None, "decisionLog": log, "idempotenceKey": key}
+        return super().run(options=options, partitions=1, **what)
+
+
+@pytest.mark.parametrize("remove", first_of([removed, recreated], ids=lambda how: how.__name__))
+@pytest.mark.parametrize("door", ["stream", "batch write", "exactly_once"])
+def test_rows_that_are_removed_are_written_again_or_reported_as_lost(
+    door, remove, job, kafka, tmp_path
+):
+    before_the_decision = lambda event: remove(story) is None
+    offsets = []
+
+    def after_it(event):
+        newest = story.seen("read_uncommitted")[-story.size :]
+        offsets.extend([newest[0].offset, newest[-1].offset])
+        remove(story)
+        os.kill(event.process, signal.SIGKILL)
+        return False
+
+    with InOnePartition(door, job, kafka, tmp_path) as story:
+        story.feed()
+        stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=before_the_decision)
+        assert "Refused: " in str(story.interrupt(stop))
+        story.run()
+        story.check()
+        (story.source / "0000.csv").unlink()
+        story.feed()
+        story.interrupt(Stop(point=CrashPoint.AFTER_DECISION, strike=after_it))
+        for _ in range(2):
+            error = str(story.fails())
+            assert "LostTransaction: " in error
+            assert f"gone are offsets {offsets[0]} to {offsets[1]} of {story.name}-0" in error
+        story.run(options={"lostTransactions": "skip"})
+        assert story.open() == []
 
 
 # -- decisions in other places; tests/proof/test_drills.py kills such a query around them --

@@ -25,12 +25,16 @@ from participant_suite import (
     SMOKE_REQUIRED,
     UNKNOWN,
     At,
+    a_commit_of_which_the_store_has_no_note_is_done,
     a_plan,
+    another_store_at_the_same_place_is_refused_before_anything_is_written,
+    another_store_at_the_same_place_reports_no_loss,
     in_another_process,
     in_doubt_lists_what_is_open_under_any_prefix_of_the_query,
     killed_after,
     precommit_rows,
     rows,
+    two_processes_that_draw_one_name_do_not_share_a_transaction,
 )
 
 from kafka2pc.backends import storage
@@ -47,6 +51,7 @@ from kafka2pc.protocol.participant import (
     Brief,
     EndsMany,
     Identified,
+    KeepsId,
     MayHide,
     MayRemove,
     Recalls,
@@ -138,7 +143,16 @@ def folder(path, format="parquet"):
         .to_table()["value"]
         .to_pylist()
     )
-    return At(FileParticipant(path, format=format), read, rows)
+    store = FileParticipant(path, format=format)
+
+    def another():
+        """The folder is a link or a mount that shows an empty one."""
+        os.rename(path, f"{path}.former")
+        os.makedirs(path)
+        return FileParticipant(path, format=format)
+
+    publish = lambda c: os.rename(store.path(c, "ready"), store.path(c))
+    return At(store, read, rows, another=another, half_commit=publish)
 
 
 @checks(*REQUIRED, *DURABLE)
@@ -154,6 +168,12 @@ def test_a_folder_of_json_keeps(check, tmp_path):
 def bucket(url):
     """An object store, and a reader of its manifest."""
     store = ObjectParticipant(url, format="json")
+
+    def another():
+        """The bucket of another server, or a link that shows an empty folder."""
+        store.fs.mv(store.root, f"{store.root}.former", recursive=True)
+        return ObjectParticipant(url, format="json")
+
     return At(
         store,
         lambda: [
@@ -162,6 +182,8 @@ def bucket(url):
             for line in store.fs.cat_file(p).splitlines()
         ],
         rows,
+        another=another,
+        half_commit=lambda c: store.storage.write(store.path(c, "manifest"), b"committed"),
     )
 
 
@@ -170,7 +192,15 @@ def test_an_object_store_in_memory_keeps(check, request):
     check(bucket(f"memory://{request.node.name}"))
 
 
-@checks(*SMOKE)  # the whole: on S3 (tests/decision_logs), and in the lesson stores/03_object_store
+OF_ANOTHER_STORE = (
+    another_store_at_the_same_place_is_refused_before_anything_is_written,
+    another_store_at_the_same_place_reports_no_loss,
+    a_commit_of_which_the_store_has_no_note_is_done,
+)
+
+
+# the whole: on S3 (tests/decision_logs), and in the lesson stores/03_object_store
+@checks(*SMOKE, *OF_ANOTHER_STORE, two_processes_that_draw_one_name_do_not_share_a_transaction)
 def test_an_object_store_keeps(check, tmp_path):
     check(bucket(f"file://{tmp_path}/bucket"))
 
@@ -256,6 +286,7 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
     ):
         assert at.store.abort(c) is REFUSED
     assert at.seen() == ["a"] and sorted(p.name for p in (tmp_path / "bucket").iterdir()) == [
+        ".kafka2pc",
         "data",
         "manifest",
         "open",
@@ -264,13 +295,13 @@ def test_who_looked_before_the_other_wrote_learns_that_the_other_was_first(tmp_p
 
 def test_rows_are_on_the_disk_before_the_vote(tmp_path, monkeypatch):
     at, did = bucket(f"file://{tmp_path}/bucket"), []
-    sync, outcome = object_store._sync, at.store.outcome
+    sync, outcome = object_store.sync, at.store.outcome
     with at.store.begin(a_plan()) as txn:
         at.write(txn, "a")
         data = at.store.path(txn.c, "data")
         monkeypatch.setattr(
             object_store,
-            "_sync",
+            "sync",
             lambda path: (did.append((path, os.path.exists(data))), sync(path)),
         )
         monkeypatch.setattr(at.store, "outcome", lambda c: (did.append("looked"), outcome(c))[1])
@@ -349,7 +380,8 @@ def test_the_password_in_a_url_of_an_object_store_is_nowhere_to_be_seen():
     store = ObjectParticipant("guarded://bob:hunter2@host/bucket")
     c = precommit_rows(At(store, list, rows), a_plan(), "a")
     assert "hunter2" not in store.store_id() + repr(store) + repr(c) + repr(store.in_doubt("q"))
-    assert store.store_id() == "guarded://bob@host/bucket" and store.commit(c) is DONE
+    assert store.store_id().startswith("guarded://bob@host/bucket (id ")
+    assert store.commit(c) is DONE
     with (
         patch.object(storage.Storage, "create", lambda storage, path, content: True),
         patch.object(storage, "_CHECKED", {}),
@@ -379,6 +411,7 @@ def test_a_log_before_a_store_is_found_under_each_prefix(tmp_path):
     sent = []
     at = At(WalParticipant(log, sent.extend, chunk=2), list, rows)
     assert store_identity(at.store) == store_identity(log) == StoreIdentity("former")
+    assert at.store.differs("another place") == log.where
     in_doubt_lists_what_is_open_under_any_prefix_of_the_query(at)
     plan = a_plan()
     c = precommit_rows(at, plan, "a", "b", "c")
@@ -463,11 +496,12 @@ def test_a_target_that_is_away_stops_the_query_until_it_has_the_rows(tmp_path):
 
 @pytest.mark.parametrize(
     "ability",
-    [EndsMany, Identified, Shared, Brief, MayRemove, MayHide, Recalls],
+    [EndsMany, Identified, KeepsId, Shared, Brief, MayRemove, MayHide, Recalls],
     ids=lambda a: a.__name__,
 )
 def test_a_shaped_participant_keeps_every_ability_of_its_store(ability):
-    store = KafkaParticipant({"bootstrap.servers": "nowhere:1"})
+    kafka = KafkaParticipant({"bootstrap.servers": "nowhere:1"})
+    store = FileParticipant("/nowhere") if ability is KeepsId else kafka
     assert isinstance(store, ability)
     assert isinstance(Shaped(store, lambda batch: batch), ability)
 
@@ -479,4 +513,13 @@ def test_the_abilities_are_all_that_the_protocol_has():
         if getattr(value, "_is_runtime_protocol", False)
         and value.__module__ == participant.__name__
     }
-    assert optional == {EndsMany, Identified, Shared, Brief, MayRemove, MayHide, Recalls}
+    assert optional == {
+        EndsMany,
+        Identified,
+        KeepsId,
+        Shared,
+        Brief,
+        MayRemove,
+        MayHide,
+        Recalls,
+    }

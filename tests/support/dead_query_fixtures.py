@@ -71,9 +71,12 @@ class DeadQuery:
     def write(self, driver, batch_id=0, mine=None):
         """The messages of both tasks of a batch. `mine`: the token of the driver's run."""
         (self.place / "offsets" / str(batch_id)).write_text("v1")
-        planned = restore(driver, batch_id, mine=mine)
+        return self.run_tasks(driver, restore(driver, batch_id, mine=mine))
+
+    def run_tasks(self, driver, planned):
+        """The messages of both tasks of a batch that is planned."""
         stores = list(driver.participants.values())
-        tasks = [[f"{batch_id}{v}" for v in task] for task in ("ab", "cd")]
+        tasks = [[f"{planned.batch_id}{v}" for v in task] for task in ("ab", "cd")]
         return [
             precommit(stores, planned, [pa.RecordBatch.from_pydict({"value": v})]) for v in tasks
         ]

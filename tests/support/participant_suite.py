@@ -19,7 +19,9 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from kafka2pc.protocol.errors import PrecommitFailed
+from kafka2pc.protocol.driver import Driver
+from kafka2pc.protocol.errors import PrecommitFailed, StoreUnreachable, WrongCluster
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import (
     Committable,
     Mode,
@@ -30,6 +32,7 @@ from kafka2pc.protocol.messages import (
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Identified, Outcome
 from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import IllegalStep, TxnState
 
@@ -46,11 +49,15 @@ class At:
     """A store, how a row (a text) gets in, and what a reader sees that has nothing to do with the
     store's code.
 
-    `remembers`: the store still knows a transaction after its commit.
+    `remembers`: the store still knows a transaction after its commit. `another()`: from now on
+    another store is at this place or name; returns the participant that a restart makes there.
+    `half_commit(c)`: does to the store what a process does that dies in `commit` as soon as it has
+    committed. A store without the notion leaves them out, and passes these checks.
     """
 
-    def __init__(self, store, seen, rows=list, *, remembers=True):
+    def __init__(self, store, seen, rows=list, *, remembers=True, another=None, half_commit=None):
         self.store, self.rows, self._seen, self.remembers = store, rows, seen, remembers
+        self.another, self.half_commit = another, half_commit
 
     def write(self, txn, *texts):
         txn.write(self.rows(texts))
@@ -215,6 +222,58 @@ def a_committable_and_a_participant_can_be_pickled(at):
         == c
     )
     assert cloudpickle.loads(cloudpickle.dumps(at.store)).store_id() == at.store.store_id()
+
+
+# -- another store, and a commit of which the store has no note --
+
+
+def a_driver(store, query_id, log):
+    return Driver(query_id=query_id, log=log, participants={store.name: store})
+
+
+def is_committed(store, c):
+    """False also if the store has no clear answer."""
+    with suppress(StoreUnreachable):
+        return store.describe([c])[0].state is TxnState.COMMITTED
+    return False
+
+
+@required
+def another_store_at_the_same_place_is_refused_before_anything_is_written(at):
+    if at.another is None:
+        return
+    plan, log = a_plan(), MemoryLog()
+    restore(a_driver(at.store, plan.query_id, log), 0)
+    other = at.another()
+    with pytest.raises(WrongCluster, match=at.store.name):
+        restore(a_driver(other, plan.query_id, log), 0)
+    assert other.in_doubt(plan.query_id) == other.traces(plan.query_id) == []
+
+
+@required
+def another_store_at_the_same_place_reports_no_loss(at):
+    """It may be there only from the decision on, or for one of the processes."""
+    if at.another is None:
+        return
+    c = precommit_rows(at, a_plan(), "a")
+    other = at.another()
+    answer = other.commit(c)
+    assert answer is UNKNOWN or is_committed(other, c), answer
+    if answer is UNKNOWN:
+        with pytest.raises(StoreUnreachable):
+            other.describe([c])
+
+
+@required
+def a_commit_of_which_the_store_has_no_note_is_done(at):
+    if at.half_commit is None:
+        return
+    plan = a_plan()
+    c = precommit_rows(at, plan, "a")
+    at.half_commit(c)
+    assert ask(at.store.commit, c) is DONE and ask(at.store.abort, c) is REFUSED
+    assert (at.seen(), at.store.in_doubt(plan.query_id)) == (["a"], [])
+    assert at.store.describe([c])[0].state is TxnState.COMMITTED
 
 
 # -- names --
@@ -458,6 +517,31 @@ reached(last)
 """
 
 
+# Two processes of one machine that draw the same random bits.
+TWINS = """
+import os
+os.urandom = lambda n: bytes(n)  # before any module keeps it
+import json, pickle, sys
+from dataclasses import asdict
+sent = sys.stdin.buffer.read()
+for n in range(2):
+    pid = os.fork()  # before a driver has a thread, or a connection
+    if pid:
+        os.waitpid(pid, 0)
+        continue
+    try:
+        store, plan, *texts = pickle.loads(sent)
+        rows = texts[n]
+        with store.begin(plan) as txn:
+            txn.write(rows)
+            txn.flush()
+            print(json.dumps(asdict(txn.precommit())), flush=True)
+    except Exception as e:
+        print(f"{type(e).__name__}: {e}", file=sys.stderr, flush=True)
+    os._exit(0)
+"""
+
+
 def run_python(script, *what):
     """What a fresh Python process prints that gets `what`. Classes of a notebook travel by value,
     as Spark sends them.
@@ -530,6 +614,20 @@ def a_process_killed_after_commit_or_abort_has_done_it_once(at):
     assert (ask(at.store.commit, kept), ask(at.store.abort, left)) == (DONE, DONE)
     assert (ask(at.store.abort, kept), ask(at.store.commit, left)) == (REFUSED, REFUSED)
     assert at.seen() == ["a"]
+
+
+@durable
+def two_processes_that_draw_one_name_do_not_share_a_transaction(at):
+    """Either each has its own, or one of them fails, or is refused: no row is lost in silence."""
+    texts = ("a", "b")
+    said = run_python(TWINS, at.store, a_plan(), *(at.rows([text]) for text in texts))
+    cs = [committable_from_dict(json.loads(line)) for line in said.splitlines()]
+    assert cs and len({(c.transactional_id, c.state) for c in cs}) == len(cs), cs
+    states = [d.state for d in at.store.describe(cs)]
+    answers = [ask(at.store.commit, c) for c in cs]
+    is_open = [state in (TxnState.OPEN, TxnState.PRECOMMITTED) for state in states]
+    assert answers == [DONE if each else REFUSED for each in is_open]
+    assert len(at.seen()) == answers.count(DONE) > 0
 
 
 SMOKE = [

@@ -46,6 +46,9 @@ _PRODUCER = {
     "delivery.timeout.ms": obeyed(_INT),
     "enable.idempotence": obeyed("BOOLEAN", "only `true`", rule=idempotence),
     "linger.ms": obeyed(_LONG, _ROWS),
+    "max.block.ms": obeyed(
+        _LONG, "an outage is waited for as long as the longer of this one and `delivery.timeout.ms`"
+    ),
     "max.in.flight.requests.per.connection": obeyed(
         "INT [1,...]", f"{_ROWS}, and up to 5", rule=in_flight
     ),
@@ -63,7 +66,6 @@ _PRODUCER_REFUSED = {
     "use transactionalIdPrefix; the sink makes the ids": ("transactional.id",),
 }
 _PRODUCER_NO_EFFECT = {
-    "a task waits as long as it takes": {"max.block.ms": _LONG},
     "the codec's own level is used; `engine=confluent` has `kafka.compression.level`": {
         "compression.gzip.level": "INT [1,...,9] or -1",
         "compression.lz4.level": "INT [1,...,17]",
@@ -84,6 +86,7 @@ _CONSUMER = {
         "only with `startingOffsets=group`",
     ),
     "client.rack": obeyed("STRING"),
+    "default.api.timeout.ms": obeyed(_INT, "a question is asked for three times as long"),
     "exclude.internal.topics": obeyed("BOOLEAN", "only `true`", rule=internal_topics),
     "fetch.max.bytes": obeyed(_INT),
     "fetch.max.wait.ms": obeyed(_INT, target="fetch.wait.max.ms"),
@@ -116,9 +119,6 @@ _CONSUMER_NO_EFFECT = {
     },
     "checksums are always verified": {"check.crcs": "BOOLEAN"},
     "a source creates no topics": {"allow.auto.create.topics": "BOOLEAN"},
-    "each request has its own limit; see `kafkaConsumer.pollTimeoutMs`": {
-        "default.api.timeout.ms": _INT,
-    },
     "rows are read as they come; see `maxOffsetsPerTrigger`": {"max.poll.records": "INT [1,...]"},
     "an internal switch of Java's client": {
         "internal.throw.on.fetch.stable.offset.unsupported": "BOOLEAN",

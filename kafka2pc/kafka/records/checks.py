@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['column_of', 'first_row', 'bytes_type', 'wanted_partitions', 'header_fields', 'value_column', 'topic_column',
-           'why_no_topic', 'check_topic_names', 'timestamps_ms', 'record_too_large']
+           'why_no_topic', 'check_topic_names', 'timestamps_ms', 'oldest_ms', 'record_too_large']
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c002
 import re
@@ -170,6 +170,18 @@ def timestamps_ms(column: "pa.Array") -> "np.ndarray":
             action="Correct the column timestamp.",
         )
     return stamps
+
+
+def oldest_ms(batch: "pa.RecordBatch", before: int | None = None) -> int | None:
+    """The earliest time in the column timestamp, in milliseconds since 1970, or `before` if that is
+    earlier, or if there is no such column. Raises what `timestamps_ms` raises.
+    """
+    column = column_of(batch, "timestamp")
+    if column is None or not len(column):
+        return before
+    first = int(column.cast("int64").to_numpy(zero_copy_only=False).argmin())
+    found = int(timestamps_ms(column.slice(first, 1))[0])
+    return found if before is None else min(found, before)
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c009
 def record_too_large(size: int, topic: str, most: int, label: str = "") -> BadRow:

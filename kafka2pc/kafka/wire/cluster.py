@@ -36,13 +36,15 @@ class Cluster(Connection):
     """A connection to a cluster that also knows the coordinators of transactional ids: it remembers
     each one until an answer, or its absence, says that it may have changed. For many threads at
     once; make a new one after a fork. `batch_bytes`: by topic, the largest batch that is worth
-    sending, after a larger one was refused. Arguments and errors are those of `Connection`.
+    sending, after a larger one was refused. `leaders`: the node that led a (topic, partition) when
+    the brokers were last asked. Arguments and errors are those of `Connection`.
     """
 
     def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000) -> None:
         super().__init__(conf, timeout_ms=timeout_ms)
         self.brokers_are_new = False  # none of them is too old: see `check_brokers`
         self.batch_bytes: dict[str, int] = {}
+        self.leaders: dict[tuple[str, int], int] = {}
         self._coordinator_of = {}
 
     def briefly(self, timeout_ms: int) -> Self:

@@ -6,8 +6,10 @@
 __all__ = ['WireRequest', 'WireAnswer', 'NotSent', 'NoAnswer', 'NotYet', 'TooOld', 'Connection']
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c002
+import logging
 import random
 import re
+import time
 from collections import deque
 from typing import Any, Callable, Mapping, NoReturn, Self, Sequence, TypeVar
 
@@ -123,11 +125,16 @@ class _TokenProvider(AbstractTokenProvider):
             raise wire_errors.KafkaConnectionError(str(e)) from None
 
 
+_LOG = logging.getLogger(__name__)
+_REQUEST_MS = 5_000
+_SAY_EVERY_S = 30
+
+
 class Connection:
     """Requests to the brokers of one cluster, from many threads at once. `conf` has librdkafka's
     names. Make a new one after a fork.
 
-    One request waits for a quarter of `timeout_ms`. Raises `BadOption`, `NotAuthorized`, and
+    One request waits for `request_ms`. Raises `BadOption`, `NotAuthorized`, and
     `BrokerUnreachable` if no server answers within `timeout_ms`.
     """
 
@@ -135,7 +142,7 @@ class Connection:
         self.servers = conf["bootstrap.servers"]
         self.timeout_ms = timeout_ms
         self._user = conf.get("sasl.username", "anonymous")
-        settings = connection_settings(conf, timeout_ms // 4)
+        settings = connection_settings(conf, int(self.request_ms))
         self._mechanism = settings.get("sasl_mechanism")
         if tokens := settings.get("sasl_oauth_token_provider"):
             settings["sasl_oauth_token_provider"] = _TokenProvider(tokens)
@@ -150,6 +157,11 @@ class Connection:
             self.close()
             raise
 
+    @property
+    def request_ms(self) -> float:
+        """How long one request waits: a quarter of the whole, and at most five seconds."""
+        return min(self.timeout_ms / 4, _REQUEST_MS)
+
     def _open(self) -> None:
         self.persist(lambda: self._manager.run(self._greet))
         answer = self.persist(lambda: self.ask(_versions_request()))
@@ -161,8 +173,8 @@ class Connection:
         server = random.choice(m.cluster.bootstrap_brokers())
         m.reset_backoff(server.node_id)
         try:
-            await m.wait_for(m.get_connection(server.node_id).init_future, self.timeout_ms / 4)
-            await m.bootstrap_async(self.timeout_ms / 4)
+            await m.wait_for(m.get_connection(server.node_id).init_future, self.request_ms)
+            await m.bootstrap_async(self.request_ms)
         except _FORBIDDEN as e:
             raise self._refused_login(f"{e.errno} {e.message}") from None
         except wire_errors.KafkaError as e:
@@ -203,7 +215,7 @@ class Connection:
         m = self._manager
         node_id = m.least_loaded_node() if node_id is None else node_id
         try:
-            await self._wait(m.get_connection(node_id).init_future, self.timeout_ms / 4)
+            await self._wait(m.get_connection(node_id).init_future, self.request_ms)
         except _FORBIDDEN as e:
             raise self._refused_login(f"{e.errno} {e.message}") from None
         except wire_errors.KafkaError as e:
@@ -246,7 +258,7 @@ class Connection:
     async def _ask(
         self, request: WireRequest, node_id: int | None, within_ms: float | None = None
     ) -> WireAnswer:
-        within_ms = within_ms or self.timeout_ms / 4
+        within_ms = within_ms or self.request_ms
         node_id = await self._connect(request, node_id)
         answer = self._start(request, node_id, within_ms)
         return await self._finish(request, node_id, answer, within_ms)
@@ -308,7 +320,7 @@ class Connection:
         without waiting for answers: the answer to each, or the error that `ask` would raise. A node
         that fails to answer one of them is not sent the others (`NotSent`).
         """
-        return self._manager.run(self._ask_each, requests, self.timeout_ms / 4)
+        return self._manager.run(self._ask_each, requests, self.request_ms)
 
     def persist(
         self,
@@ -319,6 +331,20 @@ class Connection:
         """The result of `call()`, which is called until it raises none of `repeat`. Raises
         `BrokerUnreachable` after `timeout_ms` and at most one more request.
         """
+
+        said = time.monotonic()
+
+        def say(state: RetryCallState) -> None:
+            nonlocal said
+            if time.monotonic() - said >= _SAY_EVERY_S:
+                said = time.monotonic()
+                _LOG.warning(
+                    "%s: no usable answer for %d s; it is waited for %d s in all. The last one: %s",
+                    self.servers,
+                    state.seconds_since_start or 0,
+                    self.timeout_ms // 1000,
+                    state.outcome and state.outcome.exception(),
+                )
 
         def give_up(state: RetryCallState) -> NoReturn:
             last = state.outcome and state.outcome.exception()
@@ -331,6 +357,7 @@ class Connection:
             retry=retry_if_exception_type(repeat),
             stop=stop_after_delay(self.timeout_ms / 1000),
             wait=wait_random_exponential(0.05, max=0.5),
+            before_sleep=say,
             retry_error_callback=give_up,
         )(call)
 

@@ -17,7 +17,7 @@ from typing import Callable, Mapping
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c004
 from ...backends.kept import Kept
-from ..options.librdkafka import TOKEN_PROVIDER, check_security
+from ..options.librdkafka import API_TIMEOUT, MAX_BLOCK, TOKEN_PROVIDER, check_security
 from ..options.rules import MECHANISMS, VERIFY_HOST, plain_servers
 from .settings import whole_number
 from ...protocol.errors import BadOption, NotAuthorized
@@ -188,10 +188,11 @@ def shared_tokens(conf: Mapping) -> Tokens:
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c026
 def for_librdkafka(conf: Mapping) -> dict:
-    """The same settings for a client of librdkafka, which takes a token provider as a function.
-    Raises `BadOption` if that cannot be imported, `NotAuthorized` if it gives no token.
+    """The same settings for a client of librdkafka: without Java's limits that it does not have,
+    and with a token provider as a function. Raises `BadOption` if that cannot be imported,
+    `NotAuthorized` if it gives no token.
     """
-    conf = dict(conf)
+    conf = {name: value for name, value in conf.items() if name not in (MAX_BLOCK, API_TIMEOUT)}
     if TOKEN_PROVIDER in conf:
         named = {TOKEN_PROVIDER: conf.pop(TOKEN_PROVIDER)}
         # without a token, librdkafka would wait for ten seconds, and give no reason

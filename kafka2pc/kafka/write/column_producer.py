@@ -17,7 +17,7 @@ import pyarrow as pa
 from confluent_kafka import KafkaError
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c004
-from ..records.checks import check_topic_names
+from ..records.checks import check_topic_names, oldest_ms
 from ..records.encoder import Section, codec_named, sections
 from ..records.partitioner import Dealer, first_partition
 from ..records.rows import Rows, join_rows, rows_by_topic
@@ -153,6 +153,7 @@ class ColumnTransaction(TransactionBase):
         self._gathered: dict[str, Gathered] = defaultdict(Gathered)
         self._sent = 0.0  # when rows were last sent, by time.monotonic()
         self._written = 0
+        self._oldest_ms: int | None = None
 
     def begin(self) -> "ColumnTransaction":
         """One InitProducerId, and the transaction is open. Raises `UnclearAnswer` (give the name up
@@ -192,6 +193,7 @@ class ColumnTransaction(TransactionBase):
         for topic, rows, partitions in placed:
             self._gathered[topic].add(rows, partitions)
         self._written += batch.num_rows
+        self._oldest_ms = oldest_ms(batch, self._oldest_ms)
         if not self._may_wait():
             self._send()
 
@@ -247,6 +249,7 @@ class ColumnTransaction(TransactionBase):
             state=self.state,
             partitions=partitions,
             topic_ids=topic_ids(partitions, self._begun().topic_id),
+            oldest_ms=self._oldest_ms,
             **self._identity,
         )
 

@@ -20,6 +20,7 @@ from kafka2pc.kafka.records.checks import (
     check_topic_names,
     column_of,
     header_fields,
+    oldest_ms,
     record_too_large,
     timestamps_ms,
     topic_column,
@@ -322,6 +323,7 @@ class RowTransaction(RowWriter, TransactionBase):
         super().__init__(conf, topic=topic, begin_ms=begin_ms)
         self._ask_id = topic_id
         self._topic_ids: dict[str, str] = {}
+        self._oldest_ms: int | None = None
         self.conf = transaction_conf(conf, transactional_id, timeout_ms, batch_bytes=batch_bytes)
         self.label = transactional_id
         self._identity: dict[str, Any] = dict(
@@ -378,6 +380,7 @@ class RowTransaction(RowWriter, TransactionBase):
         """As `RowWriter.write`. Raises `IllegalStep` after `precommit`."""
         self.step("write")
         super().write(batch)
+        self._oldest_ms = oldest_ms(batch, self._oldest_ms)
 
     def _look_up(self, topic: str, wait_s: float = 5) -> None:
         super()._look_up(topic, wait_s)
@@ -424,6 +427,7 @@ class RowTransaction(RowWriter, TransactionBase):
             state=self.state,
             partitions=partitions,
             topic_ids=topic_ids(partitions, self._topic_ids.__getitem__),
+            oldest_ms=self._oldest_ms or None,  # librdkafka takes 0 for the present
             **self._identity,
         )
 

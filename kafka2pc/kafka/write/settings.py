@@ -12,7 +12,7 @@ from typing import Any, Mapping
 from confluent_kafka import KafkaException, Producer
 
 # %% ../../../nbs/kafka/write/01_settings.ipynb #c004
-from ..options.librdkafka import TOKEN_PROVIDER
+from ..options.librdkafka import MAX_BLOCK, TOKEN_PROVIDER
 from ..wire.login import for_librdkafka
 from ..wire.settings import whole_number
 from ...protocol.errors import BadOption
@@ -79,6 +79,7 @@ def open_producer(conf: Mapping, **callbacks: Any) -> Producer:
 
 # %% ../../../nbs/kafka/write/01_settings.ipynb #c012
 _OBEYED = {
+    MAX_BLOCK,
     "bootstrap.servers",
     "client.id",
     "client.dns.lookup",

@@ -19,7 +19,7 @@ from rich.table import Table
 # %% ../../../nbs/proof/bench/10_bench.ipynb #c004
 from ...local.broker import LocalKafka
 from ...local.jars import KAFKA_VERSION
-from .engines import drive, engines, memory
+from .engines import drive, engines, memory, rows_check
 from .java import java_producers
 from .measure import Comparison
 from .partitions import memory_table, wide_sinks
@@ -121,6 +121,7 @@ class Bench:
     def tables(self) -> Iterator[Table]:
         """A small micro-batch, the driver's part, and the memory of a task."""
         yield profile_table(self.kafka, self.tell, self.sizes.batches)
+        yield _check_table(self)
         yield _driver_table(self.kafka, self.sizes, self.tell)
         sizes = self.sizes
         yield memory_table(self.kafka, sizes.wide_rows, sizes.partitions, self.tell)
@@ -134,6 +135,17 @@ def bench(
         run = Bench(kafka=kafka, rounds=rounds, tell=tell, sizes=sizes)
         for part in (run.engines, run.sinks, run.sources, run.stores, run.tables):
             yield from part()
+
+
+def _check_table(run: Bench) -> Table:
+    """What it costs to ask if the rows of a batch are still there."""
+    title = "a batch of 1,000 rows without Spark: are they still there? ms"
+    table = Table("partitions", "asked", "not asked", title=title)
+    for n in (1, run.sizes.partitions[-1]):
+        run.tell(f"{title}: {n:,} partitions")
+        found = rows_check(run.kafka, n, rounds=run.rounds)
+        table.add_row(f"{n:,}", *(f"{1000 * m.median:.1f}" for m in found))
+    return table
 
 
 def _driver_table(kafka: LocalKafka, sizes: Sizes, tell: Callable[[str], None]) -> Table:

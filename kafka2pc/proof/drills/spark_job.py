@@ -23,12 +23,13 @@ import psutil
 from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from pyspark.sql.types import StructType
 
 # %% ../../../nbs/proof/drills/01_spark_job.ipynb #c004
 from ..child_process import ChildProcess, Failed
 from ...spark.datasource import Kafka2pc, register
+from ...spark.foreach_batch import exactly_once
 from ...spark.interfaces import DataSourceStreamArrowWriter
 from ...spark.sink.stream_writer import SparkMessage, StreamWriter
 
@@ -208,18 +209,19 @@ def stream(
     mode: str = "append",
     conf: dict | None = None,
     stop_at: str | None = None,
+    for_each: bool = False,
     **what: Any,
 ) -> dict:
     """Run a query over a folder of files, one file a batch, until all are done or the file
-    `stop_at` appears. Answers with the batches that ended.
+    `stop_at` appears. `for_each`: by `exactly_once`, not by the format. Answers with the batches
+    that ended.
     """
     for name, value in (conf or {}).items():
         spark.conf.set(name, value)
     try:
         files = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).csv(source)
-        sink = "faulty" if "faults" in options else "kafka2pc"
-        writer = _rows(files, **what).writeStream.format(sink).outputMode(mode)
-        query = writer.options(**options).trigger(availableNow=True).start()
+        writer = _rows(files, **what).writeStream.outputMode(mode).trigger(availableNow=True)
+        query = _to_sink(writer, dict(options), for_each).start()
         try:
             wait_for(query, seconds, stop_at)
         finally:
@@ -228,6 +230,14 @@ def stream(
         for name in conf or {}:
             spark.conf.unset(name)
     return {"batches": [p["batchId"] for p in query.recentProgress]}
+
+
+def _to_sink(writer: DataStreamWriter, options: dict, for_each: bool) -> DataStreamWriter:
+    if not for_each:
+        sink = "faulty" if "faults" in options else "kafka2pc"
+        return writer.format(sink).options(**options)
+    place = options.pop("checkpointLocation")
+    return writer.foreachBatch(exactly_once(options)).option("checkpointLocation", place)
 
 
 def wait_for(query: StreamingQuery, seconds: float, stop_at: str | None = None) -> None:
@@ -352,6 +362,7 @@ class Job(ChildProcess):
         except BrokenPipeError:
             answer = None
         if answer is None:
+            self.process.wait(30)  # its pipes close first, and it counts as alive until its end
             raise Failed(f"the job died; the end of its log:\n{self.log_end()}")
         if "error" in answer:
             raise Failed(answer["error"])

@@ -11,7 +11,7 @@ from typing import Sequence
 # %% ../../../nbs/protocol/phases/11_gone.ipynb #c9bb8aa9
 from ..driver import Driver
 from ..errors import Refused
-from ..messages import CommitMessage, Committable, counts
+from ..messages import CommitMessage, Committable, counts, oldest_row
 from ..participant import Gone, MayRemove
 from .describe import describe_all
 from ..rare.loss import reasons, spell_gone
@@ -44,8 +44,10 @@ def check_rows(driver: Driver, messages: Sequence[CommitMessage]) -> None:
     if gone:
         rows, size = counts(messages)
         what = "; ".join(spell_gone(c, found) for c, found in gone.items())
+        oldest = oldest_row(messages)
         raise Refused(
-            f"{what}; the batch has {rows} rows with {size} bytes of keys and values",
+            f"{what}; the batch has {rows} rows with {size} bytes of keys and values"
+            + (f"; its oldest row has the timestamp {oldest}" if oldest else ""),
             why=" ".join(reasons(gone)),
             action=(
                 "If it comes again: the batch cannot be kept as it is. Make it smaller"

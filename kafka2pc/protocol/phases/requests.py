@@ -28,7 +28,13 @@ def send(
             note["outcome"] = outcome
         return outcome
 
-    return (retry or driver.policy.retry())(ask)
+    return (retry or _retry_of(driver, verb))(ask)
+
+
+def _retry_of(driver: Driver, verb: str) -> Callable:
+    """A policy for unclear answers. Giving up a commit helps no one: it is asked for longer."""
+    longer = driver.policy.retry_commit if verb == "commit" else None
+    return (longer or driver.policy.retry)()
 
 
 def _noted(driver: Driver, verb: str, c: Committable, batch_id: int) -> AbstractContextManager:
@@ -41,7 +47,7 @@ def send_all(driver: Driver, verb: str, cs: Sequence[Committable], batch_id: int
     `in_order` one participant follows another, in the order of `driver.participants`; after an
     unclear answer the participants that follow are not asked: their outcome is UNKNOWN, too.
     """
-    retry = driver.policy.retry()
+    retry = _retry_of(driver, verb)
     batch_of = lambda c: batch_id
     if not driver.policy.in_order:
         return send_each(driver, verb, cs, batch_of, retry)

@@ -23,10 +23,18 @@ from ..log.questions import commit_of, newest_record
 from ..log.slots import Listing
 from ..messages import Committable
 from ..names import Token, known_name
-from ..participant import Recalls, list_some
+from ..participant import KeepsId, Recalls, list_some
 
 # %% ../../../nbs/protocol/rare/01_identity.ipynb #c006
 KnownIds = Mapping[str, Sequence[str]]  # by participant
+_ANOTHER_STORE = {
+    "why": "The store keeps an id, and it is not the one that the decisions name.",
+    "action": (
+        "Give the query the store that it wrote to: look whether a disk is mounted, where a link"
+        " points, and which database and schema the URL names. If the store was emptied on purpose,"
+        " begin with a new checkpointLocation."
+    ),
+}
 
 
 def check_identity(
@@ -62,15 +70,24 @@ def check_record(driver: Driver, record: Decision) -> None:
             f"query {driver.query_id}: its log holds decisions of query {record.query_id}; each"
             " needs a log of its own"
         )
-    kept = dict(record.stores)
-    for name, p in driver.participants.items():
-        connected_to = p.store_id()
-        if kept.get(name, connected_to) != connected_to:
-            raise WrongCluster(
-                f"query {driver.query_id}: its decisions are about {name} {kept[name]}, the sink is"
-                f" connected to {connected_to}"
-            )
+    for name, recorded in record.stores:
+        if name in driver.participants:
+            _check_store(driver, name, recorded)
     check_place(driver, record.identity or Identity())  # an older version kept none
+
+
+def _check_store(driver: Driver, name: str, recorded: str) -> None:
+    p = driver.participants[name]
+    if isinstance(p, KeepsId):
+        other, more = p.differs(recorded), _ANOTHER_STORE
+    else:
+        other, more = p.store_id(), {}
+    if other not in ("", recorded):
+        raise WrongCluster(
+            f"query {driver.query_id}: its decisions are about {name} {recorded}, the sink is"
+            f" connected to {other}",
+            **more,
+        )
 
 
 def check_place(driver: Driver, recorded: Identity) -> None:

@@ -18,6 +18,7 @@ from ...backends.places import masked
 from ...decision_logs.opening import open_folder_log, open_log
 from ...kafka.cluster_check import check
 from ...kafka.participant import KafkaParticipant
+from ...kafka.wire.waits import fit_waits
 from ...kafka.write.settings import without_use
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import MovedLog
@@ -125,7 +126,8 @@ def _policy(options: SinkOptions, stores: Sequence[StoreIdentity]) -> Policy:
     margin_ms = min([10_000, *(t // 5 for t in timeouts_ms)])
     return Policy(
         each=parallel(),
-        retry=partial(retry_unknown, options.max_commit_retries),
+        retry=partial(retry_unknown, 20),
+        retry_commit=partial(retry_unknown, options.max_commit_retries),
         pause_before_claim=back_off,
         margin_ms=margin_ms if options.margin_ms is None else options.margin_ms,
         skip_lost=options.skip_lost,
@@ -167,6 +169,8 @@ def _checked_participant(options: SinkOptions) -> KafkaParticipant:
         timeout_ms=options.timeout_ms,
         two_phase=options.two_phase if options.engine == "columnar" else "off",
     )
+    if not facts.two_phase:
+        conf = fit_waits(conf, facts.timeout_ms)
     return KafkaParticipant(
         conf, prefix=options.prefix, topic=options.topic, engine=options.engine, **asdict(facts)
     )

@@ -198,9 +198,9 @@ def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -
 # %% ../../../nbs/spark/sink/01_options.ipynb #c059
 _FAILURE = {
     "maxCommitRetries": Option(
-        "How often a commit is sent again while its answer is unclear; then the query stops. 20"
-        " take two minutes at most.",
-        "20",
+        "How often the commit of a decided batch is sent again while its answer is unclear; then"
+        " the query stops, and its next start goes on. 50 take five minutes at most.",
+        "50",
         "5",
         _NEW,
     ),
@@ -386,7 +386,7 @@ def _failure(given: Mapping[str, str], attempt: Callable) -> dict[str, Any]:
     """What to do if something fails, as fields of `SinkOptions`."""
     return {
         "max_commit_retries": attempt(number_option, given, "maxCommitRetries", most=_INT32_MAX)
-        or 20,
+        or 50,
         "skip_lost": attempt(choose, given, "lostTransactions", "fail", "skip") == "skip",
         "replay_check": attempt(choose, given, "replayCheck", "fail", "warn"),
         "margin_ms": attempt(number_option, given, "decisionMarginMs", least=0, most=_INT32_MAX),

@@ -7,6 +7,7 @@ __all__ = ['NOTHING_READ', 'Questions']
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c002
 import re
+from functools import partial
 from typing import Any, Callable, Iterable, Mapping, TypeVar, cast
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c003
@@ -22,22 +23,23 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from kafka.protocol.consumer import OffsetFetchRequest
 from tenacity import (
+    RetryCallState,
     RetryError,
     Retrying,
     retry_if_exception,
     stop_after_attempt,
-    stop_after_delay,
     wait_fixed,
     wait_random_exponential,
 )
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
-from ...kafka.options.librdkafka import TOKEN_PROVIDER
+from ...kafka.options.librdkafka import API_TIMEOUT, TOKEN_PROVIDER
 from ...kafka.wire import error_codes as codes
 from ...kafka.wire.cluster import Cluster, ask_group, check_group
 from ...kafka.wire.connection import NoAnswer, NotSent, NotYet, WireAnswer
 from ...kafka.wire.error_codes import topic_not_authorized
 from ...kafka.wire.login import for_librdkafka
+from ...kafka.wire.settings import whole_number
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
 from .places import TopicPart
@@ -60,17 +62,8 @@ _UNKNOWN = (
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c019
 # librdkafka's own codes are negative; _NOENT: no leader known
-_PASSING = (
-    codes.FETCH_AGAIN
-    | codes.COORDINATOR_MOVES
-    | {
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._NOENT,
-        *_UNKNOWN,
-    }
-)
+_SILENCE = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+_PASSING = codes.FETCH_AGAIN | codes.COORDINATOR_MOVES | _SILENCE | {KafkaError._NOENT, *_UNKNOWN}
 
 
 def _may_pass(e: BaseException) -> bool:
@@ -104,11 +97,30 @@ def _described(future: Any) -> Any:
         return None
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c027
+_ANSWERED_S = 20
+
+
+def _is_silence(e: BaseException) -> bool:
+    """Did no broker answer at all?"""
+    if isinstance(e, (NotSent, NoAnswer)):
+        return True
+    return isinstance(e, KafkaException) and e.args[0].code() in _SILENCE
+
+
+def _is_over(state: RetryCallState, within_s: float) -> bool:
+    """An outage is waited for. Brokers that answer, but not usably, are given less time."""
+    e = state.outcome and state.outcome.exception()
+    most_s = within_s if e and _is_silence(e) else min(within_s, _ANSWERED_S)
+    return (state.seconds_since_start or 0) >= most_s
+
+
 def _ask_again(ask: Callable[[], _T], what: str, within_s: float, tries: Tries | None = None) -> _T:
-    """`ask()`, and again while its error may pass: so many `tries`, or for `within_s` seconds."""
+    """`ask()`, and again while its error may pass: so many `tries`, or for `within_s` seconds (for
+    20 at most if brokers answer).
+    """
     retrying = Retrying(
         retry=retry_if_exception(_may_pass),
-        stop=stop_after_attempt(tries.count) if tries else stop_after_delay(within_s),
+        stop=stop_after_attempt(tries.count) if tries else partial(_is_over, within_s=within_s),
         wait=wait_fixed(tries.pause_ms / 1000) if tries else wait_random_exponential(0.05, 1),
     )
     try:
@@ -157,23 +169,27 @@ def _committed(answer: WireAnswer, group: str) -> dict[TopicPart, int]:
     return offsets
 
 
+_REQUEST_S = 7
+
+
 class Questions:
     """What a source asks a cluster. `committed_only`: an end is the last stable offset. `leaders`:
     the node ids of those that answers of `topics` named; they may have moved since. All methods
-    raise `NotAuthorized`, and `BrokerUnreachable` after `tries` (None: after `within_ms`). Raises
-    `BadOption` for settings that the client refuses.
+    raise `NotAuthorized`, and `BrokerUnreachable` after `tries` (None: after `within_ms`, and if
+    that is None, too, three times default.api.timeout.ms: Spark's own source asks three times).
+    Raises `BadOption` for settings that the client refuses.
     """
 
     def __init__(
         self,
         conf: Mapping[str, str],
         committed_only: bool = True,
-        within_ms: int = 20_000,
+        within_ms: int | None = None,
         tries: Tries | None = None,
     ) -> None:
         self.leaders: dict[TopicPart, int] = {}
         self.tries = tries
-        self.within_ms = within_ms
+        self.within_ms = within_ms or 3 * whole_number(conf, API_TIMEOUT, 60_000)
         self.servers = conf["bootstrap.servers"]
         self.isolation = (
             IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
@@ -184,7 +200,7 @@ class Questions:
         self._groups: dict[str, Consumer] = {}
         if "SSL" in conf.get("security.protocol", "").upper() or TOKEN_PROVIDER in conf:
             # it reports what is wrong with a certificate or a token; librdkafka does not
-            Cluster(conf, timeout_ms=within_ms).close()
+            Cluster(conf, timeout_ms=self.within_ms).close()
         try:
             self.admin = AdminClient({"log_level": 2} | for_librdkafka(conf))
         except KafkaException as e:
@@ -192,8 +208,9 @@ class Questions:
 
     @property
     def _request_s(self) -> float:
-        """The timeout of one request: a question is tried three times."""
-        return self.within_ms / 3000
+        """The timeout of one request: a short one where the tries do not count."""
+        third_s = self.within_ms / 3000
+        return third_s if self.tries else min(third_s, _REQUEST_S)
 
     def _ask(self, what: str, ask: Callable[[], _T]) -> _T:
         """`ask()`, and again while its error may pass."""

@@ -37,7 +37,7 @@ RATE_OPTIONS = {
     ),
     "fetchOffset.numRetries": Option(
         "How often a question about topics and offsets is tried before the query stops. If it is"
-        " not given: for 20 seconds.",
+        " not given: for three times `kafka.default.api.timeout.ms` (three minutes).",
         None,
         "5",
         "3 tries",
