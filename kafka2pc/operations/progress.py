@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 from .query import Query, open_query
 from ..protocol.log.decisions import Decision
 from ..protocol.log.questions import commit_of, later_batch
-from ..protocol.messages import Committable
+from ..protocol.messages import Committable, rows_once
 
 # %% ../../nbs/operations/05_progress.ipynb #c006
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: fl
         state="done" if done else "decided",
         attempt=decision.slot.attempt,
         run=str(decision.token),
-        rows=sum(c.records for c in committables),
+        rows=rows_once(committables),
         transactions=len(committables),
         partitions=len(partitions),
         **_timeout(committables, ended_ms if done else now_ms),

@@ -187,7 +187,8 @@ class FoundTransaction:
     """A transaction of a cluster. `decided`: True, False, or None (its checkpoint was not named, or
     this sink did not write it). `run`: its claim, batch.attempt.random. `fenced`: a newer run has
     claimed. `age_ms`, `left_ms` (None: never times out): in ms, for display only, because they
-    compare the coordinator's clock with the clock of this machine.
+    compare the coordinator's clock with the clock of this machine. `store`: another one than kafka
+    is a database: there `partitions` names the table, and an `age_ms` of 0 is not known.
     """
 
     transactional_id: str
@@ -201,6 +202,7 @@ class FoundTransaction:
     run: str | None = None
     decided: bool | None = None
     fenced: bool | None = None
+    store: str = "kafka"
 
     @property
     def exact(self) -> tuple[str, PreparedTxnState]:
@@ -292,7 +294,8 @@ def find_prefix(cluster: Cluster, query: Query | None) -> str:
     if last and recorded and ("," not in recorded or len(last.stores) == 1):
         return recorded
     newest = newest_commit(query.log)
-    ids = [c.transactional_id for c in newest.committables] if newest else []
+    cs = newest.committables if newest else ()
+    ids = [c.transactional_id for c in cs if c.participant == "kafka"]
     return _prefix_among(ids, query) if ids else prefix_in_cluster(cluster, query)
 
 

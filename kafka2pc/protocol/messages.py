@@ -4,13 +4,14 @@
 
 # %% auto #0
 __all__ = ['Mode', 'Plan', 'PreparedTxnState', 'PartitionRange', 'Committable', 'CommitMessage', 'committable_to_dict',
-           'committable_from_dict', 'counts', 'oldest_row']
+           'committable_from_dict', 'rows_once', 'counts', 'oldest_row']
 
 # %% ../../nbs/protocol/03_messages.ipynb #c002
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Sequence
+from typing import Iterable, Sequence
 
 # %% ../../nbs/protocol/03_messages.ipynb #c003
 from .clock import Moment
@@ -118,6 +119,14 @@ def _from_v0(d: dict) -> dict:
     return dict(transactional_id=d["transactional_id"], state=state)
 
 # %% ../../nbs/protocol/03_messages.ipynb #c035
+def rows_once(cs: Iterable[Committable]) -> int:
+    """How many rows these transactions hold. A row that several stores have counts once."""
+    numbers: Counter[str] = Counter()
+    for c in cs:
+        numbers[c.participant] += c.records
+    return max(numbers.values(), default=0)
+
+
 def counts(messages: Sequence[CommitMessage]) -> tuple[int, int]:
     """How many rows the tasks have read, and how many bytes of keys and values."""
     return sum(m.rows for m in messages), sum(m.bytes for m in messages)

@@ -142,8 +142,9 @@ class Kafka2pc(DataSource):
 
 def register(spark: SparkSession) -> None:
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
-    reading. A thread of your own calls it, too, before it writes. Raises `BadOption` if the
-    installed PySpark lacks what the format needs: it needs Spark 4.1.
+    reading. A thread of your own calls it, too, before it writes. It does not help if Spark asks a
+    Python without kafka2pc: set PYSPARK_PYTHON. Raises `BadOption` if the installed PySpark lacks
+    what the format needs: it needs Spark 4.1.
     """
     check_interfaces()
     spark.dataSource.register(Kafka2pc)

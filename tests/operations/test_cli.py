@@ -135,18 +135,29 @@ def test_tables_and_words_say_the_same(dead):
         shlex.quote(str(dead.place)),
         {
             "KAFKA2PC_BOOTSTRAP_SERVERS": dead.kafka.bootstrap_servers,
-            "COLUMNS": "250",
+            "COLUMNS": "80",
         },
     )
-    first = dead.open()[0].transactional_id
+    ids = [t.transactional_id for t in dead.open()]
     listed = typed(f"kafka2pc transactions list --checkpoint {place}", **env)[0]
-    assert first in listed and "yes" in listed
-    assert "decided: ?" in typed(f"kafka2pc transactions describe {first}", **env)[0]
-    assert "COMMIT" in typed(f"kafka2pc decisions list {place}", **env)[0]
+    assert f"Query {dead.id}: 2 open, the oldest for " in listed
+    for shown in (listed, typed(f"kafka2pc restore {place} --dry-run", **env)[0]):
+        lines = shown.splitlines()
+        for each in ids:  # whole, and what there is to say below it
+            assert f"{dead.topic}-0" in lines[lines.index(each) + 1]
+            assert "; times out in " in lines[lines.index(each) + 1]
+    assert listed.count("; decided: yes") == 2
+    described = typed(f"kafka2pc transactions describe {ids[0]}", **env)[0]
+    assert f"\n  partitions: {dead.topic}-0\n" in described and "(('" not in described
+    assert "decided: ? (name its checkpoint)" in described
+    decided = typed(f"kafka2pc decisions list {place}", **env)
+    assert "COMMIT" in decided[0] and typed(f"kafka2pc decisions {place}", **env) == decided
     assert (
         f"{dead.topic}-0 at offsets 0 to 1" in typed(f"kafka2pc decisions show {place} 0", **env)[0]
     )
-    assert "DANGER  decided-and-open" in typed(f"kafka2pc doctor --checkpoint {place}", **env)[0]
+    examined = typed(f"kafka2pc doctor --checkpoint {place}", **env)[0]
+    assert examined.startswith("DANGER  decided-and-open") and "\nuser: " in examined
+    assert examined.count("one-copy\n") == 1 and examined.count("a partition with one copy") == 2
     assert typed(f"kafka2pc decisions show {place} 7", **env)[1] == 1
     assert typed("kafka2pc transactions describe unused", **env)[1] == 1
 

@@ -90,7 +90,7 @@ def test_rows_that_a_topic_removes_while_they_are_decided_and_open_are_lost(dead
     assert finding_of(diagnosis, "decided-and-open", "1 of its transactions").level == "danger"
     restore = dead.access.command("restore", str(dead.place))
     said, status = typed(f"{restore} --dry-run")
-    assert status == 4 and "1 to commit, 1 lost" in said
+    assert status == 4 and "1 lost, 1 to commit" in said
     said, status = typed(restore)
     assert status == 4 and "LostTransaction" in said and gone in said
     assert len(dead.open()) == 1, "the other one is committed"
@@ -123,6 +123,8 @@ def test_what_is_young_is_left_in_peace_unless_it_is_fenced(dead):
     dead.leave(decided=False)
     young = dead.doctor(older_ms=60_000)
     assert not names(young) & {"leftovers", "readers-held-back"}
+    said = "2 open transactions: of a batch that is being written, or of a query that died just now"
+    assert dict(young.facts)["younger than 60 s, not reported"] == said
     claim(dead.run(), 0)  # a new run, that dies before its sweep
     finding_of(dead.doctor(older_ms=60_000), "leftovers", "2 open transactions")
 

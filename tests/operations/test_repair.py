@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
+from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of
 from shell import typed
 
 from kafka2pc.backends.kept import Kept
@@ -15,6 +15,7 @@ from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations import repair
 from kafka2pc.operations.access import Access
+from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import driver_of, operate, plan_restore, restore
 from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_transactions
@@ -28,7 +29,6 @@ from kafka2pc.protocol.errors import (
     Superseded,
 )
 from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
-from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.operators import fence as fence_module
@@ -41,6 +41,7 @@ from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore as restore_batch
 from kafka2pc.spark.sink import opening
 from kafka2pc.spark.sink.opening import plan_batch
+from kafka2pc.stores.postgres import PostgresParticipant
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
@@ -142,6 +143,24 @@ def test_a_batch_that_an_operator_marked_done_is_finished(dead, who, monkeypatch
     following = plan_batch(driver, 1, "")
     assert following.attempt == (1 if who == "another process" else 0)
     assert dead.seen() == ["0a", "0b"] and dead.open() == []
+
+
+def test_restore_names_the_batch_of_what_it_aborts_and_says_afterwards_what_it_did(dead):
+    """One run wrote batches 0 to 2, as foreachBatch does: all ids name the batch where it began."""
+    driver = dead.run()
+    messages = dead.write(driver)
+    run = messages[0].plan.token
+    for batch_id in (1, 2):
+        commit(driver, messages, batch_id - 1)
+        messages = dead.write(driver, batch_id, run)
+    line = dead.access.command("restore", str(dead.place))
+    planned, done = typed(f"{line} --dry-run")[0], typed(line)[0]
+    assert "To abort, batch 2: 2 transactions; the first times out in " in planned
+    assert planned.index("To abort") < planned.index("Committed before, batch 1: 2 transactions, 4")
+    ids = [c.transactional_id for m in messages for c in m.committables]
+    assert [planned.splitlines().count(each) for each in ids] == [1, 1]
+    assert "Aborted, batch 2: 2 transactions\n" in done and "times out" not in done
+    assert done.endswith("2 aborted, 2 committed before; nothing is open any more.\n")
 
 
 @pytest.mark.parametrize(
@@ -375,14 +394,47 @@ def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_a
 
 
 @pytest.mark.parametrize("decided", [True, False])
-def test_decisions_that_also_concern_a_database_are_not_finished_from_here(decided, dead):
-    file = newest_file(dead.leave(decided))
-    decision = load_decision(file.read_bytes(), "here")
-    file.write_bytes(
-        dump_decision(replace(decision, stores=(*decision.stores, ("postgres", "5432"))))
-    )
-    with pytest.raises(BadOption, match="also about postgres"), operate(dead.conf, dead.query):
-        pass
+def test_a_query_with_a_database_is_examined_listed_and_restored_if_its_url_is_named(
+    decided, dead, postgres
+):
+    table = f"orders_{dead.id[:8]}"
+    postgres.execute(f"create table {table} (value text)")
+    kafka_only = dead.run()
+    store = PostgresParticipant(postgres.url, table, name="shop")
+    both = replace(kafka_only, participants={**kafka_only.participants, "shop": store})
+    messages = dead.write(both)
+    if decided:
+        decide(both, messages[0].plan, messages)
+    place, shop = str(dead.place), ["--store", f"shop={postgres.url}"]
+    restore = lambda *more: typed(dead.access.command("restore", place, *more))
+    said, status = restore()
+    assert status == 1 and "also about shop" in said and "--store shop=URL" in said
+    urgent = "decided-and-open" if decided else "leftovers"
+    found = dead.doctor()
+    [line, _] = finding_of(found, urgent).commands
+    assert finding_of(found, "store-not-asked").level == "note" and "--store shop=URL" in line
+    assert not any(f.name == "bad-option" for f in found.findings)
+    asked = replace(dead.access, stores=(shop[1],))
+    found = doctor(asked, checkpoint=place, older_ms=0, prefix=dead.prefix).findings
+    whats = "\n".join(f.what for f in found if f.name == urgent)
+    assert (
+        "4 of its transactions" if decided else f"2 open transactions of query {dead.id} in shop"
+    ) in whats
+    words = ["transactions", "list", "--checkpoint", place, *shop]
+    listed = typed(dead.access.command(*words))[0]
+    assert f"Query {dead.id}, store shop: 2 open" in listed
+    at, word = (table, "yes") if decided else ("shop", "no")  # only the decision has the table
+    assert listed.count(f"  {at}; ") == 2 and listed.count(f"decided: {word}") == 4
+    if decided:
+        said, status = restore("--store", f"shop={postgres.url}#elsewhere")
+        assert status == 1 and "its record knows no transaction of batch 0" in said
+    planned, done = restore(*shop, "--dry-run"), restore(*shop)
+    assert (planned[1], done[1]) == (3, 0) and f"records in {at}; never times out" in planned[0]
+    rows = sorted(postgres.execute(f"select value from {table}"))
+    assert dead.seen() == [value for (value,) in rows] == (ROWS if decided else [])
+    prepared = "select gid from pg_prepared_xacts where strpos(gid, %s) > 0"
+    assert postgres.execute(prepared, dead.id) == []
+    assert {f.name for f in dead.doctor().findings} == {"one-copy", "store-not-asked"}
 
 
 def test_a_missing_checkpoint_is_an_error(dead, tmp_path):

@@ -7,8 +7,18 @@ from dataclasses import replace
 import pytest
 from dead_query_fixtures import ROWS, closing, dead  # noqa: F401  (fixtures)
 
+from kafka2pc.operations.progress import find_progress
+from kafka2pc.operations.query import Query
 from kafka2pc.proof.drills.scenario import Scenario
-from kafka2pc.protocol.messages import CommitMessage, Committable, Plan, PreparedTxnState
+from kafka2pc.protocol.log.decisions import Decision, Slot
+from kafka2pc.protocol.log.slots import MemoryLog
+from kafka2pc.protocol.messages import (
+    CommitMessage,
+    Committable,
+    PartitionRange,
+    Plan,
+    PreparedTxnState,
+)
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.commit import commit
@@ -69,6 +79,29 @@ def test_the_line_of_a_batch_counts_what_was_asked_again_and_what_was_swept(dead
         and 0 < line.left_ms < participant.timeout_ms
     )
     assert dead.seen() == ROWS
+
+
+def test_a_row_that_two_stores_have_counts_once_and_one_without_a_clock_does_not_tell_the_time():
+    """Kafka's Committables say when they began, those of a database do not."""
+    held = PartitionRange(topic="orders", partition=0, records=4)
+    of = lambda name, **more: Committable(
+        transactional_id=name,
+        participant=name,
+        state=PreparedTxnState(1, 0),
+        partitions=(held,),
+        **more,
+    )
+    in_kafka, in_table = of("kafka", started_ms=5_000), of("postgres")
+    plan = Plan(query_id="q", batch_id=7, attempt=0, token=new_token(7, 0))
+    line = lambda *cs: batch_line([CommitMessage(plan=plan, committables=cs)], [], 6_000)
+    both = line(in_kafka, in_table)
+    assert (both.rows, both.transactions, both.precommit_ms) == (4, 2, 1_000)
+    assert " precommit_ms=- " in str(line(in_table))
+    log = MemoryLog()
+    slot, cs = Slot(7, 0), (in_kafka, in_table)
+    log.create(Decision(query_id="q", slot=slot, commit=True, token=plan.token, committables=cs))
+    [progress] = find_progress(Query(place="/data/orders", query_id="q", log=log))
+    assert (progress.rows, progress.transactions) == (4, 2)
 
 
 def test_a_late_batch_is_reported_in_four_parts_and_once_for_each_query(caplog):

@@ -9,10 +9,11 @@ __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 're
 import json
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c003
 import typer
+from typer.core import TyperGroup
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c004
 from kafka2pc.operations.cli.common import (
@@ -23,14 +24,17 @@ from kafka2pc.operations.cli.common import (
     Place,
     Prefix,
     Servers,
+    Stores,
     exit_with,
     plainly,
-    seconds,
+    show_ids,
+    show_json,
     show_rows,
+    spell_left,
 )
 
 if TYPE_CHECKING:
-    from kafka2pc.operations.doctor.findings import Diagnosis
+    from kafka2pc.operations.doctor.findings import Diagnosis, Finding
     from kafka2pc.operations.query import Query
     from kafka2pc.operations.repair import RestoreStep
     from kafka2pc.protocol.log.decisions import Decision
@@ -50,6 +54,7 @@ def doctor(
         float, typer.Option(help="Seconds; what is open for less is not reported.")
     ] = 60,
     spark_conf: Annotated[str | None, typer.Option(help="Folder of spark-defaults.conf.")] = None,
+    stores: Stores = None,
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
@@ -62,7 +67,7 @@ def doctor(
         from kafka2pc.operations.doctor.doctor import doctor
 
         diagnosis = doctor(
-            Access(servers, config),
+            Access(servers, config, tuple(stores or ())),
             topics=topic or (),
             prefix=prefix,
             checkpoint=checkpoint,
@@ -85,25 +90,51 @@ _COLOURS = {"note": "cyan", "trouble": "yellow", "danger": "red"}
 
 
 def _print_findings(diagnosis: "Diagnosis") -> None:
+    """The urgent first, one block for each kind; last the facts."""
     from kafka2pc.operations.doctor.rights import CLIENT_FILE
 
+    findings = diagnosis.findings
+    if not findings:
+        typer.echo("Nothing found: the guarantees can be kept.\n")
+    for kind in dict.fromkeys((f.level, f.name) for f in findings):
+        _print_kind([f for f in findings if (f.level, f.name) == kind])
+    if any(CLIENT_FILE in line for f in findings for line in f.commands):
+        typer.echo(
+            f"{CLIENT_FILE} stands for your client's properties file for Kafka's own tools.\n"
+        )
     for name, value in diagnosis.facts:
         typer.echo(f"{name}: {value}")
-    for f in diagnosis.findings:
-        title = typer.style(f"{f.level.upper()}  {f.name}", fg=_COLOURS[f.level], bold=True)
-        typer.echo(f"\n{title}\n  {f.what}\n  why: {f.why}")
-        typer.echo(f"  is data at risk: {f.risk}\n  what to do: {f.action}")
-        for line in f.commands:
-            typer.echo(f"      {line}")
-    if any(CLIENT_FILE in line for f in diagnosis.findings for line in f.commands):
-        typer.echo(
-            f"\n{CLIENT_FILE} stands for your client's properties file for Kafka's own tools."
-        )
-    if not diagnosis.findings:
-        typer.echo("\nNothing found: the guarantees can be kept.")
+
+
+def _print_kind(findings: list["Finding"]) -> None:
+    """What was found, each on a line of its own; then what they have in common, once."""
+    first = findings[0]
+    title = f"{first.level.upper()}  {first.name}"
+    typer.secho(title, fg=_COLOURS[first.level], bold=True)
+    parts = [
+        ("", [f.what for f in findings]),
+        ("why: ", [f.why for f in findings]),
+        ("is data at risk: ", [f.risk for f in findings]),
+        ("what to do: ", [f.action for f in findings]),
+        ("    ", [line for f in findings for line in f.commands]),
+    ]
+    for name, texts in parts:
+        for text in dict.fromkeys(texts):
+            typer.echo(f"  {name}{text}")
+    typer.echo("")
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c104
-decisions = typer.Typer(help="What a checkpoint has decided.", no_args_is_help=True)
+class _ListsByDefault(TyperGroup):
+    """`decisions CHECKPOINT` is `decisions list CHECKPOINT`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        known = args and args[0] in self.commands
+        return super().resolve_command(ctx, args if known else ["list", *args])
+
+
+decisions = typer.Typer(
+    help="What a checkpoint has decided.", no_args_is_help=True, cls=_ListsByDefault
+)
 
 
 def _query(
@@ -133,6 +164,8 @@ def list_decisions(
     are notes about a batch.)
     """
     with plainly("spark"):
+        from kafka2pc.protocol.messages import rows_once
+
         log = _query(place, decision_log, servers, config).log
         columns = {
             "batch": lambda d: d.slot.batch_id,
@@ -140,7 +173,7 @@ def list_decisions(
             "": lambda d: d.kind,
             "run": lambda d: d.token,
             "transactions": lambda d: len(d.committables),
-            "records": lambda d: sum(c.records for c in d.committables),
+            "records": lambda d: rows_once(d.committables),
         }
         seen = log.listing()
         slots = sorted((*seen.notes, *seen.slots))
@@ -228,6 +261,7 @@ def restore(
     skip_lost: Annotated[
         bool, typer.Option("--skip-lost", help="Go on although decided rows are lost.")
     ] = False,
+    stores: Stores = None,
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
@@ -243,42 +277,67 @@ def restore(
 
         conf = Access(servers, config).conf()
         query = open_query(place, decision_log, conf=conf, prefix=prefix)
-        with operate(conf, query, prefix, skip_lost=skip_lost) as driver:
+        with operate(conf, query, prefix, skip_lost=skip_lost, stores=stores or ()) as driver:
             steps = plan_restore(driver) if dry_run else restore(driver)
-        columns = _PLANNED if dry_run else _DONE
-        show_rows(steps, columns, as_json, "Nothing is open, and nothing was decided.")
-        if steps and not as_json:
-            typer.echo(_summary(steps, dry_run))
+        if as_json:
+            show_json(steps)
+        else:
+            _print_steps(steps, dry_run)
         missing = missing_batches(query)
         for batch_id in missing:
             typer.echo(_missing(place, batch_id), err=True)
     raise typer.Exit(4 if missing else _status(steps, dry_run))
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c117
-_IN_WORDS = {  # what is done with a transaction -> in the table and in the summary
+# what is done with a transaction -> in words, the urgent first
+_DONE = {
+    "lost": "lost",
     "commit": "committed",
     "abort": "aborted",
     "nothing": "committed before",
-    "lost": "lost",
 }
-_STEP = {
-    "transactional id": lambda s: s.transactional_id,
-    "batch": lambda s: s.batch_id,
-    "holds": lambda s: s.holds,
-}
-_PLANNED = {"to do": lambda s: s.do, **_STEP, "left": lambda s: _left(s)}
-_DONE = {"done": lambda s: _IN_WORDS[s.do], **_STEP}
+_TO_DO = _DONE | {"commit": "to commit", "abort": "to abort"}
 
 
-def _left(step: "RestoreStep") -> str:
-    return seconds(step.left_ms) if step.do in ("commit", "abort") else ""
+def _print_steps(steps: list["RestoreStep"], dry_run: bool) -> None:
+    """A block for each thing that was done, or would be, in each batch. Of what was committed
+    before there is only the number.
+    """
+    if not steps:
+        typer.echo("Nothing is open, and nothing was decided.")
+        return
+    for do, word in (_TO_DO if dry_run else _DONE).items():
+        for batch_id in sorted({s.batch_id for s in steps if s.do == do}):
+            own = [s for s in steps if (s.do, s.batch_id) == (do, batch_id)]
+            shown = [] if do == "nothing" else own
+            show_ids(
+                f"{word.capitalize()}, batch {batch_id}: {_numbers(own, dry_run)}",
+                ((s.transactional_id, _spell_step(s, dry_run)) for s in shown),
+            )
+    typer.echo(_summary(steps, dry_run))
+
+
+def _numbers(steps: list["RestoreStep"], dry_run: bool) -> str:
+    """How many transactions, how many records if that is known, and when the first times out, if it
+    is open.
+    """
+    text = f"{len(steps)} transactions" if len(steps) > 1 else "1 transaction"
+    records = [s.records for s in steps if s.records is not None]
+    if len(records) == len(steps):
+        text += f", {sum(records)} records"
+    left = [s.left_ms for s in steps if s.left_ms is not None and s.do != "lost" and dry_run]
+    return f"{text}; the first {spell_left(min(left))}" if left else text
+
+
+def _spell_step(step: "RestoreStep", dry_run: bool) -> str:
+    if dry_run and step.do in ("commit", "abort"):
+        return f"{step.holds}; {spell_left(step.left_ms)}"
+    return step.holds
 
 
 def _summary(steps: list["RestoreStep"], dry_run: bool) -> str:
     """The number of transactions for each thing that was done, or would be."""
-    words = _IN_WORDS
-    if dry_run:
-        words = words | {"commit": "to commit", "abort": "to abort"}
+    words = _TO_DO if dry_run else _DONE
     count = Counter(s.do for s in steps)
     numbers = ", ".join(f"{count[do]} {word}" for do, word in words.items() if count[do])
     if dry_run:

@@ -8,8 +8,7 @@ __all__ = ['transactions', 'list_transactions', 'describe', 'hanging', 'abort', 
 # %% ../../../nbs/operations/cli/02_transactions.ipynb #c002
 import json
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 # %% ../../../nbs/operations/cli/02_transactions.ipynb #c003
 import typer
@@ -23,12 +22,22 @@ from kafka2pc.operations.cli.common import (
     Json,
     Prefix,
     Servers,
+    Stores,
     exit_with,
     plainly,
     seconds,
+    show_ids,
+    show_json,
     show_rows,
+    spell_left,
+    spell_places,
     yes_or_no,
 )
+
+if TYPE_CHECKING:
+    from kafka2pc.operations.access import Access
+    from kafka2pc.operations.query import Query
+    from kafka2pc.operations.survey import FoundTransaction, Survey
 
 # %% ../../../nbs/operations/cli/02_transactions.ipynb #c007
 transactions = typer.Typer(
@@ -42,22 +51,18 @@ def list_transactions(
     checkpoint: Checkpoint = None,
     decision_log: DecisionLog = None,
     prefix: Prefix = None,
+    stores: Stores = None,
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """What is open: query, run, age, time left, decided or not (? without its checkpoint). Status 3
-    if the list is incomplete.
+    """What is open, by query, oldest first: each id, its topic, age, time left, decided or not
+    (? without its checkpoint). Status 3 if the list is incomplete.
     """
     with plainly("spark"):
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.query import open_query
-        from kafka2pc.operations.survey import (
-            Survey,
-            find_prefixes,
-            find_transactions,
-            leaderless,
-        )
+        from kafka2pc.operations.survey import Survey, leaderless
 
         conf = Access(servers, config).conf()
         query = None
@@ -66,11 +71,34 @@ def list_transactions(
         with Survey(conf) as survey:
             # first: a leader that comes back later has not answered
             missing = leaderless(survey)
-            given = ("",) if every else (prefix,) if prefix else None
-            rows = find_transactions(survey, given or find_prefixes(survey, query), query)
-        show_rows(rows, _COLUMNS, as_json, "Nothing is open.")
+            rows = _find_open(survey, query, "" if every else prefix)
+        if query and stores:
+            rows += _find_in_databases(conf, query, prefix, stores)
+        if as_json:
+            show_json(rows)
+        else:
+            _print_open(rows)
     if missing:
         exit_with(_incomplete(missing), 3)
+
+
+def _find_open(
+    survey: "Survey", query: "Query | None", prefix: str | None
+) -> list["FoundTransaction"]:
+    """`prefix` None: every prefix of the query."""
+    from kafka2pc.operations.survey import find_prefixes, find_transactions
+
+    prefixes = find_prefixes(survey, query) if prefix is None else (prefix,)
+    return find_transactions(survey, prefixes, query)
+
+
+def _find_in_databases(
+    conf: dict[str, str], query: "Query", prefix: str | None, stores: list[str]
+) -> list["FoundTransaction"]:
+    from kafka2pc.operations.repair import find_in_databases, operate
+
+    with operate(conf, query, prefix, stores=stores, every=False) as driver:
+        return find_in_databases(driver)
 
 
 def _incomplete(partitions: list[int]) -> str:
@@ -82,14 +110,30 @@ def _incomplete(partitions: list[int]) -> str:
     )
 
 
-_COLUMNS = {
-    "transactional id": lambda t: t.transactional_id,
-    "query": lambda t: t.query_id or "not ours",
-    "run": lambda t: t.run or "",
-    "age": lambda t: seconds(t.age_ms),
-    "left": lambda t: seconds(t.left_ms),
-    "decided": lambda t: yes_or_no(t.decided),
-}
+def _print_open(rows: list["FoundTransaction"]) -> None:
+    """A block for each query, that of the oldest transaction first."""
+    if not rows:
+        typer.echo("Nothing is open.")
+    for query_id, store in dict.fromkeys((t.query_id, t.store) for t in rows):
+        own = [t for t in rows if (t.query_id, t.store) == (query_id, store)]
+        name = f"Query {query_id}" if query_id else "Not of kafka2pc"
+        if store != "kafka":
+            name += f", store {store}"
+        age_ms = max(t.age_ms for t in own)
+        oldest = f", the oldest for {seconds(age_ms)}" if age_ms or store == "kafka" else ""
+        lines = ((t.transactional_id, _spell_open(t)) for t in own)
+        show_ids(f"{name}: {len(own)} open{oldest}", lines)
+
+
+def _spell_open(t: "FoundTransaction") -> str:
+    database = t.store != "kafka"  # it may not tell the age
+    parts = [t.partitions[0][0] if database else spell_places(t.partitions)]
+    if t.age_ms or not database:
+        parts.append(f"open for {seconds(t.age_ms)}")
+    parts += [spell_left(t.left_ms), f"decided: {yes_or_no(t.decided)}"]
+    if t.fenced:
+        parts.append("a newer run has claimed")
+    return "; ".join(parts)
 
 
 @transactions.command()
@@ -113,13 +157,27 @@ def describe(
             rows = find_transactions(survey, (transactional_id,), query, ())
         rows = [f for f in rows if f.transactional_id == transactional_id]
         if as_json:
-            typer.echo(json.dumps([asdict(f) for f in rows], indent=1))
+            show_json(rows)
             return
         for f in rows:
-            for name, value in asdict(f).items():
-                typer.echo(f"{name}: {'?' if value is None else value}")
+            _print_one(f)
         if not rows:
             exit_with(f"{transactional_id}: no coordinator knows it, or this user may not see it")
+
+
+def _print_one(t: "FoundTransaction") -> None:
+    """All that is known of a transaction, one fact a line."""
+    facts = {"state": t.state, "query": t.query_id or "not of kafka2pc", "run": t.run or "-"}
+    facts["partitions"] = ", ".join(f"{topic}-{n}" for topic, n in sorted(t.partitions)) or "-"
+    if t.state == "Ongoing":
+        facts |= {"open for": seconds(t.age_ms), "times out in": seconds(t.left_ms)}
+    facts |= {
+        "decided": "? (name its checkpoint)" if t.decided is None else yes_or_no(t.decided),
+        "a newer run has claimed": yes_or_no(t.fenced),
+        "producer id, epoch": f"{t.producer_id}, {t.epoch}",
+    }
+    lines = (f"  {name}: {value}" for name, value in facts.items())
+    typer.echo("\n".join([t.transactional_id, *lines]))
 
 
 @transactions.command()
@@ -148,13 +206,17 @@ def abort(
     checkpoint: Checkpoint = None,
     decision_log: DecisionLog = None,
     force: Force = False,
+    stores: Stores = None,
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Abort one open transaction. Refused if it is decided, or if that is unknown."""
     with plainly("spark"):
-        text = _end(transactional_id, False, checkpoint, decision_log, force, servers, config)
+        from kafka2pc.operations.access import Access
+
+        access = Access(servers, config, tuple(stores or ()))
+        text = _end(access, transactional_id, False, checkpoint, decision_log, force)
         _show_end(transactional_id, "abort", text, as_json)
 
 
@@ -163,34 +225,37 @@ def commit(
     checkpoint: Checkpoint = None,
     decision_log: DecisionLog = None,
     force: Force = False,
+    stores: Stores = None,
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Commit one open transaction. Refused unless it is decided."""
     with plainly("spark"):
-        text = _end(transactional_id, True, checkpoint, decision_log, force, servers, config)
+        from kafka2pc.operations.access import Access
+
+        access = Access(servers, config, tuple(stores or ()))
+        text = _end(access, transactional_id, True, checkpoint, decision_log, force)
         _show_end(transactional_id, "commit", text, as_json)
 
 
 def _end(
+    access: "Access",
     transactional_id: str,
     commit: bool,
     checkpoint: str | None,
     decision_log: str | None,
     force: bool,
-    servers: str | None,
-    config: str | None,
 ) -> str:
-    from kafka2pc.operations.access import Access
     from kafka2pc.operations.query import open_query
     from kafka2pc.operations.repair import end_transaction, operate
     from kafka2pc.operations.survey import Survey
 
-    conf = Access(servers, config).conf()
+    conf = access.conf()
     opened: AbstractContextManager[Any] = nullcontext()
     if checkpoint:
-        opened = operate(conf, open_query(checkpoint, decision_log, conf=conf))
+        query = open_query(checkpoint, decision_log, conf=conf)
+        opened = operate(conf, query, stores=access.stores)
     with opened as driver, Survey(conf) as survey:
         return end_transaction(survey, transactional_id, commit=commit, driver=driver, force=force)
 

@@ -45,19 +45,20 @@ from ...protocol.log.questions import newest_commit
 from ...protocol.rare.identity import check_identity, not_its_log
 
 # %% ../../../nbs/operations/doctor/05_doctor.ipynb #c006
+# of findings of one level, those of the first check are reported first: what a timeout ends
 CHECKS = (
+    check_decisions,
+    # before the readers: it says what ends a transaction that keeps them waiting
+    check_leftovers,
+    check_readers,
+    check_hanging,
+    check_coordinators,
     check_rights,
     check_time,
     check_two_phase,
     check_protocol,
     check_speculation,
     check_copies,
-    check_coordinators,
-    # before the readers: these findings say what ends a transaction that keeps them waiting
-    check_decisions,
-    check_leftovers,
-    check_readers,
-    check_hanging,
 )
 
 
@@ -83,6 +84,16 @@ def _facts(exam: Examination) -> tuple[tuple[str, str], ...]:
         ("transaction.max.timeout.ms", str(most or "not to be seen")),
         ("topics", ", ".join(exam.topics) or "none named"),
     )
+
+
+def _young(exam: Examination) -> tuple[str, str]:
+    """How many open transactions no check reports, because they are younger than `older_ms`."""
+    found = find_transactions(exam.survey, (exam.prefix,), exam.query)
+    young = [t for t in found if t.age_ms < exam.older_ms and not t.decided and not t.fenced]
+    text = f"{len(young)} open transactions"
+    if young:
+        text += ": of a batch that is being written, or of a query that died just now"
+    return f"younger than {exam.older_ms / 1000:g} s, not reported", text
 
 
 def _principal(conf: Mapping) -> str:
@@ -143,7 +154,7 @@ def _diagnose(exam: Examination, findings: list[Finding]) -> Diagnosis:
     """What is known, and the findings about the log with those of all checks."""
     found = [*findings, *_run_checks(exam)]
     worst_first = sorted(dict.fromkeys(found), key=lambda f: -STATUS[f.level])
-    return Diagnosis(_facts(exam), tuple(worst_first))
+    return Diagnosis((*_facts(exam), _young(exam)), tuple(worst_first))
 
 
 def _check_log(query: Query | None) -> tuple[Decision | None, list[Finding]]:
@@ -186,7 +197,8 @@ def _topics(
     topics: Iterable[str], newest: Decision | None, transactions: Iterable[FoundTransaction]
 ) -> tuple[str, ...]:
     """The topics that were named, those of the newest decision, and those of open transactions."""
-    decided = [p.topic for c in (newest.committables if newest else ()) for p in c.partitions]
+    cs = [c for c in (newest.committables if newest else ()) if c.participant == "kafka"]
+    decided = [p.topic for c in cs for p in c.partitions]
     opened = [topic for f in transactions for topic, _ in f.partitions]
     return tuple(dict.fromkeys([*topics, *decided, *opened]))
 

@@ -7,17 +7,19 @@ __all__ = ['STATUS', 'FINDINGS', 'Finding', 'Diagnosis', 'finding', 'Examination
 
 # %% ../../../nbs/operations/doctor/02_findings.ipynb #c002
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 # %% ../../../nbs/operations/doctor/02_findings.ipynb #c003
 from ...backends.places import masked
 from ...kafka.wire.transactions import init_producer_id
-from ..access import Access
+from ..access import Access, read_store
 from .rights import _IDS, acl_command, admin_command
 from ..query import Query
+from ..repair import others_of
 from ..survey import Survey
 from ...protocol.errors import NotAuthorized
+from ...protocol.log.questions import newest_record
 
 # %% ../../../nbs/operations/doctor/02_findings.ipynb #c006
 STATUS = {"note": 0, "trouble": 3, "danger": 4}  # level -> exit status
@@ -111,11 +113,27 @@ class Examination:
             return False
         return True
 
+    @cached_property
+    def not_asked(self) -> list[str]:
+        """The databases that the query writes beside Kafka and that the operator did not name."""
+        named = {read_store(text).name for text in self.access.stores}
+        last = newest_record(self.query.log) if self.query else None
+        return [name for name in others_of(last) if name not in named]
+
+    @cached_property
+    def full_access(self) -> Access:
+        """The access, with a placeholder for each of those."""
+        more = (f"{name}=URL" for name in self.not_asked)
+        return replace(self.access, stores=(*self.access.stores, *more))
+
+    def line(self, *words: str, last: tuple[str, ...] = ()) -> str:
+        """A line of the command line about the query, with all that it needs."""
+        given = ["--decision-log", masked(self.decision_log)] if self.decision_log else []
+        if self.prefix != "kafka2pc":
+            given += ["--prefix", self.prefix]
+        return self.full_access.command(*words, *given, *last)
+
     def restores(self, query: Query) -> tuple[str, str]:
         """The two shell lines that restore the query: the dry run, and the restore."""
-        words = ["restore", masked(query.place)]
-        if self.decision_log:
-            words += ["--decision-log", masked(self.decision_log)]
-        if self.prefix != "kafka2pc":
-            words += ["--prefix", self.prefix]
-        return self.access.command(*words, "--dry-run"), self.access.command(*words)
+        words = "restore", masked(query.place)
+        return self.line(*words, last=("--dry-run",)), self.line(*words)

@@ -11,10 +11,17 @@ import time
 from typing import Iterator, Mapping, Sequence
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c003
+from ...backends.places import masked
 from ...kafka.wire.topics import topic_settings
 from .findings import FINDINGS, Examination, Finding, finding
 from ..query import Query
-from ..repair import RestoreStep, decided_steps, describe_ranges, operate
+from kafka2pc.operations.repair import (
+    RestoreStep,
+    decided_steps,
+    describe_ranges,
+    find_in_databases,
+    operate,
+)
 from kafka2pc.operations.survey import (
     ALIVE,
     FoundTransaction,
@@ -43,13 +50,16 @@ FINDINGS.update(
         "readers-held-back-by-whom": (
             "trouble",
             "A transaction is open there, and this user may not ask which.",
-            "No. Nothing is lost by waiting.",
+            "Perhaps: it may be decided, and time out.",
             "Grant READ, and look again.",
         ),
     }
 )
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c103
+_NAMED = 5  # transactions of one finding that are named
+
+
 def _age_ms(holder: OpenProducer, known: Mapping[int, FoundTransaction]) -> float:
     if holder.producer_id in known:
         return known[holder.producer_id].age_ms
@@ -68,6 +78,10 @@ def _held_back(
     if not any(_age_ms(h, known) >= exam.older_ms for h in holders.values()):
         return
     names = [known[i].transactional_id for i in holders if i in known]
+    counted = [f"{len(names)} that the lines below describe"] if names else []
+    commands = [exam.access.command("transactions", "describe", name) for name in names[:_NAMED]]
+    if len(names) > _NAMED:
+        commands.append(exam.access.command("transactions", "list", "--all"))
     unseen = [
         f"one of producer id {i} that no coordinator knows, or that this user may not see"
         for i in holders
@@ -76,8 +90,8 @@ def _held_back(
     yield finding(
         "readers-held-back",
         what,
-        *(exam.access.command("transactions", "describe", name) for name in names),
-        why=f"Open there: {'; '.join(names + unseen)}.",
+        *commands,
+        why=f"Open transactions there: {'; '.join(counted + unseen)}.",
         **_risk_of_waiting([known[i] for i in holders if i in known], bool(unseen), exam.older_ms),
     )
 
@@ -201,6 +215,8 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
     """The finding about the transactions that a query left open."""
     left_s = _first_end_s(own)
     what = f"{len(own)} open transactions of query {query_id}"
+    if own[0].store != "kafka":
+        what += f" in {own[0].store}"
     if left_s is None:
         what += ", which never time out"
     else:
@@ -229,7 +245,6 @@ _LOOK_AGAIN = (
     " good, no run ever ends them, and nothing says whether they were decided: `kafka2pc abort ID"
     " --force` drops one: {}."
 )
-_NAMED = 5  # transactions whose records are named
 
 
 def _held_records(exam: Examination, own: Sequence[FoundTransaction]) -> str:
@@ -250,6 +265,11 @@ def _former_ids(exam: Examination) -> list[str]:
     return [f"{prefix}-{exam.query.query_id}-" for prefix in former]
 
 
+def _is_left(exam: Examination, t: FoundTransaction) -> bool:
+    """Is it one of this sink that no run will end?"""
+    return bool(t.query_id and not t.decided and (t.fenced or t.age_ms >= exam.older_ms))
+
+
 def check_leftovers(exam: Examination) -> Iterator[Finding]:
     """Open transactions of this sink that no run will end: fenced, or open for longer than
     `older_ms`. `check_decisions` reports decided ones.
@@ -257,7 +277,7 @@ def check_leftovers(exam: Examination) -> Iterator[Finding]:
     found = [
         f
         for f in find_transactions(exam.survey, (exam.prefix, *_former_ids(exam)), exam.query)
-        if f.query_id and not f.decided and (f.fenced or f.age_ms >= exam.older_ms)
+        if _is_left(exam, f)
     ]
     for query_id in sorted({f.query_id for f in found if f.query_id}):
         yield _leftovers(exam, query_id, [f for f in found if f.query_id == query_id])
@@ -265,6 +285,12 @@ def check_leftovers(exam: Examination) -> Iterator[Finding]:
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c124
 FINDINGS.update(
     {
+        "store-not-asked": (
+            "note",
+            "No record holds its URL.",
+            "Perhaps: what is decided and open, or lost, in it is not part of this report.",
+            "Name its URL.",
+        ),
         "decided-and-open": (
             "danger",
             "The driver died, or lost the broker, between its decision and the commit.",
@@ -288,18 +314,34 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
     """Is the newest decision about this cluster, and has the query committed all it decided?"""
     if not exam.query:
         return
-    with operate(exam.access.conf(), exam.query, exam.prefix) as driver:
-        steps = decided_steps(driver)
+    yield from _check_asked(exam, exam.query)
+    stores = exam.access.stores
+    with operate(exam.access.conf(), exam.query, exam.prefix, stores=stores, every=False) as driver:
+        steps, beside = decided_steps(driver), find_in_databases(driver)
     lost = [s for s in steps if s.do == "lost"]
     late = [s for s in steps if s.do == "commit"]
+    if late:
+        yield _late(exam, exam.query, late)
     if lost:
         yield finding(
             "decided-and-lost",
             f"batch {lost[0].batch_id} of query {exam.query.query_id} is decided, and lost: "
             + "; ".join(s.holds for s in lost),
         )
-    if late:
-        yield _late(exam, exam.query, late)
+    left = [t for t in beside if _is_left(exam, t)]
+    for store in sorted({t.store for t in left}):
+        yield _leftovers(exam, exam.query.query_id, [t for t in left if t.store == store])
+
+
+def _check_asked(exam: Examination, query: Query) -> Iterator[Finding]:
+    """A finding if the query writes a database that the operator did not name."""
+    if exam.not_asked:
+        yield finding(
+            "store-not-asked",
+            f"query {query.query_id} also writes into {', '.join(exam.not_asked)}, which was not"
+            " asked",
+            exam.line("doctor", "--checkpoint", masked(query.place)),
+        )
 
 
 def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:

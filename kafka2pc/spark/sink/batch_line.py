@@ -18,7 +18,7 @@ from typing import Any, Iterable, Iterator, Sequence
 from ...backends.kept import Kept
 from ...protocol.errors import TwoPhaseError, describe_error
 from ...protocol.history import Event, History, crash_watcher, requests_of
-from ...protocol.messages import CommitMessage, Committable
+from ...protocol.messages import CommitMessage, Committable, rows_once
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c006
 _LOG = logging.getLogger("kafka2pc")
@@ -53,14 +53,15 @@ def count_aborts(events: Iterable[Event]) -> int:
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c008
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLine:
-    """What the log says about one batch. `bytes`: of keys and values, before any encoding. `swept`:
-    transactions of earlier runs that were aborted, before and after the batch. `retries`: how often
-    a commit or abort was sent again after an unclear answer.
+    """What the log says about one batch. `rows`: each once, also if several stores have it.
+    `bytes`: of keys and values, before any encoding. `swept`: transactions of earlier runs that
+    were aborted, before and after the batch. `retries`: how often a commit or abort was sent again
+    after an unclear answer.
 
-    In milliseconds: `precommit_ms` from the first begin to the commit phase, `decision_ms` to win a
-    slot, `commit_ms` to end all transactions, `left_ms` until the first of them would have timed
-    out (None: none can). `precommit_ms` and `left_ms` compare the clocks of a task and of the
-    driver, so nothing is decided by them.
+    In milliseconds: `precommit_ms` from the first begin to the commit phase (None: no store says
+    when that was), `decision_ms` to win a slot, `commit_ms` to end all transactions, `left_ms`
+    until the first of them would have timed out (None: none can). `precommit_ms` and `left_ms`
+    compare the clocks of a task and of the driver, so nothing is decided by them.
     """
 
     query: str
@@ -70,7 +71,7 @@ class BatchLine:
     rows: int
     bytes: int
     transactions: int
-    precommit_ms: int
+    precommit_ms: int | None
     decision_ms: int
     commit_ms: int
     left_ms: int | None
@@ -99,7 +100,7 @@ def batch_line(
         batch=plan.batch_id,
         mode=plan.mode.value,
         attempt=plan.attempt,
-        rows=sum(c.records for c in committables),
+        rows=rows_once(committables),
         bytes=sum(m.bytes for m in messages) if committables else 0,
         transactions=len(committables),
         precommit_ms=_precommit_ms(committables, commit_began_ms),
@@ -116,10 +117,11 @@ def _duration_ms(events: Iterable[Event], op: str) -> int:
     return times[-1] - times[0] if times else 0
 
 
-def _precommit_ms(committables: Sequence[Committable], commit_began_ms: int) -> int:
+def _precommit_ms(committables: Sequence[Committable], commit_began_ms: int) -> int | None:
     if not committables:
         return 0
-    return max(0, commit_began_ms - min(c.started_ms for c in committables))
+    started_ms = [c.started_ms for c in committables if c.started_ms]
+    return max(0, commit_began_ms - min(started_ms)) if started_ms else None
 
 
 def _left_ms(committables: Sequence[Committable], now_ms: float) -> int | None:
