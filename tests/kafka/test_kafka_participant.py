@@ -281,7 +281,7 @@ def test_thirty_threads_open_one_connection(kafka, topic, monkeypatch):
     monkeypatch.setattr(
         client_module,
         "Cluster",
-        lambda conf: opened.append(conf) or time.sleep(0.1) or real(conf),
+        lambda conf, **limits: opened.append(conf) or time.sleep(0.1) or real(conf, **limits),
     )
     store = KafkaParticipant(kafka.client_conf, topic=topic)
     assert len(set(parallel(30)(lambda _: id(store.cluster), range(30)))) == len(opened) == 1

@@ -610,6 +610,7 @@ RULES |= {
         "HANGING",
         Config(moves=True),
         (("replay.is_of_query", broken.own_prefix_only),),
+        of="6",
     ),
     "whose log": Rule(
         "a run works from a copied checkpoint with a copied log",
