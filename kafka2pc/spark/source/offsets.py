@@ -211,15 +211,26 @@ def _partition_losses(topic: str, p: int, at: int, now: Bounds | None) -> Iterat
         yield Loss(TopicRecreated, f"{topic}-{p} ends at offset {now.end}, but it was read to {at}")
 
 
+def _new_losses(start: Offsets, snapshot: Snapshot) -> Iterator[Loss]:
+    """The first records of partitions that came while the query existed."""
+    for (t, p), bounds in sorted(snapshot.parts.items()):
+        known = (t, p) in start.at or was_recreated(start.ids, snapshot.ids, t)
+        if bounds.begin > 0 and not known:
+            gone = f"offsets 0 to {bounds.begin - 1} are gone"
+            yield Loss(RecordsGone, f"{t}-{p} is new for this query: {gone}")
+
+
 def find_losses(start: Offsets, snapshot: Snapshot) -> list[Loss]:
-    """What was deleted before it was read. `start` holds only what the query still asks for."""
+    """What was deleted before it was read. `start` holds only what the query still asks for. All
+    records of a partition that is new count as not read, except at the first start of a query.
+    """
     losses = []
     for topic in sorted({t for t, _ in start.at}):
         at = {p: offset for (t, p), offset in start.at.items() if t == topic}
         now = {p: bounds for (t, p), bounds in snapshot.parts.items() if t == topic}
         recreated = was_recreated(start.ids, snapshot.ids, topic)
         losses += _topic_losses(topic, at, now, recreated)
-    return losses
+    return losses if start.initial else [*losses, *_new_losses(start, snapshot)]
 
 
 _LOG = logging.getLogger("kafka2pc")

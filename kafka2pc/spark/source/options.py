@@ -79,8 +79,8 @@ _READ_OPTIONS = {
         "the same; but there each partition has a task of its own, however little it holds",
     ),
     "failOnDataLoss": Option(
-        "If records were deleted before they were read: `true` stops the query, `false` warns and"
-        " goes on with what is there.",
+        "If records were deleted before they were read, also the first ones of a new partition or"
+        " topic: `true` stops the query, `false` warns and goes on with what is there.",
         "true",
         "false",
         SAME,
