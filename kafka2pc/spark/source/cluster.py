@@ -7,6 +7,7 @@ __all__ = ['NOTHING_READ', 'Questions']
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c002
 import re
+from collections import Counter
 from typing import Any, Callable, Iterable, Mapping, TypeVar, cast
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c003
@@ -157,6 +158,11 @@ def _committed(answer: WireAnswer, group: str) -> dict[TopicPart, int]:
     return offsets
 
 
+# so often a broker does not know a partition before it is gone: it may be new, and not known
+# everywhere yet
+_GONE_AFTER = 3
+
+
 class Questions:
     """What a source asks a cluster. `committed_only`: an end is the last stable offset. `leaders`:
     the node ids of those that answers of `topics` named; they may have moved since. All methods
@@ -228,7 +234,9 @@ class Questions:
     def offsets(
         self, parts: Iterable[TopicPart], spec: OffsetSpec, isolation: IsolationLevel | None = None
     ) -> dict[TopicPart, int]:
-        """One offset for each partition; -1 where no record is as young as `spec` asks."""
+        """One offset for each partition; -1 where no record is as young as `spec` asks. A partition
+        that does not exist any more is left out, here and in the two methods below.
+        """
         return self._offsets(dict.fromkeys(parts, spec), isolation or self.isolation)
 
     def offsets_of(self, times: Mapping[TopicPart, int]) -> dict[TopicPart, int]:
@@ -241,31 +249,44 @@ class Questions:
     def _offsets(
         self, specs: Mapping[TopicPart, OffsetSpec], isolation: IsolationLevel
     ) -> dict[TopicPart, int]:
-        wanted = {TopicPartition(t, p): spec for (t, p), spec in specs.items()}
-        if not wanted:
-            return {}
+        wanted = dict(specs)
+        absences: Counter[TopicPart] = Counter()
 
         def once() -> dict[TopicPart, int]:
             try:
-                futures = self.admin.list_offsets(
-                    wanted,
-                    isolation_level=isolation,
-                    request_timeout=self._request_s,
-                )
-                return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
+                return self._list_offsets(wanted, isolation)
             except KafkaException:
                 # the client may remember former leaders, and no new partitions
-                self.admin.list_topics(timeout=self._request_s)
+                there = self._partitions()
+                absences.update(wanted.keys() - there)
+                for part in [p for p in wanted if absences[p] == _GONE_AFTER]:
+                    del wanted[part]
                 raise
 
         return self._ask("list offsets", once)
 
+    def _partitions(self) -> set[TopicPart]:
+        """All partitions that a broker knows. The client learns their leaders anew."""
+        topics = self.admin.list_topics(timeout=self._request_s).topics
+        return {(t, p) for t, metadata in topics.items() for p in metadata.partitions}
+
+    def _list_offsets(
+        self, specs: Mapping[TopicPart, OffsetSpec], isolation: IsolationLevel
+    ) -> dict[TopicPart, int]:
+        if not specs:
+            return {}
+        futures = self.admin.list_offsets(
+            {TopicPartition(t, p): spec for (t, p), spec in specs.items()},
+            isolation_level=isolation,
+            request_timeout=self._request_s,
+        )
+        return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
+
     def bounds(self, parts: Iterable[TopicPart]) -> dict[TopicPart, Bounds]:
         """What each partition holds, as this reader sees it."""
-        parts = list(parts)
         begins = self.offsets(parts, OffsetSpec.earliest())
-        ends = self.offsets(parts, OffsetSpec.latest())
-        return {part: Bounds(begins[part], max(begins[part], ends[part])) for part in parts}
+        ends = self.offsets(begins, OffsetSpec.latest())
+        return {part: Bounds(begins[part], max(begins[part], end)) for part, end in ends.items()}
 
     def group_offsets(self, group: str, parts: Iterable[TopicPart]) -> dict[TopicPart, int]:
         """The offsets that a group has committed, of those partitions where it has. By our own
