@@ -216,14 +216,12 @@ def _new_losses(start: Offsets, snapshot: Snapshot) -> Iterator[Loss]:
     for (t, p), bounds in sorted(snapshot.parts.items()):
         known = (t, p) in start.at or was_recreated(start.ids, snapshot.ids, t)
         if bounds.begin > 0 and not known:
-            gone = f"offsets 0 to {bounds.begin - 1} are gone"
-            yield Loss(RecordsGone, f"{t}-{p} is new for this query: {gone}")
+            what = f"{t}-{p} is new for this query: offsets 0 to {bounds.begin - 1} are gone"
+            yield Loss(RecordsGone, what)
 
 
 def find_losses(start: Offsets, snapshot: Snapshot) -> list[Loss]:
-    """What was deleted before it was read. `start` holds only what the query still asks for. All
-    records of a partition that is new count as not read, except at the first start of a query.
-    """
+    """What was deleted before it was read. `start` holds only what the query still asks for."""
     losses = []
     for topic in sorted({t for t, _ in start.at}):
         at = {p: offset for (t, p), offset in start.at.items() if t == topic}
