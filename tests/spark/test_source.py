@@ -27,7 +27,7 @@ from kafka2pc.protocol.errors import (
     TopicRecreated,
 )
 from kafka2pc.spark.source import range_reader
-from kafka2pc.spark.source.cluster import Questions
+from kafka2pc.spark.source.cluster import Questions, _ask_again
 from kafka2pc.spark.source.lag import measure_lag, read_last_offsets
 from kafka2pc.spark.source.offsets import (
     Bounds,
@@ -446,7 +446,7 @@ def test_what_a_change_of_leaders_answers_is_asked_again(code):
             raise answer
         return answer
 
-    assert Questions({"bootstrap.servers": "127.0.0.1:1"})._ask("offsets", once) == 7
+    assert _ask_again(once, "offsets", 20) == 7
 
 
 @pytest.mark.never_unsteady

@@ -33,12 +33,11 @@ from tenacity import (
 )
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
-from ...kafka.options.librdkafka import TOKEN_PROVIDER
 from ...kafka.wire import error_codes as codes
 from ...kafka.wire.cluster import Cluster, ask_group, check_group
-from ...kafka.wire.connection import NoAnswer, NotSent, NotYet, WireAnswer
+from ...kafka.wire.connection import NoAnswer, NoSuchHost, NotSent, NotYet, WireAnswer
 from ...kafka.wire.error_codes import topic_not_authorized
-from ...kafka.wire.login import for_librdkafka
+from ...kafka.wire.login import check_login, for_librdkafka
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
 from .places import TopicPart
@@ -61,13 +60,12 @@ _UNKNOWN = (
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c019
 # librdkafka's own codes are negative; _NOENT: no leader known
+_UNREACHED = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
 _PASSING = (
     codes.FETCH_AGAIN
     | codes.COORDINATOR_MOVES
+    | _UNREACHED
     | {
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError._ALL_BROKERS_DOWN,
         KafkaError._NOENT,
         *_UNKNOWN,
     }
@@ -188,9 +186,8 @@ class Questions:
         # librdkafka's wait for a coordinator when it commits
         self._conf = for_librdkafka(conf) | {"session.timeout.ms": 6_000}
         self._groups: dict[str, Consumer] = {}
-        if "SSL" in conf.get("security.protocol", "").upper() or TOKEN_PROVIDER in conf:
-            # it reports what is wrong with a certificate or a token; librdkafka does not
-            Cluster(conf, timeout_ms=within_ms).close()
+        self._greeted = False
+        check_login(conf)
         try:
             self.admin = AdminClient({"log_level": 2} | for_librdkafka(conf))
         except KafkaException as e:
@@ -203,7 +200,29 @@ class Questions:
 
     def _ask(self, what: str, ask: Callable[[], _T]) -> _T:
         """`ask()`, and again while its error may pass."""
-        return _ask_again(ask, f"{what} at {self.servers}", self.within_ms / 1000, self.tries)
+
+        def once() -> _T:
+            if not self._greeted:
+                self._greet()
+            try:
+                return ask()
+            except KafkaException as e:
+                self._greeted = e.args[0].code() not in _UNREACHED
+                raise
+
+        return _ask_again(once, f"{what} at {self.servers}", self.within_ms / 1000, self.tries)
+
+    def _greet(self) -> None:
+        """Raises why the cluster cannot be used: librdkafka says the same of a wrong password and
+        of silence, after a long time.
+        """
+        try:
+            Cluster(self._given, timeout_ms=self.within_ms // 3).close()
+        except NoSuchHost:
+            raise
+        except BrokerUnreachable as e:
+            raise NotSent(e.why.removeprefix("The last one: ").rstrip(".")) from None
+        self._greeted = True
 
     def names(self, pattern: str) -> list[str]:
         """The topics whose whole name fits the pattern, without Kafka's own."""
