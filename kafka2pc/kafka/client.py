@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Iterator, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
 from ..backends.kept import EVERYTHING, Kept
-from .ids import ids_beside, ids_of_query
+from .ids import check_prefix, ids_beside, ids_of_query
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import (
@@ -146,6 +146,7 @@ class KafkaClient:
         name: str = "kafka",
         history: History | None = None,
     ) -> None:
+        check_prefix(prefix)
         self.conf = dict(conf)
         self.prefix = prefix
         self.topic = topic

@@ -76,7 +76,7 @@ def test_an_answer_after_a_failed_connection_is_the_cause(sender):
     stopped.cluster.said = refusal(19)
     with pytest.raises(PrecommitFailed, match="NOT_ENOUGH_REPLICAS") as caught:
         stopped.flush()
-    assert caught.value.why == PrecommitFailed.why
+    assert "min.insync.replicas" in caught.value.why and "--describe" in caught.value.action
 
 
 def test_an_answer_that_leaves_the_partition_out_is_named(sender):
@@ -109,6 +109,11 @@ def test_what_the_broker_says_of_another_refusal_is_in_the_error(sender):
     with pytest.raises(PrecommitFailed, match=r"\(POLICY_VIOLATION\)") as caught:
         sender(refusal(44, "records of this client are not taken")).flush()
     assert caught.value.why == "records of this client are not taken"
+
+
+def test_too_few_copies_name_the_setting():
+    error = delivery_error("orders-0", {("t", 0): (KafkaError(20), 5, 10)})
+    assert "min.insync.replicas" in error.why and "--describe" in error.action
 
 
 @pytest.mark.parametrize("code", [47, 48, 90, KafkaError._FENCED])

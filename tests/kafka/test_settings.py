@@ -1,7 +1,9 @@
 """The kafka.* options: what both clients get, what is refused, and that no error holds a secret."""
 
+import json
 import ssl
 import time
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -17,6 +19,8 @@ from kafka2pc.protocol.errors import BadOption, NotAuthorized
 
 PASSWORD = "correct horse battery staple"
 SERVERS = {"kafka.bootstrap.servers": "a:9092"}
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+JAAS = json.loads((FIXTURES / "jaas" / "answers.json").read_text())
 
 
 @pytest.mark.parametrize(
@@ -79,6 +83,17 @@ def test_a_jaas_line_gives_user_and_password(mechanism, module, expected):
         'a;b="c"',
     )
     assert "sasl.jaas.config" not in conf
+
+
+@pytest.mark.parametrize("case", JAAS, ids=lambda case: case["name"])
+def test_a_jaas_line_is_read_as_java_reads_it(case):
+    """The answers are those of Kafka's own client."""
+    if case["java"] is None:
+        with pytest.raises(BadOption, match="cannot be read"):
+            client_conf(SERVERS | {"kafka.sasl.jaas.config": case["line"]})
+        return
+    conf = client_conf(SERVERS | {"kafka.sasl.jaas.config": case["line"]})
+    assert [conf["sasl.username"], conf["sasl.password"]] == case["java"][1:]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 
 For each way to write, a query is killed at three points, each time together with its JVM, and
 started again from its checkpoint; then an independent consumer counts. The query of `foreachBatch`
-keeps state: each micro-batch adds one to the count of every key.
+keeps state: each micro-batch adds one to the count of every key. From Spark 4.3 on the format is
+tried once more with pipelined workers, Unix sockets and speculation.
 """
 
 import os
@@ -34,25 +35,40 @@ KILLS = {
     CrashPoint.AFTER_FIRST_COMMIT: "between the two commits",
     CrashPoint.BEFORE_COMMIT_LOG: "after both commits, before Spark records the batch",
 }
-FORMAT, DOOR = "format", "foreachBatch"
+FORMAT, DOOR, PIPELINED = "format", "foreachBatch", "pipelined-workers"
 # Many short runs: a JVM that starts fast is better here than one that gets fast.
 FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xshare:auto"
-HAS_FORMAT = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 1)
+VERSION = tuple(map(int, pyspark.__version__.split(".")[:2]))
+HAS_FORMAT = VERSION >= (4, 1)
+# What Spark 4.3 has new between JVM and worker, and copies of tasks, which need two executors.
+NEW_WORKERS = {
+    "spark.master": "local-cluster[2,1,1024]",
+    "spark.executor.memory": "1g",
+    "spark.executor.extraJavaOptions": FAST_START,
+    "spark.python.udf.pipelined.enabled": "true",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "10ms",
+    "spark.speculation.multiplier": "1.01",
+    "spark.speculation.quantile": "0.1",
+    "spark.speculation.minTaskRuntime": "0ms",
+}
 
 
 # -- in the process that is killed --
 
 
-def session(folder):
+def session(folder, way=FORMAT):
     conf = {
+        "spark.master": "local[2]",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": FAST_START,
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.warehouse.dir": f"{folder}/warehouse",
     }
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in conf.items():
+    builder = SparkSession.builder
+    for name, value in (conf | (NEW_WORKERS if way == PIPELINED else {})).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -71,12 +87,12 @@ def by_door(lines, options):
 
 def stream(way, folder, options, point, batch):
     """Run the query until all files are written, or until it is killed at `point` of `batch`."""
-    spark = session(folder)
+    spark = session(folder, way)
     if point:
         order = Crash(point=CrashPoint[point], batch_id=batch, pid=os.getpid())
         arm(os.environ["KAFKA2PC_CRASH"], order)
     lines = spark.readStream.schema("key int, batch int").option("maxFilesPerTrigger", 1)
-    writer = (by_format if way == FORMAT else by_door)(lines.csv(f"{folder}/source"), options)
+    writer = (by_door if way == DOOR else by_format)(lines.csv(f"{folder}/source"), options)
     place = f"{folder}/checkpoint"
     query = writer.option("checkpointLocation", place).trigger(availableNow=True).start()
     if not query.awaitTermination(120):
@@ -88,7 +104,7 @@ def write_twice(spark, way, folder, options):
     """A batch job runs twice under one key."""
     rows = spark.range(KEYS).selectExpr("concat(id, ' 1') value")
     options = options | {"topic": f"{way}-job", "decisionLog": f"{folder}/decisions"}
-    if way == FORMAT:
+    if way != DOOR:
         kafka2pc.register(spark)  # not needed here, and does no harm
         for _ in range(2):
             writer = rows.write.format("kafka2pc").mode("append").options(**options)
@@ -193,7 +209,7 @@ def main():
     wrong = 0
     temporary = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # Spark may be ending
     with temporary as folder, LocalKafka(progress=say) as kafka:
-        for way in [DOOR, FORMAT] if HAS_FORMAT else [DOOR]:
+        for way in [DOOR, *[FORMAT] * HAS_FORMAT, *[PIPELINED] * (VERSION >= (4, 3))]:
             counts = try_way(kafka, way, Path(folder, way))
             wrong += sum(map(sum, counts))
             print(", ".join([python, *packages]) + f": through {way}: {result(counts)}", flush=True)

@@ -81,7 +81,12 @@ OPTIONS = {
         "kafka.transaction.timeout.ms=99999999999: ",
     ),
     "no prefix": ({"transactionalIdPrefix": ""}, "transactionalIdPrefix is empty"),
+    "a prefix that is longer than an id": (
+        {"transactionalIdPrefix": "ü" * 16_322},
+        "transactionalIdPrefix has 32644 bytes: at most 32642",
+    ),
     "no topic": ({"topic": ""}, "topic is empty"),
+    "a path": ({"path": "/tmp/x"}, "a path: rows are in topics"),
     "no key": ({"idempotenceKey": "", "decisionLog": "/l"}, "idempotenceKey is empty"),
     "no log": ({"decisionLog": ""}, "decisionLog is empty"),
     "decisions in no topic": (

@@ -215,6 +215,21 @@ LOSSES = [
         "t-0 ends at offset 3, but it was read to 5",
         {(T, 0): 0},
     ),
+    (
+        Snapshot({(T, 0): Bounds(0, 5), (T, 1): Bounds(0, 9), (T, 2): Bounds(500, 600)}, {T: "id"}),
+        RecordsGone,
+        "t-2 is new for this query: offsets 0 to 499 are gone",
+        {(T, 2): 500},
+    ),
+    (
+        Snapshot(
+            {(T, 0): Bounds(0, 5), (T, 1): Bounds(0, 9), ("u", 0): Bounds(3, 3)},
+            {T: "id", "u": "2"},
+        ),
+        RecordsGone,
+        "u-0 is new for this query: offsets 0 to 2 are gone",
+        {("u", 0): 3},
+    ),
 ]
 
 
@@ -224,6 +239,13 @@ def test_missing_offsets_are_reported_and_skipped(logs, error, what, since):
     (loss,) = find_losses(start, logs)
     assert (loss.error, loss.what) == (error, what)
     assert plan_end(start, logs).since == since
+
+
+def test_a_first_start_and_a_whole_new_partition_lose_nothing():
+    grown = Snapshot({(T, 0): Bounds(0, 5), (T, 1): Bounds(7, 9)}, {T: "id"})
+    whole = Snapshot({(T, 0): Bounds(0, 5), (T, 1): Bounds(0, 9)}, {T: "id"})
+    begun = Offsets(at={(T, 0): 5}, ids={T: "id"})
+    assert find_losses(replace(begun, initial=True), grown) == find_losses(begun, whole) == []
 
 
 def test_a_batch_that_does_not_say_where_it_begins_is_refused():

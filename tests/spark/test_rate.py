@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 import kafka2pc
 from kafka2pc.protocol.errors import BrokerUnreachable
 from kafka2pc.spark.interfaces import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from kafka2pc.spark.source.cluster import Questions
+from kafka2pc.spark.source.cluster import _ask_again
 from kafka2pc.spark.source.offsets import Range, cut_ranges, from_json
 from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.rate import Rate, Tries, Wait, duration_ms
@@ -68,7 +68,7 @@ def test_a_question_is_tried_as_often_as_the_options_say():
         raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
     with pytest.raises(BrokerUnreachable):
-        Questions({"bootstrap.servers": "127.0.0.1:1"}, tries=tries)._ask("offsets", once)
+        _ask_again(once, "offsets", 20, tries)
     assert (tries, len(asked)) == (Tries(5, 1), 5)
 
 

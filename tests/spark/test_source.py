@@ -27,7 +27,7 @@ from kafka2pc.protocol.errors import (
     TopicRecreated,
 )
 from kafka2pc.spark.source import range_reader
-from kafka2pc.spark.source.cluster import Questions
+from kafka2pc.spark.source.cluster import Questions, _ask_again
 from kafka2pc.spark.source.lag import measure_lag, read_last_offsets
 from kafka2pc.spark.source.offsets import (
     Bounds,
@@ -48,7 +48,7 @@ from kafka2pc.spark.source.readers import (
     drop_unwanted,
     limit_snapshot,
 )
-from kafka2pc.spark.source.starting_offsets import plan_read, take_snapshot
+from kafka2pc.spark.source.starting_offsets import find_start, plan_read, take_snapshot
 
 T = "t"
 
@@ -446,7 +446,7 @@ def test_what_a_change_of_leaders_answers_is_asked_again(code):
             raise answer
         return answer
 
-    assert Questions({"bootstrap.servers": "127.0.0.1:1"})._ask("offsets", once) == 7
+    assert _ask_again(once, "offsets", 20) == 7
 
 
 @pytest.mark.never_unsteady
@@ -496,6 +496,34 @@ def test_a_topic_that_vanished_is_reported_by_the_plan_and_by_a_task(
         for r in reader.partitions(end, reader.latestOffset(end, None))
         for v in values(reader.read(r))
     ] == ["back"]
+
+
+class Before(Questions):
+    """Answers the question for topics as it was when this was made, with a topic that is gone."""
+
+    def __init__(self, kafka, names):
+        super().__init__(kafka.client_conf, within_ms=6_000)
+        self.known = super().topics(names)
+
+    def topics(self, names):
+        return self.known
+
+
+@pytest.mark.kafka
+@pytest.mark.never_unsteady
+def test_a_topic_that_goes_between_two_questions_is_left_out(kafka, topic, ask):
+    """With `subscribePattern`, the query goes on; what it had read there is found by comparing."""
+    kafka.create_topic(f"{topic}-2")
+    before = Before(kafka, [topic, f"{topic}-2"])
+    ask.admin.delete_topics([f"{topic}-2"])[f"{topic}-2"].result()
+    until(lambda: not ask.topics([f"{topic}-2"]), "the topic is gone", 60)
+    if_late = {"startingOffsetsByTimestampStrategy": "latest"}
+    o = options(kafka, f"{topic},{topic}-2", startingTimestamp="1", **if_late)
+    now = take_snapshot(before, o)
+    assert now == take_snapshot(ask, o)
+    assert now.parts.keys() == {(topic, 0), (topic, 1)}
+    seen = Snapshot(now.parts | {(f"{topic}-2", 0): Bounds(0, 0)}, now.ids | {f"{topic}-2": "id"})
+    assert find_start(before, o, seen, "latest").keys() == now.parts.keys()
 
 
 @pytest.mark.kafka

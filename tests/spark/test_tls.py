@@ -18,6 +18,7 @@ from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.connection import NoSuchHost
 from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.wire.settings import client_conf
 from kafka2pc.local.broker import LocalKafka
@@ -27,7 +28,7 @@ from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.drills.scenario import Scenario
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import BadOption, NotAuthorized
+from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
@@ -44,6 +45,12 @@ pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 @pytest.fixture(scope="module")
 def tls():
     with LocalKafka(tls=True, progress=None) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def both():
+    with LocalKafka(secure=True, tls=True, progress=None) as kafka:
         yield kafka
 
 
@@ -162,11 +169,8 @@ def test_a_spark_query_with_certificates(tls, job, tmp_path):
 
 
 @pytest.mark.full
-def test_a_login_over_tls_and_a_name_that_is_not_checked(tls):
-    with (
-        LocalKafka(secure=True, tls=True, progress=None) as both,
-        Cluster(both.client_conf) as cluster,
-    ):
+def test_a_login_over_tls_and_a_name_that_is_not_checked(tls, both):
+    with Cluster(both.client_conf) as cluster:
         assert cluster.cluster_id == both.cluster_id
     with Cluster(tls.client_conf | {"ssl.endpoint.identification.algorithm": "none"}) as cluster:
         assert cluster.cluster_id == tls.cluster_id
@@ -264,3 +268,57 @@ def test_a_wrong_certificate_is_reported_in_four_parts(part, name, tls, tmp_path
         words in text for words in ("why: ", "is data at risk: No.", "what to do: ")
     ), text
     assert "hunter2" not in text and tls.certificates.password not in text
+
+
+# -- one cause, one error, at once --
+
+LOGIN = ("sasl.mechanisms", "sasl.username", "sasl.password")
+
+
+def no_login(conf):
+    protocol = conf["security.protocol"].replace("SASL_", "")
+    return without(conf, *LOGIN) | {"security.protocol": protocol}
+
+
+REFUSED = "The cluster refused this user, password or mechanism."
+NO_CONTACT = {
+    "wrong password": (lambda conf: conf | {"sasl.password": "hunter2"}, NotAuthorized, REFUSED),
+    "wrong mechanism": (
+        lambda conf: conf | {"sasl.mechanisms": "SCRAM-SHA-512"},
+        NotAuthorized,
+        REFUSED,
+    ),
+    "no login": (no_login, NotAuthorized, "kafka.security.protocol has no login."),
+    "no password": (
+        lambda conf: without(conf, "sasl.password"),
+        BadOption,
+        "kafka.sasl.password is missing.",
+    ),
+    "unknown host": (
+        lambda conf: conf | {"bootstrap.servers": "no-such-host.invalid:1,also..not:2"},
+        NoSuchHost,
+        "None of the names in kafka.bootstrap.servers has an address",
+    ),
+    "closed port": (
+        lambda conf: conf | {"bootstrap.servers": "127.0.0.1:1"},
+        BrokerUnreachable,
+        "ECONNREFUSED",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_CONTACT)
+@pytest.mark.parametrize("part", ["sink", "source"])
+@pytest.mark.parametrize("listener", ["secure", "both"])
+def test_sink_and_source_name_the_cause(listener, part, name, request):
+    """At once: a wait would end in `BrokerUnreachable`, which only a closed port is."""
+    change, error, why = NO_CONTACT[name]
+    conf = change(request.getfixturevalue(listener).client_conf_for("alice"))
+    within_ms = 1_500 if name == "closed port" else 60_000
+    with pytest.raises(error) as caught:
+        if part == "sink":
+            check(conf, prefix=None, within_ms=within_ms)
+        else:
+            Questions(conf, within_ms=within_ms).names(".*")
+    assert type(caught.value) is error and why in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -14,7 +14,7 @@ __all__ = ['UNKNOWN_TOPIC_OR_PARTITION', 'LEADER_NOT_AVAILABLE', 'NOT_LEADER_OR_
            'OFFSET_NOT_AVAILABLE', 'PRODUCER_FENCED', 'UNKNOWN_TOPIC_ID', 'INCONSISTENT_TOPIC_ID',
            'TRANSACTIONAL_ID_NOT_FOUND', 'COORDINATOR_MOVES', 'LEADER_MOVES', 'NOT_YET', 'END_REFUSED', 'PRODUCE_AGAIN',
            'BATCH_TOO_LARGE', 'WRONG_TOPIC_ID', 'FETCH_AGAIN', 'GRANT_WRITE_ON_ID', 'code_name', 'describe_code',
-           'id_not_authorized', 'topic_not_authorized', 'group_not_authorized', 'login_refused']
+           'id_not_authorized', 'topic_not_authorized', 'group_not_authorized', 'login_refused', 'login_missing']
 
 # %% ../../../nbs/kafka/wire/03_error_codes.ipynb #c002
 from kafka.errors import for_code
@@ -161,5 +161,17 @@ def login_refused(what: str) -> NotAuthorized:
         why="The cluster refused this user, password or mechanism.",
         action=(
             "Check kafka.sasl.mechanism, the user name and the password; then restart the query."
+        ),
+    )
+
+
+def login_missing(server: str) -> NotAuthorized:
+    """The error for a listener that wants a login, if there is none."""
+    return NotAuthorized(
+        f"{server} wants a login: the broker hangs up before one",
+        why="kafka.security.protocol has no login.",
+        action=(
+            "Set kafka.security.protocol to SASL_PLAINTEXT, or with TLS to SASL_SSL, and"
+            " kafka.sasl.mechanism and kafka.sasl.jaas.config; then restart the query."
         ),
     )

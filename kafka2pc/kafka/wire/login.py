@@ -207,6 +207,7 @@ _LOGIN = {
     "sasl.password": "sasl_plain_password",
     "sasl.kerberos.service.name": "sasl_kerberos_service_name",
 }
+_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _NEVER_MS = 2**31 - 1
 
 
@@ -229,6 +230,13 @@ def _sasl(conf: Mapping) -> dict:
     mechanism = conf.get("sasl.mechanisms", conf.get("sasl.mechanism", "GSSAPI")).upper()
     if mechanism not in MECHANISMS:
         raise BadOption(f"kafka.sasl.mechanism={mechanism}: possible are {', '.join(MECHANISMS)}")
+    missing = [n for n in ("sasl.username", "sasl.password") if n not in conf]
+    if missing and mechanism in _WITH_PASSWORD:
+        raise BadOption(
+            f"kafka.sasl.mechanism={mechanism} needs a user and a password",
+            why="; ".join(f"kafka.{n} is missing" for n in missing) + ".",
+            action="Set kafka.sasl.jaas.config, or kafka.sasl.username and kafka.sasl.password.",
+        )
     settings = {theirs: conf[name] for name, theirs in _LOGIN.items() if name in conf}
     if mechanism == "OAUTHBEARER":
         settings["sasl_oauth_token_provider"] = shared_tokens(conf)

@@ -7,7 +7,6 @@ __all__ = ['whole_number', 'ClientOptions', 'read_client', 'client_conf']
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c002
 import re
-import shlex
 from dataclasses import dataclass
 from typing import Mapping
 
@@ -19,12 +18,45 @@ from ..options.problems import Problems
 from ..options.values import check_value
 from ...protocol.errors import BadOption
 
+# %% ../../../nbs/kafka/wire/01_settings.ipynb #c0071
+_TOKEN = re.compile(
+    r"""[\x00-\x20]+
+    | /\*.*?(?:\*/|\Z) | /[^\r\n]*
+    | (?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote))[^\\\r\n])*)(?:(?P=quote)|(?=[\r\n])|\Z)
+    | -?(?P<number>[0-9]+\.?[0-9]*|\.[0-9]*)
+    | (?P<word>[A-Za-z_$\xa0-\U0010ffff][A-Za-z0-9_$.\-\xa0-\U0010ffff]*)
+    | (?P<sign>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE = re.compile(r"\\(?:(?P<octal>[0-3][0-7]{0,2}|[4-7][0-7]?)|(?P<plain>.))", re.DOTALL)
+_ESCAPES = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))
+
+
+def _unescaped(escape: re.Match) -> str:
+    if escape["octal"]:
+        return chr(int(escape["octal"], 8))
+    return _ESCAPES.get(escape["plain"], escape["plain"])
+
+
+def _tokens(text: str) -> list[tuple[str | None, str]]:
+    """Each token as (text, ""), or as (None, sign) if it has no text: a sign or a number."""
+    tokens: list[tuple[str | None, str]] = []
+    for token in _TOKEN.finditer(text):
+        if token.lastgroup == "quoted":
+            tokens.append((_ESCAPE.sub(_unescaped, token["quoted"]), ""))
+        elif token.lastgroup == "word":
+            tokens.append((token["word"], ""))
+        elif token.lastgroup:
+            tokens.append((None, token["sign"] or ""))
+    return tokens
+
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c008
 _LOGIN_MODULES = {
     "PlainLoginModule": ("PLAIN",),
     "ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
 }
 _JAAS_FORM = 'module required username="..." password="...";'
+_FLAGS = ("required", "requisite", "sufficient", "optional")
 
 
 def _read_jaas(text: str) -> tuple[str, dict[str, str]]:
@@ -32,13 +64,27 @@ def _read_jaas(text: str) -> tuple[str, dict[str, str]]:
     never quotes the line.
     """
     try:
-        module, _, *pairs = shlex.split(text.strip().rstrip(";"))
+        (module, _), (flag, _), *pairs, end = _tokens(text)
+        options = _read_options(pairs)
     except ValueError:
-        module, pairs = "", []
+        module, flag, end, options = "", "", (None, ""), {}
+    is_entry = (flag or "").lower() in _FLAGS and end == (None, ";")
     # without a module, the first word may be a password
-    if not re.fullmatch(r"[\w.$]+LoginModule", module):
+    if not is_entry or not re.fullmatch(r"[\w.$]+LoginModule", module or ""):
         raise BadOption("kafka.sasl.jaas.config cannot be read", action=f"Write it as {_JAAS_FORM}")
-    return module, dict(pair.partition("=")[::2] for pair in pairs)
+    return module or "", options
+
+
+def _read_options(tokens: list[tuple[str | None, str]]) -> dict[str, str]:
+    """The options name=value. Raises `ValueError`."""
+    options = {}
+    for (name, sign), equals, (value, _) in zip(
+        tokens[::3], tokens[1::3], tokens[2::3], strict=True
+    ):
+        if sign == ";" or equals != (None, "=") or value is None:
+            raise ValueError
+        options[name or ""] = value
+    return options
 
 
 def _jaas(text: str, mechanism: str | None) -> dict[str, str]:

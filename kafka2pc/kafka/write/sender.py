@@ -27,7 +27,7 @@ from ..wire import error_codes as codes
 from ..wire.cluster import Cluster
 from ..wire.connection import NoAnswer, NotSent, WireAnswer
 from ..wire.transactions import add_partitions
-from .deliveries import delivery_error
+from .deliveries import advice, delivery_error
 from .lanes import IN_FLIGHT, PAUSED, Batch, Lane
 from .leaders import Leaders
 from .settings import DELIVERY_MS, REQUEST_MS
@@ -299,7 +299,7 @@ class Sender:
         raise PrecommitFailed(
             f"{self.transactional_id}: records not acknowledged: {', '.join(counts)} within"
             f" {self.delivery_ms} ms",
-            why=f"The last failure: {silence}." if silence else "",
+            **advice(map(_trouble, late), f"The last failure: {silence}." if silence else ""),
         )
 
 

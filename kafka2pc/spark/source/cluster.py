@@ -7,6 +7,7 @@ __all__ = ['NOTHING_READ', 'Questions']
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c002
 import re
+from collections import Counter
 from functools import partial
 from typing import Any, Callable, Iterable, Mapping, TypeVar, cast
 
@@ -33,12 +34,12 @@ from tenacity import (
 )
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
-from ...kafka.options.librdkafka import API_TIMEOUT, TOKEN_PROVIDER
+from ...kafka.options.librdkafka import API_TIMEOUT
 from ...kafka.wire import error_codes as codes
 from ...kafka.wire.cluster import Cluster, ask_group, check_group
-from ...kafka.wire.connection import NoAnswer, NotSent, NotYet, WireAnswer
+from ...kafka.wire.connection import NoAnswer, NoSuchHost, NotSent, NotYet, WireAnswer
 from ...kafka.wire.error_codes import topic_not_authorized
-from ...kafka.wire.login import for_librdkafka
+from ...kafka.wire.login import check_login, for_librdkafka
 from ...kafka.wire.settings import whole_number
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
@@ -62,8 +63,8 @@ _UNKNOWN = (
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c019
 # librdkafka's own codes are negative; _NOENT: no leader known
-_SILENCE = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
-_PASSING = codes.FETCH_AGAIN | codes.COORDINATOR_MOVES | _SILENCE | {KafkaError._NOENT, *_UNKNOWN}
+_UNREACHED = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+_PASSING = codes.FETCH_AGAIN | codes.COORDINATOR_MOVES | _UNREACHED | {KafkaError._NOENT, *_UNKNOWN}
 
 
 def _may_pass(e: BaseException) -> bool:
@@ -104,7 +105,7 @@ def _is_silence(e: BaseException) -> bool:
     """Did no broker answer at all?"""
     if isinstance(e, (NotSent, NoAnswer)):
         return True
-    return isinstance(e, KafkaException) and e.args[0].code() in _SILENCE
+    return isinstance(e, KafkaException) and e.args[0].code() in _UNREACHED
 
 
 def _is_over(state: RetryCallState, within_s: float) -> bool:
@@ -169,7 +170,10 @@ def _committed(answer: WireAnswer, group: str) -> dict[TopicPart, int]:
     return offsets
 
 
-_REQUEST_S = 7
+_REQUEST_S, _FIRST_S = 7, 20
+# so often a broker does not know a partition before it is gone: it may be new, and not known
+# everywhere yet
+_GONE_AFTER = 3
 
 
 class Questions:
@@ -177,7 +181,8 @@ class Questions:
     the node ids of those that answers of `topics` named; they may have moved since. All methods
     raise `NotAuthorized`, and `BrokerUnreachable` after `tries` (None: after `within_ms`, and if
     that is None, too, three times default.api.timeout.ms: Spark's own source asks three times).
-    Raises `BadOption` for settings that the client refuses.
+    The first question waits for 20 s only, because the address may be wrong; not in a task
+    (`patient`). Raises `BadOption` for settings that the client refuses.
     """
 
     def __init__(
@@ -186,6 +191,7 @@ class Questions:
         committed_only: bool = True,
         within_ms: int | None = None,
         tries: Tries | None = None,
+        patient: bool = False,
     ) -> None:
         self.leaders: dict[TopicPart, int] = {}
         self.tries = tries
@@ -198,9 +204,9 @@ class Questions:
         # librdkafka's wait for a coordinator when it commits
         self._conf = for_librdkafka(conf) | {"session.timeout.ms": 6_000}
         self._groups: dict[str, Consumer] = {}
-        if "SSL" in conf.get("security.protocol", "").upper() or TOKEN_PROVIDER in conf:
-            # it reports what is wrong with a certificate or a token; librdkafka does not
-            Cluster(conf, timeout_ms=self.within_ms).close()
+        self._greeted = False
+        self._was_reached = patient
+        check_login(conf)
         try:
             self.admin = AdminClient({"log_level": 2} | for_librdkafka(conf))
         except KafkaException as e:
@@ -214,7 +220,33 @@ class Questions:
 
     def _ask(self, what: str, ask: Callable[[], _T]) -> _T:
         """`ask()`, and again while its error may pass."""
-        return _ask_again(ask, f"{what} at {self.servers}", self.within_ms / 1000, self.tries)
+
+        def once() -> _T:
+            if not self._greeted:
+                self._greet()
+            try:
+                return ask()
+            except KafkaException as e:
+                self._greeted = e.args[0].code() not in _UNREACHED
+                raise
+
+        within_s = self.within_ms / 1000
+        if not self._was_reached:
+            within_s = min(within_s, _FIRST_S)
+        return _ask_again(once, f"{what} at {self.servers}", within_s, self.tries)
+
+    def _greet(self) -> None:
+        """Raises why the cluster cannot be used: librdkafka says the same of a wrong password and
+        of silence, after a long time.
+        """
+        try:
+            limit_ms = min(self.within_ms // 3, 1000 * _REQUEST_S)
+            Cluster(self._given, timeout_ms=limit_ms).close()
+        except NoSuchHost:
+            raise
+        except BrokerUnreachable as e:
+            raise NotSent(e.why.removeprefix("The last one: ").rstrip(".")) from None
+        self._greeted = self._was_reached = True
 
     def names(self, pattern: str) -> list[str]:
         """The topics whose whole name fits the pattern, without Kafka's own."""
@@ -245,7 +277,9 @@ class Questions:
     def offsets(
         self, parts: Iterable[TopicPart], spec: OffsetSpec, isolation: IsolationLevel | None = None
     ) -> dict[TopicPart, int]:
-        """One offset for each partition; -1 where no record is as young as `spec` asks."""
+        """One offset for each partition; -1 where no record is as young as `spec` asks. A partition
+        that does not exist any more is left out, here and in the two methods below.
+        """
         return self._offsets(dict.fromkeys(parts, spec), isolation or self.isolation)
 
     def offsets_of(self, times: Mapping[TopicPart, int]) -> dict[TopicPart, int]:
@@ -258,31 +292,44 @@ class Questions:
     def _offsets(
         self, specs: Mapping[TopicPart, OffsetSpec], isolation: IsolationLevel
     ) -> dict[TopicPart, int]:
-        wanted = {TopicPartition(t, p): spec for (t, p), spec in specs.items()}
-        if not wanted:
-            return {}
+        wanted = dict(specs)
+        absences: Counter[TopicPart] = Counter()
 
         def once() -> dict[TopicPart, int]:
             try:
-                futures = self.admin.list_offsets(
-                    wanted,
-                    isolation_level=isolation,
-                    request_timeout=self._request_s,
-                )
-                return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
+                return self._list_offsets(wanted, isolation)
             except KafkaException:
                 # the client may remember former leaders, and no new partitions
-                self.admin.list_topics(timeout=self._request_s)
+                there = self._partitions()
+                absences.update(wanted.keys() - there)
+                for part in [p for p in wanted if absences[p] == _GONE_AFTER]:
+                    del wanted[part]
                 raise
 
         return self._ask("list offsets", once)
 
+    def _partitions(self) -> set[TopicPart]:
+        """All partitions that a broker knows. The client learns their leaders anew."""
+        topics = self.admin.list_topics(timeout=self._request_s).topics
+        return {(t, p) for t, metadata in topics.items() for p in metadata.partitions}
+
+    def _list_offsets(
+        self, specs: Mapping[TopicPart, OffsetSpec], isolation: IsolationLevel
+    ) -> dict[TopicPart, int]:
+        if not specs:
+            return {}
+        futures = self.admin.list_offsets(
+            {TopicPartition(t, p): spec for (t, p), spec in specs.items()},
+            isolation_level=isolation,
+            request_timeout=self._request_s,
+        )
+        return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
+
     def bounds(self, parts: Iterable[TopicPart]) -> dict[TopicPart, Bounds]:
         """What each partition holds, as this reader sees it."""
-        parts = list(parts)
         begins = self.offsets(parts, OffsetSpec.earliest())
-        ends = self.offsets(parts, OffsetSpec.latest())
-        return {part: Bounds(begins[part], max(begins[part], ends[part])) for part in parts}
+        ends = self.offsets(begins, OffsetSpec.latest())
+        return {part: Bounds(begins[part], max(begins[part], end)) for part, end in ends.items()}
 
     def group_offsets(self, group: str, parts: Iterable[TopicPart]) -> dict[TopicPart, int]:
         """The offsets that a group has committed, of those partitions where it has. By our own

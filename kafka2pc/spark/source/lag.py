@@ -64,4 +64,5 @@ def measure_lag(
     return [
         Lag(*part, current.get(part), committed.get(part), bounds.end, ends[part])
         for part, bounds in sorted(snapshot.parts.items())
+        if part in ends
     ]

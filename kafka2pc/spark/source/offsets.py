@@ -211,6 +211,15 @@ def _partition_losses(topic: str, p: int, at: int, now: Bounds | None) -> Iterat
         yield Loss(TopicRecreated, f"{topic}-{p} ends at offset {now.end}, but it was read to {at}")
 
 
+def _new_losses(start: Offsets, snapshot: Snapshot) -> Iterator[Loss]:
+    """The first records of partitions that came while the query existed."""
+    for (t, p), bounds in sorted(snapshot.parts.items()):
+        known = (t, p) in start.at or was_recreated(start.ids, snapshot.ids, t)
+        if bounds.begin > 0 and not known:
+            what = f"{t}-{p} is new for this query: offsets 0 to {bounds.begin - 1} are gone"
+            yield Loss(RecordsGone, what)
+
+
 def find_losses(start: Offsets, snapshot: Snapshot) -> list[Loss]:
     """What was deleted before it was read. `start` holds only what the query still asks for."""
     losses = []
@@ -219,7 +228,7 @@ def find_losses(start: Offsets, snapshot: Snapshot) -> list[Loss]:
         now = {p: bounds for (t, p), bounds in snapshot.parts.items() if t == topic}
         recreated = was_recreated(start.ids, snapshot.ids, topic)
         losses += _topic_losses(topic, at, now, recreated)
-    return losses
+    return losses if start.initial else [*losses, *_new_losses(start, snapshot)]
 
 
 _LOG = logging.getLogger("kafka2pc")

@@ -15,7 +15,14 @@ from ...kafka.options.java_options import SOURCE
 from ...kafka.options.problems import Problems
 from ...kafka.wire.settings import ClientOptions, read_client
 from ...protocol.errors import BadOption
-from ..sink.options import Option, check_names, choose, lower_names, number_option
+from kafka2pc.spark.sink.options import (
+    Option,
+    check_names,
+    choose,
+    lower_names,
+    number_option,
+    refuse_path,
+)
 from .pattern import to_python
 from kafka2pc.spark.source.places import (
     PLACE_OPTIONS,
@@ -79,8 +86,8 @@ _READ_OPTIONS = {
         "the same; but there each partition has a task of its own, however little it holds",
     ),
     "failOnDataLoss": Option(
-        "If records were deleted before they were read: `true` stops the query, `false` warns and"
-        " goes on with what is there.",
+        "If records were deleted before they were read, also the first ones of a new partition or"
+        " topic: `true` stops the query, `false` warns and goes on with what is there.",
         "true",
         "false",
         SAME,
@@ -237,7 +244,8 @@ def parse_source_options(options: Mapping[str, str]) -> SourceOptions:
     problems = Problems()
     attempt = problems.attempt
     given = _without_idle(lower_names(options))
-    attempt(check_names, given, SOURCE_OPTIONS)
+    attempt(check_names, given, SOURCE_OPTIONS, hidden=("path",))
+    attempt(refuse_path, given)
     # these words have no case
     words = {name: value.lower() for name, value in given.items()}
     isolation = attempt(choose, words, _ISOLATION, "read_committed", "read_uncommitted")

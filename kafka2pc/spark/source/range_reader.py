@@ -193,7 +193,7 @@ def _remaining(
     """
     if not failed:
         return []
-    ask = Questions(dict(options.conf), False, tries=options.tries)
+    ask = Questions(dict(options.conf), False, tries=options.tries, patient=True)
     now = _look(ask, [r.part for r, _ in failed])
     ranges, losses = [], []
     for r, e in failed:
@@ -258,7 +258,8 @@ def bind_ranges(options: SourceOptions, ranges: Iterable[Range]) -> list[Range]:
     parts = [r.part for r in ranges if _is_open(r)]
     if not parts:
         return ranges
-    ask = Questions(dict(options.conf), options.committed_only, tries=options.tries)
+    conf, committed_only = dict(options.conf), options.committed_only
+    ask = Questions(conf, committed_only, tries=options.tries, patient=True)
     now = _look(ask, parts)
     times = {r.part: r.until_ms for r in ranges if r.until_ms is not None and r.part in now.parts}
     found = ask.offsets_of(times)

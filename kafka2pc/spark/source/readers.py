@@ -120,8 +120,8 @@ def _look_behind(ask: Questions, start: Offsets, snapshot: Snapshot) -> Snapshot
     ]
     last = ask.offsets(further, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
     seen = {
-        part: Bounds(snapshot.parts[part].begin, max(ends[part], min(start.at[part], last[part])))
-        for part in further
+        part: Bounds(snapshot.parts[part].begin, max(ends[part], min(start.at[part], end)))
+        for part, end in last.items()
     }
     return Snapshot({**snapshot.parts, **seen}, snapshot.ids)
 

@@ -40,7 +40,8 @@ def take_snapshot(ask: Questions, options: SourceOptions) -> Snapshot:
     topics = ask.topics(names)
     parts = [(t, p) for t, (_, by_topic) in topics.items() for p in by_topic if options.wants(t, p)]
     ids = {t: topic_id for t, (topic_id, _) in topics.items()}
-    return Snapshot(ask.bounds(parts), ids_of(ids, parts))
+    bounds = ask.bounds(parts)
+    return Snapshot(bounds, ids_of(ids, bounds))
 
 # %% ../../../nbs/spark/source/04_starting_offsets.ipynb #c008
 _LOG = logging.getLogger("kafka2pc")
@@ -128,10 +129,8 @@ def _from_times(
             why="No record of the partition is as young as this time, in ms since 1970.",
             action="Choose an earlier time, or startingOffsetsByTimestampStrategy=latest.",
         )
-    return {
-        part: bounds.end if found[part] < 0 else min(found[part], bounds.end)
-        for part, bounds in snapshot.parts.items()
-    }
+    ends = {part: snapshot.parts[part].end for part in found}
+    return {part: end if found[part] < 0 else min(found[part], end) for part, end in ends.items()}
 
 
 def _from_group(ask: Questions, options: SourceOptions, snapshot: Snapshot) -> dict[TopicPart, int]:
@@ -221,7 +220,7 @@ def leave_open(
 
 
 def _check_order(start: Offsets, ends: Mapping[TopicPart, int]) -> None:
-    crossed = [part for part, end in ends.items() if end < start.at[part]]
+    crossed = [part for part, end in ends.items() if end < start.at.get(part, end)]
     if crossed:
         raise BadOption(f"the read ends before it begins in {name_parts(crossed)}")
 
