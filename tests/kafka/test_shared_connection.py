@@ -20,7 +20,7 @@ class Opening:
         self.pid, self.opened = os.getpid(), []
         self.begun, self.end = threading.Event(), threading.Event()
 
-    def __call__(self, conf):
+    def __call__(self, conf, **limits):
         if conf["down"] and os.getpid() == self.pid:
             self.begun.set()
             self.end.wait()

@@ -18,9 +18,9 @@ import pytest
 
 from kafka2pc.local.nodes import free_ports
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.model.world import QUERY
 from kafka2pc.proof.timeline.captions import POINTS
 from kafka2pc.proof.timeline.drawing import LOOKS, Drawn, draw
+from kafka2pc.proof.timeline.run import QUERY
 from kafka2pc.proof.timeline.scene import Scene
 from kafka2pc.proof.timeline.timeline import Timeline
 from kafka2pc.protocol.history import Event

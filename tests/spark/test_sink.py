@@ -448,10 +448,10 @@ def test_a_loss_that_is_skipped_is_in_the_log(caplog):
         (
             "auto",
             "these options have no effect: kafka.buffer.memory, kafka.linger.ms,"
-            " kafka.max.block.ms, kafka.retries; engine=confluent has a use for"
+            " kafka.metadata.max.idle.ms, kafka.retries; engine=confluent has a use for"
             " kafka.buffer.memory, kafka.linger.ms, kafka.retries",
         ),
-        ("confluent", "these options have no effect: kafka.max.block.ms"),
+        ("confluent", "these options have no effect: kafka.metadata.max.idle.ms"),
     ],
 )
 def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
@@ -461,7 +461,7 @@ def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
         "engine": engine,
         "kafka.linger.ms": "5",
         "kafka.retries": "3",
-        "kafka.max.block.ms": "60000",
+        "kafka.metadata.max.idle.ms": "60000",
         "kafka.buffer.memory": "33554432",
         "kafka.compression.type": "lz4",
         "kafka.delivery.timeout.ms": "90000",

@@ -27,10 +27,9 @@ from ...kafka.wire.descriptions import list_transactions
 from ...kafka.wire.topics import find_leaders
 from ..crash_points import Crash, CrashPoint, arm
 from ..model.rules import RULES
-from ..model.world import QUERY
 from .captions import POINTS, Verdict, verdict
 from .drawing import READERS, Drawn
-from .run import RunFailed, RunProcess
+from .run import QUERY, RunFailed, RunProcess
 from .scene import Scene
 from ...protocol.errors import BadOption
 from ...protocol.history import Event

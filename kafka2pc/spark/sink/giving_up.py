@@ -67,7 +67,7 @@ def _hurried(driver: Driver) -> Iterator[Driver]:
             for name, store in driver.participants.items()
         }
         retry = partial(retry_unknown, total_ms=_LIMIT_MS)
-        yield replace(driver, participants=stores).within(retry=retry)
+        yield replace(driver, participants=stores).within(retry=retry, retry_commit=retry)
 
 
 def end_batch(

@@ -126,7 +126,7 @@ def _policy(options: SinkOptions, stores: Sequence[StoreIdentity]) -> Policy:
     margin_ms = min([10_000, *(t // 5 for t in timeouts_ms)])
     return Policy(
         each=parallel(),
-        retry=partial(retry_unknown, 20),
+        retry=partial(retry_unknown, min(20, options.max_commit_retries)),
         retry_commit=partial(retry_unknown, options.max_commit_retries),
         pause_before_claim=back_off,
         margin_ms=margin_ms if options.margin_ms is None else options.margin_ms,
