@@ -113,7 +113,11 @@ def _bad_certificate(server: str, message: str) -> Exception | None:
 _NO_ADDRESS = (socket.EAI_NONAME, socket.EAI_NODATA)
 # the first four bytes of an alert: type 21, version 3.3, and half of its length
 _TLS_ALERT = f"Invalid frame length: {0x15030300}"
-_BROKERS = MetadataRequest(topics=[], allow_auto_topic_creation=False)
+
+
+def _brokers_request() -> WireRequest:
+    """A new one for each send: a request keeps the version that it was sent with."""
+    return MetadataRequest(topics=[], allow_auto_topic_creation=False)
 
 
 def _has_address(host: str) -> bool:
@@ -205,7 +209,7 @@ class Connection:
             await m.wait_for(m.get_connection(server.node_id).init_future, self.request_ms)
             if not self._mechanism:
                 # a listener that wants a login hangs up; without this question it is only silent
-                await m.wait_for(m.send(_BROKERS, server.node_id), self.request_ms)
+                await m.wait_for(m.send(_brokers_request(), server.node_id), self.request_ms)
             await m.bootstrap_async(self.request_ms)
         except _FORBIDDEN as e:
             raise self._refused_login(f"{e.errno} {e.message}") from None
