@@ -19,6 +19,7 @@ from .wire.login import check_login
 from .wire.timeouts import check_timeout, choose_timeout_ms, why_no_two_phase
 from .wire.topics import find_or_create_topics, topic_max_message_bytes
 from .wire.transactions import check_brokers, end_txn_version
+from .wire.waits import FIRST_MS
 from .write.settings import open_producer, producer_conf
 from ..protocol.errors import BadOption
 
@@ -47,7 +48,7 @@ def check(
     topics: Iterable[str] = (),
     timeout_ms: int | None = None,
     two_phase: str = "off",
-    within_ms: int = 20_000,
+    within_ms: int = FIRST_MS,
 ) -> ClusterFacts:
     """Check everything that can be known to fail. `timeout_ms` None: the largest that the broker
     allows; `prefix` None: no transactions are wanted; `two_phase`: auto (KIP-939 if the broker

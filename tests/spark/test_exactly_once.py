@@ -197,7 +197,7 @@ def test_batches_of_any_number_of_partitions(query, partitions):
     query.feed([str(n) for n in range(600)])
     assert query.run(lambda df, n: door(split(df), n)) == ""
     assert query.seen() == sorted(str(n) for n in range(600 if partitions else 0))
-    decided = foreach_batch.stream_driver(door.options, Checkpoint(query.checkpoint)).log
+    decided = foreach_batch.stream_driver(door.options, Checkpoint(query.checkpoint), None, []).log
     assert sorted(slot.batch_id for slot in decided.slots() if decided.load(slot).commit) == [0]
     assert query.open() == []
 

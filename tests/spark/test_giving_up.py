@@ -65,9 +65,7 @@ class Batch:
 @pytest.fixture
 def batch(tmp_path, monkeypatch):
     store = Store("kafka")
-    opened = lambda options: store
-    for module in (stream_writer, opening):
-        monkeypatch.setattr(module, "open_participant", opened)
+    monkeypatch.setattr(stream_writer, "open_participant", lambda options, patient=False: store)
     monkeypatch.setattr(giving_up, "KILLED_S", 0)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     return Batch(tmp_path, store)

@@ -49,7 +49,6 @@ def orders(driver, store, tmp_path, monkeypatch):
     """
     (tmp_path / "orders").mkdir()
     (tmp_path / "orders" / "metadata").write_text(json.dumps({"id": driver.query_id}))
-    monkeypatch.setattr(driver_side, "open_participant", lambda options: store)
     looked, look = [], Checkpoint.decided_slots
     monkeypatch.setattr(
         Checkpoint, "decided_slots", lambda checkpoint: looked.append(1) or look(checkpoint)
@@ -68,7 +67,7 @@ def orders(driver, store, tmp_path, monkeypatch):
         given = parse_sink_options({k: v for k, v in options.items() if v})
         if options_only:
             return given
-        return driver_side.stream_driver(given, Checkpoint(given.checkpoint))
+        return driver_side.stream_driver(given, Checkpoint(given.checkpoint), None, [store])
 
     open_with.looked = looked
     return open_with
@@ -121,7 +120,7 @@ def test_a_process_looks_into_the_checkpoint_once(orders, tmp_path):
 
 def test_a_planner_that_lives_on_looks_before_each_batch(orders, store, tmp_path, monkeypatch):
     """Another process may have run the query without the log in between."""
-    monkeypatch.setattr(stream_writer, "open_participant", lambda options: store)
+    monkeypatch.setattr(stream_writer, "open_participant", lambda options, patient: store)
     planned = tmp_path / "orders" / "offsets"
     planned.mkdir()
     (planned / "0").write_text("v1\n{}\n0")

@@ -218,7 +218,9 @@ def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
 
 @pytest.mark.full
 def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
-    """Spark's own sink goes on, too."""
+    """Spark's own sink goes on, too. One task: the committer's first question of all meets the
+    silence.
+    """
     with LocalKafka(progress=None) as kafka, Scenario(job, kafka, tmp_path) as story:
         resume = Timer(30, kafka.resume)
 
@@ -229,7 +231,8 @@ def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
 
         story.feed(2)
         try:
-            assert story.interrupt(Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=pause)) is None
+            stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=pause)
+            assert story.interrupt(stop, partitions=1) is None
         finally:
             resume.join()
         story.check()

@@ -18,7 +18,7 @@ from ...backends.places import masked
 from ...decision_logs.opening import open_folder_log, open_log
 from ...kafka.cluster_check import check
 from ...kafka.participant import KafkaParticipant
-from ...kafka.wire.waits import fit_waits
+from ...kafka.wire.waits import FIRST_MS, fit_waits, outage_ms
 from ...kafka.write.settings import without_use
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import MovedLog
@@ -151,16 +151,17 @@ def _not_committed(batch_id: int) -> bool:
 _OPEN = Kept()
 
 
-def open_participant(options: SinkOptions) -> KafkaParticipant:
-    """The Kafka of these options, opened and checked once in each process. Raises what `check`
-    raises.
+def open_participant(options: SinkOptions, patient: bool = False) -> KafkaParticipant:
+    """The Kafka of these options, opened and checked once in each process. `patient`: the query has
+    reached it before, so silence is an outage and not a wrong address; see `outage_ms`. Raises what
+    `check` raises.
     """
     # a key for each micro-batch is no reason to open another one
     wanted = replace(options, checkpoint=None, decision_log=None, key=None, givers=(), idle=())
-    return _OPEN.once(wanted, lambda: _checked_participant(options))
+    return _OPEN.once(wanted, lambda: _checked_participant(options, patient))
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c044
-def _checked_participant(options: SinkOptions) -> KafkaParticipant:
+def _checked_participant(options: SinkOptions, patient: bool) -> KafkaParticipant:
     conf = dict(options.conf)
     facts = check(
         conf,
@@ -168,6 +169,7 @@ def _checked_participant(options: SinkOptions) -> KafkaParticipant:
         topics=[options.topic] if options.topic else [],
         timeout_ms=options.timeout_ms,
         two_phase=options.two_phase if options.engine == "columnar" else "off",
+        within_ms=outage_ms(conf) if patient else FIRST_MS,
     )
     if not facts.two_phase:
         conf = fit_waits(conf, facts.timeout_ms)
@@ -258,13 +260,13 @@ def _left_inside(checkpoint: Checkpoint, query_id: str, batch_id: int, place: st
 def stream_driver(
     options: SinkOptions,
     checkpoint: Checkpoint,
-    query_id: str | None = None,
-    participants: Sequence[Participant] | None = None,
+    query_id: str | None,
+    participants: Sequence[Participant],
     run_id: str = "",
 ) -> Driver:
     """The driver's side of a streaming query. `query_id` None: read it from the checkpoint. The
-    decision log is inside the checkpoint, unless `decisionLog` names another place.
-    `participants` None: the Kafka of these options. `run_id`: see `check_beside`.
+    decision log is inside the checkpoint, unless `decisionLog` names another place. `run_id`: see
+    `check_beside`.
 
     One micro-batch asks the storage of checkpoint and log eight times, one after the other. The
     planner: the query id, the list of Spark's offsets, the newest entry, the list of the log, the
@@ -279,5 +281,4 @@ def stream_driver(
         check_beside(checkpoint, query_id, log, run_id)
     else:
         log = log_in(checkpoint)
-    stores = [open_participant(options)] if participants is None else participants
-    return make_driver(options, query_id, log, stores, checkpoint)
+    return make_driver(options, query_id, log, participants, checkpoint)

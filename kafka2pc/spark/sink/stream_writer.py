@@ -89,7 +89,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         sent = all_contents(messages)
         # the planner has read it from the checkpoint
         query_id = sent[0].plan.query_id if sent else None
-        driver = stream_driver(self.options, Checkpoint(self.options.checkpoint), query_id)
+        stores = [open_participant(self.options, patient=True)]
+        driver = stream_driver(self.options, Checkpoint(self.options.checkpoint), query_id, stores)
         with driver.history.of("commit phase", batch_id=batchId):
             commit_batch(driver, sent, batchId)
         swept = max((m.swept for m in messages), default=0)
@@ -150,12 +151,14 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
     checkpoint = Checkpoint(options.checkpoint)
     batch = checkpoint.planned()
     check_trigger(checkpoint, batch.batch_id)
+    participant = open_participant(options, patient=batch.batch_id > 0)
     # between two batches of this process another one may have run the query
-    driver = stream_driver(options, checkpoint, batch.query_id, run_id=f"batch {batch.batch_id}")
+    run_id = f"batch {batch.batch_id}"
+    driver = stream_driver(options, checkpoint, batch.query_id, [participant], run_id)
     # Spark ends a query whose commit has failed, so what has failed before is not of this run
     driver = replace(driver, began=lambda: batch.batch_id)
     plan = plan_batch(driver, batch.batch_id, batch.offsets_hash)
-    swept, participant = count_aborts(driver.history.events), open_participant(options)
+    swept = count_aborts(driver.history.events)
     leave_plan(checkpoint.location, plan, participant)
     return StreamWriter(options, participant, plan, swept)
 

@@ -41,6 +41,7 @@ from ...kafka.wire.connection import NoAnswer, NoSuchHost, NotSent, NotYet, Wire
 from ...kafka.wire.error_codes import topic_not_authorized
 from ...kafka.wire.login import check_login, for_librdkafka
 from ...kafka.wire.settings import whole_number
+from ...kafka.wire.waits import FIRST_MS
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from .offsets import Bounds
 from .places import TopicPart
@@ -170,7 +171,7 @@ def _committed(answer: WireAnswer, group: str) -> dict[TopicPart, int]:
     return offsets
 
 
-_REQUEST_S, _FIRST_S = 7, 20
+_REQUEST_S = 7
 # so often a broker does not know a partition before it is gone: it may be new, and not known
 # everywhere yet
 _GONE_AFTER = 3
@@ -181,8 +182,8 @@ class Questions:
     the node ids of those that answers of `topics` named; they may have moved since. All methods
     raise `NotAuthorized`, and `BrokerUnreachable` after `tries` (None: after `within_ms`, and if
     that is None, too, three times default.api.timeout.ms: Spark's own source asks three times).
-    The first question waits for 20 s only, because the address may be wrong; not in a task
-    (`patient`). Raises `BadOption` for settings that the client refuses.
+    The first question waits for 20 s only, because the address may be wrong; not if the query has
+    reached the cluster before (`patient`). Raises `BadOption` for settings that the client refuses.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class Questions:
 
         within_s = self.within_ms / 1000
         if not self._was_reached:
-            within_s = min(within_s, _FIRST_S)
+            within_s = min(within_s, FIRST_MS / 1000)
         return _ask_again(once, f"{what} at {self.servers}", within_s, self.tries)
 
     def _greet(self) -> None:

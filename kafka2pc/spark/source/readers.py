@@ -96,7 +96,7 @@ def limit_snapshot(now: Snapshot, target: Snapshot, start: Offsets) -> Snapshot:
     return Snapshot(parts, ids_of(now.ids, parts))
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c050
-def _open(options: SourceOptions) -> Questions:
+def _open(options: SourceOptions, patient: bool = False) -> Questions:
     """What a planner asks. Log which options have no effect on what it reads."""
     conf = dict(options.conf)
     givers = dict(options.givers)
@@ -105,7 +105,7 @@ def _open(options: SourceOptions) -> Questions:
     names = sorted((*options.idle, *unused))
     if names:
         _LOG.warning("these options have no effect on reading: %s", ", ".join(names))
-    return Questions(conf, options.committed_only, tries=options.tries)
+    return Questions(conf, options.committed_only, tries=options.tries, patient=patient)
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c037
 def _look_behind(ask: Questions, start: Offsets, snapshot: Snapshot) -> Snapshot:
@@ -201,25 +201,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, SourceOptions]:
         return {"options": self.options}
 
+    def _ask_first(self, patient: bool = False) -> Questions:
+        """What the planner of a query asks that may be new."""
+        if self._questions is None:
+            self._questions = _open(self.options, patient)
+        return self._questions
+
     @property
     def _ask(self) -> Questions:
-        if self._questions is None:
-            self._questions = _open(self.options)
-        return self._questions
+        return self._ask_first(patient=True)
 
     def initialOffset(self) -> dict:
         """Where a new query begins. Spark asks again for each run of batch 0; the answer stays the
         same in this process.
         """
         if self._first is None:
-            snapshot = take_snapshot(self._ask, self.options)
-            at = find_start(self._ask, self.options, snapshot, "latest")
+            ask = self._ask_first()
+            snapshot = take_snapshot(ask, self.options)
+            at = find_start(ask, self.options, snapshot, "latest")
             self._first = to_json(Offsets(at=at, ids=snapshot.ids, initial=True))
         return self._first
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what exists now, and nothing that comes later in this run."""
-        self._target = take_snapshot(self._ask, self.options)
+        self._target = take_snapshot(self._ask_first(), self.options)
 
     def getDefaultReadLimit(self) -> Any:
         if self.options.max_offsets:
