@@ -105,7 +105,7 @@ def no_connection_is_left():
     yield
     client = sys.modules.get("kafka2pc.kafka.client")
     if client:
-        for key in list(client._CLUSTERS):
+        for key in list(client.shared_cluster.kept):
             client.close_cluster(dict(key))
 
 

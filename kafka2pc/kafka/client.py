@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
-from ..backends.kept import EVERYTHING, Kept
+from ..backends.kept import EVERYTHING, once_per_process
 from .ids import check_prefix, ids_beside, ids_of_query
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
@@ -36,19 +36,16 @@ if TYPE_CHECKING:
     from kafka2pc.kafka.write.column_producer import ColumnTransaction
 
 # %% ../../nbs/kafka/06_client.ipynb #c006
-# one `Cluster` in each process for each set of client settings
-_CLUSTERS = Kept(most=EVERYTHING)
-
-
 def _key(conf: dict) -> tuple:
     return tuple(sorted(conf.items()))
 
 
+@once_per_process(_key, most=EVERYTHING)
 def shared_cluster(conf: dict) -> Cluster:
     """The connection to the cluster of `conf`, opened once in each process. It waits as long as
     `outage_ms` says.
     """
-    return _CLUSTERS.once(_key(conf), lambda: Cluster(conf, timeout_ms=outage_ms(conf)))
+    return Cluster(conf, timeout_ms=outage_ms(conf))
 
 
 @contextmanager
@@ -56,7 +53,7 @@ def brief_cluster(conf: dict, limit_ms: int) -> Iterator[Cluster]:
     """The connection that this process shares, with less patience; if there is none, one that is
     closed at the end. Raises `BrokerUnreachable`, before the block, if no broker answers.
     """
-    kept = _CLUSTERS.get(_key(conf))
+    kept = shared_cluster.kept.get(_key(conf))
     if kept:
         twin = kept.briefly(limit_ms)
         twin.persist(lambda: twin.ask(topics_request(twin, [])))
@@ -68,7 +65,7 @@ def brief_cluster(conf: dict, limit_ms: int) -> Iterator[Cluster]:
 
 def close_cluster(conf: dict) -> None:
     """Close the connection that this process shares."""
-    cluster = _CLUSTERS.drop(_key(conf))
+    cluster = shared_cluster.kept.drop(_key(conf))
     if cluster:
         cluster.close()
 

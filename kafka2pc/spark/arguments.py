@@ -59,17 +59,17 @@ def check_options(
     for option, action in _REFUSED.items():
         if option.lower() in given:
             raise BadOption(f"{option} is not for exactly_once", action=action)
-    if not options.exactly_once:
+    if not options.target.exactly_once:
         raise BadOption("deliveryGuarantee=at_least_once is not for exactly_once")
-    if (options.decision_log or "").startswith("kafka:") and not options.conf:
+    if (options.query.decision_log or "").startswith("kafka:") and not options.target.conf:
         raise BadOption(
-            f"decisionLog={options.decision_log} without kafka.bootstrap.servers",
+            f"decisionLog={options.query.decision_log} without kafka.bootstrap.servers",
             action=(
                 "Name the brokers; or, if Kafka is one of the participants, pass a log:"
                 ' {"decisionLog": TopicLog(conf, topic, name)} of kafka2pc.decision_logs.topic.log.'
             ),
         )
-    if name is not None and log is None and not options.decision_log:
+    if name is not None and log is None and not options.query.decision_log:
         raise BadOption(
             f"name={name} without decisionLog",
             why="Decisions under a name are kept outside the checkpoint.",

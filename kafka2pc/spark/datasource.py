@@ -81,7 +81,7 @@ class Kafka2pc(DataSource):
         committer: return a writer that commits.
         """
         options = self._sink_options(schema)
-        if options.key:
+        if options.query.key:
             raise BadOption(
                 "idempotenceKey is for batch writes",
                 why="A streaming query has its checkpoint.",
@@ -100,7 +100,7 @@ class Kafka2pc(DataSource):
     def _sink_options(self, schema: StructType) -> SinkOptions:
         options = parse_sink_options(self.options)
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        check_columns(columns, options.topic, options.timestamps)
+        check_columns(columns, options.target.topic, options.target.timestamps)
         return options
 
     def schema(self) -> StructType:

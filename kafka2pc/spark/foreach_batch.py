@@ -67,9 +67,9 @@ from .sink.keys import under_key, warn_of_local_log
 from kafka2pc.spark.sink.opening import (
     check_beside,
     has_returned,
+    log_of_query,
     make_driver,
     open_participant,
-    open_place,
     plan_batch,
     stream_driver,
     warn_once,
@@ -150,7 +150,7 @@ class ExactlyOnce:
         if running is None and checkpoint and is_connect(df.sparkSession):
             running = connected_query(df, checkpoint, batch_id)
         named = None if self.name is None else query_id_of(self.name)
-        inside = named is None and self.log is None and self.options.decision_log is None
+        inside = named is None and self.log is None and self.options.query.decision_log is None
         with only_call(running, named, inside=inside) as failed:
             try:
                 self._write(df, batch_id, checkpoint, running, failed)
@@ -206,8 +206,8 @@ class ExactlyOnce:
         name = check_key(self.name)
         query_id = query_id_of(name)
         with self._log_of_job(query_id) as log:
-            driver = make_driver(self.options, query_id, log, self.stores())
-            if place := self.options.decision_log:
+            driver = make_driver(self.options.query, query_id, log, self.stores())
+            if place := self.options.query.decision_log:
                 warn_of_local_log(name, place, [cluster_of(df.sparkSession)])
             return self._write_job(df, name, under_key(driver, name))
 
@@ -232,8 +232,8 @@ class ExactlyOnce:
         if self.log is not None:
             yield self.log
             return
-        place, conf = self.options.decision_log or "", self.options.conf
-        log = open_log(place, query_id, conf, self.options.prefix)
+        place, target = self.options.query.decision_log or "", self.options.target
+        log = open_log(place, query_id, target.conf, target.prefix)
         try:
             yield log
         finally:
@@ -284,26 +284,23 @@ class ExactlyOnce:
         elif checkpoint is None:
             raise unknown_checkpoint()
         elif self.log is None:
-            options = replace(self.options, checkpoint=checkpoint.location)
-            return stream_driver(options, checkpoint, None, stores, run_id)
+            return stream_driver(self.options, checkpoint, None, stores, run_id)
         else:
             query_id = checkpoint.query_id()
-        # with a log that is opened for this query alone: two may run in one process
-        options = replace(self.options, checkpoint=query_id)
-        log = open_place(options, query_id) if self.log is None else self.log
+        log = log_of_query(self.options, query_id) if self.log is None else self.log
         if checkpoint:
             check_beside(checkpoint, query_id, log, run_id)
-        return make_driver(self.options, query_id, log, stores, checkpoint)
+        return make_driver(self.options.query, query_id, log, stores, checkpoint)
 
     def stores(self) -> list[Participant]:
         """Kafka, if the options name a broker, opened and checked once in each process; then
         `participants`.
         """
-        if not self.options.conf:
+        if not self.options.target.conf:
             return list(self.participants)
         warn_once(self.options)
-        columns = partial(plain_names, timestamps=self.options.timestamps)
-        return [Shaped(open_participant(self.options), columns), *self.participants]
+        columns = partial(plain_names, timestamps=self.options.target.timestamps)
+        return [Shaped(open_participant(self.options.target), columns), *self.participants]
 
     def _checkpoint(self, running: RunningQuery | None) -> Checkpoint | None:
         """With a name, only one that was passed: its rows may be elsewhere the next time."""
@@ -319,10 +316,10 @@ class ExactlyOnce:
         """What is written, after a check of its columns, and the columns whose bytes are counted.
         With Kafka alone both are those of the format, so that a query may go on with it.
         """
-        if not self.options.conf:
+        if not self.options.target.conf:
             return df, None
         columns = [(field.name, field.dataType.simpleString()) for field in df.schema.fields]
-        check_columns(columns, self.options.topic, self.options.timestamps)
+        check_columns(columns, self.options.target.topic, self.options.target.timestamps)
         if self.participants:
             return df, None
         known = [df[name].alias(name.lower()) for name in df.columns if name.lower() in COLUMNS]
@@ -415,7 +412,7 @@ def exactly_once(
     texts, log = split_log(options or {})
     checked = parse_sink_options(texts, kafka=False)
     check_options(texts, checked, log, name)
-    check_stores([*(["kafka"] if checked.conf else []), *(p.name for p in stores)])
+    check_stores([*(["kafka"] if checked.target.conf else []), *(p.name for p in stores)])
     return ExactlyOnce(
         options=checked,
         participants=stores,

@@ -110,7 +110,7 @@ def test_a_driver_that_cannot_be_opened_is_named(tmp_path, monkeypatch):
 
 def test_the_log_inside_a_checkpoint_is_opened_once_in_a_process(tmp_path):
     with (
-        patch.object(driver, "_LOGS", Kept()),
+        patch.object(driver._open_inside, "kept", Kept()),
         patch.object(driver, "open_folder_log", side_effect=open_folder_log) as opened,
     ):
         logs = [driver.log_in(Checkpoint(f"{tmp_path}/{name}")) for name in ("a", "a", "b")]

@@ -179,16 +179,16 @@ def test_all_wrong_options_are_in_one_error():
 )
 def test_a_partitioner_of_librdkafka_only_selects_its_engine(partitioner, engine):
     """murmur2 sends all rows without a key to one partition; the columnar engine deals them out."""
-    assert parse_sink_options(given(**{"kafka.partitioner": partitioner})).engine == engine
+    assert parse_sink_options(given(**{"kafka.partitioner": partitioner})).target.engine == engine
 
 
 def test_options_have_no_case_and_defaults_are_safe():
     made = parse_sink_options(given(TOPIC="t", DeliveryGuarantee="exactly_once"))
     assert (
         made == parse_sink_options(GIVEN)
-        and made.exactly_once
-        and not made.skip_lost
-        and made.prefix == "kafka2pc"
+        and made.target.exactly_once
+        and not made.query.skip_lost
+        and made.target.prefix == "kafka2pc"
     )
 
 

@@ -92,8 +92,8 @@ def store(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     store = Moody()
-    monkeypatch.setattr(batch_sink, "open_participant", lambda options: store)
-    monkeypatch.setattr(driver_side, "_LOGS", Kept())
+    monkeypatch.setattr(batch_sink, "open_participant", lambda target: store)
+    monkeypatch.setattr(driver_side._log_of_writes, "kept", Kept())
     monkeypatch.setattr(batch_sink, "_PURGED", {})
     monkeypatch.setattr(giving_up, "KILLED_S", 0)
     return store
@@ -299,7 +299,7 @@ def test_a_write_that_is_refused_before_its_tasks_begin_leaves_nothing_on_the_di
 def test_transactions_without_a_timeout_need_a_key(store, monkeypatch, tmp_path):
     asked = []
     monkeypatch.setattr(
-        batch_sink, "open_participant", lambda options: asked.append(options.two_phase) or store
+        batch_sink, "open_participant", lambda target: asked.append(target.two_phase) or store
     )
     plan_write(options())
     plan_write(options(idempotenceKey="k", decisionLog=str(tmp_path / "log")))
@@ -358,7 +358,7 @@ def test_fifty_keys_share_one_log_and_look_for_old_keys_once(store, tmp_path, mo
 
 def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr(driver_side, "_OPEN", Kept())
+    monkeypatch.setattr(driver_side.open_participant, "kept", Kept())
     monkeypatch.setattr(
         driver_side,
         "check",
@@ -366,9 +366,10 @@ def test_kafka_is_checked_once_for_all_keys(monkeypatch, tmp_path):
             calls.append(1) or ClusterFacts(cluster_id="c", end_txn_version=5, timeout_ms=60_000)
         ),
     )
-    first, second = (driver_side.open_participant(keyed(tmp_path, key)) for key in ("one", "two"))
+    one, two = (keyed(tmp_path, key).target for key in ("one", "two"))
+    first, second = driver_side.open_participant(one), driver_side.open_participant(two)
     assert first is second and calls == [1]
-    assert driver_side.open_participant(replace(keyed(tmp_path, "one"), topic="other")) is not first
+    assert driver_side.open_participant(replace(one, topic="other")) is not first
 
 
 # -- one key, two machines: each has a log of its own --
@@ -495,14 +496,16 @@ def test_a_write_without_a_key_leaves_its_decision_log_after_a_day(store, tmp_pa
         writer = plan_write(options(decisionLog=str(tmp_path / "log")))
         another_process(writer).commit(rows_written(writer))
     log = FileLog(str(tmp_path / "log" / writer.plan.query_id))
-    assert len(store.read()) == 9 and len(log.siblings()) == 3 and len(driver_side._LOGS) == 1
+    assert len(store.read()) == 9 and len(log.siblings()) == 3
+    assert len(driver_side._log_of_writes.kept) == 1
     assert purge_keys(log, (time.time() + DAY_S - 60) * 1000) == []
     assert len(purge_keys(log, (time.time() + DAY_S + 60) * 1000)) == 3 and log.siblings() == []
 
 
 def test_the_place_to_restore_shows_no_password(store, tmp_path):
     writer = plan_write(options(decisionLog=str(tmp_path / "log")))
-    writer.options = replace(writer.options, decision_log="postgresql://me:hunter2@host/db")
+    elsewhere = replace(writer.options.query, decision_log="postgresql://me:hunter2@host/db")
+    writer.options = replace(writer.options, query=elsewhere)
     said = writer._explained(OutcomeUnknown("x"))
     assert "hunter2" not in str(said) and "postgresql://me:***@host/db/" in said.action
 
@@ -517,7 +520,7 @@ def test_a_key_is_kept_for_longer_than_these_brokers_keep_its_ids(
     answer, days, monkeypatch, caplog
 ):
     """Brokers that do not say it prove nothing: that is logged once."""
-    monkeypatch.setattr(keys, "_EXPIRIES", Kept())
+    monkeypatch.setattr(keys._expiry_ms, "kept", Kept())
     setting = None if answer is None else str(answer * DAY_MS)
     monkeypatch.setattr(keys, "broker_setting", lambda cluster, key: setting)
     caplog.set_level("INFO", logger="kafka2pc")
@@ -536,7 +539,8 @@ def test_the_driver_of_a_sink_knows_what_its_decisions_are_about():
     store = KafkaParticipant({}, prefix="mine", topic="kafka")
     wanted = options(replayCheck="warn", transactionalIdPrefix="mine")
     checkpoint = type("Checkpoint", (), {"normal_location": "file:///orders", "committed": None})
-    driver = driver_side.make_driver(wanted, "q", MemoryLog("file:///log"), [store], checkpoint)
+    log = MemoryLog("file:///log")
+    driver = driver_side.make_driver(wanted.query, "q", log, [store], checkpoint)
     assert driver.identity() == Identity(
         log="file:///log", checkpoint="file:///orders", topics=("kafka",), prefix="mine"
     )
@@ -669,7 +673,7 @@ def test_on_brokers_two_logs_see_each_other(kafka, tmp_path, monkeypatch):
     assert machine("b").plan.mode is Mode.DRAIN
     store = writers[0].participant
     assert store.in_doubt(writers[0].plan.query_id) == []
-    monkeypatch.setattr(keys, "_EXPIRIES", Kept())
+    monkeypatch.setattr(keys._expiry_ms, "kept", Kept())
     monkeypatch.setattr(keys, "broker_setting", lambda cluster, key: str(14 * DAY_MS))
     with pytest.raises(BadOption, match="=9: the brokers keep transactional ids for 14 days"):
         machine("b")

@@ -95,7 +95,7 @@ class Query:
         return sorted(values(self.kafka, self.topic))
 
     def open(self):
-        store = opening.open_participant(kafka2pc.exactly_once(self.options()).options)
+        store = opening.open_participant(kafka2pc.exactly_once(self.options()).options.target)
         return store.in_doubt(Checkpoint(self.checkpoint).query_id())
 
 

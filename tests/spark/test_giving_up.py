@@ -53,7 +53,7 @@ class Batch:
         return SparkMessage(precommit([self.store], self.writer.plan, iter([[*rows]]), measure=len))
 
     def decide(self, *messages):
-        checkpoint = Checkpoint(self.options.checkpoint)
+        checkpoint = Checkpoint(self.options.query.checkpoint)
         driver = opening.stream_driver(self.options, checkpoint, None, [self.store])
         decide(driver, self.writer.plan, [m.content for m in messages])
 
@@ -108,18 +108,18 @@ def test_without_a_plan_nothing_is_touched_and_the_log_says_how_to_end_it(
     batch.task("a")
     batch.abort(None)
     assert batch.store.states() == [TxnState.PRECOMMITTED]
-    assert f"kafka2pc restore {batch.options.checkpoint}" in caplog.text
+    assert f"kafka2pc restore {batch.options.query.checkpoint}" in caplog.text
 
 
 def test_with_brokers_away_a_stop_gives_up_soon_and_raises_nothing(batch, monkeypatch, caplog):
     monkeypatch.setattr(giving_up, "_LIMIT_MS", 100)
     batch.abort(None)
     assert "no usable answer within 100 ms" in caplog.text
-    assert f"kafka2pc restore {batch.options.checkpoint}" in caplog.text
+    assert f"kafka2pc restore {batch.options.query.checkpoint}" in caplog.text
 
 
 def test_a_note_holds_no_settings_of_the_client(batch, tmp_path):
     (note,) = tmp_path.glob("kafka2pc-*")
-    assert dict(batch.options.conf)["bootstrap.servers"].encode() not in note.read_bytes()
-    kafka = giving_up.find_plan(batch.options.checkpoint, 0).participant(batch.options)
+    assert dict(batch.options.target.conf)["bootstrap.servers"].encode() not in note.read_bytes()
+    kafka = giving_up.find_plan(batch.options.query.checkpoint, 0).participant(batch.options.target)
     assert isinstance(kafka, KafkaParticipant) and kafka.cluster_id == "memory"

@@ -56,7 +56,8 @@ def orders(driver, store, tmp_path, monkeypatch):
 
     def open_with(decision_log=None, new_process=True, options_only=False):
         if new_process:
-            monkeypatch.setattr(driver_side, "_LOGS", Kept())
+            for opens in (driver_side._open_inside, driver_side.log_of_query):
+                monkeypatch.setattr(opens, "kept", Kept())
             monkeypatch.setattr(driver_side, "_BESIDE", {})
         options = {
             "kafka.bootstrap.servers": "nowhere:1",
@@ -67,7 +68,7 @@ def orders(driver, store, tmp_path, monkeypatch):
         given = parse_sink_options({k: v for k, v in options.items() if v})
         if options_only:
             return given
-        return driver_side.stream_driver(given, Checkpoint(given.checkpoint), None, [store])
+        return driver_side.stream_driver(given, Checkpoint(given.query.checkpoint), None, [store])
 
     open_with.looked = looked
     return open_with

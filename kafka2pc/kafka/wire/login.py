@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Callable, Mapping
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c004
-from ...backends.kept import Kept
+from ...backends.kept import once_per_process
 from ..options.librdkafka import API_TIMEOUT, MAX_BLOCK, TOKEN_PROVIDER, check_security
 from ..options.rules import MECHANISMS, VERIFY_HOST, plain_servers
 from .settings import whole_number
@@ -176,15 +176,16 @@ class Tokens:
                 self._renew_at = time.time() + min(_PAUSE_S, left_s / 4)
 
 
-_TOKENS = Kept()  # function -> its `Tokens`
+def _provider(conf: Mapping) -> str:
+    return conf.get(TOKEN_PROVIDER, "")
 
 
+@once_per_process(_provider)
 def shared_tokens(conf: Mapping) -> Tokens:
     """The tokens of the function that `conf` names, for all connections of this process. Raises
     `BadOption` and `NotAuthorized`.
     """
-    named = conf.get(TOKEN_PROVIDER, "")
-    return _TOKENS.once(named, lambda: Tokens(find_provider(conf), named))
+    return Tokens(find_provider(conf), _provider(conf))
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c026
 def for_librdkafka(conf: Mapping) -> dict:

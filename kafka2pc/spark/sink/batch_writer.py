@@ -43,9 +43,9 @@ from .batch_line import count_aborts, log_batch, tidying_up
 from .giving_up import give_up
 from .keys import check_key_days, under_key, warn_of_local_log
 from kafka2pc.spark.sink.opening import (
+    log_of_write,
     make_driver,
     open_participant,
-    open_place,
     warn_once,
 )
 from .options import SinkOptions
@@ -149,7 +149,7 @@ class BatchWriter(DataSourceArrowWriter):
             return
         driver, sent = self._driver(), all_contents(messages)
         hosts = {m.host for m in messages}
-        warn_of_local_log(self.options.key, self.options.decision_log, hosts)
+        warn_of_local_log(self.options.query.key, self.options.query.decision_log, hosts)
         try:
             commit_batch(driver, sent, 0)
         except OutcomeUnknown as e:
@@ -163,8 +163,10 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _complete(self, driver: Driver) -> None:
         # a folder on the driver's disk is removed by a later write
-        if self.options.decision_log:
-            close_key(driver, self.options.key_days if self.options.key else _DAYS_WITHOUT_KEY)
+        if self.options.query.decision_log:
+            close_key(
+                driver, self.options.query.key_days if self.options.query.key else _DAYS_WITHOUT_KEY
+            )
 
     def abort(self, messages: list) -> None:
         """A task or `commit` failed. Finish a write that is decided, and raise `CompleteWrite`, so
@@ -208,7 +210,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _explained(self, e: OutcomeUnknown) -> OutcomeUnknown:
         """The same error. Without a key no restart repeats the write, so it says what to do."""
-        if self.options.key:
+        if self.options.query.key:
             return e
         return OutcomeUnknown(
             e.what,
@@ -234,17 +236,17 @@ class BatchWriter(DataSourceArrowWriter):
                 "No. The write is not decided, and none of its rows becomes visible. But"
                 " read_committed consumers wait behind these transactions until they end."
             ),
-            action=by_key if self.options.key else by_hand,
+            action=by_key if self.options.query.key else by_hand,
         )
 
     def _place(self) -> str:
         return masked(
-            f"{self.options.decision_log or os.path.dirname(self.folder)}/{self._query_id()}"
+            f"{self.options.query.decision_log or os.path.dirname(self.folder)}/{self._query_id()}"
         )
 
     def _forget(self, driver: Driver) -> None:
         """Remove the ABORT of a write without a key: no other run asks for it."""
-        if self.options.key:
+        if self.options.query.key:
             return
         if self.folder:
             shutil.rmtree(os.path.dirname(self.folder), ignore_errors=True)
@@ -257,8 +259,8 @@ class BatchWriter(DataSourceArrowWriter):
     def _driver(self) -> Driver:
         query_id = self._query_id()
         log = _batch_log(self.options, query_id, self.folder)
-        driver = make_driver(self.options, query_id, log, [self.participant])
-        return under_key(driver, self.options.key)
+        driver = make_driver(self.options.query, query_id, log, [self.participant])
+        return under_key(driver, self.options.query.key)
 
     def _query_id(self) -> str:
         if self.plan is None:
@@ -268,7 +270,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 def _batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
     """The decision log of a batch write: at `decisionLog`, otherwise in `folder`."""
-    return open_place(options, query_id) if options.decision_log else FileLog(folder)
+    return log_of_write(options, query_id) if options.query.decision_log else FileLog(folder)
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c012
 def plan_write(options: SinkOptions) -> BatchWriter:
@@ -278,21 +280,24 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     the driver dies, nothing would end them.
     """
     _check_key_has_log(options)
-    warn_once(replace(options, key=None))
-    if not options.key:
+    warn_once(options)
+    if not options.query.key:
         options = _with_timeout(options)
-    participant = open_participant(options)
-    if not options.exactly_once:
+    participant = open_participant(options.target)
+    if not options.target.exactly_once:
         return BatchWriter(options, participant, None)
-    if options.key:
-        check_key_days(options.key_days, participant)
-    query_id = str(uuid.uuid5(uuid.NAMESPACE_OID, options.key) if options.key else uuid.uuid4())
-    folder = "" if options.decision_log else _folder_of(query_id)
+    if options.query.key:
+        check_key_days(options.query.key_days, participant)
+    query_id = str(
+        uuid.uuid5(uuid.NAMESPACE_OID, options.query.key) if options.query.key else uuid.uuid4()
+    )
+    folder = "" if options.query.decision_log else _folder_of(query_id)
     if folder:
         remove_folders(time.time() - _DAY_MS / 1000 - participant.timeout_ms / 1000)
     log = _batch_log(options, query_id, folder)
-    driver = under_key(make_driver(options, query_id, log, [participant]), options.key)
-    driver = replace(driver, new_query=not options.key)
+    driver = make_driver(options.query, query_id, log, [participant])
+    driver = under_key(driver, options.query.key)
+    driver = replace(driver, new_query=not options.query.key)
     try:
         plan = restore_and_plan(driver, 0)
     except BaseException:
@@ -332,7 +337,7 @@ def _last_change(folder: Path) -> float:
 
 
 def _check_key_has_log(options: SinkOptions) -> None:
-    if options.key and not options.decision_log:
+    if options.query.key and not options.query.decision_log:
         raise BadOption(
             "idempotenceKey without decisionLog",
             action='.option("decisionLog", "/path") names the folder where the key is remembered.',
@@ -340,7 +345,7 @@ def _check_key_has_log(options: SinkOptions) -> None:
 
 
 def _with_timeout(options: SinkOptions) -> SinkOptions:
-    if options.two_phase == "required":
+    if options.target.two_phase == "required":
         raise BadOption(
             "twoPhaseCommit=required without idempotenceKey",
             why=(
@@ -351,21 +356,21 @@ def _with_timeout(options: SinkOptions) -> SinkOptions:
                 "Give the write an idempotenceKey and a decisionLog, or leave twoPhaseCommit out."
             ),
         )
-    return replace(options, two_phase="off")
+    return replace(options, target=replace(options.target, two_phase="off"))
 
 
 def _check_earlier_write(options: SinkOptions, decided: Decision) -> None:
     """A key that was used for another topic would silently write nothing. Raises `BadOption`."""
     _LOG.warning(
         "idempotenceKey=%s: an earlier write under this key exists; this one writes nothing",
-        options.key,
+        options.query.key,
     )
     topics = {p.topic for c in decided.committables for p in c.partitions if p.records}
-    others = topics - {options.topic}
-    if options.topic and others:
+    others = topics - {options.target.topic}
+    if options.target.topic and others:
         raise BadOption(
-            f"idempotenceKey={options.key}: an earlier write under it went to"
-            f" {', '.join(sorted(others))}, not to {options.topic}",
+            f"idempotenceKey={options.query.key}: an earlier write under it went to"
+            f" {', '.join(sorted(others))}, not to {options.target.topic}",
             why=(
                 "A key names one write as long as it is remembered, and a write under a key that"
                 " was used writes nothing."

@@ -30,7 +30,7 @@ from ...protocol.phases.decide import abort
 from ...protocol.phases.finish import finish
 from ...protocol.phases.sweep import sweep, sweep_and_check
 from ...protocol.policies import retry_unknown
-from .options import SinkOptions
+from .options import KafkaTarget
 
 # %% ../../../nbs/spark/sink/08_giving_up.ipynb #c005
 _LOG = logging.getLogger("kafka2pc")
@@ -128,13 +128,13 @@ class LeftPlan:
     plan: Plan
     facts: dict[str, Any]
 
-    def participant(self, options: SinkOptions) -> KafkaParticipant:
+    def participant(self, target: KafkaTarget) -> KafkaParticipant:
         """The Kafka of the planner, without a request."""
         return KafkaParticipant(
-            dict(options.conf),
-            prefix=options.prefix,
-            topic=options.topic,
-            engine=options.engine,
+            dict(target.conf),
+            prefix=target.prefix,
+            topic=target.topic,
+            engine=target.engine,
             **self.facts,
         )
 

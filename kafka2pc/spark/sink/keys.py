@@ -11,7 +11,7 @@ import platform
 from typing import Iterable
 
 # %% ../../../nbs/spark/sink/09_keys.ipynb #c003
-from ...backends.kept import Kept
+from ...backends.kept import Kept, once_per_process
 from ...backends.places import masked
 from ...kafka.participant import KafkaParticipant
 from ...kafka.wire.topics import broker_setting
@@ -72,8 +72,6 @@ def warn_of_local_log(key: str | None, place: str | None, hosts: Iterable[str]) 
 # %% ../../../nbs/spark/sink/09_keys.ipynb #c013
 _DAY_MS = 24 * 3600 * 1000
 _EXPIRY = "transactional.id.expiration.ms"
-# for how long a cluster keeps ids, in ms; None: it does not say so
-_EXPIRIES = Kept()
 
 
 def check_key_days(key_days: int, participant: Participant) -> None:
@@ -83,7 +81,7 @@ def check_key_days(key_days: int, participant: Participant) -> None:
     """
     if not isinstance(participant, KafkaParticipant):
         return
-    kept_ms = _EXPIRIES.once(participant.store_id(), lambda: _expiry_ms(participant))
+    kept_ms = _expiry_ms(participant)
     kept_days = -(-(kept_ms or 0) // _DAY_MS)
     if key_days <= kept_days:
         raise BadOption(
@@ -96,7 +94,9 @@ def check_key_days(key_days: int, participant: Participant) -> None:
         )
 
 
+@once_per_process(lambda participant: participant.store_id())
 def _expiry_ms(participant: KafkaParticipant) -> int | None:
+    """For how long a cluster keeps ids, in ms. None: it does not say so."""
     setting = broker_setting(participant.cluster, _EXPIRY)
     if setting is None:
         _LOG.info("the brokers do not say for how long they keep transactional ids (%s)", _EXPIRY)

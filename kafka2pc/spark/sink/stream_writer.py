@@ -83,14 +83,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """The commit phase, in the committer. Raises `BadOption` for rows that no task has got."""
         freeze_worker()
         if any(m is None for m in messages):
-            raise no_micro_batch(self.options.checkpoint or "")
-        if not self.options.exactly_once:
+            raise no_micro_batch(self.options.query.checkpoint or "")
+        if not self.options.target.exactly_once:
             return
         sent = all_contents(messages)
         # the planner has read it from the checkpoint
         query_id = sent[0].plan.query_id if sent else None
-        stores = [open_participant(self.options, patient=True)]
-        driver = stream_driver(self.options, Checkpoint(self.options.checkpoint), query_id, stores)
+        stores = [open_participant(self.options.target, patient=True)]
+        driver = stream_driver(
+            self.options, Checkpoint(self.options.query.checkpoint), query_id, stores
+        )
         with driver.history.of("commit phase", batch_id=batchId):
             commit_batch(driver, sent, batchId)
         swept = max((m.swept for m in messages), default=0)
@@ -101,13 +103,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         nothing, because Spark's own error counts, and a stop has none: see `warn_if_open`.
         """
         freeze_worker()
-        if not self.options.exactly_once:
+        if not self.options.target.exactly_once:
             return
-        checkpoint = Checkpoint(self.options.checkpoint)
+        checkpoint = Checkpoint(self.options.query.checkpoint)
         with warn_if_open(batchId, checkpoint.location):
+            target = self.options.target
             left, sent = find_plan(checkpoint.location, batchId), contents(messages)
             plan = known_plan(sent, left)
-            store = left.participant(self.options) if left else open_participant(self.options)
+            store = left.participant(target) if left else open_participant(target)
             driver = stream_driver(self.options, checkpoint, plan.query_id, [store])
             end_batch(driver, plan, sent, killed=None in messages)
 
@@ -145,13 +148,13 @@ def _check_readable(location: str | None) -> None:
 def plan_stream(options: SinkOptions) -> StreamWriter:
     """The restore phase, in the planner. Returns the writer for the tasks of the next batch."""
     warn_once(options)
-    if not options.exactly_once:
-        _check_readable(options.checkpoint)
-        return StreamWriter(options, open_participant(options), None)
-    checkpoint = Checkpoint(options.checkpoint)
+    if not options.target.exactly_once:
+        _check_readable(options.query.checkpoint)
+        return StreamWriter(options, open_participant(options.target), None)
+    checkpoint = Checkpoint(options.query.checkpoint)
     batch = checkpoint.planned()
     check_trigger(checkpoint, batch.batch_id)
-    participant = open_participant(options, patient=batch.batch_id > 0)
+    participant = open_participant(options.target, patient=batch.batch_id > 0)
     # between two batches of this process another one may have run the query
     run_id = f"batch {batch.batch_id}"
     driver = stream_driver(options, checkpoint, batch.query_id, [participant], run_id)
@@ -174,7 +177,7 @@ def write_partition(
     what `precommit` and the participant raise.
     """
     freeze_worker()
-    rows = (plain_names(batch, options.timestamps) for batch in batches)
+    rows = (plain_names(batch, options.target.timestamps) for batch in batches)
     if plan is None:
         _write_at_least_once(participant, rows)
         return SparkMessage(None)
