@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from typing import Any, Iterable, Mapping
+    from typing import Iterable, Mapping
 
     from pandas import DataFrame
     from pyspark.sql import SparkSession
 
+    from kafka2pc.kafka.participant import KafkaParticipant
+    from kafka2pc.protocol import errors
+    from kafka2pc.protocol.log.slots import DecisionLog
     from kafka2pc.protocol.participant import Participant
     from kafka2pc.spark.foreach_batch import ExactlyOnce
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "exactly_once", "progress", "register"]
+# Public, with the options, the columns and the command line. Everything else may change.
+__all__ = [
+    "DecisionLog",
+    "KafkaParticipant",
+    "Participant",
+    "__version__",
+    "errors",
+    "exactly_once",
+    "progress",
+    "register",
+]
+_WHERE = {
+    "DecisionLog": "kafka2pc.protocol.log.slots",
+    "KafkaParticipant": "kafka2pc.kafka.participant",
+    "Participant": "kafka2pc.protocol.participant",
+    "errors": "kafka2pc.protocol",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, imported when it is asked for: `import kafka2pc` needs no other package."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'kafka2pc' has no attribute {name!r}")
+    if name == "errors":
+        return import_module("kafka2pc.protocol.errors")
+    return getattr(import_module(_WHERE[name]), name)
 
 
 def register(spark: SparkSession) -> None:
@@ -35,6 +64,7 @@ def exactly_once(
     participants: Iterable[Participant] = (),
     name: str | None = None,
     checkpoint: str | os.PathLike | None = None,
+    in_order: bool = False,
 ) -> ExactlyOnce:
     """A function for `foreachBatch` that writes every micro-batch once, from Spark 3.5 on and in
     every output mode: `df.writeStream.foreachBatch(kafka2pc.exactly_once({...}))`. Arguments and
@@ -42,7 +72,13 @@ def exactly_once(
     """
     from kafka2pc.spark.foreach_batch import exactly_once as make
 
-    return make(options, participants=participants, name=name, checkpoint=checkpoint)
+    return make(
+        options,
+        participants=participants,
+        name=name,
+        checkpoint=checkpoint,
+        in_order=in_order,
+    )
 
 
 def progress(checkpoint: str, decision_log: str | None = None, **more: Any) -> DataFrame:

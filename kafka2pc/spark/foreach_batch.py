@@ -387,17 +387,15 @@ def exactly_once(
     participants: Iterable[Participant] = (),
     name: str | None = None,
     checkpoint: str | os.PathLike | None = None,
+    in_order: bool = False,
 ) -> ExactlyOnce:
     """A function for `foreachBatch` that writes every micro-batch once, into Kafka and into
     `participants`: into all of them or into none. It works from Spark 3.5 on, in every output mode.
     Do not catch its errors, so that Spark repeats the batch (`PassedOver`).
 
     `options`: those of `format("kafka2pc")` (`SINK_OPTIONS`); `decisionLog` may also be a
-    `DecisionLog`. Without `kafka.bootstrap.servers` only `participants` are written.
-
-    The checkpoint of the running query is found. It holds the decisions, as with the format.
-    `checkpoint`: its place, where Spark cannot say it (Spark Connect, clusters that are shared).
-
+    `DecisionLog`. Without `kafka.bootstrap.servers` only `participants` are written. `checkpoint`:
+    the place of the query's checkpoint, where Spark cannot say it (Connect, shared clusters).
     `name`: the key of a batch job (`.write(df)`); and, with the option `decisionLog`, of a query
     whose checkpoint Python cannot read. Its decisions are kept under this name. The checkpoint is
     asked only whether the query ran without the name, at each start, if Python can read it. So give
@@ -405,16 +403,19 @@ def exactly_once(
     if the name is changed or taken away (a batch in flight is then written twice, and its open
     transactions stay), if the checkpoint is copied or turned back by one batch, or if another query
     uses the name. If your function makes several such calls, each needs a name of its own.
+    `in_order`: commit in one store after the other (Kafka, then `participants`), and stop at the
+    first that gives no clear answer.
 
     Raises `BadOption` for options and arguments that cannot work together.
     """
     stores = check_arguments(participants, name, checkpoint)
     texts, log = split_log(options or {})
     checked = parse_sink_options(texts, kafka=False)
+    query = replace(checked.query, in_order=in_order)
     check_options(texts, checked, log, name)
     check_stores([*(["kafka"] if checked.target.conf else []), *(p.name for p in stores)])
     return ExactlyOnce(
-        options=checked,
+        options=replace(checked, query=query),
         participants=stores,
         log=log,
         name=name,

@@ -123,13 +123,9 @@ OPTIONS = {
         {"twoPhaseCommit": "required", "engine": "confluent"},
         "twoPhaseCommit=required needs the columnar engine",
     ),
-    "both names of it": (
-        {"twoPhaseCommit": "off", "kafka.transaction.two.phase.commit.enable": "true"},
-        "twoPhaseCommit=off and kafka.transaction.two.phase.commit.enable=true",
-    ),
-    "not true and not false": (
-        {"kafka.transaction.two.phase.commit.enable": "perhaps"},
-        "kafka.transaction.two.phase.commit.enable=perhaps: true or false",
+    "the other name of KIP-939": (
+        {"kafka.transaction.two.phase.commit.enable": "true"},
+        "kafka.transaction.two.phase.commit.enable cannot be honoured",
     ),
     "an id of one's own": (
         {"kafka.transactional.id": "x"},

@@ -550,10 +550,10 @@ def test_the_driver_of_a_sink_knows_what_its_decisions_are_about():
 
 def test_exactly_once_hands_its_options_to_the_driver_and_its_tasks_count():
     store = MemoryParticipant()
-    options = {"decisionLog": MemoryLog(), "commitOrder": "listed", "replayCheck": "warn"}
-    job = exactly_once(options | {"decisionMarginMs": 3000}, participants=[store], name="job")
+    options = {"decisionLog": MemoryLog(), "replayCheck": "warn"}
+    job = exactly_once(options, participants=[store], name="job", in_order=True)
     limits = job.driver().policy
-    assert (limits.in_order, limits.replay_check, limits.margin_ms) == (True, "warn", 3000)
+    assert (limits.in_order, limits.replay_check) == (True, "warn")
     shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
     query_id = job.driver().query_id
     planned = Plan(query_id=query_id, batch_id=0, attempt=1, token=new_token(0, 1))

@@ -119,3 +119,20 @@ def test_without_data_sources_register_raises_the_same_error():
     done = in_old_pyspark("3.5", "import kafka2pc; kafka2pc.register(None)")
     assert 'BadOption: format("kafka2pc") needs Spark 4.1' in done.stderr
     assert "lacks DataSource," in done.stderr
+
+
+PUBLIC = "DecisionLog KafkaParticipant Participant errors exactly_once progress register"
+FACE = """
+import sys, kafka2pc
+light = {name.partition(".")[0] for name in sys.modules} & {"pyspark", "pyarrow", "confluent_kafka"}
+found = [getattr(kafka2pc, name) for name in kafka2pc.__all__]
+print(*kafka2pc.__all__, light, "pyspark" in sys.modules, kafka2pc.errors.BadOption.__name__)
+"""
+
+
+def test_what_is_public_is_this_list_and_needs_no_pyspark():
+    done = subprocess.run([sys.executable, "-c", FACE], cwd=ROOT, capture_output=True, text=True)
+    names = [name for name in done.stdout.split() if name != "__version__"]
+    assert names == [*PUBLIC.split(), "set()", "False", "BadOption"], done.stderr
+    with pytest.raises(ImportError, match="Kafka2pc"):
+        exec("from kafka2pc import Kafka2pc")

@@ -139,7 +139,7 @@ def test_a_planner_that_lives_on_looks_before_each_batch(orders, store, tmp_path
 
 def test_a_job_gives_a_participant_up_by_its_own_method():
     log, kept, gone = MemoryLog(), MemoryParticipant("kept"), MemoryParticipant("gone")
-    options = {"decisionLog": log, "decisionMarginMs": 0}
+    options = {"decisionLog": log}
     job = exactly_once(options, participants=[kept, gone], name="job")
     prepare(job.driver(), 0)
     rest = exactly_once(options, participants=[kept], name="job")
@@ -154,7 +154,7 @@ def test_a_job_gives_a_participant_up_by_its_own_method():
 def test_a_participant_is_not_given_up_while_its_abort_gets_no_clear_answer(monkeypatch):
     """No later run would look into it."""
     log, kept, gone = MemoryLog(), MemoryParticipant("kept"), MemoryParticipant("gone")
-    options = {"decisionLog": log, "decisionMarginMs": 0, "maxCommitRetries": "1"}
+    options = {"decisionLog": log, "maxCommitRetries": "1"}
     job = exactly_once(options, participants=[kept, gone], name="job")
     _, in_gone = prepare(job.driver(), 0).committables
     with monkeypatch.context() as m, pytest.raises(OutcomeUnknown) as e:
@@ -198,7 +198,7 @@ def test_participants_of_a_job_are_swept_under_each_former_prefix(prefixes):
 def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_written(monkeypatch):
     monkeypatch.setattr("kafka2pc.spark.sink.opening.back_off", lambda attempt: False)
     log, store = Sleepy(), MemoryParticipant()
-    options = {"decisionLog": log, "decisionMarginMs": 0}
+    options = {"decisionLog": log}
     job = exactly_once(options, participants=[store], name="job")
     sleeps_before_its_claim(job.driver())
     with pytest.raises(Superseded):

@@ -22,7 +22,6 @@ from kafka2pc.kafka.options.java_client import (
 from .librdkafka import NAMES
 from kafka2pc.kafka.options.rules import (
     acks,
-    as_wanted,
     batch_size,
     buffer_memory,
     idempotence,
@@ -57,13 +56,11 @@ _PRODUCER = {
     "partitioner.ignore.keys": obeyed("BOOLEAN", "only `false`", rule=ignore_keys),
     "retries": obeyed("INT [0,...,2147483647]", f"{_ROWS}, and not 0", rule=retries),
     "transaction.timeout.ms": obeyed("INT", "see the table of the sink"),
-    "transaction.two.phase.commit.enable": obeyed(
-        "BOOLEAN", "see `twoPhaseCommit`", rule=as_wanted
-    ),
 }
 _PRODUCER_REFUSED = {
     "leave it out, the sink turns rows into bytes itself": ("key.serializer", "value.serializer"),
     "use transactionalIdPrefix; the sink makes the ids": ("transactional.id",),
+    "use twoPhaseCommit": ("transaction.two.phase.commit.enable",),
 }
 _PRODUCER_NO_EFFECT = {
     "the codec's own level is used; `engine=confluent` has `kafka.compression.level`": {

@@ -123,13 +123,12 @@ def make_driver(
 
 def _policy(options: QueryOptions, stores: Sequence[StoreIdentity]) -> Policy:
     timeouts_ms = [store.timeout_ms for store in stores if store.timeout_ms]
-    margin_ms = min([10_000, *(t // 5 for t in timeouts_ms)])
     return Policy(
         each=parallel(),
         retry=partial(retry_unknown, min(20, options.max_commit_retries)),
         retry_commit=partial(retry_unknown, options.max_commit_retries),
         pause_before_claim=back_off,
-        margin_ms=margin_ms if options.margin_ms is None else options.margin_ms,
+        margin_ms=min([10_000, *(t // 5 for t in timeouts_ms)]),
         skip_lost=options.skip_lost,
         in_order=options.in_order,
         replay_check=options.replay_check,

@@ -167,27 +167,20 @@ def _exactly_once(given: Mapping[str, str]) -> bool:
     return guarantee == "exactly_once"
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c054
-_TWO_PHASE = "kafka.transaction.two.phase.commit.enable"  # KIP-939's own name
 _TIMEOUT = "kafka.transaction.timeout.ms"
 _INT32_MAX = 2**31 - 1
 
 
 def _two_phase(given: Mapping[str, str], timeout_ms: int | None) -> str:
-    """auto, required or off, from our option and KIP-939's own one."""
-    asked = given.get(_TWO_PHASE, "").lower()
-    if asked not in ("", "true", "false"):
-        raise BadOption(f"{_TWO_PHASE}={asked}: true or false")
+    """auto, required or off."""
     wanted = choose(given, "twoPhaseCommit", "auto", "required", "off")
-    value = {"true": "required", "false": "off"}.get(asked, wanted)
-    if "twophasecommit" in given and value != wanted:
-        raise BadOption(f"twoPhaseCommit={wanted} and {_TWO_PHASE}={asked} contradict each other")
-    if value == "required" and timeout_ms is not None:
+    if wanted == "required" and timeout_ms is not None:
         raise BadOption(
             f"twoPhaseCommit=required and {_TIMEOUT}={timeout_ms} contradict each other",
             why="With KIP-939 a transaction has no timeout.",
             action="Leave one of them out.",
         )
-    return value
+    return wanted
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c055
 def _engine(given: Mapping[str, str], conf: Mapping[str, str], two_phase: str) -> str:
@@ -224,20 +217,6 @@ _FAILURE = {
         " goes on.",
         "fail",
         "skip",
-        _NEW,
-    ),
-    "decisionMarginMs": Option(
-        "How many milliseconds must be left of each transaction's timeout when the batch is"
-        " decided. Default: 10000, but at most a fifth of the timeout.",
-        None,
-        "30000",
-        _NEW,
-    ),
-    "commitOrder": Option(
-        "Where `exactly_once` writes to several stores: `parallel` commits in all at the same time;"
-        " `listed` in one after the other, and stops at the first that gives no clear answer.",
-        "parallel",
-        "listed",
         _NEW,
     ),
     "replayCheck": Option(
@@ -348,8 +327,8 @@ class KafkaTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryOptions:
-    """Which query or batch write it is, and how it is committed. `margin_ms`: what must be left of
-    the transaction timeout at the decision; None: `make_driver` chooses.
+    """Which query or batch write it is, and how it is committed. `in_order`: in one store after the
+    other.
     """
 
     checkpoint: str | None
@@ -359,7 +338,6 @@ class QueryOptions:
     max_commit_retries: int
     skip_lost: bool
     replay_check: str
-    margin_ms: int | None = None
     in_order: bool = False
 
 
@@ -427,12 +405,10 @@ def _query(given: Mapping[str, str], attempt: Callable) -> QueryOptions:
         max_commit_retries=retries or 50,
         skip_lost=attempt(choose, given, "lostTransactions", "fail", "skip") == "skip",
         replay_check=attempt(choose, given, "replayCheck", "fail", "warn"),
-        margin_ms=attempt(number_option, given, "decisionMarginMs", least=0, most=_INT32_MAX),
-        in_order=attempt(choose, given, "commitOrder", "parallel", "listed") == "listed",
     )
 
 
 def _client(given: Mapping[str, str], problems: Problems) -> ClientOptions:
     """The settings of the client, without those that the sink sets itself."""
-    options = {k: v for k, v in given.items() if k not in (_TIMEOUT, _TWO_PHASE)}
+    options = {k: v for k, v in given.items() if k != _TIMEOUT}
     return read_client(options, SINK, problems)
