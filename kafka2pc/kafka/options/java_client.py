@@ -37,7 +37,7 @@ OBEYED, NO_EFFECT, REFUSED = "obeyed", "no effect", "refused"
 @dataclass(frozen=True, slots=True)
 class JavaOption:
     """What becomes of one setting of Java's. `kind`: obeyed, no effect or refused. `note`: the
-    reason, or what to do instead. `form`: type and valid values. `target`: librdkafka's name
+    reason, or what to do instead. `form`: type and valid values of one that is obeyed. `target`: librdkafka's name
     for it; empty: the same name. `rule`: what its value decides.
     """
 
@@ -53,20 +53,17 @@ def obeyed(form: str, note: str = "", *, target: str = "", rule: Rule | None = N
     return JavaOption(OBEYED, note, form, target, rule)
 
 
-def no_effect(forms: Mapping[str, Mapping[str, str]]) -> dict[str, JavaOption]:
-    """Settings without effect: reason -> name -> form."""
-    return {
-        name: JavaOption(NO_EFFECT, note, form)
-        for note, names in forms.items()
-        for name, form in names.items()
-    }
+_Names = Mapping[str, tuple[str, ...]]
 
 
-def refused(names: Mapping[str, tuple[str, ...]]) -> dict[str, JavaOption]:
+def no_effect(names: _Names) -> dict[str, JavaOption]:
+    """Settings without effect: reason -> names. Their values are not looked at."""
+    return {name: JavaOption(NO_EFFECT, note) for note, group in names.items() for name in group}
+
+
+def refused(names: _Names) -> dict[str, JavaOption]:
     """Settings that are refused: what to do instead -> names."""
-    return {
-        name: JavaOption(REFUSED, instead) for instead, group in names.items() for name in group
-    }
+    return {name: JavaOption(REFUSED, note) for note, group in names.items() for name in group}
 
 # %% ../../../nbs/kafka/options/05_java_client.ipynb #c008
 LIBRDKAFKA = "only by librdkafka"
@@ -159,44 +156,44 @@ _REFUSED = {
 
 # %% ../../../nbs/kafka/options/05_java_client.ipynb #c014
 _NO_EFFECT = {
-    "measurements of Java's client": {
-        "auto.include.jmx.reporter": "BOOLEAN",
-        "metric.reporters": "LIST",
-        "metrics.num.samples": "INT [1,...]",
-        "metrics.recording.level": "STRING [INFO, DEBUG, TRACE]",
-        "metrics.sample.window.ms": _LONG,
-    },
-    "each client has its own limit": {"socket.connection.setup.timeout.max.ms": "LONG"},
-    "OpenSSL does this its own way": {
-        "ssl.keymanager.algorithm": "STRING",
-        "ssl.secure.random.implementation": "STRING",
-    },
-    "tickets are not renewed here: run kinit or k5start": {
-        "sasl.kerberos.kinit.cmd": "STRING",
-        "sasl.kerberos.min.time.before.relogin": "LONG",
-        "sasl.kerberos.ticket.renew.jitter": "DOUBLE",
-        "sasl.kerberos.ticket.renew.window.factor": "DOUBLE",
-    },
-    f"`kafka.{TOKEN_PROVIDER}` decides it": {
-        "sasl.login.connect.timeout.ms": "INT",
-        "sasl.login.read.timeout.ms": "INT",
-        "sasl.login.refresh.buffer.seconds": "SHORT [0,...,3600]",
-        "sasl.login.refresh.min.period.seconds": "SHORT [0,...,900]",
-        "sasl.login.refresh.window.factor": "DOUBLE [0.5,...,1.0]",
-        "sasl.login.refresh.window.jitter": "DOUBLE [0.0,...,0.25]",
-        "sasl.login.retry.backoff.max.ms": "LONG",
-        "sasl.login.retry.backoff.ms": "LONG",
-    },
-    "the brokers check tokens": {
-        "sasl.oauthbearer.clock.skew.seconds": "INT",
-        "sasl.oauthbearer.expected.audience": "LIST",
-        "sasl.oauthbearer.expected.issuer": "STRING",
-        "sasl.oauthbearer.jwks.endpoint.refresh.ms": "LONG",
-        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms": "LONG",
-        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms": "LONG",
-        "sasl.oauthbearer.jwks.endpoint.url": "STRING",
-        "sasl.oauthbearer.scope.claim.name": "STRING",
-        "sasl.oauthbearer.sub.claim.name": "STRING",
-    },
+    "measurements of Java's client": (
+        "auto.include.jmx.reporter",
+        "metric.reporters",
+        "metrics.num.samples",
+        "metrics.recording.level",
+        "metrics.sample.window.ms",
+    ),
+    "each client has its own limit": ("socket.connection.setup.timeout.max.ms",),
+    "OpenSSL does this its own way": (
+        "ssl.keymanager.algorithm",
+        "ssl.secure.random.implementation",
+    ),
+    "tickets are not renewed here: run kinit or k5start": (
+        "sasl.kerberos.kinit.cmd",
+        "sasl.kerberos.min.time.before.relogin",
+        "sasl.kerberos.ticket.renew.jitter",
+        "sasl.kerberos.ticket.renew.window.factor",
+    ),
+    f"`kafka.{TOKEN_PROVIDER}` decides it": (
+        "sasl.login.connect.timeout.ms",
+        "sasl.login.read.timeout.ms",
+        "sasl.login.refresh.buffer.seconds",
+        "sasl.login.refresh.min.period.seconds",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.refresh.window.jitter",
+        "sasl.login.retry.backoff.max.ms",
+        "sasl.login.retry.backoff.ms",
+    ),
+    "the brokers check tokens": (
+        "sasl.oauthbearer.clock.skew.seconds",
+        "sasl.oauthbearer.expected.audience",
+        "sasl.oauthbearer.expected.issuer",
+        "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
+        "sasl.oauthbearer.jwks.endpoint.url",
+        "sasl.oauthbearer.scope.claim.name",
+        "sasl.oauthbearer.sub.claim.name",
+    ),
 }
 CLIENT = _CONNECTION | _SECURITY | refused(_REFUSED) | no_effect(_NO_EFFECT)

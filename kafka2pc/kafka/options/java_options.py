@@ -63,16 +63,16 @@ _PRODUCER_REFUSED = {
     "use twoPhaseCommit": ("transaction.two.phase.commit.enable",),
 }
 _PRODUCER_NO_EFFECT = {
-    "the codec's own level is used; `engine=confluent` has `kafka.compression.level`": {
-        "compression.gzip.level": "INT [1,...,9] or -1",
-        "compression.lz4.level": "INT [1,...,17]",
-        "compression.zstd.level": "INT [-131072,...,22]",
-    },
-    "rows without a key go to the partitions in turn": {
-        "partitioner.adaptive.partitioning.enable": "BOOLEAN",
-        "partitioner.availability.timeout.ms": _LONG,
-    },
-    "a task forgets nothing while it runs": {"metadata.max.idle.ms": "LONG [5000,...]"},
+    "the codec's own level is used; `engine=confluent` has `kafka.compression.level`": (
+        "compression.gzip.level",
+        "compression.lz4.level",
+        "compression.zstd.level",
+    ),
+    "rows without a key go to the partitions in turn": (
+        "partitioner.adaptive.partitioning.enable",
+        "partitioner.availability.timeout.ms",
+    ),
+    "a task forgets nothing while it runs": ("metadata.max.idle.ms",),
 }
 PRODUCER = CLIENT | _PRODUCER | refused(_PRODUCER_REFUSED) | no_effect(_PRODUCER_NO_EFFECT)
 
@@ -101,25 +101,23 @@ _CONSUMER_REFUSED = {
     ),
 }
 _CONSUMER_NO_EFFECT = {
-    "no consumer joins a group": {
-        "auto.commit.interval.ms": _INT,
-        "group.instance.id": "STRING non-empty string",
-        "group.protocol": "STRING (case insensitive) [CONSUMER, CLASSIC]",
-        "group.remote.assignor": "STRING",
-        "heartbeat.interval.ms": "INT",
-        "internal.leave.group.on.close": "BOOLEAN",
-        "max.poll.interval.ms": "INT [1,...]",
-        "partition.assignment.strategy": "LIST",
-        "session.timeout.ms": "INT",
-        "share.acknowledgement.mode": "STRING [implicit, explicit]",
-        "share.acquire.mode": "STRING [batch_optimized, record_limit]",
-    },
-    "checksums are always verified": {"check.crcs": "BOOLEAN"},
-    "a source creates no topics": {"allow.auto.create.topics": "BOOLEAN"},
-    "rows are read as they come; see `maxOffsetsPerTrigger`": {"max.poll.records": "INT [1,...]"},
-    "an internal switch of Java's client": {
-        "internal.throw.on.fetch.stable.offset.unsupported": "BOOLEAN",
-    },
+    "no consumer joins a group": (
+        "auto.commit.interval.ms",
+        "group.instance.id",
+        "group.protocol",
+        "group.remote.assignor",
+        "heartbeat.interval.ms",
+        "internal.leave.group.on.close",
+        "max.poll.interval.ms",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+        "share.acknowledgement.mode",
+        "share.acquire.mode",
+    ),
+    "checksums are always verified": ("check.crcs",),
+    "a source creates no topics": ("allow.auto.create.topics",),
+    "rows are read as they come; see `maxOffsetsPerTrigger`": ("max.poll.records",),
+    "an internal switch of Java's client": ("internal.throw.on.fetch.stable.offset.unsupported",),
 }
 CONSUMER = CLIENT | _CONSUMER | refused(_CONSUMER_REFUSED) | no_effect(_CONSUMER_NO_EFFECT)
 

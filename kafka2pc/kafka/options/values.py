@@ -12,33 +12,28 @@ import re
 from ...protocol.errors import BadOption
 
 # %% ../../../nbs/kafka/options/02_values.ipynb #c006
-_LIMITS = {"SHORT": 2**15, "INT": 2**31, "LONG": 2**63}
+_LIMITS = {"INT": 2**31, "LONG": 2**63}
 _NUMBER = r"[+-]?\d+"
 
 
-def _number(name: str, value: str, kind: str) -> float:
+def _number(name: str, value: str, kind: str) -> int:
     """The number that Java reads. Raises `BadOption` if it reads none."""
-    if kind == "DOUBLE" and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value, re.ASCII):
-        return float(value)
-    limit = _LIMITS.get(kind, 0)
+    limit = _LIMITS[kind]
     if re.fullmatch(_NUMBER, value, re.ASCII) and -limit <= int(value) < limit:
         return int(value)
-    wanted = "a number" if kind == "DOUBLE" else f"a whole number of Java's type {kind}"
-    raise BadOption(f"kafka.{name}={value}: {wanted} is needed")
+    raise BadOption(f"kafka.{name}={value}: a whole number of Java's type {kind} is needed")
 
 # %% ../../../nbs/kafka/options/02_values.ipynb #c008
-def _check_limits(name: str, value: str, number: float, valid: str) -> None:
-    limits = re.match(rf"\[({_NUMBER}|[\d.]+),\.\.\.(?:,({_NUMBER}|[\d.]+))?\]", valid)
-    if not limits or valid.endswith(f" or {value}"):
+def _check_limits(name: str, value: str, number: int, valid: str) -> None:
+    limits = re.match(rf"\[({_NUMBER}),\.\.\.(?:,({_NUMBER}))?\]", valid)
+    if not limits:
         return
     least, most = limits.groups()
-    if number < float(least) or (most is not None and number > float(most)):
+    if number < int(least) or (most is not None and number > int(most)):
         raise BadOption(f"kafka.{name}={value}: possible is {valid}")
 
 
 def _check_words(name: str, value: str, valid: str) -> None:
-    if valid == "non-empty string" and not value:
-        raise BadOption(f"kafka.{name} is empty")
     words = re.fullmatch(r"(\(case insensitive\) )?\[(.+)\]", valid)
     if not words:
         return
@@ -55,7 +50,7 @@ def check_value(name: str, value: str, form: str) -> str:
     value = value.strip()
     if kind == "BOOLEAN" and value.lower() not in ("true", "false"):
         raise BadOption(f"kafka.{name}={value}: true or false")
-    if kind in ("SHORT", "INT", "LONG", "DOUBLE"):
+    if kind in _LIMITS:
         _check_limits(name, value, _number(name, value, kind), valid)
     if kind == "STRING":
         _check_words(name, value, valid)

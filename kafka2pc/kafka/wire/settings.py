@@ -139,9 +139,9 @@ def _translate(name: str, given: Mapping[str, str], side: str) -> dict[str, str]
         return {name: value}
     if option.kind == REFUSED:
         raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {option.note}.")
-    value = check_value(name, value, option.form)
     if option.kind == NO_EFFECT:
         return None
+    value = check_value(name, value, option.form)
     return option.rule(value, given) if option.rule else {option.target or name: value}
 
 
