@@ -37,8 +37,8 @@ OBEYED, NO_EFFECT, REFUSED = "obeyed", "no effect", "refused"
 @dataclass(frozen=True, slots=True)
 class JavaOption:
     """What becomes of one setting of Java's. `kind`: obeyed, no effect or refused. `note`: the
-    reason, or what to do instead. `form`: type and valid values of one that is obeyed. `target`: librdkafka's name
-    for it; empty: the same name. `rule`: what its value decides.
+    reason, or what to do instead. `form`: type and valid values of one that is obeyed. `target`:
+    librdkafka's name for it; empty: the same name. `rule`: what its value decides.
     """
 
     kind: str
