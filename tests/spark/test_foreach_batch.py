@@ -27,10 +27,11 @@ from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
 from kafka2pc.protocol.messages import Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.states import IllegalStep
-from kafka2pc.spark.foreach_batch import exactly_once, query_id_of
+from kafka2pc.spark.foreach_batch import exactly_once
 from kafka2pc.spark.running_query import connected_rows
 from kafka2pc.spark.sink import giving_up
 from kafka2pc.spark.sink import opening as driver_side
+from kafka2pc.spark.sink.keys import query_id_of
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.mysql import MysqlParticipant
 from kafka2pc.stores.object_store import ObjectParticipant
@@ -410,9 +411,7 @@ def test_a_used_name_for_other_stores_is_refused():
     (store, texts), log = in_memory(), MemoryLog()
     assert job_of(TODAY, [texts], log).write(Frame(["a"])) is True
     more = [texts, Shaped(MemoryParticipant("other"), lambda batch: batch["value"].to_pylist())]
-    with pytest.raises(
-        BadOption, match="wrote to memory, and this one would write to memory, other"
-    ):
+    with pytest.raises(BadOption, match="went to memory, and this one would go to memory, other"):
         job_of(TODAY, more, log).write(Frame(["b"]))
 
 

@@ -41,7 +41,13 @@ from ...protocol.phases.restore import restore as restore_and_plan
 from ..interfaces import DataSourceArrowWriter
 from .batch_line import count_aborts, log_batch, tidying_up
 from .giving_up import give_up
-from .keys import check_key_days, under_key, warn_of_local_log
+from kafka2pc.spark.sink.keys import (
+    check_earlier,
+    check_key_days,
+    query_id_of,
+    under_key,
+    warn_of_local_log,
+)
 from kafka2pc.spark.sink.opening import (
     log_of_write,
     make_driver,
@@ -288,9 +294,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
         return BatchWriter(options, participant, None)
     if options.query.key:
         check_key_days(options.query.key_days, participant)
-    query_id = str(
-        uuid.uuid5(uuid.NAMESPACE_OID, options.query.key) if options.query.key else uuid.uuid4()
-    )
+    query_id = query_id_of(options.query.key) if options.query.key else str(uuid.uuid4())
     folder = "" if options.query.decision_log else _folder_of(query_id)
     if folder:
         remove_folders(time.time() - _DAY_MS / 1000 - participant.timeout_ms / 1000)
@@ -306,7 +310,8 @@ def plan_write(options: SinkOptions) -> BatchWriter:
             shutil.rmtree(os.path.dirname(folder), ignore_errors=True)
         raise
     if plan.mode is Mode.DRAIN:
-        _check_earlier_write(options, kept_commit(log, 0))
+        key = str(options.query.key)
+        check_earlier("idempotenceKey", key, driver, kept_commit(log, 0))
     return BatchWriter(options, participant, plan, folder, count_aborts(driver.history.events))
 
 
@@ -357,23 +362,3 @@ def _with_timeout(options: SinkOptions) -> SinkOptions:
             ),
         )
     return replace(options, target=replace(options.target, two_phase="off"))
-
-
-def _check_earlier_write(options: SinkOptions, decided: Decision) -> None:
-    """A key that was used for another topic would silently write nothing. Raises `BadOption`."""
-    _LOG.warning(
-        "idempotenceKey=%s: an earlier write under this key exists; this one writes nothing",
-        options.query.key,
-    )
-    topics = {p.topic for c in decided.committables for p in c.partitions if p.records}
-    others = topics - {options.target.topic}
-    if options.target.topic and others:
-        raise BadOption(
-            f"idempotenceKey={options.query.key}: an earlier write under it went to"
-            f" {', '.join(sorted(others))}, not to {options.target.topic}",
-            why=(
-                "A key names one write as long as it is remembered, and a write under a key that"
-                " was used writes nothing."
-            ),
-            action="Put the topic (and whatever else tells two writes apart) into the key.",
-        )
