@@ -222,7 +222,7 @@ STORE_WORDS = re.compile(
 def test_the_phases_name_no_store():
     report(
         f"{path.name}:{number} {line.strip()}"
-        for wing in ("phases", "rare", "operators")
+        for wing in ("phases", "operators")
         for path in sorted((PACKAGE / "protocol" / wing).glob("[!_]*.py"))
         for number, line in without_imports(path)
         if not line.startswith("#") and STORE_WORDS.search(line)
