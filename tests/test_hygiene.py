@@ -94,9 +94,6 @@ def test_packages_import_only_what_the_contracts_allow():
     check_passes(BIN / "lint-imports", "--no-cache")
 
 
-HOOK = "kafka2pc.proof.crash_points"  # loaded by name, when KAFKA2PC_CRASH is set
-
-
 def test_protocol_imports_the_standard_library_only():
     report(
         f"{name(path)}:{node.lineno} imports {module}"
@@ -105,7 +102,6 @@ def test_protocol_imports_the_standard_library_only():
         for module in imported(node)
         if module.partition(".")[0] not in sys.stdlib_module_names
         and not module.startswith("kafka2pc.protocol.")
-        and module != HOOK
     )
 
 
