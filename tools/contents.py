@@ -23,7 +23,6 @@ FOLDERS = [  # in reading order
     "protocol",
     "protocol/log",
     "protocol/phases",
-    "protocol/rare",
     "protocol/operators",
     "backends",
     "kafka/options",

@@ -49,11 +49,10 @@ from ..protocol.operators.fence import fence
 from ..protocol.participant import Identified, Outcome, Participant, store_identity
 from ..protocol.phases.describe import describe_all
 from ..protocol.phases.finish import check_own, complete
-from ..protocol.phases.gone import rows_gone
+from ..protocol.phases.gone import places_gone, rows_gone
+from ..protocol.phases.identity import check_identity, check_record
 from ..protocol.phases.sweep import left_open, sweep_and_check
 from ..protocol.policies import parallel, retry_unknown
-from ..protocol.rare.identity import check_identity, check_record
-from ..protocol.rare.loss import places_gone
 from ..protocol.states import TxnState
 from ..stores.holders import LockingStore
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, TypeVar
 
 # %% ../../nbs/proof/03_child_process.ipynb #c003
+from .crash_points import watched
 from ..protocol.errors import TwoPhaseError
 
 # %% ../../nbs/proof/03_child_process.ipynb #c006
@@ -104,7 +105,7 @@ class ChildProcess:
     def _variables(self) -> dict[str, str]:
         own = {
             "KAFKA2PC_HISTORY": str(self.history),
-            "KAFKA2PC_CRASH": str(self.crash),
+            **watched(self.crash),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",

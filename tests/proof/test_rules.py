@@ -29,9 +29,8 @@ from kafka2pc.protocol.messages import Plan
 from kafka2pc.protocol.names import Names
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import claim as claim_phase
-from kafka2pc.protocol.phases import commit, decide, finish, precommit, requests, restore
+from kafka2pc.protocol.phases import commit, decide, finish, identity, precommit, requests, restore
 from kafka2pc.protocol.policies import retry_unknown
-from kafka2pc.protocol.rare import identity
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.sink.opening import plan_batch
 

@@ -5,20 +5,21 @@ import sys
 
 import pytest
 
+from kafka2pc.proof.crash_points import watched
 from kafka2pc.protocol.history import (
     History,
     Silence,
-    crash_watcher,
     from_environment,
     read_history,
     requests_of,
+    watcher,
 )
 from kafka2pc.protocol.participant import Outcome
 
 
 @pytest.fixture
 def environment(monkeypatch):
-    for name in ("KAFKA2PC_HISTORY", "KAFKA2PC_CRASH"):
+    for name in ("KAFKA2PC_HISTORY", "KAFKA2PC_WATCHER"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -57,22 +58,32 @@ def test_a_file_is_read_back_without_a_last_line_that_was_cut_short(tmp_path):
 
 def test_without_the_variables_nothing_is_written_and_nothing_is_loaded(environment):
     assert isinstance(from_environment(), Silence)
-    environment.setenv("KAFKA2PC_CRASH", "order")
-    assert (type(from_environment()), crash_watcher()) == (Silence, None)
+    environment.setenv("KAFKA2PC_WATCHER", "no_such_module:watch")
+    assert (type(from_environment()), watcher()) == (Silence, None)
 
 
-@pytest.mark.parametrize(("crash", "loaded"), [("", False), ("order", True)])
-def test_the_crash_points_are_loaded_only_if_the_variable_is_set(
-    environment, tmp_path, crash, loaded
+@pytest.mark.parametrize("watched_by_proof", [False, True])
+def test_the_crash_points_are_loaded_only_if_the_variable_names_them(
+    environment, tmp_path, watched_by_proof
 ):
     environment.setenv("KAFKA2PC_HISTORY", str(tmp_path / "history"))
-    environment.setenv("KAFKA2PC_CRASH", crash and str(tmp_path / crash))
+    for name, value in watched(tmp_path / "order").items() if watched_by_proof else ():
+        environment.setenv(name, value)
     code = (
-        "import sys; from kafka2pc.protocol.history import from_environment; from_environment();"
-        " print([m for m in sys.modules if m.startswith('kafka2pc.proof.')])"
+        "import sys; from kafka2pc.protocol.history import from_environment;"
+        " history = from_environment(); print(history.watched,"
+        " [m for m in sys.modules if m.startswith('kafka2pc.proof.')])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == ("['kafka2pc.proof.crash_points']" if loaded else "[]")
+    loaded = "True ['kafka2pc.proof.crash_points']" if watched_by_proof else "False []"
+    assert out.stdout.strip() == loaded
+
+
+def test_the_variable_names_no_code_of_another_package(environment, tmp_path):
+    environment.setenv("KAFKA2PC_HISTORY", str(tmp_path / "history"))
+    environment.setenv("KAFKA2PC_WATCHER", "os:getcwd")
+    with pytest.raises(ModuleNotFoundError, match="kafka2pc.os"):
+        from_environment()
 
 
 def test_a_request_is_counted_for_each_transaction_verb_and_phase():

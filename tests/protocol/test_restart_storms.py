@@ -21,11 +21,11 @@ from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import CommitMessage, Mode
 from kafka2pc.protocol.operators.adopt import adopt
 from kafka2pc.protocol.operators.fence import fence
+from kafka2pc.protocol.phases.claim import back_off
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import abort, decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
-from kafka2pc.protocol.rare.claims import back_off
 
 
 class Counting(MemoryLog):

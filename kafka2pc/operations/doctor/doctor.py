@@ -42,7 +42,7 @@ from kafka2pc.operations.survey import (
 from ...protocol.errors import TwoPhaseError
 from ...protocol.log.decisions import Decision
 from ...protocol.log.questions import newest_commit
-from ...protocol.rare.identity import check_identity, not_its_log
+from ...protocol.phases.identity import check_identity, not_its_log
 
 # %% ../../../nbs/operations/doctor/05_doctor.ipynb #c006
 # of findings of one level, those of the first check are reported first: what a timeout ends

@@ -329,7 +329,7 @@ def soak_query(
     """Run a query for so long, and judge rows and growth. `options`: of the sink; `show` gets the
     table. Raises `NotExactlyOnce`, `Grows`.
     """
-    no_history = {"KAFKA2PC_HISTORY": "", "KAFKA2PC_CRASH": ""}
+    no_history = {"KAFKA2PC_HISTORY": "", "KAFKA2PC_WATCHER": ""}
     with (
         Job(stage.folder / "soak", environment=no_history, **ONE_HOST) as job,
         SoakScenario(job, stage.kafka, stage.folder) as scenario,

@@ -64,7 +64,7 @@ def session(
     }
     executors = {
         f"spark.executorEnv.{name}": os.environ[name]
-        for name in ("KAFKA2PC_HISTORY", "KAFKA2PC_CRASH")
+        for name in ("KAFKA2PC_HISTORY", "KAFKA2PC_WATCHER", "KAFKA2PC_CRASH")
         if name in os.environ
     }
     for name, value in (ours | executors | (conf or {})).items():

@@ -26,12 +26,11 @@ from ...protocol.phases import claim as claim_phase
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import decide as decide_phase
 from ...protocol.phases import finish as finish_phase
+from ...protocol.phases import identity, other_log, requests
 from ...protocol.phases import passed_over as passed_over_phase
 from ...protocol.phases import precommit as precommit_phase
-from ...protocol.phases import requests
 from ...protocol.phases import restore as restore_phase
 from ...protocol.phases import sweep as sweep_phase
-from ...protocol.rare import identity, other_log
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c005
 RULES: dict[str, "Rule"] = {}

@@ -13,8 +13,8 @@ from ..log.questions import later_claim, newest_commit, overtaken
 from ..names import Token
 from ..phases.claim import claim
 from ..phases.finish import complete
+from ..phases.identity import check_identity
 from ..phases.sweep import former_drivers, sweep_and_check
-from ..rare.identity import check_identity
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c004
 def fence(driver: Driver) -> Token:

@@ -13,13 +13,12 @@ from ..log.questions import commit_of, later_batch, later_claim, newest_commit
 from ..log.slots import Listing
 from ..messages import Mode, Plan
 from ..names import Token
-from .claim import claim, claims_in_a_row, next_attempt
+from .claim import claim, claims_in_a_row, next_attempt, remove_old_claims
 from .finish import finish, finish_late
+from .identity import check_identity, known_ids
+from .other_log import check_only_log
 from .passed_over import check_passed_over
 from .sweep import sweep, sweep_drained, sweep_former
-from ..rare.claims import remove_old_claims
-from ..rare.identity import check_identity, known_ids
-from ..rare.other_log import check_only_log
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c006
 def restore(

@@ -19,8 +19,8 @@ from ..log.slots import Listing
 from ..messages import Committable
 from ..names import Token, is_random, known_name
 from ..participant import Outcome
+from .other_log import is_named
 from .requests import send_each
-from ..rare.other_log import is_named
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c006
 BOTH = 2  # both parities

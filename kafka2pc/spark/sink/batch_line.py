@@ -17,7 +17,7 @@ from typing import Any, Iterable, Iterator, Sequence
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c003
 from ...backends.kept import Kept
 from ...protocol.errors import TwoPhaseError, describe_error
-from ...protocol.history import Event, History, crash_watcher, requests_of
+from ...protocol.history import Event, History, requests_of, watcher
 from ...protocol.messages import CommitMessage, Committable, rows_once
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c006
@@ -31,7 +31,7 @@ class BatchHistory(History):
     """
 
     def __init__(self) -> None:
-        super().__init__(os.environ.get("KAFKA2PC_HISTORY"), crash_watcher())
+        super().__init__(os.environ.get("KAFKA2PC_HISTORY"), watcher())
 
     def append(self, kind: str, op: str, **ids: Any) -> Event | None:
         event = super().append(kind, op, **ids)

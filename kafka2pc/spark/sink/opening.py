@@ -30,9 +30,9 @@ from kafka2pc.protocol.participant import (
     StoreIdentity,
     store_identity,
 )
+from ...protocol.phases.claim import back_off
 from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.policies import parallel, retry_unknown
-from ...protocol.rare.claims import back_off
 from ..checkpoint import Checkpoint, identity_of
 from .anew import begins_anew, warn_of_others
 from .batch_line import BatchHistory
