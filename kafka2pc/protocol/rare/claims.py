@@ -8,7 +8,6 @@ __all__ = ['remove_old_claims', 'back_off']
 # %% ../../../nbs/protocol/rare/04_claims.ipynb #c002
 import logging
 import random
-import time
 from typing import Callable, Sequence
 
 # %% ../../../nbs/protocol/rare/04_claims.ipynb #c003
@@ -16,6 +15,7 @@ from ..driver import Driver
 from ..errors import describe_error
 from ..log.decisions import Decision, Slot
 from ..log.slots import Listing
+from ..policies import pause
 
 # %% ../../../nbs/protocol/rare/04_claims.ipynb #c005
 _LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def _last_of_each_prefix(driver: Driver, claims: Sequence[Decision]) -> set[Slot
 
 # %% ../../../nbs/protocol/rare/04_claims.ipynb #c007
 def back_off(
-    claims: int, free: int = 4, longest_s: float = 120, sleep: Callable[[float], None] = time.sleep
+    claims: int, free: int = 4, longest_s: float = 120, sleep: Callable[[float], None] = pause
 ) -> bool:
     """The first claims of a batch (`free`) are made at once. Before each one more, wait a random
     time that doubles with their number: where two supervisors restart the same query, each run
