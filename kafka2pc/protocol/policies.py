@@ -16,7 +16,7 @@ from typing import Callable, Iterable, Iterator
 # %% ../../nbs/protocol/09_policies.ipynb #c003
 from .participant import Outcome
 
-# %% ../../nbs/protocol/09_policies.ipynb #c006
+# %% ../../nbs/protocol/09_policies.ipynb #c014
 class Stopped(Exception):
     """The result of what waits is no longer wanted: see `stop_when`."""
 
@@ -44,7 +44,7 @@ def pause(seconds: float) -> None:
         time.sleep(min(seconds, 1))
         seconds -= 1
 
-
+# %% ../../nbs/protocol/09_policies.ipynb #c006
 def _pause_s(tries: int, first_ms: int, longest_ms: int) -> float:
     """The pause after so many tries: doubled each time up to the longest, and a random part."""
     doubled_ms = first_ms * 2 ** min(tries - 1, 30)
