@@ -400,8 +400,7 @@ def exactly_once(
     """A function for `foreachBatch` that writes every micro-batch once, into Kafka and into
     `participants`: into all of them or into none. It works from Spark 3.5 on, in every output mode.
     Do not catch its errors, so that Spark repeats the batch (`PassedOver`). `query.stop()` ends a
-    wait for brokers or databases that are away (not over Spark Connect); a batch that is decided by
-    then is committed by the next start.
+    wait for stores (not over Spark Connect); what is decided by then, the next start commits.
 
     `options`: those of `format("kafka2pc")` (`SINK_OPTIONS`); `decisionLog` may also be a
     `DecisionLog`. Without `kafka.bootstrap.servers` only `participants` are written.
