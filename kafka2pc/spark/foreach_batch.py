@@ -39,6 +39,7 @@ from ..protocol.phases.claim import claim
 from ..protocol.phases.commit import commit
 from ..protocol.phases.passed_over import leave_note, refuse_after
 from ..protocol.phases.precommit import precommit
+from ..protocol.policies import Stopped, stop_when
 from kafka2pc.spark.arguments import (
     check_arguments,
     check_key,
@@ -52,6 +53,7 @@ from kafka2pc.spark.running_query import (
     cluster_of,
     connected_query,
     connected_rows,
+    end_with_query,
     identify_rows,
     in_task,
     is_connect,
@@ -116,16 +118,20 @@ def write_batch(
         messages = [pickle.loads(row.message) for row in rows] or [nothing]
         with driver.history.of("commit phase", batch_id=plan.batch_id):
             commit(driver, messages, plan.batch_id)
-    except (Exception, KeyboardInterrupt):
-        _undo(driver, plan, messages)
+    except (Exception, KeyboardInterrupt) as e:
+        _undo(driver, plan, messages, e)
         raise
     log_batch(messages, driver.history.events[begun:], swept)
 
 
-def _undo(driver: Driver, plan: Plan, messages: Sequence[CommitMessage]) -> None:
+def _undo(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], error: BaseException
+) -> None:
     """`messages`: of all tasks, or none."""
-    with warn_if_open(plan.batch_id, driver.about.checkpoint or driver.log.place):
-        end_batch(driver, plan, messages, killed=not messages)
+    silent = isinstance(error, Stopped)
+    place = driver.about.checkpoint or driver.log.place
+    with stop_when(lambda: False), warn_if_open(plan.batch_id, place):
+        end_batch(driver, plan, messages, killed=not messages, silent=silent)
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c029
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +156,7 @@ class ExactlyOnce:
             running = connected_query(df, checkpoint, batch_id)
         named = None if self.name is None else query_id_of(self.name)
         inside = named is None and self.log is None and self.options.query.decision_log is None
-        with only_call(running, named, inside=inside) as failed:
+        with end_with_query(df, running), only_call(running, named, inside=inside) as failed:
             try:
                 self._write(df, batch_id, checkpoint, running, failed)
             except BaseException:
@@ -364,7 +370,8 @@ def exactly_once(
 ) -> ExactlyOnce:
     """A function for `foreachBatch` that writes every micro-batch once, into Kafka and into
     `participants`: into all of them or into none. It works from Spark 3.5 on, in every output mode.
-    Do not catch its errors, so that Spark repeats the batch (`PassedOver`).
+    Do not catch its errors, so that Spark repeats the batch (`PassedOver`). `query.stop()` ends a
+    wait for stores (not over Spark Connect); what is decided by then, the next start commits.
 
     `options`: those of `format("kafka2pc")` (`SINK_OPTIONS`); `decisionLog` may also be a
     `DecisionLog`. Without `kafka.bootstrap.servers` only `participants` are written. `checkpoint`:

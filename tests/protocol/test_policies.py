@@ -9,7 +9,7 @@ import pytest
 
 from kafka2pc.protocol import policies
 from kafka2pc.protocol.participant import Outcome
-from kafka2pc.protocol.policies import parallel, retry_unknown
+from kafka2pc.protocol.policies import Stopped, parallel, retry_unknown, stop_when
 
 REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
 
@@ -42,6 +42,19 @@ def test_the_given_number_of_tries_if_answers_come_fast(tries, clock):
     assert len(asked) == tries
     retry_unknown(tries)(lambda: clock.sleep(30) or asked.append(1) or UNKNOWN)
     assert len(asked) < 1.2 * tries + 2, "six seconds a try, if each takes thirty"
+
+
+def test_a_wait_ends_within_a_second_of_the_stop_also_in_threads(clock):
+    unclear = lambda _: retry_unknown(20)(lambda: UNKNOWN)
+    with stop_when(lambda: clock.monotonic() > 30), pytest.raises(Stopped):
+        unclear(0)
+    assert 30 < clock.monotonic() <= 31
+    with stop_when(lambda: True):
+        with pytest.raises(Stopped):
+            parallel()(unclear, range(2))
+        with stop_when(lambda: False):
+            assert unclear(0) is UNKNOWN
+    assert unclear(0) is UNKNOWN
 
 
 def test_parallel_keeps_order_makes_every_call_and_raises_the_first_error():

@@ -286,6 +286,52 @@ def test_a_query_that_is_stopped_in_the_middle_goes_on(query, tmp_path):
     assert query.seen() == ["a", "b"] and query.open() == []
 
 
+class Watched(MemoryLog):
+    """A decision log that calls `decided` just before it writes a COMMIT."""
+
+    def __init__(self, decided):
+        super().__init__()
+        self.decided = decided
+
+    def create(self, decision, *more):
+        if decision.commit:
+            self.decided(decision.slot.batch_id)
+        return super().create(decision, *more)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("at", ["plan", "commit"])
+def test_a_stop_ends_the_wait_for_brokers_that_are_away(query, at):
+    """Without an exception, as with Spark's own sink. They come back when it has returned."""
+    away, left = threading.Event(), []
+
+    def leave(batch_id):
+        if batch_id == 1 and not left:
+            left.append(query.kafka.pause())
+            away.set()
+
+    limits = {"kafka.delivery.timeout.ms": "20000", "kafka.max.block.ms": "20000"}
+    log = Watched(leave if at == "commit" else lambda batch_id: None)
+    options = query.options(decisionLog=log, maxCommitRetries="4", **limits)
+    door = kafka2pc.exactly_once(options, name=query.topic)
+
+    def call(df, batch_id):
+        if at == "plan":
+            leave(batch_id)
+        door(df, batch_id)
+
+    query.feed(["a", "b"], ["c", "d"])
+    running = query.start(call)
+    try:
+        assert away.wait(120)
+        running.stop()
+    finally:
+        query.kafka.resume()
+    assert running.exception() is None
+    assert query.run(call) == ""
+    assert query.seen() == ["a", "b", "c", "d"] and query.open() == []
+
+
 def test_a_driver_that_was_replaced_writes_nothing_twice(query, monkeypatch):
     """A second driver starts from the same checkpoint, aborts what the first one has open, and
     writes the batch, before the first one decides.

@@ -33,6 +33,7 @@ from tenacity import (
 from .error_codes import login_missing, login_refused
 from .login import TokenEnded, Tokens, connection_settings
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
+from ...protocol.policies import pause
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c007
 # kafka-python has no types: a request or an answer of `kafka.protocol`
@@ -379,7 +380,8 @@ class Connection:
         repeat: tuple[type[Exception], ...] = (NotSent, NotYet, NoAnswer),
     ) -> _Result:
         """The result of `call()`, which is called until it raises none of `repeat`. Raises
-        `BrokerUnreachable` after `timeout_ms` and at most one more request.
+        `BrokerUnreachable` after `timeout_ms` and at most one more request, and what `pause`
+        raises.
         """
 
         said = time.monotonic()
@@ -407,6 +409,7 @@ class Connection:
             retry=retry_if_exception_type(repeat),
             stop=stop_after_delay(self.timeout_ms / 1000),
             wait=wait_random_exponential(0.05, max=0.5),
+            sleep=pause,
             before_sleep=say,
             retry_error_callback=give_up,
         )(call)

@@ -8,7 +8,6 @@ __all__ = ['claim', 'next_attempt', 'claims_in_a_row', 'remove_old_claims', 'bac
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c002
 import logging
 import random
-import time
 from typing import Callable, Sequence
 
 from ..driver import Driver
@@ -18,6 +17,7 @@ from ..log.questions import commit_of
 from ..log.slots import Listing, win
 from ..messages import Plan
 from .identity import check_participants, check_record
+from ..policies import pause
 
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c004
 def claim(
@@ -127,7 +127,7 @@ def _last_of_each_prefix(driver: Driver, claims: Sequence[Decision]) -> set[Slot
 
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c124
 def back_off(
-    claims: int, free: int = 4, longest_s: float = 120, sleep: Callable[[float], None] = time.sleep
+    claims: int, free: int = 4, longest_s: float = 120, sleep: Callable[[float], None] = pause
 ) -> bool:
     """The first claims of a batch (`free`) are made at once. Before each one more, wait a random
     time that doubles with their number: where two supervisors restart the same query, each run

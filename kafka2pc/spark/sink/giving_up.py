@@ -56,25 +56,31 @@ def give_up(driver: Driver, plan: Plan, messages: Sequence[CommitMessage], *, ki
     return True
 
 # %% ../../../nbs/spark/sink/08_giving_up.ipynb #c009
-_LIMIT_MS = 4_000
+_LIMIT_MS, _SILENT_MS = 4_000, 1_000
 
 
 @contextmanager
-def _hurried(driver: Driver) -> Iterator[Driver]:
+def _hurried(driver: Driver, limit_ms: int) -> Iterator[Driver]:
     with ExitStack() as stack:
         stores = {
-            name: stack.enter_context(briefly(store, _LIMIT_MS))
+            name: stack.enter_context(briefly(store, limit_ms))
             for name, store in driver.participants.items()
         }
-        retry = partial(retry_unknown, total_ms=_LIMIT_MS)
+        retry = partial(retry_unknown, total_ms=limit_ms)
         yield replace(driver, participants=stores).within(retry=retry, retry_commit=retry)
 
 
 def end_batch(
-    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], *, killed: bool
+    driver: Driver,
+    plan: Plan,
+    messages: Sequence[CommitMessage],
+    *,
+    killed: bool,
+    silent: bool = False,
 ) -> None:
     """Give a micro-batch up, or finish it if it is decided, in a few seconds. Arguments as in
-    `give_up`; raises what that raises, and `OutcomeUnknown`.
+    `give_up`; `silent`: a store did not answer just now, so it gets only one second. Raises what
+    `give_up` raises, and `OutcomeUnknown`.
     """
     if plan.mode is Mode.DRAIN:
         _LOG.warning(
@@ -84,7 +90,7 @@ def end_batch(
             plan.batch_id,
         )
         return
-    with _hurried(driver) as quick:
+    with _hurried(driver, _SILENT_MS if silent else _LIMIT_MS) as quick:
         if give_up(quick, plan, messages, killed=killed):
             return
         decided = commit_of(quick.log, plan.batch_id)
