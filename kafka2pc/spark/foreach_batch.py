@@ -383,8 +383,7 @@ def exactly_once(
     if the name is changed or taken away (a batch in flight is then written twice, and its open
     transactions stay), if the checkpoint is copied or turned back by one batch, or if another query
     uses the name. If your function makes several such calls, each needs a name of its own.
-    `in_order`: commit in one store after the other (Kafka, then `participants`), and stop at the
-    first that gives no clear answer.
+    `in_order`: commit in one store after the other, and stop at the first unclear answer.
 
     Raises `BadOption` for options and arguments that cannot work together.
     """
