@@ -79,8 +79,10 @@ def test_what_would_lose_or_double_rows_is_refused(decided, commit, known, says,
 )
 def test_force_does_it_and_names_the_loss(decided, says, rows, dead):
     dead.leave(decided)
+    first = dead.open()[0].transactional_id
     said, status = by_hand(dead, commit=not decided, force=True)
     assert status == 0 and says in said and len(dead.open()) == 1
+    assert said.splitlines()[0] == first, "an id is a line"
     assert dead.seen() == rows
     if decided:
         finding_of(dead.doctor(), "decided-and-lost", "2 records")
@@ -418,11 +420,16 @@ def test_a_query_with_a_database_is_examined_listed_and_restored_if_its_url_is_n
     found = doctor(asked, checkpoint=place, older_ms=0, prefix=dead.prefix).findings
     whats = "\n".join(f.what for f in found if f.name == urgent)
     assert (
-        "4 of its transactions" if decided else f"2 open transactions of query {dead.id} in shop"
+        f"4 of its transactions are open: 4 records in {dead.topic}, 4 records in public.{table}"
+        if decided
+        else f"2 open transactions of query {dead.id} in shop, the oldest for "
     ) in whats
+    of_others = doctor(asked, older_ms=0, prefix=dead.prefix).findings
+    lines = [line for f in of_others for line in f.commands]
+    assert lines and not any("--store" in line for line in lines), "it is of this query only"
     words = ["transactions", "list", "--checkpoint", place, *shop]
     listed = typed(dead.access.command(*words))[0]
-    assert f"Query {dead.id}, store shop: 2 open" in listed
+    assert f"Query {dead.id}, store shop: 2 open" in listed and listed.count("; open for ") == 4
     at, word = (
         (f"public.{table}", "yes") if decided else ("shop", "no")
     )  # only the decision has the table
