@@ -200,36 +200,41 @@ def _check_stores(query: Query, last: Decision | None, given: Iterable[str], eve
         )
 
 
-def _open_store(
-    database: Database, query: Query, newest: Decision | None, prefix: str
-) -> Participant:
-    """The participant of a database, with the table and the prefix that the newest decision names.
-    Raises `BadOption` if its record does not know what this decision is about.
+def _open_store(database: Database, newest: Decision | None, prefix: str) -> Participant:
+    """The participant of a database, with the table and the prefix that the newest decision
+    names.
     """
     cs = [c for c in newest.committables if c.participant == database.name] if newest else []
     tables = [p.topic for c in cs for p in c.partitions] or [database.name]
     prefixes = [known_name(c.transactional_id).prefix for c in cs] or [prefix]
-    store = database.open(tables[0], prefixes[0])
-    if newest is None or not cs or _is_over(query, newest):
-        return store
-    if not {c.transactional_id for c in cs} & set(store.traces(query.query_id)):
-        raise BadOption(
-            f"store {database.name}: its record knows no transaction of batch"
-            f" {newest.slot.batch_id}, which is decided",
-            risk=UNTOUCHED,
-            why="Its record is in another table, or its participant is of another kind.",
-            action=(
-                f"Name the table: --store {database.name}=URL#TABLE (option `record` of the"
-                " participant). For a participant of another kind, restart its program."
-            ),
-        )
-    return store
+    return database.open(tables[0], prefixes[0])
 
 
-def _is_over(query: Query, decision: Decision) -> bool:
+def _check_known(driver: Driver, newest: Decision, name: str) -> None:
+    """Raises `BadOption` if the record of the database `name` knows no transaction of the newest
+    decision, and the query has not gone on behind it. (Version 0.1.0 did not record which table of
+    records it was, so `check_record` does not notice another one.)
+    """
+    ids = {c.transactional_id for c in newest.committables if c.participant == name}
+    known = set(driver.participants[name].traces(driver.query_id))
+    if not ids or ids & known or _is_over(driver, newest):
+        return
+    raise BadOption(
+        f"store {name}: its record knows no transaction of batch {newest.slot.batch_id}, which is"
+        " decided",
+        risk=UNTOUCHED,
+        why="Its record is in another table, or its participant is of another kind.",
+        action=(
+            f"Name the table: --store {name}=URL#TABLE (option `record` of the participant). For a"
+            " participant of another kind, restart its program."
+        ),
+    )
+
+
+def _is_over(driver: Driver, decision: Decision) -> bool:
     """Has the query gone on behind this decision?"""
     batch_id = decision.slot.batch_id
-    return later_batch(query.log, batch_id) or query.spark_committed(batch_id)
+    return later_batch(driver.log, batch_id) or driver.spark_committed(batch_id)
 
 # %% ../../nbs/operations/04_repair.ipynb #c113
 @contextmanager
@@ -267,7 +272,7 @@ def _driver(
     query: Query, kafka: KafkaParticipant, databases: Mapping[str, Database], skip_lost: bool
 ) -> Driver:
     newest = newest_commit(query.log)
-    opened = {name: _open_store(d, query, newest, kafka.prefix) for name, d in databases.items()}
+    opened = {name: _open_store(d, newest, kafka.prefix) for name, d in databases.items()}
     return Driver(
         query_id=query.query_id,
         log=query.log,
@@ -287,6 +292,8 @@ def _check_log(driver: Driver, every: bool) -> None:
         check_record(driver, last)
     if newest:
         check_own(driver, newest)
+        for name in set(driver.participants) - {"kafka"}:
+            _check_known(driver, newest, name)
 
 # %% ../../nbs/operations/04_repair.ipynb #c117
 def _committable(survey: Survey, transactional_id: str) -> Committable:
@@ -418,9 +425,8 @@ def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     cs = [c for c in decision.committables if c.participant in driver.participants]
     gone = {} if driver.policy.skip_lost else rows_gone(driver, cs)
     batch_id = decision.slot.batch_id
-    over = later_batch(driver.log, batch_id) or driver.spark_committed(batch_id)
     # A store that no longer knows a transaction of a finished batch has lost nothing.
-    otherwise = "nothing" if over else "lost"
+    otherwise = "nothing" if _is_over(driver, decision) else "lost"
     return [
         RestoreStep(
             do="lost" if c in gone else _DO.get(s.state, otherwise),

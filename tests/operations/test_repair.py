@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of
+from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
 from shell import typed
 
 from kafka2pc.backends.kept import Kept
@@ -29,6 +29,7 @@ from kafka2pc.protocol.errors import (
     Superseded,
 )
 from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
+from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.operators import fence as fence_module
@@ -434,11 +435,17 @@ def test_a_query_with_a_database_is_examined_listed_and_restored_if_its_url_is_n
         (f"public.{table}", "yes") if decided else ("shop", "no")
     )  # only the decision has the table
     assert listed.count(f"  {at}; ") == 2 and listed.count(f"decided: {word}") == 4
-    if decided:
-        said, status = restore("--store", f"shop={postgres.url}#elsewhere")
-        assert status == 1 and "its decisions are about shop" in said
     planned, done = restore(*shop, "--dry-run"), restore(*shop)
     assert (planned[1], done[1]) == (3, 0) and f"records in {at}; never times out" in planned[0]
+    if decided:  # and committed: the wrong record does not know it
+        wrong = f"shop={postgres.url}#elsewhere"
+        assert "its decisions are about shop" in restore("--store", wrong)[0]
+        file = newest_file(dead)  # version 0.1.0 did not record which table it was
+        record = load_decision(file.read_bytes(), "here")
+        stores = tuple((name, where.partition("/public#")[0]) for name, where in record.stores)
+        file.write_bytes(dump_decision(replace(record, stores=stores)))
+        said, status = restore("--store", wrong)
+        assert status == 1 and "its record knows no transaction of batch 0" in said
     rows = sorted(postgres.execute(f"select value from {table}"))
     assert dead.seen() == [value for (value,) in rows] == (ROWS if decided else [])
     prepared = "select gid from pg_prepared_xacts where strpos(gid, %s) > 0"
