@@ -15,7 +15,7 @@ from typing import Iterable
 from ...backends.places import masked
 from ...kafka.wire.transactions import init_producer_id
 from ..access import Access, read_store
-from .rights import _IDS, acl_command, admin_command
+from .rights import IDS, acl_command, admin_command
 from ..query import Query
 from ..repair import others_of
 from ..survey import Survey
@@ -98,7 +98,7 @@ class Examination:
     @property
     def ids(self) -> str:
         """The transactional ids of the query, in the words of kafka-acls.sh."""
-        return _IDS.format(prefix=shlex.quote(self.prefix))
+        return IDS.format(prefix=shlex.quote(self.prefix))
 
     def acl(self, operation: str, resource: str) -> str:
         """The shell line that gives the user this right."""
