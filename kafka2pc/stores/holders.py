@@ -99,6 +99,10 @@ class LockingStore(RecordedStore):
     def holders(self) -> list[OpenBeside]:
         raise NotImplementedError
 
+    def ages_ms(self) -> dict[str, float]:
+        """How long the open transactions with this prefix have been open, as far as it is known."""
+        return {t.transactional_id: t.age_ms for t in self.holders()}
+
     def open_beside(self, query_id: str) -> list[OpenBeside]:
         """See `Shared`."""
         return [t for t in self.holders() if t.query_id != query_id]

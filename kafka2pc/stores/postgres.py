@@ -299,6 +299,11 @@ class PostgresParticipant(LockingStore):
             rows = db.execute(_HOLDERS, (f"{self.prefix}-", table)).fetchall()
         return [beside(r[0], self.table, *r[1:]) for r in rows if self.names.is_ours(r[0])]
 
+    def ages_ms(self) -> dict[str, float]:
+        """See `LockingStore`: how long each is prepared, whatever table it holds."""
+        with self.connect() as db:
+            return {name: age_ms for name, _, age_ms, _ in db.execute(_SLOTS).fetchall()}
+
     def memory_error(self, c: Committable, what: str) -> PrecommitFailed:
         """The error of a statement for which the server has no memory, or no place for another
         prepared transaction.

@@ -140,7 +140,12 @@ def test_tables_and_words_say_the_same(dead):
     )
     ids = [t.transactional_id for t in dead.open()]
     listed = typed(f"kafka2pc transactions list --checkpoint {place}", **env)[0]
-    assert f"Query {dead.id}: 2 open, the oldest for " in listed
+    assert f"Query {dead.id}: 2 open, 2 decided, the oldest for " in listed
+    unknown = f"kafka2pc doctor --prefix {dead.prefix} --older-than 0"
+    for command in (unknown, f"kafka2pc decisions show {place} 0"):
+        lines = typed(command, **env)[0].splitlines()
+        for each in ids:
+            assert f" in {dead.topic}-0 at offsets " in lines[lines.index(each) + 1]
     for shown in (listed, typed(f"kafka2pc restore {place} --dry-run", **env)[0]):
         lines = shown.splitlines()
         for each in ids:  # whole, and what there is to say below it
@@ -152,9 +157,6 @@ def test_tables_and_words_say_the_same(dead):
     assert "decided: ? (name its checkpoint)" in described
     decided = typed(f"kafka2pc decisions list {place}", **env)
     assert "COMMIT" in decided[0] and typed(f"kafka2pc decisions {place}", **env) == decided
-    assert (
-        f"{dead.topic}-0 at offsets 0 to 1" in typed(f"kafka2pc decisions show {place} 0", **env)[0]
-    )
     examined = typed(f"kafka2pc doctor --checkpoint {place}", **env)[0]
     assert examined.startswith("DANGER  decided-and-open") and "\nuser: " in examined
     assert examined.count("one-copy\n") == 1 and examined.count("a partition with one copy") == 2

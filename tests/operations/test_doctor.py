@@ -31,11 +31,12 @@ def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_go
     write(dead, "another producer's")
     assert dead.seen() == []
     found = dead.doctor()
-    held = finding_of(
-        found, "readers-held-back", dead.open()[0].transactional_id, f"{dead.topic}-0 at 0 of 5"
-    )
+    who = f"2 of query {dead.id}, the oldest for "
+    held = finding_of(found, "readers-held-back", who, f"{dead.topic}-0 at 0 of 5")
     assert "Nothing is lost by waiting" in held.risk and found.status == 3
-    leftover = finding_of(found, "leftovers", "2 open transactions", dead.id, "No. Spark replays")
+    assert held.items == (), "another finding says what ends them"
+    what = f"2 open transactions of query {dead.id} in {dead.topic}, the oldest for "
+    leftover = finding_of(found, "leftovers", what, "No. Spark replays")
     said, statuses = zip(*map(typed, leftover.commands), strict=True)
     assert statuses == (3, 0) and "2 to abort" in said[0] and "2 aborted" in said[1]
     assert dead.seen() == ["another producer's"]
@@ -47,7 +48,8 @@ def test_what_is_decided_is_committed_by_the_printed_lines(dead):
     found = dead.doctor()
     assert found.status == 4 and "leftovers" not in names(found)
     assert finding_of(found, "readers-held-back", "YES, in ").level == "danger"
-    settled = finding_of(found, "decided-and-open", "batch 0", "2 of its transactions", "YES, in ")
+    what = f"2 of its transactions are open: 4 records in {dead.topic}"
+    settled = finding_of(found, "decided-and-open", "batch 0", what, "YES, in ")
     assert found.findings[0] == settled, "what to do comes first"
     assert [typed(line)[1] for line in settled.commands] == [3, 0]
     assert dead.seen() == ROWS
@@ -110,13 +112,23 @@ def test_without_its_checkpoint_it_is_unknown_what_is_decided(dead):
         "no checkpoint was named",
         "file metadata",
         "gone for good",
-        f" (at most 4 records in {dead.topic}-0 at offsets 0 to 3); {dead.prefix}-{dead.id}",
-        f" (at most 2 records in {dead.topic}-0 at offsets 2 to 3).",
+        f"\nat most 4 records in {dead.topic}-0 at offsets 0 to 3\n",
+        f"\nat most 2 records in {dead.topic}-0 at offsets 2 to 3",
     )
+    assert [name for name, _ in found.items] == [t.transactional_id for t in dead.open()]
     assert found.commands == (dead.access.command("doctor", "--checkpoint", "CHECKPOINT"),)
     held = finding_of(diagnosis, "readers-held-back")
     for each in (found, held):
         assert each.level == "danger" and each.risk.startswith("Perhaps, in ")
+
+
+def test_the_certain_risk_comes_before_the_possible_one(dead, kafka, tmp_path):
+    """Both are dangers; the topic of the other query comes first in the alphabet."""
+    topic = kafka.create_topic(f"aaa-{dead.topic}")
+    DeadQuery(kafka, tmp_path / "other", topic=topic, prefix=dead.prefix).leave(decided=False)
+    found = dead.leave(decided=True).doctor().findings
+    risks = [f.risk.split(",")[0] for f in found if f.name == "readers-held-back"]
+    assert risks == ["YES", "Perhaps"]
 
 
 def test_what_is_young_is_left_in_peace_unless_it_is_fenced(dead):

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of
+from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
 from shell import typed
 
 from kafka2pc.backends.kept import Kept
@@ -29,6 +29,7 @@ from kafka2pc.protocol.errors import (
     Superseded,
 )
 from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
+from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.operators import fence as fence_module
@@ -79,8 +80,10 @@ def test_what_would_lose_or_double_rows_is_refused(decided, commit, known, says,
 )
 def test_force_does_it_and_names_the_loss(decided, says, rows, dead):
     dead.leave(decided)
+    first = dead.open()[0].transactional_id
     said, status = by_hand(dead, commit=not decided, force=True)
     assert status == 0 and says in said and len(dead.open()) == 1
+    assert said.splitlines()[0] == first, "an id is a line"
     assert dead.seen() == rows
     if decided:
         finding_of(dead.doctor(), "decided-and-lost", "2 records")
@@ -418,20 +421,31 @@ def test_a_query_with_a_database_is_examined_listed_and_restored_if_its_url_is_n
     found = doctor(asked, checkpoint=place, older_ms=0, prefix=dead.prefix).findings
     whats = "\n".join(f.what for f in found if f.name == urgent)
     assert (
-        "4 of its transactions" if decided else f"2 open transactions of query {dead.id} in shop"
+        f"4 of its transactions are open: 4 records in {dead.topic}, 4 records in public.{table}"
+        if decided
+        else f"2 open transactions of query {dead.id} in shop, the oldest for "
     ) in whats
+    of_others = doctor(asked, older_ms=0, prefix=dead.prefix).findings
+    lines = [line for f in of_others for line in f.commands]
+    assert lines and not any("--store" in line for line in lines), "it is of this query only"
     words = ["transactions", "list", "--checkpoint", place, *shop]
     listed = typed(dead.access.command(*words))[0]
-    assert f"Query {dead.id}, store shop: 2 open" in listed
+    assert f"Query {dead.id}, store shop: 2 open" in listed and listed.count("; open for ") == 4
     at, word = (
         (f"public.{table}", "yes") if decided else ("shop", "no")
     )  # only the decision has the table
     assert listed.count(f"  {at}; ") == 2 and listed.count(f"decided: {word}") == 4
-    if decided:
-        said, status = restore("--store", f"shop={postgres.url}#elsewhere")
-        assert status == 1 and "its decisions are about shop" in said
     planned, done = restore(*shop, "--dry-run"), restore(*shop)
     assert (planned[1], done[1]) == (3, 0) and f"records in {at}; never times out" in planned[0]
+    if decided:  # and committed: the wrong record does not know it
+        wrong = f"shop={postgres.url}#elsewhere"
+        assert "its decisions are about shop" in restore("--store", wrong)[0]
+        file = newest_file(dead)  # version 0.1.0 did not record which table it was
+        record = load_decision(file.read_bytes(), "here")
+        stores = tuple((name, where.partition("/public#")[0]) for name, where in record.stores)
+        file.write_bytes(dump_decision(replace(record, stores=stores)))
+        said, status = restore("--store", wrong)
+        assert status == 1 and "its record knows no transaction of batch 0" in said
     rows = sorted(postgres.execute(f"select value from {table}"))
     assert dead.seen() == [value for (value,) in rows] == (ROWS if decided else [])
     prepared = "select gid from pg_prepared_xacts where strpos(gid, %s) > 0"

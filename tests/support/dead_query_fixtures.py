@@ -141,7 +141,8 @@ def finding_of(diagnosis, name, *words):
     assert len(found) == 1, [(f.name, f.what) for f in diagnosis.findings]
     parts = (found[0].what, found[0].why, found[0].risk, found[0].action)
     assert all(parts)
-    text = "\n".join((*parts, *found[0].commands))
+    items = [f"{name}\n{text}" for name, text in found[0].items]
+    text = "\n".join((*parts, *items, *found[0].commands))
     assert [word for word in words if word not in text] == []
     return found[0]
 

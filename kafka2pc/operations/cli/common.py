@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Servers', 'Config', 'Prefix', 'Place', 'Checkpoint', 'DecisionLog', 'Stores', 'Json', 'Force', 'plainly', 'exit_with',
-           'show_rows', 'show_json', 'show_ids', 'spell_places', 'spell_left', 'seconds', 'yes_or_no']
+           'show_rows', 'show_json', 'show_ids', 'spell_id', 'spell_places', 'yes_or_no']
 
 # %% ../../../nbs/operations/cli/01_common.ipynb #c002
 import json
@@ -93,8 +93,9 @@ Stores = Annotated[
     list[str] | None,
     typer.Option(
         "--store",
-        help="NAME=URL of a database that the query writes beside Kafka, NAME as in its"
-        " participant; #TABLE behind the URL if that has a `record`. Once for each.",
+        help="NAME=URL of a PostgreSQL or MySQL that the query writes beside Kafka, NAME as in its"
+        " participant; #TABLE behind the URL if that has a `record`. Once for each. Not for files,"
+        " objects and staged rows: only the program of the query reaches these.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for scripts.")]
@@ -127,7 +128,12 @@ def show_ids(heading: str, lines: Iterable[tuple[str, str]]) -> None:
     """Print a heading, and below it each id on a line of its own, never broken, so that a double
     click copies it; below each id what there is to say.
     """
-    typer.echo("\n".join([heading, *(f"{name}\n  {text}" for name, text in lines)]))
+    typer.echo("\n".join([heading, *(spell_id(name, text) for name, text in lines)]))
+
+
+def spell_id(name: str, text: str) -> str:
+    """An id on a line of its own, and below it what there is to say."""
+    return f"{name}\n  {text}"
 
 
 _FEW = 3  # partitions of a topic that are named
@@ -145,16 +151,6 @@ def spell_places(partitions: Iterable[tuple[str, int]]) -> str:
         for topic, numbers in topics.items()
     ]
     return ", ".join(texts) or "no partition yet"
-
-
-def spell_left(ms: float | None) -> str:
-    """When a transaction times out; None: never."""
-    return "never times out" if ms is None else f"times out in {max(0, ms) / 1000:.0f} s"
-
-
-def seconds(ms: float | None) -> str:
-    """A time in ms as whole seconds; None: never."""
-    return "never" if ms is None else f"{ms / 1000:.0f} s"
 
 
 def yes_or_no(value: bool | None) -> str:

@@ -30,7 +30,7 @@ from kafka2pc.operations.cli.common import (
     show_ids,
     show_json,
     show_rows,
-    spell_left,
+    spell_id,
 )
 
 if TYPE_CHECKING:
@@ -106,21 +106,28 @@ def _print_findings(diagnosis: "Diagnosis") -> None:
         typer.echo(f"{name}: {value}")
 
 
+_PARTS = {"why": "why", "risk": "is data at risk", "action": "what to do"}
+
+
 def _print_kind(findings: list["Finding"]) -> None:
-    """What was found, each on a line of its own; then what they have in common, once."""
+    """What was found, each with what only it has: its parts, its ids; then what all have in common,
+    once, and the lines to type.
+    """
     first = findings[0]
     title = f"{first.level.upper()}  {first.name}"
     typer.secho(title, fg=_COLOURS[first.level], bold=True)
-    parts = [
-        ("", [f.what for f in findings]),
-        ("why: ", [f.why for f in findings]),
-        ("is data at risk: ", [f.risk for f in findings]),
-        ("what to do: ", [f.action for f in findings]),
-        ("    ", [line for f in findings for line in f.commands]),
-    ]
-    for name, texts in parts:
-        for text in dict.fromkeys(texts):
-            typer.echo(f"  {name}{text}")
+    common = [part for part in _PARTS if len({getattr(f, part) for f in findings}) == 1]
+    for f in findings:
+        typer.echo(f"  {f.what}")
+        for part, name in _PARTS.items():
+            if part not in common:
+                typer.echo(f"    {name}: {getattr(f, part)}")
+        for item in f.items:
+            typer.echo(spell_id(*item))
+    for part in common:
+        typer.echo(f"  {_PARTS[part]}: {getattr(first, part)}")
+    for line in dict.fromkeys(line for f in findings for line in f.commands):
+        typer.echo(f"      {line}")
     typer.echo("")
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c104
@@ -218,10 +225,8 @@ def _print_record(decision: "Decision") -> None:
         f" Spark's offsets {decision.offsets_hash[:16] or '-'}"
     )
     for c in decision.committables:
-        typer.echo(
-            f"  {c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch}):"
-            f" {describe_records(c)}"
-        )
+        state = f"producer id {c.state.producer_id}, epoch {c.state.epoch}"
+        typer.echo(spell_id(c.transactional_id, f"{describe_records(c)}; {state}"))
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c112
 def show_progress(
@@ -321,6 +326,8 @@ def _numbers(steps: list["RestoreStep"], dry_run: bool) -> str:
     """How many transactions, how many records if that is known, and when the first times out, if it
     is open.
     """
+    from kafka2pc.operations.survey import spell_left
+
     text = f"{len(steps)} transactions" if len(steps) > 1 else "1 transaction"
     records = [s.records for s in steps if s.records is not None]
     if len(records) == len(steps):
@@ -330,6 +337,8 @@ def _numbers(steps: list["RestoreStep"], dry_run: bool) -> str:
 
 
 def _spell_step(step: "RestoreStep", dry_run: bool) -> str:
+    from kafka2pc.operations.survey import spell_left
+
     if dry_run and step.do in ("commit", "abort"):
         return f"{step.holds}; {spell_left(step.left_ms)}"
     return step.holds

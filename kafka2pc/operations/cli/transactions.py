@@ -25,11 +25,10 @@ from kafka2pc.operations.cli.common import (
     Stores,
     exit_with,
     plainly,
-    seconds,
     show_ids,
     show_json,
     show_rows,
-    spell_left,
+    spell_id,
     spell_places,
     yes_or_no,
 )
@@ -111,25 +110,44 @@ def _incomplete(partitions: list[int]) -> str:
 
 
 def _print_open(rows: list["FoundTransaction"]) -> None:
-    """A block for each query, that of the oldest transaction first."""
+    """A block for each query: first what is decided, then the query whose checkpoint was named,
+    then that of the oldest transaction.
+    """
     if not rows:
         typer.echo("Nothing is open.")
+    rows = sorted(rows, key=lambda t: (not t.decided, t.decided is None))
     for query_id, store in dict.fromkeys((t.query_id, t.store) for t in rows):
         own = [t for t in rows if (t.query_id, t.store) == (query_id, store)]
-        name = f"Query {query_id}" if query_id else "Not of kafka2pc"
-        if store != "kafka":
-            name += f", store {store}"
-        age_ms = max(t.age_ms for t in own)
-        oldest = f", the oldest for {seconds(age_ms)}" if age_ms or store == "kafka" else ""
         lines = ((t.transactional_id, _spell_open(t)) for t in own)
-        show_ids(f"{name}: {len(own)} open{oldest}", lines)
+        show_ids(_heading(own), lines)
+
+
+def _heading(own: list["FoundTransaction"]) -> str:
+    from kafka2pc.operations.survey import spell_time
+
+    first = own[0]
+    name = f"Query {first.query_id}" if first.query_id else "Not of kafka2pc"
+    if first.store != "kafka":
+        name += f", store {first.store}"
+    decided = sum(bool(t.decided) for t in own)
+    name += f": {len(own)} open"
+    if decided:
+        name += f", {decided} decided"
+    age_ms = max(t.age_ms for t in own)
+    return f"{name}, the oldest for {spell_time(age_ms)}" if _tells_age(first, age_ms) else name
+
+
+def _tells_age(t: "FoundTransaction", age_ms: float) -> bool:
+    """A database may not tell it."""
+    return bool(age_ms) or t.store == "kafka"
 
 
 def _spell_open(t: "FoundTransaction") -> str:
-    database = t.store != "kafka"  # it may not tell the age
-    parts = [t.partitions[0][0] if database else spell_places(t.partitions)]
-    if t.age_ms or not database:
-        parts.append(f"open for {seconds(t.age_ms)}")
+    from kafka2pc.operations.survey import spell_left, spell_time
+
+    parts = [spell_places(t.partitions) if t.store == "kafka" else t.partitions[0][0]]
+    if _tells_age(t, t.age_ms):
+        parts.append(f"open for {spell_time(t.age_ms)}")
     parts += [spell_left(t.left_ms), f"decided: {yes_or_no(t.decided)}"]
     if t.fenced:
         parts.append("a newer run has claimed")
@@ -167,10 +185,13 @@ def describe(
 
 def _print_one(t: "FoundTransaction") -> None:
     """All that is known of a transaction, one fact a line."""
+    from kafka2pc.operations.survey import spell_time
+
     facts = {"state": t.state, "query": t.query_id or "not of kafka2pc", "run": t.run or "-"}
     facts["partitions"] = ", ".join(f"{topic}-{n}" for topic, n in sorted(t.partitions)) or "-"
     if t.state == "Ongoing":
-        facts |= {"open for": seconds(t.age_ms), "times out in": seconds(t.left_ms)}
+        left = "never" if t.left_ms is None else spell_time(t.left_ms)
+        facts |= {"open for": spell_time(t.age_ms), "times out in": left}
     facts |= {
         "decided": "? (name its checkpoint)" if t.decided is None else yes_or_no(t.decided),
         "a newer run has claimed": yes_or_no(t.fenced),
@@ -261,5 +282,6 @@ def _end(
 
 
 def _show_end(transactional_id: str, verb: str, text: str, as_json: bool) -> None:
-    result = {"transactional_id": transactional_id, "do": verb, "said": text}
-    typer.echo(json.dumps(result) if as_json else text)
+    said = f"{transactional_id}: {text}"
+    result = {"transactional_id": transactional_id, "do": verb, "said": said}
+    typer.echo(json.dumps(result) if as_json else spell_id(transactional_id, text))

@@ -153,7 +153,9 @@ def doctor(
 def _diagnose(exam: Examination, findings: list[Finding]) -> Diagnosis:
     """What is known, and the findings about the log with those of all checks."""
     found = [*findings, *_run_checks(exam)]
-    worst_first = sorted(dict.fromkeys(found), key=lambda f: -STATUS[f.level])
+    # a risk that is certain is written in capitals
+    urgency = lambda f: (STATUS[f.level], f.risk.startswith("YES"))
+    worst_first = sorted(dict.fromkeys(found), key=urgency, reverse=True)
     return Diagnosis((*_facts(exam), _young(exam)), tuple(worst_first))
 
 

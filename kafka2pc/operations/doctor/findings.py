@@ -9,12 +9,13 @@ __all__ = ['STATUS', 'FINDINGS', 'Finding', 'Diagnosis', 'finding', 'Examination
 import shlex
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Iterable
 
 # %% ../../../nbs/operations/doctor/02_findings.ipynb #c003
 from ...backends.places import masked
 from ...kafka.wire.transactions import init_producer_id
 from ..access import Access, read_store
-from .rights import _IDS, acl_command, admin_command
+from .rights import IDS, acl_command, admin_command
 from ..query import Query
 from ..repair import others_of
 from ..survey import Survey
@@ -29,7 +30,7 @@ STATUS = {"note": 0, "trouble": 3, "danger": 4}  # level -> exit status
 class Finding:
     """One result of doctor. `name`: stays the same from release to release, for scripts. `level`:
     note, trouble or danger. `what`, `why`, `risk`, `action`: the four parts of an error.
-    `commands`: shell lines.
+    `commands`: shell lines. `items`: transactional ids, and what there is to say of each.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Finding:
     risk: str
     action: str
     commands: tuple[str, ...] = ()
+    items: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +60,15 @@ class Diagnosis:
 FINDINGS: dict[str, tuple[str, str, str, str]] = {}
 
 
-def finding(name: str, what: str, *commands: str, **parts: str) -> Finding:
+def finding(
+    name: str, what: str, *commands: str, items: Iterable[tuple[str, str]] = (), **parts: str
+) -> Finding:
     """Make the finding of this name with the texts of `FINDINGS`. `parts` replace them where a
     check knows more.
     """
     level, why, risk, action = FINDINGS[name]
     texts = {"level": level, "why": why, "risk": risk, "action": action} | parts
-    return Finding(name=name, what=what, commands=commands, **texts)
+    return Finding(name=name, what=what, commands=commands, items=tuple(items), **texts)
 
 # %% ../../../nbs/operations/doctor/02_findings.ipynb #c008
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +98,7 @@ class Examination:
     @property
     def ids(self) -> str:
         """The transactional ids of the query, in the words of kafka-acls.sh."""
-        return _IDS.format(prefix=shlex.quote(self.prefix))
+        return IDS.format(prefix=shlex.quote(self.prefix))
 
     def acl(self, operation: str, resource: str) -> str:
         """The shell line that gives the user this right."""
@@ -119,6 +123,10 @@ class Examination:
         named = {read_store(text).name for text in self.access.stores}
         last = newest_record(self.query.log) if self.query else None
         return [name for name in others_of(last) if name not in named]
+
+    def cluster_line(self, *words: str) -> str:
+        """A line of the command line that is not about the databases of the query."""
+        return replace(self.access, stores=()).command(*words)
 
     @cached_property
     def full_access(self) -> Access:

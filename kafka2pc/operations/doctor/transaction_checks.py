@@ -19,6 +19,7 @@ from kafka2pc.operations.repair import (
     RestoreStep,
     decided_steps,
     describe_ranges,
+    describe_topics,
     find_in_databases,
     operate,
 )
@@ -31,8 +32,11 @@ from kafka2pc.operations.survey import (
     find_transactions,
     leaderless,
     log_prefixes,
+    spell_left,
+    spell_time,
 )
 from ...protocol.errors import NotAuthorized
+from ...protocol.log.questions import newest_commit
 from ...protocol.participant import list_some
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c101
@@ -77,11 +81,9 @@ def _held_back(
     """
     if not any(_age_ms(h, known) >= exam.older_ms for h in holders.values()):
         return
-    names = [known[i].transactional_id for i in holders if i in known]
-    counted = [f"{len(names)} that the lines below describe"] if names else []
-    commands = [exam.access.command("transactions", "describe", name) for name in names[:_NAMED]]
-    if len(names) > _NAMED:
-        commands.append(exam.access.command("transactions", "list", "--all"))
+    held = [known[i] for i in holders if i in known]
+    strange = [t for t in held if not _has_finding(exam, t)]
+    commands = (exam.cluster_line("transactions", "list", "--all"),) if strange[_NAMED:] else ()
     unseen = [
         f"one of producer id {i} that no coordinator knows, or that this user may not see"
         for i in holders
@@ -91,9 +93,34 @@ def _held_back(
         "readers-held-back",
         what,
         *commands,
-        why=f"Open transactions there: {'; '.join(counted + unseen)}.",
-        **_risk_of_waiting([known[i] for i in holders if i in known], bool(unseen), exam.older_ms),
+        items=((t.transactional_id, _spell(t)) for t in strange[:_NAMED]),
+        why=f"Open transactions there: {'; '.join(_owners(held) + unseen)}.",
+        **_risk_of_waiting(held, bool(unseen), exam.older_ms),
     )
+
+
+def _owners(held: Sequence[FoundTransaction]) -> list[str]:
+    """How many transactions each query holds, and for how long."""
+    texts = []
+    for query_id in dict.fromkeys(t.query_id for t in held):
+        own = [t for t in held if t.query_id == query_id]
+        owner = f"query {query_id}" if query_id else "other programs"
+        texts.append(f"{len(own)} of {owner}, {_oldest(own)}")
+    return texts
+
+
+def _oldest(own: Sequence[FoundTransaction]) -> str:
+    return f"the oldest for {spell_time(max(t.age_ms for t in own))}"
+
+
+def _spell(t: FoundTransaction) -> str:
+    return f"open for {spell_time(t.age_ms)}; {spell_left(t.left_ms)}"
+
+
+def _has_finding(exam: Examination, t: FoundTransaction) -> bool:
+    """Does another check report it, as one of this sink?"""
+    own = t.decided is not None or t.transactional_id.startswith(exam.prefix)
+    return own and (bool(t.decided) or _is_left(exam, t))
 
 
 def _risk_of_waiting(
@@ -124,6 +151,11 @@ def _first_end_s(found: Sequence[FoundTransaction]) -> float | None:
 _PERHAPS = (
     "Perhaps, in {:.0f} s: then the broker aborts it, and if it was decided, its rows are lost."
 )
+
+
+def _is_left(exam: Examination, t: FoundTransaction) -> bool:
+    """Is it one of this sink that no run will end?"""
+    return bool(t.query_id and not t.decided and (t.fenced or t.age_ms >= exam.older_ms))
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c107
 def check_readers(exam: Examination) -> Iterator[Finding]:
@@ -205,7 +237,11 @@ FINDINGS.update(
             "trouble",
             "Its run is dead, or it still works on its batch.",
             "Perhaps: a decided transaction that is aborted is lost.",
-            "Look again with its checkpoint.",
+            (
+                "Look again with its checkpoint: the one whose file metadata holds this id. If that"
+                " is gone for good, no run ever ends them, and nothing says whether they were"
+                " decided: `kafka2pc abort ID --force` drops one, with the records below its id."
+            ),
         ),
     }
 )
@@ -214,13 +250,12 @@ FINDINGS.update(
 def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) -> Finding:
     """The finding about the transactions that a query left open."""
     left_s = _first_end_s(own)
-    what = f"{len(own)} open transactions of query {query_id}"
-    if own[0].store != "kafka":
-        what += f" in {own[0].store}"
-    if left_s is None:
-        what += ", which never time out"
-    else:
-        what += f"; the first times out in {left_s:.0f} s"
+    what = f"{_number(len(own))} of query {query_id}{_spell_places(own)}"
+    if any(t.age_ms for t in own):  # a database may not tell it
+        what += f", {_oldest(own)}"
+    what += (
+        "; they never time out" if left_s is None else f"; the first times out in {left_s:.0f} s"
+    )
     if exam.query and exam.query.query_id == query_id:
         return finding("leftovers", f"{what}; not decided", *exam.restores(exam.query))
     urgent = {} if left_s is None else {"level": "danger", "risk": _PERHAPS.format(left_s)}
@@ -228,33 +263,36 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
         return finding(
             "leftovers-of-unknown",
             f"{what}; its decision log cannot be used",
+            items=(),
             action="Repair the log first: another finding says what is wrong with it.",
             **urgent,
         )
+    rest = own[_NAMED:]
+    more = [exam.cluster_line("transactions", "list", "--prefix", exam.prefix)] if rest else []
     return finding(
         "leftovers-of-unknown",
         f"{what}; no checkpoint was named",
-        exam.access.command("doctor", "--checkpoint", "CHECKPOINT"),
-        action=_LOOK_AGAIN.format(_held_records(exam, own)),
+        exam.cluster_line("doctor", "--checkpoint", "CHECKPOINT"),
+        *more,
+        items=[(t.transactional_id, _held_records(exam, t)) for t in own[:_NAMED]],
         **urgent,
     )
 
 
-_LOOK_AGAIN = (
-    "Look again with its checkpoint: the one whose file metadata holds this id. If that is gone for"
-    " good, no run ever ends them, and nothing says whether they were decided: `kafka2pc abort ID"
-    " --force` drops one: {}."
-)
+def _number(transactions: int) -> str:
+    return "1 open transaction" if transactions == 1 else f"{transactions} open transactions"
 
 
-def _held_records(exam: Examination, own: Sequence[FoundTransaction]) -> str:
-    """What each of them holds."""
-    texts = [
-        f"{f.transactional_id}"
-        f" ({describe_ranges(find_records(exam.survey, f.partitions, f.producer_id))})"
-        for f in own[:_NAMED]
-    ]
-    return list_some(texts + [f.transactional_id for f in own[_NAMED:]], _NAMED)
+def _spell_places(own: Sequence[FoundTransaction]) -> str:
+    """Where they are: the topics, or the database."""
+    topics = sorted({topic for t in own for topic, _ in t.partitions})
+    places = topics if own[0].store == "kafka" else [own[0].store]
+    return f" in {list_some(places)}" if places else ""
+
+
+def _held_records(exam: Examination, t: FoundTransaction) -> str:
+    """What `abort --force` would drop."""
+    return describe_ranges(find_records(exam.survey, t.partitions, t.producer_id))
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c120
 def _former_ids(exam: Examination) -> list[str]:
@@ -263,11 +301,6 @@ def _former_ids(exam: Examination) -> list[str]:
         return []
     former = [p for p in log_prefixes(exam.query.log) if not p.startswith(exam.prefix)]
     return [f"{prefix}-{exam.query.query_id}-" for prefix in former]
-
-
-def _is_left(exam: Examination, t: FoundTransaction) -> bool:
-    """Is it one of this sink that no run will end?"""
-    return bool(t.query_id and not t.decided and (t.fenced or t.age_ms >= exam.older_ms))
 
 
 def check_leftovers(exam: Examination) -> Iterator[Finding]:
@@ -279,7 +312,7 @@ def check_leftovers(exam: Examination) -> Iterator[Finding]:
         for f in find_transactions(exam.survey, (exam.prefix, *_former_ids(exam)), exam.query)
         if _is_left(exam, f)
     ]
-    for query_id in sorted({f.query_id for f in found if f.query_id}):
+    for query_id in dict.fromkeys(f.query_id for f in found if f.query_id):  # the oldest first
         yield _leftovers(exam, query_id, [f for f in found if f.query_id == query_id])
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c124
@@ -325,8 +358,9 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
     if lost:
         yield finding(
             "decided-and-lost",
-            f"batch {lost[0].batch_id} of query {exam.query.query_id} is decided, and lost: "
-            + "; ".join(s.holds for s in lost),
+            f"batch {lost[0].batch_id} of query {exam.query.query_id} is decided, and"
+            f" {len(lost)} of its transactions are lost",
+            items=((s.transactional_id, s.holds) for s in lost),
         )
     left = [t for t in beside if _is_left(exam, t)]
     for store in sorted({t.store for t in left}):
@@ -354,10 +388,22 @@ def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
     return finding(
         "decided-and-open",
         f"batch {late[0].batch_id} of query {query.query_id} is decided, and {len(late)}"
-        " of its transactions are open",
+        f" of its transactions are open{_late_records(query, late)}",
         *exam.restores(query),
         risk=risk,
     )
+
+
+def _late_records(query: Query, late: Sequence[RestoreStep]) -> str:
+    """What they hold, by store."""
+    newest = newest_commit(query.log)
+    ids = {s.transactional_id for s in late}
+    cs = [c for c in newest.committables if c.transactional_id in ids] if newest else []
+    texts = [
+        describe_topics([c for c in cs if c.participant == store])
+        for store in dict.fromkeys(c.participant for c in cs)
+    ]
+    return f": {', '.join(texts)}" if texts else ""
 
 
 def _kept(exam: Examination) -> str:
