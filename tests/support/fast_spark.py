@@ -6,8 +6,8 @@ seconds. Java starts without an archive that is missing or does not fit, and say
 
 SPARK_HOME is a folder with PySpark's `bin` and `jars`, and without its `pyspark.zip`: every Python
 process that Spark starts (five for a first query) imports PySpark from there if it is there, and
-compiles it anew, 0.6 s of a core each. Here they import the same modules from the installed package,
-which Python has compiled. `make compat` runs as users do, with the zip.
+compiles it anew, 0.6 s of a core each. Here they import the same modules from the installed
+package, which Python has compiled. `make compat` runs as users do, with the zip.
 """
 
 import os
