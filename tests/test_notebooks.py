@@ -3,7 +3,7 @@
 A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
 nothing there. `make test` runs those that need no server, without a kernel; `make test-all` runs
 the others. `make test-nightly` runs what only repeats tests: those of `proof`, which tests/proof
-plays in every run (`make bench` renews those that measure), and the lessons of `REPEATS`.
+plays in every run (`make bench` renews those that measure), and the pages of `REPEATS`.
 """
 
 import re
@@ -34,7 +34,7 @@ SHOWS = {
     "proof/drills/09_end_to_end": ["('', 1, 1785)"],
 }
 
-# Lessons of many processes. These tests of `make test-all` show the same.
+# Pages of many processes. These tests of `make test-all` show the same.
 REPEATS = {
     "course/05_spark": [
         "tests/proof/test_drills.py::test_every_row_is_there_once_when_it_dies_at",
@@ -50,6 +50,10 @@ REPEATS = {
         "tests/proof/test_drills.py::test_every_row_is_there_once_when_it_dies_at",
         "tests/spark/test_sink.py::test_a_batch_write_with_a_key_is_killed_and_run_again",
         "tests/spark/test_sink.py::test_a_decided_batch_is_drained_and_its_state_survives",
+    ],
+    "guide/15_moving_over": [
+        "tests/spark/test_moving_over.py::test_it_goes_on_where_sparks_own_source_was",
+        "tests/spark/test_moving_over.py::test_the_way_back_is_a_new_checkpoint_from_the_last_offsets",
     ],
     "local/05_broker": [
         "tests/local/test_broker.py::test_a_killed_node_comes_back_with_committed_rows_and_open_transactions",
@@ -133,7 +137,7 @@ def test_there_are_notebooks():
     assert NOTEBOOKS and SHOWS.keys() | REPEATS.keys() <= set(map(short, NOTEBOOKS))
 
 
-def test_what_a_lesson_repeats_is_there():
+def test_what_a_page_repeats_is_there():
     named = [test for tests in REPEATS.values() for test in tests]
     assert [test for test in named if not exists(test)] == []
 
