@@ -15,8 +15,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 FLAGS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -51,7 +50,7 @@ def linked(folder: Path) -> Path:
     once.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    installed = Path(find_spec("pyspark").origin).parent
+    installed = Path(str(distribution("pyspark").locate_file("pyspark")))
     for part in ("bin", "jars"):
         link, target = folder / part, installed / part
         if link.is_symlink() and link.readlink() == target:
