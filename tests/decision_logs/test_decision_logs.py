@@ -37,15 +37,8 @@ from kafka2pc.decision_logs.table import TableLog
 from kafka2pc.decision_logs.topic import log as topic_log
 from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.proof.child_process import until
+from kafka2pc.protocol import errors
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import (
-    BadOption,
-    LogUnwritable,
-    MovedLog,
-    NotAuthorized,
-    StoreUnreachable,
-    Superseded,
-)
 from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.participant import Outcome
@@ -243,7 +236,7 @@ def test_a_file_whose_draft_took_too_long_gets_no_name(tmp_path):
     log, synced = FileLog(tmp_path), []
     with (
         patch.object(local_files, "sync", synced.append),
-        pytest.raises(LogUnwritable, match="too little time"),
+        pytest.raises(errors.LogUnwritable, match="too little time"),
     ):
         log.create(record(), lambda: bool(synced))
     assert len(synced) == 1 and list(tmp_path.iterdir()) == []
@@ -259,10 +252,10 @@ def test_a_table_that_was_locked_for_too_long_gets_no_record(postgres):
         until(waiting, "the create waits for the lock")
         late.set()
         other.rollback()
-        with pytest.raises(LogUnwritable, match="too little time"):
+        with pytest.raises(errors.LogUnwritable, match="too little time"):
             answer.result()
     assert len(done) == 1 and log.chain(7) == []
-    with pytest.raises(LogUnwritable, match="too little time"):
+    with pytest.raises(errors.LogUnwritable, match="too little time"):
         log.create(record(), late.is_set)
     assert len(done) == 1, "the insert was sent too late"
 
@@ -280,7 +273,7 @@ def load_fsync(postgres, value, change):
 def test_a_server_that_forgets_is_refused(postgres):
     try:
         load_fsync(postgres, "off", "alter system set fsync = off")
-        with pytest.raises(BadOption, match="fsync = off"):
+        with pytest.raises(errors.BadOption, match="fsync = off"):
             TableLog(postgres.url, "a")
     finally:
         load_fsync(postgres, "on", "alter system reset fsync")
@@ -311,7 +304,7 @@ def test_a_commit_behind_a_later_batch_is_refused_with_its_work(postgres):
     done = []
     log = TableLog(postgres.url, uuid.uuid4().hex, also=lambda db, d: done.append(d.slot.batch_id))
     log.create(record(8, commit=False))
-    with pytest.raises(Superseded, match="the log holds a later batch"):
+    with pytest.raises(errors.Superseded, match="the log holds a later batch"):
         log.create(record(7))
     assert (log.chain(7), done) == ([], [])
     closed = record(7, commit=False)
@@ -319,7 +312,7 @@ def test_a_commit_behind_a_later_batch_is_refused_with_its_work(postgres):
 
 
 def test_a_server_that_does_not_answer_is_reported_without_the_password():
-    with pytest.raises(StoreUnreachable, match="Check decisionLog") as e:
+    with pytest.raises(errors.StoreUnreachable, match="Check decisionLog") as e:
         TableLog("postgresql://user:secret@127.0.0.1:1/x", "a")
     assert "secret" not in str(e.value)  # URLs that cannot be read: test_postgres
 
@@ -341,13 +334,13 @@ def test_a_log_whose_records_are_in_another_schema_is_refused(postgres):
     for log in (spark_id, name):
         TableLog(former, log).create(record())
     here = f"it has no record of {spark_id}, and former.kafka2pc_decisions"
-    with pytest.raises(MovedLog, match=here) as moved:
+    with pytest.raises(errors.MovedLog, match=here) as moved:
         TableLog(later, spark_id).listing()
     assert "?options=-csearch_path=former" in moved.value.action
     assert TableLog(later, name).slots() == []
     postgres.execute("alter role postgres set search_path = later")
     try:
-        with pytest.raises(MovedLog, match="has no record"):
+        with pytest.raises(errors.MovedLog, match="has no record"):
             TableLog(postgres.url, name).slots()
         assert TableLog(former, spark_id).slots() == TableLog(former, name).slots() != []
     finally:
@@ -367,7 +360,7 @@ def test_the_place_of_a_table_has_its_schema_and_that_of_an_older_version_is_acc
     assert plan.attempt == 2 and newest_record(log).identity.log == log.place
     TableLog(plain, "a")
     postgres.execute("insert into public.kafka2pc_decisions select * from kept.kafka2pc_decisions")
-    with pytest.raises(MovedLog, match="#kept.kafka2pc_decisions"):
+    with pytest.raises(errors.MovedLog, match="#kept.kafka2pc_decisions"):
         restore(replace(driver, log=TableLog(plain, log.name)), 0)
 
 
@@ -392,14 +385,16 @@ class Cut(TableLog):
 
 
 def test_a_connection_that_breaks_while_the_table_is_opened_is_reported(postgres):
-    with pytest.raises(StoreUnreachable, match="decision log in PostgreSQL(.|\n)*decisionLog"):
+    with pytest.raises(
+        errors.StoreUnreachable, match="decision log in PostgreSQL(.|\n)*decisionLog"
+    ):
         Cut(postgres.url, "a")
 
 
 def test_a_right_that_is_missing_is_named(postgres):
     TableLog(postgres.url, "a")
     postgres.execute("create role dave login")
-    with pytest.raises(NotAuthorized, match="permission denied(.|\n)*kafka2pc_decisions"):
+    with pytest.raises(errors.NotAuthorized, match="permission denied(.|\n)*kafka2pc_decisions"):
         TableLog(postgres.url.replace("postgres:@", "dave:@"), "a").slots()
 
 
@@ -414,7 +409,7 @@ def test_a_file_system_without_hard_links_is_named_and_nothing_is_written(tmp_pa
     log, wanted = FileLog(tmp_path), record()
     with (
         patch.object(os, "link", side_effect=OSError(code, os.strerror(code))),
-        pytest.raises(LogUnwritable, match="no hard links here") as caught,
+        pytest.raises(errors.LogUnwritable, match="no hard links here") as caught,
     ):
         log.create(wanted)
     assert (
@@ -428,7 +423,7 @@ def test_a_file_system_without_hard_links_is_named_and_nothing_is_written(tmp_pa
 def test_a_store_that_looks_first_and_writes_then_is_refused(tmp_path):
     fsspec.register_implementation("looks", LooksFirst, clobber=True)
     for make in (ObjectLog, ObjectParticipant):
-        with pytest.raises(BadOption, match="overwrites an object"):
+        with pytest.raises(errors.BadOption, match="overwrites an object"):
             make(f"looks://{tmp_path}/log")
 
 

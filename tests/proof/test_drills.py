@@ -1,9 +1,9 @@
 """Drills on real processes: each victim at each crash point, hard cases, decisions elsewhere, two
 stores, a pipeline, a walk; and drills that must be red.
 
-`make test` kills the process that gets there at every point, the driver's JVM and the broker around
-the decision, and plays the cases that take seconds. `make test-all` kills the JVM at every point.
-`make test-nightly` has the other victims and the other cases.
+`make test` kills the process that gets there at every point and the broker after the decision, and
+plays the cases that take seconds. `make test-all` kills the driver's JVM around the decision.
+`make test-nightly` has its other points, the other victims and the other cases.
 """
 
 from contextlib import ExitStack

@@ -189,7 +189,10 @@ def test_two_calls_with_two_names_write_a_batch_twice(query, tmp_path):
     assert query.seen() == ["a", "a", "b", "b"]
 
 
-@pytest.mark.parametrize("partitions", first_of([1, 0, 500]))
+@pytest.mark.parametrize(
+    "partitions",
+    [1, pytest.param(0, marks=pytest.mark.full), pytest.param(500, marks=pytest.mark.nightly)],
+)
 def test_batches_of_any_number_of_partitions(query, partitions):
     door = kafka2pc.exactly_once(query.options())
     empty = query.spark.createDataFrame(query.spark.sparkContext.emptyRDD(), "value string")

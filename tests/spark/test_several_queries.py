@@ -5,6 +5,7 @@ workers, and one query stops and starts again while the others go on.
 from collections import Counter
 
 import pytest
+from marks import first_of
 
 from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.proof.child_process import until
@@ -12,7 +13,6 @@ from kafka2pc.proof.child_process import until
 pytestmark = pytest.mark.never_unsteady
 
 TASKS = {"many": 12, "one": 1, "two": 2}  # so that the short batches come in between
-STARTS = 6
 
 
 @pytest.fixture
@@ -54,11 +54,12 @@ def goes_on(query):
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.kafka
-def test_they_take_turns_in_the_same_workers(start, kafka):
+@pytest.mark.parametrize("starts", first_of([3, 6], rest="nightly"))
+def test_they_take_turns_in_the_same_workers(start, kafka, starts):
     for name in TASKS:
         kafka.create_topic(name, partitions=3)
     queries = {name: start(name) for name in TASKS}
-    for _ in range(STARTS):
+    for _ in range(starts):
         for query in queries.values():
             until(lambda query=query: goes_on(query), "the queries go on", 60)
         queries["many"].stop()

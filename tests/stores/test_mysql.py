@@ -25,7 +25,11 @@ from participant_suite import (
     precommit_rows,
     rows,
 )
-from record_suite import RECORD_CHECKS, Database, a_prepare_whose_answer_is_lost_is_looked_up
+from record_suite import (
+    RECORD_CHECKS,
+    a_prepare_whose_answer_is_lost_is_looked_up,
+    database_of,
+)
 
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -80,13 +84,7 @@ def database(mariadb, at):
                 cursor.execute("xa end %s, %s", xid(c))
                 cursor.execute("xa prepare %s, %s", xid(c))
 
-    return Database(
-        lambda **more: MysqlParticipant(mariadb.url, at.store.table, name="db", **more),
-        mariadb.execute,
-        at.seen,
-        prepare_by_hand,
-        lambda txn: mariadb.execute(f"kill {txn.db.thread_id()}"),
-    )
+    return database_of(at, mariadb, prepare_by_hand, lambda txn: f"kill {txn.db.thread_id()}")
 
 
 @pytest.mark.parametrize("check", RECORD_CHECKS, ids=lambda check: check.__name__)

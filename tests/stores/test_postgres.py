@@ -28,9 +28,9 @@ from participant_suite import (
 )
 from record_suite import (
     RECORD_CHECKS,
-    Database,
     a_prepare_whose_answer_is_lost_is_looked_up,
     a_store_of_an_older_version_goes_on,
+    database_of,
 )
 
 from kafka2pc.decision_logs.table import TableLog
@@ -95,13 +95,8 @@ def database(postgres, at):
             for statement in ("begin", *statements, f"prepare transaction '{tid}.{epoch}'"):
                 db.execute(statement)
 
-    return Database(
-        lambda **more: PostgresParticipant(postgres.url, at.store.table, name="db", **more),
-        postgres.execute,
-        at.seen,
-        prepare_by_hand,
-        lambda txn: postgres.execute(f"select pg_terminate_backend({txn.db.info.backend_pid})"),
-    )
+    kill = lambda txn: f"select pg_terminate_backend({txn.db.info.backend_pid})"
+    return database_of(at, postgres, prepare_by_hand, kill)
 
 
 @pytest.mark.parametrize("check", RECORD_CHECKS, ids=lambda check: check.__name__)

@@ -307,9 +307,12 @@ def _connector():
     return ",".join(str(jar) for jar in sorted(folder.glob("*.jar")))
 
 
-def _stop_jvm():
-    """Stop this process's JVM. Spark looks at `spark.jars` when it starts one, and an earlier test
-    may have started one without.
+_JVMS_WITH_JARS = []
+
+
+def _restart_jvm_without(jars):
+    """Stop this process's JVM, unless it was started with these jars: Spark looks at `spark.jars`
+    when it starts one, and an earlier test may have started one without.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -317,7 +320,7 @@ def _stop_jvm():
     session = SparkSession.getActiveSession()
     if session is not None:
         session.stop()
-    if SparkContext._gateway is not None:
+    if SparkContext._gateway is not None and (SparkContext._jvm, jars) not in _JVMS_WITH_JARS:
         SparkContext._gateway.shutdown()
         SparkContext._gateway = SparkContext._jvm = None
 
@@ -329,13 +332,16 @@ def _recorder(request):
 
 @pytest.fixture(scope="module")
 def both_formats(request, tmp_path_factory):
-    """A Spark session with both formats. While Spark's own is recorded, it has no other."""
+    """A Spark session with both formats. While Spark's own is recorded, it has no other. Its JVM is
+    left to the next file: a fresh one takes 10 s of a core until its first query is done.
+    """
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     import kafka2pc
 
     jars = _connector()
-    _stop_jvm()
+    _restart_jvm_without(jars)
     settings = {
         "spark.ui.enabled": False,
         "spark.jars": jars,
@@ -343,11 +349,11 @@ def both_formats(request, tmp_path_factory):
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
     }
     session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    _JVMS_WITH_JARS.append((SparkContext._jvm, jars))
     if not _recorder(request):
         kafka2pc.register(session)
     yield session
     session.stop()
-    _stop_jvm()
 
 
 @pytest.fixture

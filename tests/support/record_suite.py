@@ -5,6 +5,7 @@ known by what is in it, what is prepared counts without a line, and a name has o
 import re
 import uuid
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Callable
 
 import pytest
@@ -44,6 +45,15 @@ class Database:
         store = self.make(**more)
         query_id = query_id or a_plan().query_id
         return Driver(query_id=query_id, log=log or MemoryLog(), participants={store.name: store})
+
+
+def database_of(at, server, prepare_by_hand, kill):
+    """The database of a participant's table. `kill(transaction)`: the statement that ends its
+    connection.
+    """
+    make = partial(type(at.store), server.url, at.store.table, name="db")
+    cut = lambda txn: server.execute(kill(txn))
+    return Database(make, server.execute, at.seen, prepare_by_hand, cut)
 
 
 def a_store_of_an_older_version_goes_on(db, former, lines, store_id):
