@@ -6,8 +6,9 @@
 __all__ = ['one_by_one', 'Policy', 'Driver']
 
 # %% ../../nbs/protocol/10_driver.ipynb #c002
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable, Iterator, Mapping
 
 # %% ../../nbs/protocol/10_driver.ipynb #c003
 from .clock import Moment, this_moment
@@ -16,7 +17,7 @@ from .log.decisions import Decision, Identity, Slot
 from .log.slots import DecisionLog
 from .messages import Plan
 from .names import Token, new_token
-from .participant import Outcome, Participant
+from .participant import Outcome, Participant, briefly
 
 # %% ../../nbs/protocol/10_driver.ipynb #c006
 def one_by_one(fn: Callable, items: Iterable) -> list:
@@ -87,3 +88,13 @@ class Driver:
     def within(self, **limits: Any) -> "Driver":
         """The same driver with other limits: fields of `Policy`."""
         return replace(self, policy=replace(self.policy, **limits))
+
+    @contextmanager
+    def briefly(self, limit_ms: int) -> Iterator["Driver"]:
+        """The same driver, whose participants wait no longer than that: see `Brief`."""
+        with ExitStack() as stack:
+            stores = {
+                name: stack.enter_context(briefly(store, limit_ms))
+                for name, store in self.participants.items()
+            }
+            yield replace(self, participants=stores)

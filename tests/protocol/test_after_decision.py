@@ -4,6 +4,7 @@ order transactions are ended.
 
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -203,6 +204,27 @@ def test_tidying_up_after_a_complete_batch_is_logged_not_raised(trouble, error, 
         and "batch 0 is complete" in caplog.text
         and "Nothing was written" not in caplog.text
     )
+
+
+def test_tidying_up_waits_for_seconds_only(caplog):
+    """The next batch sweeps, too."""
+
+    class Patient(MemoryParticipant):
+        limit_ms = None
+
+        @contextmanager
+        def briefly(self, limit_ms):
+            self.limit_ms = limit_ms
+            yield self
+            self.limit_ms = None
+
+        def in_doubt(self, query_id):
+            if self.read() and not (self.limit_ms and self.limit_ms <= 10_000):
+                raise BrokerUnreachable("no answer in two minutes")
+            return super().in_doubt(query_id)
+
+    run(driver_of(Patient()))
+    assert not caplog.text
 
 
 def test_a_log_that_cannot_be_read_after_the_decision_says_that_the_batch_is_decided(monkeypatch):

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 import uuid
+from concurrent.futures import Future
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -15,7 +16,9 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    ListOffsetsResultInfo,
     NewPartitions,
+    OffsetSpec,
 )
 
 from kafka2pc.proof.child_process import until
@@ -447,6 +450,26 @@ def test_what_a_change_of_leaders_answers_is_asked_again(code):
         return answer
 
     assert _ask_again(once, "offsets", 20) == 7
+
+
+@pytest.mark.kafka
+def test_an_end_without_an_answer_is_asked_for_again(kafka, topic):
+    """librdkafka gives -1001 for a partition whose node has died, and no error."""
+    ask, given = Questions(kafka.client_conf), []
+
+    class Admin:
+        list_topics = ask.admin.list_topics
+
+        def list_offsets(self, specs, **limits):
+            given.append(-1001 if len(given) < 2 else 7)
+            answers = {part: Future() for part in specs}
+            for answer in answers.values():
+                answer.set_result(ListOffsetsResultInfo(given[-1], 0, -1))
+            return answers
+
+    ask.admin = Admin()
+    assert ask.offsets([(topic, 0)], OffsetSpec.latest()) == {(topic, 0): 7}
+    assert given == [-1001, -1001, 7]
 
 
 @pytest.mark.never_unsteady

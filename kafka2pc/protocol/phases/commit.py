@@ -100,10 +100,14 @@ def _check_only_log(driver: Driver, batch_id: int, cs: Sequence[Committable]) ->
         check_only_log(driver, batch_id, known_ids(driver), cs)
 
 
+_TIDY_MS = 10_000  # the next batch sweeps, too
+
+
 def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:
     try:
         parity = BOTH if driver.policy.one_at_a_time else plan.batch_id % 2
-        sweep(driver, plan.token, parity, seen)
+        with driver.briefly(_TIDY_MS) as quick:
+            sweep(quick, plan.token, parity, seen)
         driver.log.purge(plan.batch_id - driver.policy.keep_batches, seen)
     except Exception as e:  # a store may raise what it likes: the batch is complete
         _warn(driver, plan, e)

@@ -11,8 +11,8 @@ import logging
 import os
 import pickle
 import time
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Iterator, Sequence
@@ -25,7 +25,6 @@ from ...protocol.driver import Driver
 from ...protocol.errors import LostTransaction, OutcomeUnknown, describe_error
 from ...protocol.log.questions import commit_of
 from ...protocol.messages import CommitMessage, Mode, Plan
-from ...protocol.participant import briefly
 from ...protocol.phases.decide import abort
 from ...protocol.phases.finish import finish
 from ...protocol.phases.sweep import sweep, sweep_and_check
@@ -61,13 +60,9 @@ _LIMIT_MS, _SILENT_MS = 4_000, 1_000
 
 @contextmanager
 def _hurried(driver: Driver, limit_ms: int) -> Iterator[Driver]:
-    with ExitStack() as stack:
-        stores = {
-            name: stack.enter_context(briefly(store, limit_ms))
-            for name, store in driver.participants.items()
-        }
-        retry = partial(retry_unknown, total_ms=limit_ms)
-        yield replace(driver, participants=stores).within(retry=retry, retry_commit=retry)
+    retry = partial(retry_unknown, total_ms=limit_ms)
+    with driver.briefly(limit_ms) as quick:
+        yield quick.within(retry=retry, retry_commit=retry)
 
 
 def end_batch(

@@ -8,7 +8,6 @@ __all__ = ['NOTHING_READ', 'Questions']
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c002
 import re
 from collections import Counter
-from functools import partial
 from typing import Any, Callable, Iterable, Mapping, TypeVar, cast
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c003
@@ -24,11 +23,11 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from kafka.protocol.consumer import OffsetFetchRequest
 from tenacity import (
-    RetryCallState,
     RetryError,
     Retrying,
     retry_if_exception,
     stop_after_attempt,
+    stop_after_delay,
     wait_fixed,
     wait_random_exponential,
 )
@@ -99,30 +98,11 @@ def _described(future: Any) -> Any:
         return None
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c027
-_ANSWERED_S = 20
-
-
-def _is_silence(e: BaseException) -> bool:
-    """Did no broker answer at all?"""
-    if isinstance(e, (NotSent, NoAnswer)):
-        return True
-    return isinstance(e, KafkaException) and e.args[0].code() in _UNREACHED
-
-
-def _is_over(state: RetryCallState, within_s: float) -> bool:
-    """An outage is waited for. Brokers that answer, but not usably, are given less time."""
-    e = state.outcome and state.outcome.exception()
-    most_s = within_s if e and _is_silence(e) else min(within_s, _ANSWERED_S)
-    return (state.seconds_since_start or 0) >= most_s
-
-
 def _ask_again(ask: Callable[[], _T], what: str, within_s: float, tries: Tries | None = None) -> _T:
-    """`ask()`, and again while its error may pass: so many `tries`, or for `within_s` seconds (for
-    20 at most if brokers answer).
-    """
+    """`ask()`, and again while its error may pass: so many `tries`, or for `within_s` seconds."""
     retrying = Retrying(
         retry=retry_if_exception(_may_pass),
-        stop=stop_after_attempt(tries.count) if tries else partial(_is_over, within_s=within_s),
+        stop=stop_after_attempt(tries.count) if tries else stop_after_delay(within_s),
         wait=wait_fixed(tries.pause_ms / 1000) if tries else wait_random_exponential(0.05, 1),
     )
     try:
@@ -172,6 +152,7 @@ def _committed(answer: WireAnswer, group: str) -> dict[TopicPart, int]:
 
 
 _REQUEST_S = 7
+_NO_RECORD = -1  # the answer where no record is as young as the time
 # so often a broker does not know a partition before it is gone: it may be new, and not known
 # everywhere yet
 _GONE_AFTER = 3
@@ -299,7 +280,7 @@ class Questions:
         def once() -> dict[TopicPart, int]:
             try:
                 return self._list_offsets(wanted, isolation)
-            except KafkaException:
+            except (KafkaException, NotYet):
                 # the client may remember former leaders, and no new partitions
                 there = self._partitions()
                 absences.update(wanted.keys() - there)
@@ -324,7 +305,12 @@ class Questions:
             isolation_level=isolation,
             request_timeout=self._request_s,
         )
-        return {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
+        found = {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
+        # librdkafka raises nothing if the node that leads a partition is away
+        without = [f"{topic}-{p}" for (topic, p), offset in found.items() if offset < _NO_RECORD]
+        if without:
+            raise NotYet(f"no answer for {', '.join(without)}")
+        return found
 
     def bounds(self, parts: Iterable[TopicPart]) -> dict[TopicPart, Bounds]:
         """What each partition holds, as this reader sees it."""
