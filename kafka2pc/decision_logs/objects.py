@@ -10,7 +10,7 @@ from functools import partial
 from typing import Self
 
 from ..backends.places import normal_place
-from ..backends.storage import Storage, check_driver
+from ..backends.storage import Storage, check_file_system
 from .files import FileLog
 from ..protocol.errors import LogUnwritable, StoreUnreachable
 from ..protocol.log.decisions import Decision
@@ -25,7 +25,7 @@ class ObjectLog(FileLog):
     """
 
     def __init__(self, url: str) -> None:
-        check_driver(url, "decision log")
+        check_file_system(url, "decision log")
         self.url = url
         self.storage = Storage(url, "decision log")
         self.folder = self.storage.root

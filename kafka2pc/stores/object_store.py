@@ -16,7 +16,7 @@ from typing import Any, Iterable, Iterator, Self
 
 # %% ../../nbs/stores/03_object_store.ipynb #c003
 from ..backends.local_files import create_file, sync
-from ..backends.storage import Storage, check_driver
+from ..backends.storage import Storage, check_file_system
 from ..protocol.errors import StoreUnreachable
 from ..protocol.messages import Committable, Plan
 from ..protocol.participant import Description, Outcome
@@ -52,7 +52,7 @@ class ObjectParticipant(FileStore):
         where = re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url.rstrip("/"))
         super().__init__(where, format, prefix, name)
         if not url.startswith(("file:", "/")):
-            check_driver(url, "participant", _NO_OTHER)
+            check_file_system(url, "participant", _NO_OTHER)
         self.storage = Storage(url.rstrip("/"), "participant", _NO_OTHER)
         self.fs = self.storage.fs
         self.root = self.storage.root

@@ -30,7 +30,7 @@ from participant_suite import SMOKE, At, few_of, rows
 from store_proxy import Answer
 from tenacity import stop_after_attempt
 
-from kafka2pc.backends import drivers, storage
+from kafka2pc.backends import file_systems, storage
 from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StoreUnreachable
@@ -243,7 +243,7 @@ def test_if_no_answer_comes_at_all_the_outcome_is_unknown_and_known_later(
 def impatient():
     """Drivers give a silent store up after a second, a write after four, and two tries are made."""
     with (
-        patch.multiple(drivers, CONNECT_S=3, SILENCE_S=1),
+        patch.multiple(file_systems, CONNECT_S=3, SILENCE_S=1),
         patch.object(storage, "stop_after_attempt", lambda tries: stop_after_attempt(2)),
     ):
         yield
