@@ -26,8 +26,9 @@ from tenacity import (
 )
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
+from ..protocol.kept import Kept
+
 from .file_systems import open_file_system, send_once, write_limit
-from .kept import Kept
 from .places import masked
 from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable, TwoPhaseError
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
-from ..backends.kept import EVERYTHING, once_per_process
+from ..protocol.kept import EVERYTHING, once_per_process
+
 from .ids import check_prefix, ids_beside, ids_of_query
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c004
-from ..backends.kept import Kept
+from ..protocol.kept import Kept
+
 from ..decision_logs.opening import left_log, open_log
 from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver

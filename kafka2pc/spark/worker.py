@@ -10,7 +10,7 @@ import gc
 import os
 
 # %% ../../nbs/spark/09_worker.ipynb #c011
-from ..backends.kept import Kept
+from ..protocol.kept import Kept
 
 # %% ../../nbs/spark/09_worker.ipynb #c005
 _FROZEN = Kept()  # is this process frozen?

@@ -8,9 +8,9 @@ import fsspec
 import pytest
 from failing_driver import FailingDriver
 from fsspec.implementations.memory import MemoryFileSystem
+from kafka2pc.protocol.kept import Kept
 
 from kafka2pc.backends import storage
-from kafka2pc.backends.kept import Kept
 from kafka2pc.backends.storage import Storage
 from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable

@@ -8,9 +8,9 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
+from kafka2pc.protocol.kept import Kept
 from shell import typed
 
-from kafka2pc.backends.kept import Kept
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.operations import repair

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from kafka2pc.protocol.kept import Kept
 from kafka_fixtures import values
 from marks import first_of
 from typer.testing import CliRunner
 
-from kafka2pc.backends.kept import Kept
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import ClusterFacts
 from kafka2pc.kafka.participant import KafkaParticipant

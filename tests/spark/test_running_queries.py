@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 from driver_steps import orders_driver, write
+from kafka2pc.protocol.kept import Kept
 
-from kafka2pc.backends.kept import Kept
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
     BadOption,

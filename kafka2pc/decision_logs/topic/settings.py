@@ -15,7 +15,8 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c004
-from ...backends.kept import Kept
+from ...protocol.kept import Kept
+
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.error_codes import topic_not_authorized
 from ...kafka.wire.login import for_librdkafka

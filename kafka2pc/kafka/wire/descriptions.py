@@ -15,7 +15,8 @@ from typing import Iterable
 from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
 
 # %% ../../../nbs/kafka/wire/06_descriptions.ipynb #c004
-from ...backends.kept import Kept
+from ...protocol.kept import Kept
+
 from . import error_codes as codes
 from .cluster import Cluster
 from .connection import NotYet, WireAnswer, WireRequest

@@ -16,7 +16,8 @@ from contextlib import suppress
 from typing import Callable, Mapping
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c004
-from ...backends.kept import once_per_process
+from ...protocol.kept import once_per_process
+
 from ..options.librdkafka import API_TIMEOUT, MAX_BLOCK, TOKEN_PROVIDER, check_security
 from ..options.rules import MECHANISMS, VERIFY_HOST, plain_servers
 from .settings import whole_number

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c003
-from ...backends.kept import Kept
+from ...protocol.kept import Kept
+
 from ...protocol.errors import TwoPhaseError, describe_error
 from ...protocol.history import Event, History, requests_of, watcher
 from ...protocol.messages import CommitMessage, Committable, rows_once

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Iterator, cast
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c004
-from ...backends.kept import Kept
+from ...protocol.kept import Kept
+
 from ...backends.places import masked
 from ...decision_logs.files import FileLog
 from ...kafka.participant import KafkaParticipant

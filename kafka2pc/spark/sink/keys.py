@@ -12,7 +12,8 @@ import uuid
 from typing import Iterable
 
 # %% ../../../nbs/spark/sink/09_keys.ipynb #c003
-from ...backends.kept import Kept, once_per_process
+from ...protocol.kept import Kept, once_per_process
+
 from ...backends.places import masked
 from ...kafka.participant import KafkaParticipant
 from ...kafka.wire.topics import broker_setting

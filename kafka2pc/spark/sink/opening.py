@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any, Sequence
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c003
-from ...backends.kept import Kept, once_per_process
+from ...protocol.kept import Kept, once_per_process
+
 from ...backends.places import masked
 from ...decision_logs.opening import open_folder_log, open_log
 from ...kafka.cluster_check import check

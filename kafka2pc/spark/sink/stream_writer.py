@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c004
-from ...backends.kept import Kept
+from ...protocol.kept import Kept
+
 from ...kafka.participant import KafkaParticipant
 from ...kafka.records.rows import payload_bytes
 from ...kafka.write.row_producer import RowWriter
