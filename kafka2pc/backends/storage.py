@@ -26,11 +26,10 @@ from tenacity import (
 )
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
-from ..protocol.kept import Kept
-
 from .file_systems import open_file_system, send_once, write_limit
 from .places import masked
 from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable, TwoPhaseError
+from ..protocol.kept import Kept
 
 # %% ../../nbs/backends/02_storage.ipynb #c008
 class Answer(Enum):

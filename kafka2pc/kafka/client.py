@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Self
 
 # %% ../../nbs/kafka/06_client.ipynb #c003
-from ..protocol.kept import EVERYTHING, once_per_process
-
 from .ids import check_prefix, ids_beside, ids_of_query
 from .transaction_states import NEVER_MS
 from .wire.cluster import Cluster
@@ -30,6 +28,7 @@ from .write.row_producer import RowTransaction
 from .write.settings import other_partitioner
 from ..protocol.errors import BadOption
 from ..protocol.history import History
+from ..protocol.kept import EVERYTHING, once_per_process
 from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ..protocol.participant import OpenBeside, StoreIdentity
 

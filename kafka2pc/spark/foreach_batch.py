@@ -21,13 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c004
-from ..protocol.kept import Kept
-
 from ..decision_logs.opening import left_log, open_log
 from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver
 from ..protocol.errors import BadOption, TwoPhaseError, describe_error
 from ..protocol.history import from_environment
+from ..protocol.kept import Kept
 from ..protocol.log.decisions import Decision
 from ..protocol.log.questions import kept_commit, later_batch
 from ..protocol.log.slots import DecisionLog

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 # %% ../../nbs/spark/04_running_query.ipynb #c003
-from ..protocol.kept import Kept
-
 from ..protocol.errors import BadOption, StaleCheckpoint
+from ..protocol.kept import Kept
 from ..protocol.log.questions import commit_of
 from ..protocol.log.slots import DecisionLog
 from ..protocol.messages import Plan

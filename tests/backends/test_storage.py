@@ -8,12 +8,12 @@ import fsspec
 import pytest
 from failing_driver import FailingDriver
 from fsspec.implementations.memory import MemoryFileSystem
-from kafka2pc.protocol.kept import Kept
 
 from kafka2pc.backends import storage
 from kafka2pc.backends.storage import Storage
 from kafka2pc.decision_logs.opening import open_folder_log
 from kafka2pc.protocol.errors import BadOption, StoreUnreachable
+from kafka2pc.protocol.kept import Kept
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.sink import opening as driver
 

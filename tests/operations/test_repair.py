@@ -8,7 +8,6 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
-from kafka2pc.protocol.kept import Kept
 from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
@@ -28,6 +27,7 @@ from kafka2pc.protocol.errors import (
     StaleCheckpoint,
     Superseded,
 )
+from kafka2pc.protocol.kept import Kept
 from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.messages import Mode, Plan

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from kafka2pc.protocol.kept import Kept
 from kafka_fixtures import values
 from marks import first_of
 from typer.testing import CliRunner
@@ -36,6 +35,7 @@ from kafka2pc.protocol.errors import (
     ReplayDiffers,
     StaleCheckpoint,
 )
+from kafka2pc.protocol.kept import Kept
 from kafka2pc.protocol.log.decisions import Identity
 from kafka2pc.protocol.log.questions import commit_of, newest_record
 from kafka2pc.protocol.log.slots import MemoryLog

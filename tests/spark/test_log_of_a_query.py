@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 from driver_steps import Sleepy, decide_only, orders_driver, prepare, sleeps_before_its_claim, write
-from kafka2pc.protocol.kept import Kept
 
 from kafka2pc.protocol.errors import MovedLog, OutcomeUnknown, Superseded, UnfinishedBatch
+from kafka2pc.protocol.kept import Kept
 from kafka2pc.protocol.log.decisions import Identity
 from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 from driver_steps import orders_driver, write
-from kafka2pc.protocol.kept import Kept
 
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
@@ -24,6 +23,7 @@ from kafka2pc.protocol.errors import (
     Refused,
     StoreUnreachable,
 )
+from kafka2pc.protocol.kept import Kept
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.operators.fence import fence

@@ -15,13 +15,12 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 # %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c004
-from ...protocol.kept import Kept
-
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.error_codes import topic_not_authorized
 from ...kafka.wire.login import for_librdkafka
 from ...kafka.wire.topics import await_topics, describe_topics, topic_settings
 from ...protocol.errors import BadOption, TwoPhaseError
+from ...protocol.kept import Kept
 
 # %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c007
 _LOG = logging.getLogger("kafka2pc")

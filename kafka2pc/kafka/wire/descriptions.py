@@ -15,12 +15,11 @@ from typing import Iterable
 from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRequest
 
 # %% ../../../nbs/kafka/wire/06_descriptions.ipynb #c004
-from ...protocol.kept import Kept
-
 from . import error_codes as codes
 from .cluster import Cluster
 from .connection import NotYet, WireAnswer, WireRequest
 from .topics import topics_request
+from ...protocol.kept import Kept
 
 # %% ../../../nbs/kafka/wire/06_descriptions.ipynb #c007
 @dataclass(frozen=True, slots=True)

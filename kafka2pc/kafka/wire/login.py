@@ -16,12 +16,11 @@ from contextlib import suppress
 from typing import Callable, Mapping
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c004
-from ...protocol.kept import once_per_process
-
 from ..options.librdkafka import API_TIMEOUT, MAX_BLOCK, TOKEN_PROVIDER, check_security
 from ..options.rules import MECHANISMS, VERIFY_HOST, plain_servers
 from .settings import whole_number
 from ...protocol.errors import BadOption, NotAuthorized
+from ...protocol.kept import once_per_process
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c007
 _FILES = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location", "ssl.crl.location")

@@ -15,10 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c003
-from ...protocol.kept import Kept
-
 from ...protocol.errors import TwoPhaseError, describe_error
 from ...protocol.history import Event, History, requests_of, watcher
+from ...protocol.kept import Kept
 from ...protocol.messages import CommitMessage, Committable, rows_once
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c006

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Iterator, cast
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c004
-from ...protocol.kept import Kept
-
 from ...backends.places import masked
 from ...decision_logs.files import FileLog
 from ...kafka.participant import KafkaParticipant
@@ -31,6 +29,7 @@ from kafka2pc.protocol.errors import (
     TwoPhaseError,
     describe_error,
 )
+from ...protocol.kept import Kept
 from ...protocol.log.decisions import Decision
 from ...protocol.log.questions import commit_of, kept_commit, later_batch, newest_record
 from ...protocol.log.slots import DecisionLog, Listing, NamedLog

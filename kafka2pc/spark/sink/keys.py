@@ -12,13 +12,12 @@ import uuid
 from typing import Iterable
 
 # %% ../../../nbs/spark/sink/09_keys.ipynb #c003
-from ...protocol.kept import Kept, once_per_process
-
 from ...backends.places import masked
 from ...kafka.participant import KafkaParticipant
 from ...kafka.wire.topics import broker_setting
 from ...protocol.driver import Driver
 from ...protocol.errors import BadOption
+from ...protocol.kept import Kept, once_per_process
 from ...protocol.log.decisions import Decision
 from ...protocol.participant import Participant
 

@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any, Sequence
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c003
-from ...protocol.kept import Kept, once_per_process
-
 from ...backends.places import masked
 from ...decision_logs.opening import open_folder_log, open_log
 from ...kafka.cluster_check import check
@@ -23,6 +21,7 @@ from ...kafka.wire.waits import FIRST_MS, fit_waits, outage_ms
 from ...kafka.write.settings import without_use
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import MovedLog
+from ...protocol.kept import Kept, once_per_process
 from ...protocol.log.slots import DecisionLog
 from ...protocol.messages import Mode, Plan
 from kafka2pc.protocol.participant import (

@@ -17,13 +17,12 @@ import pyarrow as pa
 from pyspark import TaskContext
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c004
-from ...protocol.kept import Kept
-
 from ...kafka.participant import KafkaParticipant
 from ...kafka.records.rows import payload_bytes
 from ...kafka.write.row_producer import RowWriter
 from ...protocol.errors import StaleCheckpoint, TwoPhaseError
 from ...protocol.history import from_environment
+from ...protocol.kept import Kept
 from ...protocol.messages import CommitMessage, Plan
 from ...protocol.phases.commit import commit as commit_batch
 from ...protocol.phases.precommit import precommit
