@@ -59,7 +59,7 @@ test-all: $(READY) $(STORES)/.ready ## the tests of every change: also the noteb
 	@$(PYTEST) -m 'not nightly' $(TESTS)
 
 .PHONY: test-nightly
-test-nightly: $(READY) $(STORES)/.ready ## what is left: old versions of Kafka, each crash point with each victim, GCS and ADLS, the largest worlds of the model, pages that repeat tests, the site; about 30 minutes
+test-nightly: $(READY) $(STORES)/.ready ## what is left: old versions of Kafka, each crash point with each victim, GCS and ADLS, the largest worlds of the model, the site; about 30 minutes
 	@$(PYTEST) -m nightly $(TESTS)
 
 .PHONY: seconds
