@@ -8,11 +8,13 @@ __all__ = ['Late', 'Chains', 'never_late', 'DecisionLog', 'stop_if_late', 'Memor
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c002
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Callable, Iterator, Sequence
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c003
 from ..errors import LogUnwritable
 from .decisions import Decision, Slot
+from ..states import require
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c007
 class Chains(ABC):
@@ -63,6 +65,8 @@ class DecisionLog(Chains):
     def listing(self, *known: Decision) -> "Listing":
         """One request for all slots; one more for each record that is asked for and not `known`."""
         taken = self.slots()
+        in_order = all(slot <= later for slot, later in pairwise(taken))
+        require(in_order, "a log lists its slots out of order", self.place)
         return Listing(
             self,
             tuple(s for s in taken if not s.is_note),
@@ -110,9 +114,12 @@ def win(
     """The record in the slot of `decision` after at most `tries` creates, until one is clear or it
     is late. None: still unclear. Raises `LogUnwritable` if certainly nothing was written.
     """
+    require(not (decision.commit and decision.slot.is_note), "a note commits", decision.slot)
     for attempt in range(tries):
         try:
             if record := log.create(decision, late):
+                answered = record.slot == decision.slot
+                require(answered, "a log answers about another slot", decision.slot, record.slot)
                 return record
         except LogUnwritable:
             if attempt == 0:

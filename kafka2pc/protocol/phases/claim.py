@@ -38,6 +38,7 @@ def claim(
         expires_ms = expires_ms or (before.expires_ms if before else None)
         wanted = _abort_record(driver, batch_id, attempt, expires_ms)
         record = _win_clearly(driver, wanted)
+        # rule 8: another run's record claims nothing for this one
         if record == wanted:
             return record
         check_record(driver, record)

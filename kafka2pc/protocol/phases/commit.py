@@ -53,11 +53,13 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> 
     try:
         check_distinct(messages, batch_id)
         _check_only_log(driver, batch_id, cs)
+        # rule 4: the rows are there, each transaction is open, and time is left
         check_rows(driver, messages)
         late = check_open(driver, cs, plan.planned)
     except (Refused, StaleCheckpoint):
         abort(driver, messages, batch_id)
         raise
+    # rule 2: no commit is sent before the decision
     decision = decide(driver, plan, messages, late)
     with after_the_decision():
         seen = driver.log.listing(decision)  # made after the slot was won
@@ -104,6 +106,7 @@ def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:
     try:
         parity = BOTH if driver.policy.one_at_a_time else plan.batch_id % 2
         sweep(driver, plan.token, parity, seen)
+        # rule 11: the newest COMMIT stays
         driver.log.purge(plan.batch_id - driver.policy.keep_batches, seen)
     except Exception as e:  # a store may raise what it likes: the batch is complete
         _warn(driver, plan, e)

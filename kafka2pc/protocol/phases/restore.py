@@ -19,6 +19,7 @@ from .identity import check_identity, known_ids
 from .other_log import check_only_log
 from .passed_over import check_passed_over
 from .sweep import sweep, sweep_drained, sweep_former
+from ..states import require
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c006
 def restore(
@@ -36,13 +37,14 @@ def restore(
         seen = driver.log.listing()
         check_identity(driver, batch_id, seen, known)
         decided = commit_of(seen, batch_id)
+        # rule 5: what is decided is not written again
         if decided:
             return _drain(driver, decided, offsets_hash)
         check_passed_over(driver, batch_id, seen)
         check_only_log(driver, batch_id, known)
         in_line = mine and _is_next_in_line(seen, batch_id, mine)
         if not (in_line and driver.policy.one_process):
-            _finish_before(driver, batch_id, seen)
+            _finish_before(driver, batch_id, seen)  # rule 6
         if mine and in_line:
             return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
         if later_batch(seen, batch_id):  # a claim would stay in the log, one for each such start
@@ -52,6 +54,7 @@ def restore(
         claimed = claim(driver, batch_id, seen)
         if claimed.commit:
             return _drain(driver, claimed, offsets_hash)
+        # rule 6: no older run has anything open when the first task begins
         _sweep_below(driver, claimed)
         return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
 
@@ -68,6 +71,7 @@ def _finish_before(driver: Driver, batch_id: int, seen: Listing) -> None:
 def _sweep_below(driver: Driver, claimed: Decision) -> None:
     """Sweep, unless the log holds a later batch. This needs a listing made after the claim."""
     seen = driver.log.listing(claimed)
+    # rule 9: what is below a later batch is not this run's to abort
     if later_batch(seen, claimed.slot.batch_id):
         raise _turned_back(driver, claimed.slot.batch_id, "write")
     sweep(driver, claimed.token, seen=seen)
@@ -84,6 +88,8 @@ def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:
 def _plan(
     driver: Driver, slot: Slot, token: Token, offsets_hash: str, mode: Mode = Mode.WRITE
 ) -> Plan:
+    later = token.batch_id > slot.batch_id
+    require(not later, "a batch is planned with the claim of a later one", slot, token)
     return Plan(
         query_id=driver.query_id,
         batch_id=slot.batch_id,
@@ -110,6 +116,7 @@ def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str) -> Non
     newest = newest_commit(seen)
     if newest and newest.slot.batch_id > batch_id:
         raise _turned_back(driver, batch_id, "replay")
+    # rule 5: rows that were not decided would be drained, and lost
     if decided.offsets_hash != offsets_hash:
         raise _other_rows(driver, decided, offsets_hash)
 

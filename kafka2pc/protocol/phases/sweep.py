@@ -43,6 +43,7 @@ def _orphans(
     driver: Driver, token: Token, own_parity: int | None, newest: Decision | None
 ) -> list[Committable]:
     """What is open and in no decision. `newest`: the newest COMMIT, whose transactions stay."""
+    # rule 3: what is decided is open until its commit arrives
     spared = {(c.transactional_id, c.state) for c in newest.committables} if newest else set()
     found = _open_below(driver, token, own_parity)
     return [c for c in found if (c.transactional_id, c.state) not in spared]
@@ -80,6 +81,7 @@ def sweep_drained(driver: Driver, decided: Decision) -> None:
     open first, then the log, and touch nothing if it holds a later batch or claim.
     """
     orphans = _orphans(driver, decided.token, decided.slot.batch_id % 2, decided)
+    # rule 9: a run that has gone on may have opened these
     if orphans and not overtaken(driver.log.listing(decided), decided):
         _abort(driver, orphans)
 
