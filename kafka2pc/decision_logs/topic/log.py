@@ -335,9 +335,9 @@ class TopicLog(NamedLog):
 
     # -- removing --
 
-    def purge(self, batch_id: int, seen: Listing | None = None) -> None:
+    def purge(self, batch_id: int, listing: Listing | None = None) -> None:
         """Remove the batches before this one, and the parts that an interrupted purge has left."""
-        old = (seen or self.listing()).before(batch_id)
+        old = (listing or self.listing()).before(batch_id)
         self._remove(old, lambda slot: slot.batch_id < batch_id)
 
     def remove(self, slots: Sequence[Slot]) -> None:

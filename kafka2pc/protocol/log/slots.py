@@ -74,9 +74,9 @@ class DecisionLog(Chains):
             notes=tuple(s for s in taken if s.is_note),
         )
 
-    def purge(self, batch_id: int, seen: "Listing | None" = None) -> None:
-        """Remove the batches before this one. `seen`: a listing that the caller has."""
-        if old := (seen or self.listing()).before(batch_id):
+    def purge(self, batch_id: int, listing: "Listing | None" = None) -> None:
+        """Remove the batches before this one. `listing`: one that the caller has."""
+        if old := (listing or self.listing()).before(batch_id):
             self.remove(old)
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c105
@@ -132,7 +132,8 @@ def win(
 class Listing(Chains):
     """The slots that were taken at one moment. A record is loaded once, when it is asked for first.
     `loaded`: those that are known already (None: it was removed since). `notes`: apart from the
-    chains, so that no question about a batch meets one.
+    chains, so that no question about a batch meets one. As an argument, `listing` may be old, and
+    `after_win` was made after the caller has won a slot: it shows whether another run has gone on.
     """
 
     log: DecisionLog
@@ -164,10 +165,10 @@ def _too_late(decision: Decision) -> LogUnwritable:
     )
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c025
-def _load(seen: Listing, slot: Slot) -> Decision | None:
-    if slot not in seen.loaded:
-        seen.loaded[slot] = seen.log.load(slot)
-    return seen.loaded[slot]
+def _load(listing: Listing, slot: Slot) -> Decision | None:
+    if slot not in listing.loaded:
+        listing.loaded[slot] = listing.log.load(slot)
+    return listing.loaded[slot]
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c010
 class NamedLog(DecisionLog):

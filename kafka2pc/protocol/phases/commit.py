@@ -62,12 +62,12 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> 
     # rule 2: no commit is sent before the decision
     decision = decide(driver, plan, messages, late)
     with after_the_decision():
-        seen = driver.log.listing(decision)  # made after the slot was won
-    if not finish(driver, decision, seen):
+        after_win = driver.log.listing(decision)
+    if not finish(driver, decision, after_win):
         raise Superseded(
             f"batch {batch_id} of query {driver.query_id}: the log holds a later batch, or claim"
         )
-    _tidy_up(driver, plan, seen)
+    _tidy_up(driver, plan, after_win)
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c007
 def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
@@ -102,12 +102,12 @@ def _check_only_log(driver: Driver, batch_id: int, cs: Sequence[Committable]) ->
         check_only_log(driver, batch_id, known_ids(driver), cs)
 
 
-def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:
+def _tidy_up(driver: Driver, plan: Plan, after_win: Listing) -> None:
     try:
         parity = BOTH if driver.policy.one_at_a_time else plan.batch_id % 2
-        sweep(driver, plan.token, parity, seen)
+        sweep(driver, plan.token, parity, after_win)
         # rule 11: the newest COMMIT stays
-        driver.log.purge(plan.batch_id - driver.policy.keep_batches, seen)
+        driver.log.purge(plan.batch_id - driver.policy.keep_batches, after_win)
     except Exception as e:  # a store may raise what it likes: the batch is complete
         _warn(driver, plan, e)
 

@@ -83,21 +83,21 @@ def check_own(driver: Driver, decision: Decision) -> None:
         )
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c008
-def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
+def finish(driver: Driver, decision: Decision, after_win: Listing | None = None) -> bool:
     """Commit every transaction of a COMMIT. False: another run has gone on, or Spark has committed
-    the batch; nothing older counts any more. `seen`: a listing that was made just now, after this
-    run has written the COMMIT; without it, the stores are asked if rows are gone. Raises
+    the batch; nothing older counts any more. `after_win`: given by the run
+    that has written the COMMIT just now; without it, the stores are asked if rows are gone. Raises
     `CorruptDecision`, `LostTransaction` (after all others were committed), `OutcomeUnknown`, or
     what a participant raises; every error but the first says that the batch is decided.
     """
     check_own(driver, decision)
     with after_the_decision():
         # rule 9: after a later batch, or claim, the stores may have forgotten these transactions
-        if overtaken(seen or driver.log.listing(decision), decision):
+        if overtaken(after_win or driver.log.listing(decision), decision):
             return False
         with driver.history.of("finish", batch_id=decision.slot.batch_id):
             over = lambda: _finished_by_another(driver, decision)
-            gone = {} if seen else rows_gone(driver, decision.committables)
+            gone = {} if after_win else rows_gone(driver, decision.committables)
             return _commit_all(driver, decision, decision.committables, over, gone)
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c009
