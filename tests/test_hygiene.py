@@ -225,6 +225,19 @@ def test_the_phases_name_no_store():
     )
 
 
+RULES = range(1, 12)  # the table of nbs/protocol/04_participant.ipynb
+
+
+def test_a_comment_names_each_rule_where_a_line_holds_it():
+    core = [path for path in MODULES if not {"proof", "course"} & set(path.parts)]
+    texts = [path.read_text(encoding="utf-8") for path in core]
+    report(
+        f"no comment names rule {n}"
+        for n in RULES
+        if not any(re.search(rf"# rule {n}\b", text) for text in texts)
+    )
+
+
 def without_imports(path):
     """(number, line) of the lines of a module that belong to no import statement."""
     text = path.read_text(encoding="utf-8")

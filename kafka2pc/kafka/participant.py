@@ -43,7 +43,7 @@ class KafkaWriter(KafkaClient):
             transaction.turn = plan.batch_id, plan.task
             return transaction.begin()
         except UnclearAnswer as e:
-            _retire(self.history, name, plan, e)
+            _retire(self.history, name, plan, e)  # rule 10: its InitProducerId may still arrive
             if tries <= 1:
                 raise
         return self.begin(plan, tries - 1)

@@ -81,6 +81,7 @@ class Names:
             while True:
                 count = mine.count(query_id, token, batch_id)
                 name = f"{prefix}-{query_id}-{token}-{mine.label}-{count}-{batch_id % 2}"
+                # rule 10: a request under this name may still be on its way
                 if name not in mine.retired:
                     return name
 

@@ -518,7 +518,7 @@ def no_look_before_the_decision(patch):
 
 def decided_is_as_good_as_committed(patch):
     """Rule 6, first half: a restart does not finish what was decided."""
-    patch.setattr(restore, "finish", lambda driver, decision, seen=None: True)
+    patch.setattr(restore, "finish", lambda driver, decision, after_win=None: True)
     patch.setattr(commit, "_finish_again", lambda driver, messages, batch_id: None)
 
 
@@ -631,7 +631,7 @@ def ids_that_two_processes_share(patch):
 def no_sweep(patch):
     """Rule 6, second half."""
     for module in (commit, restore):
-        patch.setattr(module, "sweep", lambda driver, token, own_parity=None, seen=None: [])
+        patch.setattr(module, "sweep", lambda driver, token, own_parity=None, after_win=None: [])
 
 
 WITHOUT = [

@@ -50,6 +50,7 @@ from ...protocol.log.decisions import Decision, Slot
 from ...protocol.log.slots import Late, Listing, NamedLog, never_late, stop_if_late
 from ...protocol.messages import PreparedTxnState
 from ...protocol.participant import Outcome
+from ...protocol.states import require
 
 # %% ../../../nbs/decision_logs/topic/05_log.ipynb #c022
 _FINAL = (LogUnwritable, MovedLog, NotAuthorized, Superseded)
@@ -179,6 +180,7 @@ class TopicLog(NamedLog):
             return record
         attempt.deadline = min(attempt.deadline, time.monotonic() + self.within_ms / 1000)
         prefix = self._writer(decision)
+        # rule 8: fenced, then read, so no older writer can fill the slot in between
         state = self._fence(prefix)
         record = self._record_in(decision.slot)
         if record:
@@ -333,9 +335,9 @@ class TopicLog(NamedLog):
 
     # -- removing --
 
-    def purge(self, batch_id: int, seen: Listing | None = None) -> None:
+    def purge(self, batch_id: int, listing: Listing | None = None) -> None:
         """Remove the batches before this one, and the parts that an interrupted purge has left."""
-        old = (seen or self.listing()).before(batch_id)
+        old = (listing or self.listing()).before(batch_id)
         self._remove(old, lambda slot: slot.batch_id < batch_id)
 
     def remove(self, slots: Sequence[Slot]) -> None:
@@ -367,7 +369,9 @@ class TopicLog(NamedLog):
         if not self.tail or not self._bookmark or (self._bookmark.at and not gone):
             return
         kept = [min(values.values()) for key, values in self._found().items() if key not in gone]
-        self._bookmark.save(min(kept, default=self.tail.at), self.tail.epoch)
+        begin = min(kept, default=self.tail.at)
+        require(begin <= self.tail.at, "a bookmark hides records", self.topic, begin, self.tail.at)
+        self._bookmark.save(begin, self.tail.epoch)
 
     # -- reading --
 

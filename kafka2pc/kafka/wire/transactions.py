@@ -185,6 +185,7 @@ def _init(cluster: Cluster, transactional_id: str, request: dict) -> WireAnswer:
         return answer
 
     try:
+        # rule 10: one that may have arrived is never repeated
         return cluster.persist(once, repeat=(NotSent, NotYet))
     except NoAnswer as e:
         raise UnclearAnswer(f"{transactional_id}: {e}") from None

@@ -14,6 +14,7 @@ from typing import Sequence
 # %% ../../../nbs/kafka/write/05_lanes.ipynb #c003
 from ..records.encoder import Section, record_batch
 from ...protocol.messages import PreparedTxnState
+from ...protocol.states import require
 
 # %% ../../../nbs/kafka/write/05_lanes.ipynb #c006
 # batches of a partition, and requests to a node; a broker remembers the last five batches of a
@@ -77,6 +78,11 @@ class Lane:
         self, section: Section, state: PreparedTxnState, codec: str, since: float = 0.0
     ) -> Batch:
         """Encode the section as the next batch of this partition."""
+        before = self.batches[-1] if self.batches else None
+        # the one before may have arrived already, and then others are the last here
+        if before and before.number == self.appended - 1:
+            behind = (before.sequence + before.count) % _SEQUENCES
+            require(behind == self.sequence, "a batch is out of order", *self.where, self.sequence)
         content = record_batch(section, state, self.sequence, codec=codec)
         batch = Batch(content, section.count, section.largest, self.appended, self.sequence, since)
         self.sequence = (self.sequence + section.count) % _SEQUENCES
@@ -92,6 +98,8 @@ class Lane:
         """
         behind = Lane(self.topic, self.partition, sequence=batch.sequence, appended=batch.number)
         smaller = [behind.append(part, state, codec, batch.since) for part in parts]
+        whole = sum(part.count for part in smaller) == batch.count
+        require(whole, "a batch that is cut loses or doubles records", *self.where, batch.number)
         at = self.batches.index(batch)
         waiting = list(self.batches)
         for later in waiting[at + 1 :]:
@@ -113,11 +121,14 @@ class Lane:
 
     def send(self, batch: Batch) -> None:
         """The batch leaves; an answer is awaited."""
+        away = batch.flying or batch.done
+        require(not away, "a batch is sent twice", *self.where, batch.number)
         batch.flying = True
         self.flying += 1
 
     def answered(self, batch: Batch) -> None:
         """No answer is awaited any more, whatever it was."""
+        require(batch.flying, "an answer is taken twice", *self.where, batch.number)
         batch.flying = False
         self.flying -= 1
 
@@ -125,6 +136,7 @@ class Lane:
         """The broker has the batch. `offset` of its first record, -1 if the broker no longer knows
         it. Answers may come in any order after a lost one.
         """
+        require(not batch.done, "a batch is counted twice", *self.where, batch.number)
         # only the first batch proves that none is missing
         self.sure = self.sure or batch is self.batches[0]
         self.batches.remove(batch)

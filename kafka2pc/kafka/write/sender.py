@@ -33,6 +33,7 @@ from .leaders import Leaders
 from .settings import DELIVERY_MS, REQUEST_MS
 from ...protocol.errors import PrecommitFailed
 from ...protocol.messages import PreparedTxnState
+from ...protocol.states import require
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c011
 BUFFER_BYTES = 32 << 20  # of a transaction, in flight or waiting
@@ -110,6 +111,8 @@ class Sender:
         """Wait until everything is acknowledged. Raises what `put` raises."""
         while self.held:
             self.step(wait_s=0.05)
+        left = next((lane.where for lane in self.lanes.values() if lane.batches), None)
+        require(left is None, "a flush leaves batches behind", self.transactional_id, left)
 
     def wait_for_answers(self, seconds: float = 5) -> None:
         """Wait until no answer is awaited any more, whatever it says, at most so many seconds."""
@@ -234,6 +237,7 @@ class Sender:
 
     def _take_answer(self, node: int, parcel: list[tuple[Lane, Batch]], future: Future) -> None:
         self._flying[node] -= 1
+        require(self._flying[node] >= 0, "more answers than requests", self.transactional_id, node)
         for lane, batch in parcel:
             lane.answered(batch)
         answers = _by_partition(future)
@@ -254,6 +258,7 @@ class Sender:
         if code in (0, codes.DUPLICATE_SEQUENCE_NUMBER):
             lane.acknowledge(batch, answer.base_offset)
             self.held -= len(batch.content)
+            require(self.held >= 0, "more is sent than was held", self.transactional_id)
             batch.content = b""
             if lane.trouble:
                 lane.trouble, lane.silence = 0, ""

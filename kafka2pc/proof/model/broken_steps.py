@@ -153,7 +153,7 @@ def abort_record(driver: Driver, batch_id: int, attempt: int) -> Decision:
     )
 
 
-def claim_past_commit(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
+def claim_past_commit(driver: Driver, batch_id: int, listing: Listing | None = None) -> Decision:
     for attempt in range(99):
         wanted = abort_record(driver, batch_id, attempt)
         if win(driver.log, wanted) == wanted:
@@ -228,19 +228,19 @@ def plan_without_claim(
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c021
 def sweep_nothing(
-    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+    driver: Driver, token: Token, own_parity: int | None = None, after_win: Listing | None = None
 ) -> None:
     """No sweep."""
 
 
 def sweep_no_losers(
-    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+    driver: Driver, token: Token, own_parity: int | None = None, after_win: Listing | None = None
 ) -> list[str]:
-    return sweep(driver, token, seen=seen)
+    return sweep(driver, token, after_win=after_win)
 
 
 def sweep_all_but_mine(
-    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+    driver: Driver, token: Token, own_parity: int | None = None, after_win: Listing | None = None
 ) -> None:
     newest = newest_commit(driver.log)
     store = driver.participants["kafka"]
@@ -252,7 +252,7 @@ def sweep_all_but_mine(
 
 
 def sweep_as_many_slots_as_mine(
-    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+    driver: Driver, token: Token, own_parity: int | None = None, after_win: Listing | None = None
 ) -> None:
     for c in driver.participants["kafka"].in_doubt(QUERY):
         if (
@@ -264,7 +264,10 @@ def sweep_as_many_slots_as_mine(
 
 def sweep_by_init(prepared_too: bool) -> Callable:
     def sweep(
-        driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+        driver: Driver,
+        token: Token,
+        own_parity: int | None = None,
+        after_win: Listing | None = None,
     ) -> None:
         store = cast(StepStore, driver.participants["kafka"])
         for name in store.transcript.ask("list", prepared_too):
@@ -280,7 +283,9 @@ def report_nothing(
     """Data loss as a log line."""
 
 
-def believe_the_newest_record(driver: Driver, seen: Listing, newest: Decision, known: Any) -> None:
+def believe_the_newest_record(
+    driver: Driver, listing: Listing, newest: Decision, known: Any
+) -> None:
     """A run does not compare its log with what the stores know."""
 
 
@@ -289,7 +294,7 @@ def own_prefix_only(name: str, query_id: str, prefix: str) -> bool:
     return name.startswith(f"{prefix}-")
 
 
-def nothing_later(driver: Driver, seen: Listing, run: Any, known: Any) -> list[str]:
+def nothing_later(driver: Driver, listing: Listing, run: Any, known: Any) -> list[str]:
     """A run compares tokens only, no commits."""
     return []
 
@@ -337,7 +342,7 @@ class Blind(Chains):
         return Listing(self.log, tuple(d.slot for d in known), {d.slot: d for d in known})
 
 
-def finish_unasked(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
+def finish_unasked(driver: Driver, decision: Decision, after_win: Listing | None = None) -> bool:
     return finish(
         replace(
             driver, log=cast(DecisionLog, Blind(driver.log)), spark_committed=lambda batch: False
@@ -346,17 +351,17 @@ def finish_unasked(driver: Driver, decision: Decision, seen: Listing | None = No
     )
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c027
-def claim_existing(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
+def claim_existing(driver: Driver, batch_id: int, listing: Listing | None = None) -> Decision:
     return win(driver.log, abort_record(driver, batch_id, 0))
 
 
-def claim_beside(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
+def claim_beside(driver: Driver, batch_id: int, listing: Listing | None = None) -> Decision:
     wanted = abort_record(driver, batch_id, 0)
     record = win(driver.log, wanted)
     return record if record.commit else wanted
 
 
-def claim_by_reading(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
+def claim_by_reading(driver: Driver, batch_id: int, listing: Listing | None = None) -> Decision:
     chain, own = driver.log.chain(batch_id), driver.new_token(batch_id, 0)
     if chain and chain[-1].commit:
         return chain[-1]
@@ -392,7 +397,7 @@ class BlindOnce(Blind):
         return next(self.looks)(*known)
 
 
-def finish_existing(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
+def finish_existing(driver: Driver, decision: Decision, after_win: Listing | None = None) -> bool:
     return finish(replace(driver, log=cast(DecisionLog, BlindOnce(driver.log))), decision)
 
 
@@ -444,7 +449,7 @@ def forget_retired(world: World, worker: Worker) -> tuple:
     return ()
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c060
-def finish_nothing(driver: Driver, batch_id: int, seen: Listing) -> None:
+def finish_nothing(driver: Driver, batch_id: int, listing: Listing) -> None:
     """No look at the batch before."""
 
 
@@ -452,7 +457,7 @@ def knows_token_always(m: Model, run: Run) -> bool:
     return True
 
 
-def pass_over_in_silence(driver: Driver, batch_id: int, seen: Listing) -> None:
+def pass_over_in_silence(driver: Driver, batch_id: int, listing: Listing) -> None:
     """No look for notes."""
 
 
@@ -463,11 +468,11 @@ def note_in_the_chain(driver: Driver, batch_id: int) -> None:
 
 
 def sweep_once(
-    drivers: Sequence[Driver], token: Token, own_parity: int | None = None, seen: Any = None
+    drivers: Sequence[Driver], token: Token, own_parity: int | None = None, after_win: Any = None
 ) -> None:
     """A sweep, and no second look."""
     for driver in drivers:
-        sweep(driver, token, own_parity, seen)
+        sweep(driver, token, own_parity, after_win)
 
 
 def sweep_drained_at_once(driver: Driver, decided: Decision) -> None:
@@ -479,10 +484,10 @@ def sweep_drained_never(driver: Driver, decided: Decision) -> None:
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c036
 def sweep_both_parities(
-    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+    driver: Driver, token: Token, own_parity: int | None = None, after_win: Listing | None = None
 ) -> None:
     for parity in (0, 1):
-        sweep(driver, token, parity, seen)
+        sweep(driver, token, parity, after_win)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c038
 def topic_log_of_all(setting: Setting, transcript: Transcript, number: int) -> DecisionLog:
@@ -503,10 +508,10 @@ def topic_log_of_the_newest(setting: Setting, transcript: Transcript, number: in
     return log
 
 
-def claim_unchecked(driver: Driver, batch_id: int, seen: Listing | None = None) -> Decision:
-    seen = seen or driver.log.listing()
-    attempt = next_attempt(seen, batch_id)
-    decided = commit_of(seen, batch_id)
+def claim_unchecked(driver: Driver, batch_id: int, listing: Listing | None = None) -> Decision:
+    listing = listing or driver.log.listing()
+    attempt = next_attempt(listing, batch_id)
+    decided = commit_of(listing, batch_id)
     while not decided:
         wanted = abort_record(driver, batch_id, attempt)
         record = win(driver.log, wanted)
@@ -545,7 +550,7 @@ def abort_nothing(driver: Driver, messages: Sequence[CommitMessage | None], batc
     return False
 
 
-def finish_later(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
+def finish_later(driver: Driver, decision: Decision, after_win: Listing | None = None) -> bool:
     return True
 
 

@@ -51,9 +51,9 @@ class StepTopicLog(TopicLog):
         """Send a remove."""
         self.listed.remove(slots)
 
-    def purge(self, batch_id: int, seen: Listing | None = None) -> None:
+    def purge(self, batch_id: int, listing: Listing | None = None) -> None:
         """Remove the batches before this one."""
-        DecisionLog.purge(self, batch_id, seen)
+        DecisionLog.purge(self, batch_id, listing)
 
     def _read(self, end: int = 0) -> None:
         self.taken = self.listed.slots()

@@ -25,10 +25,10 @@ def commit_of(log: Chains, batch_id: int) -> Decision | None:
 
 def kept_commit(log: Chains, batch_id: int) -> Decision:
     """The COMMIT of a batch that is decided. Raises `Superseded` if it was removed since."""
-    seen = log.listing()
-    decided = commit_of(seen, batch_id)
+    listing = log.listing()
+    decided = commit_of(listing, batch_id)
     if decided is None:
-        raise _removed(seen, batch_id)
+        raise _removed(listing, batch_id)
     return decided
 
 
@@ -37,18 +37,18 @@ def _last(log: Chains, batch_id: int) -> Decision | None:
     return next((d for d in _records(log.listing(), batch_id) if not d.adopts), None)
 
 
-def _records(seen: Listing, batch_id: int) -> Iterator[Decision]:
+def _records(listing: Listing, batch_id: int) -> Iterator[Decision]:
     """The records of a batch, the last one first. Raises `Superseded` if one was removed."""
-    for decision in seen.newest_first(batch_id):
+    for decision in listing.newest_first(batch_id):
         if decision is None:
-            raise _removed(seen, batch_id)
+            raise _removed(listing, batch_id)
         yield decision
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #c005
 def newest_commit(log: Chains) -> Decision | None:
     """The COMMIT of the highest batch. No older one counts: N is finished before N+1 is decided."""
-    seen = log.listing()
-    commits = (commit_of(seen, batch_id) for batch_id in reversed(seen.batches()))
+    listing = log.listing()
+    commits = (commit_of(listing, batch_id) for batch_id in reversed(listing.batches()))
     return next(filter(None, commits), None)
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #c008
@@ -70,9 +70,9 @@ def overtaken(log: Chains, decision: Decision) -> bool:
     return later_batch(log, decision.slot.batch_id) or later_claim(log, decision)
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #c023
-def _removed(seen: Listing, batch_id: int) -> Superseded:
+def _removed(listing: Listing, batch_id: int) -> Superseded:
     return Superseded(
-        f"decision log {seen.log.place}: a record of batch {batch_id} was removed while it"
+        f"decision log {listing.log.place}: a record of batch {batch_id} was removed while it"
         " was read",
         risk=UNTOUCHED,
     )
@@ -82,22 +82,22 @@ def newest_record(log: Chains) -> Decision | None:
     """The last record of the highest batch, None if the log is empty. Raises `Superseded`, as
     `commit_of` does.
     """
-    seen = log.listing()
-    if not seen.slots:
+    listing = log.listing()
+    if not listing.slots:
         return None
-    return next(_records(seen, seen.slots[-1].batch_id), None)
+    return next(_records(listing, listing.slots[-1].batch_id), None)
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #c060
 def failed_batches(log: Chains, batch_id: int | None = None) -> list[int]:
     """The batches before this one (None: all) that have a note FAILED and are not closed: no
     COMMIT of the batch or of a later one, and no note ACCEPTED of it or of a later one.
     """
-    seen = log.listing()
-    failed = [s.batch_id for s in seen.notes if s.attempt == FAILED]
+    listing = log.listing()
+    failed = [s.batch_id for s in listing.notes if s.attempt == FAILED]
     failed = [n for n in failed if batch_id is None or n < batch_id]
     if not failed:
         return []
-    newest = newest_commit(seen)
-    closed = [s.batch_id for s in seen.notes if s.attempt == ACCEPTED]
+    newest = newest_commit(listing)
+    closed = [s.batch_id for s in listing.notes if s.attempt == ACCEPTED]
     closed.append(newest.slot.batch_id if newest else -1)
     return [n for n in failed if n > max(closed)]

@@ -8,11 +8,13 @@ __all__ = ['Late', 'Chains', 'never_late', 'DecisionLog', 'stop_if_late', 'Memor
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c002
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Callable, Iterator, Sequence
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c003
 from ..errors import LogUnwritable
 from .decisions import Decision, Slot
+from ..states import require
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c007
 class Chains(ABC):
@@ -63,6 +65,8 @@ class DecisionLog(Chains):
     def listing(self, *known: Decision) -> "Listing":
         """One request for all slots; one more for each record that is asked for and not `known`."""
         taken = self.slots()
+        in_order = all(slot <= later for slot, later in pairwise(taken))
+        require(in_order, "a log lists its slots out of order", self.place)
         return Listing(
             self,
             tuple(s for s in taken if not s.is_note),
@@ -70,9 +74,9 @@ class DecisionLog(Chains):
             notes=tuple(s for s in taken if s.is_note),
         )
 
-    def purge(self, batch_id: int, seen: "Listing | None" = None) -> None:
-        """Remove the batches before this one. `seen`: a listing that the caller has."""
-        if old := (seen or self.listing()).before(batch_id):
+    def purge(self, batch_id: int, listing: "Listing | None" = None) -> None:
+        """Remove the batches before this one. `listing`: one that the caller has."""
+        if old := (listing or self.listing()).before(batch_id):
             self.remove(old)
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c105
@@ -110,9 +114,12 @@ def win(
     """The record in the slot of `decision` after at most `tries` creates, until one is clear or it
     is late. None: still unclear. Raises `LogUnwritable` if certainly nothing was written.
     """
+    require(not (decision.commit and decision.slot.is_note), "a note commits", decision.slot)
     for attempt in range(tries):
         try:
             if record := log.create(decision, late):
+                answered = record.slot == decision.slot
+                require(answered, "a log answers about another slot", decision.slot, record.slot)
                 return record
         except LogUnwritable:
             if attempt == 0:
@@ -125,7 +132,8 @@ def win(
 class Listing(Chains):
     """The slots that were taken at one moment. A record is loaded once, when it is asked for first.
     `loaded`: those that are known already (None: it was removed since). `notes`: apart from the
-    chains, so that no question about a batch meets one.
+    chains, so that no question about a batch meets one. As an argument, `listing` may be old, and
+    `after_win` was made after the caller has won a slot: it shows whether another run has gone on.
     """
 
     log: DecisionLog
@@ -157,10 +165,10 @@ def _too_late(decision: Decision) -> LogUnwritable:
     )
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c025
-def _load(seen: Listing, slot: Slot) -> Decision | None:
-    if slot not in seen.loaded:
-        seen.loaded[slot] = seen.log.load(slot)
-    return seen.loaded[slot]
+def _load(listing: Listing, slot: Slot) -> Decision | None:
+    if slot not in listing.loaded:
+        listing.loaded[slot] = listing.log.load(slot)
+    return listing.loaded[slot]
 
 # %% ../../../nbs/protocol/log/02_slots.ipynb #c010
 class NamedLog(DecisionLog):

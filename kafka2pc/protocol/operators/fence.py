@@ -54,9 +54,9 @@ def end_all(driver: Driver) -> None:
     """
     check_identity(driver, -1)
     claimed = _fence(driver)
-    seen = driver.log.listing(claimed)
-    drivers = [driver, *former_drivers(driver, claimed, seen)]
-    sweep_and_check(drivers, claimed.token, seen=seen)
+    after_win = driver.log.listing(claimed)
+    drivers = [driver, *former_drivers(driver, claimed, after_win)]
+    sweep_and_check(drivers, claimed.token, after_win=after_win)
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c006
 def _still_runs(driver: Driver) -> Superseded:

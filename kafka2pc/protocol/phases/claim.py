@@ -21,23 +21,24 @@ from ..policies import pause
 
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c004
 def claim(
-    driver: Driver, batch_id: int, seen: Listing | None = None, *, expires_ms: int | None = None
+    driver: Driver, batch_id: int, listing: Listing | None = None, *, expires_ms: int | None = None
 ) -> Decision:
     """Win ABORT in the first free slot of a batch, and with it the slot after. Returns our ABORT,
-    or the COMMIT that was met. `seen`: a listing that shows no COMMIT of the batch; it may be old.
+    or the COMMIT that was met. `listing`: shows no COMMIT of the batch; it may be old.
     `expires_ms` goes into the record; None: as in the record before, so that a key is forgotten in
     time. Raises `OutcomeUnknown`, and what the two checks raise.
     """
-    seen = seen or driver.log.listing()
-    decided = commit_of(seen, batch_id)
+    listing = listing or driver.log.listing()
+    decided = commit_of(listing, batch_id)
     if decided:
         return decided
-    attempt = next_attempt(seen, batch_id)
-    before = next(seen.newest_first(batch_id), None)
+    attempt = next_attempt(listing, batch_id)
+    before = next(listing.newest_first(batch_id), None)
     while True:
         expires_ms = expires_ms or (before.expires_ms if before else None)
         wanted = _abort_record(driver, batch_id, attempt, expires_ms)
         record = _win_clearly(driver, wanted)
+        # rule 8: another run's record claims nothing for this one
         if record == wanted:
             return record
         check_record(driver, record)
@@ -48,17 +49,17 @@ def claim(
         attempt += 1
 
 
-def next_attempt(seen: Listing, batch_id: int) -> int:
+def next_attempt(listing: Listing, batch_id: int) -> int:
     """The slot behind the last one of a batch."""
-    return max((s.attempt + 1 for s in seen.slots if s.batch_id == batch_id), default=0)
+    return max((s.attempt + 1 for s in listing.slots if s.batch_id == batch_id), default=0)
 
 
-def claims_in_a_row(seen: Listing, batch_id: int) -> int:
+def claims_in_a_row(listing: Listing, batch_id: int) -> int:
     """How many claims a batch has had since one of its runs gave it up (or in all): their runs were
     killed, or each took the batch from the one before.
     """
-    attempt = next_attempt(seen, batch_id)
-    for record in seen.newest_first(batch_id):
+    attempt = next_attempt(listing, batch_id)
+    for record in listing.newest_first(batch_id):
         if record and _gives_up(record):
             return attempt - record.slot.attempt - 1
     return attempt
@@ -94,13 +95,15 @@ def _unclear(driver: Driver, wanted: Decision) -> OutcomeUnknown:
 _LOG = logging.getLogger(__name__)
 
 
-def remove_old_claims(driver: Driver, claimed: Decision, seen: Listing, most: int = 32) -> None:
+def remove_old_claims(
+    driver: Driver, claimed: Decision, after_win: Listing, most: int = 32
+) -> None:
     """Remove the oldest claims of a batch that was claimed again and again, so that the next start
     has less to read: at most `most` at once, never the last `keep_claims`, and not the last one
     under each other prefix (`sweep_former` needs it). A failure is logged, not raised.
     """
     try:
-        gone = _old_claims(driver, claimed, seen)[:most]
+        gone = _old_claims(driver, claimed, after_win)[:most]
         kept = _last_of_each_prefix(driver, gone)
         slots = [d.slot for d in gone if d.slot not in kept]
         if slots:
@@ -114,10 +117,10 @@ def remove_old_claims(driver: Driver, claimed: Decision, seen: Listing, most: in
         )
 
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c122
-def _old_claims(driver: Driver, claimed: Decision, seen: Listing) -> list[Decision]:
+def _old_claims(driver: Driver, claimed: Decision, after_win: Listing) -> list[Decision]:
     batch_id, attempt = claimed.slot
     first_kept = attempt - driver.policy.keep_claims
-    return [d for d in seen.chain(batch_id) if d.slot.attempt < first_kept]
+    return [d for d in after_win.chain(batch_id) if d.slot.attempt < first_kept]
 
 
 def _last_of_each_prefix(driver: Driver, claims: Sequence[Decision]) -> set[Slot]:

@@ -53,19 +53,21 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> 
     try:
         check_distinct(messages, batch_id)
         _check_only_log(driver, batch_id, cs)
+        # rule 4: the rows are there, each transaction is open, and time is left
         check_rows(driver, messages)
         late = check_open(driver, cs, plan.planned)
     except (Refused, StaleCheckpoint):
         abort(driver, messages, batch_id)
         raise
+    # rule 2: no commit is sent before the decision
     decision = decide(driver, plan, messages, late)
     with after_the_decision():
-        seen = driver.log.listing(decision)  # made after the slot was won
-    if not finish(driver, decision, seen):
+        after_win = driver.log.listing(decision)
+    if not finish(driver, decision, after_win):
         raise Superseded(
             f"batch {batch_id} of query {driver.query_id}: the log holds a later batch, or claim"
         )
-    _tidy_up(driver, plan, seen)
+    _tidy_up(driver, plan, after_win)
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c007
 def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
@@ -103,12 +105,13 @@ def _check_only_log(driver: Driver, batch_id: int, cs: Sequence[Committable]) ->
 _TIDY_MS = 10_000  # the next batch sweeps, too
 
 
-def _tidy_up(driver: Driver, plan: Plan, seen: Listing) -> None:
+def _tidy_up(driver: Driver, plan: Plan, after_win: Listing) -> None:
     try:
         parity = BOTH if driver.policy.one_at_a_time else plan.batch_id % 2
         with driver.briefly(_TIDY_MS) as quick:
-            sweep(quick, plan.token, parity, seen)
-        driver.log.purge(plan.batch_id - driver.policy.keep_batches, seen)
+            sweep(quick, plan.token, parity, after_win)
+        # rule 11: the newest COMMIT stays
+        driver.log.purge(plan.batch_id - driver.policy.keep_batches, after_win)
     except Exception as e:  # a store may raise what it likes: the batch is complete
         _warn(driver, plan, e)
 

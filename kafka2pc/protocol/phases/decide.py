@@ -16,6 +16,7 @@ from ..log.slots import Late, never_late, win
 from ..messages import CommitMessage, Committable, Mode, Plan, counts
 from ..participant import Outcome
 from .requests import send_all
+from ..states import require
 
 # %% ../../../nbs/protocol/phases/04_decide.ipynb #c006
 def decide(
@@ -25,6 +26,7 @@ def decide(
     `Superseded` after an abort if the slot holds another record, `OutcomeUnknown` if the log gave
     no clear answer, `LogUnwritable` if it is certain that nothing was written.
     """
+    require(plan.mode is Mode.WRITE, "a batch is decided twice", plan.query_id, plan.batch_id)
     cs = tuple(c for m in messages for c in m.committables)
     rows, size = counts(messages)
     wanted = driver.decision(
@@ -36,6 +38,7 @@ def decide(
         noted["outcome"] = _outcome(record, wanted)
     if record is None:
         raise _unclear_decision(driver, plan, late())
+    # rule 8: this run sends commit only if its own record is in the slot
     if record != wanted:
         abort(driver, messages, plan.batch_id)
         raise Superseded(
@@ -68,6 +71,7 @@ def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: in
         record = win(driver.log, driver.decision(plans[0], commit=False))
     except (LogUnwritable, MovedLog):
         return False
+    # rule 3: after the decision no process aborts, and an unclear one may have been made
     if record is None or record.commit:
         return False
     cs = [c for m in messages if m is not None for c in m.committables]

@@ -42,6 +42,7 @@ def _check_one(driver: Driver, c: Committable, description: Description) -> None
         raise Refused(
             f"{what} is {state.value if state else 'unknown to its store'} before the decision"
         )
+    # rule 4: a decision about a transaction that times out loses its rows
     if not description.in_time:
         raise Refused(
             f"{what}: {margin_ms} ms must be left of its timeout of {c.timeout_ms} ms,"

@@ -31,7 +31,7 @@ from ..participant import Gone, Outcome
 from .describe import describe_all, full_name
 from .gone import reasons, rows_gone, spell_gone
 from .requests import send_all
-from ..states import TxnState
+from ..states import TxnState, require
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c026
 def _commit_all(
@@ -48,6 +48,7 @@ def _commit_all(
     outcomes = send_all(driver, "commit", cs, decision.slot.batch_id)
     refused = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.REFUSED]
     unclear = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.UNKNOWN]
+    # rule 7: no loss is reported before the log, and then the store, was asked
     if refused and over():
         return False
     if refused or gone:
@@ -70,6 +71,7 @@ def after_the_decision() -> Iterator[None]:
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c007
 def check_own(driver: Driver, decision: Decision) -> None:
     """Raises `CorruptDecision` for the record of another query, or one about its transactions."""
+    require(decision.commit, "what is no COMMIT is finished", decision.query_id, decision.slot)
     names = [parse_name(c.transactional_id) for c in decision.committables]
     queries = {name.query_id if name else None for name in names}
     queries.add(decision.query_id)
@@ -81,20 +83,21 @@ def check_own(driver: Driver, decision: Decision) -> None:
         )
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c008
-def finish(driver: Driver, decision: Decision, seen: Listing | None = None) -> bool:
+def finish(driver: Driver, decision: Decision, after_win: Listing | None = None) -> bool:
     """Commit every transaction of a COMMIT. False: another run has gone on, or Spark has committed
-    the batch; nothing older counts any more. `seen`: a listing that was made just now, after this
-    run has written the COMMIT; without it, the stores are asked if rows are gone. Raises
+    the batch; nothing older counts any more. `after_win`: given by the run
+    that has written the COMMIT just now; without it, the stores are asked if rows are gone. Raises
     `CorruptDecision`, `LostTransaction` (after all others were committed), `OutcomeUnknown`, or
     what a participant raises; every error but the first says that the batch is decided.
     """
     check_own(driver, decision)
     with after_the_decision():
-        if overtaken(seen or driver.log.listing(decision), decision):
+        # rule 9: after a later batch, or claim, the stores may have forgotten these transactions
+        if overtaken(after_win or driver.log.listing(decision), decision):
             return False
         with driver.history.of("finish", batch_id=decision.slot.batch_id):
             over = lambda: _finished_by_another(driver, decision)
-            gone = {} if seen else rows_gone(driver, decision.committables)
+            gone = {} if after_win else rows_gone(driver, decision.committables)
             return _commit_all(driver, decision, decision.committables, over, gone)
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c009

@@ -32,6 +32,7 @@ def rows_gone(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, tu
     what it has removed is not asked.
     """
     gone = _ask(driver, cs)
+    # rule 7: asked after the rows, because what is committed may go like any rows
     states = [s.state for s in describe_all(driver, list(gone))]
     still_open = (TxnState.OPEN, TxnState.PRECOMMITTED)
     return {c: gone[c] for c, state in zip(gone, states, strict=True) if state in still_open}

@@ -42,23 +42,23 @@ _ANOTHER_STORE = {
 def check_identity(
     driver: Driver,
     batch_id: int,
-    seen: Listing | None = None,
+    listing: Listing | None = None,
     known: KnownIds | None = None,
 ) -> None:
     """Is this the log of this query, and is the query what it was? Looks at the newest record,
-    before `batch_id` is claimed. `seen`: a listing of this plan. `known`: the `known_ids`, asked
+    before `batch_id` is claimed. `listing`: made in this plan. `known`: the `known_ids`, asked
     before that listing. Raises `StaleCheckpoint` for an empty log, or one that lacks a claim,
     `UnfinishedBatch`, and what `check_record` raises.
     """
-    newest = newest_record(seen or driver.log)
+    newest = newest_record(listing or driver.log)
     if newest is None:
         newest = check_empty(driver, known)
     if newest is None:
         return
     check_record(driver, newest)
     # for a write under a key `check_only_log` asks that, where it is not decided
-    if seen and known is not None and not driver.policy.key:
-        check_not_put_back(driver, seen, newest, known)
+    if listing and known is not None and not driver.policy.key:
+        check_not_put_back(driver, listing, newest, known)
     if newest.slot.batch_id == batch_id:
         check_unchanged(driver, newest)
     check_participants(driver, newest)
@@ -167,13 +167,13 @@ def known_ids(driver: Driver) -> KnownIds:
     return {name: p.traces(driver.query_id) for name, p in driver.participants.items()}
 
 
-def check_not_put_back(driver: Driver, seen: Listing, newest: Decision, known: KnownIds) -> None:
+def check_not_put_back(driver: Driver, listing: Listing, newest: Decision, known: KnownIds) -> None:
     """Raises `StaleCheckpoint` if the stores know what the log does not: an id in `known` of a
     later claim than the newest record, or a commit that no COMMIT names. Then the log was put back
     from a backup, or it is another one.
     """
     later = [t for t in _all(known) if newest.token < known_name(t).token]
-    later = later or _committed_later(driver, seen, newest.token, known)
+    later = later or _committed_later(driver, listing, newest.token, known)
     # another run may have written the record since the listing
     if later and newest_record(driver.log.listing()) == newest:
         raise _put_back(driver.query_id, newest, later)
@@ -183,35 +183,35 @@ def _all(known: KnownIds) -> list[str]:
     return [t for ids in known.values() for t in ids]
 
 
-def _committed_later(driver: Driver, seen: Listing, run: Token, known: KnownIds) -> list[str]:
+def _committed_later(driver: Driver, listing: Listing, run: Token, known: KnownIds) -> list[str]:
     """The ids of the newest run under which something was committed that the log does not name."""
     later = []
     for name, p in driver.participants.items():
         ids = [t for t in known[name] if known_name(t).token == run]
         if ids and isinstance(p, Recalls):
-            later += p.committed_later(_last_named(seen, run, ids))
+            later += p.committed_later(_last_named(listing, run, ids))
     return later
 
 
-def _last_named(seen: Listing, run: Token, ids: Sequence[str]) -> dict[str, Committable | None]:
+def _last_named(listing: Listing, run: Token, ids: Sequence[str]) -> dict[str, Committable | None]:
     """For each of these ids of a run its newest transaction that a COMMIT names. None: no COMMIT
     does. Without those ids about which the log cannot say so, because it was purged since the run
     claimed.
     """
     named: dict[str, Committable] = {}
-    for decision in _commits(seen, run):
+    for decision in _commits(listing, run):
         for c in reversed(decision.committables):  # the newest one of an id is the last
             named.setdefault(c.transactional_id, c)
         if named.keys() >= set(ids):
             break
-    whole = Slot(run.batch_id, run.attempt - 1) in seen.slots
+    whole = Slot(run.batch_id, run.attempt - 1) in listing.slots
     return {t: named.get(t) for t in ids if whole or t in named}
 
 
-def _commits(seen: Listing, run: Token) -> Iterator[Decision]:
+def _commits(listing: Listing, run: Token) -> Iterator[Decision]:
     """The COMMITs of a run, the newest first."""
-    batches = [n for n in reversed(seen.batches()) if n >= run.batch_id]
-    commits = filter(None, (commit_of(seen, n) for n in batches))
+    batches = [n for n in reversed(listing.batches()) if n >= run.batch_id]
+    commits = filter(None, (commit_of(listing, n) for n in batches))
     return (d for d in commits if d.token == run)
 
 

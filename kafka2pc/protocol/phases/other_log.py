@@ -38,11 +38,11 @@ def check_only_log(
     if not found:
         return
     # made after the questions: a run of this log that they show has its claim in it
-    seen = driver.log.listing()
-    if commit_of(seen, batch_id):
+    listing = driver.log.listing()
+    if commit_of(listing, batch_id):
         return
     strange = [t for ended, _ in found for t in ended]
-    strange += [t for _, running in found for t in running if not is_named(seen, t)]
+    strange += [t for _, running in found for t in running if not is_named(listing, t)]
     if strange:
         raise other_log(driver, strange)
 
@@ -58,15 +58,15 @@ def _written(driver: Driver, name: str, ids: Sequence[str]) -> tuple[list[str], 
     return ended, [t for t in ids if t in running and t not in ended]
 
 # %% ../../../nbs/protocol/phases/13_other_log.ipynb #c007
-def is_named(seen: Listing, transactional_id: str) -> bool:
+def is_named(listing: Listing, transactional_id: str) -> bool:
     """Does the log hold the claim of this id, or may it have held it? The oldest claims of a batch
     are removed, if there are later ones.
     """
     token = known_name(transactional_id).token
     slot = Slot(token.batch_id, token.attempt - 1)
-    if slot not in seen.slots:
-        return any(slot < later for later in seen.slots)
-    record = next((d for d in seen.newest_first(slot.batch_id) if d and d.slot == slot), None)
+    if slot not in listing.slots:
+        return any(slot < later for later in listing.slots)
+    record = next((d for d in listing.newest_first(slot.batch_id) if d and d.slot == slot), None)
     return record is None or record.token == token
 
 # %% ../../../nbs/protocol/phases/13_other_log.ipynb #c008

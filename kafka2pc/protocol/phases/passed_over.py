@@ -35,13 +35,13 @@ def leave_note(driver: Driver, batch_id: int, note: int = FAILED) -> Decision | 
 _LOG = logging.getLogger(__name__)
 
 
-def check_passed_over(driver: Driver, batch_id: int, seen: Listing) -> None:
+def check_passed_over(driver: Driver, batch_id: int, listing: Listing) -> None:
     """Has Spark gone on to `batch_id` although an earlier batch failed and nothing was decided? The
     rows of a failed batch are missing if this run of the query began after it: a run repeats the
     batch with which it begins. Raises `PassedOver`. Where Spark does not say with which batch the
     run began, the same text is a warning.
     """
-    failed = failed_batches(seen, batch_id)
+    failed = failed_batches(listing, batch_id)
     if not failed:
         return
     began = driver.began()

@@ -18,6 +18,7 @@ from ..participant import Participant, Transaction
 # %% ../../../nbs/protocol/phases/01_precommit.ipynb #c008
 def flush_and_precommit(txn: Transaction, history: History, **ids: Any) -> Committable | None:
     """Rule 1: flush (raises if a delivery failed), then pre-commit. None: nothing was written."""
+    # rule 1: what is pre-committed may be decided, so every row has arrived
     with history.of("flush", **ids):
         txn.flush()
     with history.of("precommit", **ids) as noted:
@@ -83,6 +84,7 @@ def precommit(
     ids = dict(batch_id=plan.batch_id, attempt=plan.attempt)
     counts = dict(rows=0, bytes=0)
     counted = _counted(chunks, measure, counts)
+    # rule 5: the rows of a decided batch are in the stores
     if plan.mode is Mode.DRAIN:
         with history.of("drain", **ids):
             _read_to_the_end(counted)

@@ -13,6 +13,7 @@ from typing import Callable, Sequence, cast
 from ..driver import Driver
 from ..messages import Committable
 from ..participant import EndsMany, Outcome
+from ..states import require
 
 # %% ../../../nbs/protocol/phases/02_requests.ipynb #c007
 def send(
@@ -67,6 +68,7 @@ def send_each(
     """`send` for each of `cs`, with `each` of the policy; the outcomes, in order. A participant
     that `EndsMany` gets all of its own at once.
     """
+    require(verb in ("commit", "abort"), "this ends no transaction", verb)
     groups = _groups(driver, cs)
     end = lambda group: _send_group(driver, verb, group, batch_of, retry)
     outcomes = {}

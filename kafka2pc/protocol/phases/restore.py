@@ -19,6 +19,7 @@ from .identity import check_identity, known_ids
 from .other_log import check_only_log
 from .passed_over import check_passed_over
 from .sweep import sweep, sweep_drained, sweep_former
+from ..states import require
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c006
 def restore(
@@ -33,57 +34,62 @@ def restore(
     with driver.history.of("plan", batch_id=batch_id):
         # before the listing: what is claimed in between is in it
         known = None if mine else known_ids(driver)
-        seen = driver.log.listing()
-        check_identity(driver, batch_id, seen, known)
-        decided = commit_of(seen, batch_id)
+        listing = driver.log.listing()
+        check_identity(driver, batch_id, listing, known)
+        decided = commit_of(listing, batch_id)
+        # rule 5: what is decided is not written again
         if decided:
             return _drain(driver, decided, offsets_hash)
-        check_passed_over(driver, batch_id, seen)
+        check_passed_over(driver, batch_id, listing)
         check_only_log(driver, batch_id, known)
-        in_line = mine and _is_next_in_line(seen, batch_id, mine)
+        in_line = mine and _is_next_in_line(listing, batch_id, mine)
         if not (in_line and driver.policy.one_process):
-            _finish_before(driver, batch_id, seen)
+            _finish_before(driver, batch_id, listing)  # rule 6
         if mine and in_line:
             return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
-        if later_batch(seen, batch_id):  # a claim would stay in the log, one for each such start
+        if later_batch(listing, batch_id):  # a claim would stay in the log, one for each such start
             raise _turned_back(driver, batch_id, "write")
-        if driver.policy.pause_before_claim(claims_in_a_row(seen, batch_id)):
+        if driver.policy.pause_before_claim(claims_in_a_row(listing, batch_id)):
             return restore(without_pause(driver), batch_id, offsets_hash=offsets_hash, mine=mine)
-        claimed = claim(driver, batch_id, seen)
+        claimed = claim(driver, batch_id, listing)
         if claimed.commit:
             return _drain(driver, claimed, offsets_hash)
+        # rule 6: no older run has anything open when the first task begins
         _sweep_below(driver, claimed)
         return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c090
-def _finish_before(driver: Driver, batch_id: int, seen: Listing) -> None:
+def _finish_before(driver: Driver, batch_id: int, listing: Listing) -> None:
     """Finish the newest decision, if it is of an earlier batch. Spark says that it is done, but it
     says so also if the error of its `commit` was caught.
     """
-    newest = newest_commit(seen)
+    newest = newest_commit(listing)
     if newest and newest.slot.batch_id < batch_id:
         finish_late(driver, newest)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
 def _sweep_below(driver: Driver, claimed: Decision) -> None:
     """Sweep, unless the log holds a later batch. This needs a listing made after the claim."""
-    seen = driver.log.listing(claimed)
-    if later_batch(seen, claimed.slot.batch_id):
+    after_win = driver.log.listing(claimed)
+    # rule 9: what is below a later batch is not this run's to abort
+    if later_batch(after_win, claimed.slot.batch_id):
         raise _turned_back(driver, claimed.slot.batch_id, "write")
-    sweep(driver, claimed.token, seen=seen)
-    sweep_former(driver, claimed, seen)
-    remove_old_claims(driver, claimed, seen)
+    sweep(driver, claimed.token, after_win=after_win)
+    sweep_former(driver, claimed, after_win)
+    remove_old_claims(driver, claimed, after_win)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c064
-def _is_next_in_line(seen: Listing, batch_id: int, mine: Token) -> bool:
+def _is_next_in_line(listing: Listing, batch_id: int, mine: Token) -> bool:
     """Has our run decided the batch before, and has no other claimed this one since?"""
-    before = commit_of(seen, batch_id - 1)
-    return before is not None and before.token == mine and not next_attempt(seen, batch_id)
+    before = commit_of(listing, batch_id - 1)
+    return before is not None and before.token == mine and not next_attempt(listing, batch_id)
 
 
 def _plan(
     driver: Driver, slot: Slot, token: Token, offsets_hash: str, mode: Mode = Mode.WRITE
 ) -> Plan:
+    later = token.batch_id > slot.batch_id
+    require(not later, "a batch is planned with the claim of a later one", slot, token)
     return Plan(
         query_id=driver.query_id,
         batch_id=slot.batch_id,
@@ -104,12 +110,13 @@ def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
 
 def _check_replayed(driver: Driver, decided: Decision, offsets_hash: str) -> None:
     """Does this COMMIT still count, and is it about the rows that Spark replays?"""
-    batch_id, seen = decided.slot.batch_id, driver.log.listing(decided)
-    if later_claim(seen, decided):
+    batch_id, listing = decided.slot.batch_id, driver.log.listing(decided)
+    if later_claim(listing, decided):
         raise _claimed_later(driver, batch_id)
-    newest = newest_commit(seen)
+    newest = newest_commit(listing)
     if newest and newest.slot.batch_id > batch_id:
         raise _turned_back(driver, batch_id, "replay")
+    # rule 5: rows that were not decided would be drained, and lost
     if decided.offsets_hash != offsets_hash:
         raise _other_rows(driver, decided, offsets_hash)
 

@@ -27,14 +27,14 @@ BOTH = 2  # both parities
 
 
 def sweep(
-    driver: Driver, token: Token, own_parity: int | None = None, seen: Listing | None = None
+    driver: Driver, token: Token, own_parity: int | None = None, after_win: Listing | None = None
 ) -> list[str]:
     """Abort what is open below `token`, and of `token` itself what belongs to batches with
-    `own_parity` (or `BOTH`). `seen`: a listing that was made after the claim, or the COMMIT, of
+    `own_parity` (or `BOTH`). `after_win`: made after the claim, or the COMMIT, of
     that token. Returns the ids it sent abort for. A refusal is fine: the next sweep looks again.
     A write under a key aborts only what its log names: the rest may be decided in another log.
     """
-    orphans = _orphans(driver, token, own_parity, newest_commit(seen or driver.log))
+    orphans = _orphans(driver, token, own_parity, newest_commit(after_win or driver.log))
     _abort(driver, orphans)
     return [c.transactional_id for c in orphans]
 
@@ -43,6 +43,7 @@ def _orphans(
     driver: Driver, token: Token, own_parity: int | None, newest: Decision | None
 ) -> list[Committable]:
     """What is open and in no decision. `newest`: the newest COMMIT, whose transactions stay."""
+    # rule 3: what is decided is open until its commit arrives
     spared = {(c.transactional_id, c.state) for c in newest.committables} if newest else set()
     found = _open_below(driver, token, own_parity)
     return [c for c in found if (c.transactional_id, c.state) not in spared]
@@ -60,8 +61,8 @@ def _open_below(driver: Driver, token: Token, own_parity: int | None) -> list[Co
 
 def _named(driver: Driver, found: Sequence[Committable]) -> list[Committable]:
     """Those that the log of a key names, listed after the stores were asked."""
-    seen = driver.log.listing()
-    return [c for c in found if is_named(seen, c.transactional_id)]
+    listing = driver.log.listing()
+    return [c for c in found if is_named(listing, c.transactional_id)]
 
 
 def _is_below(c: Committable, token: Token, own_parity: int | None) -> bool:
@@ -80,6 +81,7 @@ def sweep_drained(driver: Driver, decided: Decision) -> None:
     open first, then the log, and touch nothing if it holds a later batch or claim.
     """
     orphans = _orphans(driver, decided.token, decided.slot.batch_id % 2, decided)
+    # rule 9: a run that has gone on may have opened these
     if orphans and not overtaken(driver.log.listing(decided), decided):
         _abort(driver, orphans)
 
@@ -87,14 +89,16 @@ def sweep_drained(driver: Driver, decided: Decision) -> None:
 _RUNS = 8  # that are looked at for their prefix
 
 
-def recorded_prefixes(seen: Listing, batch_id: int, but: str = "", runs: int = _RUNS) -> set[str]:
+def recorded_prefixes(
+    listing: Listing, batch_id: int, but: str = "", runs: int = _RUNS
+) -> set[str]:
     """Each prefix that the records of a batch, of the one before, and of the last claims of about
     so many `runs` may name, without records whose `Identity.prefix` is `but`. (A run begins with a
     claim, and keeps its prefix.)
     """
-    claimed = sorted({s.batch_id for s in seen.slots if s.attempt and s.batch_id <= batch_id})
+    claimed = sorted({s.batch_id for s in listing.slots if s.attempt and s.batch_id <= batch_id})
     batches = {batch_id - 1, batch_id, *(claimed[-runs:] if runs else ())}
-    records = [d for b in batches for d in seen.chain(b)]
+    records = [d for b in batches for d in listing.chain(b)]
     return {p for d in records if d.identity and d.identity.prefix != but for p in _prefixes_in(d)}
 
 
@@ -108,12 +112,12 @@ def _prefixes_in(record: Decision) -> set[str]:
     return {",".join(parts[begin:end]) for end in ends for begin in range(end)} - {""}
 
 
-def former_drivers(driver: Driver, claimed: Decision, seen: Listing) -> list[Driver]:
+def former_drivers(driver: Driver, claimed: Decision, after_win: Listing) -> list[Driver]:
     """The same driver under every other prefix that the last records before a claim name. A store
     finds what the query has open under any prefix, if Spark has made the query id.
     """
     runs = 0 if is_random(driver.query_id) else _RUNS
-    former = recorded_prefixes(seen, claimed.slot.batch_id, driver.about.prefix, runs)
+    former = recorded_prefixes(after_win, claimed.slot.batch_id, driver.about.prefix, runs)
     return [
         replace(driver, participants=participants)
         for prefix in sorted(former)
@@ -121,24 +125,24 @@ def former_drivers(driver: Driver, claimed: Decision, seen: Listing) -> list[Dri
     ]
 
 
-def sweep_former(driver: Driver, claimed: Decision, seen: Listing) -> None:
+def sweep_former(driver: Driver, claimed: Decision, after_win: Listing) -> None:
     """Sweep below a claim with the `former_drivers`."""
-    for former in former_drivers(driver, claimed, seen):
-        sweep(former, claimed.token, seen=seen)
+    for former in former_drivers(driver, claimed, after_win):
+        sweep(former, claimed.token, after_win=after_win)
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c082
 def sweep_and_check(
     drivers: Sequence[Driver],
     token: Token,
     own_parity: int | None = None,
-    seen: Listing | None = None,
+    after_win: Listing | None = None,
 ) -> None:
     """`sweep` with each of `drivers` (one query, under each of its prefixes), then look again, as
     often as the retries of the policy allow. Raises `OutcomeUnknown` if any transaction that is as
     old is still open, also one that is decided: finish the newest decision before.
     """
     for driver in drivers:
-        sweep(driver, token, own_parity, seen)
+        sweep(driver, token, own_parity, after_win)
     left = [c for driver in drivers for c in _still_open(driver, token, own_parity)]
     if left:
         raise left_open(drivers[0].query_id, left)

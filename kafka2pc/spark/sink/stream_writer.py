@@ -197,6 +197,7 @@ def contents(messages: Iterable[SparkMessage | None]) -> list[CommitMessage]:
 def all_contents(messages: Sequence[SparkMessage | None]) -> list[CommitMessage]:
     """The messages of all tasks. Raises `ValueError` if one is missing."""
     sent = contents(messages)
+    # rule 2: every task has pre-committed before the driver decides
     if len(sent) != len(messages):
         raise ValueError(f"{len(messages) - len(sent)} tasks have sent no message")
     return sent
