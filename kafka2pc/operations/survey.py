@@ -27,6 +27,7 @@ from kafka2pc.kafka.wire.descriptions import (
     describe_transactions,
     list_transactions,
 )
+from ..kafka.wire.error_codes import TOPIC_AUTHORIZATION_FAILED
 from ..kafka.wire.offsets import LATEST, offsets_request
 from ..kafka.wire.timeouts import max_timeout_ms
 from ..kafka.wire.topics import topic_rows
@@ -64,9 +65,6 @@ class OpenProducer:
     last_ms: int
 
 # %% ../../nbs/operations/03_survey.ipynb #c105
-_TOPIC_AUTHORIZATION_FAILED = 29
-
-
 def _group_by_leader(layout: Iterable[Layout]) -> dict[int, dict[str, list[int]]]:
     """Leader -> topic -> its partitions that it leads."""
     groups = {}
@@ -135,7 +133,7 @@ class Survey(Cluster):
         (READ on the topic).
         """
         rows = self._at_leaders(layout, _producers)
-        if any(p.error_code == _TOPIC_AUTHORIZATION_FAILED for _, p in rows):
+        if any(p.error_code == TOPIC_AUTHORIZATION_FAILED for _, p in rows):
             return None
         return [producer for topic, p in rows for producer in _open_in(topic, p)]
 

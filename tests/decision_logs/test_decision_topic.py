@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -939,22 +939,16 @@ def test_a_topic_with_one_copy_is_reported_once_where_there_are_more_brokers(kaf
 
 @pytest.mark.parametrize("code", [KafkaError.INVALID_CONFIG, KafkaError.POLICY_VIOLATION])
 def test_a_cluster_that_refuses_our_settings_gets_a_topic_with_what_must_be(kafka, code):
-    real, name = AdminClient.create_topics, uuid.uuid4().hex
+    real, name = topic_settings.create_topic, uuid.uuid4().hex
 
-    def strict(self, topics, **more):
-        if "segment.ms" in topics[0].config:
-            raise KafkaException(KafkaError(code, "not here"))
-        return real(self, topics, **more)
+    def strict(cluster, topic, wanted):
+        return (code, "not here") if "segment.ms" in wanted else real(cluster, topic, wanted)
 
-    with patch.object(topic_settings.AdminClient, "create_topics", strict):
+    with patch.object(topic_settings, "create_topic", strict):
         log = topic_log(kafka, name)
     assert settings(kafka, name)["segment.ms"] == "604800000"
     d = record()
     assert log.create(d) == d
-    with patch.object(
-        topic_settings.AdminClient,
-        "create_topics",
-        side_effect=KafkaException(KafkaError(code, "not here")),
-    ):
+    with patch.object(topic_settings, "create_topic", return_value=(code, "not here")):
         with pytest.raises(BadOption, match="not here"):
             topic_log(kafka, uuid.uuid4().hex)

@@ -102,7 +102,7 @@ class TopicLog(NamedLog):
         self.tail: Tail | None = None
         self._bookmark: Bookmark | None = None
         self._conf = dict(conf)
-        self._settings = check_topic(self._cluster, conf, topic, make)
+        self._settings = check_topic(self._cluster, topic, make)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"tail": None, "_bookmark": None}

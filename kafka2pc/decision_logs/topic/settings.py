@@ -10,15 +10,11 @@ import logging
 import shlex
 from typing import Mapping
 
-# %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c003
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
-
 # %% ../../../nbs/decision_logs/topic/01_settings.ipynb #c004
+from ...kafka.wire import error_codes as codes
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.error_codes import topic_not_authorized
-from ...kafka.wire.login import for_librdkafka
-from ...kafka.wire.topics import await_topics, describe_topics, topic_settings
+from ...kafka.wire.topics import await_topics, create_topic, describe_topics, topic_settings
 from ...protocol.errors import BadOption, TwoPhaseError
 from ...protocol.kept import Kept
 
@@ -39,13 +35,13 @@ def read_settings(cluster: Cluster, topic: str) -> dict[str, str]:
     return topic_settings(cluster, topic, _ASKED)
 
 
-def check_topic(cluster: Cluster, conf: Mapping, topic: str, make: bool) -> dict[str, str]:
+def check_topic(cluster: Cluster, topic: str, make: bool) -> dict[str, str]:
     """The settings of the topic; empty if it was created just now. `make`: create it if it does not
     exist. Raises `BadOption` if it does not exist or may delete decisions, `NotAuthorized`.
     """
     found = describe_topics(cluster, [topic]).get(topic)
     if found is None and make:
-        _create_topic(conf, topic)
+        _create_topic(cluster, topic)
         made = await_topics(cluster, [topic]).get(topic)
         warn_if_few_copies(cluster, topic, made.copies if made else 0, {})
         return {}
@@ -65,20 +61,14 @@ def check_topic(cluster: Cluster, conf: Mapping, topic: str, make: bool) -> dict
     )
 
 
-def _create_topic(conf: Mapping, topic: str) -> None:
-    admin = AdminClient(for_librdkafka(conf) | {"log_level": 2})
-    for settings in (_SHORT, _COMPACT):
-        try:
-            admin.create_topics([NewTopic(topic, 1, config=settings)])[topic].result()
-            return
-        except KafkaException as e:
-            error = e.args[0]
-            if error.name() == "TOPIC_ALREADY_EXISTS":
-                return
-            if error.name() not in ("INVALID_CONFIG", "POLICY_VIOLATION"):
-                break
+def _create_topic(cluster: Cluster, topic: str) -> None:
+    code, text = create_topic(cluster, topic, _SHORT)
+    if code in (codes.INVALID_CONFIG, codes.POLICY_VIOLATION):
+        code, text = create_topic(cluster, topic, _COMPACT)
+    if not code:
+        return
     raise BadOption(
-        f"decision log kafka:{topic} cannot be made: {error.str()}",
+        f"decision log kafka:{topic} cannot be made: {text}",
         action="Create the topic, with cleanup.policy=compact.",
     )
 

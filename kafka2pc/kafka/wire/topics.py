@@ -5,21 +5,21 @@
 # %% auto #0
 __all__ = ['NEW_TOPIC_S', 'TopicInfo', 'topics_request', 'topic_rows', 'topic_id_in', 'is_other_topic', 'describe_topics',
            'topic_id_of', 'find_leaders', 'leaders_in', 'topic_settings', 'topic_setting', 'topic_max_message_bytes',
-           'broker_setting', 'ask_to_create', 'find_or_create_topics', 'await_topics']
+           'broker_setting', 'ask_to_create', 'create_topic', 'find_or_create_topics', 'await_topics']
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c002
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Mapping
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c003
-from kafka.protocol.admin import DescribeConfigsRequest
+from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c004
 from . import error_codes as codes
-from .connection import Connection, WireAnswer
+from .connection import Connection, NotYet, WireAnswer
 from .error_codes import topic_not_authorized
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c007
@@ -183,6 +183,36 @@ def ask_to_create(connection: Connection, names: Iterable[str]) -> bool:
     if all(row.error_code == codes.INVALID_TOPIC for row in rows):
         return False
     return broker_setting(connection, "auto.create.topics.enable") != "false"
+
+
+def create_topic(connection: Connection, name: str, settings: Mapping[str, str]) -> tuple[int, str]:
+    """Create a topic of one partition, with as many copies as the brokers choose. Returns the
+    broker's error code and its text; 0: the topic exists. Raises `BrokerUnreachable`.
+    """
+
+    def once() -> WireAnswer:
+        controller = connection.ask(MetadataRequest(topics=[], min_version=1)).controller_id
+        [row] = connection.ask(_create_request(name, settings), controller).topics
+        if row.error_code in (codes.NOT_CONTROLLER, codes.REQUEST_TIMED_OUT):
+            raise NotYet(f"CreateTopics {name}: {codes.describe_code(row.error_code)}")
+        return row
+
+    row = connection.persist(once)
+    if row.error_code == codes.TOPIC_ALREADY_EXISTS:
+        return 0, ""
+    return row.error_code, row.error_message or codes.describe_code(row.error_code)
+
+
+def _create_request(name: str, settings: Mapping[str, str]) -> CreateTopicsRequest:
+    topic = CreateTopicsRequest.CreatableTopic
+    wanted = topic(
+        name=name,
+        num_partitions=1,
+        replication_factor=-1,
+        assignments=[],
+        configs=[topic.CreatableTopicConfig(name=n, value=v) for n, v in settings.items()],
+    )
+    return CreateTopicsRequest(topics=[wanted], timeout_ms=4_000, min_version=4)
 
 
 def find_or_create_topics(

@@ -34,6 +34,7 @@ from tenacity import (
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c004
 from ...kafka.options.librdkafka import API_TIMEOUT
+from ...kafka.records.checks import INTERNAL_TOPICS
 from ...kafka.wire import error_codes as codes
 from ...kafka.wire.cluster import Cluster, ask_group, check_group
 from ...kafka.wire.connection import NoAnswer, NoSuchHost, NotSent, NotYet, WireAnswer
@@ -115,12 +116,6 @@ def _ask_again(ask: Callable[[], _T], what: str, within_s: float, tries: Tries |
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c008
 _NO_ID = str(Uuid(0, 0))  # the answer of brokers before topic ids
-_INTERNAL = (
-    "__consumer_offsets",
-    "__transaction_state",
-    "__share_group_state",
-    "__cluster_metadata",
-)
 
 
 def _offsets_request(group: str, parts: Iterable[TopicPart]) -> OffsetFetchRequest:
@@ -233,7 +228,9 @@ class Questions:
     def names(self, pattern: str) -> list[str]:
         """The topics whose whole name fits the pattern, without Kafka's own."""
         metadata = self._ask("list topics", lambda: self.admin.list_topics(timeout=self._request_s))
-        return sorted(t for t in metadata.topics if re.fullmatch(pattern, t) and t not in _INTERNAL)
+        return sorted(
+            t for t in metadata.topics if re.fullmatch(pattern, t) and t not in INTERNAL_TOPICS
+        )
 
     def topics(self, names: Iterable[str]) -> dict[str, tuple[str, list[int]]]:
         """Topic id and partitions of each topic that exists. The id is an empty text if the broker
