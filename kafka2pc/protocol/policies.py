@@ -40,7 +40,7 @@ def pause(seconds: float) -> None:
     """The pause before a request is sent again. Raises `Stopped`, within a second."""
     while seconds > 0:
         if _STOP.get()():
-            raise Stopped
+            raise Stopped("the query was stopped")
         time.sleep(min(seconds, 1))
         seconds -= 1
 
