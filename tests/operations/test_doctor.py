@@ -226,12 +226,14 @@ def test_speculation_is_seen_in_sparks_defaults(text, on, tmp_path):
 
 def test_speculation_and_a_missing_topic_are_reported(kafka, tmp_path):
     (tmp_path / "spark-defaults.conf").write_text("spark.speculation true")
-    found = doctor(Access(kafka.bootstrap_servers), topics=["no such"], spark_conf=str(tmp_path))
+    own = "of this test alone"  # others leave transactions open on this broker
+    access, conf = Access(kafka.bootstrap_servers), str(tmp_path)
+    found = doctor(access, topics=["no such"], prefix=own, spark_conf=conf)
     finding_of(found, "speculation", str(tmp_path))
     (line,) = finding_of(found, "topic-missing", "no such", "--create --topic 'no such'").commands
     assert line.startswith(f"kafka-topics.sh --bootstrap-server {kafka.bootstrap_servers} ")
     assert "decided-and-open" not in names(found) and found.status == 3
-    said, status = typed(Access(kafka.bootstrap_servers).command("doctor", "--topic", "nowhere"))
+    said, status = typed(access.command("doctor", "--topic", "nowhere", "--prefix", own))
     assert "admin.properties stands for your client's properties file" in said, said
     assert status == 3
 
