@@ -51,11 +51,11 @@ $(STORES)/.ready: tests/support/stores-requirements.txt
 	npm install --prefix $(STORES) --no-audit --no-fund --loglevel=error azurite@$(AZURITE) && touch $@
 
 .PHONY: test
-test: $(READY) $(STORES)/.ready ## the fixed set, about 9 minutes: fast tests, notebooks that need no server, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
+test: $(READY) $(STORES)/.ready ## the fixed set, about 10 minutes: fast tests, notebooks that need no server, each behaviour once on a real broker, each crash point with one victim (TESTS=tests/kafka JOBS=1: a part, one at a time)
 	@$(PYTEST) -m 'not full and not nightly' $(TESTS)
 
 .PHONY: test-all
-test-all: $(READY) $(STORES)/.ready ## the tests of every change: also the notebooks that need servers, and what one more Spark run shows; about 25 minutes (TESTS, JOBS as above)
+test-all: $(READY) $(STORES)/.ready ## the tests of every change: also the notebooks that need servers, and what one more Spark run shows; under 30 minutes (TESTS, JOBS as above)
 	@$(PYTEST) -m 'not nightly' $(TESTS)
 
 .PHONY: test-nightly
