@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c004
-from ..decision_logs.opening import left_log, open_log
+from ..decision_logs.opening import left_log
 from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver
 from ..protocol.errors import BadOption, TwoPhaseError, describe_error
@@ -70,6 +70,7 @@ from kafka2pc.spark.sink.opening import (
     has_returned,
     log_of_query,
     make_driver,
+    open_own_log,
     open_participant,
     plan_batch,
     stream_driver,
@@ -237,8 +238,7 @@ class ExactlyOnce:
         if self.log is not None:
             yield self.log
             return
-        place, target = self.options.query.decision_log or "", self.options.target
-        log = open_log(place, query_id, target.conf, target.prefix)
+        log = open_own_log(self.options, query_id)
         try:
             yield log
         finally:

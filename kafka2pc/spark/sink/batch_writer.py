@@ -169,10 +169,9 @@ class BatchWriter(DataSourceArrowWriter):
 
     def _complete(self, driver: Driver) -> None:
         # a folder on the driver's disk is removed by a later write
-        if self.options.query.decision_log:
-            close_key(
-                driver, self.options.query.key_days if self.options.query.key else _DAYS_WITHOUT_KEY
-            )
+        query = self.options.query
+        if query.decision_log:
+            close_key(driver, query.key_days if query.key else _DAYS_WITHOUT_KEY)
 
     def abort(self, messages: list) -> None:
         """A task or `commit` failed. Finish a write that is decided, and raise `CompleteWrite`, so
