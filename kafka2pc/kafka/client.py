@@ -8,7 +8,6 @@ __all__ = ['shared_cluster', 'brief_cluster', 'close_cluster', 'new_transaction'
 # %% ../../nbs/kafka/06_client.ipynb #c002
 import copy
 import shlex
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Self
 
@@ -221,7 +220,7 @@ class KafkaClient:
         listed = list_transactions(self.cluster, f"{self.prefix}-", partial=True)
         others = dict(ids_beside(listed, self.prefix, query_id))
         found = describe_transactions(self.cluster, others)
-        now_ms = time.time() * 1000
+        now_ms = self.cluster.clock.now_ms()
         beside = [
             _beside(d, others[i].query_id, now_ms) for i, d in found.items() if d.state == "Ongoing"
         ]

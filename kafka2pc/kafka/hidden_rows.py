@@ -6,7 +6,6 @@
 __all__ = ['MARKERS_S', 'hidden_rows']
 
 # %% ../../nbs/kafka/08_hidden_rows.ipynb #cc0075ca
-import time
 from collections import defaultdict
 from typing import Sequence
 
@@ -51,9 +50,10 @@ def hidden_rows(
     last: dict[_Where, int] = {}
     for p in (p for c in cs for p in c.partitions if p.last_offset >= 0):
         last[p.topic, p.partition] = max(p.last_offset, last.get((p.topic, p.partition), -1))
-    end = time.monotonic() + markers_s
-    while (held := _held_at(cluster, last) if last else {}) and time.monotonic() < end:
-        time.sleep(0.1)
+    clock = cluster.clock
+    end = clock.monotonic() + markers_s
+    while (held := _held_at(cluster, last) if last else {}) and clock.monotonic() < end:
+        clock.sleep(0.1)
     holders = _holders(cluster) if held else {}
     return [
         f"{topic}-{partition} from offset {offset} on, of {last[topic, partition]}: "

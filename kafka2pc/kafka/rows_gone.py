@@ -7,7 +7,6 @@ __all__ = ['rows_gone']
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #c68a6a23
 import logging
-import time
 from dataclasses import replace
 from typing import Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -55,9 +54,10 @@ def _other_topics(
 ) -> dict[_Id, str]:
     """The same, once all answers of some seconds say it. `rows`: the first answer."""
     found = _differing(ids, rows)
-    end = time.monotonic() + steady_s
-    while found and time.monotonic() < end:
-        time.sleep(_PAUSE_S)
+    clock = cluster.clock
+    end = clock.monotonic() + steady_s
+    while found and clock.monotonic() < end:
+        clock.sleep(_PAUSE_S)
         found = _differing(found, topic_rows(cluster, {topic for topic, _ in found}))
     return found
 
@@ -102,14 +102,15 @@ def _log_starts(
     Metadata; `starts`: those that are known.
     """
     left, found = places - starts.keys(), dict(starts)
-    end = time.monotonic() + cluster.timeout_ms / 1000
-    while left and time.monotonic() < end:
+    clock = cluster.clock
+    end = clock.monotonic() + cluster.timeout_ms / 1000
+    while left and clock.monotonic() < end:
         leaders = {w: node for w, node in leaders_in(rows).items() if w in left and node >= 0}
         answers = list_offsets(cluster, leaders, EARLIEST)
         found |= {w: row.offset for w, row in answers.items() if not row.error_code}
         left -= found.keys()
         if left:
-            time.sleep(_PAUSE_S)
+            clock.sleep(_PAUSE_S)
             rows = _allowed(topic_rows(cluster, {topic for topic, _ in left}))
     if left:
         names = [f"{topic}-{partition}" for topic, partition in sorted(left)]

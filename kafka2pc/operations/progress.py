@@ -6,7 +6,6 @@
 __all__ = ['Progress', 'find_progress', 'progress']
 
 # %% ../../nbs/operations/05_progress.ipynb #c002
-import time
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Iterable, Mapping
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/operations/05_progress.ipynb #c003
 from .query import Query, open_query
+from ..protocol.clock import CLOCK
 from ..protocol.log.decisions import Decision
 from ..protocol.log.questions import commit_of, later_batch
 from ..protocol.messages import Committable, rows_once
@@ -53,7 +53,7 @@ class Progress:
 def find_progress(query: Query, last: int = 20) -> list[Progress]:
     """The `last` batches of a query, oldest first, from its decisions and Spark's own entries."""
     batches = sorted({*query.log.batches(), *query.times})[-last:]
-    return [_progress(query, b, commit_of(query.log, b), time.time() * 1000) for b in batches]
+    return [_progress(query, b, commit_of(query.log, b), CLOCK.now_ms()) for b in batches]
 
 
 def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: float) -> Progress:

@@ -8,7 +8,6 @@ __all__ = ['describe_records', 'describe_ranges', 'describe_topics', 'find_refus
            'adopt_place']
 
 # %% ../../nbs/operations/04_repair.ipynb #c002
-import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from kafka2pc.operations.survey import (
     find_records,
     log_prefixes,
 )
+from ..protocol.clock import CLOCK
 from ..protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (
     UNTOUCHED,
@@ -416,7 +416,7 @@ _DO: dict[TxnState | None, str] = {
 
 
 def _left_ms(c: Committable) -> float | None:
-    return None if c.timeout_ms is None else c.started_ms + c.timeout_ms - time.time() * 1000
+    return None if c.timeout_ms is None else c.started_ms + c.timeout_ms - CLOCK.now_ms()
 
 
 def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:

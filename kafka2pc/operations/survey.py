@@ -8,7 +8,6 @@ __all__ = ['ALIVE', 'Layout', 'OpenProducer', 'Survey', 'find_records', 'FoundTr
            'find_hanging']
 
 # %% ../../nbs/operations/03_survey.ipynb #c002
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Callable, Iterable, Mapping, Sequence
@@ -32,6 +31,7 @@ from ..kafka.wire.offsets import LATEST, offsets_request
 from ..kafka.wire.timeouts import max_timeout_ms
 from ..kafka.wire.topics import topic_rows
 from .query import Query
+from ..protocol.clock import CLOCK
 from ..protocol.errors import UNTOUCHED, NotAuthorized, TwoPhaseError
 from ..protocol.log.questions import newest_commit, newest_record
 from ..protocol.log.slots import DecisionLog
@@ -285,7 +285,7 @@ def find_transactions(
         listed = list_transactions(survey, states=states, part=part, partial=True)
         ids |= set(ids_of_query(listed, query.query_id, prefix=""))
     described = describe_transactions(survey, sorted(ids)) if ids else {}
-    now_ms = time.time() * 1000
+    now_ms = CLOCK.now_ms()
     outcomes = _outcomes(query) if query else None
     found = [_found(d, now_ms, outcomes) for d in described.values()]
     return sorted(found, key=lambda f: (-f.age_ms, f.transactional_id))
@@ -353,7 +353,7 @@ def find_hanging(
         idle_ms = max_timeout_ms(survey) or 900_000
     layout = survey.layout(topics)
     producers = _open_producers(survey, layout)
-    silent = [p for p in producers if time.time() * 1000 - p.last_ms >= idle_ms]
+    silent = [p for p in producers if CLOCK.now_ms() - p.last_ms >= idle_ms]
     if not silent:
         return []
     known = {t.producer_id for t in list_transactions(survey, "", ALIVE)}

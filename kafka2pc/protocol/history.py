@@ -10,13 +10,13 @@ import importlib
 import json
 import os
 import threading
-import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Protocol
 
 # %% ../../nbs/protocol/08_history.ipynb #c003
+from .clock import CLOCK
 from .participant import Outcome
 
 # %% ../../nbs/protocol/08_history.ipynb #c006
@@ -64,7 +64,7 @@ class History:
 
     def append(self, kind: str, op: str, **ids: Any) -> Event | None:
         """Write one event down."""
-        at_ms = time.time_ns() // 1_000_000
+        at_ms = int(CLOCK.now_ms())
         event = Event(kind=kind, op=op, at_ms=at_ms, process=os.getpid(), ids=ids)
         with self._lock:
             self._keep(event)

@@ -6,12 +6,12 @@
 __all__ = ['MemoryTransaction', 'MemoryParticipant']
 
 # %% ../../nbs/protocol/05_memory.ipynb #c002
-import time
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Callable, Iterable, Mapping, Self
 
 # %% ../../nbs/protocol/05_memory.ipynb #c003
+from .clock import CLOCK
 from .messages import Committable, PartitionRange, Plan, PreparedTxnState
 from .names import Names, known_name
 from .participant import Description, Outcome
@@ -29,7 +29,7 @@ class _Readable:
         self,
         name: str = "memory",
         timeout_ms: int = 60_000,
-        clock: Callable[[], float] = lambda: time.time() * 1000,
+        clock: Callable[[], float] = CLOCK.now_ms,
     ) -> None:
         self.name = name
         self.timeout_ms = timeout_ms

@@ -7,13 +7,13 @@ __all__ = ['Stopped', 'stop_when', 'pause', 'retry_unknown', 'parallel']
 
 # %% ../../nbs/protocol/09_policies.ipynb #c002
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import Callable, Iterable, Iterator
 
 # %% ../../nbs/protocol/09_policies.ipynb #c003
+from .clock import CLOCK, Clock
 from .participant import Outcome
 
 # %% ../../nbs/protocol/09_policies.ipynb #c014
@@ -36,12 +36,12 @@ def stop_when(asked: Callable[[], bool]) -> Iterator[None]:
         _STOP.reset(before)
 
 
-def pause(seconds: float) -> None:
+def pause(seconds: float, clock: Clock = CLOCK) -> None:
     """The pause before a request is sent again. Raises `Stopped`, within a second."""
     while seconds > 0:
         if _STOP.get()():
             raise Stopped("the query was stopped")
-        time.sleep(min(seconds, 1))
+        clock.sleep(min(seconds, 1))
         seconds -= 1
 
 # %% ../../nbs/protocol/09_policies.ipynb #c006
@@ -52,7 +52,12 @@ def _pause_s(tries: int, first_ms: int, longest_ms: int) -> float:
 
 
 def retry_unknown(
-    max_tries: int = 10, *, total_ms: int | None = None, first_ms: int = 50, longest_ms: int = 5_000
+    max_tries: int = 10,
+    *,
+    total_ms: int | None = None,
+    first_ms: int = 50,
+    longest_ms: int = 5_000,
+    clock: Clock = CLOCK,
 ) -> Callable:
     """A policy `retry(ask)`: ask at most `max_tries` times while the outcome is UNKNOWN, and not
     again `total_ms` after the first question that this policy was asked (None: six seconds for each
@@ -64,13 +69,13 @@ def retry_unknown(
     def retry(ask: Callable[[], Outcome]) -> Outcome:
         nonlocal started
         if started is None:
-            started = time.monotonic()
+            started = clock.monotonic()
         for tries in range(1, max_tries + 1):
             outcome = ask()
-            late = time.monotonic() - started >= total_s
+            late = clock.monotonic() - started >= total_s
             if outcome is not Outcome.UNKNOWN or late or tries == max_tries:
                 break
-            pause(_pause_s(tries, first_ms, longest_ms))
+            pause(_pause_s(tries, first_ms, longest_ms), clock)
         return outcome
 
     return retry

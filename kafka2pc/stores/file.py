@@ -11,7 +11,6 @@ import copy
 import json
 import os
 import re
-import time
 from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +23,7 @@ from pyarrow import RecordBatch
 
 # %% ../../nbs/stores/02_file.ipynb #c004
 from ..backends.local_files import sync
+from ..protocol.clock import CLOCK
 from ..protocol.errors import BadOption, StoreUnreachable
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
@@ -109,7 +109,7 @@ _STATES = {
 
 
 def _age_s(path: str) -> float:
-    return time.time() - os.stat(path).st_mtime
+    return CLOCK.now_ms() / 1000 - os.stat(path).st_mtime
 
 
 def _names_in(folder: str) -> list[str]:

@@ -791,7 +791,7 @@ class Slow(Tail):
         self.at += not self.silent
 
     def read(self, end, within_ms):
-        with patch.object(topic_reader, "time", SimpleNamespace(monotonic=lambda: self.now)):
+        with patch.object(topic_reader, "CLOCK", SimpleNamespace(monotonic=lambda: self.now)):
             super().read(end, within_ms)
 
 

@@ -9,7 +9,6 @@ from fake_topic_log import (
     FakeTopicLog,
     Turns,
     every_order,
-    without_waiting,
 )
 
 from kafka2pc.protocol.driver import Driver
@@ -40,11 +39,6 @@ pytestmark = pytest.mark.never_unsteady
 QUERY = "11111111-2222-3333-4444-555555555555"
 POINTS = ["read", "fence", "append", "end"]
 LOSES = (MovedLog, Superseded, LogUnwritable)
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    without_waiting(monkeypatch)
 
 
 def record(prefix, batch_id, attempt, commit=False, adopts=False):

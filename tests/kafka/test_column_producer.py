@@ -4,13 +4,12 @@ import random
 import time
 import uuid
 from dataclasses import asdict
-from types import SimpleNamespace
 from types import SimpleNamespace as Answer
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hurried import Hurried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.future import Future
@@ -29,7 +28,6 @@ from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write import column_producer
-from kafka2pc.kafka.write import lanes as lanes_module
 from kafka2pc.kafka.write import leaders as leaders_module
 from kafka2pc.kafka.write import sender as sender_module
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
@@ -38,6 +36,7 @@ from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.kafka.write.settings import without_use
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.errors import BadRow, NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.messages import Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
@@ -64,6 +63,7 @@ class Dice:
     """Keeps batches by their sequence, as brokers do; dice decide whether an answer comes."""
 
     start = 1000  # the offset of the first record
+    clock = CLOCK
 
     def __init__(self, seed, partitions, forgets=0.0, most=1 << 20):
         self.forgets, self.most, self.batch_bytes = forgets, most, {}
@@ -217,9 +217,9 @@ def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
     for _ in range(3):
         lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
     missing, second, _ = lane.batches
-    lane.send_again(13)
+    lane.send_again(0, 13)
     lane.acknowledge(second, 1)
-    now = time.monotonic() + 1
+    now = 1
     assert lane.next_batch(now) is missing
     lane.send(missing)
     assert lane.next_batch(now) is None
@@ -230,18 +230,17 @@ def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
 
 def test_the_pauses_of_a_lane_grow_until_a_batch_arrives():
     """A thousand logs that the broker has not opened yet were asked for 70,000 times."""
-    lane, clock, pauses = Lane("t", 0), [100.0], []
+    lane, now, pauses = Lane("t", 0), 100.0, []
     lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
-    with patch.object(lanes_module, "time", SimpleNamespace(monotonic=lambda: clock[0])):
-        for _ in range(7):
-            for _ in range(3):  # the answers to batches that were flying together
-                lane.send_again(6)
-            pauses.append(round(lane.not_before - clock[0], 2))
-            clock[0] = lane.not_before
-        lane.acknowledge(lane.batches[0], 0)
-        lane.send_again(6)
+    for _ in range(7):
+        for _ in range(3):  # the answers to batches that were flying together
+            lane.send_again(now, 6)
+        pauses.append(round(lane.not_before - now, 2))
+        now = lane.not_before
+    lane.acknowledge(lane.batches[0], 0)
+    lane.send_again(now, 6)
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    assert lane.not_before == pytest.approx(clock[0] + 0.05)
+    assert lane.not_before == pytest.approx(now + 0.05)
 
 
 def test_a_batch_that_was_replaced_keeps_no_bytes():
@@ -309,20 +308,17 @@ def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
 
 
 def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_took():
-    clock, broker = [0.0], Dice(0, 1)
+    broker = Dice(0, 1)
+    broker.clock = Hurried()
     broker.dice.choice = lambda fates: "good"
     sender = Sender(broker, "slow rows", PreparedTxnState(1, 0), delivery_ms=1000)
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (sender_module, lanes_module, leaders_module):
-            patch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-        sender.leaders(["t"])
-        sender._stepped = 0.0
-        for _ in range(4):
-            sender.put(Section("t", 0, 5, 0, 0, pa.py_buffer(b"")))
-        clock[0] = 300.0  # more than a minute of computations outside the engine
-        for _ in range(20):
-            answer_all(broker)
-            sender.step()
+    sender.leaders(["t"])
+    for _ in range(4):
+        sender.put(Section("t", 0, 5, 0, 0, pa.py_buffer(b"")))
+    broker.clock.sleep(300)  # more than a minute of computations outside the engine
+    for _ in range(20):
+        answer_all(broker)
+        sender.step()
     assert broker.logs[0] == list(range(20)) and sender.held == 0
 
 

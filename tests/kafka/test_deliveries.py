@@ -15,6 +15,7 @@ from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
 from kafka2pc.kafka.write import leaders as leaders_module
 from kafka2pc.kafka.write.deliveries import delivery_error
 from kafka2pc.kafka.write.sender import Sender
+from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.errors import BadRow, PrecommitFailed
 from kafka2pc.protocol.messages import PreparedTxnState
 
@@ -25,6 +26,7 @@ class Broker:
     """It leads the only partition, and gives this answer, or error, to every request."""
 
     batch_bytes = {}
+    clock = CLOCK
 
     def __init__(self, said):
         self.said = said
@@ -88,7 +90,7 @@ def test_an_answer_that_leaves_the_partition_out_is_named(sender):
 def test_out_of_order_is_an_answer(sender):
     late = sender(None)
     late.cluster.send = lambda *_: Future()
-    late.lanes["t", 0].send_again(OUT_OF_ORDER)
+    late.lanes["t", 0].send_again(0, OUT_OF_ORDER)
     with pytest.raises(PrecommitFailed, match=r"7 of t-0 \(OUT_OF_ORDER_SEQUENCE_NUMBER\)"):
         late.flush()
 

@@ -33,6 +33,7 @@ from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
 from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.local.jars import fetch_kafka
+from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
 from kafka2pc.protocol.messages import PreparedTxnState
 
@@ -89,6 +90,8 @@ def part_of(code, content, partition=0):
 
 class Asked:
     """A broker of this file also says who leads."""
+
+    clock = CLOCK
 
     def highest(self, request):
         return 0

@@ -56,7 +56,7 @@ from kafka2pc.kafka.wire.descriptions import (
 )
 from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.kafka.wire.transactions import NameWornOut, init_producer_id
-from kafka2pc.kafka.write import column_producer, row_producer
+from kafka2pc.kafka.write import row_producer
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.deliveries import Reports
 from kafka2pc.kafka.write.row_producer import RowTransaction, RowWriter
@@ -68,7 +68,7 @@ from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.readers import read_both
 from kafka2pc.proof.slow_network import INIT_PRODUCER_ID, SlowNetwork
-from kafka2pc.protocol import clock
+from kafka2pc.protocol.clock import Clock
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -1071,9 +1071,7 @@ def test_the_reader_says_what_is_wrong(kafka):
 
 def with_a_clock_that_is_off(monkeypatch, minutes):
     """The driver's wall clock is `minutes` ahead of the broker's (negative: behind)."""
-    wall = SimpleNamespace(**vars(time) | {"time": lambda: time.time() + 60 * minutes})
-    for module in (row_producer, column_producer, clock):
-        monkeypatch.setattr(module, "time", wall)
+    monkeypatch.setattr(Clock, "now_ms", lambda _: time.time() * 1000 + 60_000 * minutes)
 
 
 def batch_written(kafka, topic, engine, timeout_ms, margin_ms):

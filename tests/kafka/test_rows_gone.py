@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from hurried import Hurried
 
 from kafka2pc.kafka import rows_gone
 from kafka2pc.kafka.cluster_check import check
@@ -27,6 +28,7 @@ from kafka2pc.kafka.wire.error_codes import (
 from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import LostTransaction, Refused
 from kafka2pc.protocol.log.slots import MemoryLog
@@ -277,10 +279,10 @@ def test_an_id_is_another_one_if_each_answer_of_some_seconds_says_so(monkeypatch
         metadata("t", n or 0, 0 if n is not None else UNKNOWN_TOPIC_OR_PARTITION) for n in answers
     ]
     left = iter(rows[1:])
-    monkeypatch.setattr(rows_gone, "_PAUSE_S", 0.01)
     monkeypatch.setattr(rows_gone, "topic_rows", lambda cluster, names: [next(left, rows[-1])])
+    cluster = SimpleNamespace(clock=Hurried())
     pair = ("t", str(uuid.UUID(int=7)))
-    found = rows_gone._other_topics(None, [pair], rows[:1], steady_s=0.2)  # noqa: SLF001
+    found = rows_gone._other_topics(cluster, [pair], rows[:1])  # noqa: SLF001
     assert list(found) == ([pair] if gone else [])
 
 
@@ -303,7 +305,7 @@ def test_a_partition_whose_leader_does_not_answer_is_logged_and_not_judged(
     _, message = query.precommitted()
     query.remove(4)
     monkeypatch.setattr(rows_gone, "list_offsets", lambda *asked: {})
-    cluster = SimpleNamespace(timeout_ms=300, leaders={})
+    cluster = SimpleNamespace(timeout_ms=300, leaders={}, clock=CLOCK)
     monkeypatch.setattr(
         rows_gone, "topic_rows", lambda _, names: topic_rows(query.store.cluster, names)
     )

@@ -3,11 +3,10 @@ made.
 """
 
 import threading
-from types import SimpleNamespace
 
 import pytest
+from hurried import Hurried
 
-from kafka2pc.protocol import policies
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.policies import Stopped, parallel, retry_unknown, stop_when
 
@@ -15,37 +14,31 @@ REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    """The time of the policies: it begins at 0, and only a `sleep` takes any."""
-    times = [0.0]
-    clock = SimpleNamespace(
-        monotonic=lambda: times[0], sleep=lambda seconds: times.append(times.pop() + seconds)
-    )
-    monkeypatch.setattr(policies, "time", clock)
-    return clock
+def clock():
+    return Hurried()
 
 
 def test_unknown_is_asked_again_in_limits_and_refused_is_not(clock):
     asked = []
     say = lambda outcome: lambda: asked.append(1) or outcome
-    assert (retry_unknown(5, first_ms=1)(say(UNKNOWN)), len(asked)) == (UNKNOWN, 5)
-    assert (retry_unknown(5, first_ms=1)(say(REFUSED)), len(asked)) == (REFUSED, 6)
+    assert (retry_unknown(5, first_ms=1, clock=clock)(say(UNKNOWN)), len(asked)) == (UNKNOWN, 5)
+    assert (retry_unknown(5, first_ms=1, clock=clock)(say(REFUSED)), len(asked)) == (REFUSED, 6)
     started = clock.monotonic()
-    assert retry_unknown(10_000, total_ms=300, longest_ms=50)(say(UNKNOWN)) is UNKNOWN
+    assert retry_unknown(10_000, total_ms=300, longest_ms=50, clock=clock)(say(UNKNOWN)) is UNKNOWN
     assert 0.3 <= clock.monotonic() - started <= 0.4, "at most one more pause"
 
 
 @pytest.mark.parametrize("tries", [10, 20, 200])
 def test_the_given_number_of_tries_if_answers_come_fast(tries, clock):
     asked = []
-    retry_unknown(tries)(lambda: asked.append(1) or UNKNOWN)
+    retry_unknown(tries, clock=clock)(lambda: asked.append(1) or UNKNOWN)
     assert len(asked) == tries
-    retry_unknown(tries)(lambda: clock.sleep(30) or asked.append(1) or UNKNOWN)
+    retry_unknown(tries, clock=clock)(lambda: clock.sleep(30) or asked.append(1) or UNKNOWN)
     assert len(asked) < 1.2 * tries + 2, "six seconds a try, if each takes thirty"
 
 
 def test_a_wait_ends_within_a_second_of_the_stop_also_in_threads(clock):
-    unclear = lambda _: retry_unknown(20)(lambda: UNKNOWN)
+    unclear = lambda _: retry_unknown(20, clock=clock)(lambda: UNKNOWN)
     with stop_when(lambda: clock.monotonic() > 30), pytest.raises(Stopped):
         unclear(0)
     assert 30 < clock.monotonic() <= 31

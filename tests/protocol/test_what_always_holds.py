@@ -10,6 +10,7 @@ from fake_topic_log import FakeBroker, FakeTopicLog
 from kafka2pc.kafka.records.encoder import Section
 from kafka2pc.kafka.write.lanes import Lane
 from kafka2pc.kafka.write.sender import Sender
+from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.log.decisions import FAILED, Slot
 from kafka2pc.protocol.log.slots import MemoryLog, win
@@ -58,7 +59,7 @@ def a_lane():
 
 def a_sender():
     """A sender with a lane of one batch, which is sent and answered."""
-    sender = Sender(SimpleNamespace(), "orders-0", STATE)
+    sender = Sender(SimpleNamespace(clock=CLOCK), "orders-0", STATE)
     lane = sender.lanes["t", 0] = Lane("t", 0)
     batch = lane.append(a_section(1), STATE, "none")
     lane.send(batch)

@@ -206,7 +206,7 @@ def test_what_the_python_of_a_killed_task_begins_after_the_abort_is_aborted_too(
     writer = plan_write(options())
     messages = rows_written(writer, "ab")
     killed = SimpleNamespace(sleep=lambda seconds: rows_written(writer, "c"))
-    monkeypatch.setattr(giving_up, "time", killed)
+    monkeypatch.setattr(giving_up, "CLOCK", killed)
     another_process(writer).abort([*messages, None])
     assert store.states() == [TxnState.ABORTED] * 3
 

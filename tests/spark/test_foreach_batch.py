@@ -242,7 +242,7 @@ def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
 def test_what_a_killed_task_begins_after_the_failure_is_aborted_too(monkeypatch):
     (store, texts), frame = in_memory(), Frame(["a"], ZeroDivisionError())
     late = SimpleNamespace(sleep=lambda seconds: list(frame.task(iter([rows(["late"])]))))
-    monkeypatch.setattr(giving_up, "time", late)
+    monkeypatch.setattr(giving_up, "CLOCK", late)
     with pytest.raises(ZeroDivisionError):
         job_of(TODAY, [texts], MemoryLog()).write(frame)
     assert len(store.txns) == 3 and store.in_doubt(query_id_of(TODAY)) == []

@@ -81,7 +81,7 @@ def test_what_tasks_without_a_message_have_begun_is_aborted(in_memory, batch, mo
     """One of them goes on after the first sweep."""
     batch.task("a")
     late = SimpleNamespace(sleep=lambda seconds: batch.task("late"))
-    monkeypatch.setattr(giving_up, "time", late)
+    monkeypatch.setattr(giving_up, "CLOCK", late)
     batch.abort(None, None)
     assert batch.store.states() == [TxnState.ABORTED] * 2
 

@@ -3,29 +3,34 @@ scheduler that lets several drivers take turns at each request.
 """
 
 import threading
-from types import SimpleNamespace
 from unittest.mock import patch
 
 from kafka2pc.decision_logs.topic import log as topic
 from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK
 from kafka2pc.decision_logs.topic.records import Keys
+from kafka2pc.protocol.clock import Clock
 from kafka2pc.protocol.errors import NotAuthorized, PrecommitFailed
 from kafka2pc.protocol.messages import PreparedTxnState
 from kafka2pc.protocol.participant import Outcome
 
-NO_WAIT = SimpleNamespace(monotonic=lambda: 0, sleep=lambda seconds: None)
 
-
-def without_waiting(monkeypatch):
+class NoTime(Clock):
     """A create that is fenced tries again at once, and for ever."""
-    monkeypatch.setattr(topic, "time", NO_WAIT)
+
+    def monotonic(self):
+        return 0
+
+    def sleep(self, seconds):
+        pass
 
 
 class FakeBroker:
     """The records of committed transactions in order (`log`), and for each transactional id its
     epoch and its open records. `revoked`: ids that may not be used.
     """
+
+    clock = NoTime()
 
     def __init__(self):
         self.log, self.epoch, self.open, self.revoked = [], {}, {}, set()

@@ -8,7 +8,6 @@ __all__ = ['TXN_MS', 'TopicLog']
 # %% ../../../nbs/decision_logs/topic/05_log.ipynb #c002
 import copy
 import random
-import time
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
@@ -34,6 +33,7 @@ from ...kafka.records.rows import rows_of
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.transactions import end_txn, end_txn_version, init_producer_id
 from ...kafka.write.sender import Sender
+from ...protocol.clock import Clock
 from kafka2pc.protocol.errors import (
     UNTOUCHED,
     BadRow,
@@ -127,6 +127,10 @@ class TopicLog(NamedLog):
     def _cluster(self) -> Cluster:
         return shared_cluster(self._conf)
 
+    @property
+    def _clock(self) -> Clock:
+        return self._cluster.clock
+
     def sibling(self, name: str) -> "TopicLog":
         twin = copy.copy(self)
         twin.name = name
@@ -164,10 +168,10 @@ class TopicLog(NamedLog):
             except (BrokerUnreachable, BadRow, *_FINAL) as e:
                 self._give_up(attempt, e)
                 return None
-            if late() or time.monotonic() > attempt.deadline:
+            if late() or self._clock.monotonic() > attempt.deadline:
                 self._give_up(attempt, trouble)
                 return None
-            time.sleep(random.uniform(0, 0.2))
+            self._clock.sleep(random.uniform(0, 0.2))
 
     def _try(self, attempt: _Attempt) -> Decision | None:
         """The record in the slot, ours or another one. None: our transaction has not ended, or that
@@ -178,7 +182,7 @@ class TopicLog(NamedLog):
         record = self._record_in(decision.slot, LAST_STABLE)
         if record:
             return record
-        attempt.deadline = min(attempt.deadline, time.monotonic() + self.within_ms / 1000)
+        attempt.deadline = min(attempt.deadline, self._clock.monotonic() + self.within_ms / 1000)
         prefix = self._writer(decision)
         # rule 8: fenced, then read, so no older writer can fill the slot in between
         state = self._fence(prefix)

@@ -7,7 +7,6 @@ __all__ = ['HIGH_WATERMARK', 'LAST_STABLE', 'EVERY_NAME', 'leader_of', 'end_of_t
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c002
 import logging
-import time
 from typing import Any, Mapping
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c003
@@ -19,6 +18,7 @@ from ...kafka.wire.connection import NotYet
 from ...kafka.wire.login import for_librdkafka
 from ...kafka.wire.offsets import LATEST, offsets_request
 from ...kafka.wire.topics import find_leaders
+from ...protocol.clock import CLOCK
 from ...protocol.errors import BrokerUnreachable, CorruptDecision
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c007
@@ -100,13 +100,13 @@ class Tail:
                 f"topic {self.topic} ends at {end}, and was read to {self.at}",
                 why="It was deleted and made again, or cut off.",
             )
-        began = time.monotonic()
+        began = CLOCK.monotonic()
         arrived = began
         report = began + _SLOW_S
         while self.at < end:
             before = self.at
             self._take_all()
-            now = time.monotonic()
+            now = CLOCK.monotonic()
             if self.at > before:
                 arrived = now
             elif now - arrived > within_ms / 1000:

@@ -8,7 +8,6 @@ __all__ = ['Wanted', 'NotFetched', 'Piece', 'RangesFetch', 'fetch']
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c002
 import math
 import queue
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping, Sequence
@@ -68,7 +67,7 @@ class _Part:
     asked: bool = False  # a request is under way
     least_bytes: int = 1  # a lower limit than this has brought nothing
     since_s: float = 0.0  # when it was last served, on the clock of the fetch
-    not_before_s: float = 0.0  # when to ask again, by time.monotonic()
+    not_before_s: float = 0.0  # when to ask again, by the cluster's clock
 
     def take(self, content: bytes) -> list[PackedBatch]:
         """The batches of an answer, which move the position. Raises `RecordsBroken`,
@@ -110,7 +109,7 @@ class _Request:
     parts: list[_Part]
     limits: list[int]
     most: int
-    late_s: float = field(default=0.0)  # when to give it up, by time.monotonic()
+    late_s: float = field(default=0.0)  # when to give it up, by the cluster's clock
 
 
 class RangesFetch:
@@ -126,7 +125,7 @@ class RangesFetch:
         ]
         self._sizes: defaultdict[str, Sizes] = defaultdict(Sizes)
         self._requests: dict[tuple[int, str], _Request] = {}
-        self._answers: queue.Queue[tuple[_Request, Any]] = queue.Queue()
+        self._answers: queue.Queue[tuple[_Request, Any]] = cluster.clock.mailbox()
         self._failed: list[tuple[int, NotFetched]] = []
         # the time that was spent waiting for brokers: what the reader does in between is not theirs
         self._waited_s = 0.0
@@ -135,12 +134,12 @@ class RangesFetch:
         """Send a request to each broker that has none, without waiting for the answers. Raises
         `NotAuthorized`.
         """
-        now_s = time.monotonic()
+        now_s = self.cluster.clock.monotonic()
         ready = [p for p in self.parts if not p.asked and p.not_before_s <= now_s]
         lost = [p for p in ready if p.node is None]
         if lost:
             self._look_up(lost)
-            self._waited_s += time.monotonic() - now_s
+            self._waited_s += self.cluster.clock.monotonic() - now_s
         lanes: defaultdict[tuple[int, str], list[_Part]] = defaultdict(list)
         for p in ready:
             if p.node is not None:
@@ -152,9 +151,9 @@ class RangesFetch:
         """Wait for an answer: what came, with the number of the range. Empty if only time passed,
         or what is wrong may pass. Raises `NotAuthorized`, `RecordsBroken`, `UnknownFormat`.
         """
-        begin_s = time.monotonic()
+        begin_s = self.cluster.clock.monotonic()
         came = [] if self._failed else self._next_answer()
-        self._waited_s += time.monotonic() - begin_s
+        self._waited_s += self.cluster.clock.monotonic() - begin_s
         pieces = self._settle(*came[0]) if came else []
         failed, self._failed = self._failed, []
         gone = {n for n, _ in failed}
@@ -188,7 +187,7 @@ class RangesFetch:
     def _send(self, lane: tuple[int, str], parts: list[_Part]) -> None:
         limits = [self._limit(p) for p in parts]
         most = min(self.settings.most_bytes, sum(limits))
-        late_s = time.monotonic() + 2 * self._request_ms / 1000
+        late_s = self.cluster.clock.monotonic() + 2 * self._request_ms / 1000
         sent = self._requests[lane] = _Request(lane, parts, limits, most, late_s)
         for p in parts:
             p.asked = True
@@ -204,14 +203,16 @@ class RangesFetch:
 
     def _next_answer(self) -> list[tuple[_Request, Any]]:
         """The next answer, if one comes before a request has to be sent or given up."""
-        now_s = time.monotonic()
+        now_s = self.cluster.clock.monotonic()
         times_s = [r.late_s for r in self._requests.values()]
         times_s += [p.not_before_s for p in self.parts if not p.asked and p.not_before_s > now_s]
         try:
             wait_s = max(0.0, min(times_s, default=now_s) - now_s)
             request, answer = self._answers.get(timeout=wait_s)
         except queue.Empty:
-            late = [r for r in self._requests.values() if r.late_s <= time.monotonic()]
+            late = [
+                r for r in self._requests.values() if r.late_s <= self.cluster.clock.monotonic()
+            ]
             return [(r, NoAnswer("no answer in time")) for r in late[:1]]
         # an answer may come after its request was given up
         under_way = self._requests.get(request.lane) is request
@@ -299,7 +300,7 @@ class RangesFetch:
     def _pause(self, p: _Part, code: int, pause_s: float = 0.0) -> None:
         """Ask again in a moment, unless nothing came for `patience_ms`."""
         patience_s = self.settings.patience_ms / 1000
-        p.not_before_s = time.monotonic() + min(max(pause_s, _PAUSE_S), patience_s)
+        p.not_before_s = self.cluster.clock.monotonic() + min(max(pause_s, _PAUSE_S), patience_s)
         if self._waited_s - p.since_s <= patience_s:
             return
         last = codes.code_name(code) if code in codes.FETCH_AGAIN else "no records"

@@ -6,7 +6,6 @@
 __all__ = ['Record', 'read_topic', 'read_both_levels']
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c002
-import time
 from typing import Any, Mapping, NamedTuple, cast
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c003
@@ -14,6 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPar
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c004
 from ..wire.login import for_librdkafka
+from ...protocol.clock import CLOCK
 from ...protocol.errors import BadOption, BrokerUnreachable
 
 # %% ../../../nbs/kafka/read/02_readers.ipynb #c007
@@ -43,7 +43,7 @@ def _read(
     conf: Mapping[str, Any], topic: str, isolation: str, timeout_s: float
 ) -> tuple[list[Record], dict[int, int]]:
     """The records, and the offset at which each partition ends."""
-    end = time.monotonic() + timeout_s
+    end = CLOCK.monotonic() + timeout_s
     consumer = Consumer(for_librdkafka(conf) | _READER | {"isolation.level": isolation})
     try:
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
@@ -76,12 +76,12 @@ def _read_to_end(
     consumer: Consumer, partitions: set[int], end: float
 ) -> tuple[list[Record], dict[int, int]]:
     """The records up to the present end of all partitions, which must be reached before `end` (by
-    time.monotonic()), and where each partition ends.
+    CLOCK.monotonic()), and where each partition ends.
     """
     records: list[Record] = []
     ends: dict[int, int] = {}
     while len(ends) < len(partitions):
-        if time.monotonic() > end:
+        if CLOCK.monotonic() > end:
             left = sorted(partitions - ends.keys())
             raise BrokerUnreachable(f"partitions {left} were not read to their end in time")
         # its types say that each part of a message may be missing, which is not so here
@@ -117,15 +117,15 @@ def read_both_levels(
     Raises `BadOption`, or `BrokerUnreachable` if one read takes longer than `timeout_s`, or a
     transaction stays open so long.
     """
-    end = time.monotonic() + timeout_s
+    end = CLOCK.monotonic() + timeout_s
     while True:
         committed, stable = _read(conf, topic, "read_committed", timeout_s)
         uncommitted, last = _read(conf, topic, "read_uncommitted", timeout_s)
         if stable == last:
             return committed, uncommitted
-        if time.monotonic() > end:
+        if CLOCK.monotonic() > end:
             raise _held_back(topic, stable, last)
-        time.sleep(0.05)
+        CLOCK.sleep(0.05)
 
 
 def _held_back(topic: str, stable: dict[int, int], last: dict[int, int]) -> BrokerUnreachable:

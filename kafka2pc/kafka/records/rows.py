@@ -6,7 +6,6 @@
 __all__ = ['Rows', 'lengths', 'payload_bytes', 'rows_of', 'rows_by_topic', 'join_rows']
 
 # %% ../../../nbs/kafka/records/03_rows.ipynb #c002
-import time
 from dataclasses import dataclass
 from typing import Callable, Iterable, Sequence
 
@@ -27,6 +26,7 @@ from kafka2pc.kafka.records.checks import (
     wanted_partitions,
 )
 from .varints import concat_fields, varints
+from ...protocol.clock import CLOCK
 
 # %% ../../../nbs/kafka/records/03_rows.ipynb #c007
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def rows_of(batch: pa.RecordBatch, *, now_ms: int | None = None) -> Rows:
         _as_bytes(values, "value"),
         None if keys is None else _as_bytes(keys, "key"),
         None if headers is None else _as_headers(headers),
-        (now_ms or int(time.time() * 1000)) if stamps is None else timestamps_ms(stamps),
+        (now_ms or int(CLOCK.now_ms())) if stamps is None else timestamps_ms(stamps),
         None if partitions is None else wanted_partitions(partitions),
     )
 

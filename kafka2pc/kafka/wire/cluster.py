@@ -27,6 +27,7 @@ from kafka2pc.kafka.wire.error_codes import (
     group_not_authorized,
     id_not_authorized,
 )
+from ...protocol.clock import CLOCK, Clock
 
 # %% ../../../nbs/kafka/wire/05_cluster.ipynb #c007
 _TRANSACTION = 1  # FindCoordinator's key type
@@ -40,8 +41,8 @@ class Cluster(Connection):
     the brokers were last asked. Arguments and errors are those of `Connection`.
     """
 
-    def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000) -> None:
-        super().__init__(conf, timeout_ms=timeout_ms)
+    def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000, clock: Clock = CLOCK) -> None:
+        super().__init__(conf, timeout_ms=timeout_ms, clock=clock)
         self.brokers_are_new = False  # none of them is too old: see `check_brokers`
         self.batch_bytes: dict[str, int] = {}
         self.leaders: dict[tuple[str, int], int] = {}

@@ -11,7 +11,6 @@ import logging
 import os
 import ssl
 import threading
-import time
 from contextlib import suppress
 from typing import Callable, Mapping
 
@@ -19,6 +18,7 @@ from typing import Callable, Mapping
 from ..options.librdkafka import API_TIMEOUT, MAX_BLOCK, TOKEN_PROVIDER, check_security
 from ..options.rules import MECHANISMS, VERIFY_HOST, plain_servers
 from .settings import whole_number
+from ...protocol.clock import CLOCK
 from ...protocol.errors import BadOption, NotAuthorized
 from ...protocol.kept import once_per_process
 
@@ -118,6 +118,10 @@ class TokenEnded(Exception):
     """The last token has ended, and the next one is asked for."""
 
 
+def _now_s() -> float:
+    return CLOCK.now_ms() / 1000
+
+
 class Tokens:
     """The tokens of one function for one process. The first one is asked for at once, the others by
     a thread of its own. Raises `NotAuthorized` if the function gives no first token.
@@ -136,7 +140,7 @@ class Tokens:
         `NotAuthorized` if the token has ended and the function fails, `TokenEnded` until it has
         answered.
         """
-        if time.time() < self._ends:
+        if _now_s() < self._ends:
             return self._token, self._ends
         if self._failed:
             raise self._failed
@@ -151,7 +155,7 @@ class Tokens:
         except Exception as e:  # it may hold a secret, so only its type is reported
             raise self._no_token(e) from None
         self._token, self._ends, self._failed = token, ends, None
-        self._renew_at = time.time() + _RENEW_AT * (ends - time.time())
+        self._renew_at = _now_s() + _RENEW_AT * (ends - _now_s())
 
     def _no_token(self, e: Exception) -> NotAuthorized:
         why = "This function gave no token."
@@ -165,15 +169,15 @@ class Tokens:
 
     def _go_on(self) -> None:
         while True:
-            self._wanted.wait(max(1, self._renew_at - time.time()))
+            self._wanted.wait(max(1, self._renew_at - _now_s()))
             self._wanted.clear()
             try:
                 self._renew()
             except NotAuthorized as e:
                 _LOG.warning("asking again: %s", e.what)
                 self._failed = e
-                left_s = self._ends - time.time()
-                self._renew_at = time.time() + min(_PAUSE_S, left_s / 4)
+                left_s = self._ends - _now_s()
+                self._renew_at = _now_s() + min(_PAUSE_S, left_s / 4)
 
 
 def _provider(conf: Mapping) -> str:

@@ -9,7 +9,6 @@ __all__ = ['NEW_TOPIC_S', 'TopicInfo', 'topics_request', 'topic_rows', 'topic_id
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c002
 import random
-import time
 from dataclasses import dataclass, field
 from typing import Callable, Iterable, Mapping
 
@@ -232,9 +231,10 @@ def await_topics(
 ) -> dict[str, TopicInfo]:
     """`describe_topics`, when all of these are known, or after `wait_s`."""
     names = set(names)
-    end = time.monotonic() + wait_s
+    clock = connection.clock
+    end = clock.monotonic() + wait_s
     while len(found := describe_topics(connection, names)) < len(names):
-        if time.monotonic() > end:
+        if clock.monotonic() > end:
             break
-        time.sleep(0.1)
+        clock.sleep(0.1)
     return found

@@ -6,7 +6,6 @@
 __all__ = ['GATHER_BYTES', 'GATHER_PARTITIONS', 'GATHER_S', 'Gathered', 'ColumnTransaction']
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c002
-import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, Iterator, Mapping
@@ -42,12 +41,13 @@ def _wait_for_topic(
     """The partitions of a topic that was missing: it is created, if the brokers do so. A new one
     may need a moment until all brokers know it: `known_s`, or `created_s` if they create it.
     """
-    end = time.monotonic() + (created_s if sender.create(topic) else known_s)
+    clock = sender.cluster.clock
+    end = clock.monotonic() + (created_s if sender.create(topic) else known_s)
     while not (partitions := sender.leaders([topic])[topic]):
-        if time.monotonic() > end:
+        if clock.monotonic() > end:
             unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
             raise delivery_error(label, {(topic, -1): (unknown, 1, 0)})
-        time.sleep(0.1)
+        clock.sleep(0.1)
     return partitions
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c028
@@ -151,7 +151,7 @@ class ColumnTransaction(TransactionBase):
         self._sender: Sender | None = None
         self._dealers: dict[str, Dealer] = {}
         self._gathered: dict[str, Gathered] = defaultdict(Gathered)
-        self._sent = 0.0  # when rows were last sent, by time.monotonic()
+        self._sent = 0.0  # when rows were last sent, by the cluster's clock
         self._written = 0
         self._oldest_ms: int | None = None
 
@@ -171,8 +171,8 @@ class ColumnTransaction(TransactionBase):
             implicit_add=self.version >= 5,
             **_waits(self._settings, None if self.two_phase else self.timeout_ms),
         )
-        self._identity["started_ms"] = int(time.time() * 1000)
-        self._sent = time.monotonic()
+        self._identity["started_ms"] = int(self.cluster.clock.now_ms())
+        self._sent = self.cluster.clock.monotonic()
         return self
 
     def _begun(self) -> Sender:
@@ -200,7 +200,8 @@ class ColumnTransaction(TransactionBase):
     def _may_wait(self) -> bool:
         waiting = sum(gathered.bytes for gathered in self._gathered.values())
         few = all(self._dealers[topic].partitions < GATHER_PARTITIONS for topic in self._gathered)
-        return not few and waiting < GATHER_BYTES and time.monotonic() - self._sent < GATHER_S
+        since_s = self.cluster.clock.monotonic() - self._sent
+        return not few and waiting < GATHER_BYTES and since_s < GATHER_S
 
     def _send(self) -> None:
         sender = self._begun()
@@ -209,7 +210,7 @@ class ColumnTransaction(TransactionBase):
                 sender.put(section)
         self._gathered.clear()
         sender.step()
-        self._sent = time.monotonic()
+        self._sent = self.cluster.clock.monotonic()
 
     def _batch_bytes(self, topic: str) -> int:
         most = self._settings["batch.size"]

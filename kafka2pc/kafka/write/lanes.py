@@ -6,7 +6,6 @@
 __all__ = ['IN_FLIGHT', 'PAUSED', 'FIRST_PAUSE_S', 'LONGEST_PAUSE_S', 'Batch', 'Lane']
 
 # %% ../../../nbs/kafka/write/05_lanes.ipynb #c002
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Sequence
@@ -111,7 +110,7 @@ class Lane:
         return smaller
 
     def next_batch(self, now: float) -> Batch | None:
-        """The batch that may be sent now (by time.monotonic()), or None."""
+        """The batch that may be sent at the time `now`, or None."""
         if now < self.not_before or self.flying >= (IN_FLIGHT if self.sure else 1):
             return None
         batch = next((b for b in self.batches if not b.flying), None)
@@ -146,14 +145,13 @@ class Lane:
         self.last = max(self.last, offset + batch.count - 1) if self.first >= 0 else -1
         self.records += batch.count
 
-    def send_again(self, code: int, silence: str = "") -> None:
-        """A batch did not arrive: send what is here again, one batch at a time, after a pause.
-        `silence`: why there was no answer, if there was none.
+    def send_again(self, now: float, code: int, silence: str = "") -> None:
+        """A batch did not arrive: send what is here again, one batch at a time, after a pause that
+        begins `now`. `silence`: why there was no answer, if there was none.
         """
         self.sure = False
         self.trouble = code
         self.silence = silence
-        now = time.monotonic()
         # several batches were flying, and each has an answer
         if now >= self.not_before:
             self.not_before = now + self.pause_s

@@ -6,7 +6,6 @@
 __all__ = ['FIRST_PAUSE_S', 'LONGEST_PAUSE_S', 'ANSWER_MS', 'Where', 'Leaders']
 
 # %% ../../../nbs/kafka/write/04_leaders.ipynb #c002
-import time
 from collections import Counter
 from typing import Iterable
 
@@ -80,7 +79,7 @@ class Leaders:
         and does not wait. Raises `NotAuthorized`.
         """
         found = self._take_answer()
-        now = time.monotonic()
+        now = self.cluster.clock.monotonic()
         if self._lost and self._answer is None and now >= self._not_before:
             self._not_before = now + self._pause_s
             self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

@@ -7,7 +7,6 @@ __all__ = ['BEGIN_MS', 'RowWriter', 'RowTransaction']
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c002
 import json
-import time
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Self
 
@@ -38,6 +37,7 @@ from kafka2pc.kafka.write.deliveries import (
     topic_ids,
 )
 from .settings import open_producer, producer_conf, transaction_conf
+from ...protocol.clock import CLOCK
 from kafka2pc.protocol.errors import (
     BadOption,
     BrokerUnreachable,
@@ -164,8 +164,8 @@ class RowWriter:
         """Wait for every record. By `poll`: the client's own `flush` would call back with a fatal
         error pending, and that ends in exceptions that hide it.
         """
-        end = time.monotonic() + seconds
-        while len(self._opened()) and time.monotonic() < end:
+        end = CLOCK.monotonic() + seconds
+        while len(self._opened()) and CLOCK.monotonic() < end:
             self._serve(0.1)
 
     def _unreachable(self) -> Exception:
@@ -219,8 +219,8 @@ class RowWriter:
         """The queue is full: let deliveries happen and try again, at most as long as a delivery may
         take.
         """
-        end = time.monotonic() + self.conf["message.timeout.ms"] / 1000
-        while time.monotonic() < end:
+        end = CLOCK.monotonic() + self.conf["message.timeout.ms"] / 1000
+        while CLOCK.monotonic() < end:
             self._serve(0.1)
             try:
                 return self._opened().produce(*row, **more)
@@ -243,10 +243,10 @@ class RowWriter:
         auto.create.topics.enable is on, it is created). A new one may need a moment until all
         brokers know it.
         """
-        end = time.monotonic() + wait_s
+        end = CLOCK.monotonic() + wait_s
         error = self._metadata_error(topic)
-        while error and error.name() in _NEW_TOPIC and time.monotonic() < end:
-            time.sleep(0.1)
+        while error and error.name() in _NEW_TOPIC and CLOCK.monotonic() < end:
+            CLOCK.sleep(0.1)
             error = self._metadata_error(topic)
         if error:
             raise self._refused(error, topic, 0)
@@ -344,7 +344,7 @@ class RowTransaction(RowWriter, TransactionBase):
         except BaseException:
             self._producer = None
             raise
-        self._identity["started_ms"] = int(time.time() * 1000)
+        self._identity["started_ms"] = int(CLOCK.now_ms())
         return self
 
     def _init(self) -> None:
@@ -402,8 +402,8 @@ class RowTransaction(RowWriter, TransactionBase):
         """librdkafka's next statistics; older ones in the queue are dropped."""
         self._serve(0)
         self._reports.statistics = None
-        end = time.monotonic() + wait_s
-        while self._reports.statistics is None and time.monotonic() < end:
+        end = CLOCK.monotonic() + wait_s
+        while self._reports.statistics is None and CLOCK.monotonic() < end:
             self._serve(0.1)
         if self._reports.statistics is None:
             raise PrecommitFailed(f"{self.label}: the client gave no statistics within {wait_s} s")

@@ -8,7 +8,6 @@ __all__ = ['BUFFER_BYTES', 'REQUEST_BYTES', 'REQUEST_LANES', 'Sender']
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c002
 import heapq
 import queue
-import time
 from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from functools import partial
@@ -74,10 +73,11 @@ class Sender:
         self._paused = []  # a heap of (time, number, lane)
         self._numbers = count()
         self._flying = Counter()  # requests to each node
-        self._answers: queue.Queue[tuple] = queue.Queue()
+        self._clock = cluster.clock
+        self._answers: queue.Queue[tuple] = self._clock.mailbox()
         self._oldest = deque()  # batches in the order in which they were put
         # time between two steps is no time that a broker took
-        self._stepped = time.monotonic()
+        self._stepped = self._clock.monotonic()
         self._idle_s = 0.0
 
     def create(self, topic: str) -> bool:
@@ -116,8 +116,8 @@ class Sender:
 
     def wait_for_answers(self, seconds: float = 5) -> None:
         """Wait until no answer is awaited any more, whatever it says, at most so many seconds."""
-        end = time.monotonic() + seconds
-        while self._flying.total() and time.monotonic() < end:
+        end = self._clock.monotonic() + seconds
+        while self._flying.total() and self._clock.monotonic() < end:
             with suppress(queue.Empty):
                 node, _, _ = self._answers.get(timeout=0.1)
                 self._flying[node] -= 1
@@ -126,7 +126,7 @@ class Sender:
         """Take the answers that are there (or wait for one, at most `wait_s`), and send what may be
         sent. Raises what `put` raises.
         """
-        self._idle_s += time.monotonic() - self._stepped
+        self._idle_s += self._clock.monotonic() - self._stepped
         self._send_ready()
         try:
             if wait_s:
@@ -137,7 +137,7 @@ class Sender:
             pass
         self._check_late()
         self._send_ready()
-        self._stepped = time.monotonic()
+        self._stepped = self._clock.monotonic()
 
     def _queue(self, lane: Lane) -> None:
         """Look at this lane when its leader is next sent to."""
@@ -152,7 +152,7 @@ class Sender:
         for where in self._leaders.find():
             if where in self.lanes:
                 self._queue(self.lanes[where])
-        now = time.monotonic()
+        now = self._clock.monotonic()
         while self._paused and self._paused[0][0] <= now:
             _, _, lane = heapq.heappop(self._paused)
             lane.queue = None
@@ -207,7 +207,7 @@ class Sender:
                 raise self._refused(lane, batch, code)
         for lane, _, code in results:
             if code:
-                lane.send_again(code)
+                lane.send_again(self._clock.monotonic(), code)
             else:
                 lane.added = True
         return not any(answers.values())
@@ -245,7 +245,8 @@ class Sender:
             answer = answers.get(lane.where)
             if answer is None:
                 silence = future.exception or "an answer without this partition"
-                lane.send_again(codes.NETWORK_EXCEPTION, str(silence))
+                now = self._clock.monotonic()
+                lane.send_again(now, codes.NETWORK_EXCEPTION, str(silence))
                 self._leaders.lose(lane.where)
             else:
                 self._take(lane, batch, answer)
@@ -264,7 +265,7 @@ class Sender:
                 lane.trouble, lane.silence = 0, ""
                 self._leaders.calm()
         elif code in codes.PRODUCE_AGAIN or early:
-            lane.send_again(code)
+            lane.send_again(self._clock.monotonic(), code)
             if code in codes.LEADER_MOVES:
                 self._leaders.lose(lane.where, _hint(answer))
         elif code in codes.BATCH_TOO_LARGE and batch.count > 1:
@@ -291,7 +292,7 @@ class Sender:
     def _check_late(self) -> None:
         while self._oldest and self._oldest[0].done:
             self._oldest.popleft()
-        now = time.monotonic() - self._idle_s
+        now = self._clock.monotonic() - self._idle_s
         if not self._oldest or now - self._oldest[0].since < self.delivery_ms / 1000:
             return
         late = [lane for lane in self.lanes.values() if lane.batches]

@@ -7,7 +7,6 @@ __all__ = ['check_readers', 'check_hanging', 'check_leftovers', 'check_decisions
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c002
 import shlex
-import time
 from typing import Iterator, Mapping, Sequence
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c003
@@ -35,6 +34,7 @@ from kafka2pc.operations.survey import (
     spell_left,
     spell_time,
 )
+from ...protocol.clock import CLOCK
 from ...protocol.errors import NotAuthorized
 from ...protocol.log.questions import newest_commit
 from ...protocol.participant import list_some
@@ -67,7 +67,7 @@ _NAMED = 5  # transactions of one finding that are named
 def _age_ms(holder: OpenProducer, known: Mapping[int, FoundTransaction]) -> float:
     if holder.producer_id in known:
         return known[holder.producer_id].age_ms
-    return time.time() * 1000 - holder.last_ms
+    return CLOCK.now_ms() - holder.last_ms
 
 
 def _held_back(

@@ -9,12 +9,12 @@ __all__ = ['BatchHistory', 'count_aborts', 'BatchLine', 'batch_line', 'warn_if_l
 import logging
 import os
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c003
+from ...protocol.clock import CLOCK
 from ...protocol.errors import TwoPhaseError, describe_error
 from ...protocol.history import Event, History, requests_of, watcher
 from ...protocol.kept import Kept
@@ -198,6 +198,6 @@ def log_batch(messages: Sequence[CommitMessage], events: Sequence[Event], swept:
         _LOG.setLevel(logging.INFO)
     if os.environ.get("KAFKA2PC_LOG") and not _LOG.handlers:
         _LOG.addHandler(logging.StreamHandler(sys.__stderr__))
-    now_ms = time.time() * 1000
+    now_ms = CLOCK.now_ms()
     _LOG.info("%s", batch_line(messages, events, now_ms, swept))
     warn_if_late(messages, now_ms)

@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import tempfile
-import time
 import uuid
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Iterator, cast
 from ...backends.places import masked
 from ...decision_logs.files import FileLog
 from ...kafka.participant import KafkaParticipant
+from ...protocol.clock import CLOCK
 from ...protocol.driver import Driver
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -73,13 +73,13 @@ def close_key(driver: Driver, days: int) -> None:
     """
     with tidying_up():
         if not _is_closed(driver.log.listing()):
-            claim(driver, 1, expires_ms=int(time.time() * 1000) + days * _DAY_MS)
+            claim(driver, 1, expires_ms=int(CLOCK.now_ms()) + days * _DAY_MS)
         place = driver.log.place.rpartition("/")[0] or driver.log.place
-        if time.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S:
+        if CLOCK.monotonic() - _PURGED.get(place, -_PURGE_S) < _PURGE_S:
             return
-        _PURGED[place] = time.monotonic()
+        _PURGED[place] = CLOCK.monotonic()
         # `decisionLog` names a place of many logs
-        purge_keys(cast(NamedLog, driver.log), time.time() * 1000)
+        purge_keys(cast(NamedLog, driver.log), CLOCK.now_ms())
 
 
 def _is_closed(seen: Listing) -> bool:
@@ -296,7 +296,7 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     query_id = query_id_of(options.query.key) if options.query.key else str(uuid.uuid4())
     folder = "" if options.query.decision_log else _folder_of(query_id)
     if folder:
-        remove_folders(time.time() - _DAY_MS / 1000 - participant.timeout_ms / 1000)
+        remove_folders(CLOCK.now_ms() / 1000 - _DAY_MS / 1000 - participant.timeout_ms / 1000)
     log = _batch_log(options, query_id, folder)
     driver = make_driver(options.query, query_id, log, [participant])
     driver = under_key(driver, options.query.key)

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import pickle
-import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -21,6 +20,7 @@ from typing import Any, Iterator, Sequence
 from ...backends.places import masked
 from ...kafka.cluster_check import ClusterFacts
 from ...kafka.participant import KafkaParticipant
+from ...protocol.clock import CLOCK
 from ...protocol.driver import Driver
 from ...protocol.errors import LostTransaction, OutcomeUnknown, describe_error
 from ...protocol.log.questions import commit_of
@@ -50,7 +50,7 @@ def give_up(driver: Driver, plan: Plan, messages: Sequence[CommitMessage], *, ki
     parity = plan.batch_id % 2
     if killed:
         sweep(driver, plan.token, parity)
-        time.sleep(KILLED_S)
+        CLOCK.sleep(KILLED_S)
     sweep_and_check([driver], plan.token, parity)
     return True
 

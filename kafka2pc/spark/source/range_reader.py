@@ -6,7 +6,6 @@
 __all__ = ['fetch_ranges', 'source_schema', 'to_arrow', 'bind_ranges', 'read_ranges']
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c002
-import time
 from base64 import b64decode
 from dataclasses import replace
 from typing import Any, Collection, Iterable, Iterator, Sequence
@@ -31,6 +30,7 @@ from ...kafka.read.fetcher import NotFetched, Wanted, fetch
 from ...kafka.read.settings import fetch_settings
 from ...kafka.records.decoder import HEADERS, Columns
 from ...kafka.wire import error_codes as codes
+from ...protocol.clock import CLOCK
 from kafka2pc.protocol.errors import (
     BrokerUnreachable,
     RecordsBroken,
@@ -177,7 +177,7 @@ def _rest(
     if bounds.end < r.end:
         return None, Loss(TopicRecreated, f"{where}: the log ends at offset {bounds.end}")
     if e.code in codes.WRONG_TOPIC_ID and may_wait:
-        time.sleep(_BEHIND_S)
+        CLOCK.sleep(_BEHIND_S)
         return replace(r, begin=e.offset), None
     raise BrokerUnreachable(f"{where}: {e}", why=_NO_RECORDS, risk=NOTHING_READ) from None
 
@@ -281,7 +281,7 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[pa.
     ranges = list(ranges)
     untouched = {r.part for r in ranges if r.begin == EARLIEST}
     rest = bind_ranges(options, ranges)
-    came_s = time.monotonic()
+    came_s = CLOCK.monotonic()
     while rest:
         failed = []
         for r, rows in fetch_ranges(options, rest):
@@ -290,6 +290,6 @@ def read_ranges(options: SourceOptions, ranges: Iterable[Range]) -> Iterator[pa.
                 continue
             untouched.discard(r.part)
             yield to_arrow(rows, r)
-            came_s = time.monotonic()
-        may_wait = time.monotonic() - came_s < options.wait_ms / 1000
+            came_s = CLOCK.monotonic()
+        may_wait = CLOCK.monotonic() - came_s < options.wait_ms / 1000
         rest = _remaining(options, failed, untouched, may_wait)

@@ -7,11 +7,11 @@ __all__ = ['RATE_OPTIONS', 'duration_ms', 'Rate', 'parse_rate', 'Tries', 'parse_
 
 # %% ../../../nbs/spark/source/08_rate.ipynb #c002
 import re
-import time
 from dataclasses import dataclass
 from typing import Callable, Mapping
 
 # %% ../../../nbs/spark/source/08_rate.ipynb #c003
+from ...protocol.clock import CLOCK
 from ...protocol.errors import BadOption
 from ..sink.options import Option, number_option
 
@@ -122,7 +122,7 @@ def parse_tries(given: Mapping[str, str]) -> Tries | None:
 
 # %% ../../../nbs/spark/source/08_rate.ipynb #c016
 def _clock_ms() -> float:
-    return time.monotonic() * 1000
+    return CLOCK.monotonic() * 1000
 
 
 class Wait:

@@ -8,7 +8,6 @@ __all__ = ['drop_unwanted', 'limit_snapshot', 'RangePartition', 'StreamReader', 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c002
 import logging
 import os
-import time
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
@@ -19,6 +18,7 @@ from confluent_kafka.admin import OffsetSpec
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c005
 from ...kafka.read.settings import without_use
+from ...protocol.clock import CLOCK
 from ...protocol.errors import TopicRecreated
 from kafka2pc.spark.interfaces import (
     DataSourceReader,
@@ -131,7 +131,7 @@ def _compare(ask: Questions, options: SourceOptions, start: Offsets) -> tuple[Sn
     snapshot = _look_behind(ask, start, take_snapshot(ask, options))
     if not find_losses(start, snapshot):
         return snapshot, []
-    time.sleep(1)
+    CLOCK.sleep(1)
     snapshot = _look_behind(ask, start, take_snapshot(ask, options))
     return snapshot, find_losses(start, snapshot)
 
