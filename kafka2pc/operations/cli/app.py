@@ -187,7 +187,36 @@ def _soak(minutes: float, output: Path, tell: Callable, console: Console) -> Any
 
     return soak(minutes, output, tell, show=console.print)
 
+# %% ../../../nbs/operations/cli/04_app.ipynb #c128
+def _play_seeds(kinds: list[str], first: int, count: int, console: Console) -> bool:
+    """Play so many seeds of each kind; print what was met, and each one that went wrong. Is one
+    wrong?
+    """
+    from kafka2pc.proof.simulation.seeds import HISTORIES, play_seeds, shortest
+
+    unknown = [kind for kind in kinds if kind not in HISTORIES]
+    if unknown:
+        raise typer.BadParameter(f"choose of {', '.join(HISTORIES)}", param_hint="--histories")
+    kinds = kinds or list(HISTORIES)
+    with Progress(TextColumn("histories"), BarColumn(), MofNCompleteColumn()) as bar:
+        task = bar.add_task("", total=count * len(kinds))
+        played = play_seeds(kinds, first, count, lambda p: bar.update(task, completed=p.count))
+    console.print(played.table(), highlight=False, soft_wrap=True)
+    for kind, seed in played.wrong:
+        console.print(str(shortest(kind, seed)), highlight=False, soft_wrap=True, markup=False)
+    console.print(str(played), highlight=False, soft_wrap=True)
+    return bool(played.wrong)
+
 # %% ../../../nbs/operations/cli/04_app.ipynb #c123
+_Seeds = Annotated[
+    int, typer.Option(min=0, help="Only play so many simulated histories, from --seed on.")
+]
+_Histories = Annotated[
+    list[str] | None,
+    typer.Option(help="Kinds of simulated histories; all of them if not given."),
+]
+
+
 @app.command()
 def drill(
     only: Annotated[
@@ -206,14 +235,19 @@ def drill(
         int | None,
         typer.Option(help="Seed of the pipelines and of the walk.", show_default="random"),
     ] = None,
+    seeds: _Seeds = 0,
+    histories: _Histories = None,
     output: Annotated[
         Path, typer.Option(help="Where the history of a drill that ended badly is kept.")
     ] = Path("output"),
 ) -> None:
     """Crash queries at every point, into one store and two, play hard cases, crash pipelines, walk;
-    an independent consumer counts. Status 0: all as expected.
+    an independent consumer counts. Or play simulated histories of the client, without a broker.
+    Status 0: all as expected.
     """
     console = Console()
+    if seeds:
+        raise typer.Exit(_play_seeds(histories or [], seed or 0, seeds, console))
     seed = random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
         from kafka2pc.proof.drills.one_store import play_all, summary

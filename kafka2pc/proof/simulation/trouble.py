@@ -152,8 +152,16 @@ def _act(world: World) -> None:
     world.clock.at(world.clock.dice.expovariate(2), lambda: _act(world))
 
 
-def world_of(seed: int, *, until_s: float = 30.0, limit_s: float = 900.0) -> World:
-    """A cluster and its troubles, as this seed has them. One seed of ten has none at all."""
+def world_of(
+    seed: int,
+    *,
+    until_s: float = 30.0,
+    limit_s: float = 900.0,
+    without: frozenset[str] = frozenset(),
+) -> World:
+    """A cluster and its troubles, as this seed has them, `without` some kinds. One seed of ten has
+    none at all.
+    """
     clock = VirtualClock(seed, limit_s)
     dice = clock.dice
     bumps = dice.random() < 0.85
@@ -161,6 +169,7 @@ def world_of(seed: int, *, until_s: float = 30.0, limit_s: float = 900.0) -> Wor
     kinds = [k for k in (*ACTS, *LASTING) if dice.random() < 0.4]
     if dice.random() < 0.1:
         kinds = []
+    kinds = [k for k in kinds if k not in without]
     world = World(clock, brokers, Network(brokers), kinds, until_s)
     if kinds:
         clock.at(dice.choice((0, 0, 0.5)), lambda: _storm(world))
