@@ -32,6 +32,7 @@ from kafka2pc.decision_logs.topic.bookmark import Bookmark
 from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK, LAST_STABLE, end_of_topic
 from kafka2pc.decision_logs.topic.settings import read_settings
+from kafka2pc.kafka.client import close_cluster
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
@@ -208,6 +209,15 @@ def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purge
         assert (reader.batches(), reader.chain(4) + reader.chain(5)) == ([4, 5], kept)
     longer = record(6, n=5000)
     assert log.create(longer) == longer and again(log).chain(6) == [longer]
+
+
+def test_a_log_goes_on_when_another_part_of_the_process_has_closed_the_connection(kafka):
+    conf = kafka.client_conf | {"client.id": uuid.uuid4().hex}
+    log = TopicLog(conf, "decisions", uuid.uuid4().hex, within_ms=3000)
+    first = log.create(record())
+    close_cluster(conf)
+    assert log.chain(7) == [first]
+    close_cluster(conf)
 
 
 def test_all_names_of_a_topic_share_one_reader(kafka):

@@ -80,27 +80,27 @@ THREE = batches(["q/0.0", "q/0.1", "q/1.0"])
 
 def test_no_read_succeeds_without_a_batch_that_cannot_be_read():
     broker = Broker(THREE | {1: THREE[1][:-1] + b"?"})
-    tail = Tail(broker, "d", ("q/", "q:"))
+    tail = Tail("d", ("q/", "q:"))
     for _ in range(3):
         with pytest.raises(BrokerUnreachable, match="topic d-0, offset 1: the checksum"):
-            tail.read(3, 300)
+            tail.read(broker, 3, 300)
         assert (tail.at, list(tail.found), tail.records) == (1, ["q/0.0"], 1)
     broker.log = THREE  # another replica leads
-    tail.read(3, 300)
+    tail.read(broker, 3, 300)
     assert (tail.at, list(tail.found), tail.records) == (3, ["q/0.0", "q/0.1", "q/1.0"], 3)
 
 
 def test_a_read_ends_at_its_end_behind_gaps_and_aborted_records_and_goes_on_there():
     log = {0: THREE[0], 4: batch(4, "q/1.0"), 5: batch(5, "q/2.0", producer_id=2)}
     broker = Broker(log | {6: batch(6, "another/0.0"), 7: batch(7, "q/3.0")})
-    tail = Tail(broker, "d", ("q/", "q:"))
-    tail.read(6, 300)
+    tail = Tail("d", ("q/", "q:"))
+    tail.read(broker, 6, 300)
     assert (tail.at, list(tail.found), tail.records) == (6, ["q/0.0", "q/1.0"], 2)
-    tail.read(8, 300)
+    tail.read(broker, 8, 300)
     assert tail.found == {"q/0.0": {b"x": 0}, "q/1.0": {b"x": 4}, "q/3.0": {b"x": 7}}
     assert (tail.at, tail.records) == (8, 4)
     with pytest.raises(CorruptDecision, match="ends at 7, and was read to 8"):
-        tail.read(7, 300)
+        tail.read(broker, 7, 300)
 
 
 @pytest.mark.parametrize(
@@ -113,18 +113,19 @@ def test_a_read_ends_at_its_end_behind_gaps_and_aborted_records_and_goes_on_ther
 )
 def test_a_read_that_cannot_reach_its_end_keeps_what_it_has_and_says_why(codes, error, reason):
     broker = Broker(THREE | {3: batch(3, "q/1.1", producer_id=2)}, codes)
-    tail = Tail(broker, "d")
+    tail = Tail("d")
     with pytest.raises(error, match=reason):
-        tail.read(5, 300)
+        tail.read(broker, 5, 300)
     assert tail.found and broker.clock.at_s < 0.5
     broker.log[4] = batch(4, "q/2.0")
     broker.codes = [6, 0]  # another broker leads
-    tail.read(5, 300)
+    tail.read(broker, 5, 300)
     assert (tail.at, list(tail.found)) == (5, ["q/0.0", "q/0.1", "q/1.0", "q/2.0"])
 
 
 def test_a_read_that_makes_progress_has_no_end_and_is_logged(caplog):
-    Tail(Broker(batches(["q/0.0"] * 6), each_s=4), "d").read(6, within_ms=300)
+    broker = Broker(batches(["q/0.0"] * 6), each_s=4)
+    Tail("d").read(broker, 6, within_ms=300)
     needed = "decision log kafka:d: %d s were needed to read to offset %d of 6"
     said = [message for message in caplog.messages if message.startswith("decision log kafka")]
     # the broker is always asked one batch ahead

@@ -402,8 +402,9 @@ class TopicLog(NamedLog):
         for open transactions.
         """
         tail = self.tail = self.tail or self._open()
-        until, tail.epoch = end_of_topic(self._cluster, self.topic, end)
-        tail.read(until, self.within_ms)
+        cluster = self._cluster
+        until, tail.epoch = end_of_topic(cluster, self.topic, end)
+        tail.read(cluster, until, self.within_ms)
 
     def _open(self) -> Tail:
         """A reader of the keys of this name, which begins at the bookmark."""
@@ -411,7 +412,7 @@ class TopicLog(NamedLog):
         at = bookmark.load()
         if not at:
             warn_if_long(self.topic, self._settings, _missing_right(bookmark))
-        return Tail(self._cluster, self.topic, Keys(self.name).starts(), at)
+        return Tail(self.topic, Keys(self.name).starts(), at)
 
     def _read_all(self) -> Tail:
         """From now on keep the keys of all names, and share them with the siblings."""
@@ -419,7 +420,7 @@ class TopicLog(NamedLog):
             return self.tail
         self.close()
         # no bookmark: it would be a group for each idempotence key
-        tail = self.tail = Tail(self._cluster, self.topic)
+        tail = self.tail = Tail(self.topic)
         warn_if_long(self.topic, self._settings)
         return tail
 

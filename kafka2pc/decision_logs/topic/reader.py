@@ -57,15 +57,12 @@ _WAIT_MS = 50  # how long a broker waits for a record before it answers without 
 
 class Tail:
     """The records of partition 0 of a topic whose keys begin with one of `starts`, from the offset
-    `at` on; each `read` continues where the last one stopped. `found`: for each key its different
-    values, each with the first offset at which it was read. `epoch`: the leader's, when the end was
-    asked for the last time. `records`: how many were read.
+    `at` on; each `read` continues where the last one stopped. It keeps no connection. `found`: for
+    each key its different values, each with the first offset at which it was read. `epoch`: the
+    leader's, when the end was asked for the last time. `records`: how many were read.
     """
 
-    def __init__(
-        self, cluster: Cluster, topic: str, starts: tuple[str, ...] = EVERY_NAME, at: int = 0
-    ) -> None:
-        self._cluster = cluster
+    def __init__(self, topic: str, starts: tuple[str, ...] = EVERY_NAME, at: int = 0) -> None:
         self.topic = topic
         self.starts = starts
         self.at = at
@@ -73,7 +70,7 @@ class Tail:
         self.records = 0
         self.found: dict[str, dict[bytes, int]] = {}
 
-    def read(self, end: int, within_ms: int) -> None:
+    def read(self, cluster: Cluster, end: int, within_ms: int) -> None:
         """Read up to the offset `end`, however long that takes. Raises `BrokerUnreachable` if
         nothing arrives for `within_ms` or a batch is damaged, `CorruptDecision` if the topic is not
         the one of before, `NotAuthorized`, `UnknownFormat`.
@@ -84,23 +81,22 @@ class Tail:
                 why="It was deleted and made again, or cut off.",
             )
         try:
-            self._take_all(end, within_ms)
+            self._take_all(cluster, end, within_ms)
         except RecordsBroken as e:
             raise BrokerUnreachable(f"topic {e.what}", why=e.why, action=e.action) from None
         # what is behind the last record: markers, aborted records, and gaps
         self.at = end
 
-    def _take_all(self, end: int, within_ms: int) -> None:
-        clock = self._cluster.clock
-        began = clock.monotonic()
+    def _take_all(self, cluster: Cluster, end: int, within_ms: int) -> None:
+        began = cluster.clock.monotonic()
         report = began + _SLOW_S
         wanted = Wanted(self.topic, 0, self.at, end)
         settings = FetchSettings(wait_ms=_WAIT_MS, patience_ms=within_ms)
-        for _, rows in fetch(self._cluster, [wanted], settings):
+        for _, rows in fetch(cluster, [wanted], settings):
             if isinstance(rows, NotFetched):
                 raise self._stopped(rows, end)
             self._take(rows)
-            now = clock.monotonic()
+            now = cluster.clock.monotonic()
             if now > report:
                 self._report(now - began, end)
                 report = now + _SLOW_S
