@@ -213,7 +213,7 @@ def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purge
 
 def test_a_log_goes_on_when_another_part_of_the_process_has_closed_the_connection(kafka):
     conf = kafka.client_conf | {"client.id": uuid.uuid4().hex}
-    log = TopicLog(conf, "decisions", uuid.uuid4().hex, within_ms=3000)
+    log = TopicLog(conf, uuid.uuid4().hex, "q")
     first = log.create(record())
     close_cluster(conf)
     assert log.chain(7) == [first]
