@@ -36,7 +36,7 @@ from kafka2pc.proof.drills.one_store import (
     together,
 )
 from kafka2pc.proof.drills.scenario import NotExactlyOnce, Scenario, Watcher
-from kafka2pc.proof.drills.stage import Stage
+from kafka2pc.proof.drills.setups import Setup
 from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_scenario
 from kafka2pc.proof.drills.walks import BLOWS, steps, take
 
@@ -44,21 +44,21 @@ pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
-    """The stage with so many nodes, which all drills of this file share."""
+def setups(tmp_path_factory):
+    """The setup with so many nodes, which all drills of this file share."""
     with ExitStack() as started:
 
         @cache
         def of(nodes):
             folder = tmp_path_factory.mktemp(f"nodes-{nodes}")
-            return started.enter_context(Stage(folder, nodes, progress=None))
+            return started.enter_context(Setup(folder, nodes, progress=None))
 
         yield of
 
 
 @pytest.fixture(scope="module")
-def stage(stages):
-    return stages(1)
+def setup(setups):
+    return setups(1)
 
 
 def drill_of(how, kind="point", **fields):
@@ -110,14 +110,14 @@ def drill_at(victim, points):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("victim", "points"), list(turns()))
-def test_every_row_is_there_once_when_it_dies_at(victim, points, stages, tmp_path):
+def test_every_row_is_there_once_when_it_dies_at(victim, points, setups, tmp_path):
     drill = drill_at(victim, points)
-    stage = stages(drill.nodes)
-    job = stage.job()
+    setup = setups(drill.nodes)
+    job = setup.job()
     if not job.alive:
         job.start()
     jvm = job.jvm
-    played = play(drill, stage, tmp_path)
+    played = play(drill, setup, tmp_path)
     assert (played.found, played.crashes) == ("", len(points))
     assert (job.jvm != jvm) == (victim in (JVM, PYTHON)), "who died, and who did not"
     assert played.restore_s > 0
@@ -150,8 +150,8 @@ def as_parameter(drill):
 
 
 @pytest.mark.parametrize("drill", [as_parameter(drill) for drill in CASES])
-def test_case(drill, stages, tmp_path):
-    assert play(drill, stages(drill.nodes), tmp_path).found == ""
+def test_case(drill, setups, tmp_path):
+    assert play(drill, setups(drill.nodes), tmp_path).found == ""
 
 
 def test_the_short_lists_name_a_case_each():
@@ -176,29 +176,29 @@ class Elsewhere(Scenario):
             raise NotExactlyOnce("a decision is in the checkpoint")
 
 
-def in_a_topic(stage, job):
-    scenario = Elsewhere(job, stage.kafka, stage.folder)
+def in_a_topic(setup, job):
+    scenario = Elsewhere(job, setup.kafka, setup.folder)
     scenario.place = f"kafka:{scenario.name}-decisions"
     return scenario
 
 
-def in_a_table(stage, job):
-    scenario = Elsewhere(job, stage.kafka, stage.folder)
-    scenario.place = stage.opened(LocalPostgres).url
+def in_a_table(setup, job):
+    scenario = Elsewhere(job, setup.kafka, setup.folder)
+    scenario.place = setup.opened(LocalPostgres).url
     return scenario
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("make", [in_a_topic, in_a_table])
-def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(make, stage):
+def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(make, setup):
     around = (
         CrashPoint.AFTER_PRECOMMIT,
         CrashPoint.AFTER_DECISION,
         CrashPoint.AFTER_FIRST_COMMIT,
     )
-    before = stage.crashes
-    survive_all(stage, [[(point, None)] for point in around], kill_process, make=make)
-    assert stage.crashes - before == len(around)
+    before = setup.crashes
+    survive_all(setup, [[(point, None)] for point in around], kill_process, make=make)
+    assert setup.crashes - before == len(around)
 
 
 # -- two stores --
@@ -213,9 +213,9 @@ SAMPLE = (
 # The notebook proof/drills/07_two_stores kills a driver between the two commits.
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", SAMPLE)
-def test_both_stores_or_none_when(words, stage, tmp_path):
+def test_both_stores_or_none_when(words, setup, tmp_path):
     [drill] = [d for d in dual_drills() if d.title.endswith(words)]
-    played = play(drill, stage, tmp_path)
+    played = play(drill, setup, tmp_path)
     assert (played.found, played.records) == ("", 80) and played.crashes > 0
 
 
@@ -227,7 +227,7 @@ def test_there_are_fifty_dual_drills_and_each_has_its_own_title():
 
 
 @pytest.mark.nightly
-def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path):
+def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(setup, tmp_path):
     struck = (
         Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
         Blow(victim=ANYBODY, seconds=1.5),
@@ -235,13 +235,13 @@ def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path)
     )
     # with the latest flight of the year
     how = partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0))
-    played = play(drill_of(how, "pipeline"), stage, tmp_path)
+    played = play(drill_of(how, "pipeline"), setup, tmp_path)
     assert (played.found, played.crashes) == ("", 3)
 
 
 @pytest.mark.nightly
-def test_a_walk(stages):
-    three = stages(3)
+def test_a_walk(setups):
+    three = setups(3)
     before = three.crashes
     for step in islice(steps(seed=4), 4):
         take(three, step)
@@ -251,21 +251,21 @@ def test_a_walk(stages):
 # -- drills that must be red --
 
 
-def send_a_row_again(stage, scenario, event):
+def send_a_row_again(setup, scenario, event):
     """No crash: another producer writes a row that the topic has already."""
-    producer = Producer(stage.kafka.client_conf)
+    producer = Producer(setup.kafka.client_conf)
     producer.produce(scenario.name, b"0")
     producer.flush()
     return True
 
 
-def test_a_drill_after_which_a_row_is_there_twice_is_red_and_its_history_is_kept(stage, tmp_path):
+def test_a_drill_after_which_a_row_is_there_twice_is_red_and_its_history_is_kept(setup, tmp_path):
     places = [(CrashPoint.BEFORE_DECISION, None)]
     how = partial(survive, places=places, strike=send_a_row_again)
-    red = play(drill_of(how), stage, tmp_path / "output")
+    red = play(drill_of(how), setup, tmp_path / "output")
     assert red.found.startswith("NotExactlyOnce: duplicate, 1 times: {0: 2}"), red.found
     assert red.counts["duplicate"] == 1
-    assert stage.kept.read_text() and stage.kept.parent == tmp_path / "output"
+    assert setup.kept.read_text() and setup.kept.parent == tmp_path / "output"
 
 
 FORGET = "the driver, and its decision"
@@ -288,9 +288,9 @@ FORGOTTEN = {
 # The notebook proof/drills/04_one_store shows the same with one store.
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", FORGOTTEN)
-def test_without_its_decision_the_same_crash_is_red(kind, stage, tmp_path, monkeypatch):
+def test_without_its_decision_the_same_crash_is_red(kind, setup, tmp_path, monkeypatch):
     monkeypatch.setitem(VICTIMS, FORGET, forget_the_decision)
-    red = play(drill_of(FORGOTTEN[kind], kind), stage, tmp_path)
+    red = play(drill_of(FORGOTTEN[kind], kind), setup, tmp_path)
     assert red.found.startswith("NotExactlyOnce: duplicate") and red.counts["duplicate"] > 0
 
 
@@ -320,12 +320,12 @@ def test_the_watcher_asks_again_for_a_topic_that_its_broker_does_not_know_yet(
     assert assigned == [[0, 1]]
 
 
-def test_a_scenario_of_one_drill_is_not_the_scenario_of_the_next(stage):
-    shared = stage.scenario()
+def test_a_scenario_of_one_drill_is_not_the_scenario_of_the_next(setup):
+    shared = setup.scenario()
     assert (
-        stage.scenario() is shared
-        and stage.fresh() is not shared
-        and stage.scenario() not in (shared, stage.fresh())
+        setup.scenario() is shared
+        and setup.fresh() is not shared
+        and setup.scenario() not in (shared, setup.fresh())
     )
 
 
@@ -346,11 +346,11 @@ def test_drills_of_one_victim_become_batches_of_one_query():
     assert [d for d in merged if d.kind == "case"] == list(CASES)
 
 
-def test_an_error_of_a_stage_is_raised_and_nothing_goes_on(monkeypatch, tmp_path):
+def test_an_error_of_a_setup_is_raised_and_nothing_goes_on(monkeypatch, tmp_path):
     def no_broker(*_):
         raise BrokerFailed("no broker here")
 
-    monkeypatch.setattr(Stage, "__enter__", no_broker)
+    monkeypatch.setattr(Setup, "__enter__", no_broker)
     with pytest.raises(BrokerFailed, match="no broker here"):
         play_all(point_drills(), tmp_path)
 
@@ -377,9 +377,9 @@ def test_the_dice_of_the_pipelines_leave_out_no_victim():
     )
 
 
-def test_the_table_counts_by_kind(stage, tmp_path):
-    drill = drill_of(lambda stage: None, "case")
-    table = summary([play(drill, stage, tmp_path)] * 2)
+def test_the_table_counts_by_kind(setup, tmp_path):
+    drill = drill_of(lambda setup: None, "case")
+    table = summary([play(drill, setup, tmp_path)] * 2)
     assert [list(column.cells) for column in table.columns] == [
         ["cases"],
         ["2"],

@@ -11,7 +11,7 @@ from store_fixtures import s3a
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills.one_store import kill_driver, kill_process, survive_all
 from kafka2pc.proof.drills.scenario import NotExactlyOnce, Scenario
-from kafka2pc.proof.drills.stage import Stage
+from kafka2pc.proof.drills.setups import Setup
 
 pytestmark = [
     pytest.mark.full,
@@ -65,8 +65,8 @@ class ScenarioInS3(Scenario):
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with Stage(tmp_path_factory.mktemp("s3"), progress=None) as made:
+def setup(tmp_path_factory):
+    with Setup(tmp_path_factory.mktemp("s3"), progress=None) as made:
         yield made
 
 
@@ -76,22 +76,22 @@ def session(s3):
 
 
 @pytest.fixture
-def scenario(stage, session, s3):
-    return stage.fresh(session, ScenarioInS3, server=s3).watch()
+def scenario(setup, session, s3):
+    return setup.fresh(session, ScenarioInS3, server=s3).watch()
 
 
 @pytest.fixture(scope="module")
 def make(s3):
-    return lambda stage, job: ScenarioInS3(job, stage.kafka, stage.folder, server=s3)
+    return lambda setup, job: ScenarioInS3(job, setup.kafka, setup.folder, server=s3)
 
 
 @pytest.mark.parametrize(("strike", "points"), POINTS)
-def test_every_row_is_there_once_when_it_dies(strike, points, stage, session, make):
-    stage.end_scenario()  # of the test before, which may have failed
-    before = stage.crashes
+def test_every_row_is_there_once_when_it_dies(strike, points, setup, session, make):
+    setup.end_scenario()  # of the test before, which may have failed
+    before = setup.crashes
     rounds = [[(point, None)] for point in points]
-    survive_all(stage, rounds, strike, make=make, session=session)
-    assert stage.crashes - before == len(points)
+    survive_all(setup, rounds, strike, make=make, session=session)
+    assert setup.crashes - before == len(points)
 
 
 @pytest.mark.parametrize("when", first_of(["after", "before"], rest="nightly"))

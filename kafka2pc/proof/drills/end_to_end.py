@@ -28,8 +28,8 @@ from ..crash_points import CrashPoint
 from .one_store import POINTS, VICTIMS, Drill
 from .pipeline import closing_event, differences, events, oracle, send
 from .scenario import NotExactlyOnce, Scenario, Stop
+from .setups import ONE_HOST, Setup
 from .spark_job import Job
-from .stage import ONE_HOST, Stage
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/09_end_to_end.ipynb #c006
@@ -111,26 +111,26 @@ def blows(dice: random.Random, count: int) -> tuple[Blow, ...]:
 
 # %% ../../../nbs/proof/drills/09_end_to_end.ipynb #c010
 def strike_at_point(
-    stage: Stage, scenario: Scenario, blow: Blow, **run: Any
+    setup: Setup, scenario: Scenario, blow: Blow, **run: Any
 ) -> BaseException | None:
     """Run until the point, and strike there. Returns the error of the run, if it failed. A point
     that is not reached is no fault.
     """
 
     def now(event: Event) -> bool:
-        stage.crashes += 1
-        return VICTIMS[blow.victim](stage, scenario, event)
+        setup.crashes += 1
+        return VICTIMS[blow.victim](setup, scenario, event)
 
     try:
         return scenario.interrupt(Stop(point=blow.point, strike=now), **run)
     except Failed as e:
         return e.__cause__
     finally:
-        stage.heal()
+        setup.heal()
 
 
 def strike_at_any_moment(
-    stage: Stage, scenario: Scenario, blow: Blow, dice: random.Random, **run: Any
+    setup: Setup, scenario: Scenario, blow: Blow, dice: random.Random, **run: Any
 ) -> BaseException | None:
     """Run, and kill one process after so many seconds, if the query is not over by then. Returns
     the error of the run, if it failed.
@@ -141,7 +141,7 @@ def strike_at_any_moment(
         running = beside.submit(scenario.run, **run)
         wait([running], blow.seconds)
         if not running.done():
-            stage.crashes += 1
+            setup.crashes += 1
             with suppress(ProcessLookupError):
                 os.kill(dice.choice(scenario.job.processes).pid, signal.SIGKILL)
         return running.exception()
@@ -163,7 +163,7 @@ def go_on(scenario: Scenario, lives: int, **run: Any) -> None:
 
 
 def through_blows(
-    stage: Stage,
+    setup: Setup,
     first: date,
     struck: tuple[Blow, ...],
     seed: str = "",
@@ -173,19 +173,19 @@ def through_blows(
     """Feed, strike, go on, as often as there are blows; then close all windows, and compare.
     `options`: of the sink.
     """
-    scenario = cast(FlightScenario, stage.fresh(ONE_HOST, FlightScenario, first=first))
+    scenario = cast(FlightScenario, setup.fresh(ONE_HOST, FlightScenario, first=first))
     dice = random.Random(seed)
     for more, blow in zip(days, struck, strict=True):
-        stage.records += scenario.feed(more)
-        start, run = time.monotonic(), dict(options=stage.life()["options"] | (options or {}))
+        setup.records += scenario.feed(more)
+        start, run = time.monotonic(), dict(options=setup.life()["options"] | (options or {}))
         failed = (
-            strike_at_point(stage, scenario, blow, **run)
+            strike_at_point(setup, scenario, blow, **run)
             if blow.point
-            else strike_at_any_moment(stage, scenario, blow, dice, **run)
+            else strike_at_any_moment(setup, scenario, blow, dice, **run)
         )
         if failed:
             go_on(scenario, LIVES, **run)
-        stage.restores_s.append(time.monotonic() - start)
+        setup.restores_s.append(time.monotonic() - start)
     scenario.feed(0)
     go_on(scenario, LIVES)
     scenario.check()

@@ -33,8 +33,8 @@ from kafka2pc.proof.drills.one_store import (
     survive,
 )
 from .scenario import NotExactlyOnce, Scenario, Stop
+from .setups import Setup
 from .spark_job import Job, running
-from .stage import Stage
 from .walks import after_a_race, lose_commit_entry, pause_node
 from ..slow_network import END_TXN, INIT_PRODUCER_ID, SlowNetwork
 from ...protocol.errors import TwoPhaseError
@@ -47,15 +47,15 @@ def demand(true: bool, what: str) -> None:
         raise NotExactlyOnce(what)
 
 
-def end(stage: Stage, scenario: Scenario) -> None:
+def end(setup: Setup, scenario: Scenario) -> None:
     """Count the rows, and check."""
-    stage.records += scenario.files * scenario.size
+    setup.records += scenario.files * scenario.size
     scenario.check()
 
 
-def end_bare(stage: Stage, query: BareQuery, batches: int) -> None:
+def end_bare(setup: Setup, query: BareQuery, batches: int) -> None:
     """Count the rows of a query without Spark, and check that each is there once."""
-    stage.records += batches * query.rows
+    setup.records += batches * query.rows
     demand(not query.open(), "a transaction is open at the end")
     found = query.values()
     demand(found == list(range(batches * query.rows)), f"found {found}")
@@ -125,7 +125,7 @@ PATIENCE = {"kafka.socket.timeout.ms": "1000"}
     held_at=CrashPoint.BEFORE_FIRST_COMMIT,
     let_go_at=3,
 )
-def late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> None:
+def late(setup: Setup, api_key: int, held_at: CrashPoint, let_go_at: int) -> None:
     """Batch 1 sends a request that is held at `held_at` and delivered just before batch `let_go_at`
     is decided.
     """
@@ -135,7 +135,7 @@ def late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
             progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"}
         )
         scenario = place.enter_context(
-            Scenario(stage.job(), place.enter_context(kafka), stage.folder)
+            Scenario(setup.job(), place.enter_context(kafka), setup.folder)
         )
 
         def hold(event: Event) -> bool:
@@ -149,7 +149,7 @@ def late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
             return True
 
         scenario.feed(4)
-        stage.records += 4 * scenario.size
+        setup.records += 4 * scenario.size
         stops = (
             Stop(point=held_at, batch_id=1, strike=hold),
             Stop(point=CrashPoint.BEFORE_DECISION, batch_id=let_go_at, strike=deliver),
@@ -175,13 +175,13 @@ def late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
     restore=SAME,
     batches=1,
 )
-def zombie(stage: Stage, batches: int, rows: int = 1) -> None:
+def zombie(setup: Setup, batches: int, rows: int = 1) -> None:
     """A task stalls, its attempt is given up, the query goes on for `batches` more; then the task
     wakes and writes on.
     """
-    scenario = stage.fresh()
+    scenario = setup.fresh()
     stalled, failed, wake = (str(scenario.folder / name) for name in ("stalled", "failed", "wake"))
-    stage.crashes += 1
+    setup.crashes += 1
     scenario.feed(2)
     faults = dict(
         stall=dict(partition=1, sign=stalled, until=wake, rows=rows),
@@ -201,7 +201,7 @@ def zombie(stage: Stage, batches: int, rows: int = 1) -> None:
         "the zombie writes on, and is answered",
     )
     scenario.run()
-    end(stage, scenario)
+    end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c117
 @case(
@@ -210,16 +210,16 @@ def zombie(stage: Stage, batches: int, rows: int = 1) -> None:
     crash_at="Spark kills the copy that lost",
     restore=NONE,
 )
-def two_copies(stage: Stage) -> None:
+def two_copies(setup: Setup) -> None:
     """On two hosts. The first task of batch 1 stalls after a row; Spark starts it again on the
     other host, and commits what that one wrote.
     """
-    scenario = stage.fresh(stage.two_hosts)
+    scenario = setup.fresh(setup.two_hosts)
     scenario.feed()
     scenario.run(partitions=4)
     scenario.feed()
     stalled, wake = str(scenario.folder / "stalled"), str(scenario.folder / "wake")
-    stage.crashes += 1
+    setup.crashes += 1
     scenario.run(
         partitions=4,
         options={"faults": json.dumps(dict(stall=dict(partition=0, sign=stalled, until=wake)))},
@@ -227,8 +227,8 @@ def two_copies(stage: Stage) -> None:
     begun = [e for e in scenario.events("begin") if (e.kind, e.ids["batch_id"]) == ("ok", 1)]
     demand(len(begun) > 4, f"four tasks began {len(begun)} transactions: Spark started no copy")
     Path(wake).touch()
-    after_a_race(stage, scenario)
-    end(stage, scenario)
+    after_a_race(setup, scenario)
+    end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c121
 @case(
@@ -246,32 +246,32 @@ def two_copies(stage: Stage) -> None:
     point=CrashPoint.IN_SWEEP,
     leave_open=True,
 )
-def overtaken(stage: Stage, point: CrashPoint, leave_open: bool = False) -> None:
+def overtaken(setup: Setup, point: CrashPoint, leave_open: bool = False) -> None:
     """A driver stops at `point`. Another one runs the query to its end meanwhile. Then the first
     one goes on.
     """
-    scenario = stage.fresh()
+    scenario = setup.fresh()
     scenario.feed(2)
-    stage.crashes += 1 + leave_open
+    setup.crashes += 1 + leave_open
     if leave_open:
         scenario.interrupt(
             Stop(
                 point=CrashPoint.BEFORE_DECISION,
                 batch_id=1,
-                strike=partial(kill_driver, stage, scenario),
+                strike=partial(kill_driver, setup, scenario),
             ),
             partitions=4,
         )
 
     def meanwhile(event: Event) -> bool:
-        scenario.run(by=stage.job("second"), partitions=3)
+        scenario.run(by=setup.job("second"), partitions=3)
         return True
 
     failed = scenario.interrupt(Stop(point=point, strike=meanwhile), partitions=2)
     demand(bool(failed), "the driver that was overtaken did not stop")
     scenario.feed()
     scenario.run()
-    end(stage, scenario)
+    end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c138
 @case(
@@ -281,20 +281,20 @@ def overtaken(stage: Stage, point: CrashPoint, leave_open: bool = False) -> None
     restore=NONE,
     expect="the suspended driver stops, every row once",
 )
-def purged(stage: Stage) -> None:
+def purged(setup: Setup) -> None:
     """A driver is suspended before its decision while another one ends three batches and purges
     all decisions but the last.
     """
-    query = BareQuery(stage.kafka, stage.folder)
+    query = BareQuery(setup.kafka, setup.folder)
     query.log.before_commit = lambda: [query.batch(n, keep_batches=1) for n in range(3)]
-    stage.crashes += 1
+    setup.crashes += 1
     try:
         query.batch(0, keep_batches=1)
     except TwoPhaseError:
         pass
     else:
         demand(False, "the suspended driver did not stop")
-    end_bare(stage, query, 3)
+    end_bare(setup, query, 3)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c126
 @case(
@@ -303,9 +303,9 @@ def purged(stage: Stage) -> None:
     crash_at="the driver that loses a slot",
     restore="each driver, five times",
 )
-def two_drivers(stage: Stage) -> None:
+def two_drivers(setup: Setup) -> None:
     """Two drivers run one checkpoint at the same time, each one started again when it fails."""
-    scenario = stage.fresh()
+    scenario = setup.fresh()
     scenario.feed(6)
 
     def often(job: Job) -> None:
@@ -317,9 +317,9 @@ def two_drivers(stage: Stage) -> None:
                 pass
 
     with ThreadPoolExecutor(2) as both:
-        list(both.map(often, (stage.job(), stage.job("second"))))
+        list(both.map(often, (setup.job(), setup.job("second"))))
     scenario.run()
-    end(stage, scenario)
+    end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c142
 @case(
@@ -338,9 +338,9 @@ def two_drivers(stage: Stage) -> None:
     epoch=30_500,
     expect="another id, every row once",
 )
-def worn_out(stage: Stage, epoch: int) -> None:
+def worn_out(setup: Setup, epoch: int) -> None:
     """The first transactional id of batch 0 has a high epoch when batch 2 would use it again."""
-    query = BareQuery(stage.kafka, stage.folder)
+    query = BareQuery(setup.kafka, setup.folder)
     token = query.batch(1, mine=query.batch(0))
     names = lambda batch_id: [
         e.ids["transactional_id"]
@@ -348,7 +348,7 @@ def worn_out(stage: Stage, epoch: int) -> None:
         if (e.kind, e.op, e.ids["batch_id"]) == ("ok", "precommit", batch_id)
     ]
     worn = names(0)[0]
-    with Cluster(stage.kafka.client_conf) as cluster:
+    with Cluster(setup.kafka.client_conf) as cluster:
         while init_producer_id(cluster, worn, timeout_ms=60_000).epoch < epoch:
             pass
     query.batch(2, mine=token)
@@ -356,7 +356,7 @@ def worn_out(stage: Stage, epoch: int) -> None:
         (worn in names(2)) == (epoch >= 32_766),
         f"after epoch {epoch} of {worn}, batch 2 used {names(2)}",
     )
-    end_bare(stage, query, 3)
+    end_bare(setup, query, 3)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c146
 SHORT = {"kafka.transaction.timeout.ms": "12000"}
@@ -385,11 +385,11 @@ def _wait_for_timeout(scenario: Scenario) -> bool:
     restore=SAME,
     point=CrashPoint.AFTER_PRECOMMIT,
 )
-def timed_out_before(stage: Stage, point: CrashPoint) -> None:
+def timed_out_before(setup: Setup, point: CrashPoint) -> None:
     """Batch 1 waits at `point` until the broker has aborted its transaction: the task after its
     pre-commit, or the driver between its last look at the transactions and its decision.
     """
-    scenario = stage.fresh()
+    scenario = setup.fresh()
     scenario.feed()
     scenario.run()
     scenario.feed()
@@ -400,9 +400,9 @@ def timed_out_before(stage: Stage, point: CrashPoint) -> None:
     )
     failed = scenario.interrupt(stop, partitions=1, options=SHORT)
     demand(bool(failed), "a batch was decided whose transactions were gone")
-    stage.crashes += 1
+    setup.crashes += 1
     scenario.run()
-    end(stage, scenario)
+    end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c150
 def _told_in_full(scenario: Scenario, said: str) -> None:
@@ -456,22 +456,22 @@ def _known(scenario: Scenario) -> bool:
     restore=SAME,
     expect=REPORTED,
 )
-def timed_out_after(stage: Stage, expired: bool = False) -> None:
+def timed_out_after(setup: Setup, expired: bool = False) -> None:
     """The one loss that a sink without KIP-939 cannot prevent. The error names every lost row, the
     query does not go on, and nothing else is lost.
     """
     with (
         LocalKafka(progress=None, config=FORGETFUL if expired else {}) as kafka,
-        Scenario(stage.job(), kafka, stage.folder) as scenario,
+        Scenario(setup.job(), kafka, setup.folder) as scenario,
     ):
         scenario.feed()
         scenario.run()
         scenario.feed()
-        stage.crashes += 1
+        setup.crashes += 1
         stop = Stop(
             point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=partial(kill_driver, stage, scenario),
+            strike=partial(kill_driver, setup, scenario),
         )
         scenario.interrupt(stop, partitions=3, options=SHORT)
         _wait_for_timeout(scenario)
@@ -480,7 +480,7 @@ def timed_out_after(stage: Stage, expired: bool = False) -> None:
         _told_in_full(scenario, str(scenario.fails(options=SHORT)))
         scenario.fails(options=SHORT)
         scenario.run(options=SHORT | {"lostTransactions": "skip"})
-        stage.records += scenario.files * scenario.size
+        setup.records += scenario.files * scenario.size
         demand(
             sorted(s.row for s in scenario.rows()) == list(range(scenario.size)),
             "rows other than those of the reported batch were lost or written",
@@ -498,16 +498,16 @@ def _slots(scenario: Scenario, batch_id: int) -> list[Path]:
     restore="with the whole file",
     expect="CorruptDecision, then every row once",
 )
-def truncated(stage: Stage) -> None:
+def truncated(setup: Setup) -> None:
     """The decision's file is cut short while the query is down."""
-    scenario = stage.fresh()
+    scenario = setup.fresh()
     scenario.feed(2)
-    stage.crashes += 1
+    setup.crashes += 1
     scenario.interrupt(
         Stop(
             point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=partial(kill_driver, stage, scenario),
+            strike=partial(kill_driver, setup, scenario),
         ),
         partitions=3,
     )
@@ -520,7 +520,7 @@ def truncated(stage: Stage) -> None:
     )
     slot.write_bytes(whole)
     scenario.run()
-    end(stage, scenario)
+    end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c171
 @case(
@@ -539,11 +539,11 @@ def truncated(stage: Stage) -> None:
     spoil=full_disk,
     expect="LogUnwritable, then every row once",
 )
-def unwritable(stage: Stage, spoil: Callable[[Path], Callable]) -> None:
+def unwritable(setup: Setup, spoil: Callable[[Path], Callable]) -> None:
     """From just before the decision of batch 1 until the next life nothing can be written beside
     the decisions.
     """
-    scenario = stage.fresh()
+    scenario = setup.fresh()
     place = scenario.checkpoint / "kafka2pc"
     with ExitStack() as disk, ExitStack() as spoiled:
         disk.callback(own_disk(place))
@@ -559,9 +559,9 @@ def unwritable(stage: Stage, spoil: Callable[[Path], Callable]) -> None:
             f"the driver did not say that it could not decide: {failed}",
         )
         spoiled.close()
-        stage.crashes += 1
+        setup.crashes += 1
         scenario.run()
-        end(stage, scenario)
+        end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c183
 @case(
@@ -578,13 +578,13 @@ def unwritable(stage: Stage, spoil: Callable[[Path], Callable]) -> None:
     restore=SAME,
     expect="the batch is drained, every row once",
 )
-def entry_deleted(stage: Stage, dies: bool = False) -> None:
+def entry_deleted(setup: Setup, dies: bool = False) -> None:
     """Spark repeats a batch whose entry is not in its commit log."""
-    scenario = stage.fresh()
+    scenario = setup.fresh()
     scenario.feed(2)
     if dies:
-        stage.crashes += 1
-        strike = partial(kill_driver, stage, scenario)
+        setup.crashes += 1
+        strike = partial(kill_driver, setup, scenario)
         stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, strike=strike)
         scenario.interrupt(stop, partitions=3)
     else:
@@ -594,7 +594,7 @@ def entry_deleted(stage: Stage, dies: bool = False) -> None:
     scenario.run(partitions=5)
     drained = {e.ids["batch_id"] for e in scenario.events("drain") if e.kind == "ok"}
     demand(dies or drained == {last}, f"batch {last} was repeated, and {drained} drained")
-    end(stage, scenario)
+    end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c174
 @case(
@@ -603,22 +603,22 @@ def entry_deleted(stage: Stage, dies: bool = False) -> None:
     crash_at="AFTER_DECISION the broker dies",
     restore="with the broker",
 )
-def broker_away(stage: Stage) -> None:
+def broker_away(setup: Setup) -> None:
     """The broker dies right after the decision and stays away until every retry is used up."""
-    scenario = stage.fresh()
+    scenario = setup.fresh()
     scenario.feed(2)
-    stage.crashes += 1
+    setup.crashes += 1
 
     def gone(event: Event) -> bool:
-        stage.kafka.kill()
+        setup.kafka.kill()
         return True
 
     stop = Stop(point=CrashPoint.AFTER_DECISION, batch_id=1, strike=gone)
     failed = scenario.interrupt(stop, partitions=3, options=PATIENCE | {"maxCommitRetries": "2"})
-    stage.kafka.restart()
+    setup.kafka.restart()
     demand(bool(failed), "the query went on without its broker")
     scenario.run()
-    end(stage, scenario)
+    end(setup, scenario)
 
 
 @case(
@@ -637,22 +637,22 @@ def broker_away(stage: Stage) -> None:
     size=3,
     tasks=40,
 )
-def plain(stage: Stage, size: int, tasks: int) -> None:
+def plain(setup: Setup, size: int, tasks: int) -> None:
     """Nothing but a batch of an unusual form, killed between its decision and its first commit."""
-    scenario = stage.fresh(size=size)
+    scenario = setup.fresh(size=size)
     scenario.feed(2)
-    stage.crashes += 1
+    setup.crashes += 1
     scenario.interrupt(
         Stop(
             point=CrashPoint.BEFORE_FIRST_COMMIT,
             batch_id=1,
-            strike=partial(kill_driver_python, stage, scenario),
+            strike=partial(kill_driver_python, setup, scenario),
         ),
         partitions=tasks,
     )
     scenario.feed()
     scenario.run(partitions=tasks)
-    end(stage, scenario)
+    end(setup, scenario)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c176
 @case(
@@ -662,5 +662,5 @@ def plain(stage: Stage, size: int, tasks: int) -> None:
     restore=SAME,
     nodes=3,
 )
-def silent_leader(stage: Stage) -> None:
-    survive(stage, places=[(CrashPoint.IN_WRITE, None)], strike=partial(pause_node, seconds=4))
+def silent_leader(setup: Setup) -> None:
+    survive(setup, places=[(CrashPoint.IN_WRITE, None)], strike=partial(pause_node, seconds=4))

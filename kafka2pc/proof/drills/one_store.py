@@ -28,14 +28,14 @@ from ...kafka.wire.cluster import Cluster
 from ..child_process import Failed, until
 from ..crash_points import CrashPoint
 from .scenario import Scenario, Stop
+from .setups import Setup, make_scenario, temporary_setup
 from .spark_job import Job, running
-from .stage import Stage, make_scenario, temporary_stage
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c101
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """`title` is the sentence that it proves; `play(stage)` raises if not. `kind`: point, case,
+    """`title` is the sentence that it proves; `play(setup)` raises if not. `kind`: point, case,
     dual, pipeline, walk or soak; `nodes`: of its cluster; `count`: how many drills were merged.
     """
 
@@ -45,7 +45,7 @@ class Drill:
     crash_at: str
     restore: str
     expect: str
-    play: Callable[[Stage], None] = field(repr=False)
+    play: Callable[[Setup], None] = field(repr=False)
     nodes: int = 1
     count: int = 1
 
@@ -76,28 +76,28 @@ class Played:
     seconds: float
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c105
-def play(drill: Drill, stage: Stage, output: Path = Path("output")) -> Played:
+def play(drill: Drill, setup: Setup, output: Path = Path("output")) -> Played:
     """Play a drill. Whatever goes wrong is in the result, not raised; the history of the scenario
     is then kept in `output`.
     """
-    crashes, records, restores = stage.crashes, stage.records, len(stage.restores_s)
+    crashes, records, restores = setup.crashes, setup.records, len(setup.restores_s)
     start = time.monotonic()
     found, counts = "", {}
     try:
-        drill.play(stage)
+        drill.play(setup)
     except Exception as e:  # whatever it is: it is not what was expected
         found, counts = f"{type(e).__name__}: {e}", getattr(e, "counts", {})
-        stage.keep(output)
-        stage.heal()
-        stage.end_scenario()
+        setup.keep(output)
+        setup.heal()
+        setup.end_scenario()
     return Played(
         drill=drill,
         found=found,
         counts=counts,
-        crashes=stage.crashes - crashes,
-        records=stage.records - records,
+        crashes=setup.crashes - crashes,
+        records=setup.records - records,
         seconds=time.monotonic() - start,
-        restore_s=max(stage.restores_s[restores:], default=0.0),
+        restore_s=max(setup.restores_s[restores:], default=0.0),
     )
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c109
@@ -108,7 +108,7 @@ def _kill(*pids: int) -> bool:
     return False
 
 
-def kill_process(stage: Stage, scenario: Scenario, event: Event) -> bool:
+def kill_process(setup: Setup, scenario: Scenario, event: Event) -> bool:
     """The Python process that comes to the point: a worker, the planner or the committer. Spark
     sees that it is gone, and fails the query.
     """
@@ -123,21 +123,21 @@ def _orphans(scenario: Scenario) -> list[int]:
     return [p.pid for p in scenario.job.processes if p.pid in known and running(p.pid)]
 
 
-def kill_driver(stage: Stage, scenario: Scenario, event: Event) -> bool:
+def kill_driver(setup: Setup, scenario: Scenario, event: Event) -> bool:
     """The driver's JVM. The Python processes that it started must follow it."""
     _kill(scenario.job.jvm)
     until(lambda: not _orphans(scenario), "the Python processes follow their JVM", 120)
     return False
 
 
-def kill_driver_python(stage: Stage, scenario: Scenario, event: Event) -> bool:
+def kill_driver_python(setup: Setup, scenario: Scenario, event: Event) -> bool:
     """The Python process that started Spark; its JVM goes with it."""
     _kill(scenario.job.process.pid)
     until(lambda: not running(scenario.job.jvm), "the JVM follows")
     return False
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c111
-def kill_executor_python(stage: Stage, scenario: Scenario, event: Event) -> bool:
+def kill_executor_python(setup: Setup, scenario: Scenario, event: Event) -> bool:
     """The Python process that wrote last, or is about to. The driver may go on, if it is the one
     that waits.
     """
@@ -153,32 +153,32 @@ def kill_executor_python(stage: Stage, scenario: Scenario, event: Event) -> bool
     return True
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c113
-def forget_the_decision(stage: Stage, scenario: Scenario, event: Event) -> bool:
+def forget_the_decision(setup: Setup, scenario: Scenario, event: Event) -> bool:
     """The driver, and the decision that it obeys, by hand: what must never be done. A drill that
     does not fail then proves nothing.
     """
-    kill_driver(stage, scenario, event)
+    kill_driver(setup, scenario, event)
     # the COMMIT is the last in its chain
     max((scenario.checkpoint / "kafka2pc").glob(f"{event.ids['batch_id']}.*")).unlink()
     return False
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c117
-def kill_broker(stage: Stage, scenario: Scenario, event: Event, node: int = 0) -> bool:
+def kill_broker(setup: Setup, scenario: Scenario, event: Event, node: int = 0) -> bool:
     """This node, and start it again a second later. An EndTxn that the only broker has acknowledged
     is first completed: a broker that is killed before it wrote the markers may forget them (Kafka
     4.3.1, TransactionMarkerChannelManager).
     """
-    if stage.nodes == 1:
+    if setup.nodes == 1:
         until(
             lambda: not scenario.open(("PrepareCommit", "PrepareAbort")),
             "what was ended is completed",
         )
-    stage.kafka.kill(node)
-    stage.soon(1, lambda: stage.kafka.restart(node))
+    setup.kafka.kill(node)
+    setup.soon(1, lambda: setup.kafka.restart(node))
     return True
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c119
-def kill_coordinator(stage: Stage, scenario: Scenario, event: Event) -> bool:
+def kill_coordinator(setup: Setup, scenario: Scenario, event: Event) -> bool:
     """The node that coordinates the transaction of this event, or the last one that was open or
     ended.
     """
@@ -188,9 +188,9 @@ def kill_coordinator(stage: Stage, scenario: Scenario, event: Event) -> bool:
         *(e.ids.get("transactional_id") for e in reversed(scenario.events("commit", "abort"))),
     ]
     name = next(filter(None, known), scenario.name)
-    with Cluster(stage.kafka.client_conf) as cluster:
+    with Cluster(setup.kafka.client_conf) as cluster:
         node = cluster.coordinators([name])[name]
-    return kill_broker(stage, scenario, event, node)
+    return kill_broker(setup, scenario, event, node)
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c121
 EXACTLY_ONCE = "every row once, no transaction of the query open"
@@ -208,19 +208,19 @@ POINTS = [point for point in CrashPoint if point is not CrashPoint.IN_SWEEP]
 Place = tuple[CrashPoint, str | None]  # the participant, None: any
 
 
-def _run_through(stage: Stage, scenario: Scenario, stops: list[Stop]) -> BaseException | None:
+def _run_through(setup: Setup, scenario: Scenario, stops: list[Stop]) -> BaseException | None:
     """One run, with as many of the stops as it comes to before it dies. Returns its error. Raises
     `Failed` if it comes to none.
     """
-    crashes = stage.crashes
+    crashes = setup.crashes
     try:
-        return scenario.interrupt(*stops, **stage.life())
+        return scenario.interrupt(*stops, **setup.life())
     except Failed as e:  # it died before the next stop
-        if stage.crashes == crashes or e.__cause__ is None:
+        if setup.crashes == crashes or e.__cause__ is None:
             raise
         return e
     finally:
-        stage.heal()
+        setup.heal()
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c127
 def _stops(rounds: list[list[Place]], first: int, strike: Callable) -> list[Stop]:
@@ -233,51 +233,51 @@ def _stops(rounds: list[list[Place]], first: int, strike: Callable) -> list[Stop
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c131
 def survive_all(
-    stage: Stage,
+    setup: Setup,
     rounds: list[list[Place]],
     strike: Callable,
     *,
-    make: Callable[[Stage, Job], Scenario] = make_scenario,
+    make: Callable[[Setup, Job], Scenario] = make_scenario,
     session: Mapping[str, str] | None = None,
 ) -> None:
     """The same as `survive` for several lists of places: each gets a batch of its own, and the run
     that heals one blow goes on to the next. Every run has another number of tasks and another
     engine.
     """
-    scenario, struck = stage.scenario(make, **(session or {})), []
+    scenario, struck = setup.scenario(make, **(session or {})), []
 
     def now(event: Event) -> bool:
-        stage.heal()
+        setup.heal()
         struck.append(time.monotonic())
-        stage.crashes += 1
-        return strike(stage, scenario, event)
+        setup.crashes += 1
+        return strike(setup, scenario, event)
 
     first = scenario.files + 1
     scenario.feed(1 + len(rounds))
-    stage.records += (1 + len(rounds)) * scenario.size
+    setup.records += (1 + len(rounds)) * scenario.size
     stops = _stops(rounds, first, now)
     failed = None
     while len(struck) < len(stops):
-        failed = _run_through(stage, scenario, stops[len(struck) :])
+        failed = _run_through(setup, scenario, stops[len(struck) :])
     if failed:
-        scenario.run(**stage.life())
+        scenario.run(**setup.life())
     struck.append(time.monotonic())
-    stage.restores_s += [after - before for before, after in pairwise(struck)]
+    setup.restores_s += [after - before for before, after in pairwise(struck)]
     scenario.check()
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c132
 def survive(
-    stage: Stage,
+    setup: Setup,
     places: list[Place],
     strike: Callable,
     *,
-    make: Callable[[Stage, Job], Scenario] = make_scenario,
+    make: Callable[[Setup, Job], Scenario] = make_scenario,
     session: Mapping[str, str] | None = None,
 ) -> None:
     """Two more batches: strike when the second one comes to the first place, and again at each
     other place, in the restart that heals the blow before. Then check. Raises `NotExactlyOnce`.
     """
-    survive_all(stage, [places], strike, make=make, session=session)
+    survive_all(setup, [places], strike, make=make, session=session)
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c134
 def point_drills() -> list[Drill]:
@@ -354,15 +354,15 @@ def _lanes(drills: Iterable[Drill]) -> dict[tuple[str, int], list[Drill]]:
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c147
 def _play_lane(
-    drills: list[Drill], nodes: int, stages: list[Stage], output: Path, report: Callable
+    drills: list[Drill], nodes: int, setups: list[Setup], output: Path, report: Callable
 ) -> None:
-    """Play drills one after the other on a stage of their own, which `stages` gets."""
-    with temporary_stage(nodes) as stage:
-        stages.append(stage)
+    """Play drills one after the other in a setup of their own, which `setups` gets."""
+    with temporary_setup(nodes) as setup:
+        setups.append(setup)
         for d in drills:
-            if stage.abandoned:
+            if setup.abandoned:
                 return
-            report(play(d, stage, output))
+            report(play(d, setup, output))
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c149
 def play_all(
@@ -371,11 +371,11 @@ def play_all(
     tell: Callable[[Played], None] = lambda played: None,
     at_once: int | None = None,
 ) -> list[Played]:
-    """Play drills on as many stages at once (None: two, if there are two processors). `tell` is
+    """Play drills in as many setups at once (None: two, if there are two processors). `tell` is
     called with each result. Raises what LocalKafka raises.
     """
     lanes = _lanes(drills)
-    stages, results, calls = [], [], Lock()
+    setups, results, calls = [], [], Lock()
 
     def report(played: Played) -> None:
         with calls:
@@ -385,15 +385,15 @@ def play_all(
     pool = ThreadPoolExecutor(at_once or min(2, os.cpu_count() or 1))
     try:
         running_lanes = [
-            pool.submit(_play_lane, lane, nodes, stages, output, report)
+            pool.submit(_play_lane, lane, nodes, setups, output, report)
             for (_, nodes), lane in lanes.items()
         ]
         for done in as_completed(running_lanes):
             done.result()
     except BaseException:  # a cluster does not start, or Ctrl-C
         pool.shutdown(wait=False, cancel_futures=True)
-        for stage in stages:
-            stage.abandon()
+        for setup in setups:
+            setup.abandon()
         raise
     pool.shutdown()
     return results

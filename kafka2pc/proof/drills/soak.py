@@ -35,8 +35,8 @@ from ...local.broker import LocalKafka
 from ..child_process import until
 from .one_store import Drill, Played, play
 from .scenario import Scenario
+from .setups import ONE_HOST, Setup, temporary_setup
 from .spark_job import Job
-from .stage import ONE_HOST, Stage, temporary_stage
 from ...protocol.driver import Policy
 from ...protocol.errors import BrokerUnreachable, TwoPhaseError
 
@@ -321,7 +321,7 @@ def row_anomalies(found: Iterable[int], sent: int) -> dict[str, list[int]]:
 
 
 def soak_query(
-    stage: Stage,
+    setup: Setup,
     seconds: float,
     options: dict | None = None,
     show: Callable[[Table], None] = lambda table: None,
@@ -331,14 +331,14 @@ def soak_query(
     """
     no_history = {"KAFKA2PC_HISTORY": "", "KAFKA2PC_WATCHER": ""}
     with (
-        Job(stage.folder / "soak", environment=no_history, **ONE_HOST) as job,
-        SoakScenario(job, stage.kafka, stage.folder) as scenario,
+        Job(setup.folder / "soak", environment=no_history, **ONE_HOST) as job,
+        SoakScenario(job, setup.kafka, setup.folder) as scenario,
     ):
         found = trends(sample_query(scenario, seconds, options))
-        stage.records += scenario.sent
+        setup.records += scenario.sent
         show(trend_table(found))
         until(lambda: not scenario.open(("Ongoing", "PrepareCommit")), "all transactions end")
-        rows = _read_rows(stage.kafka.client_conf, scenario.name)
+        rows = _read_rows(setup.kafka.client_conf, scenario.name)
         scenario.refuse(row_anomalies(rows, scenario.sent))
         judge(found)
 
@@ -365,7 +365,7 @@ def soak(
     """Soak for so many minutes. `tell` is called with the result, `show` with the table. Raises
     what LocalKafka raises.
     """
-    with temporary_stage() as stage:
-        played = play(soak_drill(minutes, show=show), stage, output)
+    with temporary_setup() as setup:
+        played = play(soak_drill(minutes, show=show), setup, output)
         tell(played)
         return played

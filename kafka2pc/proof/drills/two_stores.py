@@ -29,8 +29,8 @@ from kafka2pc.proof.drills.one_store import (
     survive,
 )
 from .scenario import NotExactlyOnce, Scenario
+from .setups import ONE_HOST, Setup
 from .spark_job import COLUMNS, SELECT, Job, wait_for
-from .stage import ONE_HOST, Stage
 from ...spark.checkpoint import Checkpoint
 from ...spark.foreach_batch import exactly_once
 from ...stores.postgres import PostgresParticipant
@@ -122,8 +122,8 @@ class DualScenario(Scenario):
         self.refuse(anomalies(self.batch_of, self.in_table()), where="in the table ")
 
 
-def make_dual_scenario(stage: Stage, job: Job) -> DualScenario:
-    return DualScenario(job, stage.kafka, stage.folder, stage.opened(LocalPostgres))
+def make_dual_scenario(setup: Setup, job: Job) -> DualScenario:
+    return DualScenario(job, setup.kafka, setup.folder, setup.opened(LocalPostgres))
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c011
 KAFKA, POSTGRES = "kafka", "postgres"

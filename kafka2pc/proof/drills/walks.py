@@ -24,7 +24,7 @@ from ..child_process import Failed
 from ..crash_points import CrashPoint
 from .one_store import EXACTLY_ONCE, POINTS, VICTIMS, Drill, Played, play
 from .scenario import Scenario, Stop
-from .stage import ONE_HOST, Stage, temporary_stage
+from .setups import ONE_HOST, Setup, temporary_setup
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c006
@@ -44,22 +44,22 @@ class Step:
         return f"{self.batches} batches, tasks {tasks}, {fault}, {blows or 'no crash'}"
 
 
-def pause_driver(stage: Stage, scenario: Scenario, event: Event, seconds: float = 2) -> bool:
+def pause_driver(setup: Setup, scenario: Scenario, event: Event, seconds: float = 2) -> bool:
     os.kill(scenario.job.jvm, signal.SIGSTOP)
     time.sleep(seconds)
     os.kill(scenario.job.jvm, signal.SIGCONT)
     return True
 
 
-def pause_node(stage: Stage, scenario: Scenario, event: Event, seconds: float = 3) -> bool:
-    stage.kafka.pause(stage.nodes - 1)
-    stage.soon(seconds, lambda: stage.kafka.resume(stage.nodes - 1))
+def pause_node(setup: Setup, scenario: Scenario, event: Event, seconds: float = 3) -> bool:
+    setup.kafka.pause(setup.nodes - 1)
+    setup.soon(seconds, lambda: setup.kafka.resume(setup.nodes - 1))
     return True
 
 
-def second_driver(stage: Stage, scenario: Scenario, event: Event) -> bool:
+def second_driver(setup: Setup, scenario: Scenario, event: Event) -> bool:
     with suppress(Failed):
-        scenario.run(by=stage.job("second"), **stage.life())
+        scenario.run(by=setup.job("second"), **setup.life())
     return True
 
 
@@ -88,69 +88,69 @@ def steps(seed: int) -> Iterator[Step]:
         )
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c011
-def take(stage: Stage, step: Step) -> None:
+def take(setup: Setup, step: Step) -> None:
     """Play one step of a walk. Raises `NotExactlyOnce`, and the last `Failed`."""
-    session = stage.two_hosts if step.fault == RACE else ONE_HOST
-    scenario = stage.scenario(**session)
+    session = setup.two_hosts if step.fault == RACE else ONE_HOST
+    scenario = setup.scenario(**session)
     if step.fault == LOST_ENTRY:
         lose_commit_entry(scenario)
     scenario.feed(step.batches)
-    stage.records += step.batches * scenario.size
+    setup.records += step.batches * scenario.size
     start = time.monotonic()
-    _go_on(stage, scenario, *_strike(stage, scenario, step))
+    _go_on(setup, scenario, *_strike(setup, scenario, step))
     if step.blows:
-        stage.restores_s.append(time.monotonic() - start)
+        setup.restores_s.append(time.monotonic() - start)
     if step.fault == RACE:
-        stage.records += scenario.size
-        after_a_race(stage, scenario)
+        setup.records += scenario.size
+        after_a_race(setup, scenario)
     scenario.check()
 
 
-def _strike(stage: Stage, scenario: Scenario, step: Step) -> tuple[list[int], dict | None]:
+def _strike(setup: Setup, scenario: Scenario, step: Step) -> tuple[list[int], dict | None]:
     """A run for each blow, until one does not fail. Returns the numbers of tasks for the runs after
     it, and their options.
     """
     tasks, options = list(step.tasks), _fault(scenario, step.fault)
     for what, point in step.blows:
-        run = stage.life(tasks.pop(0), options)
-        failed = _blow(stage, scenario, point, BLOWS[what], **run)
-        stage.heal()
+        run = setup.life(tasks.pop(0), options)
+        failed = _blow(setup, scenario, point, BLOWS[what], **run)
+        setup.heal()
         if not failed:
             break
         options = None
     return tasks, options
 
 
-def _go_on(stage: Stage, scenario: Scenario, tasks: list[int], options: dict | None) -> None:
+def _go_on(setup: Setup, scenario: Scenario, tasks: list[int], options: dict | None) -> None:
     """Runs without a blow, one for each number of tasks, until one succeeds: a run may still fail
     by what an earlier one left. Raises the last `Failed`.
     """
     for n, number in enumerate(tasks, 1):
         try:
-            scenario.run(**stage.life(number, options))
+            scenario.run(**setup.life(number, options))
             return
         except Failed:
             if n == len(tasks):
                 raise
 
 
-def after_a_race(stage: Stage, scenario: Scenario) -> None:
+def after_a_race(setup: Setup, scenario: Scenario) -> None:
     """One more batch, on one host. A copy that lost may begin even after its batch has ended; then
     its transaction stays open, without an effect, until the next batch sweeps it.
     """
-    stage.job(**ONE_HOST)
+    setup.job(**ONE_HOST)
     scenario.feed()
     scenario.run()
 
 
 def _blow(
-    stage: Stage, scenario: Scenario, point: CrashPoint, strike: Callable, **run: Any
+    setup: Setup, scenario: Scenario, point: CrashPoint, strike: Callable, **run: Any
 ) -> BaseException | None:
     """A run with a blow. A point that is not reached any more is no fault."""
 
     def now(event: Event) -> bool:
-        stage.crashes += 1
-        return strike(stage, scenario, event)
+        setup.crashes += 1
+        return strike(setup, scenario, event)
 
     try:
         return scenario.interrupt(Stop(point=point, strike=now), **run)
@@ -202,9 +202,9 @@ def walk(
     seed: int, minutes: float, output: Path, tell: Callable[[Played], None] = lambda played: None
 ) -> list[Played]:
     """Walk for so many minutes. `tell` is called with each result. Raises like LocalKafka."""
-    with temporary_stage(nodes=3) as stage:
+    with temporary_setup(nodes=3) as setup:
         results = []
         for d in walk_drills(seed, time.monotonic() + 60 * minutes):
-            results.append(play(d, stage, output))
+            results.append(play(d, setup, output))
             tell(results[-1])
         return results
