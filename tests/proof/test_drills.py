@@ -35,9 +35,9 @@ from kafka2pc.proof.drills.one_store import (
     survive_all,
     together,
 )
-from kafka2pc.proof.drills.scenario import NotExactlyOnce, Scenario, Watcher
 from kafka2pc.proof.drills.setups import Setup
-from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_scenario
+from kafka2pc.proof.drills.spark_query import NotExactlyOnce, SparkQuery, Watcher
+from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_query
 from kafka2pc.proof.drills.walks import BLOWS, steps, take
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
@@ -162,7 +162,7 @@ def test_the_short_lists_name_a_case_each():
 # -- decisions that are elsewhere --
 
 
-class Elsewhere(Scenario):
+class Elsewhere(SparkQuery):
     """A query whose decisions are at `place`, and nowhere else."""
 
     place = ""
@@ -177,15 +177,15 @@ class Elsewhere(Scenario):
 
 
 def in_a_topic(setup, job):
-    scenario = Elsewhere(job, setup.kafka, setup.folder)
-    scenario.place = f"kafka:{scenario.name}-decisions"
-    return scenario
+    query = Elsewhere(job, setup.kafka, setup.folder)
+    query.place = f"kafka:{query.name}-decisions"
+    return query
 
 
 def in_a_table(setup, job):
-    scenario = Elsewhere(job, setup.kafka, setup.folder)
-    scenario.place = setup.opened(LocalPostgres).url
-    return scenario
+    query = Elsewhere(job, setup.kafka, setup.folder)
+    query.place = setup.opened(LocalPostgres).url
+    return query
 
 
 @pytest.mark.full
@@ -251,10 +251,10 @@ def test_a_walk(setups):
 # -- drills that must be red --
 
 
-def send_a_row_again(setup, scenario, event):
+def send_a_row_again(setup, query, event):
     """No crash: another producer writes a row that the topic has already."""
     producer = Producer(setup.kafka.client_conf)
-    producer.produce(scenario.name, b"0")
+    producer.produce(query.name, b"0")
     producer.flush()
     return True
 
@@ -274,7 +274,7 @@ FORGOTTEN = {
         survive,
         places=[(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)],
         strike=forget_the_decision,
-        make=make_dual_scenario,
+        make=make_dual_query,
     ),
     "pipeline": partial(
         through_blows,
@@ -312,7 +312,7 @@ def test_the_watcher_asks_again_for_a_topic_that_its_broker_does_not_know_yet(
         def consume(self, count, timeout):
             return []
 
-    monkeypatch.setattr("kafka2pc.proof.drills.scenario.Consumer", OfLateBroker)
+    monkeypatch.setattr("kafka2pc.proof.drills.spark_query.Consumer", OfLateBroker)
     conf = {"bootstrap.servers": "127.0.0.1:1"}
     watcher = Watcher(conf, "new", tmp_path / "history", lambda message: 0)
     until(lambda: assigned or not answers, "it asked", 10)
@@ -320,12 +320,12 @@ def test_the_watcher_asks_again_for_a_topic_that_its_broker_does_not_know_yet(
     assert assigned == [[0, 1]]
 
 
-def test_a_scenario_of_one_drill_is_not_the_scenario_of_the_next(setup):
-    shared = setup.scenario()
+def test_a_query_of_one_drill_is_not_the_query_of_the_next(setup):
+    shared = setup.query()
     assert (
-        setup.scenario() is shared
+        setup.query() is shared
         and setup.fresh() is not shared
-        and setup.scenario() not in (shared, setup.fresh())
+        and setup.query() not in (shared, setup.fresh())
     )
 
 

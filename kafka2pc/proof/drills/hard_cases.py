@@ -32,9 +32,9 @@ from kafka2pc.proof.drills.one_store import (
     kill_driver_python,
     survive,
 )
-from .scenario import NotExactlyOnce, Scenario, Stop
 from .setups import Setup
 from .spark_job import Job, running
+from .spark_query import NotExactlyOnce, SparkQuery, Stop
 from .walks import after_a_race, lose_commit_entry, pause_node
 from ..slow_network import END_TXN, INIT_PRODUCER_ID, SlowNetwork
 from ...protocol.errors import TwoPhaseError
@@ -47,19 +47,19 @@ def demand(true: bool, what: str) -> None:
         raise NotExactlyOnce(what)
 
 
-def end(setup: Setup, scenario: Scenario) -> None:
+def end(setup: Setup, query: SparkQuery) -> None:
     """Count the rows, and check."""
-    setup.records += scenario.files * scenario.size
-    scenario.check()
+    setup.records += query.files * query.size
+    query.check()
 
 
-def end_bare(setup: Setup, query: BareQuery, batches: int) -> None:
+def end_bare(setup: Setup, bare: BareQuery, batches: int) -> None:
     """Count the rows of a query without Spark, and check that each is there once."""
-    setup.records += batches * query.rows
-    demand(not query.open(), "a transaction is open at the end")
-    found = query.values()
-    demand(found == list(range(batches * query.rows)), f"found {found}")
-    query.participant.close()
+    setup.records += batches * bare.rows
+    demand(not bare.open(), "a transaction is open at the end")
+    found = bare.values()
+    demand(found == list(range(batches * bare.rows)), f"found {found}")
+    bare.participant.close()
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c105
 CASES: list[Drill] = []
@@ -134,8 +134,8 @@ def late(setup: Setup, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
         kafka = LocalKafka(
             progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"}
         )
-        scenario = place.enter_context(
-            Scenario(setup.job(), place.enter_context(kafka), setup.folder)
+        query = place.enter_context(
+            SparkQuery(setup.job(), place.enter_context(kafka), setup.folder)
         )
 
         def hold(event: Event) -> bool:
@@ -148,16 +148,16 @@ def late(setup: Setup, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
             time.sleep(0.5)
             return True
 
-        scenario.feed(4)
-        setup.records += 4 * scenario.size
+        query.feed(4)
+        setup.records += 4 * query.size
         stops = (
             Stop(point=held_at, batch_id=1, strike=hold),
             Stop(point=CrashPoint.BEFORE_DECISION, batch_id=let_go_at, strike=deliver),
         )
-        failed = scenario.interrupt(*stops, partitions=1, options=PATIENCE)
+        failed = query.interrupt(*stops, partitions=1, options=PATIENCE)
         if failed:
             raise failed
-        scenario.check()
+        query.check()
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c115
 @case(
@@ -179,29 +179,29 @@ def zombie(setup: Setup, batches: int, rows: int = 1) -> None:
     """A task stalls, its attempt is given up, the query goes on for `batches` more; then the task
     wakes and writes on.
     """
-    scenario = setup.fresh()
-    stalled, failed, wake = (str(scenario.folder / name) for name in ("stalled", "failed", "wake"))
+    query = setup.fresh()
+    stalled, failed, wake = (str(query.folder / name) for name in ("stalled", "failed", "wake"))
     setup.crashes += 1
-    scenario.feed(2)
+    query.feed(2)
     faults = dict(
         stall=dict(partition=1, sign=stalled, until=wake, rows=rows),
         fail=dict(partition=0, sign=failed, after=stalled),
     )
-    scenario.fails(options={"faults": json.dumps(faults)})
+    query.fails(options={"faults": json.dumps(faults)})
     for _ in range(batches):
-        scenario.run(partitions=3)
-        scenario.feed()
+        query.run(partitions=3)
+        query.feed()
     pid = int(Path(stalled).read_text())
     demand(running(pid), "the zombie was dead before it could wake")
-    before = len(scenario.events())
+    before = len(query.events())
     Path(wake).touch()
-    own = lambda: [e for e in scenario.events()[before:] if e.process == pid]
+    own = lambda: [e for e in query.events()[before:] if e.process == pid]
     until(
         lambda: any((e.kind != "invoke" and e.op == "flush") or "error" in e.ids for e in own()),
         "the zombie writes on, and is answered",
     )
-    scenario.run()
-    end(setup, scenario)
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c117
 @case(
@@ -214,21 +214,21 @@ def two_copies(setup: Setup) -> None:
     """On two hosts. The first task of batch 1 stalls after a row; Spark starts it again on the
     other host, and commits what that one wrote.
     """
-    scenario = setup.fresh(setup.two_hosts)
-    scenario.feed()
-    scenario.run(partitions=4)
-    scenario.feed()
-    stalled, wake = str(scenario.folder / "stalled"), str(scenario.folder / "wake")
+    query = setup.fresh(setup.two_hosts)
+    query.feed()
+    query.run(partitions=4)
+    query.feed()
+    stalled, wake = str(query.folder / "stalled"), str(query.folder / "wake")
     setup.crashes += 1
-    scenario.run(
+    query.run(
         partitions=4,
         options={"faults": json.dumps(dict(stall=dict(partition=0, sign=stalled, until=wake)))},
     )
-    begun = [e for e in scenario.events("begin") if (e.kind, e.ids["batch_id"]) == ("ok", 1)]
+    begun = [e for e in query.events("begin") if (e.kind, e.ids["batch_id"]) == ("ok", 1)]
     demand(len(begun) > 4, f"four tasks began {len(begun)} transactions: Spark started no copy")
     Path(wake).touch()
-    after_a_race(setup, scenario)
-    end(setup, scenario)
+    after_a_race(setup, query)
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c121
 @case(
@@ -250,28 +250,28 @@ def overtaken(setup: Setup, point: CrashPoint, leave_open: bool = False) -> None
     """A driver stops at `point`. Another one runs the query to its end meanwhile. Then the first
     one goes on.
     """
-    scenario = setup.fresh()
-    scenario.feed(2)
+    query = setup.fresh()
+    query.feed(2)
     setup.crashes += 1 + leave_open
     if leave_open:
-        scenario.interrupt(
+        query.interrupt(
             Stop(
                 point=CrashPoint.BEFORE_DECISION,
                 batch_id=1,
-                strike=partial(kill_driver, setup, scenario),
+                strike=partial(kill_driver, setup, query),
             ),
             partitions=4,
         )
 
     def meanwhile(event: Event) -> bool:
-        scenario.run(by=setup.job("second"), partitions=3)
+        query.run(by=setup.job("second"), partitions=3)
         return True
 
-    failed = scenario.interrupt(Stop(point=point, strike=meanwhile), partitions=2)
+    failed = query.interrupt(Stop(point=point, strike=meanwhile), partitions=2)
     demand(bool(failed), "the driver that was overtaken did not stop")
-    scenario.feed()
-    scenario.run()
-    end(setup, scenario)
+    query.feed()
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c138
 @case(
@@ -285,16 +285,16 @@ def purged(setup: Setup) -> None:
     """A driver is suspended before its decision while another one ends three batches and purges
     all decisions but the last.
     """
-    query = BareQuery(setup.kafka, setup.folder)
-    query.log.before_commit = lambda: [query.batch(n, keep_batches=1) for n in range(3)]
+    bare = BareQuery(setup.kafka, setup.folder)
+    bare.log.before_commit = lambda: [bare.batch(n, keep_batches=1) for n in range(3)]
     setup.crashes += 1
     try:
-        query.batch(0, keep_batches=1)
+        bare.batch(0, keep_batches=1)
     except TwoPhaseError:
         pass
     else:
         demand(False, "the suspended driver did not stop")
-    end_bare(setup, query, 3)
+    end_bare(setup, bare, 3)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c126
 @case(
@@ -305,21 +305,21 @@ def purged(setup: Setup) -> None:
 )
 def two_drivers(setup: Setup) -> None:
     """Two drivers run one checkpoint at the same time, each one started again when it fails."""
-    scenario = setup.fresh()
-    scenario.feed(6)
+    query = setup.fresh()
+    query.feed(6)
 
     def often(job: Job) -> None:
         for _ in range(5):
             try:
-                scenario.run(by=job, partitions=2)
+                query.run(by=job, partitions=2)
                 return
             except Failed:
                 pass
 
     with ThreadPoolExecutor(2) as both:
         list(both.map(often, (setup.job(), setup.job("second"))))
-    scenario.run()
-    end(setup, scenario)
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c142
 @case(
@@ -340,31 +340,31 @@ def two_drivers(setup: Setup) -> None:
 )
 def worn_out(setup: Setup, epoch: int) -> None:
     """The first transactional id of batch 0 has a high epoch when batch 2 would use it again."""
-    query = BareQuery(setup.kafka, setup.folder)
-    token = query.batch(1, mine=query.batch(0))
+    bare = BareQuery(setup.kafka, setup.folder)
+    token = bare.batch(1, mine=bare.batch(0))
     names = lambda batch_id: [
         e.ids["transactional_id"]
-        for e in query.history.events
+        for e in bare.history.events
         if (e.kind, e.op, e.ids["batch_id"]) == ("ok", "precommit", batch_id)
     ]
     worn = names(0)[0]
     with Cluster(setup.kafka.client_conf) as cluster:
         while init_producer_id(cluster, worn, timeout_ms=60_000).epoch < epoch:
             pass
-    query.batch(2, mine=token)
+    bare.batch(2, mine=token)
     demand(
         (worn in names(2)) == (epoch >= 32_766),
         f"after epoch {epoch} of {worn}, batch 2 used {names(2)}",
     )
-    end_bare(setup, query, 3)
+    end_bare(setup, bare, 3)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c146
 SHORT = {"kafka.transaction.timeout.ms": "12000"}
 
 
-def _wait_for_timeout(scenario: Scenario) -> bool:
+def _wait_for_timeout(query: SparkQuery) -> bool:
     until(
-        lambda: not scenario.open(("Ongoing", "PrepareAbort")),
+        lambda: not query.open(("Ongoing", "PrepareAbort")),
         "the broker gives the transactions up",
         60,
     )
@@ -389,26 +389,26 @@ def timed_out_before(setup: Setup, point: CrashPoint) -> None:
     """Batch 1 waits at `point` until the broker has aborted its transaction: the task after its
     pre-commit, or the driver between its last look at the transactions and its decision.
     """
-    scenario = setup.fresh()
-    scenario.feed()
-    scenario.run()
-    scenario.feed()
+    query = setup.fresh()
+    query.feed()
+    query.run()
+    query.feed()
     stop = Stop(
         point=point,
         batch_id=1,
-        strike=lambda event: _wait_for_timeout(scenario),
+        strike=lambda event: _wait_for_timeout(query),
     )
-    failed = scenario.interrupt(stop, partitions=1, options=SHORT)
+    failed = query.interrupt(stop, partitions=1, options=SHORT)
     demand(bool(failed), "a batch was decided whose transactions were gone")
     setup.crashes += 1
-    scenario.run()
-    end(setup, scenario)
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c150
-def _told_in_full(scenario: Scenario, said: str) -> None:
+def _told_in_full(query: SparkQuery, said: str) -> None:
     """Rule 7: ids, partitions, counts, the batch, what to do."""
     for c in (
-        e.ids for e in scenario.events("precommit") if e.kind == "ok" and e.ids["batch_id"] == 1
+        e.ids for e in query.events("precommit") if e.kind == "ok" and e.ids["batch_id"] == 1
     ):
         demand(
             c["transactional_id"] in said, f"{c['transactional_id']} is not in the message: {said}"
@@ -417,7 +417,7 @@ def _told_in_full(scenario: Scenario, said: str) -> None:
         "LostTransaction",
         "producer id",
         "epoch",
-        scenario.name,
+        query.name,
         "records",
         "batch 1",
         "what to do",
@@ -431,13 +431,13 @@ FORGETFUL = {  # a broker that forgets ids after two seconds
 }
 
 
-def _known(scenario: Scenario) -> bool:
+def _known(query: SparkQuery) -> bool:
     names = [
         e.ids["transactional_id"]
-        for e in scenario.events("precommit")
+        for e in query.events("precommit")
         if e.ids.get("transactional_id")
     ]
-    with Cluster(scenario.kafka.client_conf) as cluster:
+    with Cluster(query.kafka.client_conf) as cluster:
         return bool(describe_transactions(cluster, names))
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c159
@@ -462,33 +462,33 @@ def timed_out_after(setup: Setup, expired: bool = False) -> None:
     """
     with (
         LocalKafka(progress=None, config=FORGETFUL if expired else {}) as kafka,
-        Scenario(setup.job(), kafka, setup.folder) as scenario,
+        SparkQuery(setup.job(), kafka, setup.folder) as query,
     ):
-        scenario.feed()
-        scenario.run()
-        scenario.feed()
+        query.feed()
+        query.run()
+        query.feed()
         setup.crashes += 1
         stop = Stop(
             point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=partial(kill_driver, setup, scenario),
+            strike=partial(kill_driver, setup, query),
         )
-        scenario.interrupt(stop, partitions=3, options=SHORT)
-        _wait_for_timeout(scenario)
+        query.interrupt(stop, partitions=3, options=SHORT)
+        _wait_for_timeout(query)
         if expired:
-            until(lambda: not _known(scenario), "the broker forgets the ids", 60)
-        _told_in_full(scenario, str(scenario.fails(options=SHORT)))
-        scenario.fails(options=SHORT)
-        scenario.run(options=SHORT | {"lostTransactions": "skip"})
-        setup.records += scenario.files * scenario.size
+            until(lambda: not _known(query), "the broker forgets the ids", 60)
+        _told_in_full(query, str(query.fails(options=SHORT)))
+        query.fails(options=SHORT)
+        query.run(options=SHORT | {"lostTransactions": "skip"})
+        setup.records += query.files * query.size
         demand(
-            sorted(s.row for s in scenario.rows()) == list(range(scenario.size)),
+            sorted(s.row for s in query.rows()) == list(range(query.size)),
             "rows other than those of the reported batch were lost or written",
         )
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c162
-def _slots(scenario: Scenario, batch_id: int) -> list[Path]:
-    return sorted((scenario.checkpoint / "kafka2pc").glob(f"{batch_id}.*.json"))
+def _slots(query: SparkQuery, batch_id: int) -> list[Path]:
+    return sorted((query.checkpoint / "kafka2pc").glob(f"{batch_id}.*.json"))
 
 
 @case(
@@ -500,27 +500,27 @@ def _slots(scenario: Scenario, batch_id: int) -> list[Path]:
 )
 def truncated(setup: Setup) -> None:
     """The decision's file is cut short while the query is down."""
-    scenario = setup.fresh()
-    scenario.feed(2)
+    query = setup.fresh()
+    query.feed(2)
     setup.crashes += 1
-    scenario.interrupt(
+    query.interrupt(
         Stop(
             point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=partial(kill_driver, setup, scenario),
+            strike=partial(kill_driver, setup, query),
         ),
         partitions=3,
     )
-    slot = _slots(scenario, 1)[-1]
+    slot = _slots(query, 1)[-1]
     whole = slot.read_bytes()
     slot.write_bytes(whole[: len(whole) // 2])
     demand(
-        "CorruptDecision" in str(scenario.fails()),
+        "CorruptDecision" in str(query.fails()),
         "a decision that is cut short was taken for whole",
     )
     slot.write_bytes(whole)
-    scenario.run()
-    end(setup, scenario)
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c171
 @case(
@@ -543,25 +543,25 @@ def unwritable(setup: Setup, spoil: Callable[[Path], Callable]) -> None:
     """From just before the decision of batch 1 until the next life nothing can be written beside
     the decisions.
     """
-    scenario = setup.fresh()
-    place = scenario.checkpoint / "kafka2pc"
+    query = setup.fresh()
+    place = query.checkpoint / "kafka2pc"
     with ExitStack() as disk, ExitStack() as spoiled:
         disk.callback(own_disk(place))
-        scenario.feed(2)
+        query.feed(2)
         stop = Stop(
             point=CrashPoint.BEFORE_DECISION,
             batch_id=1,
             strike=lambda event: bool(spoiled.callback(spoil(place))),
         )
-        failed = scenario.interrupt(stop, partitions=3)
+        failed = query.interrupt(stop, partitions=3)
         demand(
             "LogUnwritable" in str(failed),
             f"the driver did not say that it could not decide: {failed}",
         )
         spoiled.close()
         setup.crashes += 1
-        scenario.run()
-        end(setup, scenario)
+        query.run()
+        end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c183
 @case(
@@ -580,21 +580,21 @@ def unwritable(setup: Setup, spoil: Callable[[Path], Callable]) -> None:
 )
 def entry_deleted(setup: Setup, dies: bool = False) -> None:
     """Spark repeats a batch whose entry is not in its commit log."""
-    scenario = setup.fresh()
-    scenario.feed(2)
+    query = setup.fresh()
+    query.feed(2)
     if dies:
         setup.crashes += 1
-        strike = partial(kill_driver, setup, scenario)
+        strike = partial(kill_driver, setup, query)
         stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, strike=strike)
-        scenario.interrupt(stop, partitions=3)
+        query.interrupt(stop, partitions=3)
     else:
-        scenario.run()
-    last = lose_commit_entry(scenario)
-    scenario.feed()
-    scenario.run(partitions=5)
-    drained = {e.ids["batch_id"] for e in scenario.events("drain") if e.kind == "ok"}
+        query.run()
+    last = lose_commit_entry(query)
+    query.feed()
+    query.run(partitions=5)
+    drained = {e.ids["batch_id"] for e in query.events("drain") if e.kind == "ok"}
     demand(dies or drained == {last}, f"batch {last} was repeated, and {drained} drained")
-    end(setup, scenario)
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c174
 @case(
@@ -605,8 +605,8 @@ def entry_deleted(setup: Setup, dies: bool = False) -> None:
 )
 def broker_away(setup: Setup) -> None:
     """The broker dies right after the decision and stays away until every retry is used up."""
-    scenario = setup.fresh()
-    scenario.feed(2)
+    query = setup.fresh()
+    query.feed(2)
     setup.crashes += 1
 
     def gone(event: Event) -> bool:
@@ -614,11 +614,11 @@ def broker_away(setup: Setup) -> None:
         return True
 
     stop = Stop(point=CrashPoint.AFTER_DECISION, batch_id=1, strike=gone)
-    failed = scenario.interrupt(stop, partitions=3, options=PATIENCE | {"maxCommitRetries": "2"})
+    failed = query.interrupt(stop, partitions=3, options=PATIENCE | {"maxCommitRetries": "2"})
     setup.kafka.restart()
     demand(bool(failed), "the query went on without its broker")
-    scenario.run()
-    end(setup, scenario)
+    query.run()
+    end(setup, query)
 
 
 @case(
@@ -639,20 +639,20 @@ def broker_away(setup: Setup) -> None:
 )
 def plain(setup: Setup, size: int, tasks: int) -> None:
     """Nothing but a batch of an unusual form, killed between its decision and its first commit."""
-    scenario = setup.fresh(size=size)
-    scenario.feed(2)
+    query = setup.fresh(size=size)
+    query.feed(2)
     setup.crashes += 1
-    scenario.interrupt(
+    query.interrupt(
         Stop(
             point=CrashPoint.BEFORE_FIRST_COMMIT,
             batch_id=1,
-            strike=partial(kill_driver_python, setup, scenario),
+            strike=partial(kill_driver_python, setup, query),
         ),
         partitions=tasks,
     )
-    scenario.feed()
-    scenario.run(partitions=tasks)
-    end(setup, scenario)
+    query.feed()
+    query.run(partitions=tasks)
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c176
 @case(

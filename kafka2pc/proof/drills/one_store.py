@@ -27,9 +27,9 @@ from rich.table import Table
 from ...kafka.wire.cluster import Cluster
 from ..child_process import Failed, until
 from ..crash_points import CrashPoint
-from .scenario import Scenario, Stop
-from .setups import Setup, make_scenario, temporary_setup
+from .setups import Setup, make_query, temporary_setup
 from .spark_job import Job, running
+from .spark_query import SparkQuery, Stop
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c101
@@ -77,7 +77,7 @@ class Played:
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c105
 def play(drill: Drill, setup: Setup, output: Path = Path("output")) -> Played:
-    """Play a drill. Whatever goes wrong is in the result, not raised; the history of the scenario
+    """Play a drill. Whatever goes wrong is in the result, not raised; the history of the query
     is then kept in `output`.
     """
     crashes, records, restores = setup.crashes, setup.records, len(setup.restores_s)
@@ -89,7 +89,7 @@ def play(drill: Drill, setup: Setup, output: Path = Path("output")) -> Played:
         found, counts = f"{type(e).__name__}: {e}", getattr(e, "counts", {})
         setup.keep(output)
         setup.heal()
-        setup.end_scenario()
+        setup.end_query()
     return Played(
         drill=drill,
         found=found,
@@ -108,42 +108,42 @@ def _kill(*pids: int) -> bool:
     return False
 
 
-def kill_process(setup: Setup, scenario: Scenario, event: Event) -> bool:
+def kill_process(setup: Setup, query: SparkQuery, event: Event) -> bool:
     """The Python process that comes to the point: a worker, the planner or the committer. Spark
     sees that it is gone, and fails the query.
     """
     return _kill(event.process)
 
 
-def _orphans(scenario: Scenario) -> list[int]:
+def _orphans(query: SparkQuery) -> list[int]:
     """The processes of the history that still run, without the one that started Spark. A pid that
     was used again belongs to no process of the job.
     """
-    known = {e.process for e in scenario.events()} - {scenario.job.process.pid}
-    return [p.pid for p in scenario.job.processes if p.pid in known and running(p.pid)]
+    known = {e.process for e in query.events()} - {query.job.process.pid}
+    return [p.pid for p in query.job.processes if p.pid in known and running(p.pid)]
 
 
-def kill_driver(setup: Setup, scenario: Scenario, event: Event) -> bool:
+def kill_driver(setup: Setup, query: SparkQuery, event: Event) -> bool:
     """The driver's JVM. The Python processes that it started must follow it."""
-    _kill(scenario.job.jvm)
-    until(lambda: not _orphans(scenario), "the Python processes follow their JVM", 120)
+    _kill(query.job.jvm)
+    until(lambda: not _orphans(query), "the Python processes follow their JVM", 120)
     return False
 
 
-def kill_driver_python(setup: Setup, scenario: Scenario, event: Event) -> bool:
+def kill_driver_python(setup: Setup, query: SparkQuery, event: Event) -> bool:
     """The Python process that started Spark; its JVM goes with it."""
-    _kill(scenario.job.process.pid)
-    until(lambda: not running(scenario.job.jvm), "the JVM follows")
+    _kill(query.job.process.pid)
+    until(lambda: not running(query.job.jvm), "the JVM follows")
     return False
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c111
-def kill_executor_python(setup: Setup, scenario: Scenario, event: Event) -> bool:
+def kill_executor_python(setup: Setup, query: SparkQuery, event: Event) -> bool:
     """The Python process that wrote last, or is about to. The driver may go on, if it is the one
     that waits.
     """
     writers = [
         e.process
-        for e in scenario.events("begin", "write", "precommit", "drain")
+        for e in query.events("begin", "write", "precommit", "drain")
         if running(e.process)
     ]
     if event.process in writers:
@@ -153,24 +153,24 @@ def kill_executor_python(setup: Setup, scenario: Scenario, event: Event) -> bool
     return True
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c113
-def forget_the_decision(setup: Setup, scenario: Scenario, event: Event) -> bool:
+def forget_the_decision(setup: Setup, query: SparkQuery, event: Event) -> bool:
     """The driver, and the decision that it obeys, by hand: what must never be done. A drill that
     does not fail then proves nothing.
     """
-    kill_driver(setup, scenario, event)
+    kill_driver(setup, query, event)
     # the COMMIT is the last in its chain
-    max((scenario.checkpoint / "kafka2pc").glob(f"{event.ids['batch_id']}.*")).unlink()
+    max((query.checkpoint / "kafka2pc").glob(f"{event.ids['batch_id']}.*")).unlink()
     return False
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c117
-def kill_broker(setup: Setup, scenario: Scenario, event: Event, node: int = 0) -> bool:
+def kill_broker(setup: Setup, query: SparkQuery, event: Event, node: int = 0) -> bool:
     """This node, and start it again a second later. An EndTxn that the only broker has acknowledged
     is first completed: a broker that is killed before it wrote the markers may forget them (Kafka
     4.3.1, TransactionMarkerChannelManager).
     """
     if setup.nodes == 1:
         until(
-            lambda: not scenario.open(("PrepareCommit", "PrepareAbort")),
+            lambda: not query.open(("PrepareCommit", "PrepareAbort")),
             "what was ended is completed",
         )
     setup.kafka.kill(node)
@@ -178,19 +178,19 @@ def kill_broker(setup: Setup, scenario: Scenario, event: Event, node: int = 0) -
     return True
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c119
-def kill_coordinator(setup: Setup, scenario: Scenario, event: Event) -> bool:
+def kill_coordinator(setup: Setup, query: SparkQuery, event: Event) -> bool:
     """The node that coordinates the transaction of this event, or the last one that was open or
     ended.
     """
     known = [
         event.ids.get("transactional_id"),
-        *scenario.open(),
-        *(e.ids.get("transactional_id") for e in reversed(scenario.events("commit", "abort"))),
+        *query.open(),
+        *(e.ids.get("transactional_id") for e in reversed(query.events("commit", "abort"))),
     ]
-    name = next(filter(None, known), scenario.name)
+    name = next(filter(None, known), query.name)
     with Cluster(setup.kafka.client_conf) as cluster:
         node = cluster.coordinators([name])[name]
-    return kill_broker(setup, scenario, event, node)
+    return kill_broker(setup, query, event, node)
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c121
 EXACTLY_ONCE = "every row once, no transaction of the query open"
@@ -208,13 +208,13 @@ POINTS = [point for point in CrashPoint if point is not CrashPoint.IN_SWEEP]
 Place = tuple[CrashPoint, str | None]  # the participant, None: any
 
 
-def _run_through(setup: Setup, scenario: Scenario, stops: list[Stop]) -> BaseException | None:
+def _run_through(setup: Setup, query: SparkQuery, stops: list[Stop]) -> BaseException | None:
     """One run, with as many of the stops as it comes to before it dies. Returns its error. Raises
     `Failed` if it comes to none.
     """
     crashes = setup.crashes
     try:
-        return scenario.interrupt(*stops, **setup.life())
+        return query.interrupt(*stops, **setup.life())
     except Failed as e:  # it died before the next stop
         if setup.crashes == crashes or e.__cause__ is None:
             raise
@@ -237,33 +237,33 @@ def survive_all(
     rounds: list[list[Place]],
     strike: Callable,
     *,
-    make: Callable[[Setup, Job], Scenario] = make_scenario,
+    make: Callable[[Setup, Job], SparkQuery] = make_query,
     session: Mapping[str, str] | None = None,
 ) -> None:
     """The same as `survive` for several lists of places: each gets a batch of its own, and the run
     that heals one blow goes on to the next. Every run has another number of tasks and another
     engine.
     """
-    scenario, struck = setup.scenario(make, **(session or {})), []
+    query, struck = setup.query(make, **(session or {})), []
 
     def now(event: Event) -> bool:
         setup.heal()
         struck.append(time.monotonic())
         setup.crashes += 1
-        return strike(setup, scenario, event)
+        return strike(setup, query, event)
 
-    first = scenario.files + 1
-    scenario.feed(1 + len(rounds))
-    setup.records += (1 + len(rounds)) * scenario.size
+    first = query.files + 1
+    query.feed(1 + len(rounds))
+    setup.records += (1 + len(rounds)) * query.size
     stops = _stops(rounds, first, now)
     failed = None
     while len(struck) < len(stops):
-        failed = _run_through(setup, scenario, stops[len(struck) :])
+        failed = _run_through(setup, query, stops[len(struck) :])
     if failed:
-        scenario.run(**setup.life())
+        query.run(**setup.life())
     struck.append(time.monotonic())
     setup.restores_s += [after - before for before, after in pairwise(struck)]
-    scenario.check()
+    query.check()
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c132
 def survive(
@@ -271,7 +271,7 @@ def survive(
     places: list[Place],
     strike: Callable,
     *,
-    make: Callable[[Setup, Job], Scenario] = make_scenario,
+    make: Callable[[Setup, Job], SparkQuery] = make_query,
     session: Mapping[str, str] | None = None,
 ) -> None:
     """Two more batches: strike when the second one comes to the first place, and again at each

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KAFKA', 'POSTGRES', 'WHILE_WRITING', 'WHILE_ENDING', 'WHILE_RESTORING', 'DRIVERS', 'WORKERS', 'as_table', 'dual',
-           'DualScenario', 'make_dual_scenario', 'dual_drills']
+           'DualQuery', 'make_dual_query', 'dual_drills']
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c002
 from functools import partial
@@ -28,9 +28,9 @@ from kafka2pc.proof.drills.one_store import (
     kill_executor_python,
     survive,
 )
-from .scenario import NotExactlyOnce, Scenario
 from .setups import ONE_HOST, Setup
 from .spark_job import COLUMNS, SELECT, Job, wait_for
+from .spark_query import NotExactlyOnce, SparkQuery
 from ...spark.checkpoint import Checkpoint
 from ...spark.foreach_batch import exactly_once
 from ...stores.postgres import PostgresParticipant
@@ -82,8 +82,8 @@ select transactional_id from kafka2pc_transactions where query_id = %s and outco
 """
 
 
-class DualScenario(Scenario):
-    """A scenario whose rows are to be in a topic and in a table."""
+class DualQuery(SparkQuery):
+    """A query whose rows are to be in a topic and in a table."""
 
     does = "kafka2pc.proof.drills.two_stores.dual"
 
@@ -122,8 +122,8 @@ class DualScenario(Scenario):
         self.refuse(anomalies(self.batch_of, self.in_table()), where="in the table ")
 
 
-def make_dual_scenario(setup: Setup, job: Job) -> DualScenario:
-    return DualScenario(job, setup.kafka, setup.folder, setup.opened(LocalPostgres))
+def make_dual_query(setup: Setup, job: Job) -> DualQuery:
+    return DualQuery(job, setup.kafka, setup.folder, setup.opened(LocalPostgres))
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c011
 KAFKA, POSTGRES = "kafka", "postgres"
@@ -194,7 +194,7 @@ def dual_drills() -> list[Drill]:
             restore="the same query, with another number of tasks",
             expect="every row once in the topic and in the table, nothing of ours open",
             play=partial(
-                survive, places=places, strike=strike, make=make_dual_scenario, session=session
+                survive, places=places, strike=strike, make=make_dual_query, session=session
             ),
         )
 

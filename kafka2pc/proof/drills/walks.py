@@ -23,8 +23,8 @@ from typing import Any, Callable, Iterator
 from ..child_process import Failed
 from ..crash_points import CrashPoint
 from .one_store import EXACTLY_ONCE, POINTS, VICTIMS, Drill, Played, play
-from .scenario import Scenario, Stop
 from .setups import ONE_HOST, Setup, temporary_setup
+from .spark_query import SparkQuery, Stop
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c006
@@ -44,22 +44,22 @@ class Step:
         return f"{self.batches} batches, tasks {tasks}, {fault}, {blows or 'no crash'}"
 
 
-def pause_driver(setup: Setup, scenario: Scenario, event: Event, seconds: float = 2) -> bool:
-    os.kill(scenario.job.jvm, signal.SIGSTOP)
+def pause_driver(setup: Setup, query: SparkQuery, event: Event, seconds: float = 2) -> bool:
+    os.kill(query.job.jvm, signal.SIGSTOP)
     time.sleep(seconds)
-    os.kill(scenario.job.jvm, signal.SIGCONT)
+    os.kill(query.job.jvm, signal.SIGCONT)
     return True
 
 
-def pause_node(setup: Setup, scenario: Scenario, event: Event, seconds: float = 3) -> bool:
+def pause_node(setup: Setup, query: SparkQuery, event: Event, seconds: float = 3) -> bool:
     setup.kafka.pause(setup.nodes - 1)
     setup.soon(seconds, lambda: setup.kafka.resume(setup.nodes - 1))
     return True
 
 
-def second_driver(setup: Setup, scenario: Scenario, event: Event) -> bool:
+def second_driver(setup: Setup, query: SparkQuery, event: Event) -> bool:
     with suppress(Failed):
-        scenario.run(by=setup.job("second"), **setup.life())
+        query.run(by=setup.job("second"), **setup.life())
     return True
 
 
@@ -91,29 +91,29 @@ def steps(seed: int) -> Iterator[Step]:
 def take(setup: Setup, step: Step) -> None:
     """Play one step of a walk. Raises `NotExactlyOnce`, and the last `Failed`."""
     session = setup.two_hosts if step.fault == RACE else ONE_HOST
-    scenario = setup.scenario(**session)
+    query = setup.query(**session)
     if step.fault == LOST_ENTRY:
-        lose_commit_entry(scenario)
-    scenario.feed(step.batches)
-    setup.records += step.batches * scenario.size
+        lose_commit_entry(query)
+    query.feed(step.batches)
+    setup.records += step.batches * query.size
     start = time.monotonic()
-    _go_on(setup, scenario, *_strike(setup, scenario, step))
+    _go_on(setup, query, *_strike(setup, query, step))
     if step.blows:
         setup.restores_s.append(time.monotonic() - start)
     if step.fault == RACE:
-        setup.records += scenario.size
-        after_a_race(setup, scenario)
-    scenario.check()
+        setup.records += query.size
+        after_a_race(setup, query)
+    query.check()
 
 
-def _strike(setup: Setup, scenario: Scenario, step: Step) -> tuple[list[int], dict | None]:
+def _strike(setup: Setup, query: SparkQuery, step: Step) -> tuple[list[int], dict | None]:
     """A run for each blow, until one does not fail. Returns the numbers of tasks for the runs after
     it, and their options.
     """
-    tasks, options = list(step.tasks), _fault(scenario, step.fault)
+    tasks, options = list(step.tasks), _fault(query, step.fault)
     for what, point in step.blows:
         run = setup.life(tasks.pop(0), options)
-        failed = _blow(setup, scenario, point, BLOWS[what], **run)
+        failed = _blow(setup, query, point, BLOWS[what], **run)
         setup.heal()
         if not failed:
             break
@@ -121,46 +121,46 @@ def _strike(setup: Setup, scenario: Scenario, step: Step) -> tuple[list[int], di
     return tasks, options
 
 
-def _go_on(setup: Setup, scenario: Scenario, tasks: list[int], options: dict | None) -> None:
+def _go_on(setup: Setup, query: SparkQuery, tasks: list[int], options: dict | None) -> None:
     """Runs without a blow, one for each number of tasks, until one succeeds: a run may still fail
     by what an earlier one left. Raises the last `Failed`.
     """
     for n, number in enumerate(tasks, 1):
         try:
-            scenario.run(**setup.life(number, options))
+            query.run(**setup.life(number, options))
             return
         except Failed:
             if n == len(tasks):
                 raise
 
 
-def after_a_race(setup: Setup, scenario: Scenario) -> None:
+def after_a_race(setup: Setup, query: SparkQuery) -> None:
     """One more batch, on one host. A copy that lost may begin even after its batch has ended; then
     its transaction stays open, without an effect, until the next batch sweeps it.
     """
     setup.job(**ONE_HOST)
-    scenario.feed()
-    scenario.run()
+    query.feed()
+    query.run()
 
 
 def _blow(
-    setup: Setup, scenario: Scenario, point: CrashPoint, strike: Callable, **run: Any
+    setup: Setup, query: SparkQuery, point: CrashPoint, strike: Callable, **run: Any
 ) -> BaseException | None:
     """A run with a blow. A point that is not reached any more is no fault."""
 
     def now(event: Event) -> bool:
         setup.crashes += 1
-        return strike(setup, scenario, event)
+        return strike(setup, query, event)
 
     try:
-        return scenario.interrupt(Stop(point=point, strike=now), **run)
+        return query.interrupt(Stop(point=point, strike=now), **run)
     except Failed as e:  # never reached
         return e.__cause__
 
 
-def _fault(scenario: Scenario, fault: str) -> dict | None:
+def _fault(query: SparkQuery, fault: str) -> dict | None:
     """The options of a run with this fault."""
-    sign = str(scenario.folder / f"sign {uuid.uuid4().hex[:8]}")
+    sign = str(query.folder / f"sign {uuid.uuid4().hex[:8]}")
     if fault == "a task fails once":
         return {"faults": json.dumps(dict(fail=dict(partition=0, sign=sign)))}
     if "slow" in fault:
@@ -168,11 +168,11 @@ def _fault(scenario: Scenario, fault: str) -> dict | None:
     return None
 
 
-def lose_commit_entry(scenario: Scenario) -> int | None:
+def lose_commit_entry(query: SparkQuery) -> int | None:
     """Delete the newest entry of Spark's commit log, and its checksum. Returns its batch; None if
     there is no entry.
     """
-    entries = [p for p in scenario.checkpoint.glob("commits/*") if p.name.isdigit()]
+    entries = [p for p in query.checkpoint.glob("commits/*") if p.name.isdigit()]
     if not entries:
         return None
     last = max(entries, key=lambda p: int(p.name))
