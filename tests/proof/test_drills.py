@@ -2,7 +2,7 @@
 stores, a pipeline, a walk; and drills that must be red.
 
 `make test` kills the process that gets there at every point and the broker after the decision, and
-plays the cases that take seconds. `make test-all` kills the driver's JVM around the decision.
+runs the cases that take seconds. `make test-all` kills the driver's JVM around the decision.
 `make test-nightly` has its other points, the other victims and the other cases.
 """
 
@@ -27,9 +27,9 @@ from kafka2pc.proof.drills.one_store import (
     Drill,
     forget_the_decision,
     kill_process,
-    play,
-    play_all,
     point_drills,
+    run_drill,
+    run_drills,
     summary,
     survive,
     survive_all,
@@ -64,7 +64,7 @@ def setup(setups):
 def drill_of(how, kind="point", **fields):
     """A drill without a text."""
     texts = dict.fromkeys(("title", "given", "crash_at", "restore", "expect"), "")
-    return Drill(kind=kind, play=how, **texts | fields)
+    return Drill(kind=kind, run=how, **texts | fields)
 
 
 # -- each victim at each point --
@@ -75,7 +75,7 @@ PROCESS, JVM, PYTHON, BROKER = (
     "the driver's Python",
     "the broker",
 )
-# What `make test` plays, and `make test-all` of the JVM. A Python process starts again in a second,
+# What `make test` runs, and `make test-all` of the JVM. A Python process starts again in a second,
 # a JVM and a broker do not.
 FIRST = {
     PROCESS: POINTS,
@@ -101,8 +101,7 @@ def drill_at(victim, points):
     of_victim = [
         d
         for d in point_drills()
-        if d.play.keywords["strike"] is VICTIMS[victim]
-        and d.play.keywords["places"][0][0] in points
+        if d.run.keywords["strike"] is VICTIMS[victim] and d.run.keywords["places"][0][0] in points
     ]
     [merged] = together(of_victim, most=len(POINTS))
     return merged
@@ -117,20 +116,20 @@ def test_every_row_is_there_once_when_it_dies_at(victim, points, setups, tmp_pat
     if not job.alive:
         job.start()
     jvm = job.jvm
-    played = play(drill, setup, tmp_path)
-    assert (played.found, played.crashes) == ("", len(points))
+    result = run_drill(drill, setup, tmp_path)
+    assert (result.found, result.crashes) == ("", len(points))
     assert (job.jvm != jvm) == (victim in (JVM, PYTHON)), "who died, and who did not"
-    assert played.restore_s > 0
+    assert result.restore_s > 0
 
 
 def test_every_victim_meets_every_point_once():
-    played = [(p.values[0], point) for p in turns() for point in p.values[1]]
-    assert sorted(map(str, played)) == sorted(str((v, p)) for v in VICTIMS for p in POINTS)
+    met = [(p.values[0], point) for p in turns() for point in p.values[1]]
+    assert sorted(map(str, met)) == sorted(str((v, p)) for v in VICTIMS for p in POINTS)
 
 
 # -- hard cases --
 
-# `make test-nightly` plays the others.
+# `make test-nightly` runs the others.
 SECONDS = ("Two drivers", "full disk", "was purged", "when Spark's last commit entry")
 MINUTES = (
     "two batches later",
@@ -151,7 +150,7 @@ def as_parameter(drill):
 
 @pytest.mark.parametrize("drill", [as_parameter(drill) for drill in CASES])
 def test_case(drill, setups, tmp_path):
-    assert play(drill, setups(drill.nodes), tmp_path).found == ""
+    assert run_drill(drill, setups(drill.nodes), tmp_path).found == ""
 
 
 def test_the_short_lists_name_a_case_each():
@@ -215,15 +214,15 @@ SAMPLE = (
 @pytest.mark.parametrize("words", SAMPLE)
 def test_both_stores_or_none_when(words, setup, tmp_path):
     [drill] = [d for d in dual_drills() if d.title.endswith(words)]
-    played = play(drill, setup, tmp_path)
-    assert (played.found, played.records) == ("", 80) and played.crashes > 0
+    result = run_drill(drill, setup, tmp_path)
+    assert (result.found, result.records) == ("", 80) and result.crashes > 0
 
 
 def test_there_are_fifty_dual_drills_and_each_has_its_own_title():
     assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
 
 
-# -- pipelines and walks; the notebook proof/drills/09_end_to_end plays a short pipeline --
+# -- pipelines and walks; the notebook proof/drills/09_end_to_end runs a short pipeline --
 
 
 @pytest.mark.nightly
@@ -235,8 +234,8 @@ def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(setup, tmp_path)
     )
     # with the latest flight of the year
     how = partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0))
-    played = play(drill_of(how, "pipeline"), setup, tmp_path)
-    assert (played.found, played.crashes) == ("", 3)
+    result = run_drill(drill_of(how, "pipeline"), setup, tmp_path)
+    assert (result.found, result.crashes) == ("", 3)
 
 
 @pytest.mark.nightly
@@ -262,7 +261,7 @@ def send_a_row_again(setup, query, event):
 def test_a_drill_after_which_a_row_is_there_twice_is_red_and_its_history_is_kept(setup, tmp_path):
     places = [(CrashPoint.BEFORE_DECISION, None)]
     how = partial(survive, places=places, strike=send_a_row_again)
-    red = play(drill_of(how), setup, tmp_path / "output")
+    red = run_drill(drill_of(how), setup, tmp_path / "output")
     assert red.found.startswith("NotExactlyOnce: duplicate, 1 times: {0: 2}"), red.found
     assert red.counts["duplicate"] == 1
     assert setup.kept.read_text() and setup.kept.parent == tmp_path / "output"
@@ -290,7 +289,7 @@ FORGOTTEN = {
 @pytest.mark.parametrize("kind", FORGOTTEN)
 def test_without_its_decision_the_same_crash_is_red(kind, setup, tmp_path, monkeypatch):
     monkeypatch.setitem(VICTIMS, FORGET, forget_the_decision)
-    red = play(drill_of(FORGOTTEN[kind], kind), setup, tmp_path)
+    red = run_drill(drill_of(FORGOTTEN[kind], kind), setup, tmp_path)
     assert red.found.startswith("NotExactlyOnce: duplicate") and red.counts["duplicate"] > 0
 
 
@@ -338,9 +337,9 @@ def test_drills_of_one_victim_become_batches_of_one_query():
     merged = together([*point_drills(), *CASES])
     plain = [d for d in merged if d.kind == "point"]
     assert [d.count for d in plain] == [7, 6] * len(VICTIMS)
-    places = [(d.nodes, d.play.keywords["strike"], *d.play.keywords["rounds"]) for d in plain]
+    places = [(d.nodes, d.run.keywords["strike"], *d.run.keywords["rounds"]) for d in plain]
     assert len({str(p) for p in places}) == len(plain)
-    assert sum(len(d.play.keywords["rounds"]) for d in plain) == 78
+    assert sum(len(d.run.keywords["rounds"]) for d in plain) == 78
     title = "Exactly once when the process that gets there dies before begin, after"
     assert plain[0].title.startswith(title)
     assert [d for d in merged if d.kind == "case"] == list(CASES)
@@ -352,7 +351,7 @@ def test_an_error_of_a_setup_is_raised_and_nothing_goes_on(monkeypatch, tmp_path
 
     monkeypatch.setattr(Setup, "__enter__", no_broker)
     with pytest.raises(BrokerFailed, match="no broker here"):
-        play_all(point_drills(), tmp_path)
+        run_drills(point_drills(), tmp_path)
 
 
 def test_the_same_seed_is_the_same_walk_and_dice_leave_nothing_out():
@@ -364,7 +363,7 @@ def test_the_same_seed_is_the_same_walk_and_dice_leave_nothing_out():
 
 def test_the_dice_of_the_pipelines_leave_out_no_victim():
     drills = list(pipeline_drills(seed=1, count=40))
-    struck = [blow for drill in drills for blow in drill.play.keywords["struck"]]
+    struck = [blow for drill in drills for blow in drill.run.keywords["struck"]]
     assert {blow.victim for blow in struck} == {ANYBODY, *VICTIMS} - {
         "the node that coordinates the transaction"
     }
@@ -379,7 +378,7 @@ def test_the_dice_of_the_pipelines_leave_out_no_victim():
 
 def test_the_table_counts_by_kind(setup, tmp_path):
     drill = drill_of(lambda setup: None, "case")
-    table = summary([play(drill, setup, tmp_path)] * 2)
+    table = summary([run_drill(drill, setup, tmp_path)] * 2)
     assert [list(column.cells) for column in table.columns] == [
         ["cases"],
         ["2"],

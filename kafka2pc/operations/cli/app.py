@@ -161,13 +161,13 @@ def _printer(console: Console) -> Callable:
     """A function that prints a line for each drill, and the finding of one that ended badly."""
     started = time.monotonic()
 
-    def tell(played: Any) -> None:
-        sign = "[red]not as expected[/red]" if played.found else "[green]as expected[/green]"
+    def tell(result: Any) -> None:
+        sign = "[red]not as expected[/red]" if result.found else "[green]as expected[/green]"
         console.print(f"{time.monotonic() - started:5.0f} s  {sign}  ", end="")
-        given = f": {played.drill.given}" if played.drill.kind == "walk" else ""
-        console.print(played.drill.title + given, highlight=False, soft_wrap=True)
-        if played.found:
-            console.print(played.found, highlight=False, soft_wrap=True, markup=False)
+        given = f": {result.drill.given}" if result.drill.kind == "walk" else ""
+        console.print(result.drill.title + given, highlight=False, soft_wrap=True)
+        if result.found:
+            console.print(result.found, highlight=False, soft_wrap=True, markup=False)
 
     return tell
 
@@ -210,25 +210,25 @@ def drill(
         Path, typer.Option(help="Where the history of a drill that ended badly is kept.")
     ] = Path("output"),
 ) -> None:
-    """Crash queries at every point, into one store and two, play hard cases, crash pipelines, walk;
+    """Crash queries at every point, into one store and two, run hard cases, crash pipelines, walk;
     an independent consumer counts. Status 0: all as expected.
     """
     console = Console()
     seed = random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
-        from kafka2pc.proof.drills.one_store import play_all, summary
+        from kafka2pc.proof.drills.one_store import run_drills, summary
 
         chosen = [d for d in _all_drills(seed) if _is_chosen(d, only or [])]
         if not chosen and not minutes and not soak:
             raise typer.BadParameter("no drill has such words in its title", param_hint="--only")
         tell = _printer(console)
-        played = play_all(chosen, output, tell) if chosen else []
+        results = run_drills(chosen, output, tell) if chosen else []
         if minutes:
-            played += _walk(seed, minutes, output, tell, console)
+            results += _walk(seed, minutes, output, tell, console)
         if soak:
-            played.append(_soak(soak, output, tell, console))
-    console.print(summary(played))
-    raise typer.Exit(any(p.found for p in played))
+            results.append(_soak(soak, output, tell, console))
+    console.print(summary(results))
+    raise typer.Exit(any(r.found for r in results))
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c015
 @app.command()

@@ -203,5 +203,5 @@ def pipeline_drills(seed: int, count: int = 6) -> Iterator[Drill]:
             crash_at="; ".join(map(str, struck)),
             restore="the same pipeline",
             expect="every window once, as pandas computes it; nothing of ours open",
-            play=partial(through_blows, first=first, struck=struck, seed=f"{seed} {n}"),
+            run=partial(through_blows, first=first, struck=struck, seed=f"{seed} {n}"),
         )

@@ -75,9 +75,9 @@ def case(
     nodes: int = 1,
     **arguments: object,
 ) -> Callable[[Callable], Callable]:
-    """Add a drill to `CASES`: the decorated function plays it, with these arguments."""
+    """Add a drill to `CASES`: the decorated function runs it, with these arguments."""
 
-    def add(play: Callable) -> Callable:
+    def add(run: Callable) -> Callable:
         drill = Drill(
             kind="case",
             title=title,
@@ -86,10 +86,10 @@ def case(
             restore=restore,
             expect=expect,
             nodes=nodes,
-            play=partial(play, **arguments),
+            run=partial(run, **arguments),
         )
         CASES.append(drill)
-        return play
+        return run
 
     return add
 

@@ -33,7 +33,7 @@ from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.descriptions import list_transactions
 from ...local.broker import LocalKafka
 from ..child_process import until
-from .one_store import Drill, Played, play
+from .one_store import Drill, DrillResult, run_drill
 from .setups import ONE_HOST, Setup, temporary_setup
 from .spark_job import Job
 from .spark_query import SparkQuery
@@ -352,20 +352,20 @@ def soak_drill(minutes: float, **more: Any) -> Drill:
         crash_at="nowhere",
         restore="nothing",
         expect="every row once; memory, descriptors, threads and transactional ids do not grow",
-        play=partial(soak_query, seconds=60 * minutes, **more),
+        run=partial(soak_query, seconds=60 * minutes, **more),
     )
 
 
 def soak(
     minutes: float,
     output: Path,
-    tell: Callable[[Played], None] = lambda played: None,
+    tell: Callable[[DrillResult], None] = lambda result: None,
     show: Callable[[Table], None] = lambda table: None,
-) -> Played:
+) -> DrillResult:
     """Soak for so many minutes. `tell` is called with the result, `show` with the table. Raises
     what LocalKafka raises.
     """
     with temporary_setup() as setup:
-        played = play(soak_drill(minutes, show=show), setup, output)
-        tell(played)
-        return played
+        result = run_drill(soak_drill(minutes, show=show), setup, output)
+        tell(result)
+        return result

@@ -193,7 +193,7 @@ def dual_drills() -> list[Drill]:
             crash_at=f"{at}: SIGKILL to {victim}",
             restore="the same query, with another number of tasks",
             expect="every row once in the topic and in the table, nothing of ours open",
-            play=partial(
+            run=partial(
                 survive, places=places, strike=strike, make=make_dual_query, session=session
             ),
         )
@@ -206,4 +206,4 @@ def dual_drills() -> list[Drill]:
         for words, places in where.items()
     ]
     # a new session takes time
-    return sorted(made, key=lambda d: cast(partial, d.play).keywords["session"] is None)
+    return sorted(made, key=lambda d: cast(partial, d.run).keywords["session"] is None)

@@ -22,7 +22,14 @@ from typing import Any, Callable, Iterator
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c003
 from ..child_process import Failed
 from ..crash_points import CrashPoint
-from .one_store import EXACTLY_ONCE, POINTS, VICTIMS, Drill, Played, play
+from kafka2pc.proof.drills.one_store import (
+    EXACTLY_ONCE,
+    POINTS,
+    VICTIMS,
+    Drill,
+    DrillResult,
+    run_drill,
+)
 from .setups import ONE_HOST, Setup, temporary_setup
 from .spark_query import SparkQuery, Stop
 from ...protocol.history import Event
@@ -89,7 +96,7 @@ def steps(seed: int) -> Iterator[Step]:
 
 # %% ../../../nbs/proof/drills/05_walks.ipynb #c011
 def take(setup: Setup, step: Step) -> None:
-    """Play one step of a walk. Raises `NotExactlyOnce`, and the last `Failed`."""
+    """Run one step of a walk. Raises `NotExactlyOnce`, and the last `Failed`."""
     session = setup.two_hosts if step.fault == RACE else ONE_HOST
     query = setup.query(**session)
     if step.fault == LOST_ENTRY:
@@ -194,17 +201,20 @@ def walk_drills(seed: int, end: float) -> Iterator[Drill]:
             restore="the same query",
             nodes=3,
             expect=EXACTLY_ONCE,
-            play=partial(take, step=step),
+            run=partial(take, step=step),
         )
 
 
 def walk(
-    seed: int, minutes: float, output: Path, tell: Callable[[Played], None] = lambda played: None
-) -> list[Played]:
+    seed: int,
+    minutes: float,
+    output: Path,
+    tell: Callable[[DrillResult], None] = lambda result: None,
+) -> list[DrillResult]:
     """Walk for so many minutes. `tell` is called with each result. Raises like LocalKafka."""
     with temporary_setup(nodes=3) as setup:
         results = []
         for d in walk_drills(seed, time.monotonic() + 60 * minutes):
-            results.append(play(d, setup, output))
+            results.append(run_drill(d, setup, output))
             tell(results[-1])
         return results
