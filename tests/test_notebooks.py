@@ -22,7 +22,7 @@ from without_kernel import NAME as WITHOUT_KERNEL  # noqa: E402
 NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
 # The lessons hold for other values, too.
 OTHER = {
-    "proof/drills/05_walks": {"seed": 8},
+    "proof/drills/05_random_steps": {"seed": 8},
     "proof/bench/06_sources": {"rows": 30_000},
 }
 # What the lessons must show. No other test of `make test-all` runs these: a drill that must be

@@ -1,5 +1,5 @@
 """Drills on real processes: each victim at each crash point, hard cases, decisions elsewhere, two
-stores, a pipeline, a walk; and drills that must be red.
+stores, a pipeline, random steps; and drills that must be red.
 
 `make test` kills the process that gets there at every point and the broker after the decision, and
 runs the cases that take seconds. `make test-all` kills the driver's JVM around the decision.
@@ -35,10 +35,10 @@ from kafka2pc.proof.drills.one_store import (
     survive_all,
     together,
 )
+from kafka2pc.proof.drills.random_steps import BLOWS, run_step, steps
 from kafka2pc.proof.drills.setups import Setup
 from kafka2pc.proof.drills.spark_query import NotExactlyOnce, SparkQuery, Watcher
 from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_query
-from kafka2pc.proof.drills.walks import BLOWS, steps, take
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
 
@@ -222,7 +222,7 @@ def test_there_are_fifty_dual_drills_and_each_has_its_own_title():
     assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
 
 
-# -- pipelines and walks; the notebook proof/drills/09_end_to_end runs a short pipeline --
+# -- pipelines and random steps; the notebook proof/drills/09_end_to_end runs a short pipeline --
 
 
 @pytest.mark.nightly
@@ -239,11 +239,11 @@ def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(setup, tmp_path)
 
 
 @pytest.mark.nightly
-def test_a_walk(setups):
+def test_random_steps(setups):
     three = setups(3)
     before = three.crashes
     for step in islice(steps(seed=4), 4):
-        take(three, step)
+        run_step(three, step)
     assert three.crashes - before >= 3
 
 
@@ -354,7 +354,7 @@ def test_an_error_of_a_setup_is_raised_and_nothing_goes_on(monkeypatch, tmp_path
         run_drills(point_drills(), tmp_path)
 
 
-def test_the_same_seed_is_the_same_walk_and_dice_leave_nothing_out():
+def test_the_same_seed_is_the_same_steps_and_dice_leave_nothing_out():
     first, again = (list(islice(steps(7), 200)) for _ in range(2))
     assert first == again != list(islice(steps(8), 200))
     assert {what for step in first for what, _ in step.blows} == set(BLOWS)

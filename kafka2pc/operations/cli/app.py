@@ -140,7 +140,7 @@ def demo(
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c116
 def _all_drills(seed: int) -> list:
-    """The drills of all kinds but walk and soak; `seed` draws the pipelines."""
+    """The drills of all kinds but random and soak; `seed` draws the pipelines."""
     from kafka2pc.proof.drills.end_to_end import pipeline_drills
     from kafka2pc.proof.drills.hard_cases import CASES
     from kafka2pc.proof.drills.one_store import point_drills
@@ -164,7 +164,7 @@ def _printer(console: Console) -> Callable:
     def tell(result: Any) -> None:
         sign = "[red]not as expected[/red]" if result.found else "[green]as expected[/green]"
         console.print(f"{time.monotonic() - started:5.0f} s  {sign}  ", end="")
-        given = f": {result.drill.given}" if result.drill.kind == "walk" else ""
+        given = f": {result.drill.given}" if result.drill.kind == "random" else ""
         console.print(result.drill.title + given, highlight=False, soft_wrap=True)
         if result.found:
             console.print(result.found, highlight=False, soft_wrap=True, markup=False)
@@ -172,13 +172,13 @@ def _printer(console: Console) -> Callable:
     return tell
 
 
-def _walk(seed: int, minutes: float, output: Path, tell: Callable, console: Console) -> list:
-    """Walk at random, after a line that says how to repeat it."""
-    from kafka2pc.proof.drills.walks import walk
+def _random(seed: int, minutes: float, output: Path, tell: Callable, console: Console) -> list:
+    """Run random steps, after a line that says how to repeat them."""
+    from kafka2pc.proof.drills.random_steps import run_random
 
-    again = f"kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}"
-    console.print(f"The walk again: {again}", highlight=False, soft_wrap=True)
-    return walk(seed, minutes, output, tell)
+    again = f"kafka2pc drill --only random --seed {seed} --minutes {minutes:g}"
+    console.print(f"The same steps again: {again}", highlight=False, soft_wrap=True)
+    return run_random(seed, minutes, output, tell)
 
 
 def _soak(minutes: float, output: Path, tell: Callable, console: Console) -> Any:
@@ -193,24 +193,24 @@ def drill(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="points, cases, dual, pipelines, walk, soak, or words of a title; more than once."
+            help="points, cases, dual, pipelines, random, soak, or words of a title; repeatable."
         ),
     ] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="Then walk at random for so many minutes.")
+        float, typer.Option(min=0, help="Then run random steps for so many minutes.")
     ] = 0,
     soak: Annotated[
         float, typer.Option(min=0, help="Then soak for so many minutes: nothing may grow.")
     ] = 0,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the pipelines and of the walk.", show_default="random"),
+        typer.Option(help="Seed of the pipelines and of the random steps.", show_default="random"),
     ] = None,
     output: Annotated[
         Path, typer.Option(help="Where the history of a drill that ended badly is kept.")
     ] = Path("output"),
 ) -> None:
-    """Crash queries at every point, into one store and two, run hard cases, crash pipelines, walk;
+    """Crash queries at every point, into one store and two, in hard cases, pipelines, random steps;
     an independent consumer counts. Status 0: all as expected.
     """
     console = Console()
@@ -224,7 +224,7 @@ def drill(
         tell = _printer(console)
         results = run_drills(chosen, output, tell) if chosen else []
         if minutes:
-            results += _walk(seed, minutes, output, tell, console)
+            results += _random(seed, minutes, output, tell, console)
         if soak:
             results.append(_soak(soak, output, tell, console))
     console.print(summary(results))

@@ -32,10 +32,10 @@ from kafka2pc.proof.drills.one_store import (
     kill_driver_python,
     survive,
 )
+from .random_steps import after_a_race, lose_commit_entry, pause_node
 from .setups import Setup
 from .spark_job import Job, running
 from .spark_query import NotExactlyOnce, SparkQuery, Stop
-from .walks import after_a_race, lose_commit_entry, pause_node
 from ..slow_network import END_TXN, INIT_PRODUCER_ID, SlowNetwork
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event

@@ -36,7 +36,7 @@ from ...protocol.history import Event
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
     """`title` is the sentence that it proves; `run(setup)` raises if not. `kind`: point, case,
-    dual, pipeline, walk or soak; `nodes`: of its cluster; `count`: how many drills were merged.
+    dual, pipeline, random or soak; `nodes`: of its cluster; `count`: how many drills were merged.
     """
 
     kind: str
@@ -341,7 +341,7 @@ def together(drills: Iterable[Drill], most: int = 7) -> list[Drill]:
     return merged
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c144
-_SLOWEST_FIRST = ("pipeline", "case", "dual", "point", "walk")
+_SLOWEST_FIRST = ("pipeline", "case", "dual", "point", "random")
 
 
 def _lanes(drills: Iterable[Drill]) -> dict[tuple[str, int], list[Drill]]:
@@ -404,7 +404,7 @@ _KINDS = {
     "case": "cases",
     "dual": "dual writes",
     "pipeline": "pipelines",
-    "walk": "walks",
+    "random": "random steps",
     "soak": "soaks",
 }
 _HEAD = "drills,run,crashes,records,lost,duplicate,torn,red,longest restore"
