@@ -856,7 +856,7 @@ COUNTS_ROWS = {
     "row_anomalies",
     "survive",
     "survive_all",
-    "through_blows",
+    "survive_failures",
     "torn",
     "values",
 }

@@ -19,7 +19,13 @@ from kafka2pc.local.databases import LocalPostgres
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
+from kafka2pc.proof.drills.end_to_end import (
+    ANY_PROCESS,
+    DAYS,
+    Failure,
+    pipeline_drills,
+    survive_failures,
+)
 from kafka2pc.proof.drills.hard_cases import CASES
 from kafka2pc.proof.drills.one_store import (
     POINTS,
@@ -35,7 +41,7 @@ from kafka2pc.proof.drills.one_store import (
     survive_all,
     together,
 )
-from kafka2pc.proof.drills.random_steps import BLOWS, run_step, steps
+from kafka2pc.proof.drills.random_steps import FAILURES, run_step, steps
 from kafka2pc.proof.drills.setups import Setup
 from kafka2pc.proof.drills.spark_query import NotExactlyOnce, SparkQuery, Watcher
 from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_query
@@ -101,7 +107,7 @@ def drill_at(victim, points):
     of_victim = [
         d
         for d in point_drills()
-        if d.run.keywords["strike"] is VICTIMS[victim] and d.run.keywords["places"][0][0] in points
+        if d.run.keywords["inject"] is VICTIMS[victim] and d.run.keywords["places"][0][0] in points
     ]
     [merged] = together(of_victim, most=len(POINTS))
     return merged
@@ -226,14 +232,14 @@ def test_there_are_fifty_dual_drills_and_each_has_its_own_title():
 
 
 @pytest.mark.nightly
-def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(setup, tmp_path):
-    struck = (
-        Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
-        Blow(victim=ANYBODY, seconds=1.5),
-        Blow(victim=JVM, point=CrashPoint.AFTER_FIRST_COMMIT),
+def test_a_pipeline_fails_three_times_and_equals_its_oracle(setup, tmp_path):
+    failures = (
+        Failure(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
+        Failure(victim=ANY_PROCESS, seconds=1.5),
+        Failure(victim=JVM, point=CrashPoint.AFTER_FIRST_COMMIT),
     )
     # with the latest flight of the year
-    how = partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0))
+    how = partial(survive_failures, first=date(2013, 1, 8), failures=failures, days=(2, 1, 0))
     result = run_drill(drill_of(how, "pipeline"), setup, tmp_path)
     assert (result.found, result.crashes) == ("", 3)
 
@@ -260,7 +266,7 @@ def send_a_row_again(setup, query, event):
 
 def test_a_drill_after_which_a_row_is_there_twice_is_red_and_its_history_is_kept(setup, tmp_path):
     places = [(CrashPoint.BEFORE_DECISION, None)]
-    how = partial(survive, places=places, strike=send_a_row_again)
+    how = partial(survive, places=places, inject=send_a_row_again)
     red = run_drill(drill_of(how), setup, tmp_path / "output")
     assert red.found.startswith("NotExactlyOnce: duplicate, 1 times: {0: 2}"), red.found
     assert red.counts["duplicate"] == 1
@@ -272,13 +278,13 @@ FORGOTTEN = {
     "dual": partial(
         survive,
         places=[(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)],
-        strike=forget_the_decision,
+        inject=forget_the_decision,
         make=make_dual_query,
     ),
     "pipeline": partial(
-        through_blows,
+        survive_failures,
         first=date(2013, 1, 1),
-        struck=(Blow(victim=FORGET, point=CrashPoint.AFTER_FIRST_COMMIT),),
+        failures=(Failure(victim=FORGET, point=CrashPoint.AFTER_FIRST_COMMIT),),
         days=(2,),
     ),
 }
@@ -337,7 +343,7 @@ def test_drills_of_one_victim_become_batches_of_one_query():
     merged = together([*point_drills(), *CASES])
     plain = [d for d in merged if d.kind == "point"]
     assert [d.count for d in plain] == [7, 6] * len(VICTIMS)
-    places = [(d.nodes, d.run.keywords["strike"], *d.run.keywords["rounds"]) for d in plain]
+    places = [(d.nodes, d.run.keywords["inject"], *d.run.keywords["rounds"]) for d in plain]
     assert len({str(p) for p in places}) == len(plain)
     assert sum(len(d.run.keywords["rounds"]) for d in plain) == 78
     title = "Exactly once when the process that gets there dies before begin, after"
@@ -357,17 +363,19 @@ def test_an_error_of_a_setup_is_raised_and_nothing_goes_on(monkeypatch, tmp_path
 def test_the_same_seed_is_the_same_steps_and_dice_leave_nothing_out():
     first, again = (list(islice(steps(7), 200)) for _ in range(2))
     assert first == again != list(islice(steps(8), 200))
-    assert {what for step in first for what, _ in step.blows} == set(BLOWS)
-    assert {point for step in first for _, point in step.blows} == set(POINTS)
+    assert {what for step in first for what, _ in step.failures} == set(FAILURES)
+    assert {point for step in first for _, point in step.failures} == set(POINTS)
 
 
 def test_the_dice_of_the_pipelines_leave_out_no_victim():
     drills = list(pipeline_drills(seed=1, count=40))
-    struck = [blow for drill in drills for blow in drill.run.keywords["struck"]]
-    assert {blow.victim for blow in struck} == {ANYBODY, *VICTIMS} - {
+    failures = [failure for drill in drills for failure in drill.run.keywords["failures"]]
+    assert {failure.victim for failure in failures} == {ANY_PROCESS, *VICTIMS} - {
         "the node that coordinates the transaction"
     }
-    assert {blow.point for blow in struck} == {None, *POINTS} and len(struck) == 40 * len(DAYS)
+    assert {failure.point for failure in failures} == {None, *POINTS} and len(failures) == 40 * len(
+        DAYS
+    )
     assert len({d.given for d in drills}) > 30 and len({d.title for d in drills}) == 40
     assert (
         [d.crash_at for d in pipeline_drills(1, 40)]

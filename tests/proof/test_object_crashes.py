@@ -85,12 +85,12 @@ def make(s3):
     return lambda setup, job: QueryInS3(job, setup.kafka, setup.folder, server=s3)
 
 
-@pytest.mark.parametrize(("strike", "points"), POINTS)
-def test_every_row_is_there_once_when_it_dies(strike, points, setup, session, make):
+@pytest.mark.parametrize(("inject", "points"), POINTS)
+def test_every_row_is_there_once_when_it_dies(inject, points, setup, session, make):
     setup.end_query()  # of the test before, which may have failed
     before = setup.crashes
     rounds = [[(point, None)] for point in points]
-    survive_all(setup, rounds, strike, make=make, session=session)
+    survive_all(setup, rounds, inject, make=make, session=session)
     assert setup.crashes - before == len(points)
 
 

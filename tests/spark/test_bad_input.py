@@ -665,7 +665,7 @@ def test_in_the_commit_phase_a_decision_that_cannot_be_written_holds_its_batch_b
         return True
 
     error = spark_query.interrupt(
-        Stop(point=CrashPoint.BEFORE_DECISION, strike=spoil), options=here
+        Stop(point=CrashPoint.BEFORE_DECISION, inject=spoil), options=here
     )
     told(str(error), "LogUnwritable", str(place), "Make the place writable")
     check_held_back(spark_query, visible=0)

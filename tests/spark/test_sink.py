@@ -237,7 +237,7 @@ def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
 
         spark_query.feed(2)
         try:
-            stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=pause)
+            stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, inject=pause)
             assert spark_query.interrupt(stop, partitions=1) is None
         finally:
             resume.join()
@@ -559,13 +559,13 @@ def test_rows_that_are_removed_are_written_again_or_reported_as_lost(
 
     with InOnePartition(door, job, kafka, tmp_path) as spark_query:
         spark_query.feed()
-        stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=before_the_decision)
+        stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, inject=before_the_decision)
         assert "Refused: " in str(spark_query.interrupt(stop))
         spark_query.run()
         spark_query.check()
         (spark_query.source / "0000.csv").unlink()
         spark_query.feed()
-        spark_query.interrupt(Stop(point=CrashPoint.AFTER_DECISION, strike=after_it))
+        spark_query.interrupt(Stop(point=CrashPoint.AFTER_DECISION, inject=after_it))
         for _ in range(2):
             error = str(spark_query.fails())
             assert "LostTransaction: " in error

@@ -151,8 +151,8 @@ def late(setup: Setup, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
         query.feed(4)
         setup.records += 4 * query.size
         stops = (
-            Stop(point=held_at, batch_id=1, strike=hold),
-            Stop(point=CrashPoint.BEFORE_DECISION, batch_id=let_go_at, strike=deliver),
+            Stop(point=held_at, batch_id=1, inject=hold),
+            Stop(point=CrashPoint.BEFORE_DECISION, batch_id=let_go_at, inject=deliver),
         )
         failed = query.interrupt(*stops, partitions=1, options=PATIENCE)
         if failed:
@@ -258,7 +258,7 @@ def overtaken(setup: Setup, point: CrashPoint, leave_open: bool = False) -> None
             Stop(
                 point=CrashPoint.BEFORE_DECISION,
                 batch_id=1,
-                strike=partial(kill_driver, setup, query),
+                inject=partial(kill_driver, setup, query),
             ),
             partitions=4,
         )
@@ -267,7 +267,7 @@ def overtaken(setup: Setup, point: CrashPoint, leave_open: bool = False) -> None
         query.run(by=setup.job("second"), partitions=3)
         return True
 
-    failed = query.interrupt(Stop(point=point, strike=meanwhile), partitions=2)
+    failed = query.interrupt(Stop(point=point, inject=meanwhile), partitions=2)
     demand(bool(failed), "the driver that was overtaken did not stop")
     query.feed()
     query.run()
@@ -396,7 +396,7 @@ def timed_out_before(setup: Setup, point: CrashPoint) -> None:
     stop = Stop(
         point=point,
         batch_id=1,
-        strike=lambda event: _wait_for_timeout(query),
+        inject=lambda event: _wait_for_timeout(query),
     )
     failed = query.interrupt(stop, partitions=1, options=SHORT)
     demand(bool(failed), "a batch was decided whose transactions were gone")
@@ -471,7 +471,7 @@ def timed_out_after(setup: Setup, expired: bool = False) -> None:
         stop = Stop(
             point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=partial(kill_driver, setup, query),
+            inject=partial(kill_driver, setup, query),
         )
         query.interrupt(stop, partitions=3, options=SHORT)
         _wait_for_timeout(query)
@@ -507,7 +507,7 @@ def truncated(setup: Setup) -> None:
         Stop(
             point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=partial(kill_driver, setup, query),
+            inject=partial(kill_driver, setup, query),
         ),
         partitions=3,
     )
@@ -540,7 +540,7 @@ def truncated(setup: Setup) -> None:
     expect="LogUnwritable, then every row once",
 )
 def unwritable(setup: Setup, spoil: Callable[[Path], Callable]) -> None:
-    """From just before the decision of batch 1 until the next life nothing can be written beside
+    """From just before the decision of batch 1 until the next run nothing can be written beside
     the decisions.
     """
     query = setup.fresh()
@@ -551,7 +551,7 @@ def unwritable(setup: Setup, spoil: Callable[[Path], Callable]) -> None:
         stop = Stop(
             point=CrashPoint.BEFORE_DECISION,
             batch_id=1,
-            strike=lambda event: bool(spoiled.callback(spoil(place))),
+            inject=lambda event: bool(spoiled.callback(spoil(place))),
         )
         failed = query.interrupt(stop, partitions=3)
         demand(
@@ -584,8 +584,8 @@ def entry_deleted(setup: Setup, dies: bool = False) -> None:
     query.feed(2)
     if dies:
         setup.crashes += 1
-        strike = partial(kill_driver, setup, query)
-        stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, strike=strike)
+        inject = partial(kill_driver, setup, query)
+        stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, inject=inject)
         query.interrupt(stop, partitions=3)
     else:
         query.run()
@@ -613,7 +613,7 @@ def broker_away(setup: Setup) -> None:
         setup.kafka.kill()
         return True
 
-    stop = Stop(point=CrashPoint.AFTER_DECISION, batch_id=1, strike=gone)
+    stop = Stop(point=CrashPoint.AFTER_DECISION, batch_id=1, inject=gone)
     failed = query.interrupt(stop, partitions=3, options=PATIENCE | {"maxCommitRetries": "2"})
     setup.kafka.restart()
     demand(bool(failed), "the query went on without its broker")
@@ -646,7 +646,7 @@ def plain(setup: Setup, size: int, tasks: int) -> None:
         Stop(
             point=CrashPoint.BEFORE_FIRST_COMMIT,
             batch_id=1,
-            strike=partial(kill_driver_python, setup, query),
+            inject=partial(kill_driver_python, setup, query),
         ),
         partitions=tasks,
     )
@@ -663,4 +663,4 @@ def plain(setup: Setup, size: int, tasks: int) -> None:
     nodes=3,
 )
 def silent_leader(setup: Setup) -> None:
-    survive(setup, places=[(CrashPoint.IN_WRITE, None)], strike=partial(pause_node, seconds=4))
+    survive(setup, places=[(CrashPoint.IN_WRITE, None)], inject=partial(pause_node, seconds=4))

@@ -214,7 +214,7 @@ def _run_through(setup: Setup, query: SparkQuery, stops: list[Stop]) -> BaseExce
     """
     crashes = setup.crashes
     try:
-        return query.interrupt(*stops, **setup.life())
+        return query.interrupt(*stops, **setup.next_run())
     except Failed as e:  # it died before the next stop
         if setup.crashes == crashes or e.__cause__ is None:
             raise
@@ -223,10 +223,10 @@ def _run_through(setup: Setup, query: SparkQuery, stops: list[Stop]) -> BaseExce
         setup.heal()
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c127
-def _stops(rounds: list[list[Place]], first: int, strike: Callable) -> list[Stop]:
+def _stops(rounds: list[list[Place]], first: int, inject: Callable) -> list[Stop]:
     """The stops of all rounds: one batch each, from `first` on."""
     return [
-        Stop(point=point, participant=name, batch_id=None if n else batch_id, strike=strike)
+        Stop(point=point, participant=name, batch_id=None if n else batch_id, inject=inject)
         for batch_id, places in enumerate(rounds, first)
         for n, (point, name) in enumerate(places)
     ]
@@ -235,67 +235,67 @@ def _stops(rounds: list[list[Place]], first: int, strike: Callable) -> list[Stop
 def survive_all(
     setup: Setup,
     rounds: list[list[Place]],
-    strike: Callable,
+    inject: Callable,
     *,
     make: Callable[[Setup, Job], SparkQuery] = make_query,
     session: Mapping[str, str] | None = None,
 ) -> None:
     """The same as `survive` for several lists of places: each gets a batch of its own, and the run
-    that heals one blow goes on to the next. Every run has another number of tasks and another
+    that heals one failure goes on to the next. Every run has another number of tasks and another
     engine.
     """
-    query, struck = setup.query(make, **(session or {})), []
+    query, times = setup.query(make, **(session or {})), []
 
     def now(event: Event) -> bool:
         setup.heal()
-        struck.append(time.monotonic())
+        times.append(time.monotonic())
         setup.crashes += 1
-        return strike(setup, query, event)
+        return inject(setup, query, event)
 
     first = query.files + 1
     query.feed(1 + len(rounds))
     setup.records += (1 + len(rounds)) * query.size
     stops = _stops(rounds, first, now)
     failed = None
-    while len(struck) < len(stops):
-        failed = _run_through(setup, query, stops[len(struck) :])
+    while len(times) < len(stops):
+        failed = _run_through(setup, query, stops[len(times) :])
     if failed:
-        query.run(**setup.life())
-    struck.append(time.monotonic())
-    setup.restores_s += [after - before for before, after in pairwise(struck)]
+        query.run(**setup.next_run())
+    times.append(time.monotonic())
+    setup.restores_s += [after - before for before, after in pairwise(times)]
     query.check()
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c132
 def survive(
     setup: Setup,
     places: list[Place],
-    strike: Callable,
+    inject: Callable,
     *,
     make: Callable[[Setup, Job], SparkQuery] = make_query,
     session: Mapping[str, str] | None = None,
 ) -> None:
-    """Two more batches: strike when the second one comes to the first place, and again at each
-    other place, in the restart that heals the blow before. Then check. Raises `NotExactlyOnce`.
+    """Two more batches: fail when the second one comes to the first place, and again at each
+    other place, in the restart that heals the failure before. Then check. Raises `NotExactlyOnce`.
     """
-    survive_all(setup, [places], strike, make=make, session=session)
+    survive_all(setup, [places], inject, make=make, session=session)
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c134
 def point_drills() -> list[Drill]:
     """Every point x every victim."""
     words = lambda point: point.name.lower().replace("_", " ")
-    nodes = lambda strike: 3 if strike is kill_coordinator else 1
+    nodes = lambda inject: 3 if inject is kill_coordinator else 1
     return [
         Drill(
             kind="point",
             title=f"Exactly once when {victim} dies {words(point)}",
             given="two more batches of 40 rows",
-            nodes=nodes(strike),
+            nodes=nodes(inject),
             crash_at=f"{point.name} of the second one: SIGKILL to {victim}",
             restore="the same query, with another number of tasks",
             expect=EXACTLY_ONCE,
-            run=partial(survive, places=[(point, None)], strike=strike),
+            run=partial(survive, places=[(point, None)], inject=inject),
         )
-        for victim, strike in VICTIMS.items()
+        for victim, inject in VICTIMS.items()
         for point in POINTS
     ]
 

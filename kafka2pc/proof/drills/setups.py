@@ -96,7 +96,7 @@ def make_query(setup: "Setup", job: Job) -> SparkQuery:
 
 class Setup:
     """A cluster of `nodes` and what runs on it. `crashes`, `records` and `restores_s` (from the
-    strike until everything is there again, in seconds) count over all queries.
+    failure until everything is there again, in seconds) count over all queries.
     """
 
     def __init__(self, folder: Path, nodes: int = 1, **broker: Any) -> None:
@@ -186,7 +186,7 @@ class Setup:
             self._query.close()
         self._query, self._left = None, 0
 
-    def life(self, tasks: int | None = None, options: dict | None = None) -> dict:
+    def next_run(self, tasks: int | None = None, options: dict | None = None) -> dict:
         """Arguments of a run: another number of tasks and another engine than in the run before."""
         engine = {"engine": next(self._engines)}
         return dict(partitions=tasks or next(self._tasks), options=(options or {}) | engine)

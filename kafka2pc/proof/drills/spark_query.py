@@ -48,12 +48,12 @@ class NotExactlyOnce(TwoPhaseError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """The process that reaches `point` of this batch and participant (None: any) waits there while
-    `strike(event)` is called in this process. `strike` returns whether the waiting process may go
+    `inject(event)` is called in this process. `inject` returns whether the waiting process may go
     on; otherwise it waits until it is killed.
     """
 
     point: CrashPoint
-    strike: Callable[[Event], bool]
+    inject: Callable[[Event], bool]
     batch_id: int | None = None
     participant: str | None = None
 
@@ -217,7 +217,7 @@ class SparkQuery:
         with ThreadPoolExecutor(1) as beside:
             running = beside.submit(self.run, **run)
             for n, stop in enumerate(stops):
-                goes_on = stop.strike(self._reached(running, stop))
+                goes_on = stop.inject(self._reached(running, stop))
                 if n + 1 < len(stops):
                     arm(self.job.crash, orders[n + 1])
                 if goes_on:

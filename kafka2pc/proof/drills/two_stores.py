@@ -180,7 +180,7 @@ def dual_drills() -> list[Drill]:
     """
 
     def drill(
-        words: str, places: list[Place], victim: str, strike: Callable, session: Mapping | None
+        words: str, places: list[Place], victim: str, inject: Callable, session: Mapping | None
     ) -> Drill:
         at = ", then ".join(
             f"{point.name}{f' of {participant}' if participant else ''}"
@@ -194,7 +194,7 @@ def dual_drills() -> list[Drill]:
             restore="the same query, with another number of tasks",
             expect="every row once in the topic and in the table, nothing of ours open",
             run=partial(
-                survive, places=places, strike=strike, make=make_dual_query, session=session
+                survive, places=places, inject=inject, make=make_dual_query, session=session
             ),
         )
 
