@@ -182,7 +182,7 @@ def _random(seed: int, minutes: float, output: Path, tell: Callable, console: Co
 
 
 def _soak(minutes: float, output: Path, tell: Callable, console: Console) -> Any:
-    """Soak, and print the table of what each kind of process used."""
+    """Run the soak, and print the table of what each kind of process used."""
     from kafka2pc.proof.drills.soak import soak
 
     return soak(minutes, output, tell, show=console.print)
@@ -200,7 +200,7 @@ def drill(
         float, typer.Option(min=0, help="Then run random steps for so many minutes.")
     ] = 0,
     soak: Annotated[
-        float, typer.Option(min=0, help="Then soak for so many minutes: nothing may grow.")
+        float, typer.Option(min=0, help="Then run one query for so many minutes: nothing may grow.")
     ] = 0,
     seed: Annotated[
         int | None,
