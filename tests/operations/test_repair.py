@@ -451,7 +451,7 @@ def test_a_query_with_a_database_is_examined_listed_and_restored_if_its_url_is_n
         stores = tuple((name, where.partition("/public#")[0]) for name, where in record.stores)
         file.write_bytes(dump_decision(replace(record, stores=stores)))
         said, status = restore("--store", wrong)
-        assert status == 1 and "its record knows no transaction of batch 0" in said
+        assert status == 1 and "its table of transactions has no line of batch 0" in said
     rows = sorted(postgres.execute(f"select value from {table}"))
     assert dead.seen() == [value for (value,) in rows] == (ROWS if decided else [])
     prepared = "select gid from pg_prepared_xacts where strpos(gid, %s) > 0"
