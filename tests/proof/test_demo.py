@@ -17,7 +17,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from kafka2pc.kafka.read.readers import Record
+from kafka2pc.kafka.read.whole_topic import Record
 from kafka2pc.local import flights
 from kafka2pc.operations.cli import app as cli
 from kafka2pc.proof.demo import demo

@@ -18,8 +18,8 @@ import pytest
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.proof.both_levels import read_both
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
-from kafka2pc.proof.readers import read_both
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History

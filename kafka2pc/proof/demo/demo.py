@@ -18,7 +18,7 @@ from typing import Callable, Sequence
 from confluent_kafka import Consumer, TopicPartition
 
 # %% ../../../nbs/proof/demo/04_demo.ipynb #c004
-from ...kafka.read.readers import read_topic
+from ...kafka.read.whole_topic import read_topic
 from ...local.broker import LocalKafka
 from ...local.flights import flights
 from ..crash_points import Crash, CrashPoint, arm

@@ -20,15 +20,15 @@ from typing import Any, Callable, Iterable, Self
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 # %% ../../../nbs/proof/drills/02_spark_query.ipynb #c004
-from ...kafka.read.readers import Record, read_topic
+from ...kafka.read.whole_topic import Record, read_topic
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.descriptions import list_transactions
 from ...local.broker import LocalKafka
+from ..both_levels import read_both
 from ..checker import Seen, anomalies
 from ..child_process import Failed, until
 from ..crash_points import Crash, CrashPoint, arm
 from .spark_job import Job
-from ..readers import read_both
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event, History, read_history
 
