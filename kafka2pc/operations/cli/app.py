@@ -208,8 +208,25 @@ def _play_seeds(kinds: list[str], first: int, count: int, console: Console) -> b
     return bool(played.wrong)
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c123
+_Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="points, cases, dual, pipelines, random, soak, or words of a title; repeatable."
+    ),
+]
+_Minutes = Annotated[float, typer.Option(min=0, help="Then run random steps for so many minutes.")]
+_Soak = Annotated[
+    float, typer.Option(min=0, help="Then run one query for so many minutes: nothing may grow.")
+]
+_Seed = Annotated[
+    int | None,
+    typer.Option(
+        help="Seed of the pipelines and of the random steps, or the first of --seeds.",
+        show_default="random",
+    ),
+]
 _Seeds = Annotated[
-    int, typer.Option(min=0, help="Only play so many simulated histories, from --seed on.")
+    int, typer.Option(min=0, help="Only run so many simulated histories of each kind.")
 ]
 _Histories = Annotated[
     list[str] | None,
@@ -219,22 +236,10 @@ _Histories = Annotated[
 
 @app.command()
 def drill(
-    only: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="points, cases, dual, pipelines, random, soak, or words of a title; repeatable."
-        ),
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option(min=0, help="Then run random steps for so many minutes.")
-    ] = 0,
-    soak: Annotated[
-        float, typer.Option(min=0, help="Then run one query for so many minutes: nothing may grow.")
-    ] = 0,
-    seed: Annotated[
-        int | None,
-        typer.Option(help="Seed of the pipelines and of the random steps.", show_default="random"),
-    ] = None,
+    only: _Only = None,
+    minutes: _Minutes = 0,
+    soak: _Soak = 0,
+    seed: _Seed = None,
     seeds: _Seeds = 0,
     histories: _Histories = None,
     output: Annotated[

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from typing import Callable, Iterable
 
 # %% ../../../nbs/proof/simulation/11_seeds.ipynb #c003
+from .log_histories import log_history
 from .producer_histories import Result, producer_history
 from .query_histories import query_history
 
 # %% ../../../nbs/proof/simulation/11_seeds.ipynb #c006
 HISTORIES: dict[str, Callable[..., Result]] = {
     "producer": producer_history,
+    "log": log_history,
     "query": query_history,
 }
 _ALL = 1_000  # more steps than a history has

@@ -191,9 +191,15 @@ class Turns:
 
 
 def together(clock: VirtualClock, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-    """The results of functions that run at the same time by this clock, or what they raised."""
+    """The results of functions that run at the same time by this clock. If one raises, the others
+    go on to their end; then the first error is raised.
+    """
     clock.turns = Turns(clock)
     try:
-        return clock.turns.all_of(functions)
+        results = clock.turns.all_of(functions)
     finally:
         clock.turns = None
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
