@@ -164,13 +164,16 @@ class Connection:
     """Requests to the brokers of one cluster, from many threads at once. `conf` has librdkafka's
     names. Make a new one after a fork.
 
-    One request waits for `request_ms`. Raises `BadOption`, `NotAuthorized`, and
-    `BrokerUnreachable` if no server answers within `timeout_ms`.
+    One request waits for a quarter of `timeout_ms`, `request_ms` at most. Raises `BadOption`,
+    `NotAuthorized`, and `BrokerUnreachable` if no server answers within `timeout_ms`.
     """
 
-    def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000) -> None:
+    def __init__(
+        self, conf: Mapping, *, timeout_ms: int = 20_000, request_ms: int = _REQUEST_MS
+    ) -> None:
         self.servers = conf["bootstrap.servers"]
         self.timeout_ms = timeout_ms
+        self._longest_ms = request_ms
         self._user = conf.get("sasl.username", "anonymous")
         settings = connection_settings(conf, int(self.request_ms))
         self._protocol = settings["security_protocol"]
@@ -190,8 +193,8 @@ class Connection:
 
     @property
     def request_ms(self) -> float:
-        """How long one request waits: a quarter of the whole, and at most five seconds."""
-        return min(self.timeout_ms / 4, _REQUEST_MS)
+        """How long one request waits."""
+        return min(self.timeout_ms / 4, self._longest_ms)
 
     def _open(self) -> None:
         servers = self._manager.cluster.bootstrap_brokers()

@@ -20,47 +20,43 @@ EARLIEST = -2
 LATEST = -1
 
 
+_Part = tuple[str, int]  # topic and partition
+
+
 def offsets_request(
-    parts: Mapping[str, list[int]],
-    at: int,
-    committed: bool,
-    timeout_ms: int,
-    min_version: int = 1,
+    at: Mapping[_Part, int], committed: bool, timeout_ms: int, min_version: int = 1
 ) -> ListOffsetsRequest:
-    """Asks one leader for the partitions of each topic that it leads. From version 4 on the answer
-    has the leader's epoch. The rest as in `list_offsets`.
+    """Asks one leader for partitions that it leads. From version 4 on the answer has the leader's
+    epoch. The rest as in `list_offsets`.
     """
     topic = ListOffsetsRequest.ListOffsetsTopic
+    rows: dict[str, list] = {}
+    for (name, number), time_ms in at.items():
+        row = topic.ListOffsetsPartition(
+            partition_index=number, current_leader_epoch=-1, timestamp=time_ms
+        )
+        rows.setdefault(name, []).append(row)
     return ListOffsetsRequest(
         replica_id=-1,
         isolation_level=int(committed),
         timeout_ms=timeout_ms,
-        topics=[
-            topic(
-                name=name,
-                partitions=[
-                    topic.ListOffsetsPartition(
-                        partition_index=n, current_leader_epoch=-1, timestamp=at
-                    )
-                    for n in numbers
-                ],
-            )
-            for name, numbers in parts.items()
-        ],
+        topics=[topic(name=name, partitions=partitions) for name, partitions in rows.items()],
         min_version=min_version,
     )
 
 
 def list_offsets(
     connection: Connection,
-    leaders: Mapping[tuple[str, int], int],
-    at: int,
+    leaders: Mapping[_Part, int],
+    at: int | Mapping[_Part, int],
     *,
     committed: bool = False,
-) -> dict[tuple[str, int], WireAnswer]:
+) -> dict[_Part, WireAnswer]:
     """What the leaders answer for each (topic, partition): a row with `offset` and `error_code`.
-    Those whose leader does not answer are left out. `leaders`: the node that leads each. `at`:
-    EARLIEST, or LATEST: the high watermark, or the last stable offset (`committed`).
+    Those whose leader does not answer are left out. `leaders`: the node that leads each. `at`, for
+    all partitions or for each: EARLIEST; LATEST: the high watermark, or the last stable offset
+    (`committed`); or a time in ms since 1970: the first offset that is not older, -1 if there is
+    none.
     """
     requests = offsets_requests(connection, leaders, at, committed=committed)
     return offset_rows(connection.ask_each(requests))
@@ -68,22 +64,22 @@ def list_offsets(
 
 def offsets_requests(
     connection: Connection,
-    leaders: Mapping[tuple[str, int], int],
-    at: int,
+    leaders: Mapping[_Part, int],
+    at: int | Mapping[_Part, int],
     *,
     committed: bool = False,
 ) -> list[tuple[WireRequest, int]]:
     """The requests of `list_offsets`, one for each leader, and the node that each goes to."""
-    groups: dict[int, dict[str, list[int]]] = {}
-    for (topic, partition), node in leaders.items():
-        groups.setdefault(node, {}).setdefault(topic, []).append(partition)
+    groups: dict[int, dict[_Part, int]] = {}
+    for part, node in leaders.items():
+        groups.setdefault(node, {})[part] = at if isinstance(at, int) else at[part]
     return [
-        (offsets_request(parts, at, committed, connection.timeout_ms), node)
-        for node, parts in groups.items()
+        (offsets_request(times, committed, connection.timeout_ms), node)
+        for node, times in groups.items()
     ]
 
 
-def offset_rows(answers: Iterable[WireAnswer | Exception]) -> dict[tuple[str, int], WireAnswer]:
+def offset_rows(answers: Iterable[WireAnswer | Exception]) -> dict[_Part, WireAnswer]:
     """What `list_offsets` returns, from the answers to `offsets_requests`."""
     good = [a for a in answers if not isinstance(a, Exception)]
     return {(t.name, p.partition_index): p for a in good for t in a.topics for p in t.partitions}
