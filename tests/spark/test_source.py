@@ -480,7 +480,7 @@ class Broker:
         return SimpleNamespace(topics=[row])
 
     def ask_each(self, requests):
-        self.sent += ["offsets" for _ in requests]
+        self.sent += [r.topics[0].partitions[0].timestamp for r, _ in requests]
         return [self.answer() for _ in requests]
 
     def answer(self):
@@ -491,13 +491,18 @@ class Broker:
         return SimpleNamespace(topics=[SimpleNamespace(name=T, partitions=[row])])
 
     def close(self):
-        pass
+        self.sent.append("close")
 
 
-def asking(broker, tries=Tries(5, 0)):
-    """Questions to this broker."""
-    ask = Questions({"bootstrap.servers": "a:1"}, tries=tries)
-    ask._open = lambda: broker
+class SilentBroker(Broker):
+    def ask_metadata(self, request):
+        raise NoAnswer("no answer in time")
+
+
+def asking(*brokers, tries=Tries(5, 0)):
+    """Questions on connections to these brokers, one after the other."""
+    ask, left = Questions({"bootstrap.servers": "a:1"}, tries=tries), list(brokers)
+    ask._open = lambda: left.pop(0)
     return ask
 
 
@@ -517,14 +522,14 @@ def asking(broker, tries=Tries(5, 0)):
 def test_what_a_change_of_leaders_answers_is_asked_again(code):
     broker = Broker(codes=[code, code])
     assert asking(broker).ends([(T, 0)]) == {(T, 0): 7}
-    assert broker.sent == ["leaders", "offsets"] * 3
+    assert broker.sent == ["leaders", LATEST] * 3
 
 
 def test_a_leader_is_asked_for_until_there_is_one_and_then_remembered():
     broker = Broker(leaders=[-1, -1, 2])
     ask = asking(broker)
     assert ask.ends([(T, 0)]) == ask.ends([(T, 0)]) == {(T, 0): 7}
-    assert broker.sent == ["leaders"] * 3 + ["offsets"] * 2
+    assert broker.sent == ["leaders"] * 3 + [LATEST] * 2
     assert ask.leaders == {(T, 0): 2}
 
 
@@ -545,12 +550,45 @@ def test_an_error_that_does_not_pass_is_raised_at_once(code, error):
     broker = Broker(codes=[code])
     with pytest.raises(error, match=f": {code} "):
         asking(broker).ends([(T, 0)])
-    assert broker.sent == ["leaders", "offsets"]
+    assert broker.sent == ["leaders", LATEST]
+
+
+def test_one_connection_is_kept_until_it_brings_no_answer():
+    silent, broker = SilentBroker(), Broker()
+    ask = asking(silent, broker)
+    assert ask.ends([(T, 0)]) == ask.ends([(T, 0)]) == {(T, 0): 7}
+    ask.close()
+    assert (silent.sent, broker.sent) == (["close"], ["leaders", LATEST, LATEST, "close"])
+
+
+def test_the_begin_is_asked_before_the_end():
+    """Asked the other way round, retention could put the begin behind the end."""
+    broker = Broker()
+    assert asking(broker).bounds([(T, 0)]) == {(T, 0): Bounds(7, 7)}
+    assert broker.sent == ["leaders", EARLIEST, LATEST]
+
+
+def test_a_group_that_refuses_offsets_is_named_in_a_warning_and_the_query_goes_on(caplog):
+    class WithMembers(GrowingTopic):
+        leaders = {}
+
+        def ends(self, parts, committed):
+            return {}
+
+        def commit_offsets(self, group, offsets):
+            raise BadOption(f"group {group}: 25")
+
+    o = {"kafka.bootstrap.servers": "a:1", "subscribe": T, "kafka.group.id": "g"}
+    reader = StreamReader(parse_source_options(o))
+    reader._questions = WithMembers()
+    start = to_json(Offsets(at={(T, 0): 2}, ids={T: "id"}))
+    assert from_json(reader.latestOffset(start, None)).at == {(T, 0): 5}
+    assert "group g: offsets could not be committed: group g: 25" in caplog.text
 
 
 def test_a_question_that_fails_for_good_names_the_last_answer():
     with pytest.raises(BrokerUnreachable) as e:
-        asking(Broker(codes=[codes.NOT_LEADER_OR_FOLLOWER] * 9), Tries(3, 0)).ends([(T, 0)])
+        asking(Broker(codes=[codes.NOT_LEADER_OR_FOLLOWER] * 3), tries=Tries(3, 0)).ends([(T, 0)])
     assert e.value.what.startswith("list offsets at a:1: t-0: 6 ")
     assert e.value.risk == NOTHING_READ
 

@@ -9,7 +9,7 @@ __all__ = ['NOTHING_READ', 'Questions']
 import re
 from base64 import b64encode
 from collections import Counter
-from typing import Any, Callable, Collection, Iterable, Mapping, Self, TypeVar
+from typing import Any, Callable, Iterable, Mapping, Self, Sequence, TypeVar
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c003
 from tenacity import (
@@ -30,7 +30,7 @@ from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.connection import NoAnswer, NoSuchHost, NotSent, NotYet, WireAnswer
 from ...kafka.wire.error_codes import describe_code, topic_not_authorized
 from ...kafka.wire.groups import GroupOffset, commit_offsets, fetch_offsets
-from ...kafka.wire.offsets import EARLIEST, LATEST, list_offsets
+from ...kafka.wire.offsets import EARLIEST, LATEST, list_in_order
 from ...kafka.wire.settings import whole_number
 from ...kafka.wire.topics import all_topics_request, leaders_in, topics_request
 from ...kafka.wire.waits import FIRST_MS
@@ -205,44 +205,50 @@ class Questions:
         reader), or its high watermark. A partition that does not exist any more is left out, here
         and in the two methods below.
         """
-        return self._offsets(dict.fromkeys(parts, LATEST), committed)
+        found = self._offsets(parts, [LATEST], committed)
+        return {part: end for part, (end,) in found.items()}
 
     def offsets_of(self, times: Mapping[TopicPart, int]) -> dict[TopicPart, int]:
         """The first offset of each partition at or after its time, in ms since 1970; -1 if there is
         none.
         """
-        return self._offsets(times)
+        return {part: first for part, (first,) in self._offsets(times, [times]).items()}
 
     def bounds(self, parts: Iterable[TopicPart]) -> dict[TopicPart, Bounds]:
         """What each partition holds, as this reader sees it."""
-        begins = self._offsets(dict.fromkeys(parts, EARLIEST))
-        ends = self.ends(begins)
-        return {part: Bounds(begins[part], max(begins[part], end)) for part, end in ends.items()}
+        found = self._offsets(parts, [EARLIEST, LATEST])
+        return {part: Bounds(begin, max(begin, end)) for part, (begin, end) in found.items()}
 
     def _offsets(
-        self, at: Mapping[TopicPart, int], committed: bool | None = None
-    ) -> dict[TopicPart, int]:
+        self,
+        parts: Iterable[TopicPart],
+        ats: Sequence[int | Mapping[TopicPart, int]],
+        committed: bool | None = None,
+    ) -> dict[TopicPart, list[int]]:
+        """The offset of each partition at each of `ats`, asked in this order."""
         committed = self.committed_only if committed is None else committed
-        left = dict(at)
-        found: dict[TopicPart, int] = {}
+        parts = list(parts)
+        left = dict.fromkeys(parts)
+        found: dict[TopicPart, list[int]] = {}
         absences: Counter[TopicPart] = Counter()
 
         def once(cluster: Cluster) -> None:
             self._find_leaders(cluster, left, absences)
             leaders = {part: self.leaders[part] for part in left if part in self.leaders}
-            rows = list_offsets(cluster, leaders, left, committed=committed)
-            for part, row in rows.items():
-                if row.error_code == 0:
-                    found[part] = row.offset
+            answers = list_in_order(cluster, leaders, ats, committed=committed)
+            for part in leaders:
+                rows = [of_one[part] for of_one in answers if part in of_one]
+                if len(rows) == len(ats) and not any(row.error_code for row in rows):
+                    found[part] = [row.offset for row in rows]
                     del left[part]
-            self._refuse(left, rows)
+            self._refuse(left, answers)
 
         if left:
             self._ask("list offsets", once)
-        return {part: found[part] for part in at if part in found}
+        return {part: found[part] for part in parts if part in found}
 
     def _find_leaders(
-        self, cluster: Cluster, parts: dict[TopicPart, int], absences: Counter[TopicPart]
+        self, cluster: Cluster, parts: dict[TopicPart, None], absences: Counter[TopicPart]
     ) -> None:
         """Ask for the leaders that are not known. A partition that several answers do not have is
         removed from `parts`.
@@ -257,15 +263,18 @@ class Questions:
             if absences[part] >= _GONE_AFTER:
                 del parts[part]
 
-    def _refuse(self, parts: Collection[TopicPart], rows: Mapping[TopicPart, WireAnswer]) -> None:
+    def _refuse(
+        self, parts: Mapping[TopicPart, None], answers: Iterable[Mapping[TopicPart, WireAnswer]]
+    ) -> None:
         """Raises why these partitions have no offset, if there are any, and asks for their leaders
         the next time.
         """
         for part in parts:
             self.leaders.pop(part, None)
-        for topic, partition in parts:
-            if row := rows.get((topic, partition)):
-                _check(row.error_code, topic, f"{topic}-{partition}")
+        for rows in answers:
+            for topic, partition in parts & rows.keys():
+                code = rows[topic, partition].error_code
+                _check(code, topic, f"{topic}-{partition}")
         if parts:
             names = [f"{topic}-{partition}" for topic, partition in parts]
             raise NotYet(f"no leader answers for {list_some(names)}")
