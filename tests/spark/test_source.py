@@ -499,9 +499,9 @@ class SilentBroker(Broker):
         raise NoAnswer("no answer in time")
 
 
-def asking(*brokers, tries=Tries(5, 0)):
+def asking(*brokers, **limits):
     """Questions on connections to these brokers, one after the other."""
-    ask, left = Questions({"bootstrap.servers": "a:1"}, tries=tries), list(brokers)
+    ask, left = Questions({"bootstrap.servers": "a:1"}, **limits), list(brokers)
     ask._open = lambda: left.pop(0)
     return ask
 
@@ -525,9 +525,11 @@ def test_what_a_change_of_leaders_answers_is_asked_again(code):
     assert broker.sent == ["leaders", LATEST] * 3
 
 
-def test_a_leader_is_asked_for_until_there_is_one_and_then_remembered():
+@pytest.mark.parametrize("limits", [{}, {"tries": Tries(1, 0)}])
+def test_a_leader_is_asked_for_until_there_is_one_and_then_remembered(limits):
+    """One try lasts as long as one of Java's client, which waits for leaders, too."""
     broker = Broker(leaders=[-1, -1, 2])
-    ask = asking(broker)
+    ask = asking(broker, **limits)
     assert ask.ends([(T, 0)]) == ask.ends([(T, 0)]) == {(T, 0): 7}
     assert broker.sent == ["leaders"] * 3 + [LATEST] * 2
     assert ask.leaders == {(T, 0): 2}
@@ -586,9 +588,11 @@ def test_a_group_that_refuses_offsets_is_named_in_a_warning_and_the_query_goes_o
     assert "group g: offsets could not be committed: group g: 25" in caplog.text
 
 
-def test_a_question_that_fails_for_good_names_the_last_answer():
+@pytest.mark.parametrize("limits", [{}, {"tries": Tries(3, 0)}])
+def test_a_question_that_fails_for_good_names_the_last_answer(limits):
+    never = Broker(codes=itertools.repeat(codes.NOT_LEADER_OR_FOLLOWER))
     with pytest.raises(BrokerUnreachable) as e:
-        asking(Broker(codes=[codes.NOT_LEADER_OR_FOLLOWER] * 3), tries=Tries(3, 0)).ends([(T, 0)])
+        asking(never, within_ms=1, **limits).ends([(T, 0)])
     assert e.value.what.startswith("list offsets at a:1: t-0: 6 ")
     assert e.value.risk == NOTHING_READ
 

@@ -233,7 +233,7 @@ def _habits(conf: Mapping) -> dict:
     """How the connection looks up hosts, and when it closes and asks anew; what is not given is
     left to kafka-python.
     """
-    settings: dict = {"socket_options": _socket_options(conf)}
+    settings: dict = {}
     if "client.dns.lookup" in conf:
         settings["client_dns_lookup"] = conf["client.dns.lookup"]
     if "metadata.max.age.ms" in conf:
@@ -277,6 +277,7 @@ def connection_settings(conf: Mapping, timeout_ms: int) -> dict:
         "receive_message_max_bytes": 100_000_000,
         "request_timeout_ms": timeout_ms,
         "socket_connection_setup_timeout_ms": setup_ms,
+        "socket_options": _socket_options(conf),
         "reconnect_backoff_max_ms": 500,
         "client_id": conf.get("client.id", "kafka2pc"),
         "bootstrap_servers": plain_servers(conf["bootstrap.servers"]),

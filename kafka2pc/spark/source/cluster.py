@@ -74,6 +74,16 @@ def _ask_again(ask: Callable[[], _T], what: str, within_s: float, tries: Tries |
         last = e.last_attempt.exception()
         raise BrokerUnreachable(f"{what}: {last}", risk=NOTHING_READ) from None
 
+
+def _try_once(ask: Callable[[], _T], within_s: float) -> _T:
+    """One try, as long as one of Java's client: it lasts while leaders move."""
+    return Retrying(
+        retry=retry_if_exception_type(NotYet),
+        stop=stop_after_delay(within_s),
+        wait=wait_random_exponential(0.05, 1),
+        reraise=True,
+    )(ask)
+
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c008
 _OPEN_MS = 7_000  # for a connection, and for one answer
 _COMMIT_S = 6
@@ -151,7 +161,8 @@ class Questions:
         within_s: float | None = None,
     ) -> _T:
         """`ask(cluster)`, and again while its error may pass, on a new connection if this one
-        brought no answer. `within_s`: instead of `within_ms` and `tries`.
+        brought no answer. `within_s`: instead of `within_ms` and `tries`; each try lasts for a
+        third of `within_ms`.
         """
 
         def once() -> _T:
@@ -165,8 +176,11 @@ class Questions:
         what = f"{what} at {self.servers}"
         if within_s is not None:
             return _ask_again(once, what, within_s)
+        if self.tries:
+            one_try = lambda: _try_once(once, self.within_ms / 3000)
+            return _ask_again(one_try, what, 0, self.tries)
         limit_ms = self.within_ms if self._was_reached else min(self.within_ms, FIRST_MS)
-        return _ask_again(once, what, limit_ms / 1000, self.tries)
+        return _ask_again(once, what, limit_ms / 1000)
 
     def names(self, pattern: str) -> list[str]:
         """The topics whose whole name fits the pattern, without Kafka's own."""
