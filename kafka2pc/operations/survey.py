@@ -19,7 +19,7 @@ from kafka.protocol.admin import DescribeProducersRequest
 from ..kafka.ids import ids_of_query
 from ..kafka.transaction_states import NEVER_MS
 from ..kafka.wire.cluster import Cluster
-from ..kafka.wire.connection import WireAnswer
+from ..kafka.wire.connection import WireAnswer, WireRequest
 from kafka2pc.kafka.wire.descriptions import (
     STATES,
     DescribedTransaction,
@@ -124,7 +124,10 @@ class Survey(Cluster):
         (`committed`), or the high watermark. Partitions that answer with an error are left out.
         """
 
-        request = lambda parts: offsets_request(parts, LATEST, committed, self.timeout_ms)
+        def request(parts: Mapping[str, list[int]]) -> WireRequest:
+            at = {(topic, n): LATEST for topic, numbers in parts.items() for n in numbers}
+            return offsets_request(at, committed, self.timeout_ms)
+
         rows = self._at_leaders(layout, request)
         return {(t, p.partition_index): p.offset for t, p in rows if p.error_code == 0}
 

@@ -33,6 +33,7 @@ from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer, NotSent
 from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.local.jars import fetch_kafka
+from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.errors import BrokerUnreachable, NotAuthorized, RecordsBroken, UnknownFormat
 from kafka2pc.protocol.messages import PreparedTxnState
@@ -331,7 +332,8 @@ def theirs(kafka, topic, isolation="read_committed"):
 def end_of(kafka, topic):
     from kafka2pc.spark.source.cluster import Questions
 
-    return Questions(kafka.client_conf, committed_only=False).bounds([(topic, 0)])[topic, 0].end
+    with Questions(kafka.client_conf) as ask:
+        return ask.ends([(topic, 0)], committed=False)[topic, 0]
 
 
 def same(kafka, cluster, topic, **how):
@@ -434,9 +436,9 @@ def test_transactions_of_several_producers_in_one_partition(kafka, cluster, topi
             )
     from kafka2pc.spark.source.cluster import Questions
 
-    stable, end = Questions(kafka.client_conf), end_of(kafka, topic)
-    while stable.bounds([(topic, 0)])[topic, 0].end < end:
-        time.sleep(0.02)
+    end = end_of(kafka, topic)
+    with Questions(kafka.client_conf) as ask:
+        until(lambda: ask.ends([(topic, 0)])[topic, 0] == end, "the markers are written", 60)
     whole = theirs(kafka, topic)
     assert (
         same(kafka, cluster, topic)

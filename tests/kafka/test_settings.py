@@ -1,6 +1,7 @@
 """The kafka.* options: what both clients get, what is refused, and that no error holds a secret."""
 
 import json
+import socket
 import ssl
 import time
 from pathlib import Path
@@ -215,6 +216,18 @@ def test_security_that_only_one_client_could_do_is_refused_before_connecting(con
 )
 def test_servers_are_named_in_each_usual_form(text, servers):
     assert plain_servers(text) == servers
+
+
+# -- sockets --
+
+
+def test_buffers_and_the_wait_for_a_connection_are_as_given():
+    sizes = {"kafka.receive.buffer.bytes": "70000", "kafka.send.buffer.bytes": "-1"}
+    wait = {"kafka.socket.connection.setup.timeout.ms": "2000"}
+    made = connection_settings(client_conf(SERVERS | sizes | wait), 1000)
+    buffers = [o for o in made["socket_options"] if o[1] in (socket.SO_RCVBUF, socket.SO_SNDBUF)]
+    assert buffers == [(socket.SOL_SOCKET, socket.SO_RCVBUF, 70_000)]
+    assert made["socket_connection_setup_timeout_ms"] == 2_000
 
 
 # -- words that librdkafka takes for true and false --

@@ -12,6 +12,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from marks import first_of
 
+from kafka2pc.proof.child_process import until
 from kafka2pc.spark.source.cluster import Questions
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
@@ -132,10 +133,9 @@ def test_a_topic_that_is_new_since_the_last_action_is_read(either_format, kafka,
 
 def wait_for_markers(kafka, topic):
     """Wait until the broker has written the markers of all transactions that have ended."""
-    stable, last = Questions(kafka.client_conf), Questions(kafka.client_conf, committed_only=False)
     parts = [(topic, p) for p in PARTITIONS]
-    while stable.bounds(parts) != last.bounds(parts):
-        time.sleep(0.02)
+    with Questions(kafka.client_conf) as ask:
+        until(lambda: ask.ends(parts) == ask.ends(parts, committed=False), "the markers", 60)
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

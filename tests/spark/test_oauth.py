@@ -93,14 +93,15 @@ def test_both_engines_write_the_driver_commits_and_the_source_reads(engine, oaut
     options = parse_source_options(
         {f"kafka.{name}": value for name, value in conf.items()} | {"subscribe": "tokens"}
     )
-    ask, part = Questions(dict(options.conf)), ("tokens", 0)
-    end = take_snapshot(ask, options).parts[part].end
+    part = ("tokens", 0)
+    with Questions(dict(options.conf)) as ask:
+        end = take_snapshot(ask, options).parts[part].end
+        ask.commit_offsets("kafka2pc-source", {part: end})
+        assert ask.group_offsets("kafka2pc-source", [part]) == {part: end}
     assert (
         sum(batch.num_rows for batch in read_ranges(options, [Range("tokens", 0, 0, end)]))
         == before + 2
     )
-    ask.commit_offsets("kafka2pc-source", {part: end})
-    assert ask.group_offsets("kafka2pc-source", [part]) == {part: end}
 
 
 def test_a_decision_log_in_a_topic_is_reached_with_a_token(oauth):

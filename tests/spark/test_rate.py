@@ -7,9 +7,9 @@ import time
 
 import pytest
 from both_formats import OURS, SAME, send, values
-from confluent_kafka import KafkaError, KafkaException
 
 import kafka2pc
+from kafka2pc.kafka.wire.connection import NotYet
 from kafka2pc.protocol.errors import BrokerUnreachable
 from kafka2pc.spark.interfaces import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from kafka2pc.spark.source.cluster import _ask_again
@@ -65,7 +65,7 @@ def test_a_question_is_tried_as_often_as_the_options_say():
 
     def once():
         asked.append(1)
-        raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+        raise NotYet("no leader")
 
     with pytest.raises(BrokerUnreachable):
         _ask_again(once, "offsets", 20, tries)

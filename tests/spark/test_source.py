@@ -7,30 +7,32 @@ import logging
 import os
 import time
 import uuid
-from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    ListOffsetsResultInfo,
     NewPartitions,
-    OffsetSpec,
 )
 
+from kafka2pc.kafka.wire import error_codes as codes
+from kafka2pc.kafka.wire.connection import NoAnswer
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import (
     BadOption,
+    BrokerUnreachable,
+    NotAuthorized,
     RecordsBroken,
     RecordsGone,
     TopicGone,
     TopicRecreated,
 )
 from kafka2pc.spark.source import range_reader
-from kafka2pc.spark.source.cluster import Questions, _ask_again
+from kafka2pc.spark.source.cluster import NOTHING_READ, Questions
 from kafka2pc.spark.source.lag import measure_lag, read_last_offsets
 from kafka2pc.spark.source.offsets import (
     Bounds,
@@ -44,6 +46,7 @@ from kafka2pc.spark.source.offsets import (
 from kafka2pc.spark.source.options import parse_source_options
 from kafka2pc.spark.source.places import EARLIEST, LATEST
 from kafka2pc.spark.source.range_reader import read_ranges
+from kafka2pc.spark.source.rate import Tries
 from kafka2pc.spark.source.readers import (
     BatchReader,
     RangePartition,
@@ -130,7 +133,38 @@ def topic(kafka):
 
 @pytest.fixture
 def ask(kafka):
-    return Questions(kafka.client_conf)
+    with Questions(kafka.client_conf) as questions:
+        yield questions
+
+
+_READERS = []
+
+
+@pytest.fixture(autouse=True)
+def stop_readers():
+    yield
+    while _READERS:
+        _READERS.pop().stop()
+
+
+def stream(options):
+    """A reader that is stopped when the test has ended, as Spark stops it."""
+    _READERS.append(StreamReader(options))
+    return _READERS[-1]
+
+
+def delete_topic(kafka, ask, topic):
+    admin = AdminClient(kafka.client_conf)
+    admin.delete_topics([topic])[topic].result(60)
+    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
+
+
+def delete_before(kafka, topic, begins):
+    """Delete the records of some partitions before the offset that each of them begins with now."""
+    cut = [TopicPartition(topic, p, begin) for p, begin in begins.items()]
+    admin = AdminClient(kafka.client_conf)
+    for deleted in admin.delete_records(cut).values():
+        deleted.result(60)
 
 
 def begin(kafka):
@@ -151,10 +185,9 @@ def write(kafka, topic, values, partition=0, commit=True):
 
 def settle(kafka, topic):
     """Wait until all markers are written."""
-    stable, end = Questions(kafka.client_conf), Questions(kafka.client_conf, committed_only=False)
-    parts = [(topic, p) for p in stable.topics([topic])[topic][1]]
-    while stable.bounds(parts) != end.bounds(parts):
-        time.sleep(0.02)
+    with Questions(kafka.client_conf) as ask:
+        parts = [(topic, p) for p in ask.topics([topic])[topic][1]]
+        until(lambda: ask.ends(parts) == ask.ends(parts, committed=False), "the markers", 60)
 
 
 def options(kafka, topic, **more):
@@ -196,10 +229,10 @@ def test_an_open_transaction_holds_back_and_loses_nothing(kafka, topic, ask):
     late.produce(topic, b"late", partition=0)
     late.flush(30)
     late.commit_transaction(30)
-    reader = StreamReader(options(kafka, topic, startingOffsets="earliest"))
+    reader = stream(options(kafka, topic, startingOffsets="earliest"))
     start = reader.initialOffset()
     assert reader.partitions(start, reader.latestOffset(start, None)) == []
-    dirty = StreamReader(
+    dirty = stream(
         options(
             kafka,
             topic,
@@ -228,13 +261,13 @@ def test_where_another_source_read_on_past_an_open_transaction_nothing_is_lost_o
     waiting = begin(kafka)
     waiting.produce(topic, b"read before", partition=0)
     waiting.flush(30)
-    reader = StreamReader(options(kafka, topic, failOnDataLoss=fail))
+    reader = stream(options(kafka, topic, failOnDataLoss=fail))
     at_first = {topic: {"0": 1, "1": 0}}
     start = reader.latestOffset(at_first, None)
     assert reader.partitions(at_first, start) == []
     assert reader.latestOffset(start, None) is start
     with pytest.raises(TopicRecreated, match=f"{topic}-0 ends at offset 1, but it was read to 2"):
-        StreamReader(options(kafka, topic)).latestOffset({topic: {"0": 2, "1": 0}}, None)
+        stream(options(kafka, topic)).latestOffset({topic: {"0": 2, "1": 0}}, None)
     waiting.commit_transaction(30)
     settle(kafka, topic)
     write(kafka, topic, ["later"])
@@ -267,8 +300,8 @@ def test_truncated_offsets(kafka, topic, ask, fail, caplog):
     start = to_json(
         Offsets(at={(topic, 0): 3, (topic, 1): 0}, ids={topic: ask.topics([topic])[topic][0]})
     )
-    ask.admin.delete_records([TopicPartition(topic, 0, 10)])[TopicPartition(topic, 0)].result()
-    said, reader = f"{topic}-0: offsets 3 to 9 are gone", StreamReader(o)
+    delete_before(kafka, topic, {0: 10})
+    said, reader = f"{topic}-0: offsets 3 to 9 are gone", stream(o)
     if fail:
         with pytest.raises(RecordsGone, match=said):
             reader.latestOffset(start, None)
@@ -291,12 +324,11 @@ def test_a_vanished_topic_and_one_created_again_with_fewer_partitions(kafka, top
     write(kafka, topic, range(5))
     write(kafka, topic, range(5), partition=1)
     strict, loose = (
-        StreamReader(options(kafka, topic)),
-        StreamReader(options(kafka, topic, failOnDataLoss="false")),
+        stream(options(kafka, topic)),
+        stream(options(kafka, topic, failOnDataLoss="false")),
     )
     start = strict.initialOffset()
-    ask.admin.delete_topics([topic])[topic].result()
-    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
+    delete_topic(kafka, ask, topic)
     read_to = "read were partitions 0 to offset 6, 1 to offset 6"
     with pytest.raises(TopicGone, match=f"topic {topic} does not exist any more; {read_to}"):
         strict.latestOffset(start, None)
@@ -322,19 +354,18 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
 ):
     write(kafka, topic, range(5))
     o = options(kafka, topic, startingOffsets="earliest", failOnDataLoss=str(fail).lower())
-    before = StreamReader(o)
+    before = stream(o)
     start = before.initialOffset()
     end = before.latestOffset(start, None)
     assert (
         before.partitions(start, end)
-        == StreamReader(o).partitions(start, end)
+        == stream(o).partitions(start, end)
         == [RangePartition((Range(topic, 0, 0, 6),))]
     )
-    ask.admin.delete_topics([topic])[topic].result()
-    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
+    delete_topic(kafka, ask, topic)
     kafka.create_topic(topic, partitions=2)
     write(kafka, topic, range(50))
-    after = StreamReader(o)
+    after = stream(o)
     if fail:
         with pytest.raises(TopicRecreated, match=f"topic {topic} was created again"):
             after.partitions(start, end)
@@ -345,8 +376,7 @@ def test_a_batch_that_spark_repeats_is_not_read_in_another_topic_of_the_same_nam
 
 
 def create_again(kafka, ask, topic):
-    ask.admin.delete_topics([topic])[topic].result()
-    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
+    delete_topic(kafka, ask, topic)
     kafka.create_topic(topic, partitions=2)
     write(kafka, topic, [f"new {n}" for n in range(20)])
 
@@ -368,7 +398,7 @@ def test_a_topic_that_is_created_again_between_plan_and_read(
         reader = BatchReader(o)
         tasks = reader.partitions()
     else:
-        reader = StreamReader(o)
+        reader = stream(o)
         start = reader.initialOffset()
         tasks = reader.partitions(start, reader.latestOffset(start, None))
     create_again(kafka, ask, topic)
@@ -392,9 +422,7 @@ def test_a_task_of_many_ranges_reports_the_losses_and_reads_the_others(kafka, as
     kafka.create_topic(topic, partitions=6)
     for partition in range(6):
         write(kafka, topic, [f"{partition}-{n}" for n in range(10)], partition)
-    cut = [TopicPartition(topic, p, 4) for p in (1, 3)]
-    for deleted in ask.admin.delete_records(cut).values():
-        deleted.result()
+    delete_before(kafka, topic, {1: 4, 3: 4})
     ranges = [Range(topic, p, 2, 9) for p in (*range(6), 7)]
     o = options(kafka, topic, failOnDataLoss="false", **{"kafkaConsumer.pollTimeoutMs": "2000"})
     with caplog.at_level(logging.WARNING, "kafka2pc"):
@@ -429,47 +457,144 @@ def test_small_partitions_share_tasks(kafka):
     assert tasks_per_reader == [4 * (os.cpu_count() or 1), count]
 
 
+class Broker:
+    """A cluster of one topic with one partition, in memory. It answers each question for an offset
+    with the next one of `codes` (None: not at all), then with offset 7. `leaders`: those that it
+    names, one for each question, then node 1; None: it does not know the partition.
+    """
+
+    timeout_ms = 1_000
+
+    def __init__(self, codes=(), leaders=()):
+        self.codes, self.leaders = iter(codes), iter(leaders)
+        self.sent = []
+
+    def highest(self, request):
+        return -1
+
+    def ask_metadata(self, request):
+        self.sent.append("leaders")
+        leader = next(self.leaders, 1)
+        parts = [] if leader is None else [SimpleNamespace(partition_index=0, leader_id=leader)]
+        row = SimpleNamespace(name=T, error_code=0, partitions=parts, topic_id=None)
+        return SimpleNamespace(topics=[row])
+
+    def ask_each(self, requests):
+        self.sent += [r.topics[0].partitions[0].timestamp for r, _ in requests]
+        return [self.answer() for _ in requests]
+
+    def answer(self):
+        code = next(self.codes, 0)
+        if code is None:
+            return NoAnswer("the node has died")
+        row = SimpleNamespace(partition_index=0, error_code=code, offset=-1 if code else 7)
+        return SimpleNamespace(topics=[SimpleNamespace(name=T, partitions=[row])])
+
+    def close(self):
+        self.sent.append("close")
+
+
+class SilentBroker(Broker):
+    def ask_metadata(self, request):
+        raise NoAnswer("no answer in time")
+
+
+def asking(*brokers, **limits):
+    """Questions on connections to these brokers, one after the other."""
+    ask, left = Questions({"bootstrap.servers": "a:1"}, **limits), list(brokers)
+    ask._open = lambda: left.pop(0)
+    return ask
+
+
 @pytest.mark.parametrize(
     "code",
     [
-        KafkaError.OFFSET_NOT_AVAILABLE,
-        KafkaError.FENCED_LEADER_EPOCH,
-        KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.KAFKA_STORAGE_ERROR,
-        KafkaError.REQUEST_TIMED_OUT,
+        codes.OFFSET_NOT_AVAILABLE,
+        codes.FENCED_LEADER_EPOCH,
+        codes.UNKNOWN_LEADER_EPOCH,
+        codes.NOT_LEADER_OR_FOLLOWER,
+        codes.UNKNOWN_TOPIC_OR_PARTITION,
+        codes.KAFKA_STORAGE_ERROR,
+        codes.REQUEST_TIMED_OUT,
+        None,
     ],
 )
 def test_what_a_change_of_leaders_answers_is_asked_again(code):
-    said = iter([KafkaException(KafkaError(code)), KafkaException(KafkaError(code)), 7])
-
-    def once():
-        answer = next(said)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert _ask_again(once, "offsets", 20) == 7
+    broker = Broker(codes=[code, code])
+    assert asking(broker).ends([(T, 0)]) == {(T, 0): 7}
+    assert broker.sent == ["leaders", LATEST] * 3
 
 
-@pytest.mark.kafka
-def test_an_end_without_an_answer_is_asked_for_again(kafka, topic):
-    """librdkafka gives -1001 for a partition whose node has died, and no error."""
-    ask, given = Questions(kafka.client_conf), []
+@pytest.mark.parametrize("limits", [{}, {"tries": Tries(1, 0)}])
+def test_a_leader_is_asked_for_until_there_is_one_and_then_remembered(limits):
+    """One try lasts as long as one of Java's client, which waits for leaders, too."""
+    broker = Broker(leaders=[-1, -1, 2])
+    ask = asking(broker, **limits)
+    assert ask.ends([(T, 0)]) == ask.ends([(T, 0)]) == {(T, 0): 7}
+    assert broker.sent == ["leaders"] * 3 + [LATEST] * 2
+    assert ask.leaders == {(T, 0): 2}
 
-    class Admin:
-        list_topics = ask.admin.list_topics
 
-        def list_offsets(self, specs, **limits):
-            given.append(-1001 if len(given) < 2 else 7)
-            answers = {part: Future() for part in specs}
-            for answer in answers.values():
-                answer.set_result(ListOffsetsResultInfo(given[-1], 0, -1))
-            return answers
+@pytest.mark.parametrize(("absent", "found"), [(2, {(T, 0): 7}), (3, {})])
+def test_a_partition_is_gone_if_three_answers_do_not_have_it(absent, found):
+    """It may be new, and not known everywhere yet."""
+    assert asking(Broker(leaders=[None] * absent)).ends([(T, 0)]) == found
 
-    ask.admin = Admin()
-    assert ask.offsets([(topic, 0)], OffsetSpec.latest()) == {(topic, 0): 7}
-    assert given == [-1001, -1001, 7]
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (codes.TOPIC_AUTHORIZATION_FAILED, NotAuthorized),
+        (codes.INVALID_CONFIG, BrokerUnreachable),
+    ],
+)
+def test_an_error_that_does_not_pass_is_raised_at_once(code, error):
+    broker = Broker(codes=[code])
+    with pytest.raises(error, match=f": {code} "):
+        asking(broker).ends([(T, 0)])
+    assert broker.sent == ["leaders", LATEST]
+
+
+def test_one_connection_is_kept_until_it_brings_no_answer():
+    silent, broker = SilentBroker(), Broker()
+    ask = asking(silent, broker)
+    assert ask.ends([(T, 0)]) == ask.ends([(T, 0)]) == {(T, 0): 7}
+    ask.close()
+    assert (silent.sent, broker.sent) == (["close"], ["leaders", LATEST, LATEST, "close"])
+
+
+def test_the_begin_is_asked_before_the_end():
+    """Asked the other way round, retention could put the begin behind the end."""
+    broker = Broker()
+    assert asking(broker).bounds([(T, 0)]) == {(T, 0): Bounds(7, 7)}
+    assert broker.sent == ["leaders", EARLIEST, LATEST]
+
+
+def test_a_group_that_refuses_offsets_is_named_in_a_warning_and_the_query_goes_on(caplog):
+    class WithMembers(GrowingTopic):
+        leaders = {}
+
+        def ends(self, parts, committed):
+            return {}
+
+        def commit_offsets(self, group, offsets):
+            raise BadOption(f"group {group}: 25")
+
+    o = {"kafka.bootstrap.servers": "a:1", "subscribe": T, "kafka.group.id": "g"}
+    reader = StreamReader(parse_source_options(o))
+    reader._questions = WithMembers()
+    start = to_json(Offsets(at={(T, 0): 2}, ids={T: "id"}))
+    assert from_json(reader.latestOffset(start, None)).at == {(T, 0): 5}
+    assert "group g: offsets could not be committed: group g: 25" in caplog.text
+
+
+@pytest.mark.parametrize("limits", [{}, {"tries": Tries(3, 0)}])
+def test_a_question_that_fails_for_good_names_the_last_answer(limits):
+    never = Broker(codes=itertools.repeat(codes.NOT_LEADER_OR_FOLLOWER))
+    with pytest.raises(BrokerUnreachable) as e:
+        asking(never, within_ms=1, **limits).ends([(T, 0)])
+    assert e.value.what.startswith("list offsets at a:1: t-0: 6 ")
+    assert e.value.risk == NOTHING_READ
 
 
 @pytest.mark.never_unsteady
@@ -486,10 +611,9 @@ def test_a_topic_that_vanished_is_reported_by_the_plan_and_by_a_task(
         failOnDataLoss=str(fail).lower(),
         **{"kafkaConsumer.pollTimeoutMs": "3000"},
     )
-    reader, planned = StreamReader(o), Range(topic, 0, 0, 6)
+    reader, planned = stream(o), Range(topic, 0, 0, 6)
     start = reader.latestOffset(reader.initialOffset(), None)
-    ask.admin.delete_topics([topic])[topic].result()
-    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
+    delete_topic(kafka, ask, topic)
     said = (
         f"topic {topic} does not exist any more; read were partitions 0 to offset 6, 1 to offset 0"
     )
@@ -538,8 +662,7 @@ def test_a_topic_that_goes_between_two_questions_is_left_out(kafka, topic, ask):
     """With `subscribePattern`, the query goes on; what it had read there is found by comparing."""
     kafka.create_topic(f"{topic}-2")
     before = Before(kafka, [topic, f"{topic}-2"])
-    ask.admin.delete_topics([f"{topic}-2"])[f"{topic}-2"].result()
-    until(lambda: not ask.topics([f"{topic}-2"]), "the topic is gone", 60)
+    delete_topic(kafka, ask, f"{topic}-2")
     if_late = {"startingOffsetsByTimestampStrategy": "latest"}
     o = options(kafka, f"{topic},{topic}-2", startingTimestamp="1", **if_late)
     now = take_snapshot(before, o)
@@ -554,14 +677,15 @@ def test_a_topic_that_goes_between_two_questions_is_left_out(kafka, topic, ask):
 def test_a_new_topic_of_a_pattern_and_a_new_partition_are_read_from_their_first_record(
     kafka, topic, ask
 ):
-    reader = StreamReader(
+    reader = stream(
         parse_source_options(
             {"kafka.bootstrap.servers": kafka.bootstrap_servers, "subscribePattern": f"{topic}.*"}
         )
     )
     start = reader.initialOffset()
     kafka.create_topic(f"{topic}-2")
-    ask.admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
+    admin = AdminClient(kafka.client_conf)
+    admin.create_partitions([NewPartitions(topic, 3)])[topic].result(60)
     until(lambda: len(ask.topics([topic])[topic][1]) == 3, "the partition is known", 60)
     write(kafka, f"{topic}-2", ["new topic"])
     write(kafka, topic, ["new partition"], partition=2)
@@ -579,7 +703,7 @@ def test_a_group_gives_the_start_and_receives_the_offsets_also_of_the_last_batch
     with pytest.raises(
         BadOption, match=f"group {topic}-wrong has no offset for {topic}-0, {topic}-1"
     ):
-        StreamReader(wrong).initialOffset()
+        stream(wrong).initialOffset()
     ask.commit_offsets(topic, {(topic, 0): 2})
     partly = options(
         kafka,
@@ -587,7 +711,7 @@ def test_a_group_gives_the_start_and_receives_the_offsets_also_of_the_last_batch
         startingOffsets="group",
         **{"kafka.group.id": topic, "kafka.auto.offset.reset": "earliest"},
     )
-    reader = StreamReader(partly)
+    reader = stream(partly)
     start = reader.initialOffset()
     end = reader.latestOffset(start, None)
     assert from_json(start).at == {(topic, 0): 2, (topic, 1): 0} and ask.group_offsets(
@@ -602,7 +726,7 @@ def test_a_group_gives_the_start_and_receives_the_offsets_also_of_the_last_batch
 @pytest.mark.never_unsteady
 def test_available_now_reads_what_is_there_now_and_no_more(kafka, topic):
     write(kafka, topic, range(5))
-    reader = StreamReader(options(kafka, topic, startingOffsets="earliest"))
+    reader = stream(options(kafka, topic, startingOffsets="earliest"))
     reader.prepareForTriggerAvailableNow()
     start = reader.initialOffset()
     write(kafka, topic, range(5))
@@ -677,7 +801,7 @@ def test_a_task_looks_for_the_ends_of_its_range(kafka, topic, ask):
     o = options(kafka, topic)
     whole, first = Range(topic, 0, EARLIEST, LATEST), Range(topic, 0, EARLIEST, 5)
     assert values(read_ranges(o, [first])) == [str(n) for n in range(5)]
-    ask.admin.delete_records([TopicPartition(topic, 0, 10)])[TopicPartition(topic, 0)].result()
+    delete_before(kafka, topic, {0: 10})
     assert values(read_ranges(o, [whole])) == [str(n) for n in range(10, 20)]
     assert values(read_ranges(o, [first])) == []
     write(kafka, topic, ["later"])
@@ -699,8 +823,7 @@ def test_what_is_deleted_after_the_task_looked_is_no_loss_for_earliest(
 
     def bind_and_delete(o, ranges):
         bound = bind(o, ranges)
-        part = TopicPartition(topic, 0, 10)
-        ask.admin.delete_records([part])[part].result()
+        delete_before(kafka, topic, {0: 10})
         return bound
 
     monkeypatch.setattr(range_reader, "bind_ranges", bind_and_delete)
@@ -855,7 +978,8 @@ def test_a_query_that_fails_in_its_first_batch_and_later_reads_each_record_once(
     )
     assert sorted(found) == sorted(expected)
     end = read_last_offsets(str(tmp_path / "checkpoint"))
-    assert Questions(kafka.client_conf).group_offsets(topic, end.at) == end.at
+    with Questions(kafka.client_conf) as ask:
+        assert ask.group_offsets(topic, end.at) == end.at
     stand = measure_lag(
         {
             "kafka.bootstrap.servers": kafka.bootstrap_servers,
@@ -911,11 +1035,10 @@ def test_what_is_wrong_reaches_the_user_of_a_stream(spark, kafka, topic, ask, tm
     write(kafka, topic, range(3))
     run(startingOffsets="earliest")
     write(kafka, topic, range(3, 9))
-    ask.admin.delete_records([TopicPartition(topic, 0, 6)])[TopicPartition(topic, 0)].result()
+    delete_before(kafka, topic, {0: 6})
     refused(f"RecordsGone: {topic}-0: offsets 4 to 5 are gone")
     run(failOnDataLoss="false")
-    ask.admin.delete_topics([topic])[topic].result()
-    until(lambda: not ask.topics([topic]), "the topic is gone", 60)
+    delete_topic(kafka, ask, topic)
     refused(f"TopicGone: topic {topic} does not exist any more")
     kafka.create_topic(topic)
     write(kafka, topic, ["new"])

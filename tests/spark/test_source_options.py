@@ -123,7 +123,10 @@ def test_options_of_java_without_effect_are_named_in_one_warning(caplog):
             "kafka.max.poll.records": "500",
             "kafka.partition.assignment.strategy": "x.RangeAssignor",
             "kafka.exclude.internal.topics": "true",
+            "kafka.retry.backoff.ms": "100",
             "kafka.receive.buffer.bytes": "65536",
+            "kafka.request.timeout.ms": "9000",
+            "kafka.default.api.timeout.ms": "9000",
             "kafka.fetch.min.bytes": "1",
         }
     )
@@ -132,7 +135,7 @@ def test_options_of_java_without_effect_are_named_in_one_warning(caplog):
     said = [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()]
     assert said == [
         "these options have no effect on reading: kafka.max.poll.records,"
-        " kafka.partition.assignment.strategy, kafka.receive.buffer.bytes"
+        " kafka.partition.assignment.strategy, kafka.retry.backoff.ms"
     ]
 
 

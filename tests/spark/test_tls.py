@@ -21,6 +21,7 @@ from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoSuchHost
 from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.wire.settings import client_conf
+from kafka2pc.kafka.write.settings import open_producer
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
@@ -114,15 +115,16 @@ def test_the_source_reads_and_tells_its_group(query, tls):
     options = parse_source_options(
         {f"kafka.{name}": value for name, value in query.conf.items()} | {"subscribe": query.topic}
     )
-    ask, part = Questions(dict(options.conf)), (query.topic, 0)
-    end = take_snapshot(ask, options).parts[part].end
+    part = (query.topic, 0)
+    with Questions(dict(options.conf)) as ask:
+        end = take_snapshot(ask, options).parts[part].end
+        ask.commit_offsets("tls-group", {part: 3})
+        assert ask.group_offsets("tls-group", [part]) == {part: 3}
     assert sorted(
         v.decode()
         for batch in read_ranges(options, [Range(query.topic, 0, 0, end)])
         for v in batch.column("value").to_pylist()
     ) == list("abcd")
-    ask.commit_offsets("tls-group", {part: 3})
-    assert ask.group_offsets("tls-group", [part]) == {part: 3}
 
 
 def typed(line):
@@ -195,7 +197,7 @@ def test_java_stores_of_the_type_pem_are_read(tls, tmp_path):
     made = client_conf(options)
     with Cluster(made) as cluster:
         assert cluster.cluster_id == tls.cluster_id
-    assert Questions(made).admin.list_topics(timeout=20).cluster_id == tls.cluster_id
+    assert open_producer(made).list_topics(timeout=20).cluster_id == tls.cluster_id
 
 
 # -- a wrong certificate is an error before anything is written --

@@ -7,24 +7,24 @@ __all__ = ['Bookmark']
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c002
 import logging
+from typing import Callable, TypeVar
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c003
-from kafka.protocol.consumer import (
-    OffsetCommitRequest,
-    OffsetFetchRequest,
-    OffsetForLeaderEpochRequest,
-)
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c004
 from .reader import leader_of
-from ...kafka.wire.cluster import Cluster, ask_group, check_group
-from ...kafka.wire.connection import NoAnswer, NotSent, NotYet, WireAnswer, WireRequest
+from ...kafka.wire.cluster import Cluster
+from ...kafka.wire.connection import NoAnswer, NotSent, NotYet
+from ...kafka.wire.groups import GroupOffset, commit_offsets, fetch_offsets
 from ...kafka.wire.topics import describe_topics
 from ...protocol.errors import NotAuthorized, TwoPhaseError
 
 # %% ../../../nbs/decision_logs/topic/04_bookmark.ipynb #c007
 _LOG = logging.getLogger("kafka2pc")
 _NO_BOOKMARK = (NotSent, NoAnswer, NotYet, TwoPhaseError)
+
+_T = TypeVar("_T")
 
 
 class Bookmark:
@@ -50,62 +50,41 @@ class Bookmark:
             found = describe_topics(self._cluster, [self.topic]).get(self.topic)
             if found:
                 self._topic_id = found.topic_id
-            saved = self._ask_group(self._fetch())
-            if self._counts(saved):
-                self.at = saved.committed_offset
+            saved = self._ask_group(self._fetch)
+            if saved and self._counts(saved):
+                self.at = saved.offset
         except _NO_BOOKMARK as e:
             _LOG.debug("decision log kafka:%s: no bookmark: %s", self.topic, e)
         return self.at
 
-    def _counts(self, saved: WireAnswer) -> bool:
+    def _counts(self, saved: GroupOffset) -> bool:
         """Was it saved for this topic, and was nothing before it cut off since?"""
-        if saved.committed_offset <= 0 or not self._topic_id:
+        if saved.offset == 0 or not self._topic_id or saved.metadata != self._topic_id:
             return False
-        if saved.metadata != self._topic_id:
-            return False
-        return saved.committed_offset <= self._end_of(saved.committed_leader_epoch)
+        return saved.offset <= self._end_of(saved.epoch)
 
     def save(self, offset: int, epoch: int) -> None:
         """Commit the offset, with the leader's epoch when it was read."""
         try:
-            self._ask_group(self._commit(offset, epoch))
+            rows = {(self.topic, 0): GroupOffset(offset, epoch, self._topic_id)}
+            self._ask_group(lambda: commit_offsets(self._cluster, self.group, rows))
         except _NO_BOOKMARK as e:
             _LOG.debug("decision log kafka:%s: the bookmark is not saved: %s", self.topic, e)
         else:
             self.at = offset
 
-    def _fetch(self) -> OffsetFetchRequest:
-        row = OffsetFetchRequest.OffsetFetchRequestTopic(name=self.topic, partition_indexes=[0])
-        return OffsetFetchRequest(group_id=self.group, topics=[row], min_version=5, max_version=7)
+    def _fetch(self) -> GroupOffset | None:
+        place = (self.topic, 0)
+        return fetch_offsets(self._cluster, self.group, [place]).get(place)
 
-    def _commit(self, offset: int, epoch: int) -> OffsetCommitRequest:
-        topic = OffsetCommitRequest.OffsetCommitRequestTopic
-        row = topic.OffsetCommitRequestPartition(
-            partition_index=0,
-            committed_offset=offset,
-            committed_leader_epoch=epoch,
-            committed_metadata=self._topic_id,
-        )
-        topics = [topic(name=self.topic, partitions=[row])]
-        return OffsetCommitRequest(
-            group_id=self.group,
-            generation_id_or_member_epoch=-1,
-            member_id="",
-            topics=topics,
-            min_version=6,
-            max_version=8,
-        )
-
-    def _ask_group(self, request: WireRequest) -> WireAnswer:
-        """The answer for the partition, of the group's coordinator."""
+    def _ask_group(self, ask: Callable[[], _T]) -> _T:
+        """`ask()`, which remembers if this user may not use the group."""
         self.allowed = True
         try:
-            row = ask_group(self._cluster, self.group, request).topics[0].partitions[0]
-            check_group(row.error_code, self.group)
+            return ask()
         except NotAuthorized:
             self.allowed = False
             raise
-        return row
 
     def _end_of(self, epoch: int) -> int:
         """The offset where the records of a leader's epoch end, -1 if the leader of now does not

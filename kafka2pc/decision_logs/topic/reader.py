@@ -37,7 +37,7 @@ def end_of_topic(cluster: Cluster, topic: str, end: int) -> tuple[int, int]:
     Raises `BrokerUnreachable`.
     """
     committed = end == LAST_STABLE
-    request = offsets_request({topic: [0]}, LATEST, committed, cluster.timeout_ms, min_version=4)
+    request = offsets_request({(topic, 0): LATEST}, committed, cluster.timeout_ms, min_version=4)
 
     def once() -> tuple[int, int]:
         leader = leader_of(cluster, topic)

@@ -12,8 +12,8 @@ from typing import Iterable
 # %% ../../../nbs/kafka/options/06_java_options.ipynb #c003
 from kafka2pc.kafka.options.java_client import (
     CLIENT,
-    LIBRDKAFKA,
     NO_EFFECT,
+    ONLY_ROWS,
     JavaOption,
     no_effect,
     obeyed,
@@ -33,28 +33,27 @@ from kafka2pc.kafka.options.rules import (
 )
 
 # %% ../../../nbs/kafka/options/06_java_options.ipynb #c006
-_ROWS = "only with `engine=confluent`"
 _CODECS = "STRING [none, gzip, snappy, lz4, zstd]"
 _LONG = "LONG [0,...]"
 _INT = "INT [0,...]"
 _PRODUCER = {
     "acks": obeyed("STRING [all, -1, 0, 1]", "only `all`", rule=acks),
     "batch.size": obeyed(_INT, rule=batch_size),
-    "buffer.memory": obeyed(_LONG, _ROWS, rule=buffer_memory),
+    "buffer.memory": obeyed(_LONG, ONLY_ROWS, rule=buffer_memory),
     "compression.type": obeyed(_CODECS),
     "delivery.timeout.ms": obeyed(_INT),
     "enable.idempotence": obeyed("BOOLEAN", "only `true`", rule=idempotence),
-    "linger.ms": obeyed(_LONG, _ROWS),
+    "linger.ms": obeyed(_LONG, ONLY_ROWS),
     "max.block.ms": obeyed(
         _LONG, "an outage is waited for as long as the longer of this one and `delivery.timeout.ms`"
     ),
     "max.in.flight.requests.per.connection": obeyed(
-        "INT [1,...]", f"{_ROWS}, and up to 5", rule=in_flight
+        "INT [1,...]", f"{ONLY_ROWS}, and up to 5", rule=in_flight
     ),
     "max.request.size": obeyed(_INT, target="message.max.bytes"),
     "partitioner.class": obeyed("CLASS", "only `DefaultPartitioner`", rule=partitioner_class),
     "partitioner.ignore.keys": obeyed("BOOLEAN", "only `false`", rule=ignore_keys),
-    "retries": obeyed("INT [0,...,2147483647]", f"{_ROWS}, and not 0", rule=retries),
+    "retries": obeyed("INT [0,...,2147483647]", f"{ONLY_ROWS}, and not 0", rule=retries),
     "transaction.timeout.ms": obeyed("INT", "see the table of the sink"),
 }
 _PRODUCER_REFUSED = {
@@ -91,7 +90,9 @@ _CONSUMER = {
     "group.id": obeyed("STRING"),
     "isolation.level": obeyed("STRING [read_committed, read_uncommitted]"),
     "max.partition.fetch.bytes": obeyed(_INT),
-    "request.timeout.ms": obeyed(_INT, LIBRDKAFKA, target="socket.timeout.ms"),
+    "request.timeout.ms": obeyed(
+        _INT, "only for questions about topics and offsets", target="socket.timeout.ms"
+    ),
 }
 _CONSUMER_REFUSED = {
     "cast the column key": ("key.deserializer",),
@@ -117,6 +118,15 @@ _CONSUMER_NO_EFFECT = {
     "checksums are always verified": ("check.crcs",),
     "a source creates no topics": ("allow.auto.create.topics",),
     "rows are read as they come; see `maxOffsetsPerTrigger`": ("max.poll.records",),
+    "a question is asked again after pauses of its own, on a new connection": (
+        "metadata.recovery.rebootstrap.trigger.ms",
+        "metadata.recovery.strategy",
+        "reconnect.backoff.max.ms",
+        "reconnect.backoff.ms",
+        "retry.backoff.max.ms",
+        "retry.backoff.ms",
+    ),
+    "no measurements are sent to the brokers": ("enable.metrics.push",),
     "an internal switch of Java's client": ("internal.throw.on.fetch.stable.offset.unsupported",),
 }
 CONSUMER = CLIENT | _CONSUMER | refused(_CONSUMER_REFUSED) | no_effect(_CONSUMER_NO_EFFECT)
@@ -144,14 +154,10 @@ def near_names(unknown: Iterable[str]) -> list[str]:
     return [near for name in unknown for near in get_close_matches(name, names, n=1)]
 
 # %% ../../../nbs/kafka/options/06_java_options.ipynb #c013
-_LIBRDKAFKA = {SINK: _ROWS, SOURCE: "only for questions about topics and offsets"}
-
-
 def _cell(name: str, side: str) -> str:
     option = _TABLES[side][0].get(name) or _OTHERS[side]
     kind = f"{option.kind}, as `kafka.{option.target}`" if option.target else option.kind
-    note = _LIBRDKAFKA[side] if option.note == LIBRDKAFKA else option.note
-    return f"{kind}: {note}" if note else kind
+    return f"{kind}: {option.note}" if option.note else kind
 
 
 def option_rows() -> list[tuple[str, str, str]]:

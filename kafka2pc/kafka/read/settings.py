@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Mapping, Sequence
 
 # %% ../../../nbs/kafka/read/00_settings.ipynb #c003
+from ..options.librdkafka import API_TIMEOUT
 from ..records.decoder import PackedBatch
 from ..records.encoder import HEADER_BYTES
 from ..wire.settings import whole_number
@@ -55,6 +56,7 @@ _OBEYED = {
     "client.dns.lookup",
     "client.rack",
     "connections.max.idle.ms",
+    API_TIMEOUT,
     "enable.ssl.certificate.verification",
     "fetch.max.bytes",
     "fetch.message.max.bytes",
@@ -65,6 +67,10 @@ _OBEYED = {
     "max.partition.fetch.bytes",
     "metadata.max.age.ms",
     "security.protocol",
+    "socket.connection.setup.timeout.ms",
+    "socket.receive.buffer.bytes",
+    "socket.send.buffer.bytes",
+    "socket.timeout.ms",
 }
 
 

@@ -10,6 +10,7 @@ import logging
 import random
 import re
 import socket
+import time
 from collections import deque
 from typing import Any, Callable, Mapping, NoReturn, Self, Sequence, TypeVar
 
@@ -24,13 +25,13 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception_type,
+    stop_after_delay,
     wait_random_exponential,
 )
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c004
 from .error_codes import login_missing, login_refused
 from .login import TokenEnded, Tokens, connection_settings
-from ...protocol.clock import CLOCK, Clock
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from ...protocol.policies import pause
 
@@ -161,16 +162,18 @@ _SAY_EVERY_S = 30
 
 class Connection:
     """Requests to the brokers of one cluster, from many threads at once. `conf` has librdkafka's
-    names. Make a new one after a fork. All that works by it waits by its `clock`.
+    names. Make a new one after a fork.
 
-    One request waits for `request_ms`. Raises `BadOption`, `NotAuthorized`, and
-    `BrokerUnreachable` if no server answers within `timeout_ms`.
+    One request waits for a quarter of `timeout_ms`, `request_ms` at most. Raises `BadOption`,
+    `NotAuthorized`, and `BrokerUnreachable` if no server answers within `timeout_ms`.
     """
 
-    def __init__(self, conf: Mapping, *, timeout_ms: int = 20_000, clock: Clock = CLOCK) -> None:
-        self.clock = clock
+    def __init__(
+        self, conf: Mapping, *, timeout_ms: int = 20_000, request_ms: int = _REQUEST_MS
+    ) -> None:
         self.servers = conf["bootstrap.servers"]
         self.timeout_ms = timeout_ms
+        self._longest_ms = request_ms
         self._user = conf.get("sasl.username", "anonymous")
         settings = connection_settings(conf, int(self.request_ms))
         self._protocol = settings["security_protocol"]
@@ -190,8 +193,8 @@ class Connection:
 
     @property
     def request_ms(self) -> float:
-        """How long one request waits: a quarter of the whole, and at most five seconds."""
-        return min(self.timeout_ms / 4, _REQUEST_MS)
+        """How long one request waits."""
+        return min(self.timeout_ms / 4, self._longest_ms)
 
     def _open(self) -> None:
         servers = self._manager.cluster.bootstrap_brokers()
@@ -383,7 +386,20 @@ class Connection:
         `BrokerUnreachable` after `timeout_ms` and at most one more request, and what `pause`
         raises.
         """
-        began = self.clock.monotonic()
+
+        said = time.monotonic()
+
+        def say(state: RetryCallState) -> None:
+            nonlocal said
+            if time.monotonic() - said >= _SAY_EVERY_S:
+                said = time.monotonic()
+                _LOG.warning(
+                    "%s: no usable answer for %d s; it is waited for %d s in all. The last one: %s",
+                    self.servers,
+                    state.seconds_since_start or 0,
+                    self.timeout_ms // 1000,
+                    state.outcome and state.outcome.exception(),
+                )
 
         def give_up(state: RetryCallState) -> NoReturn:
             last = state.outcome and state.outcome.exception()
@@ -394,32 +410,12 @@ class Connection:
 
         return Retrying(
             retry=retry_if_exception_type(repeat),
-            stop=lambda _: self.clock.monotonic() - began >= self.timeout_ms / 1000,
+            stop=stop_after_delay(self.timeout_ms / 1000),
             wait=wait_random_exponential(0.05, max=0.5),
-            sleep=lambda seconds: pause(seconds, self.clock),
-            before_sleep=self._line_from_time_to_time(began),
+            sleep=pause,
+            before_sleep=say,
             retry_error_callback=give_up,
         )(call)
-
-    def _line_from_time_to_time(self, began: float) -> Callable[[RetryCallState], None]:
-        """Logs every half minute that an answer is waited for, `began` when."""
-        said = began
-
-        def log(state: RetryCallState) -> None:
-            nonlocal said
-            now = self.clock.monotonic()
-            if now - said < _SAY_EVERY_S:
-                return
-            said = now
-            _LOG.warning(
-                "%s: no usable answer for %d s; it is waited for %d s in all. The last one: %s",
-                self.servers,
-                now - began,
-                self.timeout_ms // 1000,
-                state.outcome and state.outcome.exception(),
-            )
-
-        return log
 
     @property
     def cluster_id(self) -> str:

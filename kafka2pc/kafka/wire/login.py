@@ -9,6 +9,7 @@ __all__ = ['find_provider', 'TokenEnded', 'Tokens', 'shared_tokens', 'for_librdk
 import importlib
 import logging
 import os
+import socket
 import ssl
 import threading
 from contextlib import suppress
@@ -216,6 +217,22 @@ _WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _NEVER_MS = 2**31 - 1
 
 
+_BUFFERS = {
+    "socket.receive.buffer.bytes": socket.SO_RCVBUF,
+    "socket.send.buffer.bytes": socket.SO_SNDBUF,
+}
+
+
+def _socket_options(conf: Mapping) -> list[tuple[int, int, int]]:
+    """Those of kafka-python, and the sizes of buffers that are given; 0: the system chooses."""
+    sizes = {option: whole_number(conf, name, 0) for name, option in _BUFFERS.items()}
+    return [
+        (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        *((socket.SOL_SOCKET, option, size) for option, size in sizes.items() if size),
+    ]
+
+
 def _habits(conf: Mapping) -> dict:
     """How the connection looks up hosts, and when it closes and asks anew; what is not given is
     left to kafka-python.
@@ -258,11 +275,13 @@ def connection_settings(conf: Mapping, timeout_ms: int) -> dict:
     protocol = conf.get("security.protocol", "PLAINTEXT").upper()
     # A driver ends hundreds of transactions at once; of those, the default of 5 requests in flight
     # would refuse all but 5.
+    setup_ms = whole_number(conf, "socket.connection.setup.timeout.ms", timeout_ms)
     settings = _habits(conf) | {
         "max_in_flight_requests_per_connection": 10_000,
         "receive_message_max_bytes": 100_000_000,
         "request_timeout_ms": timeout_ms,
-        "socket_connection_setup_timeout_ms": timeout_ms,
+        "socket_connection_setup_timeout_ms": setup_ms,
+        "socket_options": _socket_options(conf),
         "reconnect_backoff_max_ms": 500,
         "client_id": conf.get("client.id", "kafka2pc"),
         "bootstrap_servers": plain_servers(conf["bootstrap.servers"]),

@@ -97,6 +97,9 @@ _OBEYED = {
     "message.max.bytes",
     "message.timeout.ms",
     "delivery.timeout.ms",
+    "socket.connection.setup.timeout.ms",
+    "socket.receive.buffer.bytes",
+    "socket.send.buffer.bytes",
     "socket.timeout.ms",
 }
 

@@ -7,25 +7,15 @@ __all__ = ['NOTHING_READ', 'Questions']
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c002
 import re
+from base64 import b64encode
 from collections import Counter
-from typing import Any, Callable, Iterable, Mapping, TypeVar, cast
+from typing import Any, Callable, Iterable, Mapping, Self, Sequence, TypeVar
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c003
-from confluent_kafka import (
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-    Uuid,
-)
-from confluent_kafka.admin import AdminClient, OffsetSpec
-from kafka.protocol.consumer import OffsetFetchRequest
 from tenacity import (
     RetryError,
     Retrying,
-    retry_if_exception,
+    retry_if_exception_type,
     stop_after_attempt,
     stop_after_delay,
     wait_fixed,
@@ -36,130 +26,85 @@ from tenacity import (
 from ...kafka.options.librdkafka import API_TIMEOUT
 from ...kafka.records.checks import INTERNAL_TOPICS
 from ...kafka.wire import error_codes as codes
-from ...kafka.wire.cluster import Cluster, ask_group, check_group
+from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.connection import NoAnswer, NoSuchHost, NotSent, NotYet, WireAnswer
-from ...kafka.wire.error_codes import topic_not_authorized
-from ...kafka.wire.login import check_login, for_librdkafka
+from ...kafka.wire.error_codes import describe_code, topic_not_authorized
+from ...kafka.wire.groups import GroupOffset, commit_offsets, fetch_offsets
+from ...kafka.wire.offsets import EARLIEST, LATEST, list_in_order
 from ...kafka.wire.settings import whole_number
+from ...kafka.wire.topics import all_topics_request, leaders_in, topics_request
 from ...kafka.wire.waits import FIRST_MS
-from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
+from ...protocol.errors import BrokerUnreachable
+from ...protocol.participant import list_some
 from .offsets import Bounds
 from .places import TopicPart
 from .rate import Tries
 
-# %% ../../../nbs/spark/source/03_cluster.ipynb #c017
-_FORBIDDEN = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError._AUTHENTICATION,
-)
-_T = TypeVar("_T")
-_UNKNOWN = (
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError._UNKNOWN_PARTITION,
-)
-
-# %% ../../../nbs/spark/source/03_cluster.ipynb #c019
-# librdkafka's own codes are negative; _NOENT: no leader known
-_UNREACHED = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
-_PASSING = codes.FETCH_AGAIN | codes.COORDINATOR_MOVES | _UNREACHED | {KafkaError._NOENT, *_UNKNOWN}
-
-
-def _may_pass(e: BaseException) -> bool:
-    if isinstance(e, (NotSent, NoAnswer, NotYet)):
-        return True
-    return isinstance(e, KafkaException) and (e.args[0].retriable() or e.args[0].code() in _PASSING)
-
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c021
 NOTHING_READ = "No. Nothing was read; the offsets in the checkpoint stay."
+_PASSING = codes.FETCH_AGAIN | codes.COORDINATOR_MOVES
 
 
-def _translate(e: BaseException, what: str) -> Exception:
-    """The error of ours for an error of librdkafka, or for a question of ours that had no usable
-    answer.
+def _check(code: int, topic: str, where: str) -> None:
+    """Raises `NotYet` for an error of a topic that may pass, `NotAuthorized` and
+    `BrokerUnreachable` for others.
     """
-    if not isinstance(e, KafkaException):
-        return BrokerUnreachable(f"{what}: {e}", risk=NOTHING_READ)
-    error = e.args[0]
-    if error.code() in _FORBIDDEN:
-        return NotAuthorized(f"{what}: {error.str()}")
-    return BrokerUnreachable(f"{what}: {error.str()}", risk=NOTHING_READ)
-
-# %% ../../../nbs/spark/source/03_cluster.ipynb #c025
-def _described(future: Any) -> Any:
-    """The description of a topic; None if the topic does not exist. Raises `KafkaException`."""
-    try:
-        return future.result()
-    except KafkaException as e:
-        if e.args[0].code() not in _UNKNOWN:
-            raise
-        return None
+    if code == 0:
+        return
+    if code == codes.TOPIC_AUTHORIZATION_FAILED:
+        raise topic_not_authorized(topic, "READ")
+    if code not in _PASSING:
+        raise BrokerUnreachable(f"{where}: {describe_code(code)}", risk=NOTHING_READ)
+    raise NotYet(f"{where}: {describe_code(code)}")
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c027
+_T = TypeVar("_T")
+
+
 def _ask_again(ask: Callable[[], _T], what: str, within_s: float, tries: Tries | None = None) -> _T:
     """`ask()`, and again while its error may pass: so many `tries`, or for `within_s` seconds."""
     retrying = Retrying(
-        retry=retry_if_exception(_may_pass),
+        retry=retry_if_exception_type((NotSent, NoAnswer, NotYet)),
         stop=stop_after_attempt(tries.count) if tries else stop_after_delay(within_s),
         wait=wait_fixed(tries.pause_ms / 1000) if tries else wait_random_exponential(0.05, 1),
     )
     try:
         return retrying(ask)
     except RetryError as e:
-        last = cast(Exception, e.last_attempt.exception())
-        raise _translate(last, what) from None
-    except KafkaException as e:
-        raise _translate(e, what) from None
+        last = e.last_attempt.exception()
+        raise BrokerUnreachable(f"{what}: {last}", risk=NOTHING_READ) from None
+
+
+def _try_once(ask: Callable[[], _T], within_s: float) -> _T:
+    """One try, as long as one of Java's client: it lasts while leaders move."""
+    return Retrying(
+        retry=retry_if_exception_type(NotYet),
+        stop=stop_after_delay(within_s),
+        wait=wait_random_exponential(0.05, 1),
+        reraise=True,
+    )(ask)
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c008
-_NO_ID = str(Uuid(0, 0))  # the answer of brokers before topic ids
+_OPEN_MS = 7_000  # for a connection, and for one answer
+_COMMIT_S = 6
+_GONE_AFTER = 3  # answers of Metadata without a partition: it may be new, and not known everywhere
+_ABSENT = (codes.UNKNOWN_TOPIC_OR_PARTITION, codes.INVALID_TOPIC)
 
 
-def _offsets_request(group: str, parts: Iterable[TopicPart]) -> OffsetFetchRequest:
-    """For the offsets of a group, those of transactions that have ended."""
-    partitions: dict[str, list[int]] = {}
-    for topic, partition in parts:
-        partitions.setdefault(topic, []).append(partition)
-    rows = [
-        OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
-        for topic, numbers in partitions.items()
-    ]
-    # version 8 can ask for several groups, and has other fields
-    return OffsetFetchRequest(
-        group_id=group, topics=rows, require_stable=True, min_version=7, max_version=7
-    )
-
-
-def _committed(answer: WireAnswer, group: str) -> dict[TopicPart, int]:
-    """The offsets in an answer. Raises `NotAuthorized`, `NotYet`."""
-    offsets = {}
-    for topic in answer.topics:
-        for row in topic.partitions:
-            if row.error_code == codes.TOPIC_AUTHORIZATION_FAILED:
-                raise topic_not_authorized(topic.name, "READ")
-            check_group(row.error_code, group)
-            if row.committed_offset >= 0:
-                offsets[topic.name, row.partition_index] = row.committed_offset
-    return offsets
-
-
-_REQUEST_S = 7
-_NO_RECORD = -1  # the answer where no record is as young as the time
-# so often a broker does not know a partition before it is gone: it may be new, and not known
-# everywhere yet
-_GONE_AFTER = 3
+def _id_in(row: WireAnswer) -> str:
+    """The id in a Metadata row as checkpoints have it, in base64; empty if the broker has none."""
+    if not row.topic_id or not row.topic_id.int:
+        return ""
+    return b64encode(row.topic_id.bytes).decode().rstrip("=")
 
 
 class Questions:
     """What a source asks a cluster. `committed_only`: an end is the last stable offset. `leaders`:
-    the node ids of those that answers of `topics` named; they may have moved since. All methods
-    raise `NotAuthorized`, and `BrokerUnreachable` after `tries` (None: after `within_ms`, and if
-    that is None, too, three times default.api.timeout.ms: Spark's own source asks three times).
-    The first question waits for 20 s only, because the address may be wrong; not if the query has
-    reached the cluster before (`patient`). Raises `BadOption` for settings that the client refuses.
+    the node ids of those that answers named; they may have moved since. All methods raise
+    `NotAuthorized`, `BadOption`, and `BrokerUnreachable` after `tries` (None: after `within_ms`,
+    and if that is None, too, three times default.api.timeout.ms: Spark's own source asks three
+    times). The first question waits for 20 s only, because the address may be wrong; not if the
+    query has reached the cluster before (`patient`). Close it at the end.
     """
 
     def __init__(
@@ -174,63 +119,74 @@ class Questions:
         self.tries = tries
         self.within_ms = within_ms or 3 * whole_number(conf, API_TIMEOUT, 60_000)
         self.servers = conf["bootstrap.servers"]
-        self.isolation = (
-            IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        )
-        self._given = dict(conf)
-        # librdkafka's wait for a coordinator when it commits
-        self._conf = for_librdkafka(conf) | {"session.timeout.ms": 6_000}
-        self._groups: dict[str, Consumer] = {}
-        self._greeted = False
+        self.committed_only = committed_only
+        self._conf = dict(conf)
+        self._request_ms = whole_number(conf, "socket.timeout.ms", _OPEN_MS)
+        self._cluster: Cluster | None = None
         self._was_reached = patient
-        check_login(conf)
-        try:
-            self.admin = AdminClient({"log_level": 2} | for_librdkafka(conf))
-        except KafkaException as e:
-            raise BadOption(f"kafka.* options: {e.args[0].str().strip()}") from None
 
-    @property
-    def _request_s(self) -> float:
-        """The timeout of one request: a short one where the tries do not count."""
-        third_s = self.within_ms / 3000
-        return third_s if self.tries else min(third_s, _REQUEST_S)
+    def __enter__(self) -> Self:
+        return self
 
-    def _ask(self, what: str, ask: Callable[[], _T]) -> _T:
-        """`ask()`, and again while its error may pass."""
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
-        def once() -> _T:
-            if not self._greeted:
-                self._greet()
-            try:
-                return ask()
-            except KafkaException as e:
-                self._greeted = e.args[0].code() not in _UNREACHED
-                raise
+    def close(self) -> None:
+        """Close the connection. The next question opens another one."""
+        cluster, self._cluster = self._cluster, None
+        if cluster:
+            cluster.close()
 
-        within_s = self.within_ms / 1000
-        if not self._was_reached:
-            within_s = min(within_s, FIRST_MS / 1000)
-        return _ask_again(once, f"{what} at {self.servers}", within_s, self.tries)
-
-    def _greet(self) -> None:
-        """Raises why the cluster cannot be used: librdkafka says the same of a wrong password and
-        of silence, after a long time.
+    def _open(self) -> Cluster:
+        """A new connection. Raises `NotSent` if no server answers, and why the cluster cannot be
+        used.
         """
+        limit_ms = self.within_ms // 3
+        if not (self.tries and self._was_reached):
+            limit_ms = min(limit_ms, _OPEN_MS)
         try:
-            limit_ms = min(self.within_ms // 3, 1000 * _REQUEST_S)
-            Cluster(self._given, timeout_ms=limit_ms).close()
+            cluster = Cluster(self._conf, timeout_ms=limit_ms, request_ms=self._request_ms)
         except NoSuchHost:
             raise
         except BrokerUnreachable as e:
             raise NotSent(e.why.removeprefix("The last one: ").rstrip(".")) from None
-        self._greeted = self._was_reached = True
+        cluster.timeout_ms = self.within_ms
+        self._was_reached = True
+        return cluster
+
+    def _ask(
+        self,
+        what: str,
+        ask: Callable[[Cluster], _T],
+        within_s: float | None = None,
+    ) -> _T:
+        """`ask(cluster)`, and again while its error may pass, on a new connection if this one
+        brought no answer. `within_s`: instead of `within_ms` and `tries`; each try lasts for a
+        third of `within_ms`.
+        """
+
+        def once() -> _T:
+            self._cluster = self._cluster or self._open()
+            try:
+                return ask(self._cluster)
+            except (NotSent, NoAnswer):
+                self.close()
+                raise
+
+        what = f"{what} at {self.servers}"
+        if within_s is not None:
+            return _ask_again(once, what, within_s)
+        if self.tries:
+            one_try = lambda: _try_once(once, self.within_ms / 3000)
+            return _ask_again(one_try, what, 0, self.tries)
+        limit_ms = self.within_ms if self._was_reached else min(self.within_ms, FIRST_MS)
+        return _ask_again(once, what, limit_ms / 1000)
 
     def names(self, pattern: str) -> list[str]:
         """The topics whose whole name fits the pattern, without Kafka's own."""
-        metadata = self._ask("list topics", lambda: self.admin.list_topics(timeout=self._request_s))
-        return sorted(
-            t for t in metadata.topics if re.fullmatch(pattern, t) and t not in INTERNAL_TOPICS
-        )
+        answer = self._ask("list topics", lambda cluster: cluster.ask(all_topics_request()))
+        names = {row.name for row in answer.topics} - set(INTERNAL_TOPICS)
+        return sorted(name for name in names if re.fullmatch(pattern, name))
 
     def topics(self, names: Iterable[str]) -> dict[str, tuple[str, list[int]]]:
         """Topic id and partitions of each topic that exists. The id is an empty text if the broker
@@ -239,114 +195,121 @@ class Questions:
         names = list(names)
         if not names:
             return {}
+        rows = self._ask(
+            f"describe topics {', '.join(names)}", lambda cluster: self._look_up(cluster, names)
+        )
+        return {
+            row.name: (_id_in(row), sorted(p.partition_index for p in row.partitions))
+            for row in rows
+        }
 
-        def once() -> list[Any]:
-            futures = self.admin.describe_topics(
-                TopicCollection(names), request_timeout=self._request_s
-            )
-            return [d for d in map(_described, futures.values()) if d]
+    def _look_up(self, cluster: Cluster, names: Iterable[str]) -> list[WireAnswer]:
+        """The Metadata rows of those topics that exist. Remembers their leaders."""
+        answer = cluster.ask_metadata(topics_request(cluster, names))
+        rows = [row for row in answer.topics if row.error_code not in _ABSENT]
+        for row in rows:
+            _check(row.error_code, row.name, f"topic {row.name}")
+        self.leaders |= {part: node for part, node in leaders_in(rows).items() if node >= 0}
+        return rows
 
-        topics = {}
-        for d in self._ask(f"describe topics {', '.join(names)}", once):
-            topic_id = "" if str(d.topic_id) == _NO_ID else str(d.topic_id)
-            topics[d.name] = topic_id, sorted(p.id for p in d.partitions)
-            self.leaders |= {(d.name, p.id): p.leader.id for p in d.partitions if p.leader}
-        return topics
-
-    def offsets(
-        self, parts: Iterable[TopicPart], spec: OffsetSpec, isolation: IsolationLevel | None = None
+    def ends(
+        self, parts: Iterable[TopicPart], committed: bool | None = None
     ) -> dict[TopicPart, int]:
-        """One offset for each partition; -1 where no record is as young as `spec` asks. A partition
-        that does not exist any more is left out, here and in the two methods below.
+        """Where each partition ends: its last stable offset (`committed`; None: as for this
+        reader), or its high watermark. A partition that does not exist any more is left out, here
+        and in the two methods below.
         """
-        return self._offsets(dict.fromkeys(parts, spec), isolation or self.isolation)
+        found = self._offsets(parts, [LATEST], committed)
+        return {part: end for part, (end,) in found.items()}
 
     def offsets_of(self, times: Mapping[TopicPart, int]) -> dict[TopicPart, int]:
         """The first offset of each partition at or after its time, in ms since 1970; -1 if there is
         none.
         """
-        specs = {part: OffsetSpec.for_timestamp(time_ms) for part, time_ms in times.items()}
-        return self._offsets(specs, self.isolation)
-
-    def _offsets(
-        self, specs: Mapping[TopicPart, OffsetSpec], isolation: IsolationLevel
-    ) -> dict[TopicPart, int]:
-        wanted = dict(specs)
-        absences: Counter[TopicPart] = Counter()
-
-        def once() -> dict[TopicPart, int]:
-            try:
-                return self._list_offsets(wanted, isolation)
-            except (KafkaException, NotYet):
-                # the client may remember former leaders, and no new partitions
-                there = self._partitions()
-                absences.update(wanted.keys() - there)
-                for part in [p for p in wanted if absences[p] == _GONE_AFTER]:
-                    del wanted[part]
-                raise
-
-        return self._ask("list offsets", once)
-
-    def _partitions(self) -> set[TopicPart]:
-        """All partitions that a broker knows. The client learns their leaders anew."""
-        topics = self.admin.list_topics(timeout=self._request_s).topics
-        return {(t, p) for t, metadata in topics.items() for p in metadata.partitions}
-
-    def _list_offsets(
-        self, specs: Mapping[TopicPart, OffsetSpec], isolation: IsolationLevel
-    ) -> dict[TopicPart, int]:
-        if not specs:
-            return {}
-        futures = self.admin.list_offsets(
-            {TopicPartition(t, p): spec for (t, p), spec in specs.items()},
-            isolation_level=isolation,
-            request_timeout=self._request_s,
-        )
-        found = {(p.topic, p.partition): f.result().offset for p, f in futures.items()}
-        # librdkafka raises nothing if the node that leads a partition is away
-        without = [f"{topic}-{p}" for (topic, p), offset in found.items() if offset < _NO_RECORD]
-        if without:
-            raise NotYet(f"no answer for {', '.join(without)}")
-        return found
+        return {part: first for part, (first,) in self._offsets(times, [times]).items()}
 
     def bounds(self, parts: Iterable[TopicPart]) -> dict[TopicPart, Bounds]:
         """What each partition holds, as this reader sees it."""
-        begins = self.offsets(parts, OffsetSpec.earliest())
-        ends = self.offsets(begins, OffsetSpec.latest())
-        return {part: Bounds(begins[part], max(begins[part], end)) for part, end in ends.items()}
+        found = self._offsets(parts, [EARLIEST, LATEST])
+        return {part: Bounds(begin, max(begin, end)) for part, (begin, end) in found.items()}
+
+    def _offsets(
+        self,
+        parts: Iterable[TopicPart],
+        ats: Sequence[int | Mapping[TopicPart, int]],
+        committed: bool | None = None,
+    ) -> dict[TopicPart, list[int]]:
+        """The offset of each partition at each of `ats`, asked in this order."""
+        committed = self.committed_only if committed is None else committed
+        parts = list(parts)
+        left = dict.fromkeys(parts)
+        found: dict[TopicPart, list[int]] = {}
+        absences: Counter[TopicPart] = Counter()
+
+        def once(cluster: Cluster) -> None:
+            self._find_leaders(cluster, left, absences)
+            leaders = {part: self.leaders[part] for part in left if part in self.leaders}
+            answers = list_in_order(cluster, leaders, ats, committed=committed)
+            for part in leaders:
+                rows = [of_one[part] for of_one in answers if part in of_one]
+                if len(rows) == len(ats) and not any(row.error_code for row in rows):
+                    found[part] = [row.offset for row in rows]
+                    del left[part]
+            self._refuse(left, answers)
+
+        if left:
+            self._ask("list offsets", once)
+        return {part: found[part] for part in parts if part in found}
+
+    def _find_leaders(
+        self, cluster: Cluster, parts: dict[TopicPart, None], absences: Counter[TopicPart]
+    ) -> None:
+        """Ask for the leaders that are not known. A partition that several answers do not have is
+        removed from `parts`.
+        """
+        unknown = parts.keys() - self.leaders.keys()
+        if not unknown:
+            return
+        rows = self._look_up(cluster, {topic for topic, _ in unknown})
+        absent = unknown - {(row.name, p.partition_index) for row in rows for p in row.partitions}
+        absences.update(absent)
+        for part in absent:
+            if absences[part] >= _GONE_AFTER:
+                del parts[part]
+
+    def _refuse(
+        self, parts: Mapping[TopicPart, None], answers: Iterable[Mapping[TopicPart, WireAnswer]]
+    ) -> None:
+        """Raises why these partitions have no offset, if there are any, and asks for their leaders
+        the next time.
+        """
+        for part in parts:
+            self.leaders.pop(part, None)
+        for rows in answers:
+            for topic, partition in parts & rows.keys():
+                code = rows[topic, partition].error_code
+                _check(code, topic, f"{topic}-{partition}")
+        if parts:
+            names = [f"{topic}-{partition}" for topic, partition in parts]
+            raise NotYet(f"no leader answers for {list_some(names)}")
 
     def group_offsets(self, group: str, parts: Iterable[TopicPart]) -> dict[TopicPart, int]:
-        """The offsets that a group has committed, of those partitions where it has. By our own
-        connection: librdkafka asks until its time is over if the right on the group is missing.
-        """
+        """The offsets that a group has committed, of those partitions where it has."""
         parts = list(parts)
         if not parts:
             return {}
-        with Cluster(self._given, timeout_ms=self.within_ms) as cluster:
-
-            def once() -> dict[TopicPart, int]:
-                answer = ask_group(cluster, group, _offsets_request(group, parts))
-                return _committed(answer, group)
-
-            return self._ask(f"offsets of group {group}", once)
+        found = self._ask(
+            f"offsets of group {group}", lambda cluster: fetch_offsets(cluster, group, parts)
+        )
+        return {part: committed.offset for part, committed in found.items()}
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPart, int]) -> None:
-        """Make these the offsets of the group. Raises `KafkaException`, for instance if the group
-        has members.
+        """Make these the offsets of the group. Asked again for some seconds only. Raises
+        `BadOption` if the group has members.
         """
-        answers = self._consumer(group).commit(
-            offsets=[TopicPartition(t, p, o) for (t, p), o in offsets.items()], asynchronous=False
+        rows = {part: GroupOffset(offset) for part, offset in offsets.items()}
+        self._ask(
+            f"commit offsets of group {group}",
+            lambda cluster: commit_offsets(cluster, group, rows),
+            within_s=_COMMIT_S,
         )
-        for part in answers:
-            if part.error:
-                raise KafkaException(part.error)
-
-    def _consumer(self, group: str) -> Consumer:
-        """A consumer that never joins. (librdkafka's admin client ends the whole process if such a
-        question is asked again after it timed out.)
-        """
-        if group not in self._groups:
-            self._groups[group] = Consumer(
-                self._conf | {"group.id": group, "enable.auto.commit": False, "log_level": 2}
-            )
-        return self._groups[group]

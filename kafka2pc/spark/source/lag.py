@@ -9,10 +9,6 @@ __all__ = ['Lag', 'read_last_offsets', 'measure_lag']
 from dataclasses import dataclass
 from typing import Mapping
 
-# %% ../../../nbs/spark/source/07_lag.ipynb #c003
-from confluent_kafka import IsolationLevel
-from confluent_kafka.admin import OffsetSpec
-
 # %% ../../../nbs/spark/source/07_lag.ipynb #c004
 from ..checkpoint import Checkpoint
 from .cluster import Questions
@@ -55,12 +51,12 @@ def measure_lag(
     `BadOption`, `NotAuthorized`, `BrokerUnreachable`, and what `read_last_offsets` raises.
     """
     parsed = parse_source_options(options)
-    ask = Questions(dict(parsed.conf), tries=parsed.tries)
-    snapshot = take_snapshot(ask, parsed)
-    ends = ask.offsets(snapshot.parts, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+    with Questions(dict(parsed.conf), tries=parsed.tries) as ask:
+        snapshot = take_snapshot(ask, parsed)
+        ends = ask.ends(snapshot.parts, committed=False)
+        committed = ask.group_offsets(parsed.group, snapshot.parts) if parsed.group else {}
     last = read_last_offsets(checkpoint, source) if checkpoint else None
     current = last.at if last else {}
-    committed = ask.group_offsets(parsed.group, snapshot.parts) if parsed.group else {}
     return [
         Lag(*part, current.get(part), committed.get(part), bounds.end, ends[part])
         for part, bounds in sorted(snapshot.parts.items())

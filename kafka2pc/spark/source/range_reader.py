@@ -53,7 +53,7 @@ from ..worker import freeze_worker
 
 # %% ../../../nbs/spark/source/05_range_reader.ipynb #c011
 def _uuid(topic_id: str) -> UUID | None:
-    """A topic id as librdkafka writes it, in base64; None if the broker has none."""
+    """A topic id as checkpoints have it, in base64; None if the broker has none."""
     return UUID(bytes=b64decode(f"{topic_id}==")) if topic_id else None
 
 
@@ -193,8 +193,8 @@ def _remaining(
     """
     if not failed:
         return []
-    ask = Questions(dict(options.conf), False, tries=options.tries, patient=True)
-    now = _look(ask, [r.part for r, _ in failed])
+    with Questions(dict(options.conf), False, tries=options.tries, patient=True) as ask:
+        now = _look(ask, [r.part for r, _ in failed])
     ranges, losses = [], []
     for r, e in failed:
         rest, loss = _rest(r, e, now, may_wait)
@@ -259,10 +259,12 @@ def bind_ranges(options: SourceOptions, ranges: Iterable[Range]) -> list[Range]:
     if not parts:
         return ranges
     conf, committed_only = dict(options.conf), options.committed_only
-    ask = Questions(conf, committed_only, tries=options.tries, patient=True)
-    now = _look(ask, parts)
-    times = {r.part: r.until_ms for r in ranges if r.until_ms is not None and r.part in now.parts}
-    found = ask.offsets_of(times)
+    with Questions(conf, committed_only, tries=options.tries, patient=True) as ask:
+        now = _look(ask, parts)
+        times = {
+            r.part: r.until_ms for r in ranges if r.until_ms is not None and r.part in now.parts
+        }
+        found = ask.offsets_of(times)
     losses = {r.part: _unbound(r, now) for r in ranges if _is_open(r)}
     report_losses([loss for loss in losses.values() if loss], options.fail_on_loss)
     return [

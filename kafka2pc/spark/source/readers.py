@@ -8,18 +8,16 @@ __all__ = ['drop_unwanted', 'limit_snapshot', 'RangePartition', 'StreamReader', 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c002
 import logging
 import os
+import time
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c003
 import pyarrow as pa
-from confluent_kafka import IsolationLevel, KafkaException
-from confluent_kafka.admin import OffsetSpec
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c005
 from ...kafka.read.settings import without_use
-from ...protocol.clock import CLOCK
-from ...protocol.errors import TopicRecreated
+from ...protocol.errors import TopicRecreated, TwoPhaseError
 from kafka2pc.spark.interfaces import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -118,7 +116,7 @@ def _look_behind(ask: Questions, start: Offsets, snapshot: Snapshot) -> Snapshot
         for part, at in start.at.items()
         if at > ends.get(part, at) and not was_recreated(start.ids, snapshot.ids, part[0])
     ]
-    last = ask.offsets(further, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+    last = ask.ends(further, committed=False)
     seen = {
         part: Bounds(snapshot.parts[part].begin, max(ends[part], min(start.at[part], end)))
         for part, end in last.items()
@@ -131,7 +129,7 @@ def _compare(ask: Questions, options: SourceOptions, start: Offsets) -> tuple[Sn
     snapshot = _look_behind(ask, start, take_snapshot(ask, options))
     if not find_losses(start, snapshot):
         return snapshot, []
-    CLOCK.sleep(1)
+    time.sleep(1)
     snapshot = _look_behind(ask, start, take_snapshot(ask, options))
     return snapshot, find_losses(start, snapshot)
 
@@ -278,6 +276,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The records of some ranges, in a task."""
         return read_ranges(self.options, partition.ranges)
 
+    def stop(self) -> None:
+        """Spark calls it at the end of the query."""
+        if self._questions:
+            self._questions.close()
+
     def _commit_to_group(self, start: Offsets, snapshot: Snapshot) -> None:
         """Commit to the group how far the query is, in the topics that still exist."""
         at = _offsets_to_commit(start, snapshot)
@@ -285,12 +288,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             self._ask.commit_offsets(self.options.group, at)
-        except KafkaException as e:
-            _LOG.warning(
-                "group %s: offsets could not be committed: %s",
-                self.options.group,
-                e.args[0].str(),
-            )
+        except TwoPhaseError as e:
+            _LOG.warning("group %s: offsets could not be committed: %s", self.options.group, e.what)
         self._group_offsets = at
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c019
@@ -314,8 +313,8 @@ def _read_unplanned(
     options: SourceOptions, planned: frozenset[TopicPart]
 ) -> Iterator[pa.RecordBatch]:
     """The records of the partitions that came after the plan."""
-    ask = Questions(dict(options.conf), options.committed_only, tries=options.tries)
-    snapshot = take_snapshot(ask, options)
+    with Questions(dict(options.conf), options.committed_only, tries=options.tries) as ask:
+        snapshot = take_snapshot(ask, options)
     new = sorted(snapshot.parts.keys() - planned)
     yield from read_ranges(options, [Range(*part, EARLIEST, LATEST) for part in new])
 
@@ -328,9 +327,9 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[BatchPartition]:
         """The ranges of the tasks. Raises what `plan_read` raises."""
-        ask = _open(self.options)
-        ranges = plan_read(ask, self.options)
-        groups = _pack(ask, self.options, ranges)
+        with _open(self.options) as ask:
+            ranges = plan_read(ask, self.options)
+            groups = _pack(ask, self.options, ranges)
         if not _reads_all(self.options):
             return [BatchPartition(group) for group in groups]
         first, *others = groups or [()]
