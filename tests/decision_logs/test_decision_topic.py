@@ -218,6 +218,9 @@ def test_a_log_goes_on_when_another_part_of_the_process_has_closed_the_connectio
     close_cluster(conf)
     assert log.chain(7) == [first]
     close_cluster(conf)
+    log.purge(8)
+    assert log.slots() == []
+    close_cluster(conf)
 
 
 def test_all_names_of_a_topic_share_one_reader(kafka):
@@ -499,7 +502,7 @@ SureBookmark = type("SureBookmark", (Bookmark,), INSISTING)
 
 def bookmark(log, **more):
     """The log's bookmark, as a new process finds it."""
-    found = SureBookmark(log._cluster, log.topic, log.transactional_id)
+    found = SureBookmark(lambda: log._cluster, log.topic, log.transactional_id)
     found.load()
     for name, value in more.items():
         setattr(found, name, value)

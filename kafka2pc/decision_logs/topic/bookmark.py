@@ -31,16 +31,21 @@ class Bookmark:
     """The offset of a topic's partition 0 where a reader may begin, committed by the consumer
     `group`. No method raises: without a bookmark the offset is 0. Load it before the reader is
     opened: it is for the topic that has the name at that time. `at`: the offset that was loaded or
-    saved last. `allowed`: may this user use the group?
+    saved last. `allowed`: may this user use the group? `connection()`: another part of the process
+    may have closed the last one.
     """
 
-    def __init__(self, cluster: Cluster, topic: str, group: str) -> None:
-        self._cluster = cluster
+    def __init__(self, connection: Callable[[], Cluster], topic: str, group: str) -> None:
+        self._connection = connection
         self.topic = topic
         self.group = group
         self.at = 0
         self.allowed = True
         self._topic_id = ""
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._connection()
 
     def load(self) -> int:
         """The offset, if it was saved for this topic and nothing before it was cut off since;

@@ -408,7 +408,8 @@ class TopicLog(NamedLog):
 
     def _open(self) -> Tail:
         """A reader of the keys of this name, which begins at the bookmark."""
-        bookmark = self._bookmark = Bookmark(self._cluster, self.topic, self.transactional_id)
+        connection = lambda: self._cluster
+        bookmark = self._bookmark = Bookmark(connection, self.topic, self.transactional_id)
         at = bookmark.load()
         if not at:
             warn_if_long(self.topic, self._settings, _missing_right(bookmark))

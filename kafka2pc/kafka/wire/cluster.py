@@ -26,6 +26,7 @@ from kafka2pc.kafka.wire.error_codes import (
     describe_code,
     id_not_authorized,
 )
+from ...protocol.clock import CLOCK, Clock
 
 # %% ../../../nbs/kafka/wire/05_cluster.ipynb #c007
 _TRANSACTION = 1  # FindCoordinator's key type
@@ -39,8 +40,8 @@ class Cluster(Connection):
     the brokers were last asked. Arguments and errors are those of `Connection`.
     """
 
-    def __init__(self, conf: Mapping, **waits: int) -> None:
-        super().__init__(conf, **waits)
+    def __init__(self, conf: Mapping, *, clock: Clock = CLOCK, **waits: int) -> None:
+        super().__init__(conf, clock=clock, **waits)
         self.brokers_are_new = False  # none of them is too old: see `check_brokers`
         self.batch_bytes: dict[str, int] = {}
         self.leaders: dict[tuple[str, int], int] = {}

@@ -10,7 +10,6 @@ import logging
 import random
 import re
 import socket
-import time
 from collections import deque
 from typing import Any, Callable, Mapping, NoReturn, Self, Sequence, TypeVar
 
@@ -25,13 +24,13 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception_type,
-    stop_after_delay,
     wait_random_exponential,
 )
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c004
 from .error_codes import login_missing, login_refused
 from .login import TokenEnded, Tokens, connection_settings
+from ...protocol.clock import CLOCK, Clock
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from ...protocol.policies import pause
 
@@ -162,15 +161,21 @@ _SAY_EVERY_S = 30
 
 class Connection:
     """Requests to the brokers of one cluster, from many threads at once. `conf` has librdkafka's
-    names. Make a new one after a fork.
+    names. Make a new one after a fork. All that works by it waits by its `clock`.
 
     One request waits for a quarter of `timeout_ms`, `request_ms` at most. Raises `BadOption`,
     `NotAuthorized`, and `BrokerUnreachable` if no server answers within `timeout_ms`.
     """
 
     def __init__(
-        self, conf: Mapping, *, timeout_ms: int = 20_000, request_ms: int = _REQUEST_MS
+        self,
+        conf: Mapping,
+        *,
+        timeout_ms: int = 20_000,
+        request_ms: int = _REQUEST_MS,
+        clock: Clock = CLOCK,
     ) -> None:
+        self.clock = clock
         self.servers = conf["bootstrap.servers"]
         self.timeout_ms = timeout_ms
         self._longest_ms = request_ms
@@ -386,20 +391,7 @@ class Connection:
         `BrokerUnreachable` after `timeout_ms` and at most one more request, and what `pause`
         raises.
         """
-
-        said = time.monotonic()
-
-        def say(state: RetryCallState) -> None:
-            nonlocal said
-            if time.monotonic() - said >= _SAY_EVERY_S:
-                said = time.monotonic()
-                _LOG.warning(
-                    "%s: no usable answer for %d s; it is waited for %d s in all. The last one: %s",
-                    self.servers,
-                    state.seconds_since_start or 0,
-                    self.timeout_ms // 1000,
-                    state.outcome and state.outcome.exception(),
-                )
+        began = self.clock.monotonic()
 
         def give_up(state: RetryCallState) -> NoReturn:
             last = state.outcome and state.outcome.exception()
@@ -410,12 +402,32 @@ class Connection:
 
         return Retrying(
             retry=retry_if_exception_type(repeat),
-            stop=stop_after_delay(self.timeout_ms / 1000),
+            stop=lambda _: self.clock.monotonic() - began >= self.timeout_ms / 1000,
             wait=wait_random_exponential(0.05, max=0.5),
-            sleep=pause,
-            before_sleep=say,
+            sleep=lambda seconds: pause(seconds, self.clock),
+            before_sleep=self._line_from_time_to_time(began),
             retry_error_callback=give_up,
         )(call)
+
+    def _line_from_time_to_time(self, began: float) -> Callable[[RetryCallState], None]:
+        """Logs every half minute that an answer is waited for, `began` when."""
+        said = began
+
+        def log(state: RetryCallState) -> None:
+            nonlocal said
+            now = self.clock.monotonic()
+            if now - said < _SAY_EVERY_S:
+                return
+            said = now
+            _LOG.warning(
+                "%s: no usable answer for %d s; it is waited for %d s in all. The last one: %s",
+                self.servers,
+                now - began,
+                self.timeout_ms // 1000,
+                state.outcome and state.outcome.exception(),
+            )
+
+        return log
 
     @property
     def cluster_id(self) -> str:

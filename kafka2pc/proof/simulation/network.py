@@ -265,6 +265,7 @@ class SimulatedCluster(Cluster):
         self.batch_bytes = {}
         self.leaders = {}
         self._coordinator_of = {}
+        self._longest_ms = 5_000
         self._client = object()
         level = 2 if network.brokers.coordinator.bumps else 0
         self._features = {"transaction.version": level}

@@ -8,7 +8,6 @@ __all__ = ['drop_unwanted', 'limit_snapshot', 'RangePartition', 'StreamReader', 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c002
 import logging
 import os
-import time
 from dataclasses import dataclass
 from typing import Any, Iterator, Mapping, Sequence
 
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 # %% ../../../nbs/spark/source/06_readers.ipynb #c005
 from ...kafka.read.settings import without_use
+from ...protocol.clock import CLOCK
 from ...protocol.errors import TopicRecreated, TwoPhaseError
 from kafka2pc.spark.interfaces import (
     DataSourceReader,
@@ -129,7 +129,7 @@ def _compare(ask: Questions, options: SourceOptions, start: Offsets) -> tuple[Sn
     snapshot = _look_behind(ask, start, take_snapshot(ask, options))
     if not find_losses(start, snapshot):
         return snapshot, []
-    time.sleep(1)
+    CLOCK.sleep(1)
     snapshot = _look_behind(ask, start, take_snapshot(ask, options))
     return snapshot, find_losses(start, snapshot)
 
