@@ -18,16 +18,17 @@ from typing import Any, Callable, Iterator, TypeVar
 
 # %% ../../nbs/backends/02_storage.ipynb #c004
 from tenacity import (
+    RetryCallState,
     Retrying,
     retry_if_exception,
     stop_after_attempt,
-    stop_before_delay,
     wait_random_exponential,
 )
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
 from .file_systems import open_file_system, send_once, write_limit
 from .places import masked
+from ..protocol.clock import CLOCK, Clock
 from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable, TwoPhaseError
 from ..protocol.kept import Kept
 
@@ -168,6 +169,8 @@ class Storage:
     opened.
     """
 
+    clock: Clock = CLOCK
+
     def __init__(self, url: str, what: str = "storage", instead: str = _INSTEAD) -> None:
         self.url, self.what, self.instead = url, f"{what} {masked(url)}", instead
         try:
@@ -203,7 +206,8 @@ class Storage:
         """
         unclear: list[Exception] = []
         try:
-            return _patiently(lambda: self._create_once(path, content, before, unclear))
+            create = lambda: self._create_once(path, content, before, unclear)
+            return _patiently(create, _ASK_S, self.clock)
         except TwoPhaseError:  # of `before`
             if not unclear:
                 raise
@@ -292,7 +296,7 @@ class Storage:
 
     def _ask(self, path: str, call: Callable[[], _Result], within_s: float = _ASK_S) -> _Result:
         try:
-            return _patiently(call, within_s)
+            return _patiently(call, within_s, self.clock)
         except Exception as e:
             if meaning(e) is Answer.ABSENT:
                 raise FileNotFoundError(path) from e
@@ -365,12 +369,20 @@ def _is_unclear(e: BaseException) -> bool:
     return meaning(e) is Answer.AGAIN
 
 
-def _patiently(call: Callable[[], _Result], within_s: float = _ASK_S) -> _Result:
+def _patiently(call: Callable[[], _Result], within_s: float, clock: Clock) -> _Result:
+    began = clock.monotonic()
+    tries = stop_after_attempt(10)
+
+    def is_over(state: RetryCallState) -> bool:
+        late = clock.monotonic() - began + state.upcoming_sleep >= within_s
+        return late or tries(state)
+
     retrying = Retrying(
         retry=retry_if_exception(_is_unclear),
         reraise=True,
-        stop=stop_after_attempt(10) | stop_before_delay(within_s),
+        stop=is_over,
         wait=wait_random_exponential(multiplier=0.5, max=10),
+        sleep=clock.sleep,
     )
     return _alone(lambda: retrying(_alone, call))
 
