@@ -4,8 +4,8 @@ import uuid
 from dataclasses import replace
 
 import pytest
-from kafka.protocol.admin import UpdateFeaturesRequest
-from played_requests import MANY, on_real, on_simulated
+from kafka.protocol.admin import DescribeTransactionsRequest, UpdateFeaturesRequest
+from played_requests import MANY, code_of, on_real, on_simulated
 
 from kafka2pc.kafka.read.fetcher import Wanted, fetch
 from kafka2pc.kafka.read.settings import FetchSettings
@@ -26,7 +26,7 @@ TOPIC, BROKER = 2, 4
 DOWNGRADE = 2  # the upgrade type of UpdateFeatures that loses nothing
 
 
-STRANGER = PreparedTxnState(987_654_321, 0)
+ANOTHER = PreparedTxnState(987_654_321, 0)
 
 
 def after(state, epochs=1):
@@ -102,7 +102,7 @@ def late_records(p):
         n = p.end(word, s, commit)
         p.produce(word, s, 1, topic=word)
         p.produce(word, s, 0, topic=word)
-        p.settle(word)
+        p.describe(word)
         p.produce(word, n, 0, topic=word)
         p.end(word, n, commit)
         p.fetch(topic=word)
@@ -111,20 +111,20 @@ def late_records(p):
 def strangers(p):
     """Producer ids, ids, topics and partitions that do not exist."""
     p.create("t")
-    p.produce("unknown", STRANGER, 0)
+    p.produce("unknown", ANOTHER, 0)
     s = p.init("a")
-    p.produce("a", STRANGER, 0)
+    p.produce("a", ANOTHER, 0)
     p.produce("unknown", s, 0)
     p.produce("a", s, 0, topic="missing")
     p.produce("a", s, 0, partition=7)
     p.produce("a", after(s), 0)
-    p.settle("a")
+    p.describe("a")
     p.produce("a", s, 0)
     other = p.init("b")
     p.produce("b", s, 1)
     p.produce("a", other, 0)
-    p.settle("a")
-    p.settle("b")
+    p.describe("a")
+    p.describe("b")
     p.end("a", s, False)
 
 
@@ -133,7 +133,7 @@ def sizes(p):
     p.create("segments", segment_bytes="1048576", max_message_bytes="5000000")
     s = p.init("a")
     p.produce("a", s, 0, size=2000)
-    p.settle("a")
+    p.describe("a")
     p.produce("a", s, 0)
     p.produce("a", s, 1, size=2000)
     p.produce("a", s, 1)
@@ -151,7 +151,7 @@ def several_partitions_in_a_request(p):
     answer = p.cluster.ask(request, p.node)
     rows = [(r.index, r.error_code, r.base_offset) for r in answer.responses[0].partition_responses]
     p.note(sorted(rows))
-    p.settle("a")
+    p.describe("a")
     p.end("a", s, True)
 
 
@@ -166,7 +166,7 @@ def ends(p):
             word = f"end-{commit}-{version}"
             s = p.init(word)
             p.produce(word, s, 0)
-            p.settle(word)
+            p.describe(word)
             p.end(word, s, commit, version)
             p.end(word, s, commit, version)
             p.end(word, s, not commit, version)
@@ -182,17 +182,17 @@ def ends(p):
 
 def ends_of_nothing(p):
     """Nothing is open: it was only begun, or it is not known."""
-    p.end("unknown", STRANGER, True)
+    p.end("unknown", ANOTHER, True)
     for version in p.end_versions:
         for commit in (True, False):
             word = f"empty-{commit}-{version}"
             s = p.init(word)
-            p.settle(word)
+            p.describe(word)
             p.end(word, s, commit, version)
             p.end(word, s, commit, version)
             p.end(word, s, not commit, version)
             p.end(word, after(s), commit, version)
-            p.end(word, STRANGER, commit, version)
+            p.end(word, ANOTHER, commit, version)
             p.end(word, after(s, -1), commit, version)
             p.end(word, after(s, 5), commit, version)
 
@@ -233,15 +233,15 @@ def two_transactions(p):
 
 
 def while_markers_are_written(p):
-    """Every request of each epoch, and of a stranger, before the last marker is written."""
+    """Every request of each epoch, and of another producer, before the last marker is written."""
     p.create("t")
     p.create("many", MANY)
     p.while_prepared("init", lambda word, s: p.init_request(word), commit=True)
     p.while_prepared("init", lambda word, s: p.init_request(word), commit=False)
-    for which in (0, 1, 2, "stranger"):
+    for which in (0, 1, 2, "another"):
 
         def state(s, which=which):
-            return STRANGER if which == "stranger" else after(s, which)
+            return ANOTHER if which == "another" else after(s, which)
 
         asked = {
             "commit": lambda word, s: p.end_request(word, state(s), True),
@@ -263,16 +263,16 @@ def inits(p):
     """Twice, while it is open, after an end; with other timeouts."""
     p.create("t")
     p.init("a", timeout_ms=2_000_000_000)
-    p.settle("a")
+    p.describe("a")
     p.init("a", timeout_ms=0)
     p.init("a")
-    p.settle("a")
+    p.describe("a")
     s = p.init("a", timeout_ms=30_000)
-    p.settle("a")
+    p.describe("a")
     p.produce("a", s, 0)
-    p.settle("a")
+    p.describe("a")
     n = p.init("a", timeout_ms=40_000)
-    p.settle("a")
+    p.describe("a")
     p.produce("a", s, 1)
     for commit in (True, False):
         p.end("a", s, commit)
@@ -282,7 +282,7 @@ def inits(p):
     n = p.init("a")
     p.end("a", n, False)
     p.init("a")
-    p.settle("a")
+    p.describe("a")
     p.fetch()
 
 
@@ -298,14 +298,14 @@ def timeouts(p):
     for commit in (True, False):
         p.end("a", n, commit)
     p.init("a")
-    p.settle("a")
+    p.describe("a")
     p.fetch()
 
 
 def unknown_ids(p):
-    p.settle("unknown")
-    p.add("unknown", STRANGER, ("t", 0))
-    p.end("unknown", STRANGER, False)
+    p.describe("unknown")
+    p.add("unknown", ANOTHER, ("t", 0))
+    p.end("unknown", ANOTHER, False)
 
 
 def added_partitions(p):
@@ -317,15 +317,15 @@ def added_partitions(p):
         p.add("a", e, ("t", 0))
     p.add("a", s, ("t", 0), ("missing", 0))
     p.add("a", s, ("t", 0), ("t", 9))
-    p.settle("a")
+    p.describe("a")
     p.add("a", s, ("t", 0), ("t", 1))
-    p.settle("a")
+    p.describe("a")
     p.add("a", s, ("t", 1), ("t", 2))
-    p.settle("a")
+    p.describe("a")
     n = p.end("a", s, True)
     p.add("a", s, ("t", 0))
     p.add("a", n, ("t", 0))
-    p.settle("a")
+    p.describe("a")
     p.end("a", n, False)
     p.offsets()
     p.fetch()
@@ -334,11 +334,11 @@ def added_partitions(p):
 def protocol_1(p):
     """The client adds the partitions, and an end leaves the epoch."""
     p.create("t", 3)
-    p.produce("unknown", STRANGER, 0, version=11)
+    p.produce("unknown", ANOTHER, 0, version=11)
     s = p.init("a")
-    p.produce("a", STRANGER, 0, version=11)
+    p.produce("a", ANOTHER, 0, version=11)
     p.produce("a", s, 0, version=11)
-    p.settle("a")
+    p.describe("a")
     p.add("a", s, ("t", 0), ("t", 2))
     p.produce("a", s, 0, 2, version=11)
     p.produce("a", s, 0, partition=1, version=11)
@@ -358,7 +358,7 @@ def protocol_1(p):
     p.produce("a", n, 0, version=11)
     p.produce("a", s, 2, version=11)
     p.init("a")
-    p.settle("a")
+    p.describe("a")
     p.produce("a", n, 1, version=11)
     p.fetch()
     p.fetch(committed=False)
@@ -436,9 +436,9 @@ def wrong_places(p):
     s = p.init("a")
     p.produce("a", s, 0)
     p.end("a", s, True)
-    p.fetch(by_id=p.topic_id())
-    p.fetch(by_id=uuid.UUID(int=5))
-    p.fetch(by_id=p.topic_id(), partition=3)
+    p.note(p.fetched(by_id=p.topic_id()).error_code)
+    p.note(p.fetched(by_id=p.topic_id(), partition=3).error_code)
+    p.note(p.fetched(by_id=uuid.UUID(int=5)).error_code)
     p.fetch(topic="missing")
     p.fetch(partition=3)
     p.offsets("missing")
@@ -493,7 +493,7 @@ def by_client(p):
     p.note([t.state for t in list_transactions(p.cluster, p.prefix)])
     p.note(list_transactions(p.cluster, p.prefix, longer_ms=60_000))
     p.note(end_txn(p.cluster, p.named("a"), s, commit=True))
-    p.settle("a")
+    p.describe("a")
     p.note([end_txn(p.cluster, p.named("a"), s, commit=commit) for commit in (True, False)])
     p.note(
         add_partitions(p.cluster, p.named("a"), s, [(p.named("t"), 0)]) == {(p.named("t"), 0): 90}
@@ -511,6 +511,59 @@ def by_client(p):
         (found,) = fetch(p.cluster, [r], FetchSettings(patience_ms=1))
         p.note(found[1].code)
     p.note(create_topic(p.cluster, p.named("t"), {}))
+
+
+# -- several nodes --
+
+
+def other_nodes(p):
+    """A node that does not lead, and one that does not coordinate."""
+    p.create("t")
+    s = p.init("a")
+    p.produce("a", s, 0)
+    leader, coordinator = p.leader("t"), p.coordinator("a")
+    other = min(set(p.cluster.nodes()) - {leader})
+    p.produce("a", s, 1, at=other)
+    p.produce("a", s, 0, at=other)
+    p.note("any replica serves readers", p.fetched(at=other).error_code)
+    p.offsets(at=other)
+    p.epoch_end(0, at=other)
+    b = p.init("b")
+    p.produce("b", b, 0, at=other)
+    p.describe("b")
+    other = min(set(p.cluster.nodes()) - {coordinator})
+    asked = [p.init_request("a"), p.end_request("a", s, True), p.add_request("a", s, [("t", 0)])]
+    for request in asked:
+        p.note(request.name, code_of(p.cluster.ask(request, other)))
+    describe = DescribeTransactionsRequest(transactional_ids=[p.named("a")])
+    p.note(describe.name, p.cluster.ask(describe, other).transaction_states[0].error_code)
+    p.end("a", s, True)
+    p.end("b", b, False)
+    p.fetch()
+
+
+def moved_leader(p):
+    """Another node leads, and knows what was written before."""
+    p.create("t", 3)
+    s = p.init("a")
+    # its coordinator stays
+    place = next(n for n in range(3) if p.leader("t", n) != p.coordinator("a"))
+    for sequence in (0, 3, 6):
+        p.produce("a", s, sequence, 3, partition=place)
+    p.fetch(partition=place)
+    p.move("t", place)
+    for sequence in (6, 3, 0, 12, 9):
+        p.produce("a", s, sequence, 3, partition=place)
+    p.end("a", s, True)
+    p.offsets(partition=place)
+    for epoch in (0, 1, 2):
+        p.epoch_end(epoch, partition=place)
+    n = p.init("a")
+    p.produce("a", s, 12, partition=place)
+    p.produce("a", n, 1, partition=place)
+    p.produce("a", n, 0, partition=place)
+    p.end("a", n, False)
+    p.fetch(partition=place)
 
 
 SCRIPTS = [
@@ -543,11 +596,15 @@ SCRIPTS = [
 OF_BOTH_PROTOCOLS = [script for script in SCRIPTS if script is not two_transactions]
 
 
+OF_SEVERAL_NODES = [other_nodes, moved_leader]
+
+
 def check_same(script, kafka, protocol=2):
+    nodes = len(kafka.pids)
     prefix = f"{script.__name__}-{uuid.uuid4().hex[:8]}"
     with Cluster(kafka.client_conf) as cluster:
         real = on_real(kafka, cluster, prefix, protocol)
-        simulated = on_simulated(prefix, protocol)
+        simulated = on_simulated(prefix, protocol, nodes)
         for played in (real, simulated):
             script(played)
     assert simulated.answers == real.answers
@@ -582,3 +639,10 @@ def transaction_version(kafka):
 @pytest.mark.parametrize("script", OF_BOTH_PROTOCOLS, ids=lambda s: s.__name__)
 def test_simulated_brokers_of_the_old_protocol_answer_as_a_real_one(old_protocol, script):
     check_same(script, old_protocol, protocol=1)
+
+
+@pytest.mark.kafka
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", OF_SEVERAL_NODES, ids=lambda s: s.__name__)
+def test_several_simulated_nodes_answer_as_real_ones(three, script):
+    check_same(script, three)

@@ -33,7 +33,7 @@ from kafka2pc.kafka.wire import error_codes as codes
 from kafka2pc.kafka.wire.cluster import ask_group
 from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.offsets import EARLIEST, LATEST, offsets_request
-from kafka2pc.kafka.wire.topics import topic_id_in, topic_rows
+from kafka2pc.kafka.wire.topics import find_leaders, topic_id_in, topic_rows
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.simulation.brokers import Brokers
 from kafka2pc.proof.simulation.network import Network, SimulatedCluster
@@ -47,12 +47,13 @@ WAITS = codes.COORDINATOR_MOVES | {codes.CONCURRENT_TRANSACTIONS}
 class Played:
     """A cluster to which requests are played. `answers`: what it answered, in order. Topics and ids
     get the prefix of this play. `create(name, partitions, config)` makes a topic; `cut(name,
-    offset)` removes what is before an offset; `marks_s`: markers are written in this time, as a
+    offset)` removes what is before an offset; `moved(name, partition)` lets another node lead;
+    `marks_s`: markers are written in this time, as a
     rule; `scan_s`: a coordinator looks for old transactions in it, as a rule. `protocol`: of
     transactions; with 1 each Produce comes after an AddPartitionsToTxn.
     """
 
-    def __init__(self, cluster, prefix, create, cut, *, marks_s, scan_s, protocol):
+    def __init__(self, cluster, prefix, create, cut, moved, *, marks_s, scan_s, protocol):
         self.cluster = cluster
         self.prefix = prefix
         self.protocol = protocol
@@ -62,6 +63,7 @@ class Played:
         self.answers = []
         self._create = create
         self._cut = cut
+        self._moved = moved
         self._producers = {}
 
     def named(self, word):
@@ -86,23 +88,38 @@ class Played:
 
     def _leads(self, word, partitions):
         """Metadata can name a leader before it leads."""
-        request = offsets_request(
-            {self.named(word): list(range(partitions))}, EARLIEST, False, 1_000
-        )
-        rows = self.cluster.ask(request, self.node).topics[0].partitions
+        rows = [self._offset_row(word, n, EARLIEST, False) for n in range(partitions)]
         return all(row.error_code == 0 for row in rows)
 
     @property
     def node(self):
+        """Any node."""
         return self.cluster.nodes()[0]
+
+    def leader(self, topic, partition=0):
+        """The node that leads; any, if there is no such partition."""
+        found = find_leaders(self.cluster, [self.named(topic)]).get((self.named(topic), partition))
+        return self.node if found is None or found < 0 else found
+
+    def coordinator(self, word):
+        (node,) = self.cluster.persist(
+            lambda: self.cluster.coordinators([self.named(word)])
+        ).values()
+        return node
 
     def cut(self, word, offset):
         self._cut(self.named(word), offset)
 
+    def move(self, word, partition):
+        before = self.leader(word, partition)
+        self._moved(self.named(word), partition)
+        until(lambda: self.leader(word, partition) != before, "another node leads")
+        until(lambda: self._offset_row(word, partition, LATEST, False).error_code == 0, "it leads")
+
     # -- transactions --
 
     def _ask_coordinator(self, word, request):
-        self.cluster.persist(lambda: self.cluster.coordinators([self.named(word)]))
+        self.coordinator(word)
         (answer,) = self.cluster.ask_coordinators([self.named(word)], lambda _: request)
         return answer
 
@@ -129,6 +146,9 @@ class Played:
             return answer.error_code not in WAITS and answer
 
         first = ask()
+        # a node has no producer id left, and has just asked for more
+        if first.error_code in codes.COORDINATOR_MOVES:
+            first = until(last, "InitProducerId")
         answer = until(last, "InitProducerId") if first.error_code in WAITS else first
         self.note(
             "InitProducerId",
@@ -184,7 +204,7 @@ class Played:
             self.producer(answer.producer_id),
             answer.producer_epoch,
         )
-        return self.settle(word)
+        return self.describe(word)
 
     def described(self, word):
         (row,) = self._ask_coordinator(
@@ -192,15 +212,15 @@ class Played:
         ).transaction_states
         return row
 
-    def settle(self, word):
+    def describe(self, word):
         """Wait until no markers are to be written, and keep the description."""
 
-        def settled():
+        def ended():
             self.cluster.clock.sleep(self.marks_s)
             row = self.described(word)
             return not row.transaction_state.startswith("Prepare") and row
 
-        return self._note_described(word, until(settled, f"{word} is settled"))
+        return self._note_described(word, until(ended, f"{word} has ended"))
 
     def await_timeout(self, word):
         """Wait until the coordinator has aborted what is too old, and keep the description."""
@@ -253,7 +273,7 @@ class Played:
         state = PreparedTxnState(first.producer_id, first.producer_epoch)
         places = [("many", n) for n in range(MANY)]
         self._ask_coordinator(word, self.add_request(word, state, places))
-        (node,) = self.cluster.coordinators([self.named(word)]).values()
+        node = self.coordinator(word)
         ids = [self.named(word)]
         asked = [
             self.end_request(word, state, commit),
@@ -297,26 +317,21 @@ class Played:
         (section,) = sections(columns, np.full(len(values), partition), self.named(topic), 1 << 30)
         return section
 
-    def produce(self, word, state, sequence, rows=1, *, partition=0, size=1, **more):
+    def produce(self, word, state, sequence, rows=1, *, partition=0, size=1, at=None, **more):
         if self.protocol == 1 and "version" not in more:
             self.add(word, state, (more.get("topic", "t"), partition))
         request = self.produce_request(word, state, [(partition, sequence, rows, size)], **more)
-        answer = self.cluster.ask(request, self.node)
-        found = [
-            (p.index, p.error_code, p.base_offset)
-            for t in answer.responses
-            for p in t.partition_responses
-        ]
-        self.note("Produce", word, state.epoch, sequence, found)
+        leader = self.leader(more.get("topic", "t"), partition)
+        answer = self.cluster.ask(request, leader if at is None else at)
+        (row,) = answer.responses[0].partition_responses
+        found = row.error_code, row.base_offset, hint_in(row, leader)
+        self.note("Produce", word, state.epoch, sequence, *found)
 
-    def fetch(self, at=0, *, committed=True, topic="t", partition=0, by_id=None, epoch=-1):
-        """Fetch. `by_id`: the id of the topic instead of its name."""
+    def fetched(self, offset=0, *, committed=True, topic="t", partition=0, by_id=None, at=None):
+        """The row of a Fetch. `by_id`: the id of the topic instead of its name."""
         place = {"topic": self.named(topic)} if by_id is None else {"topic_id": by_id}
         part = FetchRequest.FetchTopic.FetchPartition(
-            partition=partition,
-            fetch_offset=at,
-            partition_max_bytes=1 << 20,
-            current_leader_epoch=epoch,
+            partition=partition, fetch_offset=offset, partition_max_bytes=1 << 20
         )
         request = FetchRequest(
             max_wait_ms=1,
@@ -327,39 +342,45 @@ class Played:
             min_version=4,
             max_version=12 if by_id is None else 16,
         )
-        answer = self.cluster.ask(request, self.node)
-        for row in (p for t in answer.responses for p in t.partitions):
-            self.note(
-                "Fetch",
-                (at, committed),
-                row.error_code,
-                (row.log_start_offset, row.last_stable_offset, row.high_watermark),
-                [
-                    (self.producer(a.producer_id), a.first_offset)
-                    for a in row.aborted_transactions or ()
-                ],
-                [
-                    (b.offset, b.next_offset, self.producer(b.producer_id), b.control)
-                    for b in split(bytes(row.records or b""))
-                ],
-            )
+        node = self.leader(topic, partition) if at is None else at
+        (row,) = self.cluster.ask(request, node).responses[0].partitions
+        return row
 
-    def offsets(self, topic="t", partition=0):
+    def fetch(self, offset=0, **more):
+        row = self.fetched(offset, **more)
+        aborted = row.aborted_transactions or ()
+        batches = split(bytes(row.records or b""))
+        self.note(
+            "Fetch",
+            (offset, more),
+            row.error_code,
+            (row.log_start_offset, row.last_stable_offset, row.high_watermark),
+            [(self.producer(a.producer_id), a.first_offset) for a in aborted],
+            [(b.offset, b.next_offset, self.producer(b.producer_id), b.control) for b in batches],
+        )
+
+    def offsets(self, topic="t", partition=0, at=None):
         """ListOffsets: the beginning, and the end for both kinds of readers."""
-        for at, committed in ((EARLIEST, False), (LATEST, False), (LATEST, True)):
-            request = offsets_request({self.named(topic): [partition]}, at, committed, 1_000, 4)
-            (row,) = self.cluster.ask(request, self.node).topics[0].partitions
-            self.note("ListOffsets", at, committed, row.error_code, row.offset, row.leader_epoch)
+        for where, committed in ((EARLIEST, False), (LATEST, False), (LATEST, True)):
+            row = self._offset_row(topic, partition, where, committed, at)
+            self.note("ListOffsets", where, committed, row.error_code, row.offset, row.leader_epoch)
 
-    def epoch_end(self, epoch, topic="t", partition=0, current=-1):
+    def _offset_row(self, topic, partition, where, committed, at=None):
+        request = offsets_request({self.named(topic): [partition]}, where, committed, 1_000, 4)
+        node = self.leader(topic, partition) if at is None else at
+        (row,) = self.cluster.ask(request, node).topics[0].partitions
+        return row
+
+    def epoch_end(self, epoch, topic="t", partition=0, at=None):
         topics = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         row = topics.OffsetForLeaderPartition(
-            partition=partition, current_leader_epoch=current, leader_epoch=epoch
+            partition=partition, current_leader_epoch=-1, leader_epoch=epoch
         )
         request = OffsetForLeaderEpochRequest(
             replica_id=-1, topics=[topics(topic=self.named(topic), partitions=[row])]
         )
-        (row,) = self.cluster.ask(request, self.node).topics[0].partitions
+        node = self.leader(topic, partition) if at is None else at
+        (row,) = self.cluster.ask(request, node).topics[0].partitions
         self.note("OffsetForLeaderEpoch", epoch, row.error_code, row.leader_epoch, row.end_offset)
 
     # -- groups --
@@ -455,9 +476,9 @@ class Played:
             self.note("DescribeConfigs", keys, row.error_code, found)
 
 
-def on_simulated(prefix, protocol=2):
+def on_simulated(prefix, protocol=2, nodes=1):
     """Simulated brokers to play to, whose transaction.version is this one."""
-    brokers = Brokers(VirtualClock(seed=1), nodes=1, bumps=protocol == 2)
+    brokers = Brokers(VirtualClock(seed=1), nodes, bumps=protocol == 2)
     brokers.weather.markers_s = 0.1
 
     def create(name, partitions, config):
@@ -467,7 +488,9 @@ def on_simulated(prefix, protocol=2):
         brokers.topics[name].partitions[0].remove_before(offset)
 
     cluster = SimulatedCluster(Network(brokers))
-    return Played(cluster, prefix, create, cut, marks_s=0.2, scan_s=11, protocol=protocol)
+    return Played(
+        cluster, prefix, create, cut, brokers.move, marks_s=0.2, scan_s=11, protocol=protocol
+    )
 
 
 def on_real(kafka, cluster, prefix, protocol=2):
@@ -481,9 +504,20 @@ def on_real(kafka, cluster, prefix, protocol=2):
         for future in admin.delete_records([TopicPartition(name, 0, offset)]).values():
             future.result(30)
 
+    def moved(name, partition):
+        kafka.kill(find_leaders(cluster, [name])[name, partition])
+
     # every coordinator has loaded its part
     describe_transactions(cluster, [f"{prefix}-{n}" for n in range(20)])
-    return Played(cluster, prefix, create, cut, marks_s=0.005, scan_s=0.2, protocol=protocol)
+    return Played(cluster, prefix, create, cut, moved, marks_s=0.005, scan_s=0.2, protocol=protocol)
+
+
+def hint_in(row, leader):
+    """Where a broker that does not lead sends a client."""
+    found = row.current_leader
+    if found is None or found.leader_id < 0:
+        return ""
+    return "the leader" if found.leader_id == leader else f"node {found.leader_id}"
 
 
 def code_of(answer):

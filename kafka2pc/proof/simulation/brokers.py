@@ -46,8 +46,9 @@ from .virtual_clock import VirtualClock
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #c007
 OFFSET_OUT_OF_RANGE = 1
-# what a broker answers when it cannot serve a Produce now
+# what a broker answers when it cannot serve a Produce or a Fetch now
 _PRODUCE_ERRORS = (7, 14, 15, 16, 19, 51, 56)
+_FETCH_ERRORS = (6, 56, 78)
 _AFTER_APPEND = (codes.REQUEST_TIMED_OUT, codes.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 _SCAN_S = 10  # how often a coordinator looks for transactions that are too old
 _TOPIC = 2  # the resource type of DescribeConfigs
@@ -385,11 +386,11 @@ class Brokers:
     def _fetch_code(self, node: int, log: PartitionLog | None, at: int, named: bool) -> int:
         if log is None:
             return codes.UNKNOWN_TOPIC_OR_PARTITION if named else codes.UNKNOWN_TOPIC_ID
-        if log.leader != node:
-            return codes.NOT_LEADER_OR_FOLLOWER
         if self._roll(self.weather.errors):
-            return self.dice.choice((codes.KAFKA_STORAGE_ERROR, codes.OFFSET_NOT_AVAILABLE))
-        return 0 if log.begin <= at <= log.end else OFFSET_OUT_OF_RANGE
+            return self.dice.choice(_FETCH_ERRORS)
+        # every node has a copy, which may be behind the leader's
+        end = log.end if log.leader == node else log.high_watermark
+        return 0 if log.begin <= at <= end else OFFSET_OUT_OF_RANGE
 
     def _on_list_offsets(self, node: int, request: Any, reply: Callable) -> None:
         topic = ListOffsetsResponse.ListOffsetsTopicResponse
@@ -409,12 +410,11 @@ class Brokers:
             code = codes.NOT_LEADER_OR_FOLLOWER if log else codes.UNKNOWN_TOPIC_OR_PARTITION
             self._note("ListOffsets", code)
             return row(partition_index=p.partition_index, error_code=code)
-        latest = log.last_stable if request.isolation_level else log.high_watermark
-        return row(
-            partition_index=p.partition_index,
-            offset=log.begin if p.timestamp == EARLIEST else latest,
-            leader_epoch=len(log.epochs) - 1,
-        )
+        offset, epoch = log.begin, log.epoch_at(log.begin)
+        if p.timestamp != EARLIEST:
+            offset = log.last_stable if request.isolation_level else log.high_watermark
+            epoch = len(log.epochs) - 1
+        return row(partition_index=p.partition_index, offset=offset, leader_epoch=epoch)
 
     def _on_offset_for_leader_epoch(self, node: int, request: Any, reply: Callable) -> None:
         topic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
@@ -422,15 +422,17 @@ class Brokers:
         for t in request.topics:
             parts = []
             for p in t.partitions:
-                parts.append(self._epoch_end(self.log((t.topic, p.partition)), p))
+                parts.append(self._epoch_end(node, self.log((t.topic, p.partition)), p))
             rows.append(topic(topic=t.topic, partitions=parts))
         reply(OffsetForLeaderEpochResponse(topics=rows))
 
-    def _epoch_end(self, log: PartitionLog | None, p: Any) -> Any:
+    def _epoch_end(self, node: int, log: PartitionLog | None, p: Any) -> Any:
         row = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset
-        ends = [*log.epochs[1:], log.high_watermark] if log else []
-        if log is None:
-            return row(partition=p.partition, error_code=codes.UNKNOWN_TOPIC_OR_PARTITION)
+        if log is None or log.leader != node:
+            code = codes.NOT_LEADER_OR_FOLLOWER if log else codes.UNKNOWN_TOPIC_OR_PARTITION
+            self._note("OffsetForLeaderEpoch", code)
+            return row(partition=p.partition, error_code=code)
+        ends = [*log.epochs[1:], log.high_watermark]
         if not 0 <= p.leader_epoch < len(ends):
             return row(partition=p.partition)
         end = ends[p.leader_epoch]

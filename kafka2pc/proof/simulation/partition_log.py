@@ -7,6 +7,7 @@ __all__ = ['Entry', 'marker_batch', 'Aborted', 'PartitionLog']
 
 # %% ../../../nbs/proof/simulation/02_partition_log.ipynb #c002
 import struct
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -87,8 +88,8 @@ class Aborted:
 
 
 class PartitionLog:
-    """One partition. `begin`: the first offset that is left; `max_bytes`, `segment_bytes`: limits of
-    a batch; `leader`: a node id; `epochs`: the offset at which each leader's epoch began.
+    """One partition. `begin`: the first offset that is left; `max_bytes` and `segment_bytes`: of a
+    batch, at most; `leader`: a node id; `epochs`: the offset at which each leader's epoch began.
     """
 
     def __init__(self, leader: int, max_bytes: int = 1 << 20) -> None:
@@ -202,6 +203,10 @@ class PartitionLog:
         self.copy()
         self.leader = node
         self.epochs.append(self.end)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader's epoch to which this offset belongs."""
+        return bisect_right(self.epochs, offset) - 1
 
     # -- reading --
 
