@@ -365,12 +365,14 @@ def protocol_1(p):
 
 
 def wrapped_sequences(p):
-    """After the largest number comes 0."""
-    p.create("t")
+    """After the largest number comes 0, between two batches and within one."""
+    p.create("t", 2)
     s = p.init("a")
-    p.add("a", s, ("t", 0))
-    for sequence in (2**31 - 4, 2**31 - 2, 1, 2**31 - 2, 0, 1, 2):
-        p.produce("a", s, sequence, 2 if sequence != 2**31 - 2 else 3, version=11)
+    p.add("a", s, ("t", 0), ("t", 1))
+    for sequence in (2**31 - 4, 2**31 - 2, 0, 2**31 - 2, 1, 2):
+        p.produce("a", s, sequence, 2, version=11)
+    for sequence in (2**31 - 5, 2**31 - 2, 1, 2**31 - 2, 0, 2):
+        p.produce("a", s, sequence, 3, partition=1, version=11)
     p.end("a", s, True, version=4)
 
 
