@@ -352,7 +352,7 @@ class Played:
         batches = split(bytes(row.records or b""))
         self.note(
             "Fetch",
-            (offset, more),
+            (offset, more.get("committed", True)),
             row.error_code,
             (row.log_start_offset, row.last_stable_offset, row.high_watermark),
             [(self.producer(a.producer_id), a.first_offset) for a in aborted],
