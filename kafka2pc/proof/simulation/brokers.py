@@ -46,10 +46,21 @@ from .virtual_clock import VirtualClock
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #c007
 OFFSET_OUT_OF_RANGE = 1
-# what a broker answers when it cannot serve a Produce now
+# what a broker answers when it cannot serve a Produce or a Fetch now
 _PRODUCE_ERRORS = (7, 14, 15, 16, 19, 51, 56)
+_FETCH_ERRORS = (6, 56, 78)
 _AFTER_APPEND = (codes.REQUEST_TIMED_OUT, codes.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 _SCAN_S = 10  # how often a coordinator looks for transactions that are too old
+_TOPIC = 2  # the resource type of DescribeConfigs
+_TOPIC_SETTINGS = {
+    "max.message.bytes": "1048588",
+    "segment.bytes": "1073741824",
+    "cleanup.policy": "delete",
+    "retention.ms": "604800000",
+    "retention.bytes": "-1",
+}
+_STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort")
+_ADDS = 12  # from this version on a Produce adds its partition to the transaction
 
 
 @dataclass
@@ -192,7 +203,7 @@ class Brokers:
         row = MetadataResponse.MetadataResponseTopic
         topic = self.topics.get(name)
         if topic is None:
-            code = self._note("Metadata", codes.UNKNOWN_TOPIC_OR_PARTITION)
+            code = self._note("Metadata", _code_of_name(name) or codes.UNKNOWN_TOPIC_OR_PARTITION)
             return row(name=name, error_code=code, topic_id=uuid.UUID(int=0))
         parts = [
             row.MetadataResponsePartition(
@@ -216,7 +227,8 @@ class Brokers:
         rows = []
         for wanted in request.topics:
             settings = {c.name: c.value for c in wanted.configs}
-            code = codes.TOPIC_ALREADY_EXISTS if wanted.name in self.topics else 0
+            there = wanted.name in self.topics
+            code = codes.TOPIC_ALREADY_EXISTS if there else _code_of_name(wanted.name)
             if not code:
                 self.create(wanted.name, wanted.num_partitions, **settings)
             row = CreateTopicsResponse.CreatableTopicResult
@@ -227,15 +239,24 @@ class Brokers:
         result = DescribeConfigsResponse.DescribeConfigsResult
         rows = []
         for r in request.resources:
-            topic = self.topics.get(r.resource_name)
-            settings = topic.settings if topic else {"auto.create.topics.enable": "false"}
+            settings = self._settings_of(r)
+            code = 0 if settings else codes.UNKNOWN_TOPIC_OR_PARTITION
+            self._note("DescribeConfigs", code)
             configs = [
                 result.DescribeConfigsResourceResult(name=k, value=v)
                 for k, v in settings.items()
                 if k in r.configuration_keys
             ]
-            rows.append(result(resource_type=r.resource_type, configs=configs, error_code=0))
+            rows.append(result(resource_type=r.resource_type, configs=configs, error_code=code))
         reply(DescribeConfigsResponse(results=rows))
+
+    def _settings_of(self, resource: Any) -> dict[str, str]:
+        """All settings of the brokers or of a topic; none: there is no such topic."""
+        if resource.resource_type != _TOPIC:
+            limit = str(self.coordinator.max_timeout_ms)
+            return {"auto.create.topics.enable": "false", "transaction.max.timeout.ms": limit}
+        topic = self.topics.get(resource.resource_name)
+        return _TOPIC_SETTINGS | topic.settings if topic else {}
 
     # -- records --
 
@@ -244,7 +265,7 @@ class Brokers:
         for t in request.topic_data:
             for p in t.partition_data:
                 where = t.name, p.index
-                results[where] = self._append(node, where, request.transactional_id, p.records)
+                results[where] = self._append(node, where, request, p.records)
         written = [(w, e) for w, (_, e) in results.items() if e]
         late = self.dice.random() * self.weather.copy_s if written else 0
         wait_s = min(late, request.timeout_ms / 1000)
@@ -252,7 +273,7 @@ class Brokers:
             self.clock.at(late, partial(self._copy, where, entry))
         self.clock.at(wait_s, lambda: reply(self._produced(node, results)))
 
-    def _append(self, node: int, where: Where, transactional_id: str, records: Any) -> tuple:
+    def _append(self, node: int, where: Where, request: Any, records: Any) -> tuple:
         log = self.log(where)
         if log is None:
             return codes.UNKNOWN_TOPIC_OR_PARTITION, None
@@ -261,25 +282,30 @@ class Brokers:
         if self._roll(self.weather.errors):
             return self.dice.choice(_PRODUCE_ERRORS), None
         content = bytes(records)
-        code = self._take_part(where, log, transactional_id, content)
+        adds = _version(request) >= _ADDS
+        code = self._take_part(where, log, request.transactional_id, content, adds)
         if code:
             return code, None
-        log.max_bytes = int(self.topics[where[0]].settings.get("max.message.bytes", 1 << 20))
-        return log.append(content)
+        settings = _TOPIC_SETTINGS | self.topics[where[0]].settings
+        log.max_bytes = int(settings["max.message.bytes"])
+        log.segment_bytes = int(settings["segment.bytes"])
+        return log.append(content, strict=adds)
 
-    def _take_part(self, where: Where, log: PartitionLog, name: str, content: bytes) -> int:
+    def _take_part(
+        self, where: Where, log: PartitionLog, name: str, content: bytes, adds: bool
+    ) -> int:
         """The partition becomes a part of the transaction, or a client must have added it."""
         head = BATCH_HEAD.unpack_from(content)
         producer_id, epoch = head[9], head[10]
         if log.is_open(producer_id, epoch):
             return 0
-        if self.coordinator.bumps:
+        if adds:
             now_ms = self.clock.true_ms
             code = self.coordinator.add(name, producer_id, epoch, where, now_ms)
-            return codes.INVALID_PRODUCER_EPOCH if code == codes.PRODUCER_FENCED else code
-        t = self.coordinator.known.get(name)
-        mine = t and (t.producer_id, t.epoch, t.state) == (producer_id, epoch, "Ongoing")
-        return 0 if t and mine and where in t.partitions else codes.INVALID_TXN_STATE
+        else:
+            code = self.coordinator.verify(name, producer_id, epoch, where)
+            code = codes.NOT_ENOUGH_REPLICAS if code == codes.CONCURRENT_TRANSACTIONS else code
+        return codes.INVALID_PRODUCER_EPOCH if code == codes.PRODUCER_FENCED else code
 
     def _copy(self, where: Where, entry: Entry) -> None:
         log = self.log(where)
@@ -336,7 +362,7 @@ class Brokers:
         row = FetchResponse.FetchableTopicResponse.PartitionData
         name = t.topic or self._name_of(t.topic_id)
         log = self.log((name, p.partition))
-        code = self._fetch_code(node, log, p.fetch_offset, bool(t.topic))
+        code = self._fetch_code(node, log, p.fetch_offset, bool(name))
         self._note("Fetch", code)
         if code or log is None:
             return row(partition_index=p.partition, error_code=code, high_watermark=-1)
@@ -357,14 +383,14 @@ class Brokers:
     def _name_of(self, topic_id: uuid.UUID) -> str:
         return next((n for n, t in self.topics.items() if t.topic_id == topic_id), "")
 
-    def _fetch_code(self, node: int, log: PartitionLog | None, at: int, by_name: bool) -> int:
+    def _fetch_code(self, node: int, log: PartitionLog | None, at: int, named: bool) -> int:
         if log is None:
-            return codes.UNKNOWN_TOPIC_OR_PARTITION if by_name else codes.UNKNOWN_TOPIC_ID
-        if log.leader != node:
-            return codes.NOT_LEADER_OR_FOLLOWER
+            return codes.UNKNOWN_TOPIC_OR_PARTITION if named else codes.UNKNOWN_TOPIC_ID
         if self._roll(self.weather.errors):
-            return self.dice.choice((codes.KAFKA_STORAGE_ERROR, codes.OFFSET_NOT_AVAILABLE))
-        return 0 if log.begin <= at <= log.end else OFFSET_OUT_OF_RANGE
+            return self.dice.choice(_FETCH_ERRORS)
+        # every node has a copy, which may be behind the leader's
+        end = log.end if log.leader == node else log.high_watermark
+        return 0 if log.begin <= at <= end else OFFSET_OUT_OF_RANGE
 
     def _on_list_offsets(self, node: int, request: Any, reply: Callable) -> None:
         topic = ListOffsetsResponse.ListOffsetsTopicResponse
@@ -384,12 +410,11 @@ class Brokers:
             code = codes.NOT_LEADER_OR_FOLLOWER if log else codes.UNKNOWN_TOPIC_OR_PARTITION
             self._note("ListOffsets", code)
             return row(partition_index=p.partition_index, error_code=code)
-        latest = log.last_stable if request.isolation_level else log.high_watermark
-        return row(
-            partition_index=p.partition_index,
-            offset=log.begin if p.timestamp == EARLIEST else latest,
-            leader_epoch=len(log.epochs) - 1,
-        )
+        offset, epoch = log.begin, log.epoch_at(log.begin)
+        if p.timestamp != EARLIEST:
+            offset = log.last_stable if request.isolation_level else log.high_watermark
+            epoch = len(log.epochs) - 1
+        return row(partition_index=p.partition_index, offset=offset, leader_epoch=epoch)
 
     def _on_offset_for_leader_epoch(self, node: int, request: Any, reply: Callable) -> None:
         topic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
@@ -397,13 +422,21 @@ class Brokers:
         for t in request.topics:
             parts = []
             for p in t.partitions:
-                log = self.log((t.topic, p.partition))
-                ends = [*log.epochs[1:], log.high_watermark] if log else []
-                known = 0 <= p.leader_epoch < len(ends)
-                end = ends[p.leader_epoch] if known else -1
-                parts.append(topic.EpochEndOffset(partition=p.partition, end_offset=end))
+                parts.append(self._epoch_end(node, self.log((t.topic, p.partition)), p))
             rows.append(topic(topic=t.topic, partitions=parts))
         reply(OffsetForLeaderEpochResponse(topics=rows))
+
+    def _epoch_end(self, node: int, log: PartitionLog | None, p: Any) -> Any:
+        row = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset
+        if log is None or log.leader != node:
+            code = codes.NOT_LEADER_OR_FOLLOWER if log else codes.UNKNOWN_TOPIC_OR_PARTITION
+            self._note("OffsetForLeaderEpoch", code)
+            return row(partition=p.partition, error_code=code)
+        ends = [*log.epochs[1:], log.high_watermark]
+        if not 0 <= p.leader_epoch < len(ends):
+            return row(partition=p.partition)
+        end = ends[p.leader_epoch]
+        return row(partition=p.partition, leader_epoch=p.leader_epoch, end_offset=end)
 
     # -- coordinators --
 
@@ -437,7 +470,7 @@ class Brokers:
         if t and open_now and t.state == "PrepareAbort":
             self._write_markers(t)
         if code or t is None:
-            reply(InitProducerIdResponse(error_code=code))
+            reply(InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1))
         else:
             reply(InitProducerIdResponse(producer_id=t.producer_id, producer_epoch=t.epoch))
 
@@ -446,39 +479,55 @@ class Brokers:
         return t.state if t else ""
 
     def _on_add_partitions_to_txn(self, node: int, request: Any, reply: Callable) -> None:
-        name = request.v3_and_below_transactional_id
-        refusal = self._refusal(node, "AddPartitionsToTxn", name)
+        asked = [(t.name, p) for t in request.v3_and_below_topics for p in t.partitions]
+        missing = [where for where in asked if self.log(where) is None]
+        refusal = self._refusal(node, "AddPartitionsToTxn", request.v3_and_below_transactional_id)
+        results: dict[str, list] = {}
         topic = AddPartitionsToTxnResponse.AddPartitionsToTxnTopicResult
-        rows = []
-        for t in request.v3_and_below_topics:
-            parts = []
-            for p in t.partitions:
-                code = refusal or self.coordinator.add(
-                    name,
-                    request.v3_and_below_producer_id,
-                    request.v3_and_below_producer_epoch,
-                    (t.name, p),
-                    self.clock.true_ms,
-                )
-                self._note("AddPartitionsToTxn", code)
-                row = topic.AddPartitionsToTxnPartitionResult
-                parts.append(row(partition_index=p, partition_error_code=code))
-            rows.append(topic(name=t.name, results_by_partition=parts))
+        for where in asked:
+            if missing:
+                code = codes.OPERATION_NOT_ATTEMPTED
+                code = codes.UNKNOWN_TOPIC_OR_PARTITION if where in missing else code
+            else:
+                code = refusal or self._add(request, where)
+            self._note("AddPartitionsToTxn", code)
+            row = topic.AddPartitionsToTxnPartitionResult
+            parts = results.setdefault(where[0], [])
+            parts.append(row(partition_index=where[1], partition_error_code=code))
+        rows = [topic(name=name, results_by_partition=parts) for name, parts in results.items()]
         reply(AddPartitionsToTxnResponse(results_by_topic_v3_and_below=rows))
+
+    def _add(self, request: Any, where: Where) -> int:
+        return self.coordinator.add(
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+            where,
+            self.clock.true_ms,
+        )
 
     def _on_end_txn(self, node: int, request: Any, reply: Callable) -> None:
         name = request.transactional_id
+        version = _version(request)
         code = self._refusal(node, "EndTxn", name)
+        t = self.coordinator.known.get(name)
         if not code:
             before = self._state_of(name)
             code = self.coordinator.end(
-                name, request.producer_id, request.producer_epoch, commit=request.committed
+                name,
+                request.producer_id,
+                request.producer_epoch,
+                commit=request.committed,
+                now_ms=self.clock.true_ms,
+                version=version,
             )
             self._note("EndTxn", code)
-            t = self.coordinator.known.get(name)
             if t and code == 0 and t.state != before and t.state.startswith("Prepare"):
                 self._write_markers(t)
-        reply(EndTxnResponse(error_code=code))
+        if code or t is None or version < 5:
+            reply(EndTxnResponse(error_code=code))
+        else:
+            reply(EndTxnResponse(producer_id=t.producer_id, producer_epoch=t.epoch))
 
     def _on_describe_transactions(self, node: int, request: Any, reply: Callable) -> None:
         rows = [self._described(node, name) for name in request.transactional_ids]
@@ -504,15 +553,19 @@ class Brokers:
 
     def _on_list_transactions(self, node: int, request: Any, reply: Callable) -> None:
         row = ListTransactionsResponse.TransactionState
-        pattern = getattr(request, "transactional_id_pattern", None) or ".*"
         rows = [
             row(transactional_id=name, producer_id=t.producer_id, transaction_state=t.state)
             for name, t in self.coordinator.known.items()
-            if self.coordinator_of(name) == node
-            and (not request.state_filters or t.state in request.state_filters)
-            and re.fullmatch(pattern, name)
+            if self.coordinator_of(name) == node and self._is_listed(request, t)
         ]
-        reply(ListTransactionsResponse(transaction_states=rows))
+        unknown = [state for state in request.state_filters if state not in _STATES]
+        reply(ListTransactionsResponse(transaction_states=rows, unknown_state_filters=unknown))
+
+    def _is_listed(self, request: Any, t: Transaction) -> bool:
+        pattern = request.transactional_id_pattern or ".*"
+        wanted = not request.state_filters or t.state in request.state_filters
+        old = self.clock.true_ms - t.started_ms > request.duration_filter
+        return bool(wanted and old and re.fullmatch(pattern, t.transactional_id))
 
     # -- groups --
 
@@ -538,15 +591,28 @@ class Brokers:
         topic = OffsetCommitResponse.OffsetCommitResponseTopic
         rows = []
         for t in request.topics:
+            parts = []
             for p in t.partitions:
                 kept = p.committed_offset, p.committed_leader_epoch, p.committed_metadata or ""
-                self.offsets[request.group_id, t.name, p.partition_index] = kept
-            parts = [
-                topic.OffsetCommitResponsePartition(partition_index=p.partition_index)
-                for p in t.partitions
-            ]
+                code = codes.UNKNOWN_TOPIC_OR_PARTITION
+                if self.log((t.name, p.partition_index)):
+                    self.offsets[request.group_id, t.name, p.partition_index] = kept
+                    code = 0
+                self._note("OffsetCommit", code)
+                row = topic.OffsetCommitResponsePartition
+                parts.append(row(partition_index=p.partition_index, error_code=code))
             rows.append(topic(name=t.name, partitions=parts))
         reply(OffsetCommitResponse(topics=rows))
+
+
+def _code_of_name(topic: str) -> int:
+    """Can a topic have this name?"""
+    return 0 if re.fullmatch("[a-zA-Z0-9._-]{1,249}", topic) else codes.INVALID_TOPIC
+
+
+def _version(request: Any) -> int:
+    """The version in which a request came; the newest if none was chosen."""
+    return request.max_version if request.API_VERSION is None else request.API_VERSION
 
 
 def _by_topic(row: Any, places: Iterable[Where]) -> list:

@@ -16,6 +16,7 @@ import kafka.protocol.consumer as consumer
 import kafka.protocol.metadata as metadata
 import kafka.protocol.producer.transaction as transaction
 from kafka.future import Future
+from kafka.protocol.broker_version_data import BrokerVersionData
 from kafka.protocol.producer.produce import ProduceRequest
 
 # %% ../../../nbs/proof/simulation/05_network.ipynb #c004
@@ -249,6 +250,7 @@ _HIGHEST = {
     consumer.ListOffsetsRequest: 10,
 }
 _VERSIONS = {request.API_KEY: (0, highest) for request, highest in _HIGHEST.items()}
+_OFFERED = BrokerVersionData(api_versions=_VERSIONS)
 
 
 class SimulatedCluster(Cluster):
@@ -290,6 +292,8 @@ class SimulatedCluster(Cluster):
         return self.ask(request)
 
     def send(self, request: WireRequest, node_id: int | None, within_ms: float) -> Future:
+        if request.API_KEY in _VERSIONS:
+            request.API_VERSION = _OFFERED.api_version(request)
         return self.network.post(self._client, request, node_id, within_ms)
 
     def ask(self, request: WireRequest, node_id: int | None = None) -> WireAnswer:

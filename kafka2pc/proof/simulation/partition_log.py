@@ -7,6 +7,7 @@ __all__ = ['Entry', 'marker_batch', 'Aborted', 'PartitionLog']
 
 # %% ../../../nbs/proof/simulation/02_partition_log.ipynb #c002
 import struct
+from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -87,13 +88,14 @@ class Aborted:
 
 
 class PartitionLog:
-    """One partition. `begin`: the first offset that is left; `max_bytes`: of a batch; `leader`: a
-    node id; `epochs`: the offset at which each leader's epoch began.
+    """One partition. `begin`: the first offset that is left; `max_bytes` and `segment_bytes`: of a
+    batch, at most; `leader`: a node id; `epochs`: the offset at which each leader's epoch began.
     """
 
     def __init__(self, leader: int, max_bytes: int = 1 << 20) -> None:
         self.leader = leader
         self.max_bytes = max_bytes
+        self.segment_bytes = 1 << 30
         self.begin = 0
         self.entries: list[Entry] = []
         self.epochs = [0]
@@ -104,15 +106,19 @@ class PartitionLog:
 
     # -- writing --
 
-    def append(self, content: bytes) -> tuple[int, Entry | None]:
-        """The broker's code, and the batch: the one that is there if it comes again."""
+    def append(self, content: bytes, *, strict: bool = True) -> tuple[int, Entry | None]:
+        """The broker's code, and the batch: the one that is there if it comes again. `strict`: a
+        producer that is not known here begins with sequence 0 (protocol 2).
+        """
         if len(content) > self.max_bytes:
             return codes.MESSAGE_TOO_LARGE, None
+        if len(content) > self.segment_bytes:
+            return codes.RECORD_LIST_TOO_LARGE, None
         entry = _entry(content, self.end, len(self.epochs) - 1)
         known = self._known(entry)
         if known:
             return 0, known
-        code = self._refusal(entry)
+        code = self._refusal(entry, strict)
         if code:
             return code, None
         self._keep(entry)
@@ -125,10 +131,10 @@ class PartitionLog:
         same = (b for b in producer.batches if (b.first, b.last) == (entry.first, entry.last))
         return next(same, None)
 
-    def _refusal(self, entry: Entry) -> int:
+    def _refusal(self, entry: Entry, strict: bool) -> int:
         producer = self.producers.get(entry.producer_id)
         if producer is None:
-            return 0
+            return codes.OUT_OF_ORDER_SEQUENCE_NUMBER if strict and entry.first else 0
         if entry.epoch < producer.epoch:
             return codes.INVALID_PRODUCER_EPOCH
         last = producer.last if entry.epoch == producer.epoch else -1
@@ -197,6 +203,10 @@ class PartitionLog:
         self.copy()
         self.leader = node
         self.epochs.append(self.end)
+
+    def epoch_at(self, offset: int) -> int:
+        """The leader's epoch to which this offset belongs."""
+        return bisect_right(self.epochs, offset) - 1
 
     # -- reading --
 
