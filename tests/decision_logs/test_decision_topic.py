@@ -652,30 +652,6 @@ def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     assert content(again(log)) == {}, "this test cannot fail"
 
 
-def test_whatever_is_written_and_purged_by_drivers_that_were_suspended_a_bookmark_hides_nothing(
-    kafka,
-):
-    rng, seed = random.Random(), random.randrange(10**6)
-    rng.seed(seed)
-    first = topic_log(kafka, uuid.uuid4().hex)
-    drivers, newest = [first, again(first), again(first)], 0
-    for _ in range(60):
-        driver = rng.choice(drivers)
-        what = rng.choice(["create", "create", "purge", "bookmark", "restart"])
-        if what == "create":
-            newest += rng.random() < 0.5
-            driver.create(record(newest, rng.randrange(3)))
-        elif what == "purge":
-            driver.purge(newest - rng.randrange(3))
-        elif what == "bookmark" and driver.tail:
-            driver._save_bookmark({"as after a purge"})
-        elif what == "restart":
-            drivers[drivers.index(driver)] = again(first)
-        assert content(again(first)) == content(again(first, prefix="without-a-bookmark")), (
-            f"seed {seed}"
-        )
-
-
 def test_a_purge_that_is_not_done_leaves_the_bookmark(kafka):
     log = topic_log(kafka)
     for batch_id in range(3):

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hurried import Hurried
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kafka.future import Future
 from kafka_tools import java_clients
 from metadata_rows import metadata_rows
@@ -65,8 +63,8 @@ class Dice:
     start = 1000  # the offset of the first record
     clock = CLOCK
 
-    def __init__(self, seed, partitions, forgets=0.0, most=1 << 20):
-        self.forgets, self.most, self.batch_bytes = forgets, most, {}
+    def __init__(self, seed, partitions, most=1 << 20):
+        self.most, self.batch_bytes = most, {}
         self.dice, self.partitions, self.waiting = random.Random(seed), partitions, []
         self.logs, self.seen = (
             {p: [] for p in range(partitions)},
@@ -91,8 +89,6 @@ class Dice:
         """Error code and base offset. A known batch is acknowledged with or without its offset."""
         first = int.from_bytes(part.records[53:57], "big")
         code = self.appended(part, first) if len(part.records) <= self.most else 10
-        if code == 0 and self.dice.random() < self.forgets:
-            return 46, -1
         return code, self.start + first if code == 0 else -1
 
     def appended(self, part, first):
@@ -151,38 +147,6 @@ def no_pauses(sender):
         lane.not_before = 0
     sender._paused = [(0, number, lane) for _, number, lane in sender._paused]
     sender._leaders._not_before = 0
-
-
-@given(
-    st.integers(0, 10**6),
-    st.integers(1, 4),
-    st.lists(st.integers(1, 9), min_size=1, max_size=30),
-    st.sampled_from([0.0, 0.1]),
-)
-@settings(max_examples=300, deadline=None)
-def test_whatever_is_lost_or_moved_every_record_arrives_once_and_in_order(
-    seed, partitions, counts, forgets
-):
-    broker = Dice(seed, partitions, forgets)
-    sender = Sender(broker, "dice", PreparedTxnState(1, 0), delivery_ms=60_000)
-    assert sender.leaders(["t"])["t"] == partitions
-    sent = {p: 0 for p in range(partitions)}
-    for n, count in enumerate(counts):
-        sender.put(Section("t", n % partitions, count, 0, 0, pa.py_buffer(b"")))
-        sent[n % partitions] += count
-    for _ in range(2000):
-        if not any(lane.batches for lane in sender.lanes.values()):
-            break
-        no_pauses(sender)
-        answer_all(broker)
-        sender.step()
-    assert {p: broker.logs[p] for p in sent} == {p: list(range(n)) for p, n in sent.items()}
-    assert {lane.partition: lane.records for lane in sender.lanes.values()} == {
-        p: n for p, n in sent.items() if n
-    } and sender.held == 0
-    for lane in sender.lanes.values():
-        whole = broker.start, broker.start + sent[lane.partition] - 1
-        assert (lane.first, lane.last) in ([whole, (-1, -1)] if forgets else [whole])
 
 
 def a_lane(*counts):
@@ -250,36 +214,6 @@ def test_a_batch_that_was_replaced_keeps_no_bytes():
     parts = [Section("t", 0, n, 0, 0, pa.py_buffer(b"")) for n in (60, 40)]
     lane.replace(batch, parts, PreparedTxnState(1, 0), "none")
     assert batch.done and not batch.content and all(b.content for b in lane.batches)
-
-
-@given(
-    st.integers(0, 10**6),
-    st.lists(st.lists(st.integers(0, 120), min_size=1, max_size=40), min_size=1, max_size=12),
-    st.sampled_from(["none", "lz4"]),
-)
-@settings(max_examples=200, deadline=None)
-def test_batches_that_are_too_large_are_split_and_nothing_is_overtaken(seed, chunks, codec):
-    """Any record fits alone, and the batches of a chunk may be ten times too large."""
-    broker = Dice(seed, 2, most=250)
-    sender = Sender(broker, "narrow", PreparedTxnState(1, 0), codec=codec, delivery_ms=60_000)
-    sender.leaders(["t"])
-    sent = {0: [], 1: []}
-    for n, sizes in enumerate(chunks):
-        rows = rows_of(pa.RecordBatch.from_pydict({"value": [random.randbytes(s) for s in sizes]}))
-        for section in sections(rows, np.full(len(sizes), n % 2), "t", 1 << 20):
-            sender.put(section)
-        sent[n % 2] += sizes
-    for _ in range(5000):
-        if not sender.held:
-            break
-        no_pauses(sender)
-        answer_all(broker)
-        sender.step()
-    assert {p: broker.logs[p] for p in sent} == {p: list(range(len(s))) for p, s in sent.items()}
-    assert sender.held == 0
-    for lane in sender.lanes.values():
-        assert (lane.records, len(lane.batches)) == (len(sent[lane.partition]), 0)
-        assert (lane.first, lane.last) == (1000, 1000 + lane.records - 1)
 
 
 def test_a_row_that_is_too_large_for_its_topic_is_named():

@@ -31,9 +31,9 @@ OpenLog = Callable[[], DecisionLog]
 class SimulatedLog(TopicLog):
     """A decision log in a topic, as one process sees it."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, prefix: str = "kafka2pc") -> None:
         self._connection = cluster
-        super().__init__({}, LOG, QUERY)
+        super().__init__({}, LOG, QUERY, prefix=prefix)
 
     @property
     def _cluster(self) -> Cluster:
@@ -43,13 +43,14 @@ class SimulatedLog(TopicLog):
 @dataclass
 class Answers:
     """The answers that drivers got. `won`: the records that creates have returned, by slot;
-    `never`: records that were certainly not written.
+    `never`: records that were certainly not written; `purged`: earlier batches may be gone.
     """
 
     slots: list[Slot]
     won: dict[Slot, list[Decision]] = field(default_factory=dict)
     never: list[Decision] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    purged: int = 0
 
 
 def _record(slot: Slot, driver: int, size: int) -> Decision:
@@ -70,6 +71,9 @@ def _drive(world: World, open_log: OpenLog, driver: int, answers: Answers) -> No
             record = log.create(wanted)
             if record:
                 answers.won.setdefault(slot, []).append(record)
+            if dice.random() < 0.2:
+                answers.purged = max(answers.purged, slot.batch_id - 1)
+                log.purge(slot.batch_id - 1)
         except LogUnwritable:
             answers.never.append(wanted)
         except TwoPhaseError as e:
@@ -81,7 +85,7 @@ def _drive(world: World, open_log: OpenLog, driver: int, answers: Answers) -> No
 def _judge(log: DecisionLog, answers: Answers) -> list[str]:
     """What a fresh reader finds otherwise than the drivers got it."""
     wrong = []
-    for slot in answers.slots:
+    for slot in (s for s in answers.slots if s.batch_id >= answers.purged):
         there = log.load(slot)
         for record in answers.won.get(slot, []):
             if record != there:
@@ -92,6 +96,15 @@ def _judge(log: DecisionLog, answers: Answers) -> list[str]:
         if there is None and slot in answers.won:
             wrong.append(f"{slot}: it is empty")
     return wrong
+
+
+def _hidden_by_bookmark(world: World, log: DecisionLog) -> list[str]:
+    """What a start at the bookmark does not find, and a start at the first record does."""
+    if not isinstance(log, SimulatedLog):
+        return []
+    whole = SimulatedLog(SimulatedCluster(world.network), prefix="without-a-bookmark")
+    hidden = set(whole.slots()) - set(log.slots())
+    return [f"a bookmark hides {slot}" for slot in sorted(hidden)]
 
 # %% ../../../nbs/proof/simulation/09_log_histories.ipynb #c010
 def create_topic_of_log(world: World) -> None:
@@ -109,7 +122,7 @@ def _compact(world: World) -> None:
 
 
 def log_history(
-    seed: int, *, most: int = 4, without: frozenset[str] = frozenset(), keep_log: bool = False
+    seed: int, *, most: int = 6, without: frozenset[str] = frozenset(), keep_log: bool = False
 ) -> Result:
     """Play this seed, with at most so many slots and without these kinds of trouble."""
     with chances_of(seed):
@@ -130,7 +143,7 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Resu
     dice = world.clock.dice
     world.network.log = [] if keep_log else None
     open_log = log_of(world)
-    batches = min(most, dice.randint(1, 4))
+    batches = min(most, dice.randint(1, 6))
     answers = Answers([Slot(batch_id, n) for batch_id in range(batches) for n in range(2)])
     w = Written()
     try:
@@ -138,7 +151,8 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Resu
         drive = [partial(_drive, world, open_log, driver, answers) for driver in drivers]
         together(world.clock, drive)
         world.clock.sleep(max(0, world.until_s - world.clock.seconds) + 30)
-        w.wrong += _judge(open_log(), answers)
+        log = open_log()
+        w.wrong += _judge(log, answers) + _hidden_by_bookmark(world, log)
     except (TwoPhaseError, Endless) as e:
         w.wrong.append(f"{type(e).__name__}: {e}")
     w.failed += answers.errors
