@@ -15,6 +15,7 @@ NOTEBOOK ?=
 MINUTES ?= 0
 SOAK ?= 0
 SEED ?=
+SEEDS ?= 1000
 ROUNDS ?= 3
 # Tests wait for brokers and timeouts: with one job for each of two cores, a quarter of the time is idle.
 JOBS ?= 3
@@ -79,6 +80,10 @@ demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by
 drill: $(READY) ## crash real queries at every point, into one store and two, the hard cases, whole pipelines, then two worlds of the model that take long: about an hour (MINUTES=10 SEED=7: then at random; SOAK=30: then half an hour in which nothing may grow)
 	@$(BIN)/kafka2pc drill --minutes $(MINUTES) --soak $(SOAK) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -c 'from kafka2pc.proof.model.explorer import main; raise SystemExit(main(["three runs, the newest claim is kept, late create", "three runs, the newest claim is kept, purge, break"]))'
+
+.PHONY: seeds
+seeds: $(READY) ## simulated histories of the client under a virtual clock, without a broker: each failure is a seed (SEEDS=1000 of each kind, SEED=0 the first)
+	@$(BIN)/kafka2pc drill --seeds $(SEEDS) --seed $(or $(SEED),0)
 
 .PHONY: bench
 bench: $(READY) ## measure engines, sinks and sources beside warm, tuned competitors, taking turns, and renew the notebooks about it (a quiet machine, ROUNDS=3: 30 to 40 minutes)

@@ -21,8 +21,8 @@ import pytest
 from both_formats import both_formats, either_format  # noqa: F401  (both formats, in Spark)
 from database_fixtures import NO_MARIADB, mariadb, postgres  # noqa: F401  (the shared databases)
 from kafka_fixtures import kafka, open_host, secure, three, three_nodes  # noqa: F401  (brokers)
+from query_fixtures import job, jobs, spark_query  # noqa: F401  (the shared driver, and one query)
 from store_fixtures import azure, gcs, s3  # noqa: F401  (servers of object stores)
-from story_fixtures import job, jobs, story  # noqa: F401  (the shared driver, and one query)
 
 pytest_plugins = ["unsteady", "longest_first"]
 

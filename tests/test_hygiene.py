@@ -333,7 +333,7 @@ OWN_BROKER = {
     "kafka/wire/07_transactions",
     "kafka/03_real_broker",
     "proof/bench/09_profile",
-    "proof/drills/02_scenario",
+    "proof/drills/02_spark_query",
     "operations/03_survey",
     "operations/04_repair",
     "operations/05_progress",
@@ -847,8 +847,8 @@ COUNTS_ROWS = {
     "find_open",
     "inconsistent_offsets",
     "lost",
-    "play",
-    "play_all",
+    "run_drill",
+    "run_drills",
     "read_both",
     "read_topic",
     "records",
@@ -856,11 +856,11 @@ COUNTS_ROWS = {
     "row_anomalies",
     "survive",
     "survive_all",
-    "through_blows",
+    "survive_failures",
     "torn",
     "values",
 }
-OF_A_SCENARIO = {"check()", "open()", "seen", "rows()"}
+OF_A_SPARK_QUERY = {"check()", "open()", "seen", "rows()"}
 FUNCTION = ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -883,7 +883,9 @@ def counting(tree):
     """The functions of a file that count rows, themselves or through others of the file."""
     nodes = list(ast.walk(tree))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    names = {alias.name for node in imports for alias in node.names} & COUNTS_ROWS | OF_A_SCENARIO
+    names = {
+        alias.name for node in imports for alias in node.names
+    } & COUNTS_ROWS | OF_A_SPARK_QUERY
     used = {node: set(uses(node)) for node in nodes if isinstance(node, FUNCTION)}
     found = []
     while more := [f for f in used if f not in found and used[f] & names]:
@@ -916,8 +918,8 @@ def test_a_test_that_counts_rows_is_never_excused():
 COUNTING = """
 from kafka2pc.proof.checker import lost
 
-def rows_of(story):
-    return story.rows()
+def rows_of(spark_query):
+    return spark_query.rows()
 
 @pytest.fixture
 def fixture():
@@ -925,25 +927,25 @@ def fixture():
     check(lost(1, 2))
 
 class Helper:
-    def all_well(self, story):
-        story.check()
+    def all_well(self, spark_query):
+        spark_query.check()
 
 def test_direct():
     assert not lost([1], [])
-def test_method(story):
-    story.check()
-def test_through_a_function(story):
-    assert len(rows_of(story)) == 1
-def test_through_a_method(story):
-    Helper().all_well(story)
+def test_method(spark_query):
+    spark_query.check()
+def test_through_a_function(spark_query):
+    assert len(rows_of(spark_query)) == 1
+def test_through_a_method(spark_query):
+    Helper().all_well(spark_query)
 def test_through_a_fixture(fixture):
     pass
 @pytest.mark.never_unsteady
-def test_marked(story):
-    story.check()
+def test_marked(spark_query):
+    spark_query.check()
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.never_unsteady)])
-def test_parameter_marked(story, n):
-    story.check()
+def test_parameter_marked(spark_query, n):
+    spark_query.check()
 def test_without(cluster):
     duplicate = check(cluster, 1) or cluster.open("file")
 """

@@ -2,7 +2,7 @@
 
 A notebook that needs a broker and does not stop it runs on a cluster that a user named, and leaves
 nothing there. `make test` runs those that need no server, without a kernel; `make test-all` runs
-the others, but for those of `proof`: what they explain, tests/proof plays in every run, and `make
+the others, but for those of `proof`: what they explain, tests/proof runs every time, and `make
 bench` renews those that measure. `make test-nightly` runs them.
 """
 
@@ -22,10 +22,10 @@ from without_kernel import NAME as WITHOUT_KERNEL  # noqa: E402
 NOTEBOOKS = sorted(NBS.rglob("*.ipynb"))
 # The lessons hold for other values, too.
 OTHER = {
-    "proof/drills/05_walks": {"seed": 8},
+    "proof/drills/05_random_steps": {"seed": 8},
     "proof/bench/06_sources": {"rows": 30_000},
 }
-# What the lessons must show. No other test of `make test-all` plays these: a drill that must be
+# What the lessons must show. No other test of `make test-all` runs these: a drill that must be
 # red, a dual write that is cut between its two stores, and a pipeline.
 SHOWS = {
     "proof/drills/04_one_store": ["'', 1, 80)", "'NotExactlyOnce: duplicate'"],

@@ -31,7 +31,9 @@ FORKS.set_forkserver_preload(
 )
 
 
-def play(answers: Connection, sources: list[str], folder: str, variables: dict[str, str]) -> None:
+def run_cells(
+    answers: Connection, sources: list[str], folder: str, variables: dict[str, str]
+) -> None:
     """Run the sources in a shell, up to the first error, in the notebook's folder. Answers for each
     with its outputs.
     """
@@ -61,7 +63,7 @@ class WithoutKernel(Engine):
         cells = [(n, c) for n, c in enumerate(nb_man.nb.cells) if c.cell_type == "code"]
         answers, theirs = FORKS.Pipe(duplex=False)
         arguments = (theirs, [c.source for _, c in cells], str(cwd), dict(os.environ))
-        process = FORKS.Process(target=play, args=arguments)
+        process = FORKS.Process(target=run_cells, args=arguments)
         process.start()
         theirs.close()
         try:

@@ -81,7 +81,7 @@ class Access:
 @dataclass(frozen=True, slots=True)
 class Database:
     """A database that a query writes beside Kafka. `name`: as the query names it. `record`: the
-    table of its record.
+    table of its transactions.
     """
 
     name: str

@@ -210,19 +210,19 @@ def _open_store(database: Database, newest: Decision | None, prefix: str) -> Par
 
 
 def _check_known(driver: Driver, newest: Decision, name: str) -> None:
-    """Raises `BadOption` if the record of the database `name` knows no transaction of the newest
-    decision, and the query has not gone on behind it. (Version 0.1.0 did not record which table of
-    records it was, so `check_record` does not notice another one.)
+    """Raises `BadOption` if the database `name` has no line of a transaction of the newest
+    decision, and the query has not gone on behind it. (Version 0.1.0 did not record which table
+    it was, so `check_record` does not notice another one.)
     """
     ids = {c.transactional_id for c in newest.committables if c.participant == name}
     known = set(driver.participants[name].traces(driver.query_id))
     if not ids or ids & known or _is_over(driver, newest):
         return
     raise BadOption(
-        f"store {name}: its record knows no transaction of batch {newest.slot.batch_id}, which is"
-        " decided",
+        f"store {name}: its table of transactions has no line of batch"
+        f" {newest.slot.batch_id}, which is decided",
         risk=UNTOUCHED,
-        why="Its record is in another table, or its participant is of another kind.",
+        why="Its lines are in another table, or its participant is of another kind.",
         action=(
             f"Name the table: --store {name}=URL#TABLE (option `record` of the participant). For a"
             " participant of another kind, restart its program."

@@ -18,7 +18,7 @@ import pyarrow as pa
 from ..decision_logs.files import FileLog
 from ..kafka.cluster_check import check
 from ..kafka.participant import KafkaParticipant
-from ..kafka.read.readers import read_topic
+from ..kafka.read.whole_topic import read_topic
 from ..local.broker import LocalKafka
 from ..protocol.driver import Driver, Policy
 from ..protocol.history import History

@@ -14,7 +14,7 @@ from ..protocol.errors import PrecommitFailed
 from ..protocol.messages import Committable
 from ..protocol.names import known_name
 from ..protocol.participant import OpenBeside, list_some
-from .record import RecordedStore
+from .lines import DatabaseStore
 
 # %% ../../nbs/stores/11_holders.ipynb #c006
 def beside(transactional_id: str, place: str, age_ms: float, abort_with: str) -> OpenBeside:
@@ -88,7 +88,7 @@ def no_slot(
     )
 
 # %% ../../nbs/stores/11_holders.ipynb #c008
-class LockingStore(RecordedStore):
+class LockingStore(DatabaseStore):
     """Base of a database as a participant. `lock_views`: where it shows its locks. Subclasses have
     `holders()`: the prepared transactions of every query with this prefix that hold a lock on the
     table, oldest first, or may hold one if the database does not tell.

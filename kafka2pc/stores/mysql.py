@@ -32,8 +32,8 @@ from ..protocol.names import Names, parse_name
 from ..protocol.participant import OpenBeside, Outcome, TransactionBase
 from ..protocol.states import TxnState
 from .holders import LockingStore, beside
+from .lines import Key, Run, add_line, mark_line, open_lines, prepared_key
 from .parts import StoreNames, aborted_error, key
-from .record import Key, Run, add_line, mark_line, open_lines, prepared_key
 
 # %% ../../nbs/stores/06_mysql.ipynb #c013
 _RECORD = """
@@ -144,7 +144,7 @@ _SESSION = (
 class MysqlParticipant(LockingStore):
     """A table in MariaDB or MySQL. `url`: `mysql://user:password@host:port/database`, and
     `?unix_socket=…` or other arguments of PyMySQL. `key`: columns of a unique key; then rows are
-    upserted. `prefix`: of the transactional ids. `record`: the table of the record. `lock_s`: how
+    upserted. `prefix`: of the transactional ids. `record`: the table of transactions. `lock_s`: how
     long a statement waits for a lock, in seconds.
 
     Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that cannot be
@@ -192,13 +192,13 @@ class MysqlParticipant(LockingStore):
         return db
 
     def run(self, cursor: pymysql.cursors.Cursor, text: str, *args: Any) -> pymysql.cursors.Cursor:
-        """Execute a statement about the table of the record, which is `{}` in it."""
+        """Execute a statement about the table of transactions, which is `{}` in it."""
         cursor.execute(text.format(f"`{self.record}`"), args)
         return cursor
 
     @contextmanager
-    def recorded(self) -> Iterator[Run]:
-        """See `RecordedStore`. The database has the table of the record then."""
+    def lines(self) -> Iterator[Run]:
+        """See `DatabaseStore`. The database has the table of transactions then."""
         with self.connect() as db, db.cursor() as cursor, _outages():
             run = partial(self.run, cursor)
             if not run(_HAS_TABLE, self.record).fetchall():
@@ -206,8 +206,8 @@ class MysqlParticipant(LockingStore):
             yield run
 
     def store_id(self) -> str:
-        """A random id, kept in a line of the record, so that it moves with the data."""
-        with self.recorded() as run:
+        """A random id, kept in a line of that table, so that it moves with the data."""
+        with self.lines() as run:
             with suppress(pymysql.IntegrityError):
                 run("insert into {} values ('store', 0, uuid(), 'store', now())")
             [(store,)] = run("select query_id from {} where transactional_id = 'store'").fetchall()
@@ -237,7 +237,7 @@ class MysqlParticipant(LockingStore):
     def begin(self, plan: Plan) -> "MysqlTransaction":
         """An open transaction. Raises `BadOption` if the server or the table cannot pre-commit."""
         c = self.names.new(_NAMES, plan)
-        with _our_errors(self.table, partial(self.lock_error, c)), self.recorded() as run:
+        with _our_errors(self.table, partial(self.lock_error, c)), self.lines() as run:
             self._check(run)
             # another worker has drawn the same name for this batch
             while not self._add_line(run, c, plan.query_id):
@@ -262,7 +262,7 @@ class MysqlParticipant(LockingStore):
 
     def _end(self, c: Committable, verb: str, outcome: str) -> Outcome:
         try:
-            with self.recorded() as run:
+            with self.lines() as run:
                 ended = self._end_prepared(run, c, verb)
                 # its writer is still connected
                 if not ended and key(c) in self.prepared(run):
@@ -291,9 +291,9 @@ class MysqlParticipant(LockingStore):
 
     def holders(self) -> list[OpenBeside]:
         """See `LockingStore`. The server does not say which table a transaction has changed: these
-        are all of the table of the record.
+        are all of the table of transactions.
         """
-        with self.recorded() as run:
+        with self.lines() as run:
             prepared = self.prepared(run)
             lines = open_lines(run, self.names)
         return [

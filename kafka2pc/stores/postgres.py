@@ -45,9 +45,9 @@ from ..protocol.names import Names, parse_name
 from ..protocol.participant import OpenBeside, Outcome, TransactionBase
 from ..protocol.states import TxnState
 from .holders import LockingStore, beside, no_slot
+from .lines import Key, Run, add_line, mark_line, prepared_key
 from .parts import StoreNames, aborted_error, key
 from .postgres_rows import column_names, copy_text, move_rows
-from .record import Key, Run, add_line, mark_line, prepared_key
 
 # %% ../../nbs/stores/05_postgres.ipynb #c015
 _RECORD = """
@@ -133,8 +133,8 @@ _SLOTS = """
 class PostgresParticipant(LockingStore):
     """A table in PostgreSQL. `url`: as for libpq. `key`: columns of a unique constraint; then rows
     are upserted, and of two rows of one task with the same key the later one stays. `prefix`: of
-    the transactional ids. `record`: the table of the record. `lock_ms`: how long a statement waits
-    for a lock, in milliseconds.
+    the transactional ids. `record`: the table of transactions. `lock_ms`: how long a statement
+    waits for a lock, in milliseconds.
 
     Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that cannot be
     read.
@@ -173,8 +173,8 @@ class PostgresParticipant(LockingStore):
 
     @contextmanager
     def _recorded(self) -> Iterator[psycopg.Connection]:
-        """A connection to a database that has the table of records. Now that the tables are found,
-        their names keep the schema.
+        """A connection to a database that has the table of transactions. Once its name and
+        that of the rows are found, they keep the schema.
         """
         with self.connect() as db:
             try:
@@ -191,7 +191,7 @@ class PostgresParticipant(LockingStore):
                 raise
 
     def _find_record(self, db: psycopg.Connection) -> tuple[str, int]:
-        """The table of records as `find_table` answers it. Makes it if there is none."""
+        """The table of transactions as `find_table` answers it. Makes it if there is none."""
         while (found := find_table(db, self.record)) is None:
             with db.transaction():
                 # two that create it at once would collide
@@ -200,12 +200,12 @@ class PostgresParticipant(LockingStore):
         return found
 
     def run(self, db: psycopg.Connection, text: str, *args: Any) -> psycopg.Cursor:
-        """A statement about the table of records, which is `{}` in it."""
+        """A statement about the table of transactions, which is `{}` in it."""
         return db.execute(sql.SQL(text).format(table_name(self.record)), args)
 
     @contextmanager
-    def recorded(self) -> Iterator[Run]:
-        """See `RecordedStore`."""
+    def lines(self) -> Iterator[Run]:
+        """See `DatabaseStore`."""
         with self._recorded() as db:
             yield partial(self.run, db)
 
@@ -215,7 +215,7 @@ class PostgresParticipant(LockingStore):
 
     def store_id(self) -> str:
         """The id of the server, the database, the schema of the table, and the number of the table
-        of records.
+        of transactions.
         """
         with self._recorded() as db:
             [(server, database, schema)] = db.execute(_PLACE).fetchall()

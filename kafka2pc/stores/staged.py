@@ -22,10 +22,10 @@ from ..protocol.messages import Committable
 from ..protocol.participant import Description, OpenBeside, Outcome
 from ..protocol.states import TxnState
 from .holders import beside
+from .lines import Key, Run, mark_line, open_lines, read_outcomes, state_of
 from .parts import aborted_error, key
 from .postgres import PostgresParticipant, PostgresTransaction, our_errors
 from .postgres_rows import move_rows
-from .record import Key, Run, mark_line, open_lines, read_outcomes, state_of
 
 # %% ../../nbs/stores/08_staged.ipynb #c009
 _ONLY_THE_TABLE = (

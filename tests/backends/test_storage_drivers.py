@@ -117,10 +117,10 @@ def test_an_object_is_absent_if_the_store_says_so(failing, error):
 @pytest.mark.usefixtures("hurry")
 def test_a_folder_that_cannot_be_looked_up_hides_no_row_and_no_batch(tmp_path, monkeypatch):
     sent = []
-    log = ObjectParticipant(f"file://{tmp_path}/log", format="json")
-    store = WalParticipant(log, sent.extend)
+    wal = ObjectParticipant(f"file://{tmp_path}/log", format="json")
+    store = WalParticipant(wal, sent.extend)
     cs = [precommit_rows(At(store, list, rows), a_plan(), text) for text in ("a", "b")]
-    assert log.commit(cs[1]) is Outcome.DONE, "a driver died before it sent the rows"
+    assert wal.commit(cs[1]) is Outcome.DONE, "a driver died before it sent the rows"
     (tmp_path / "ck" / "commits").mkdir(parents=True)
     (tmp_path / "ck" / "commits" / "0").touch()
     broken = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
@@ -227,9 +227,9 @@ def test_a_slash_at_the_end_of_a_place_makes_no_other_log():
     assert logs[0].folder == logs[1].folder and logs[0].place == logs[1].place
 
 
-def test_a_log_of_rows_that_gives_no_clear_answer_is_asked_again():
-    log = Mock(
+def test_a_write_ahead_log_that_gives_no_clear_answer_is_asked_again():
+    wal = Mock(
         commit=Mock(return_value=Outcome.DONE),
         rows=Mock(side_effect=StoreUnreachable("no clear answer")),
     )
-    assert WalParticipant(log, lambda items: None).commit(Mock()) is Outcome.UNKNOWN
+    assert WalParticipant(wal, lambda items: None).commit(Mock()) is Outcome.UNKNOWN

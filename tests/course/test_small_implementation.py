@@ -47,13 +47,13 @@ UNCLEAR = [
 PURGED = ["only the newest batch is kept"]
 
 
-def driver_of(kind, setting, transcript, number):
+def driver_of(kind, bounds, transcript, number):
     """A driver of the course in the place of the package's."""
-    theirs = make_driver(setting, transcript, number)
+    theirs = make_driver(bounds, transcript, number)
     driver = kind(QUERY, theirs.log, theirs.participants)
     driver.new_token = theirs.new_token
-    driver.margin_ms = setting.config.margin_ms
-    driver.keep_batches = setting.config.keep_batches
+    driver.margin_ms = bounds.config.margin_ms
+    driver.keep_batches = bounds.config.keep_batches
     driver.retry = theirs.policy.retry()
     return driver
 
@@ -62,18 +62,18 @@ def calls_of(kind):
     """`replay.CALLS` with the course's phases."""
 
     def plan(calls, transcript, number, batch, version, mine, began):
-        return driver_of(kind, calls.setting, transcript, number).restore(batch)
+        return driver_of(kind, calls.bounds, transcript, number).restore(batch)
 
     def write(calls, transcript, worker, attempt, plan, rows, retired):
-        store = StepStore(calls.setting, transcript, worker, attempt, retired)
+        store = StepStore(calls.bounds, transcript, worker, attempt, retired)
         return precommit([store], plan, [rows])
 
     def commit(calls, transcript, number, tasks, batch, version):
-        driver = driver_of(kind, calls.setting, transcript, number)
+        driver = driver_of(kind, calls.bounds, transcript, number)
         return driver.commit(messages_of(calls, tasks), batch)
 
     def abort(calls, transcript, number, tasks, batch):
-        driver = driver_of(kind, calls.setting, transcript, number)
+        driver = driver_of(kind, calls.bounds, transcript, number)
         return driver.abort(messages_of(calls, tasks), batch)
 
     return {"plan": plan, "write": write, "commit": commit, "abort": abort}

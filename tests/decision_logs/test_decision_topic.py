@@ -3,10 +3,9 @@
 import random
 import time
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -27,18 +26,17 @@ from kafka_fixtures import records
 from rights import error_of
 
 from kafka2pc.decision_logs.topic import log as topic_log_module
-from kafka2pc.decision_logs.topic import reader as topic_reader
 from kafka2pc.decision_logs.topic import records as topic_records
 from kafka2pc.decision_logs.topic import settings as topic_settings
 from kafka2pc.decision_logs.topic.bookmark import Bookmark
 from kafka2pc.decision_logs.topic.log import TopicLog
-from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK, LAST_STABLE, Tail, end_of_topic
+from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK, LAST_STABLE, end_of_topic
 from kafka2pc.decision_logs.topic.settings import read_settings
+from kafka2pc.kafka.client import close_cluster
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.sender import Sender
-from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -211,6 +209,15 @@ def test_compaction_keeps_what_restore_needs_and_leaves_no_part_of_what_is_purge
         assert (reader.batches(), reader.chain(4) + reader.chain(5)) == ([4, 5], kept)
     longer = record(6, n=5000)
     assert log.create(longer) == longer and again(log).chain(6) == [longer]
+
+
+def test_a_log_goes_on_when_another_part_of_the_process_has_closed_the_connection(kafka):
+    conf = kafka.client_conf | {"client.id": uuid.uuid4().hex}
+    log = TopicLog(conf, uuid.uuid4().hex, "q")
+    first = log.create(record())
+    close_cluster(conf)
+    assert log.chain(7) == [first]
+    close_cluster(conf)
 
 
 def test_all_names_of_a_topic_share_one_reader(kafka):
@@ -700,23 +707,7 @@ def test_names_that_share_a_reader_save_no_bookmark(kafka):
     assert alone.transactional_id in groups and twin.transactional_id not in groups
 
 
-@pytest.fixture
-def errors(monkeypatch):
-    """The names of the errors that librdkafka has given to the readers of the test."""
-    names, take = [], Tail._take
-
-    def noted(tail, message):
-        if message.error():
-            names.append(message.error().name())
-        take(tail, message)
-
-    monkeypatch.setattr(Tail, "_take", noted)
-    return names
-
-
-def test_without_a_right_to_any_group_all_works_and_every_start_reads_the_topic(
-    secure, caplog, errors
-):
+def test_without_a_right_to_any_group_all_works_and_every_start_reads_the_topic(secure, caplog):
     secure.create_topic("decisions", config=COMPACT)
     rights = [
         (ResourceType.TOPIC, "decisions", op)
@@ -749,8 +740,6 @@ def test_without_a_right_to_any_group_all_works_and_every_start_reads_the_topic(
         d = log.create(record(batch_id))
         assert d and log.chain(batch_id) == [d]
         log.purge(batch_id)
-        reported = lambda: "GROUP_AUTHORIZATION_FAILED" in errors or log.tail._take_all()
-        until(reported, "librdkafka reports the missing right")
     assert content(again(log)) == {Slot(2, 0): d} and bookmark(log).at == 0
     assert "grant READ on the resource Group kafka2pc-decisions-orders" in caplog.text
     give(ResourceType.GROUP, "kafka2pc-", AclOperation.READ)
@@ -771,117 +760,6 @@ def check_adoption_without_the_owners_right(secure, log):
     assert TopicLog(secure.client_conf, log.topic, log.name).create(adopted) == adopted
     wanted = owned(log.prefix, batch_id=4)
     assert log.create(wanted) == wanted  # the right is needed for the adoption only
-
-
-class Slow(Tail):
-    """Its broker sends one record in 0.2 s of its own clock; `silent`: none."""
-
-    def __init__(self, silent=False):
-        self.now = 0.0
-        self.topic, self.starts, self.at, self.found, self.silent = (
-            "decisions",
-            ("",),
-            0,
-            {},
-            silent,
-        )
-
-    def _take_all(self):
-        self.now += 0.2
-        self.at += not self.silent
-
-    def read(self, end, within_ms):
-        with patch.object(topic_reader, "CLOCK", SimpleNamespace(monotonic=lambda: self.now)):
-            super().read(end, within_ms)
-
-
-def test_a_read_that_makes_progress_has_no_end_and_is_logged(caplog):
-    with patch.object(topic_reader, "_SLOW_S", 0.5):
-        Slow().read(6, within_ms=300)
-    needed = "decision log kafka:decisions: 1 s were needed to read to offset"
-    said = [message for message in caplog.messages if message.startswith("decision log kafka")]
-    assert said == [f"{needed} 3 of 6", f"{needed} 6 of 6"]
-    with pytest.raises(BrokerUnreachable, match="was read to 0 of 6"):
-        Slow(silent=True).read(6, within_ms=300)
-
-
-def test_an_error_in_the_middle_leaves_no_record_out(kafka):
-    log = topic_log(kafka)
-    log.create(record())
-    reader, broken = again(log), KafkaError(KafkaError._ALL_BROKERS_DOWN)
-    reader.tail = reader._open()
-    consumer, taken = reader.tail._consumer, []
-
-    class Failing:
-        """Gives an error first, and records behind it."""
-
-        close, assign = consumer.close, consumer.assign
-
-        def poll(self, seconds):
-            return consumer.poll(seconds) if taken else message_of(broken)
-
-        def consume(self, n, seconds):
-            if taken:
-                return consumer.consume(n, seconds)
-            taken.append(consumer.poll(5))
-            return taken[:]
-
-    reader.tail._consumer = Failing()
-    with pytest.raises(BrokerUnreachable):
-        reader.slots()
-    assert taken and reader.tail.records == 0
-    assert reader.slots() == [Slot(7, 0)]
-    reader.close()
-
-
-def message_of(error):
-    class Message:
-        """What a consumer gives instead of a record."""
-
-    message = Message()
-    message.error = lambda: error
-    return message
-
-
-def test_a_damaged_batch_is_met_again_by_every_later_read():
-    """A byte is changed on the broker's disk: no read may succeed without this COMMIT, and when the
-    disk is repaired, the same reader finds it.
-    """
-    with LocalKafka(progress=None) as kafka:
-        log = topic_log(kafka)
-        for batch_id in range(3):
-            log.create(owned(log.prefix, batch_id=batch_id))
-        (segment,) = kafka.data_dir.rglob("decisions-0/00000000000000000000.log")
-        at = batch_starts(segment.read_bytes())[2] + 70  # behind a record and a marker of batch 0
-        flip(segment, at)
-        reader = again(log, within_ms=3000)
-        for _ in range(3):
-            with pytest.raises(BrokerUnreachable):
-                reader.slots()
-            assert list(reader.tail.found) == [f"{log.name}/0.0"]
-        flip(segment, at)
-        with suppress(BrokerUnreachable):  # an answer that was on its way
-            reader.slots()
-        assert reader.slots() == [Slot(n, 0) for n in range(3)]
-        reader.close()
-
-
-def flip(file, at):
-    """Change one bit of a file that a broker has open."""
-    with open(file, "r+b") as f:
-        f.seek(at)
-        (byte,) = f.read(1)
-        f.seek(at)
-        f.write(bytes([byte ^ 1]))
-
-
-def batch_starts(segment):
-    """Where each record batch begins in the bytes of a segment."""
-    starts, at = [], 0
-    while at < len(segment):
-        starts.append(at)
-        at += 12 + int.from_bytes(segment[at + 8 : at + 12], "big")
-    return starts
 
 
 # -- the topic's settings --

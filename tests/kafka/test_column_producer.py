@@ -18,7 +18,7 @@ from metadata_rows import metadata_rows
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.records.encoder import CODECS, Section, sections
 from kafka2pc.kafka.records.partitioner import Dealer
 from kafka2pc.kafka.records.rows import rows_of

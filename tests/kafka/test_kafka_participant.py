@@ -45,7 +45,7 @@ from kafka2pc.kafka import participant as participant_module
 from kafka2pc.kafka import transaction_states
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.wire import transactions as requests
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import TooOld
@@ -64,9 +64,9 @@ from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.kafka.write.settings import DELIVERY_MS
 from kafka2pc.local import broker as broker_module
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.proof.both_levels import read_both
 from kafka2pc.proof.checker import inconsistent_offsets
 from kafka2pc.proof.child_process import until
-from kafka2pc.proof.readers import read_both
 from kafka2pc.proof.slow_network import INIT_PRODUCER_ID, SlowNetwork
 from kafka2pc.protocol.clock import Clock
 from kafka2pc.protocol.driver import Driver, Policy

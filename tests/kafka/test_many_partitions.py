@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.protocol.messages import Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome

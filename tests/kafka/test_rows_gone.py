@@ -19,7 +19,7 @@ from hurried import Hurried
 from kafka2pc.kafka import rows_gone
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.error_codes import (
     TOPIC_AUTHORIZATION_FAILED,

@@ -32,8 +32,8 @@ from shell import typed
 
 from kafka2pc.decision_logs.topic.log import TopicLog
 from kafka2pc.kafka.read.fetcher import Wanted, fetch
-from kafka2pc.kafka.read.readers import read_topic
 from kafka2pc.kafka.read.settings import FetchSettings
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.wire.timeouts import max_timeout_ms

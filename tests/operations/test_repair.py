@@ -372,28 +372,34 @@ def test_a_batch_write_is_restored_by_the_folder_of_its_log(kafka, tmp_path):
 @pytest.mark.full
 @pytest.mark.spark
 def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_and_then_goes_on(
-    story,
+    spark_query,
 ):
-    if not story.job.alive:
-        story.job.start()
-    story.feed(2)
-    story.arm(CrashPoint.AFTER_DECISION, batch_id=1, pid=story.job.jvm)
+    if not spark_query.job.alive:
+        spark_query.job.start()
+    spark_query.feed(2)
+    spark_query.arm(CrashPoint.AFTER_DECISION, batch_id=1, pid=spark_query.job.jvm)
     with pytest.raises(Failed):
-        story.run()
-    line = Access(story.kafka.bootstrap_servers).command("restore", str(story.checkpoint), "--json")
+        spark_query.run()
+    line = Access(spark_query.kafka.bootstrap_servers).command(
+        "restore", str(spark_query.checkpoint), "--json"
+    )
     planned, status = typed(f"{line} --dry-run")
     assert ({step["do"] for step in json.loads(planned)}, status) == (
         {"commit"},
         3,
-    ) and story.open()
-    assert typed(line)[1] == 0 and story.open() == [] and len(story.rows()) == 2 * story.size
-    with operate(story.kafka.client_conf, open_query(str(story.checkpoint))) as driver:
+    ) and spark_query.open()
+    assert (
+        typed(line)[1] == 0
+        and spark_query.open() == []
+        and len(spark_query.rows()) == 2 * spark_query.size
+    )
+    with operate(spark_query.kafka.client_conf, open_query(str(spark_query.checkpoint))) as driver:
         # also what aborts do: Spark has not recorded that batch 1 is done, and a slot of batch 2 is
         # taken
         fence(driver)
-    story.feed()
-    story.run()
-    story.check()
+    spark_query.feed()
+    spark_query.run()
+    spark_query.check()
 
 
 @pytest.mark.parametrize("decided", [True, False])
@@ -445,7 +451,7 @@ def test_a_query_with_a_database_is_examined_listed_and_restored_if_its_url_is_n
         stores = tuple((name, where.partition("/public#")[0]) for name, where in record.stores)
         file.write_bytes(dump_decision(replace(record, stores=stores)))
         said, status = restore("--store", wrong)
-        assert status == 1 and "its record knows no transaction of batch 0" in said
+        assert status == 1 and "its table of transactions has no line of batch 0" in said
     rows = sorted(postgres.execute(f"select value from {table}"))
     assert dead.seen() == [value for (value,) in rows] == (ROWS if decided else [])
     prepared = "select gid from pg_prepared_xacts where strpos(gid, %s) > 0"

@@ -143,7 +143,7 @@ def test_the_picture_alone_says_what_it_shows(tmp_path):
 
 
 def test_every_comparison_of_spark_is_in_the_bench(monkeypatch):
-    """The notebooks play them: here nothing is measured."""
+    """The notebooks run them: here nothing is measured."""
     for name in ("sinks", "wide_sinks", "sources"):
         as_defined = create_autospec(getattr(bench_module, name), return_value=())
         monkeypatch.setattr(bench_module, name, as_defined)

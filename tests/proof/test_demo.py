@@ -17,7 +17,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from kafka2pc.kafka.read.readers import Record
+from kafka2pc.kafka.read.whole_topic import Record
 from kafka2pc.local import flights
 from kafka2pc.operations.cli import app as cli
 from kafka2pc.proof.demo import demo
@@ -282,7 +282,7 @@ def test_help_is_quick_and_lists_the_commands():
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-def played(monkeypatch, rows, tmp_path):
+def shown(monkeypatch, rows, tmp_path):
     report = demo_report.count("kafka2pc", 3, records(*rows))
     monkeypatch.setattr(
         demo, "demonstrate", lambda *_, **__: [demo.Result(report=report, events=tuple(events(8)))]
@@ -292,14 +292,14 @@ def played(monkeypatch, rows, tmp_path):
 
 
 def test_the_command_ends_with_0_and_leaves_the_picture(monkeypatch, tmp_path):
-    done = played(monkeypatch, (1, 2, 3), tmp_path)
+    done = shown(monkeypatch, (1, 2, 3), tmp_path)
     assert done.exit_code == 0, done.output
     ElementTree.parse(tmp_path / "pictures" / "demo.svg")
 
 
 @pytest.mark.parametrize("rows", [(1, 2), (1, 2, 3, 3)], ids=["lost", "duplicated"])
 def test_the_command_ends_with_1_if_a_row_is_lost_or_duplicated(monkeypatch, tmp_path, rows):
-    assert played(monkeypatch, rows, tmp_path).exit_code == 1
+    assert shown(monkeypatch, rows, tmp_path).exit_code == 1
 
 
 def failing(monkeypatch, error):

@@ -1,8 +1,8 @@
 """Drills on real processes: each victim at each crash point, hard cases, decisions elsewhere, two
-stores, a pipeline, a walk; and drills that must be red.
+stores, a pipeline, random steps; and drills that must be red.
 
 `make test` kills the process that gets there at every point and the broker after the decision, and
-plays the cases that take seconds. `make test-all` kills the driver's JVM around the decision.
+runs the cases that take seconds. `make test-all` kills the driver's JVM around the decision.
 `make test-nightly` has its other points, the other victims and the other cases.
 """
 
@@ -19,7 +19,13 @@ from kafka2pc.local.databases import LocalPostgres
 from kafka2pc.local.nodes import BrokerFailed
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills.end_to_end import ANYBODY, DAYS, Blow, pipeline_drills, through_blows
+from kafka2pc.proof.drills.end_to_end import (
+    ANY_PROCESS,
+    DAYS,
+    Failure,
+    pipeline_drills,
+    survive_failures,
+)
 from kafka2pc.proof.drills.hard_cases import CASES
 from kafka2pc.proof.drills.one_store import (
     POINTS,
@@ -27,44 +33,44 @@ from kafka2pc.proof.drills.one_store import (
     Drill,
     forget_the_decision,
     kill_process,
-    play,
-    play_all,
     point_drills,
+    run_drill,
+    run_drills,
     summary,
     survive,
     survive_all,
     together,
 )
-from kafka2pc.proof.drills.scenario import NotExactlyOnce, Scenario, Watcher
-from kafka2pc.proof.drills.stage import Stage
-from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_scenario
-from kafka2pc.proof.drills.walks import BLOWS, steps, take
+from kafka2pc.proof.drills.random_steps import FAILURES, run_step, steps
+from kafka2pc.proof.drills.setups import Setup
+from kafka2pc.proof.drills.spark_query import NotExactlyOnce, SparkQuery, Watcher
+from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_query
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory):
-    """The stage with so many nodes, which all drills of this file share."""
+def setups(tmp_path_factory):
+    """The setup with so many nodes, which all drills of this file share."""
     with ExitStack() as started:
 
         @cache
         def of(nodes):
             folder = tmp_path_factory.mktemp(f"nodes-{nodes}")
-            return started.enter_context(Stage(folder, nodes, progress=None))
+            return started.enter_context(Setup(folder, nodes, progress=None))
 
         yield of
 
 
 @pytest.fixture(scope="module")
-def stage(stages):
-    return stages(1)
+def setup(setups):
+    return setups(1)
 
 
 def drill_of(how, kind="point", **fields):
     """A drill without a text."""
     texts = dict.fromkeys(("title", "given", "crash_at", "restore", "expect"), "")
-    return Drill(kind=kind, play=how, **texts | fields)
+    return Drill(kind=kind, run=how, **texts | fields)
 
 
 # -- each victim at each point --
@@ -75,7 +81,7 @@ PROCESS, JVM, PYTHON, BROKER = (
     "the driver's Python",
     "the broker",
 )
-# What `make test` plays, and `make test-all` of the JVM. A Python process starts again in a second,
+# What `make test` runs, and `make test-all` of the JVM. A Python process starts again in a second,
 # a JVM and a broker do not.
 FIRST = {
     PROCESS: POINTS,
@@ -101,8 +107,7 @@ def drill_at(victim, points):
     of_victim = [
         d
         for d in point_drills()
-        if d.play.keywords["strike"] is VICTIMS[victim]
-        and d.play.keywords["places"][0][0] in points
+        if d.run.keywords["inject"] is VICTIMS[victim] and d.run.keywords["places"][0][0] in points
     ]
     [merged] = together(of_victim, most=len(POINTS))
     return merged
@@ -110,27 +115,27 @@ def drill_at(victim, points):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("victim", "points"), list(turns()))
-def test_every_row_is_there_once_when_it_dies_at(victim, points, stages, tmp_path):
+def test_every_row_is_there_once_when_it_dies_at(victim, points, setups, tmp_path):
     drill = drill_at(victim, points)
-    stage = stages(drill.nodes)
-    job = stage.job()
+    setup = setups(drill.nodes)
+    job = setup.job()
     if not job.alive:
         job.start()
     jvm = job.jvm
-    played = play(drill, stage, tmp_path)
-    assert (played.found, played.crashes) == ("", len(points))
+    result = run_drill(drill, setup, tmp_path)
+    assert (result.found, result.crashes) == ("", len(points))
     assert (job.jvm != jvm) == (victim in (JVM, PYTHON)), "who died, and who did not"
-    assert played.restore_s > 0
+    assert result.restore_s > 0
 
 
 def test_every_victim_meets_every_point_once():
-    played = [(p.values[0], point) for p in turns() for point in p.values[1]]
-    assert sorted(map(str, played)) == sorted(str((v, p)) for v in VICTIMS for p in POINTS)
+    met = [(p.values[0], point) for p in turns() for point in p.values[1]]
+    assert sorted(map(str, met)) == sorted(str((v, p)) for v in VICTIMS for p in POINTS)
 
 
 # -- hard cases --
 
-# `make test-nightly` plays the others.
+# `make test-nightly` runs the others.
 SECONDS = ("Two drivers", "full disk", "was purged", "when Spark's last commit entry")
 MINUTES = (
     "two batches later",
@@ -150,8 +155,8 @@ def as_parameter(drill):
 
 
 @pytest.mark.parametrize("drill", [as_parameter(drill) for drill in CASES])
-def test_case(drill, stages, tmp_path):
-    assert play(drill, stages(drill.nodes), tmp_path).found == ""
+def test_case(drill, setups, tmp_path):
+    assert run_drill(drill, setups(drill.nodes), tmp_path).found == ""
 
 
 def test_the_short_lists_name_a_case_each():
@@ -162,7 +167,7 @@ def test_the_short_lists_name_a_case_each():
 # -- decisions that are elsewhere --
 
 
-class Elsewhere(Scenario):
+class Elsewhere(SparkQuery):
     """A query whose decisions are at `place`, and nowhere else."""
 
     place = ""
@@ -176,29 +181,29 @@ class Elsewhere(Scenario):
             raise NotExactlyOnce("a decision is in the checkpoint")
 
 
-def in_a_topic(stage, job):
-    scenario = Elsewhere(job, stage.kafka, stage.folder)
-    scenario.place = f"kafka:{scenario.name}-decisions"
-    return scenario
+def in_a_topic(setup, job):
+    query = Elsewhere(job, setup.kafka, setup.folder)
+    query.place = f"kafka:{query.name}-decisions"
+    return query
 
 
-def in_a_table(stage, job):
-    scenario = Elsewhere(job, stage.kafka, stage.folder)
-    scenario.place = stage.opened(LocalPostgres).url
-    return scenario
+def in_a_table(setup, job):
+    query = Elsewhere(job, setup.kafka, setup.folder)
+    query.place = setup.opened(LocalPostgres).url
+    return query
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("make", [in_a_topic, in_a_table])
-def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(make, stage):
+def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(make, setup):
     around = (
         CrashPoint.AFTER_PRECOMMIT,
         CrashPoint.AFTER_DECISION,
         CrashPoint.AFTER_FIRST_COMMIT,
     )
-    before = stage.crashes
-    survive_all(stage, [[(point, None)] for point in around], kill_process, make=make)
-    assert stage.crashes - before == len(around)
+    before = setup.crashes
+    survive_all(setup, [[(point, None)] for point in around], kill_process, make=make)
+    assert setup.crashes - before == len(around)
 
 
 # -- two stores --
@@ -213,59 +218,59 @@ SAMPLE = (
 # The notebook proof/drills/07_two_stores kills a driver between the two commits.
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", SAMPLE)
-def test_both_stores_or_none_when(words, stage, tmp_path):
+def test_both_stores_or_none_when(words, setup, tmp_path):
     [drill] = [d for d in dual_drills() if d.title.endswith(words)]
-    played = play(drill, stage, tmp_path)
-    assert (played.found, played.records) == ("", 80) and played.crashes > 0
+    result = run_drill(drill, setup, tmp_path)
+    assert (result.found, result.records) == ("", 80) and result.crashes > 0
 
 
 def test_there_are_fifty_dual_drills_and_each_has_its_own_title():
     assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
 
 
-# -- pipelines and walks; the notebook proof/drills/09_end_to_end plays a short pipeline --
+# -- pipelines and random steps; the notebook proof/drills/09_end_to_end runs a short pipeline --
 
 
 @pytest.mark.nightly
-def test_a_pipeline_is_struck_three_times_and_equals_its_oracle(stage, tmp_path):
-    struck = (
-        Blow(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
-        Blow(victim=ANYBODY, seconds=1.5),
-        Blow(victim=JVM, point=CrashPoint.AFTER_FIRST_COMMIT),
+def test_a_pipeline_fails_three_times_and_equals_its_oracle(setup, tmp_path):
+    failures = (
+        Failure(victim="an executor's Python", point=CrashPoint.BEFORE_FLUSH),
+        Failure(victim=ANY_PROCESS, seconds=1.5),
+        Failure(victim=JVM, point=CrashPoint.AFTER_FIRST_COMMIT),
     )
     # with the latest flight of the year
-    how = partial(through_blows, first=date(2013, 1, 8), struck=struck, days=(2, 1, 0))
-    played = play(drill_of(how, "pipeline"), stage, tmp_path)
-    assert (played.found, played.crashes) == ("", 3)
+    how = partial(survive_failures, first=date(2013, 1, 8), failures=failures, days=(2, 1, 0))
+    result = run_drill(drill_of(how, "pipeline"), setup, tmp_path)
+    assert (result.found, result.crashes) == ("", 3)
 
 
 @pytest.mark.nightly
-def test_a_walk(stages):
-    three = stages(3)
+def test_random_steps(setups):
+    three = setups(3)
     before = three.crashes
     for step in islice(steps(seed=4), 4):
-        take(three, step)
+        run_step(three, step)
     assert three.crashes - before >= 3
 
 
 # -- drills that must be red --
 
 
-def send_a_row_again(stage, scenario, event):
+def send_a_row_again(setup, query, event):
     """No crash: another producer writes a row that the topic has already."""
-    producer = Producer(stage.kafka.client_conf)
-    producer.produce(scenario.name, b"0")
+    producer = Producer(setup.kafka.client_conf)
+    producer.produce(query.name, b"0")
     producer.flush()
     return True
 
 
-def test_a_drill_after_which_a_row_is_there_twice_is_red_and_its_history_is_kept(stage, tmp_path):
+def test_a_drill_after_which_a_row_is_there_twice_is_red_and_its_history_is_kept(setup, tmp_path):
     places = [(CrashPoint.BEFORE_DECISION, None)]
-    how = partial(survive, places=places, strike=send_a_row_again)
-    red = play(drill_of(how), stage, tmp_path / "output")
+    how = partial(survive, places=places, inject=send_a_row_again)
+    red = run_drill(drill_of(how), setup, tmp_path / "output")
     assert red.found.startswith("NotExactlyOnce: duplicate, 1 times: {0: 2}"), red.found
     assert red.counts["duplicate"] == 1
-    assert stage.kept.read_text() and stage.kept.parent == tmp_path / "output"
+    assert setup.kept.read_text() and setup.kept.parent == tmp_path / "output"
 
 
 FORGET = "the driver, and its decision"
@@ -273,13 +278,13 @@ FORGOTTEN = {
     "dual": partial(
         survive,
         places=[(CrashPoint.AFTER_FIRST_COMMIT, KAFKA)],
-        strike=forget_the_decision,
-        make=make_dual_scenario,
+        inject=forget_the_decision,
+        make=make_dual_query,
     ),
     "pipeline": partial(
-        through_blows,
+        survive_failures,
         first=date(2013, 1, 1),
-        struck=(Blow(victim=FORGET, point=CrashPoint.AFTER_FIRST_COMMIT),),
+        failures=(Failure(victim=FORGET, point=CrashPoint.AFTER_FIRST_COMMIT),),
         days=(2,),
     ),
 }
@@ -288,9 +293,9 @@ FORGOTTEN = {
 # The notebook proof/drills/04_one_store shows the same with one store.
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", FORGOTTEN)
-def test_without_its_decision_the_same_crash_is_red(kind, stage, tmp_path, monkeypatch):
+def test_without_its_decision_the_same_crash_is_red(kind, setup, tmp_path, monkeypatch):
     monkeypatch.setitem(VICTIMS, FORGET, forget_the_decision)
-    red = play(drill_of(FORGOTTEN[kind], kind), stage, tmp_path)
+    red = run_drill(drill_of(FORGOTTEN[kind], kind), setup, tmp_path)
     assert red.found.startswith("NotExactlyOnce: duplicate") and red.counts["duplicate"] > 0
 
 
@@ -312,7 +317,7 @@ def test_the_watcher_asks_again_for_a_topic_that_its_broker_does_not_know_yet(
         def consume(self, count, timeout):
             return []
 
-    monkeypatch.setattr("kafka2pc.proof.drills.scenario.Consumer", OfLateBroker)
+    monkeypatch.setattr("kafka2pc.proof.drills.spark_query.Consumer", OfLateBroker)
     conf = {"bootstrap.servers": "127.0.0.1:1"}
     watcher = Watcher(conf, "new", tmp_path / "history", lambda message: 0)
     until(lambda: assigned or not answers, "it asked", 10)
@@ -320,12 +325,12 @@ def test_the_watcher_asks_again_for_a_topic_that_its_broker_does_not_know_yet(
     assert assigned == [[0, 1]]
 
 
-def test_a_scenario_of_one_drill_is_not_the_scenario_of_the_next(stage):
-    shared = stage.scenario()
+def test_a_query_of_one_drill_is_not_the_query_of_the_next(setup):
+    shared = setup.query()
     assert (
-        stage.scenario() is shared
-        and stage.fresh() is not shared
-        and stage.scenario() not in (shared, stage.fresh())
+        setup.query() is shared
+        and setup.fresh() is not shared
+        and setup.query() not in (shared, setup.fresh())
     )
 
 
@@ -338,37 +343,39 @@ def test_drills_of_one_victim_become_batches_of_one_query():
     merged = together([*point_drills(), *CASES])
     plain = [d for d in merged if d.kind == "point"]
     assert [d.count for d in plain] == [7, 6] * len(VICTIMS)
-    places = [(d.nodes, d.play.keywords["strike"], *d.play.keywords["rounds"]) for d in plain]
+    places = [(d.nodes, d.run.keywords["inject"], *d.run.keywords["rounds"]) for d in plain]
     assert len({str(p) for p in places}) == len(plain)
-    assert sum(len(d.play.keywords["rounds"]) for d in plain) == 78
+    assert sum(len(d.run.keywords["rounds"]) for d in plain) == 78
     title = "Exactly once when the process that gets there dies before begin, after"
     assert plain[0].title.startswith(title)
     assert [d for d in merged if d.kind == "case"] == list(CASES)
 
 
-def test_an_error_of_a_stage_is_raised_and_nothing_goes_on(monkeypatch, tmp_path):
+def test_an_error_of_a_setup_is_raised_and_nothing_goes_on(monkeypatch, tmp_path):
     def no_broker(*_):
         raise BrokerFailed("no broker here")
 
-    monkeypatch.setattr(Stage, "__enter__", no_broker)
+    monkeypatch.setattr(Setup, "__enter__", no_broker)
     with pytest.raises(BrokerFailed, match="no broker here"):
-        play_all(point_drills(), tmp_path)
+        run_drills(point_drills(), tmp_path)
 
 
-def test_the_same_seed_is_the_same_walk_and_dice_leave_nothing_out():
+def test_the_same_seed_is_the_same_steps_and_dice_leave_nothing_out():
     first, again = (list(islice(steps(7), 200)) for _ in range(2))
     assert first == again != list(islice(steps(8), 200))
-    assert {what for step in first for what, _ in step.blows} == set(BLOWS)
-    assert {point for step in first for _, point in step.blows} == set(POINTS)
+    assert {what for step in first for what, _ in step.failures} == set(FAILURES)
+    assert {point for step in first for _, point in step.failures} == set(POINTS)
 
 
 def test_the_dice_of_the_pipelines_leave_out_no_victim():
     drills = list(pipeline_drills(seed=1, count=40))
-    struck = [blow for drill in drills for blow in drill.play.keywords["struck"]]
-    assert {blow.victim for blow in struck} == {ANYBODY, *VICTIMS} - {
+    failures = [failure for drill in drills for failure in drill.run.keywords["failures"]]
+    assert {failure.victim for failure in failures} == {ANY_PROCESS, *VICTIMS} - {
         "the node that coordinates the transaction"
     }
-    assert {blow.point for blow in struck} == {None, *POINTS} and len(struck) == 40 * len(DAYS)
+    assert {failure.point for failure in failures} == {None, *POINTS} and len(failures) == 40 * len(
+        DAYS
+    )
     assert len({d.given for d in drills}) > 30 and len({d.title for d in drills}) == 40
     assert (
         [d.crash_at for d in pipeline_drills(1, 40)]
@@ -377,9 +384,9 @@ def test_the_dice_of_the_pipelines_leave_out_no_victim():
     )
 
 
-def test_the_table_counts_by_kind(stage, tmp_path):
-    drill = drill_of(lambda stage: None, "case")
-    table = summary([play(drill, stage, tmp_path)] * 2)
+def test_the_table_counts_by_kind(setup, tmp_path):
+    drill = drill_of(lambda setup: None, "case")
+    table = summary([run_drill(drill, setup, tmp_path)] * 2)
     assert [list(column.cells) for column in table.columns] == [
         ["cases"],
         ["2"],

@@ -10,8 +10,8 @@ from store_fixtures import s3a
 
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills.one_store import kill_driver, kill_process, survive_all
-from kafka2pc.proof.drills.scenario import NotExactlyOnce, Scenario
-from kafka2pc.proof.drills.stage import Stage
+from kafka2pc.proof.drills.setups import Setup
+from kafka2pc.proof.drills.spark_query import NotExactlyOnce, SparkQuery
 
 pytestmark = [
     pytest.mark.full,
@@ -39,7 +39,7 @@ POINTS = [
 ]
 
 
-class ScenarioInS3(Scenario):
+class QueryInS3(SparkQuery):
     """In a bucket of its own. Spark's own name of the checkpoint begins with s3a."""
 
     def __init__(self, *given, server):
@@ -65,8 +65,8 @@ class ScenarioInS3(Scenario):
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with Stage(tmp_path_factory.mktemp("s3"), progress=None) as made:
+def setup(tmp_path_factory):
+    with Setup(tmp_path_factory.mktemp("s3"), progress=None) as made:
         yield made
 
 
@@ -76,26 +76,26 @@ def session(s3):
 
 
 @pytest.fixture
-def scenario(stage, session, s3):
-    return stage.fresh(session, ScenarioInS3, server=s3).watch()
+def query(setup, session, s3):
+    return setup.fresh(session, QueryInS3, server=s3).watch()
 
 
 @pytest.fixture(scope="module")
 def make(s3):
-    return lambda stage, job: ScenarioInS3(job, stage.kafka, stage.folder, server=s3)
+    return lambda setup, job: QueryInS3(job, setup.kafka, setup.folder, server=s3)
 
 
-@pytest.mark.parametrize(("strike", "points"), POINTS)
-def test_every_row_is_there_once_when_it_dies(strike, points, stage, session, make):
-    stage.end_scenario()  # of the test before, which may have failed
-    before = stage.crashes
+@pytest.mark.parametrize(("inject", "points"), POINTS)
+def test_every_row_is_there_once_when_it_dies(inject, points, setup, session, make):
+    setup.end_query()  # of the test before, which may have failed
+    before = setup.crashes
     rounds = [[(point, None)] for point in points]
-    survive_all(stage, rounds, strike, make=make, session=session)
-    assert stage.crashes - before == len(points)
+    survive_all(setup, rounds, inject, make=make, session=session)
+    assert setup.crashes - before == len(points)
 
 
 @pytest.mark.parametrize("when", first_of(["after", "before"], rest="nightly"))
-def test_every_row_is_there_once_if_the_answers_of_s3_are_lost(when, scenario, s3):
+def test_every_row_is_there_once_if_the_answers_of_s3_are_lost(when, query, s3):
     """The answer to the first request that writes each decision."""
     lost = set()
 
@@ -105,24 +105,24 @@ def test_every_row_is_there_once_if_the_answers_of_s3_are_lost(when, scenario, s
         lost.add(request.path)
         return when
 
-    scenario.feed(2)
+    query.feed(2)
     with s3.proxy.faults(fault):
-        scenario.run()
+        query.run()
     assert len(lost) >= 2
-    scenario.run()
-    scenario.check()
+    query.run()
+    query.check()
 
 
-def test_a_micro_batch_asks_s3_eight_times(scenario, s3):
+def test_a_micro_batch_asks_s3_eight_times(query, s3):
     """Each request costs some ten milliseconds there, and they follow each other. The eighth is
     for `decisionLog`: is there none in the checkpoint? After `keep_batches` one more removes the
     oldest COMMIT.
     """
-    scenario.feed()
-    scenario.run()
-    scenario.feed(4)
+    query.feed()
+    query.run()
+    query.feed(4)
     with s3.proxy.counted() as requests:
-        scenario.run()
+        query.run()
     asked = [(r.method, r.path) for r in requests if "aiobotocore" in r.agent]
     assert len(asked) <= 4 * 8, asked
-    scenario.check()
+    query.check()

@@ -1,8 +1,8 @@
-"""Each rule is needed: with the rule every story ends well, without it the same story ends in an
+"""Each rule is needed: with the rule every drill ends well, without it the same drill ends in an
 anomaly, and the checker names it.
 
-No Spark here: a driver with two tasks, played in this process, on the store in memory. One story
-and one rule are played on a real broker, too; the drills (test_drills.py) play the others there.
+No Spark here: a driver with two tasks, run in this process, on the store in memory. One drill
+and one rule run on a real broker, too; test_drills.py runs the others there.
 """
 
 import copy
@@ -18,8 +18,8 @@ import pytest
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.proof.both_levels import read_both
 from kafka2pc.proof.checker import ANOMALIES, TOLERATED, Seen, anomalies
-from kafka2pc.proof.readers import read_both
 from kafka2pc.protocol.driver import Driver, Policy
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, TwoPhaseError
 from kafka2pc.protocol.history import History
@@ -256,7 +256,7 @@ class World:
         }
 
 
-# -- the stories --
+# -- the drills --
 
 
 def a_reader_watches(world):
@@ -386,7 +386,7 @@ def zombie_begins_late(world):
         world.go_on()
 
 
-STORIES = [
+DRILLS = [
     a_reader_watches,
     nothing_happens,
     a_row_is_refused,
@@ -403,11 +403,11 @@ STORIES = [
 QUIET = [a_reader_watches, nothing_happens, two_begin_at_once, zombie_begins_late]
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda s: s.__name__)
-def test_with_all_rules_every_story_ends_well(story, store, tmp_path):
+@pytest.mark.parametrize("drill", DRILLS, ids=lambda s: s.__name__)
+def test_with_all_rules_every_drill_ends_well(drill, store, tmp_path):
     world = World(store, tmp_path)
-    story(world)
-    assert bool(world.stopped_by) == (story not in QUIET), world.stopped_by
+    drill(world)
+    assert bool(world.stopped_by) == (drill not in QUIET), world.stopped_by
     assert world.anomalies() == {}, world.stopped_by
 
 
@@ -657,16 +657,16 @@ STORES_FAULT = {"inconsistent offsets"}
 
 
 @pytest.mark.parametrize(
-    ("rule", "off", "story", "anomaly"),
+    ("rule", "off", "drill", "anomaly"),
     WITHOUT,
     ids=[f"{rule}-{off.__name__}-{anomaly}" for rule, off, _, anomaly in WITHOUT],
 )
-def test_without_the_rule_the_story_ends_badly(
-    rule, off, story, anomaly, store, tmp_path, monkeypatch
+def test_without_the_rule_the_drill_ends_badly(
+    rule, off, drill, anomaly, store, tmp_path, monkeypatch
 ):
     world = World(store, tmp_path)
     off(monkeypatch)
-    story(world)
+    drill(world)
     assert anomaly in world.anomalies(), f"{world.anomalies()}, stopped by {world.stopped_by}"
 
 
@@ -680,7 +680,7 @@ def test_without_rule_7_the_query_goes_on_and_only_the_checker_knows(store, tmp_
     assert world.anomalies() == {"lost": gone, "torn batch": {0: gone}}
 
 
-# -- one story on a real broker --
+# -- one drill on a real broker --
 
 
 @pytest.mark.kafka

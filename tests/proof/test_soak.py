@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from kafka2pc.proof.drills.setups import Setup
 from kafka2pc.proof.drills.soak import (
     BROKER,
     DECISION_LOG,
@@ -17,7 +18,6 @@ from kafka2pc.proof.drills.soak import (
     soak_query,
     trends,
 )
-from kafka2pc.proof.drills.stage import Stage
 
 pytestmark = pytest.mark.never_unsteady
 WORKERS = "task workers"
@@ -109,8 +109,8 @@ def test_each_row_must_be_there_once(found, anomalies):
 @pytest.mark.spark
 def test_a_query_whose_tasks_keep_files_and_memory_is_found(tmp_path):
     leak = {"faults": json.dumps({"leak": {"files": 8, "size": 4 * 2**20}})}
-    with Stage(tmp_path, progress=None) as stage, pytest.raises(Grows) as error:
-        soak_query(stage, 40, options=leak)
+    with Setup(tmp_path, progress=None) as setup, pytest.raises(Grows) as error:
+        soak_query(setup, 40, options=leak)
     for quantity in ("memory", "descriptors"):
         assert f"{WORKERS}: {quantity} grew by" in error.value.what
     assert "committer" not in error.value.what and "planner" not in error.value.what

@@ -18,7 +18,7 @@ from kafka2pc.kafka.wire.descriptions import (
 from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.row_producer import RowTransaction
 from kafka2pc.proof.model import systems
-from kafka2pc.proof.model.world import QUERY, Config, Setting, Txn, Worker, World, find, worker_name
+from kafka2pc.proof.model.world import QUERY, Bounds, Config, Txn, Worker, World, find, worker_name
 from kafka2pc.protocol.messages import Committable, Plan, PreparedTxnState
 from kafka2pc.protocol.names import Token
 from kafka2pc.protocol.states import TxnState
@@ -91,24 +91,24 @@ SEQUENCES = [
 
 def in_the_model(events):
     """The last answer, and how many rows a reader sees."""
-    setting = Setting(Config())
+    bounds = Bounds(Config())
     name = worker_name(
         Plan(query_id=QUERY, batch_id=0, attempt=1, token=Token(0, 1, "00000001")),
         Worker(1, 0, 0),
         0,
         0,
     )
-    now, reply = systems.on_init(setting, World(owed=((name, 0),)), 1, name).world, None
+    now, reply = systems.on_init(bounds, World(owed=((name, 0),)), 1, name).world, None
     for event in events:
         verb, _, epoch = event.partition(" ")
         if verb == "timeout":
-            now = systems.end_transaction(setting, now, find(now, name), "timeout")[0]
+            now = systems.end_transaction(bounds, now, find(now, name), "timeout")[0]
         elif verb == "write":
-            now, reply, *_ = systems.on_produce(setting, now, 1, name, 0, ((0, 0, 0),))
+            now, reply, *_ = systems.on_produce(bounds, now, 1, name, 0, ((0, 0, 0),))
         elif verb == "init":
-            now, reply, *_ = systems.on_init(setting, now, 1, name)
+            now, reply, *_ = systems.on_init(bounds, now, 1, name)
         else:
-            now, reply, *_ = systems.on_end(setting, now, 1, name, int(epoch), verb == "commit")
+            now, reply, *_ = systems.on_end(bounds, now, 1, name, int(epoch), verb == "commit")
     return reply, len(now.seen)
 
 

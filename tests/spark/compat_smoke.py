@@ -21,12 +21,12 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import kafka2pc
-from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.proof.both_levels import wait_until_ended
 from kafka2pc.proof.child_process import ChildProcess, until
 from kafka2pc.proof.crash_points import Crash, CrashPoint, arm
-from kafka2pc.proof.readers import wait_until_ended
 from kafka2pc.protocol.errors import TwoPhaseError
 
 KEYS = 40  # rows of a micro-batch

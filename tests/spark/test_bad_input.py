@@ -29,7 +29,7 @@ from pyspark.sql.types import (
     StructField,
     StructType,
 )
-from story_fixtures import check_untouched
+from query_fixtures import check_untouched
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.wire.cluster import Cluster
@@ -37,7 +37,7 @@ from kafka2pc.kafka.wire.timeouts import choose_timeout_ms
 from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills.scenario import Scenario, Stop
+from kafka2pc.proof.drills.spark_query import SparkQuery, Stop
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.spark.sink.columns import check_columns
@@ -534,49 +534,49 @@ def test_rights_are_named_one_after_the_other_and_all_given_nothing_is_lost(hers
 # -- what Spark makes of it: once for each place in which an error can be raised --
 
 
-def stopped(story, ask="stream", **what):
+def stopped(spark_query, ask="stream", **what):
     """Run into the error; returns what the user reads, without Spark's own text (which repeats the
     options).
     """
     with pytest.raises(Failed) as caught:
-        run(story, ask, **what)
+        run(spark_query, ask, **what)
     return str(caught.value)
 
 
-def run(story, ask="stream", options=None, **what):
+def run(spark_query, ask="stream", options=None, **what):
     if ask == "stream":
-        return story.run(options=options, **what)
-    return story.job.ask(
+        return spark_query.run(options=options, **what)
+    return spark_query.job.ask(
         "write",
-        source=str(story.source),
-        options=story.options(**{"checkpointLocation": None, **(options or {})}),
+        source=str(spark_query.source),
+        options=spark_query.options(**{"checkpointLocation": None, **(options or {})}),
         **what,
     )
 
 
-def refused(story, error, *says, **what):
+def refused(spark_query, error, *says, **what):
     """Our error, and nothing was written: no transaction was even begun."""
-    found = told(stopped(story, **what), error, *says)
-    check_untouched(story)
+    found = told(stopped(spark_query, **what), error, *says)
+    check_untouched(spark_query)
     return found
 
 
-def goes_on(story, **what):
+def goes_on(spark_query, **what):
     """The fault is removed. The same query, from the same checkpoint, writes everything exactly
     once.
     """
-    run(story, **what)
-    story.check()
+    run(spark_query, **what)
+    spark_query.check()
 
 
-def check_held_back(story, visible):
+def check_held_back(spark_query, visible):
     """The earlier batches are there, and nothing of the broken one."""
-    assert sorted(s.row for s in story.rows()) == list(range(visible))
+    assert sorted(s.row for s in spark_query.rows()) == list(range(visible))
 
 
 @pytest.fixture
-def story(story):
-    return story.feed() or story
+def spark_query(spark_query):
+    return spark_query.feed() or spark_query
 
 
 MANY_WRONG = {
@@ -600,25 +600,27 @@ MANY_SAID = [
 
 
 @on_spark
-def test_in_the_planner_wrong_options_and_columns_stop_the_query_and_put_right_lose_nothing(story):
-    refused(story, "BadOption", *MANY_SAID, options=MANY_WRONG)
-    refused(story, "BadOption", "column value is bigint", select=["row value"])
-    goes_on(story.feed() or story)
+def test_in_the_planner_wrong_options_and_columns_stop_the_query_and_put_right_lose_nothing(
+    spark_query,
+):
+    refused(spark_query, "BadOption", *MANY_SAID, options=MANY_WRONG)
+    refused(spark_query, "BadOption", "column value is bigint", select=["row value"])
+    goes_on(spark_query.feed() or spark_query)
 
 
 @on_spark
-def test_what_spark_itself_refuses_is_refused_before_a_transaction_begins(story):
+def test_what_spark_itself_refuses_is_refused_before_a_transaction_begins(spark_query):
     counted = {"shape": "count", "select": ["cast(count as string) value"]}
-    assert "update" in stopped(story, mode="update", **counted).lower()
-    assert "checkpointLocation" in stopped(story, options={"checkpointLocation": None})
-    check_untouched(story)
+    assert "update" in stopped(spark_query, mode="update", **counted).lower()
+    assert "checkpointLocation" in stopped(spark_query, options={"checkpointLocation": None})
+    check_untouched(spark_query)
 
 
 @on_spark
-def test_a_checkpoint_that_only_sparks_conf_names_is_refused(story):
-    conf = {"spark.sql.streaming.checkpointLocation": str(story.folder / "by-conf")}
+def test_a_checkpoint_that_only_sparks_conf_names_is_refused(spark_query):
+    conf = {"spark.sql.streaming.checkpointLocation": str(spark_query.folder / "by-conf")}
     refused(
-        story,
+        spark_query,
         "BadOption",
         "checkpointLocation is missing",
         "Spark's conf never reaches a Python sink",
@@ -629,12 +631,12 @@ def test_a_checkpoint_that_only_sparks_conf_names_is_refused(story):
 
 
 @on_spark
-def test_a_batch_write_in_another_mode_than_append_is_refused(story):
+def test_a_batch_write_in_another_mode_than_append_is_refused(spark_query):
     says = "mode overwrite: a topic cannot be overwritten", 'mode("append")'
-    refused(story, "BadOption", *says, ask="write", mode="overwrite")
-    assert "append" in stopped(story, ask="write", mode="errorifexists").lower()
-    check_untouched(story)
-    goes_on(story, ask="write")
+    refused(spark_query, "BadOption", *says, ask="write", mode="overwrite")
+    assert "append" in stopped(spark_query, ask="write", mode="errorifexists").lower()
+    check_untouched(spark_query)
+    goes_on(spark_query, ask="write")
 
 
 VALUE = "cast(row as string) value"
@@ -642,19 +644,19 @@ BAD_ROW = 55
 
 
 @on_spark
-def test_in_a_task_a_bad_row_holds_its_batch_back_and_corrected_loses_nothing(story):
+def test_in_a_task_a_bad_row_holds_its_batch_back_and_corrected_loses_nothing(spark_query):
     """Batch 0 is good, batch 1 has one row without a topic."""
     to = {"options": {"topic": None}}
-    bad = [VALUE, f"if(row = {BAD_ROW}, null, '{story.name}') topic"]
-    text = stopped(story.feed() or story, select=bad, **to)
+    bad = [VALUE, f"if(row = {BAD_ROW}, null, '{spark_query.name}') topic"]
+    text = stopped(spark_query.feed() or spark_query, select=bad, **to)
     told(text, "BadRow", "topic is null", "fill the column topic")
-    check_held_back(story, visible=story.size)
-    goes_on(story, select=[VALUE, f"'{story.name}' topic"], **to)
+    check_held_back(spark_query, visible=spark_query.size)
+    goes_on(spark_query, select=[VALUE, f"'{spark_query.name}' topic"], **to)
 
 
 @on_spark
-def test_in_the_commit_phase_a_decision_that_cannot_be_written_holds_its_batch_back(story):
-    place, away = story.folder / "log", story.folder / "away"
+def test_in_the_commit_phase_a_decision_that_cannot_be_written_holds_its_batch_back(spark_query):
+    place, away = spark_query.folder / "log", spark_query.folder / "away"
     here = {"decisionLog": str(place)}
 
     def spoil(event):
@@ -662,28 +664,30 @@ def test_in_the_commit_phase_a_decision_that_cannot_be_written_holds_its_batch_b
         place.write_text("a file where the folder was")
         return True
 
-    error = story.interrupt(Stop(point=CrashPoint.BEFORE_DECISION, strike=spoil), options=here)
+    error = spark_query.interrupt(
+        Stop(point=CrashPoint.BEFORE_DECISION, inject=spoil), options=here
+    )
     told(str(error), "LogUnwritable", str(place), "Make the place writable")
-    check_held_back(story, visible=0)
+    check_held_back(spark_query, visible=0)
     place.unlink()
     away.rename(place)
-    goes_on(story, options=here)
+    goes_on(spark_query, options=here)
 
 
 @on_spark
 def test_in_the_restore_phase_a_damaged_decision_stops_the_query_and_restored_it_loses_nothing(
-    story,
+    spark_query,
 ):
-    story.run()
-    story.feed()
-    file = newest(story)
-    whole, before = file.read_bytes(), len(story.events("begin"))
+    spark_query.run()
+    spark_query.feed()
+    file = newest(spark_query)
+    whole, before = file.read_bytes(), len(spark_query.events("begin"))
     file.write_bytes(whole[:-40])
-    told(stopped(story), "CorruptDecision", str(file), "no decision")
-    check_held_back(story, visible=story.size)
-    assert len(story.events("begin")) == before and file.read_bytes() == whole[:-40]
+    told(stopped(spark_query), "CorruptDecision", str(file), "no decision")
+    check_held_back(spark_query, visible=spark_query.size)
+    assert len(spark_query.events("begin")) == before and file.read_bytes() == whole[:-40]
     file.write_bytes(whole)
-    goes_on(story)
+    goes_on(spark_query)
 
 
 @on_spark
@@ -691,12 +695,20 @@ def test_in_the_restore_phase_a_damaged_decision_stops_the_query_and_restored_it
 def test_a_topic_of_a_row_that_is_not_allowed_is_reported_and_once_granted_nothing_is_lost(
     job, secure, tmp_path
 ):
-    with Scenario(job, secure, tmp_path) as story:
-        story.feed()
-        grant(story, ResourceType.TRANSACTIONAL_ID)
+    with SparkQuery(job, secure, tmp_path) as spark_query:
+        spark_query.feed()
+        grant(spark_query, ResourceType.TRANSACTIONAL_ID)
         alice = {f"kafka.{k}": v for k, v in secure.client_conf_for("alice").items()}
-        what = {"select": [VALUE, f"'{story.name}' topic"], "options": alice | {"topic": None}}
-        told(stopped(story, **what), "NotAuthorized", f"topic {story.name}", "Grant WRITE")
-        check_held_back(story, visible=0)
-        grant(story, ResourceType.TOPIC)
-        goes_on(story, **what)
+        what = {
+            "select": [VALUE, f"'{spark_query.name}' topic"],
+            "options": alice | {"topic": None},
+        }
+        told(
+            stopped(spark_query, **what),
+            "NotAuthorized",
+            f"topic {spark_query.name}",
+            "Grant WRITE",
+        )
+        check_held_back(spark_query, visible=0)
+        grant(spark_query, ResourceType.TOPIC)
+        goes_on(spark_query, **what)

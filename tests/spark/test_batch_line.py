@@ -9,7 +9,7 @@ from dead_query_fixtures import ROWS, closing, dead  # noqa: F401  (fixtures)
 
 from kafka2pc.operations.progress import find_progress
 from kafka2pc.operations.query import Query
-from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.proof.drills.spark_query import SparkQuery
 from kafka2pc.protocol.log.decisions import Decision, Slot
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import (
@@ -132,15 +132,17 @@ def test_under_spark_every_batch_has_its_line_on_standard_error_if_that_is_asked
     jobs, kafka, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("KAFKA2PC_LOG", "1")
-    with Scenario(jobs("lines"), kafka, tmp_path) as story:
-        story.feed(2)
-        story.run()
-        said = story.job.log_end(10**6)
-        story.job.ask(
-            "write", source=str(story.source), options=story.options(checkpointLocation=None)
+    with SparkQuery(jobs("lines"), kafka, tmp_path) as spark_query:
+        spark_query.feed(2)
+        spark_query.run()
+        said = spark_query.job.log_end(10**6)
+        spark_query.job.ask(
+            "write",
+            source=str(spark_query.source),
+            options=spark_query.options(checkpointLocation=None),
         )
-        more = story.job.log_end(10**6).removeprefix(said)
-        story.job.stop()
+        more = spark_query.job.log_end(10**6).removeprefix(said)
+        spark_query.job.stop()
     first, second, third = (
         dict(pair.split("=") for pair in line.split())
         for line in (said + more).splitlines()

@@ -18,8 +18,8 @@ from participant_suite import At, a_plan, rows
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.proof.drills.stage import Stage
-from kafka2pc.proof.drills.two_stores import make_dual_scenario
+from kafka2pc.proof.drills.setups import Setup
+from kafka2pc.proof.drills.two_stores import make_dual_query
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
 from kafka2pc.protocol.log.slots import MemoryLog
@@ -475,23 +475,23 @@ def test_a_log_of_another_query_is_refused_before_anything_is_written():
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    with Stage(tmp_path_factory.mktemp("dual"), progress=None) as made:
+def setup(tmp_path_factory):
+    with Setup(tmp_path_factory.mktemp("dual"), progress=None) as made:
         yield made
 
 
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.full
-def test_a_new_checkpoint_under_an_old_name_is_refused(stage):
+def test_a_new_checkpoint_under_an_old_name_is_refused(setup):
     """Otherwise its first batches would be taken for those that the old one has written."""
-    stage.end_scenario()
-    story = stage.scenario(make_dual_scenario)
-    story.feed()
-    story.run()
-    for path in story.checkpoint.iterdir():
+    setup.end_query()
+    spark_query = setup.query(make_dual_query)
+    spark_query.feed()
+    spark_query.run()
+    for path in spark_query.checkpoint.iterdir():
         if path.name != "kafka2pc":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert "StaleCheckpoint" in str(story.fails())
-    story.check()
-    stage.end_scenario()
+    assert "StaleCheckpoint" in str(spark_query.fails())
+    spark_query.check()
+    setup.end_query()

@@ -216,7 +216,7 @@ def test_moved_under_load_with_a_kill_on_each_side_every_row_is_there_once(
     place = tmp_path / "checkpoint"
     with load(kafka, topics[0]) as sent:
         for source in [SPARKS_OWN] * kills + [OURS] * kills:
-            strike(Job(kafka, source, topics, place), place)
+            kill_in_a_batch(Job(kafka, source, topics, place), place)
     finish(both_formats, kafka, topics, place)
     wanted = [str(n) for n in sent]
     until(lambda: len(values_of(kafka, topics[1])) >= len(wanted), "the last end is written")
@@ -256,7 +256,7 @@ def load(kafka, topic):
     assert producer.flush(30) == 0
 
 
-def strike(job, place):
+def kill_in_a_batch(job, place):
     """Kill the job in the middle of a batch, after another one was done."""
     before = batches(place, "commits")
     in_a_batch = lambda: batches(place, "offsets") > batches(place, "commits") > before

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from marks import first_of
 
-from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.proof.child_process import until
 
 pytestmark = pytest.mark.never_unsteady

@@ -25,8 +25,8 @@ from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.checker import duplicate, lost, reordered
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills.scenario import Scenario, Stop
 from kafka2pc.proof.drills.spark_job import running
+from kafka2pc.proof.drills.spark_query import SparkQuery, Stop
 from kafka2pc.spark.sink.batch_line import BatchHistory
 from kafka2pc.spark.sink.batch_writer import plan_write
 from kafka2pc.spark.sink.options import parse_sink_options
@@ -41,13 +41,13 @@ def faults(**named):
 # -- rows --
 
 
-def test_columns_are_those_of_sparks_own_sink(story, kafka):
-    kafka.create_topic(f"{story.name}-other", partitions=4)
-    story.feed()
-    story.run(
+def test_columns_are_those_of_sparks_own_sink(spark_query, kafka):
+    kafka.create_topic(f"{spark_query.name}-other", partitions=4)
+    spark_query.feed()
+    spark_query.run(
         options={"topic": None},
         select=[
-            f"concat('{story.name}', if(row % 2 = 0, '', '-other')) TOPIC",
+            f"concat('{spark_query.name}', if(row % 2 = 0, '', '-other')) TOPIC",
             "encode(cast(row as string), 'utf-8') Value",
             "encode(key, 'utf-8') kEy",
             "cast(if(row % 2 = 0, null, 3) as int) partition",
@@ -57,8 +57,8 @@ def test_columns_are_those_of_sparks_own_sink(story, kafka):
             ),
         ],
     )
-    own, others = story.seen(), story.seen(topic=f"{story.name}-other")
-    assert len(own) == len(others) == story.size // 2
+    own, others = spark_query.seen(), spark_query.seen(topic=f"{spark_query.name}-other")
+    assert len(own) == len(others) == spark_query.size // 2
     assert {m.partition for m in others} == {3} and len({m.partition for m in own}) > 1
     for m in own + others:
         row = int(m.value)
@@ -70,35 +70,39 @@ def test_columns_are_those_of_sparks_own_sink(story, kafka):
 
 
 @pytest.mark.parametrize("engine", first_of(["columnar", "confluent"]))
-def test_a_timestamp_column_counts_only_if_it_is_asked_for(story, engine):
-    story.feed()
+def test_a_timestamp_column_counts_only_if_it_is_asked_for(spark_query, engine):
+    spark_query.feed()
     columns = ["cast(row as string) value", "timestamp_millis(1700000000000 + row) timestamp"]
-    story.run(options={"engine": engine}, select=columns)
-    assert all(m.timestamp_ms > 1_750_000_000_000 for m in story.seen())
-    story.feed()
-    story.run(options={"engine": engine, "includeTimestamp": "true"}, select=columns)
-    asked = [m for m in story.seen() if m.timestamp_ms < 1_750_000_000_000]
-    assert len(asked) == story.size and all(
+    spark_query.run(options={"engine": engine}, select=columns)
+    assert all(m.timestamp_ms > 1_750_000_000_000 for m in spark_query.seen())
+    spark_query.feed()
+    spark_query.run(options={"engine": engine, "includeTimestamp": "true"}, select=columns)
+    asked = [m for m in spark_query.seen() if m.timestamp_ms < 1_750_000_000_000]
+    assert len(asked) == spark_query.size and all(
         m.timestamp_ms == 1_700_000_000_000 + int(m.value) for m in asked
     )
 
 
-def test_a_batch_without_rows_is_decided_and_begins_no_transaction(story):
-    story.feed(3)
-    story.run(before=[f"if(row div {story.size} = 1, null, row) row", "key"], shape="rows")
-    assert {e.ids["batch_id"] for e in story.events("begin")} == {0, 2}
-    assert [e.ids["batch_id"] for e in story.events("decide") if e.kind == "ok"] == [0, 1, 2]
-    assert len(story.rows()) == 2 * story.size
+def test_a_batch_without_rows_is_decided_and_begins_no_transaction(spark_query):
+    spark_query.feed(3)
+    spark_query.run(
+        before=[f"if(row div {spark_query.size} = 1, null, row) row", "key"], shape="rows"
+    )
+    assert {e.ids["batch_id"] for e in spark_query.events("begin")} == {0, 2}
+    assert [e.ids["batch_id"] for e in spark_query.events("decide") if e.kind == "ok"] == [0, 1, 2]
+    assert len(spark_query.rows()) == 2 * spark_query.size
 
 
 @pytest.mark.full
-def test_rows_without_a_key_go_where_batch_and_task_say(story, kafka):
+def test_rows_without_a_key_go_where_batch_and_task_say(spark_query, kafka):
     """Each task writes its few rows to one partition, another one in each batch."""
-    topic = kafka.create_topic(f"{story.name}-wide", partitions=16)
-    story.size = 42
-    story.feed(6)
-    story.run(options={"topic": topic}, select=["cast(row as string) value"], partitions=3)
-    found = Counter((int(m.value) // story.size, m.partition) for m in story.seen(topic=topic))
+    topic = kafka.create_topic(f"{spark_query.name}-wide", partitions=16)
+    spark_query.size = 42
+    spark_query.feed(6)
+    spark_query.run(options={"topic": topic}, select=["cast(row as string) value"], partitions=3)
+    found = Counter(
+        (int(m.value) // spark_query.size, m.partition) for m in spark_query.seen(topic=topic)
+    )
     batches_and_tasks = product(range(6), range(3))
     assert found == {(b, first_partition(b, task, 16)): 14 for b, task in batches_and_tasks}
     rows = Counter()
@@ -117,30 +121,32 @@ def retrying(job):
     job.new_session()
 
 
-def begun_and_promised(story):
-    promised = {e.ids["transactional_id"] for e in story.events("precommit") if e.kind == "ok"}
-    aborted = {e.ids["transactional_id"] for e in story.events("abort") if e.kind == "ok"}
+def begun_and_promised(spark_query):
+    promised = {
+        e.ids["transactional_id"] for e in spark_query.events("precommit") if e.kind == "ok"
+    }
+    aborted = {e.ids["transactional_id"] for e in spark_query.events("abort") if e.kind == "ok"}
     return promised, aborted
 
 
 @pytest.mark.full
-def test_a_worker_dies_after_its_precommit_and_what_it_left_is_swept(retrying, story):
-    story.feed(2)
-    story.arm(CrashPoint.AFTER_PRECOMMIT, batch_id=1)
-    story.run(partitions=3)
-    assert story.job.done.exists()
-    promised, aborted = begun_and_promised(story)
-    assert len(aborted) == 1 and aborted < promised, story.told()
-    story.check()
+def test_a_worker_dies_after_its_precommit_and_what_it_left_is_swept(retrying, spark_query):
+    spark_query.feed(2)
+    spark_query.arm(CrashPoint.AFTER_PRECOMMIT, batch_id=1)
+    spark_query.run(partitions=3)
+    assert spark_query.job.done.exists()
+    promised, aborted = begun_and_promised(spark_query)
+    assert len(aborted) == 1 and aborted < promised, spark_query.told()
+    spark_query.check()
 
 
-def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, story, tmp_path):
-    story.feed(2)
-    story.run(options=faults(fail=dict(partition=1, sign=str(tmp_path / "failed"))))
+def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, spark_query, tmp_path):
+    spark_query.feed(2)
+    spark_query.run(options=faults(fail=dict(partition=1, sign=str(tmp_path / "failed"))))
     assert (tmp_path / "failed").exists()
-    begun = Counter(e.ids["batch_id"] for e in story.events("begin") if e.kind == "ok")
-    assert begun == {0: 3, 1: 2}, story.told()
-    story.check()
+    begun = Counter(e.ids["batch_id"] for e in spark_query.events("begin") if e.kind == "ok")
+    assert begun == {0: 3, 1: 2}, spark_query.told()
+    spark_query.check()
 
 
 @pytest.mark.parametrize(
@@ -152,68 +158,68 @@ def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, story,
 )
 @pytest.mark.full
 def test_a_zombie_that_writes_on_after_abort_and_restart_changes_nothing(
-    rows, ends, story, tmp_path
+    rows, ends, spark_query, tmp_path
 ):
     """What was open is aborted, and so the zombie is fenced. The transactions that it begins later
     bear an old token: no driver decides them, the next sweep aborts them.
     """
     stalled, failed, go_on = (str(tmp_path / name) for name in ("stalled", "failed", "go on"))
-    story.feed(2)
+    spark_query.feed(2)
     with pytest.raises(Failed, match="a fault on purpose"):
-        story.run(
+        spark_query.run(
             options=faults(
                 stall=dict(partition=1, sign=stalled, until=go_on, rows=rows),
                 fail=dict(partition=0, sign=failed, after=stalled),
             )
         )
     zombie = int((tmp_path / "stalled").read_text())
-    story.run(partitions=3)  # on the other core
-    assert running(zombie) and [e for e in story.events("decide") if e.ids["batch_id"] == 1]
+    spark_query.run(partitions=3)  # on the other core
+    assert running(zombie) and [e for e in spark_query.events("decide") if e.ids["batch_id"] == 1]
     (tmp_path / "go on").touch()
     until(
-        lambda: [e for e in story.events() if e.process == zombie and (e.kind, e.op) in ends],
+        lambda: [e for e in spark_query.events() if e.process == zombie and (e.kind, e.op) in ends],
         "the zombie writes on",
         90,
     )
-    story.feed()
-    story.run()
-    story.check()
+    spark_query.feed()
+    spark_query.run()
+    spark_query.check()
 
 
 @pytest.mark.full
-def test_a_driver_that_was_overtaken_stops_and_writes_nothing(story, jobs, tmp_path):
+def test_a_driver_that_was_overtaken_stops_and_writes_nothing(spark_query, jobs, tmp_path):
     stalled, go_on = str(tmp_path / "stalled"), tmp_path / "go on"
-    story.feed(2)
-    overtaken, story.job = story.job, jobs("second")
+    spark_query.feed(2)
+    overtaken, spark_query.job = spark_query.job, jobs("second")
     with ThreadPoolExecutor(1) as helper:
         waits = helper.submit(
             overtaken.ask,
             "stream",
-            source=str(story.source),
+            source=str(spark_query.source),
             partitions=2,
-            options=story.options(
+            options=spark_query.options(
                 **faults(stall=dict(partition=1, sign=stalled, until=str(go_on)))
             ),
         )
         until((tmp_path / "stalled").exists, "the first driver is in the middle of batch 0", 120)
-        story.run()
+        spark_query.run()
         go_on.touch()
         with pytest.raises(Failed):
             waits.result()
-    story.check()
+    spark_query.check()
 
 
-def test_stop_in_the_middle_of_a_batch_and_restart(story, tmp_path):
+def test_stop_in_the_middle_of_a_batch_and_restart(spark_query, tmp_path):
     stalled, go_on = tmp_path / "stalled", tmp_path / "go on"
-    story.feed(2)
-    story.run(
+    spark_query.feed(2)
+    spark_query.run(
         options=faults(stall=dict(partition=1, sign=str(stalled), until=str(go_on))),
         stop_at=str(stalled),
     )
-    assert not story.events("decide")
+    assert not spark_query.events("decide")
     go_on.touch()
-    story.run(partitions=5)
-    story.check()
+    spark_query.run(partitions=5)
+    spark_query.check()
 
 
 @pytest.mark.full
@@ -221,7 +227,7 @@ def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
     """Spark's own sink goes on, too. One task: the committer's first question of all meets the
     silence.
     """
-    with LocalKafka(progress=None) as kafka, Scenario(job, kafka, tmp_path) as story:
+    with LocalKafka(progress=None) as kafka, SparkQuery(job, kafka, tmp_path) as spark_query:
         resume = Timer(30, kafka.resume)
 
         def pause(event):
@@ -229,13 +235,13 @@ def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
             resume.start()
             return True
 
-        story.feed(2)
+        spark_query.feed(2)
         try:
-            stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=pause)
-            assert story.interrupt(stop, partitions=1) is None
+            stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, inject=pause)
+            assert spark_query.interrupt(stop, partitions=1) is None
         finally:
             resume.join()
-        story.check()
+        spark_query.check()
 
 
 # -- where it runs --
@@ -243,35 +249,39 @@ def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
 
 @pytest.mark.full
 def test_separate_executors(jobs, kafka, tmp_path):
-    story = Scenario(
+    spark_query = SparkQuery(
         jobs("cluster", master="local-cluster[2,1,1024]", conf={"spark.executor.memory": "700m"}),
         kafka,
         tmp_path,
     ).watch()
-    story.feed(3)
-    story.arm(CrashPoint.AFTER_PRECOMMIT, batch_id=1)
-    story.run(partitions=4)
-    assert story.job.done.exists()
-    story.check()
-    story.close()
-    story.job.stop()
+    spark_query.feed(3)
+    spark_query.arm(CrashPoint.AFTER_PRECOMMIT, batch_id=1)
+    spark_query.run(partitions=4)
+    assert spark_query.job.done.exists()
+    spark_query.check()
+    spark_query.close()
+    spark_query.job.stop()
 
 
 @pytest.mark.full
 def test_spark_connect(jobs, kafka, tmp_path):
-    story = Scenario(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
-    story.feed(2)
-    assert "unknown option acks" in str(story.fails(options={"acks": "all"}))
-    story.arm(CrashPoint.AFTER_DECISION, batch_id=1)
+    spark_query = SparkQuery(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
+    spark_query.feed(2)
+    assert "unknown option acks" in str(spark_query.fails(options={"acks": "all"}))
+    spark_query.arm(CrashPoint.AFTER_DECISION, batch_id=1)
     with pytest.raises(Failed):
-        story.run(partitions=4)
-    story.feed()
-    story.run(partitions=2)
-    story.check()
-    story.job.ask("write", source=str(story.source), options=story.options(checkpointLocation=None))
-    assert set(Counter(s.row for s in story.rows()).values()) == {2}
-    story.close()
-    story.job.stop()
+        spark_query.run(partitions=4)
+    spark_query.feed()
+    spark_query.run(partitions=2)
+    spark_query.check()
+    spark_query.job.ask(
+        "write",
+        source=str(spark_query.source),
+        options=spark_query.options(checkpointLocation=None),
+    )
+    assert set(Counter(s.row for s in spark_query.rows()).values()) == {2}
+    spark_query.close()
+    spark_query.job.stop()
 
 
 # -- stateful queries --
@@ -290,101 +300,107 @@ ROCKSDB = {
 WIDE = ["repeat('x', 40000) value", "cast(row as string) key"]
 
 
-def drained(story, batch_id):
+def drained(spark_query, batch_id):
     """How many tasks have drained this batch so far."""
-    return sum(e.kind == "ok" and e.ids["batch_id"] == batch_id for e in story.events("drain"))
+    return sum(
+        e.kind == "ok" and e.ids["batch_id"] == batch_id for e in spark_query.events("drain")
+    )
 
 
 @pytest.mark.full
-def test_a_decided_batch_is_drained_and_its_state_survives(story):
+def test_a_decided_batch_is_drained_and_its_state_survives(spark_query):
     """With RocksDB and its second checkpoint format every run of a batch makes a new version of the
     state; Spark fails if a task brings none.
     """
     size = 20_000
     distinct = dict(shape="dedup", partitions=None, conf=ROCKSDB)
     for batch in range(2):
-        story.feed(rows=[(row, f"u{row}") for row in range(batch * size, (batch + 1) * size)])
-    story.arm(CrashPoint.AFTER_LAST_COMMIT, batch_id=1)
+        spark_query.feed(rows=[(row, f"u{row}") for row in range(batch * size, (batch + 1) * size)])
+    spark_query.arm(CrashPoint.AFTER_LAST_COMMIT, batch_id=1)
     with pytest.raises(Failed):
-        story.run(**distinct)
+        spark_query.run(**distinct)
 
     # this is what happens to a replay that returns at once
     with pytest.raises(Failed, match="CheckpointInfo length"):
-        story.run(
+        spark_query.run(
             options=faults(**{"return early": 1}) | {"replayCheck": "warn"},
             **distinct | {"select": WIDE},
         )
-    before = drained(story, 1)
+    before = drained(spark_query, 1)
     # the rows of the replay are wide, so that they do not fit into a pipe
-    story.run(options={"replayCheck": "warn"}, **distinct | {"select": WIDE})
-    assert drained(story, 1) - before == 2, "each task has read its rows to the end"
+    spark_query.run(options={"replayCheck": "warn"}, **distinct | {"select": WIDE})
+    assert drained(spark_query, 1) - before == 2, "each task has read its rows to the end"
 
     # two thirds of them were there before
-    story.feed(rows=[(row, f"u{row}") for row in range(0, 3 * size, 2)])
-    story.run(**distinct)
-    rows = story.rows()
+    spark_query.feed(rows=[(row, f"u{row}") for row in range(0, 3 * size, 2)])
+    spark_query.run(**distinct)
+    rows = spark_query.rows()
     assert (
         not lost([*range(2 * size), *range(2 * size, 3 * size, 2)], rows)
         and not duplicate(rows)
         and len(rows) == 2.5 * size
     )
-    assert not story.open()
+    assert not spark_query.open()
 
 
 @pytest.mark.full
-def test_complete_mode_writes_every_result_of_every_batch_once(story):
+def test_complete_mode_writes_every_result_of_every_batch_once(spark_query):
     counts = dict(
         shape="count",
         mode="complete",
         select=["concat(key, '=', count) value", "key"],
         partitions=None,
     )
-    story.feed(2)
-    story.arm(CrashPoint.AFTER_FIRST_COMMIT, batch_id=1)
+    spark_query.feed(2)
+    spark_query.arm(CrashPoint.AFTER_FIRST_COMMIT, batch_id=1)
     with pytest.raises(Failed):
-        story.run(**counts)
-    story.feed()
-    story.run(**counts)
+        spark_query.run(**counts)
+    spark_query.feed()
+    spark_query.run(**counts)
     expected = Counter(
-        f"k{key}={sum(row % 7 == key for row in range((batch + 1) * story.size))}"
+        f"k{key}={sum(row % 7 == key for row in range((batch + 1) * spark_query.size))}"
         for batch in range(3)
         for key in range(7)
     )
-    assert Counter(m.value.decode() for m in story.seen()) == expected
-    assert not story.open()
+    assert Counter(m.value.decode() for m in spark_query.seen()) == expected
+    assert not spark_query.open()
 
 
 @pytest.mark.full
-def test_windows_in_append_mode_appear_once(story):
+def test_windows_in_append_mode_appear_once(spark_query):
     windows = dict(
         shape="window",
         partitions=None,
         select=["concat(unix_timestamp(window.start), '=', count) value"],
     )
-    story.feed(2)
+    spark_query.feed(2)
     # batch 0: rows, 1: the windows that they closed, 2: rows again
-    story.arm(CrashPoint.AFTER_DECISION, batch_id=2)
+    spark_query.arm(CrashPoint.AFTER_DECISION, batch_id=2)
     with pytest.raises(Failed):
-        story.run(**windows)
-    story.feed()
-    story.run(**windows)
-    last = (story.files * story.size - 1) // 10 * 10  # the window that is still open
-    assert Counter(m.value.decode() for m in story.seen()) == Counter(
+        spark_query.run(**windows)
+    spark_query.feed()
+    spark_query.run(**windows)
+    last = (spark_query.files * spark_query.size - 1) // 10 * 10  # the window that is still open
+    assert Counter(m.value.decode() for m in spark_query.seen()) == Counter(
         f"{start}=10" for start in range(0, last, 10)
     )
-    assert not story.open()
+    assert not spark_query.open()
 
 
 # -- batch writes --
 
 
-def write(story, partitions=4, **options):
-    story.job.ask(
+def write(spark_query, partitions=4, **options):
+    spark_query.job.ask(
         "write",
-        source=str(story.source),
+        source=str(spark_query.source),
         partitions=partitions,
-        options=story.options(
-            **{"checkpointLocation": None, "decisionLog": str(story.folder / "log"), **options}
+        options=spark_query.options(
+            **{
+                "checkpointLocation": None,
+                "decisionLog": str(spark_query.folder / "log"),
+                **options,
+            }
         ),
     )
 
@@ -401,42 +417,43 @@ def write(story, partitions=4, **options):
         ids=lambda p: p.name.lower(),
     ),
 )
-def test_a_batch_write_with_a_key_is_killed_and_run_again(point, story):
-    story.feed(2)
-    story.arm(point)
+def test_a_batch_write_with_a_key_is_killed_and_run_again(point, spark_query):
+    spark_query.feed(2)
+    spark_query.arm(point)
     with pytest.raises(Failed):
-        write(story, idempotenceKey="job of today")
-    assert story.job.done.exists()
-    write(story, idempotenceKey="job of today")
-    told = len(story.events("commit"))
-    write(story, idempotenceKey="job of today")
-    assert len(story.events("commit")) == told, "Kafka was asked again about what is finished"
-    story.check()
-    write(story, idempotenceKey="job of tomorrow")
-    write(story)
-    assert set(Counter(s.row for s in story.rows()).values()) == {3}
+        write(spark_query, idempotenceKey="job of today")
+    assert spark_query.job.done.exists()
+    write(spark_query, idempotenceKey="job of today")
+    told = len(spark_query.events("commit"))
+    write(spark_query, idempotenceKey="job of today")
+    assert len(spark_query.events("commit")) == told, "Kafka was asked again about what is finished"
+    spark_query.check()
+    write(spark_query, idempotenceKey="job of tomorrow")
+    write(spark_query)
+    assert set(Counter(s.row for s in spark_query.rows()).values()) == {3}
 
 
 @pytest.mark.full
-def test_a_batch_write_that_fails_leaves_nothing_open(story):
+def test_a_batch_write_that_fails_leaves_nothing_open(spark_query):
     """No later job can find it: it has no checkpoint, and the next job has another name."""
-    story.feed(2)
-    story.arm(CrashPoint.AFTER_PRECOMMIT)
+    spark_query.feed(2)
+    spark_query.arm(CrashPoint.AFTER_PRECOMMIT)
     with pytest.raises(Failed):
-        write(story, partitions=1)  # with more, one that still runs may begin after the sweep
-    assert story.job.done.exists() and story.open() == [] and story.rows() == []
+        write(spark_query, partitions=1)  # with more, one that still runs may begin after the sweep
+    assert spark_query.job.done.exists() and spark_query.open() == [] and spark_query.rows() == []
 
 
-def test_a_key_is_not_for_two_topics(story, kafka):
-    kafka.create_topic(f"{story.name}-other")
-    story.feed(2)
-    write(story, idempotenceKey="today")
+def test_a_key_is_not_for_two_topics(spark_query, kafka):
+    kafka.create_topic(f"{spark_query.name}-other")
+    spark_query.feed(2)
+    write(spark_query, idempotenceKey="today")
     with pytest.raises(
-        Failed, match=rf"under it went to kafka \(topics {story.name}\), and this one would go"
+        Failed,
+        match=rf"under it went to kafka \(topics {spark_query.name}\), and this one would go",
     ):
-        write(story, idempotenceKey="today", topic=f"{story.name}-other")
-    write(story, idempotenceKey="today")
-    story.check()
+        write(spark_query, idempotenceKey="today", topic=f"{spark_query.name}-other")
+    write(spark_query, idempotenceKey="today")
+    spark_query.check()
 
 
 def test_a_loss_that_is_skipped_is_in_the_log(caplog):
@@ -477,26 +494,26 @@ def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
 # -- rows that are removed while their transaction is open --
 
 
-def removed(story):
+def removed(spark_query):
     """All records of the topic."""
-    admin, place = AdminClient(story.kafka.client_conf), TopicPartition(story.name, 0)
+    admin, place = AdminClient(spark_query.kafka.client_conf), TopicPartition(spark_query.name, 0)
     [end] = admin.list_offsets({place: OffsetSpec.latest()}).values()
-    before = TopicPartition(story.name, 0, end.result(30).offset)
+    before = TopicPartition(spark_query.name, 0, end.result(30).offset)
     admin.delete_records([before])[before].result(30)
 
 
-def recreated(story):
+def recreated(spark_query):
     """The topic is deleted, and created again."""
-    admin = AdminClient(story.kafka.client_conf)
-    admin.delete_topics([story.name])[story.name].result(30)
-    with Cluster(story.kafka.client_conf) as cluster:
-        gone = lambda: not topic_rows(cluster, [story.name])[0].partitions
+    admin = AdminClient(spark_query.kafka.client_conf)
+    admin.delete_topics([spark_query.name])[spark_query.name].result(30)
+    with Cluster(spark_query.kafka.client_conf) as cluster:
+        gone = lambda: not topic_rows(cluster, [spark_query.name])[0].partitions
         until(gone, "the topic is gone", 30)
-    story.kafka.create_topic(story.name)
+    spark_query.kafka.create_topic(spark_query.name)
 
 
-class InOnePartition(Scenario):
-    """A scenario of one task, which is given one file after the other. `door`: how it writes."""
+class InOnePartition(SparkQuery):
+    """A query of one task, which is given one file after the other. `door`: how it writes."""
 
     def __init__(self, door, *arguments):
         super().__init__(*arguments, partitions=1)
@@ -530,118 +547,118 @@ WAYS = [
 def test_rows_that_are_removed_are_written_again_or_reported_as_lost(
     door, remove, job, kafka, tmp_path
 ):
-    before_the_decision = lambda event: remove(story) is None
+    before_the_decision = lambda event: remove(spark_query) is None
     offsets = []
 
     def after_it(event):
-        newest = story.seen("read_uncommitted")[-story.size :]
+        newest = spark_query.seen("read_uncommitted")[-spark_query.size :]
         offsets.extend([newest[0].offset, newest[-1].offset])
-        remove(story)
+        remove(spark_query)
         os.kill(event.process, signal.SIGKILL)
         return False
 
-    with InOnePartition(door, job, kafka, tmp_path) as story:
-        story.feed()
-        stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, strike=before_the_decision)
-        assert "Refused: " in str(story.interrupt(stop))
-        story.run()
-        story.check()
-        (story.source / "0000.csv").unlink()
-        story.feed()
-        story.interrupt(Stop(point=CrashPoint.AFTER_DECISION, strike=after_it))
+    with InOnePartition(door, job, kafka, tmp_path) as spark_query:
+        spark_query.feed()
+        stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, inject=before_the_decision)
+        assert "Refused: " in str(spark_query.interrupt(stop))
+        spark_query.run()
+        spark_query.check()
+        (spark_query.source / "0000.csv").unlink()
+        spark_query.feed()
+        spark_query.interrupt(Stop(point=CrashPoint.AFTER_DECISION, inject=after_it))
         for _ in range(2):
-            error = str(story.fails())
+            error = str(spark_query.fails())
             assert "LostTransaction: " in error
-            assert f"gone are offsets {offsets[0]} to {offsets[1]} of {story.name}-0" in error
-        story.run(options={"lostTransactions": "skip"})
-        assert story.open() == []
+            assert f"gone are offsets {offsets[0]} to {offsets[1]} of {spark_query.name}-0" in error
+        spark_query.run(options={"lostTransactions": "skip"})
+        assert spark_query.open() == []
 
 
 # -- decisions in other places; tests/proof/test_drills.py kills such a query around them --
 
 
 @pytest.fixture(params=first_of(["topic", "table"]))
-def place(request, story):
+def place(request, spark_query):
     """A value of the option decisionLog."""
     return (
-        f"kafka:{story.name}-decisions"
+        f"kafka:{spark_query.name}-decisions"
         if request.param == "topic"
         else request.getfixturevalue("postgres").url
     )
 
 
-def test_a_batch_write_remembers_its_key_there(place, story):
-    story.feed(2)
+def test_a_batch_write_remembers_its_key_there(place, spark_query):
+    spark_query.feed(2)
     for _ in range(2):
-        write(story, idempotenceKey="job of today", decisionLog=place)
-    story.check()
+        write(spark_query, idempotenceKey="job of today", decisionLog=place)
+    spark_query.check()
 
 
 # -- at least once --
 
 
-def test_at_least_once_needs_no_transaction(story, tmp_path):
-    story.feed(2)
+def test_at_least_once_needs_no_transaction(spark_query, tmp_path):
+    spark_query.feed(2)
     with pytest.raises(Failed, match="a fault on purpose"):
-        story.run(
+        spark_query.run(
             options=faults(fail=dict(partition=1, sign=str(tmp_path / "failed")))
             | {"deliveryGuarantee": "at_least_once"}
         )
-    story.run(options={"deliveryGuarantee": "at_least_once"})
-    rows = story.rows()
-    assert not lost(range(2 * story.size), rows)
-    assert story.events() == [] and not story.open()
+    spark_query.run(options={"deliveryGuarantee": "at_least_once"})
+    rows = spark_query.rows()
+    assert not lost(range(2 * spark_query.size), rows)
+    assert spark_query.events() == [] and not spark_query.open()
 
 
-def test_rows_of_a_key_stay_in_order(story):
-    story.feed(4)
-    story.run(partitions=1)
-    assert not reordered(story.rows())
+def test_rows_of_a_key_stay_in_order(spark_query):
+    spark_query.feed(4)
+    spark_query.run(partitions=1)
+    assert not reordered(spark_query.rows())
 
 
 # -- whose checkpoint --
 
 
 @pytest.mark.full
-def test_a_copy_of_the_checkpoint_is_refused_and_the_original_goes_on(story):
-    story.feed(2)
-    story.run()
-    copy = shutil.copytree(story.checkpoint, f"{story.checkpoint}-copy")
-    story.feed(1)
-    error = str(story.fails(options=dict(checkpointLocation=str(copy))))
-    assert "MovedLog" in error and "kafka2pc adopt" in error and story.open() == []
-    story.run()
-    story.check()
+def test_a_copy_of_the_checkpoint_is_refused_and_the_original_goes_on(spark_query):
+    spark_query.feed(2)
+    spark_query.run()
+    copy = shutil.copytree(spark_query.checkpoint, f"{spark_query.checkpoint}-copy")
+    spark_query.feed(1)
+    error = str(spark_query.fails(options=dict(checkpointLocation=str(copy))))
+    assert "MovedLog" in error and "kafka2pc adopt" in error and spark_query.open() == []
+    spark_query.run()
+    spark_query.check()
 
 
-def test_a_checkpoint_that_was_moved_is_adopted_and_goes_on(story):
-    story.feed(2)
-    story.run()
-    moved = shutil.move(story.checkpoint, f"{story.checkpoint}-moved")
+def test_a_checkpoint_that_was_moved_is_adopted_and_goes_on(spark_query):
+    spark_query.feed(2)
+    spark_query.run()
+    moved = shutil.move(spark_query.checkpoint, f"{spark_query.checkpoint}-moved")
     assert CliRunner().invoke(app, ["adopt", str(moved)]).exit_code == 0
-    story.feed(1)
-    story.run(options=dict(checkpointLocation=str(moved)))
-    story.check()
+    spark_query.feed(1)
+    spark_query.run(options=dict(checkpointLocation=str(moved)))
+    spark_query.check()
 
 
-def test_a_source_that_replays_other_rows_stops_the_query_once_the_batch_is_finished(story):
+def test_a_source_that_replays_other_rows_stops_the_query_once_the_batch_is_finished(spark_query):
     """Between the decision and Spark's commit log the driver dies; meanwhile a line of the file is
     gone.
     """
-    story.feed(1)
-    story.arm(CrashPoint.AFTER_FIRST_COMMIT)
+    spark_query.feed(1)
+    spark_query.arm(CrashPoint.AFTER_FIRST_COMMIT)
     with pytest.raises(Failed):
-        story.run()
-    (file,) = story.source.glob("*")
+        spark_query.run()
+    (file,) = spark_query.source.glob("*")
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-1]))
-    error = str(story.fails())
+    error = str(spark_query.fails())
     assert (
         "ReplayDiffers" in error
         and f"{len(lines)} rows" in error
         and f"{len(lines) - 1} rows" in error
         and "replayCheck=warn" in error
     )
-    assert len(story.rows()) == len(lines), "what was decided is there, all of it"
-    story.run(options=dict(replayCheck="warn"))
-    assert len(story.rows()) == len(lines) and story.open() == []
+    assert len(spark_query.rows()) == len(lines), "what was decided is there, all of it"
+    spark_query.run(options=dict(replayCheck="warn"))
+    assert len(spark_query.rows()) == len(lines) and spark_query.open() == []

@@ -26,7 +26,7 @@ from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.cli.app import app
 from kafka2pc.proof.child_process import until
-from kafka2pc.proof.drills.scenario import Scenario
+from kafka2pc.proof.drills.spark_query import SparkQuery
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from kafka2pc.protocol.phases.commit import commit
@@ -159,12 +159,12 @@ def test_a_dead_query_is_found_and_finished_from_the_shell(query, tls, tmp_path)
 @pytest.mark.spark
 @pytest.mark.full
 def test_a_spark_query_with_certificates(tls, job, tmp_path):
-    with Scenario(job, tls, tmp_path) as story:
-        story.feed(2)
-        story.run()
-        story.check()
+    with SparkQuery(job, tls, tmp_path) as spark_query:
+        spark_query.feed(2)
+        spark_query.run()
+        spark_query.check()
         assert tls.certificates.password not in "".join(
-            p.read_text(errors="replace") for p in story.checkpoint.rglob("*") if p.is_file()
+            p.read_text(errors="replace") for p in spark_query.checkpoint.rglob("*") if p.is_file()
         )
 
 

@@ -12,6 +12,11 @@ import pyarrow as pa
 import pymysql
 import pytest
 from database_fixtures import shown
+from lines_suite import (
+    RECORD_CHECKS,
+    a_prepare_whose_answer_is_lost_is_looked_up,
+    database_of,
+)
 from participant_suite import (
     DONE,
     REFUSED,
@@ -24,11 +29,6 @@ from participant_suite import (
     ask,
     precommit_rows,
     rows,
-)
-from record_suite import (
-    RECORD_CHECKS,
-    a_prepare_whose_answer_is_lost_is_looked_up,
-    database_of,
 )
 
 from kafka2pc.protocol.errors import (
@@ -72,7 +72,7 @@ def test_mariadb_keeps(check, at):
 
 @pytest.fixture
 def database(mariadb, at):
-    """A table of this test's own, for the checks of a database with a record."""
+    """A table of this test's own, for the checks of a database with a table of transactions."""
 
     def prepare_by_hand(tid, epoch, *statements):
         c = at.store.names.committable(tid, epoch)
@@ -337,7 +337,7 @@ def test_a_bad_row_is_reported_and_leaves_nothing(mariadb, table, batch, says):
 def test_rights_are_asked_for_by_name(mariadb, at):
     mariadb.execute("create user alice@localhost")
     mariadb.execute("grant select on kafka2pc.* to alice@localhost")
-    at.store.store_id()  # makes the table of records
+    at.store.store_id()  # makes the table of transactions
     as_alice = MysqlParticipant(mariadb.url.replace("root@", "alice@"), at.store.table)
     with pytest.raises(NotAuthorized, match="kafka2pc_transactions"):
         as_alice.begin(a_plan())

@@ -438,7 +438,7 @@ def test_a_store_that_is_away_is_asked_again_and_a_bug_goes_up(tmp_path):
         wal(tmp_path, dies_at="b", error=ZeroDivisionError()).store.commit(c)
     at = wal(tmp_path)
     assert at.store.commit(c) is DONE and at.seen() == ["a", "b"]
-    assert at.store.log.fs.find(f"{at.store.log.root}/data") == []
+    assert at.store.wal.fs.find(f"{at.store.wal.root}/data") == []
     # there is nothing to replay
     assert wal(tmp_path, dies_at="a", error=ConnectionError()).store.commit(c) is DONE
 
@@ -449,7 +449,7 @@ def test_a_log_that_still_holds_rows_is_not_committed(tmp_path):
     assert at.store.commit(c) is UNKNOWN and at.seen() == ["a", "b"]
     [found] = at.store.describe([c])
     assert found.state is TxnState.PRECOMMITTED, "the target has not received all rows"
-    assert at.store.log.describe([c])[0].state is TxnState.COMMITTED
+    assert at.store.wal.describe([c])[0].state is TxnState.COMMITTED
     at = wal(tmp_path)
     assert at.store.commit(c) is DONE
     assert at.store.describe([c])[0].state is TxnState.COMMITTED
@@ -462,7 +462,7 @@ def test_a_log_that_cannot_be_read_leaves_the_state_unknown(tmp_path, error, ans
     at = wal(tmp_path, dies_at="a", error=ConnectionError())
     c = precommit_rows(at, a_plan(), "a")
     assert at.store.commit(c) is UNKNOWN
-    with patch.object(at.store.log, "rows", side_effect=error):
+    with patch.object(at.store.wal, "rows", side_effect=error):
         if answer:
             assert at.store.describe([c])[0].state is answer
         else:

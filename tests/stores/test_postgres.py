@@ -13,6 +13,12 @@ import pyarrow as pa
 import pytest
 from database_fixtures import shown
 from driver_steps import decide_only, write
+from lines_suite import (
+    RECORD_CHECKS,
+    a_prepare_whose_answer_is_lost_is_looked_up,
+    a_store_of_an_older_version_goes_on,
+    database_of,
+)
 from marks import first_of
 from participant_suite import (
     DONE,
@@ -25,12 +31,6 @@ from participant_suite import (
     a_plan,
     precommit_rows,
     rows,
-)
-from record_suite import (
-    RECORD_CHECKS,
-    a_prepare_whose_answer_is_lost_is_looked_up,
-    a_store_of_an_older_version_goes_on,
-    database_of,
 )
 
 from kafka2pc.decision_logs.table import TableLog
@@ -88,7 +88,7 @@ def test_staged_rows_in_postgres_keep(check, postgres):
 
 @pytest.fixture
 def database(postgres, at):
-    """A table of this test's own, for the checks of a database with a record."""
+    """A table of this test's own, for the checks of a database with a table of transactions."""
 
     def prepare_by_hand(tid, epoch, *statements):
         with psycopg.connect(postgres.url, autocommit=True) as db:

@@ -11,9 +11,9 @@ from confluent_kafka import Producer
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.readers import read_topic
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.operations.query import open_query
-from kafka2pc.proof.readers import wait_until_ended
+from kafka2pc.proof.both_levels import wait_until_ended
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit

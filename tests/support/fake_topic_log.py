@@ -69,9 +69,6 @@ class FakeTail:
                 self.found.setdefault(key, {}).setdefault(value, offset)
         self.at = len(self.broker.log)
 
-    def close(self):
-        pass
-
 
 class FakeTopicLog(TopicLog):
     """`at(point)` is called before each request that matters to other drivers: fence, read, append,

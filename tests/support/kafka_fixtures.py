@@ -80,7 +80,7 @@ def state(kafka):
     """
     from confluent_kafka.admin import AdminClient
 
-    from kafka2pc.kafka.read.readers import read_topic
+    from kafka2pc.kafka.read.whole_topic import read_topic
     from kafka2pc.kafka.wire.cluster import Cluster
     from kafka2pc.kafka.wire.descriptions import list_transactions
 

@@ -70,7 +70,7 @@ class PlannedQuery:
         (self.checkpoint / "offsets" / str(self.batches)).write_text(f"v1\n{{}}\n{self.batches}")
 
     def options(self, **more):
-        """As `Scenario.options`: one of None is left out."""
+        """As `SparkQuery.options`: one of None is left out."""
         ours = {
             "topic": self.name,
             "checkpointLocation": str(self.checkpoint),

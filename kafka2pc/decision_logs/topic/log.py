@@ -14,7 +14,6 @@ from typing import Any, Callable, Mapping, Sequence
 # %% ../../../nbs/decision_logs/topic/05_log.ipynb #c003
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import KafkaException
 
 # %% ../../../nbs/decision_logs/topic/05_log.ipynb #c004
 from .bookmark import Bookmark
@@ -144,9 +143,7 @@ class TopicLog(NamedLog):
         return sorted(name for name in names if name is not None)
 
     def close(self) -> None:
-        """Close the reader of the topic."""
-        if self.tail:
-            self.tail.close()
+        """Forget what was read. The connection belongs to the process."""
         self.tail = None
         self._bookmark = None
 
@@ -405,11 +402,9 @@ class TopicLog(NamedLog):
         for open transactions.
         """
         tail = self.tail = self.tail or self._open()
-        try:
-            until, tail.epoch = end_of_topic(self._cluster, self.topic, end)
-            tail.read(until, self.within_ms)
-        except KafkaException as e:
-            raise BrokerUnreachable(f"topic {self.topic}: {e.args[0].str()}") from None
+        cluster = self._cluster
+        until, tail.epoch = end_of_topic(cluster, self.topic, end)
+        tail.read(cluster, until, self.within_ms)
 
     def _open(self) -> Tail:
         """A reader of the keys of this name, which begins at the bookmark."""
@@ -417,7 +412,7 @@ class TopicLog(NamedLog):
         at = bookmark.load()
         if not at:
             warn_if_long(self.topic, self._settings, _missing_right(bookmark))
-        return Tail(self._conf, self.topic, Keys(self.name).starts(), at)
+        return Tail(self.topic, Keys(self.name).starts(), at)
 
     def _read_all(self) -> Tail:
         """From now on keep the keys of all names, and share them with the siblings."""
@@ -425,7 +420,7 @@ class TopicLog(NamedLog):
             return self.tail
         self.close()
         # no bookmark: it would be a group for each idempotence key
-        tail = self.tail = Tail(self._conf, self.topic)
+        tail = self.tail = Tail(self.topic)
         warn_if_long(self.topic, self._settings)
         return tail
 

@@ -7,19 +7,17 @@ __all__ = ['HIGH_WATERMARK', 'LAST_STABLE', 'EVERY_NAME', 'leader_of', 'end_of_t
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c002
 import logging
-from typing import Any, Mapping
-
-# %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c003
-from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c004
+from ...kafka.read.fetcher import NotFetched, Wanted, fetch
+from ...kafka.read.settings import FetchSettings
+from ...kafka.records.decoder import Columns
+from ...kafka.wire import error_codes as codes
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.connection import NotYet
-from ...kafka.wire.login import for_librdkafka
 from ...kafka.wire.offsets import LATEST, offsets_request
 from ...kafka.wire.topics import find_leaders
-from ...protocol.clock import CLOCK
-from ...protocol.errors import BrokerUnreachable, CorruptDecision
+from ...protocol.errors import BrokerUnreachable, CorruptDecision, RecordsBroken
 
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c007
 HIGH_WATERMARK, LAST_STABLE = 0, 1  # isolation levels of ListOffsets
@@ -53,70 +51,65 @@ def end_of_topic(cluster: Cluster, topic: str, end: int) -> tuple[int, int]:
 # %% ../../../nbs/decision_logs/topic/03_reader.ipynb #c009
 _LOG = logging.getLogger("kafka2pc")
 EVERY_NAME = ("",)
-_BULK, _SLOW_S = 10_000, 10  # records taken at once; seconds after which a read is logged
-# it reads without a group, so a right that is missing on the group does not matter
-_HARMLESS = ("_PARTITION_EOF", "GROUP_AUTHORIZATION_FAILED")
-_READER = {
-    "group.id": "kafka2pc-decisions",
-    "enable.auto.commit": False,
-    "enable.partition.eof": True,
-    "auto.offset.reset": "error",
-    "check.crcs": True,
-    "isolation.level": "read_committed",
-    "fetch.wait.max.ms": 50,
-    "log_level": 2,
-}
+_SLOW_S = 10  # seconds after which a read is logged
+_WAIT_MS = 50  # how long a broker waits for a record before it answers without one
 
 
 class Tail:
     """The records of partition 0 of a topic whose keys begin with one of `starts`, from the offset
-    `at` on; each `read` continues where the last one stopped. `found`: for each key its different
-    values, each with the first offset at which it was read. `epoch`: the leader's, when the end was
-    asked for the last time. `records`: how many were read.
+    `at` on; each `read` continues where the last one stopped. It keeps no connection. `found`: for
+    each key its different values, each with the first offset at which it was read. `epoch`: the
+    leader's, when the end was asked for the last time. `records`: how many were read.
     """
 
-    def __init__(
-        self, conf: Mapping, topic: str, starts: tuple[str, ...] = EVERY_NAME, at: int = 0
-    ) -> None:
+    def __init__(self, topic: str, starts: tuple[str, ...] = EVERY_NAME, at: int = 0) -> None:
         self.topic = topic
         self.starts = starts
         self.at = at
         self.epoch = -1
         self.records = 0
-        self.found = {}
-        self._consumer = Consumer(for_librdkafka(conf) | _READER)
-        self._go_to(at)
+        self.found: dict[str, dict[bytes, int]] = {}
 
-    def close(self) -> None:
-        self._consumer.close()
-
-    def read(self, end: int, within_ms: int) -> None:
+    def read(self, cluster: Cluster, end: int, within_ms: int) -> None:
         """Read up to the offset `end`, however long that takes. Raises `BrokerUnreachable` if
-        nothing arrives for `within_ms`, and `CorruptDecision` if the topic is not the one of
-        before.
+        nothing arrives for `within_ms` or a batch is damaged, `CorruptDecision` if the topic is not
+        the one of before, `NotAuthorized`, `UnknownFormat`.
         """
         if end < self.at:
             raise CorruptDecision(
                 f"topic {self.topic} ends at {end}, and was read to {self.at}",
                 why="It was deleted and made again, or cut off.",
             )
-        began = CLOCK.monotonic()
-        arrived = began
+        try:
+            self._take_all(cluster, end, within_ms)
+        except RecordsBroken as e:
+            raise BrokerUnreachable(f"topic {e.what}", why=e.why, action=e.action) from None
+        # what is behind the last record: markers, aborted records, and gaps
+        self.at = end
+
+    def _take_all(self, cluster: Cluster, end: int, within_ms: int) -> None:
+        began = cluster.clock.monotonic()
         report = began + _SLOW_S
-        while self.at < end:
-            before = self.at
-            self._take_all()
-            now = CLOCK.monotonic()
-            if self.at > before:
-                arrived = now
-            elif now - arrived > within_ms / 1000:
-                raise BrokerUnreachable(
-                    f"topic {self.topic} was read to {self.at} of {end}",
-                    why="A transaction is open there, or the broker does not answer.",
-                )
+        wanted = Wanted(self.topic, 0, self.at, end)
+        settings = FetchSettings(wait_ms=_WAIT_MS, patience_ms=within_ms)
+        for _, rows in fetch(cluster, [wanted], settings):
+            if isinstance(rows, NotFetched):
+                raise self._stopped(rows, end)
+            self._take(rows)
+            now = cluster.clock.monotonic()
             if now > report:
                 self._report(now - began, end)
                 report = now + _SLOW_S
+
+    def _stopped(self, rest: NotFetched, end: int) -> BrokerUnreachable:
+        """The error if the records before `end` cannot be had."""
+        self.at = rest.offset
+        why = "The leader does not have that offset, or cannot give it."
+        if rest.code == codes.REQUEST_TIMED_OUT:
+            why = "A transaction is open there, or the broker does not answer."
+        return BrokerUnreachable(
+            f"topic {self.topic} was read to {self.at} of {end}: {rest}", why=why
+        )
 
     def _report(self, seconds: float, end: int) -> None:
         _LOG.warning(
@@ -127,37 +120,17 @@ class Tail:
             end,
         )
 
-    def _take_all(self) -> None:
-        """Take all records that have arrived; wait for the first one. Nothing behind an error is
-        taken: librdkafka may go on behind a batch that it cannot read, and the next read must meet
-        that batch again.
-        """
-        first = self._consumer.poll(0.1)
-        if first is None:
-            return
-        for message in [first, *self._consumer.consume(_BULK, 0)]:
-            error = message.error()
-            if error and error.name() not in _HARMLESS and not error.retriable():
-                self._go_to(self.at)
-                raise KafkaException(error)
-            self._take(message)
+    def _take(self, rows: Columns) -> None:
+        starts = tuple(start.encode() for start in self.starts)
+        columns = rows.keys.to_pylist(), rows.values.to_pylist(), rows.offsets.tolist()
+        for key, value, offset in zip(*columns, strict=True):
+            if (key or b"").startswith(starts):
+                self._keep((key or b"").decode(errors="replace"), value, offset)
+        self.at = int(rows.offsets[-1]) + 1
+        self.records += len(rows)
 
-    def _go_to(self, offset: int) -> None:
-        self._consumer.assign([TopicPartition(self.topic, 0, offset)])
-
-    def _take(self, message: Any) -> None:
-        error = message.error()
-        if error and error.name() == "_PARTITION_EOF":
-            self.at = message.offset()
-        if error:
-            return
-        key = (message.key() or b"").decode(errors="replace")
-        value = message.value()
-        self.at = message.offset() + 1
-        self.records += 1
-        if not key.startswith(self.starts):
-            return
+    def _keep(self, key: str, value: bytes | None, offset: int) -> None:
         if value is None:
             self.found.pop(key, None)
         else:
-            self.found.setdefault(key, {}).setdefault(value, message.offset())
+            self.found.setdefault(key, {}).setdefault(value, offset)

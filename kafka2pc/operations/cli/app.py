@@ -140,7 +140,7 @@ def demo(
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c116
 def _all_drills(seed: int) -> list:
-    """The drills of all kinds but walk and soak; `seed` draws the pipelines."""
+    """The drills of all kinds but random and soak; `seed` draws the pipelines."""
     from kafka2pc.proof.drills.end_to_end import pipeline_drills
     from kafka2pc.proof.drills.hard_cases import CASES
     from kafka2pc.proof.drills.one_store import point_drills
@@ -161,74 +161,108 @@ def _printer(console: Console) -> Callable:
     """A function that prints a line for each drill, and the finding of one that ended badly."""
     started = time.monotonic()
 
-    def tell(played: Any) -> None:
-        sign = "[red]not as expected[/red]" if played.found else "[green]as expected[/green]"
+    def tell(result: Any) -> None:
+        sign = "[red]not as expected[/red]" if result.found else "[green]as expected[/green]"
         console.print(f"{time.monotonic() - started:5.0f} s  {sign}  ", end="")
-        given = f": {played.drill.given}" if played.drill.kind == "walk" else ""
-        console.print(played.drill.title + given, highlight=False, soft_wrap=True)
-        if played.found:
-            console.print(played.found, highlight=False, soft_wrap=True, markup=False)
+        given = f": {result.drill.given}" if result.drill.kind == "random" else ""
+        console.print(result.drill.title + given, highlight=False, soft_wrap=True)
+        if result.found:
+            console.print(result.found, highlight=False, soft_wrap=True, markup=False)
 
     return tell
 
 
-def _walk(seed: int, minutes: float, output: Path, tell: Callable, console: Console) -> list:
-    """Walk at random, after a line that says how to repeat it."""
-    from kafka2pc.proof.drills.walks import walk
+def _random(seed: int, minutes: float, output: Path, tell: Callable, console: Console) -> list:
+    """Run random steps, after a line that says how to repeat them."""
+    from kafka2pc.proof.drills.random_steps import run_random
 
-    again = f"kafka2pc drill --only walk --seed {seed} --minutes {minutes:g}"
-    console.print(f"The walk again: {again}", highlight=False, soft_wrap=True)
-    return walk(seed, minutes, output, tell)
+    again = f"kafka2pc drill --only random --seed {seed} --minutes {minutes:g}"
+    console.print(f"The same steps again: {again}", highlight=False, soft_wrap=True)
+    return run_random(seed, minutes, output, tell)
 
 
 def _soak(minutes: float, output: Path, tell: Callable, console: Console) -> Any:
-    """Soak, and print the table of what each kind of process used."""
+    """Run the soak, and print the table of what each kind of process used."""
     from kafka2pc.proof.drills.soak import soak
 
     return soak(minutes, output, tell, show=console.print)
 
+# %% ../../../nbs/operations/cli/04_app.ipynb #c128
+def _play_seeds(kinds: list[str], first: int, count: int, console: Console) -> bool:
+    """Play so many seeds of each kind; print what was met, and each one that went wrong. Is one
+    wrong?
+    """
+    from kafka2pc.proof.simulation.seeds import HISTORIES, play_seeds, shortest
+
+    unknown = [kind for kind in kinds if kind not in HISTORIES]
+    if unknown:
+        raise typer.BadParameter(f"choose of {', '.join(HISTORIES)}", param_hint="--histories")
+    kinds = kinds or list(HISTORIES)
+    with Progress(TextColumn("histories"), BarColumn(), MofNCompleteColumn()) as bar:
+        task = bar.add_task("", total=count * len(kinds))
+        played = play_seeds(kinds, first, count, lambda p: bar.update(task, completed=p.count))
+    console.print(played.table(), highlight=False, soft_wrap=True)
+    for kind, seed in played.wrong:
+        console.print(str(shortest(kind, seed)), highlight=False, soft_wrap=True, markup=False)
+    console.print(str(played), highlight=False, soft_wrap=True)
+    return bool(played.wrong)
+
 # %% ../../../nbs/operations/cli/04_app.ipynb #c123
+_Seeds = Annotated[
+    int, typer.Option(min=0, help="Only play so many simulated histories, from --seed on.")
+]
+_Histories = Annotated[
+    list[str] | None,
+    typer.Option(help="Kinds of simulated histories; all of them if not given."),
+]
+
+
 @app.command()
 def drill(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="points, cases, dual, pipelines, walk, soak, or words of a title; more than once."
+            help="points, cases, dual, pipelines, random, soak, or words of a title; repeatable."
         ),
     ] = None,
     minutes: Annotated[
-        float, typer.Option(min=0, help="Then walk at random for so many minutes.")
+        float, typer.Option(min=0, help="Then run random steps for so many minutes.")
     ] = 0,
     soak: Annotated[
-        float, typer.Option(min=0, help="Then soak for so many minutes: nothing may grow.")
+        float, typer.Option(min=0, help="Then run one query for so many minutes: nothing may grow.")
     ] = 0,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the pipelines and of the walk.", show_default="random"),
+        typer.Option(help="Seed of the pipelines and of the random steps.", show_default="random"),
     ] = None,
+    seeds: _Seeds = 0,
+    histories: _Histories = None,
     output: Annotated[
         Path, typer.Option(help="Where the history of a drill that ended badly is kept.")
     ] = Path("output"),
 ) -> None:
-    """Crash queries at every point, into one store and two, play hard cases, crash pipelines, walk;
-    an independent consumer counts. Status 0: all as expected.
+    """Crash queries at every point, into one store and two, in hard cases, pipelines, random steps;
+    an independent consumer counts. Or run simulated histories of the client, without a broker.
+    Status 0: all as expected.
     """
     console = Console()
+    if seeds:
+        raise typer.Exit(_play_seeds(histories or [], seed or 0, seeds, console))
     seed = random.randrange(10_000) if seed is None else seed
     with plainly("drill"):
-        from kafka2pc.proof.drills.one_store import play_all, summary
+        from kafka2pc.proof.drills.one_store import run_drills, summary
 
         chosen = [d for d in _all_drills(seed) if _is_chosen(d, only or [])]
         if not chosen and not minutes and not soak:
             raise typer.BadParameter("no drill has such words in its title", param_hint="--only")
         tell = _printer(console)
-        played = play_all(chosen, output, tell) if chosen else []
+        results = run_drills(chosen, output, tell) if chosen else []
         if minutes:
-            played += _walk(seed, minutes, output, tell, console)
+            results += _random(seed, minutes, output, tell, console)
         if soak:
-            played.append(_soak(soak, output, tell, console))
-    console.print(summary(played))
-    raise typer.Exit(any(p.found for p in played))
+            results.append(_soak(soak, output, tell, console))
+    console.print(summary(results))
+    raise typer.Exit(any(r.found for r in results))
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c015
 @app.command()

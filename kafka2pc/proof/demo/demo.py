@@ -18,7 +18,7 @@ from typing import Callable, Sequence
 from confluent_kafka import Consumer, TopicPartition
 
 # %% ../../../nbs/proof/demo/04_demo.ipynb #c004
-from ...kafka.read.readers import read_topic
+from ...kafka.read.whole_topic import read_topic
 from ...local.broker import LocalKafka
 from ...local.flights import flights
 from ..crash_points import Crash, CrashPoint, arm
@@ -172,7 +172,7 @@ class DemoRun:
         (folder / "tmp").mkdir(parents=True)
         self.history = History(str(self.path))
 
-    def play(self, starts_max: int = 8, limit_s: float = 600) -> "DemoRun":
+    def run(self, starts_max: int = 8, limit_s: float = 600) -> "DemoRun":
         """Start the job as often as it takes. Raises `DemoFailed` after `starts_max` starts or
         `limit_s` seconds.
         """
@@ -289,10 +289,10 @@ def demonstrate(
         LocalKafka() as kafka,
     ):
         sizes = write_files(lines, Path(place) / "flights", batches_for(len(lines) - 1))
-        return [_play(sink, kafka, Path(place), sizes, numbers, jars, tell) for sink in sinks]
+        return [_run_sink(sink, kafka, Path(place), sizes, numbers, jars, tell) for sink in sinks]
 
 
-def _play(
+def _run_sink(
     sink: str,
     kafka: LocalKafka,
     folder: Path,
@@ -303,7 +303,7 @@ def _play(
 ) -> Result:
     chosen = [k for n, k in enumerate(kills(sink, len(sizes)), 1) if n in numbers]
     tell(sink, 0, len(sizes), f"{sum(sizes):,} flights in {len(sizes)} micro-batches")
-    run = DemoRun(sink, kafka, folder / "flights", sizes, folder / sink, chosen, jars, tell).play()
+    run = DemoRun(sink, kafka, folder / "flights", sizes, folder / sink, chosen, jars, tell).run()
     tell(sink, len(sizes), len(sizes), "counting")
     report = count(
         sink,

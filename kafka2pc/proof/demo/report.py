@@ -14,7 +14,7 @@ from typing import Iterable
 from rich.table import Table
 
 # %% ../../../nbs/proof/demo/02_report.ipynb #c004
-from ...kafka.read.readers import Record
+from ...kafka.read.whole_topic import Record
 from ..checker import Seen, duplicate, lost, reordered
 
 # %% ../../../nbs/proof/demo/02_report.ipynb #c007

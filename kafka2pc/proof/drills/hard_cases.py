@@ -32,10 +32,10 @@ from kafka2pc.proof.drills.one_store import (
     kill_driver_python,
     survive,
 )
-from .scenario import NotExactlyOnce, Scenario, Stop
+from .random_steps import after_a_race, lose_commit_entry, pause_node
+from .setups import Setup
 from .spark_job import Job, running
-from .stage import Stage
-from .walks import after_a_race, lose_commit_entry, pause_node
+from .spark_query import NotExactlyOnce, SparkQuery, Stop
 from ..slow_network import END_TXN, INIT_PRODUCER_ID, SlowNetwork
 from ...protocol.errors import TwoPhaseError
 from ...protocol.history import Event
@@ -47,19 +47,19 @@ def demand(true: bool, what: str) -> None:
         raise NotExactlyOnce(what)
 
 
-def end(stage: Stage, scenario: Scenario) -> None:
+def end(setup: Setup, query: SparkQuery) -> None:
     """Count the rows, and check."""
-    stage.records += scenario.files * scenario.size
-    scenario.check()
+    setup.records += query.files * query.size
+    query.check()
 
 
-def end_bare(stage: Stage, query: BareQuery, batches: int) -> None:
+def end_bare(setup: Setup, bare: BareQuery, batches: int) -> None:
     """Count the rows of a query without Spark, and check that each is there once."""
-    stage.records += batches * query.rows
-    demand(not query.open(), "a transaction is open at the end")
-    found = query.values()
-    demand(found == list(range(batches * query.rows)), f"found {found}")
-    query.participant.close()
+    setup.records += batches * bare.rows
+    demand(not bare.open(), "a transaction is open at the end")
+    found = bare.values()
+    demand(found == list(range(batches * bare.rows)), f"found {found}")
+    bare.participant.close()
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c105
 CASES: list[Drill] = []
@@ -75,9 +75,9 @@ def case(
     nodes: int = 1,
     **arguments: object,
 ) -> Callable[[Callable], Callable]:
-    """Add a drill to `CASES`: the decorated function plays it, with these arguments."""
+    """Add a drill to `CASES`: the decorated function runs it, with these arguments."""
 
-    def add(play: Callable) -> Callable:
+    def add(run: Callable) -> Callable:
         drill = Drill(
             kind="case",
             title=title,
@@ -86,10 +86,10 @@ def case(
             restore=restore,
             expect=expect,
             nodes=nodes,
-            play=partial(play, **arguments),
+            run=partial(run, **arguments),
         )
         CASES.append(drill)
-        return play
+        return run
 
     return add
 
@@ -125,7 +125,7 @@ PATIENCE = {"kafka.socket.timeout.ms": "1000"}
     held_at=CrashPoint.BEFORE_FIRST_COMMIT,
     let_go_at=3,
 )
-def late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> None:
+def late(setup: Setup, api_key: int, held_at: CrashPoint, let_go_at: int) -> None:
     """Batch 1 sends a request that is held at `held_at` and delivered just before batch `let_go_at`
     is decided.
     """
@@ -134,8 +134,8 @@ def late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
         kafka = LocalKafka(
             progress=None, config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{network.port}"}
         )
-        scenario = place.enter_context(
-            Scenario(stage.job(), place.enter_context(kafka), stage.folder)
+        query = place.enter_context(
+            SparkQuery(setup.job(), place.enter_context(kafka), setup.folder)
         )
 
         def hold(event: Event) -> bool:
@@ -148,16 +148,16 @@ def late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
             time.sleep(0.5)
             return True
 
-        scenario.feed(4)
-        stage.records += 4 * scenario.size
+        query.feed(4)
+        setup.records += 4 * query.size
         stops = (
-            Stop(point=held_at, batch_id=1, strike=hold),
-            Stop(point=CrashPoint.BEFORE_DECISION, batch_id=let_go_at, strike=deliver),
+            Stop(point=held_at, batch_id=1, inject=hold),
+            Stop(point=CrashPoint.BEFORE_DECISION, batch_id=let_go_at, inject=deliver),
         )
-        failed = scenario.interrupt(*stops, partitions=1, options=PATIENCE)
+        failed = query.interrupt(*stops, partitions=1, options=PATIENCE)
         if failed:
             raise failed
-        scenario.check()
+        query.check()
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c115
 @case(
@@ -175,33 +175,33 @@ def late(stage: Stage, api_key: int, held_at: CrashPoint, let_go_at: int) -> Non
     restore=SAME,
     batches=1,
 )
-def zombie(stage: Stage, batches: int, rows: int = 1) -> None:
+def zombie(setup: Setup, batches: int, rows: int = 1) -> None:
     """A task stalls, its attempt is given up, the query goes on for `batches` more; then the task
     wakes and writes on.
     """
-    scenario = stage.fresh()
-    stalled, failed, wake = (str(scenario.folder / name) for name in ("stalled", "failed", "wake"))
-    stage.crashes += 1
-    scenario.feed(2)
+    query = setup.fresh()
+    stalled, failed, wake = (str(query.folder / name) for name in ("stalled", "failed", "wake"))
+    setup.crashes += 1
+    query.feed(2)
     faults = dict(
         stall=dict(partition=1, sign=stalled, until=wake, rows=rows),
         fail=dict(partition=0, sign=failed, after=stalled),
     )
-    scenario.fails(options={"faults": json.dumps(faults)})
+    query.fails(options={"faults": json.dumps(faults)})
     for _ in range(batches):
-        scenario.run(partitions=3)
-        scenario.feed()
+        query.run(partitions=3)
+        query.feed()
     pid = int(Path(stalled).read_text())
     demand(running(pid), "the zombie was dead before it could wake")
-    before = len(scenario.events())
+    before = len(query.events())
     Path(wake).touch()
-    own = lambda: [e for e in scenario.events()[before:] if e.process == pid]
+    own = lambda: [e for e in query.events()[before:] if e.process == pid]
     until(
         lambda: any((e.kind != "invoke" and e.op == "flush") or "error" in e.ids for e in own()),
         "the zombie writes on, and is answered",
     )
-    scenario.run()
-    end(stage, scenario)
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c117
 @case(
@@ -210,25 +210,25 @@ def zombie(stage: Stage, batches: int, rows: int = 1) -> None:
     crash_at="Spark kills the copy that lost",
     restore=NONE,
 )
-def two_copies(stage: Stage) -> None:
+def two_copies(setup: Setup) -> None:
     """On two hosts. The first task of batch 1 stalls after a row; Spark starts it again on the
     other host, and commits what that one wrote.
     """
-    scenario = stage.fresh(stage.two_hosts)
-    scenario.feed()
-    scenario.run(partitions=4)
-    scenario.feed()
-    stalled, wake = str(scenario.folder / "stalled"), str(scenario.folder / "wake")
-    stage.crashes += 1
-    scenario.run(
+    query = setup.fresh(setup.two_hosts)
+    query.feed()
+    query.run(partitions=4)
+    query.feed()
+    stalled, wake = str(query.folder / "stalled"), str(query.folder / "wake")
+    setup.crashes += 1
+    query.run(
         partitions=4,
         options={"faults": json.dumps(dict(stall=dict(partition=0, sign=stalled, until=wake)))},
     )
-    begun = [e for e in scenario.events("begin") if (e.kind, e.ids["batch_id"]) == ("ok", 1)]
+    begun = [e for e in query.events("begin") if (e.kind, e.ids["batch_id"]) == ("ok", 1)]
     demand(len(begun) > 4, f"four tasks began {len(begun)} transactions: Spark started no copy")
     Path(wake).touch()
-    after_a_race(stage, scenario)
-    end(stage, scenario)
+    after_a_race(setup, query)
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c121
 @case(
@@ -246,32 +246,32 @@ def two_copies(stage: Stage) -> None:
     point=CrashPoint.IN_SWEEP,
     leave_open=True,
 )
-def overtaken(stage: Stage, point: CrashPoint, leave_open: bool = False) -> None:
+def overtaken(setup: Setup, point: CrashPoint, leave_open: bool = False) -> None:
     """A driver stops at `point`. Another one runs the query to its end meanwhile. Then the first
     one goes on.
     """
-    scenario = stage.fresh()
-    scenario.feed(2)
-    stage.crashes += 1 + leave_open
+    query = setup.fresh()
+    query.feed(2)
+    setup.crashes += 1 + leave_open
     if leave_open:
-        scenario.interrupt(
+        query.interrupt(
             Stop(
                 point=CrashPoint.BEFORE_DECISION,
                 batch_id=1,
-                strike=partial(kill_driver, stage, scenario),
+                inject=partial(kill_driver, setup, query),
             ),
             partitions=4,
         )
 
     def meanwhile(event: Event) -> bool:
-        scenario.run(by=stage.job("second"), partitions=3)
+        query.run(by=setup.job("second"), partitions=3)
         return True
 
-    failed = scenario.interrupt(Stop(point=point, strike=meanwhile), partitions=2)
+    failed = query.interrupt(Stop(point=point, inject=meanwhile), partitions=2)
     demand(bool(failed), "the driver that was overtaken did not stop")
-    scenario.feed()
-    scenario.run()
-    end(stage, scenario)
+    query.feed()
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c138
 @case(
@@ -281,20 +281,20 @@ def overtaken(stage: Stage, point: CrashPoint, leave_open: bool = False) -> None
     restore=NONE,
     expect="the suspended driver stops, every row once",
 )
-def purged(stage: Stage) -> None:
+def purged(setup: Setup) -> None:
     """A driver is suspended before its decision while another one ends three batches and purges
     all decisions but the last.
     """
-    query = BareQuery(stage.kafka, stage.folder)
-    query.log.before_commit = lambda: [query.batch(n, keep_batches=1) for n in range(3)]
-    stage.crashes += 1
+    bare = BareQuery(setup.kafka, setup.folder)
+    bare.log.before_commit = lambda: [bare.batch(n, keep_batches=1) for n in range(3)]
+    setup.crashes += 1
     try:
-        query.batch(0, keep_batches=1)
+        bare.batch(0, keep_batches=1)
     except TwoPhaseError:
         pass
     else:
         demand(False, "the suspended driver did not stop")
-    end_bare(stage, query, 3)
+    end_bare(setup, bare, 3)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c126
 @case(
@@ -303,23 +303,23 @@ def purged(stage: Stage) -> None:
     crash_at="the driver that loses a slot",
     restore="each driver, five times",
 )
-def two_drivers(stage: Stage) -> None:
+def two_drivers(setup: Setup) -> None:
     """Two drivers run one checkpoint at the same time, each one started again when it fails."""
-    scenario = stage.fresh()
-    scenario.feed(6)
+    query = setup.fresh()
+    query.feed(6)
 
     def often(job: Job) -> None:
         for _ in range(5):
             try:
-                scenario.run(by=job, partitions=2)
+                query.run(by=job, partitions=2)
                 return
             except Failed:
                 pass
 
     with ThreadPoolExecutor(2) as both:
-        list(both.map(often, (stage.job(), stage.job("second"))))
-    scenario.run()
-    end(stage, scenario)
+        list(both.map(often, (setup.job(), setup.job("second"))))
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c142
 @case(
@@ -338,33 +338,33 @@ def two_drivers(stage: Stage) -> None:
     epoch=30_500,
     expect="another id, every row once",
 )
-def worn_out(stage: Stage, epoch: int) -> None:
+def worn_out(setup: Setup, epoch: int) -> None:
     """The first transactional id of batch 0 has a high epoch when batch 2 would use it again."""
-    query = BareQuery(stage.kafka, stage.folder)
-    token = query.batch(1, mine=query.batch(0))
+    bare = BareQuery(setup.kafka, setup.folder)
+    token = bare.batch(1, mine=bare.batch(0))
     names = lambda batch_id: [
         e.ids["transactional_id"]
-        for e in query.history.events
+        for e in bare.history.events
         if (e.kind, e.op, e.ids["batch_id"]) == ("ok", "precommit", batch_id)
     ]
     worn = names(0)[0]
-    with Cluster(stage.kafka.client_conf) as cluster:
+    with Cluster(setup.kafka.client_conf) as cluster:
         while init_producer_id(cluster, worn, timeout_ms=60_000).epoch < epoch:
             pass
-    query.batch(2, mine=token)
+    bare.batch(2, mine=token)
     demand(
         (worn in names(2)) == (epoch >= 32_766),
         f"after epoch {epoch} of {worn}, batch 2 used {names(2)}",
     )
-    end_bare(stage, query, 3)
+    end_bare(setup, bare, 3)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c146
 SHORT = {"kafka.transaction.timeout.ms": "12000"}
 
 
-def _wait_for_timeout(scenario: Scenario) -> bool:
+def _wait_for_timeout(query: SparkQuery) -> bool:
     until(
-        lambda: not scenario.open(("Ongoing", "PrepareAbort")),
+        lambda: not query.open(("Ongoing", "PrepareAbort")),
         "the broker gives the transactions up",
         60,
     )
@@ -385,30 +385,30 @@ def _wait_for_timeout(scenario: Scenario) -> bool:
     restore=SAME,
     point=CrashPoint.AFTER_PRECOMMIT,
 )
-def timed_out_before(stage: Stage, point: CrashPoint) -> None:
+def timed_out_before(setup: Setup, point: CrashPoint) -> None:
     """Batch 1 waits at `point` until the broker has aborted its transaction: the task after its
     pre-commit, or the driver between its last look at the transactions and its decision.
     """
-    scenario = stage.fresh()
-    scenario.feed()
-    scenario.run()
-    scenario.feed()
+    query = setup.fresh()
+    query.feed()
+    query.run()
+    query.feed()
     stop = Stop(
         point=point,
         batch_id=1,
-        strike=lambda event: _wait_for_timeout(scenario),
+        inject=lambda event: _wait_for_timeout(query),
     )
-    failed = scenario.interrupt(stop, partitions=1, options=SHORT)
+    failed = query.interrupt(stop, partitions=1, options=SHORT)
     demand(bool(failed), "a batch was decided whose transactions were gone")
-    stage.crashes += 1
-    scenario.run()
-    end(stage, scenario)
+    setup.crashes += 1
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c150
-def _told_in_full(scenario: Scenario, said: str) -> None:
+def _told_in_full(query: SparkQuery, said: str) -> None:
     """Rule 7: ids, partitions, counts, the batch, what to do."""
     for c in (
-        e.ids for e in scenario.events("precommit") if e.kind == "ok" and e.ids["batch_id"] == 1
+        e.ids for e in query.events("precommit") if e.kind == "ok" and e.ids["batch_id"] == 1
     ):
         demand(
             c["transactional_id"] in said, f"{c['transactional_id']} is not in the message: {said}"
@@ -417,7 +417,7 @@ def _told_in_full(scenario: Scenario, said: str) -> None:
         "LostTransaction",
         "producer id",
         "epoch",
-        scenario.name,
+        query.name,
         "records",
         "batch 1",
         "what to do",
@@ -431,13 +431,13 @@ FORGETFUL = {  # a broker that forgets ids after two seconds
 }
 
 
-def _known(scenario: Scenario) -> bool:
+def _known(query: SparkQuery) -> bool:
     names = [
         e.ids["transactional_id"]
-        for e in scenario.events("precommit")
+        for e in query.events("precommit")
         if e.ids.get("transactional_id")
     ]
-    with Cluster(scenario.kafka.client_conf) as cluster:
+    with Cluster(query.kafka.client_conf) as cluster:
         return bool(describe_transactions(cluster, names))
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c159
@@ -456,39 +456,39 @@ def _known(scenario: Scenario) -> bool:
     restore=SAME,
     expect=REPORTED,
 )
-def timed_out_after(stage: Stage, expired: bool = False) -> None:
+def timed_out_after(setup: Setup, expired: bool = False) -> None:
     """The one loss that a sink without KIP-939 cannot prevent. The error names every lost row, the
     query does not go on, and nothing else is lost.
     """
     with (
         LocalKafka(progress=None, config=FORGETFUL if expired else {}) as kafka,
-        Scenario(stage.job(), kafka, stage.folder) as scenario,
+        SparkQuery(setup.job(), kafka, setup.folder) as query,
     ):
-        scenario.feed()
-        scenario.run()
-        scenario.feed()
-        stage.crashes += 1
+        query.feed()
+        query.run()
+        query.feed()
+        setup.crashes += 1
         stop = Stop(
             point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=partial(kill_driver, stage, scenario),
+            inject=partial(kill_driver, setup, query),
         )
-        scenario.interrupt(stop, partitions=3, options=SHORT)
-        _wait_for_timeout(scenario)
+        query.interrupt(stop, partitions=3, options=SHORT)
+        _wait_for_timeout(query)
         if expired:
-            until(lambda: not _known(scenario), "the broker forgets the ids", 60)
-        _told_in_full(scenario, str(scenario.fails(options=SHORT)))
-        scenario.fails(options=SHORT)
-        scenario.run(options=SHORT | {"lostTransactions": "skip"})
-        stage.records += scenario.files * scenario.size
+            until(lambda: not _known(query), "the broker forgets the ids", 60)
+        _told_in_full(query, str(query.fails(options=SHORT)))
+        query.fails(options=SHORT)
+        query.run(options=SHORT | {"lostTransactions": "skip"})
+        setup.records += query.files * query.size
         demand(
-            sorted(s.row for s in scenario.rows()) == list(range(scenario.size)),
+            sorted(s.row for s in query.rows()) == list(range(query.size)),
             "rows other than those of the reported batch were lost or written",
         )
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c162
-def _slots(scenario: Scenario, batch_id: int) -> list[Path]:
-    return sorted((scenario.checkpoint / "kafka2pc").glob(f"{batch_id}.*.json"))
+def _slots(query: SparkQuery, batch_id: int) -> list[Path]:
+    return sorted((query.checkpoint / "kafka2pc").glob(f"{batch_id}.*.json"))
 
 
 @case(
@@ -498,29 +498,29 @@ def _slots(scenario: Scenario, batch_id: int) -> list[Path]:
     restore="with the whole file",
     expect="CorruptDecision, then every row once",
 )
-def truncated(stage: Stage) -> None:
+def truncated(setup: Setup) -> None:
     """The decision's file is cut short while the query is down."""
-    scenario = stage.fresh()
-    scenario.feed(2)
-    stage.crashes += 1
-    scenario.interrupt(
+    query = setup.fresh()
+    query.feed(2)
+    setup.crashes += 1
+    query.interrupt(
         Stop(
             point=CrashPoint.AFTER_DECISION,
             batch_id=1,
-            strike=partial(kill_driver, stage, scenario),
+            inject=partial(kill_driver, setup, query),
         ),
         partitions=3,
     )
-    slot = _slots(scenario, 1)[-1]
+    slot = _slots(query, 1)[-1]
     whole = slot.read_bytes()
     slot.write_bytes(whole[: len(whole) // 2])
     demand(
-        "CorruptDecision" in str(scenario.fails()),
+        "CorruptDecision" in str(query.fails()),
         "a decision that is cut short was taken for whole",
     )
     slot.write_bytes(whole)
-    scenario.run()
-    end(stage, scenario)
+    query.run()
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c171
 @case(
@@ -539,29 +539,29 @@ def truncated(stage: Stage) -> None:
     spoil=full_disk,
     expect="LogUnwritable, then every row once",
 )
-def unwritable(stage: Stage, spoil: Callable[[Path], Callable]) -> None:
-    """From just before the decision of batch 1 until the next life nothing can be written beside
+def unwritable(setup: Setup, spoil: Callable[[Path], Callable]) -> None:
+    """From just before the decision of batch 1 until the next run nothing can be written beside
     the decisions.
     """
-    scenario = stage.fresh()
-    place = scenario.checkpoint / "kafka2pc"
+    query = setup.fresh()
+    place = query.checkpoint / "kafka2pc"
     with ExitStack() as disk, ExitStack() as spoiled:
         disk.callback(own_disk(place))
-        scenario.feed(2)
+        query.feed(2)
         stop = Stop(
             point=CrashPoint.BEFORE_DECISION,
             batch_id=1,
-            strike=lambda event: bool(spoiled.callback(spoil(place))),
+            inject=lambda event: bool(spoiled.callback(spoil(place))),
         )
-        failed = scenario.interrupt(stop, partitions=3)
+        failed = query.interrupt(stop, partitions=3)
         demand(
             "LogUnwritable" in str(failed),
             f"the driver did not say that it could not decide: {failed}",
         )
         spoiled.close()
-        stage.crashes += 1
-        scenario.run()
-        end(stage, scenario)
+        setup.crashes += 1
+        query.run()
+        end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c183
 @case(
@@ -578,23 +578,23 @@ def unwritable(stage: Stage, spoil: Callable[[Path], Callable]) -> None:
     restore=SAME,
     expect="the batch is drained, every row once",
 )
-def entry_deleted(stage: Stage, dies: bool = False) -> None:
+def entry_deleted(setup: Setup, dies: bool = False) -> None:
     """Spark repeats a batch whose entry is not in its commit log."""
-    scenario = stage.fresh()
-    scenario.feed(2)
+    query = setup.fresh()
+    query.feed(2)
     if dies:
-        stage.crashes += 1
-        strike = partial(kill_driver, stage, scenario)
-        stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, strike=strike)
-        scenario.interrupt(stop, partitions=3)
+        setup.crashes += 1
+        inject = partial(kill_driver, setup, query)
+        stop = Stop(point=CrashPoint.BEFORE_DECISION, batch_id=1, inject=inject)
+        query.interrupt(stop, partitions=3)
     else:
-        scenario.run()
-    last = lose_commit_entry(scenario)
-    scenario.feed()
-    scenario.run(partitions=5)
-    drained = {e.ids["batch_id"] for e in scenario.events("drain") if e.kind == "ok"}
+        query.run()
+    last = lose_commit_entry(query)
+    query.feed()
+    query.run(partitions=5)
+    drained = {e.ids["batch_id"] for e in query.events("drain") if e.kind == "ok"}
     demand(dies or drained == {last}, f"batch {last} was repeated, and {drained} drained")
-    end(stage, scenario)
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c174
 @case(
@@ -603,22 +603,22 @@ def entry_deleted(stage: Stage, dies: bool = False) -> None:
     crash_at="AFTER_DECISION the broker dies",
     restore="with the broker",
 )
-def broker_away(stage: Stage) -> None:
+def broker_away(setup: Setup) -> None:
     """The broker dies right after the decision and stays away until every retry is used up."""
-    scenario = stage.fresh()
-    scenario.feed(2)
-    stage.crashes += 1
+    query = setup.fresh()
+    query.feed(2)
+    setup.crashes += 1
 
     def gone(event: Event) -> bool:
-        stage.kafka.kill()
+        setup.kafka.kill()
         return True
 
-    stop = Stop(point=CrashPoint.AFTER_DECISION, batch_id=1, strike=gone)
-    failed = scenario.interrupt(stop, partitions=3, options=PATIENCE | {"maxCommitRetries": "2"})
-    stage.kafka.restart()
+    stop = Stop(point=CrashPoint.AFTER_DECISION, batch_id=1, inject=gone)
+    failed = query.interrupt(stop, partitions=3, options=PATIENCE | {"maxCommitRetries": "2"})
+    setup.kafka.restart()
     demand(bool(failed), "the query went on without its broker")
-    scenario.run()
-    end(stage, scenario)
+    query.run()
+    end(setup, query)
 
 
 @case(
@@ -637,22 +637,22 @@ def broker_away(stage: Stage) -> None:
     size=3,
     tasks=40,
 )
-def plain(stage: Stage, size: int, tasks: int) -> None:
+def plain(setup: Setup, size: int, tasks: int) -> None:
     """Nothing but a batch of an unusual form, killed between its decision and its first commit."""
-    scenario = stage.fresh(size=size)
-    scenario.feed(2)
-    stage.crashes += 1
-    scenario.interrupt(
+    query = setup.fresh(size=size)
+    query.feed(2)
+    setup.crashes += 1
+    query.interrupt(
         Stop(
             point=CrashPoint.BEFORE_FIRST_COMMIT,
             batch_id=1,
-            strike=partial(kill_driver_python, stage, scenario),
+            inject=partial(kill_driver_python, setup, query),
         ),
         partitions=tasks,
     )
-    scenario.feed()
-    scenario.run(partitions=tasks)
-    end(stage, scenario)
+    query.feed()
+    query.run(partitions=tasks)
+    end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c176
 @case(
@@ -662,5 +662,5 @@ def plain(stage: Stage, size: int, tasks: int) -> None:
     restore=SAME,
     nodes=3,
 )
-def silent_leader(stage: Stage) -> None:
-    survive(stage, places=[(CrashPoint.IN_WRITE, None)], strike=partial(pause_node, seconds=4))
+def silent_leader(setup: Setup) -> None:
+    survive(setup, places=[(CrashPoint.IN_WRITE, None)], inject=partial(pause_node, seconds=4))

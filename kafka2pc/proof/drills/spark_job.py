@@ -321,7 +321,7 @@ class Job(ChildProcess):
         self.stop()
 
     def forget(self) -> None:
-        """Begin a new history. What a reader of it finds belongs to one scenario."""
+        """Begin a new history. What a reader of it finds belongs to one query."""
         for file in (self.history, self.crash, self.done):
             file.unlink(missing_ok=True)
         self.history.touch()

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KAFKA', 'POSTGRES', 'WHILE_WRITING', 'WHILE_ENDING', 'WHILE_RESTORING', 'DRIVERS', 'WORKERS', 'as_table', 'dual',
-           'DualScenario', 'make_dual_scenario', 'dual_drills']
+           'DualQuery', 'make_dual_query', 'dual_drills']
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c002
 from functools import partial
@@ -28,9 +28,9 @@ from kafka2pc.proof.drills.one_store import (
     kill_executor_python,
     survive,
 )
-from .scenario import NotExactlyOnce, Scenario
+from .setups import ONE_HOST, Setup
 from .spark_job import COLUMNS, SELECT, Job, wait_for
-from .stage import ONE_HOST, Stage
+from .spark_query import NotExactlyOnce, SparkQuery
 from ...spark.checkpoint import Checkpoint
 from ...spark.foreach_batch import exactly_once
 from ...stores.postgres import PostgresParticipant
@@ -82,8 +82,8 @@ select transactional_id from kafka2pc_transactions where query_id = %s and outco
 """
 
 
-class DualScenario(Scenario):
-    """A scenario whose rows are to be in a topic and in a table."""
+class DualQuery(SparkQuery):
+    """A query whose rows are to be in a topic and in a table."""
 
     does = "kafka2pc.proof.drills.two_stores.dual"
 
@@ -122,8 +122,8 @@ class DualScenario(Scenario):
         self.refuse(anomalies(self.batch_of, self.in_table()), where="in the table ")
 
 
-def make_dual_scenario(stage: Stage, job: Job) -> DualScenario:
-    return DualScenario(job, stage.kafka, stage.folder, stage.opened(LocalPostgres))
+def make_dual_query(setup: Setup, job: Job) -> DualQuery:
+    return DualQuery(job, setup.kafka, setup.folder, setup.opened(LocalPostgres))
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c011
 KAFKA, POSTGRES = "kafka", "postgres"
@@ -180,7 +180,7 @@ def dual_drills() -> list[Drill]:
     """
 
     def drill(
-        words: str, places: list[Place], victim: str, strike: Callable, session: Mapping | None
+        words: str, places: list[Place], victim: str, inject: Callable, session: Mapping | None
     ) -> Drill:
         at = ", then ".join(
             f"{point.name}{f' of {participant}' if participant else ''}"
@@ -193,8 +193,8 @@ def dual_drills() -> list[Drill]:
             crash_at=f"{at}: SIGKILL to {victim}",
             restore="the same query, with another number of tasks",
             expect="every row once in the topic and in the table, nothing of ours open",
-            play=partial(
-                survive, places=places, strike=strike, make=make_dual_scenario, session=session
+            run=partial(
+                survive, places=places, inject=inject, make=make_dual_query, session=session
             ),
         )
 
@@ -206,4 +206,4 @@ def dual_drills() -> list[Drill]:
         for words, places in where.items()
     ]
     # a new session takes time
-    return sorted(made, key=lambda d: cast(partial, d.play).keywords["session"] is None)
+    return sorted(made, key=lambda d: cast(partial, d.run).keywords["session"] is None)

@@ -29,7 +29,7 @@ from . import replay
 from .replay import StepStore, StepTxn, Transcript, topic_log
 from .steps import Model, Run
 from .systems import UNKNOWN
-from .world import QUERY, Setting, Worker, World, name_of, spell
+from .world import QUERY, Bounds, Worker, World, name_of, spell
 from ...protocol.clock import Moment
 from ...protocol.driver import Driver
 from ...protocol.errors import OutcomeUnknown
@@ -490,16 +490,16 @@ def sweep_both_parities(
         sweep(driver, token, parity, after_win)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c038
-def topic_log_of_all(setting: Setting, transcript: Transcript, number: int) -> DecisionLog:
+def topic_log_of_all(bounds: Bounds, transcript: Transcript, number: int) -> DecisionLog:
     """A log in a topic that does not ask to whom it belongs."""
-    log: Any = topic_log(setting, transcript, number)
+    log: Any = topic_log(bounds, transcript, number)
     log._check_turn = lambda decision, prefix: True  # noqa: SLF001
     return log
 
 
-def topic_log_of_the_newest(setting: Setting, transcript: Transcript, number: int) -> DecisionLog:
+def topic_log_of_the_newest(bounds: Bounds, transcript: Transcript, number: int) -> DecisionLog:
     """A log in a topic whose ADOPT is written under the new prefix."""
-    log: Any = topic_log(setting, transcript, number)
+    log: Any = topic_log(bounds, transcript, number)
     check_turn = log._check_turn  # noqa: SLF001
     log._writer = lambda decision: log.prefix  # noqa: SLF001
     log._check_turn = (  # noqa: SLF001

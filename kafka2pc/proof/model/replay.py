@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c003
 from .systems import SILENT, UNKNOWN, uses_copy
-from .world import QUERY, Setting, Worker, worker_in, worker_name
+from .world import QUERY, Bounds, Worker, worker_in, worker_name
 from ...protocol.clock import Moment
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
@@ -77,10 +77,10 @@ class Transcript:
 class StepLog(DecisionLog):
     """The decision log, one request at a time. `place`: where it says that it is."""
 
-    def __init__(self, transcript: Transcript, setting: Setting, place: str = "log") -> None:
+    def __init__(self, transcript: Transcript, bounds: Bounds, place: str = "log") -> None:
         self.transcript = transcript
-        self.setting = setting
-        self.decisions = setting.decisions
+        self.bounds = bounds
+        self.decisions = bounds.decisions
         self.place = place
         self.silent: set[int] = set()  # the decisions that get no answer any more
         self.records: dict[Slot, int] = {}
@@ -99,7 +99,7 @@ class StepLog(DecisionLog):
     def _request(self, n: int) -> tuple:
         """A create. In a world with a silent log: whether the time was looked at right before."""
         last = self.transcript.asked[-1][0] if self.transcript.asked else ""
-        if self.setting.config.silent_log and last == "create":
+        if self.bounds.config.silent_log and last == "create":
             return "create", n, True
         return "create", n
 
@@ -124,15 +124,15 @@ def is_of_query(name: str, query_id: str, prefix: str) -> bool:
     return name.startswith(f"{prefix}-") or name_of_query(name, query_id, prefix) is not None
 
 
-def store_of(setting: Setting, worker: Worker) -> str:
+def store_of(bounds: Bounds, worker: Worker) -> str:
     """The name of the store that a worker writes to."""
-    second = setting.config.shrinks and (worker.driver, worker.slot) == (1, 1)
+    second = bounds.config.shrinks and (worker.driver, worker.slot) == (1, 1)
     return "second" if second else "kafka"
 
 
-def prefix_of(setting: Setting, number: int) -> str:
+def prefix_of(bounds: Bounds, number: int) -> str:
     """The prefix of the transactional ids of run `number`."""
-    return "former" if setting.config.moves and number == 1 else "kafka2pc"
+    return "former" if bounds.config.moves and number == 1 else "kafka2pc"
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c010
 class StepStore:
@@ -143,7 +143,7 @@ class StepStore:
 
     def __init__(
         self,
-        setting: Setting,
+        bounds: Bounds,
         transcript: Transcript,
         worker: Worker | None = None,
         attempt: int = 0,
@@ -151,7 +151,7 @@ class StepStore:
         name: str = "kafka",
         prefix: str = "kafka2pc",
     ) -> None:
-        self.setting = setting
+        self.bounds = bounds
         self.name = name
         self.transcript = transcript
         self.worker = worker
@@ -217,7 +217,7 @@ class StepStore:
         return [i for i in self.transcript.ask("known") if self._holds(i, query_id)]
 
     def _holds(self, name: str, query_id: str) -> bool:
-        here = store_of(self.setting, worker_in(name)) == self.name
+        here = store_of(self.bounds, worker_in(name)) == self.name
         return here and is_of_query(name, query_id, self.prefix)
 
     def under(self, prefix: str) -> "StepStore":
@@ -232,8 +232,8 @@ class StepStore:
             transactional_id=name,
             state=PreparedTxnState(0, epoch),
             participant=self.name,
-            timeout_ms=1 if self.setting.config.silent_log else None,
-            end_txn_version=self.setting.config.end_txn,
+            timeout_ms=1 if self.bounds.config.silent_log else None,
+            end_txn_version=self.bounds.config.end_txn,
             partitions=(PartitionRange(topic="t", partition=0, records=len(rows)),),
         )
 
@@ -295,10 +295,10 @@ def token_of(number: int) -> Callable[[int, int], Token]:
     return lambda batch, attempt: Token(batch, attempt, f"{number:08x}")
 
 
-def places_of(setting: Setting, number: int) -> tuple[str, str]:
+def places_of(bounds: Bounds, number: int) -> tuple[str, str]:
     """Where run `number` has its decision log and its checkpoint."""
-    copied = setting.config.copied
-    if not uses_copy(setting, number) or copied in ("same path", "one key"):
+    copied = bounds.config.copied
+    if not uses_copy(bounds, number) or copied in ("same path", "one key"):
         return "log", "checkpoint"
     return "log" if copied.startswith("same log") else "copied log", "copied checkpoint"
 
@@ -332,39 +332,39 @@ def no_clock() -> None:
     """In most worlds no driver looks at a clock."""
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c048
-def log_of(setting: Setting, transcript: Transcript, number: int, place: str) -> DecisionLog:
+def log_of(bounds: Bounds, transcript: Transcript, number: int, place: str) -> DecisionLog:
     """The log of run `number`."""
-    if setting.config.prefixes:
-        return topic_log(setting, transcript, number)
-    return StepLog(transcript, setting, place)
+    if bounds.config.prefixes:
+        return topic_log(bounds, transcript, number)
+    return StepLog(transcript, bounds, place)
 
 
-def topic_log(setting: Setting, transcript: Transcript, number: int) -> DecisionLog:
+def topic_log(bounds: Bounds, transcript: Transcript, number: int) -> DecisionLog:
     """The log of run `number` in a topic."""
     from kafka2pc.proof.model.topic_replay import (
         StepTopicLog,  # with PyArrow, which others do not need
     )
 
-    other = number == 2 or (number == 9 and setting.config.prefixes == "adopted")
-    return StepTopicLog(StepLog(transcript, setting), "p2" if other else "p1")
+    other = number == 2 or (number == 9 and bounds.config.prefixes == "adopted")
+    return StepTopicLog(StepLog(transcript, bounds), "p2" if other else "p1")
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c050
-def make_driver(setting: Setting, transcript: Transcript, number: int) -> Driver:
+def make_driver(bounds: Bounds, transcript: Transcript, number: int) -> Driver:
     """The driver of run `number`."""
-    config = setting.config
+    config = bounds.config
     operates = bool(config.operator) and number == config.drivers
     both = config.shrinks and (number == 1 or operates)
     names = ("kafka", "second") if both else ("kafka",)
     one_key = config.copied == "one key"
     recalls = config.backup or one_key
     kind = RemovingStore if config.remove else RecallingStore if recalls else StepStore
-    prefix = prefix_of(setting, number)
-    stores = {name: kind(setting, transcript, name=name, prefix=prefix) for name in names}
+    prefix = prefix_of(bounds, number)
+    stores = {name: kind(bounds, transcript, name=name, prefix=prefix) for name in names}
     store = stores["kafka"]
-    place, checkpoint = places_of(setting, number)
+    place, checkpoint = places_of(bounds, number)
     return Driver(
         query_id=QUERY,
-        log=log_of(setting, transcript, number, place),
+        log=log_of(bounds, transcript, number, place),
         participants=stores,
         about=Identity(checkpoint=checkpoint, prefix=prefix if config.moves else ""),
         former=lambda prefix: [{name: store.under(prefix) for name, store in stores.items()}],
@@ -395,8 +395,8 @@ def call_plan(
     """The restore phase of run `number`. `mine`: the token that its planner has. `began`: its first
     batch.
     """
-    driver = replace(make_driver(calls.setting, transcript, number), began=lambda: began)
-    if calls.setting.config.prefixes == "adopted" and driver.identity().fence == "p2":
+    driver = replace(make_driver(calls.bounds, transcript, number), began=lambda: began)
+    if calls.bounds.config.prefixes == "adopted" and driver.identity().fence == "p2":
         adopt(driver)
     return restore_phase.restore(driver, batch, offsets_hash=offsets_hash(version), mine=mine)
 
@@ -411,9 +411,9 @@ def call_precommit(
     retired: tuple,
 ) -> CommitMessage:
     """The pre-commit phase of one task."""
-    name = store_of(calls.setting, worker)
-    prefix = prefix_of(calls.setting, worker.driver)
-    store = StepStore(calls.setting, transcript, worker, attempt, retired, name, prefix)
+    name = store_of(calls.bounds, worker)
+    prefix = prefix_of(calls.bounds, worker.driver)
+    store = StepStore(calls.bounds, transcript, worker, attempt, retired, name, prefix)
     return precommit_phase.precommit([store], plan, [rows])
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c056
@@ -430,8 +430,8 @@ def call_commit(
         m and replace(m, plan=replace(m.plan, offsets_hash=offsets_hash(version)))
         for m in messages_of(calls, tasks)
     ]
-    driver = make_driver(calls.setting, transcript, number)
-    if calls.setting.config.silent_log:
+    driver = make_driver(calls.bounds, transcript, number)
+    if calls.bounds.config.silent_log:
         driver = replace(driver, now=StepClock(transcript))
     return commit_phase.commit(driver, messages, batch)
 
@@ -442,7 +442,7 @@ def call_abort(
     """Spark's abort() in run `number`, with the messages that are there: give the batch up and
     sweep what its attempt has left, or finish it if it is decided.
     """
-    driver, messages = make_driver(calls.setting, transcript, number), messages_of(calls, tasks)
+    driver, messages = make_driver(calls.bounds, transcript, number), messages_of(calls, tasks)
     plan = next((m.plan for m in messages if m), None)
     if decide_phase.abort(driver, messages, batch):
         sweep_phase.sweep(driver, plan.token, batch % 2)
@@ -455,18 +455,18 @@ def call_abort(
 
 def call_note(calls: "Calls", transcript: Transcript, number: int, batch: int) -> None:
     """A call for this batch has raised."""
-    passed_over.leave_note(make_driver(calls.setting, transcript, number), batch)
+    passed_over.leave_note(make_driver(calls.bounds, transcript, number), batch)
 
 
 def call_refuse(calls: "Calls", transcript: Transcript, number: int, batch: int) -> None:
     """The call for the next batch, in the run whose call for `batch` has raised."""
-    driver = make_driver(calls.setting, transcript, number)
+    driver = make_driver(calls.bounds, transcript, number)
     raise passed_over.refuse_after(driver, batch, batch + 1)
 
 
 def call_operate(calls: "Calls", transcript: Transcript, number: int, what: str) -> None:
     """An operator's command."""
-    driver = make_driver(calls.setting, transcript, number)
+    driver = make_driver(calls.bounds, transcript, number)
     if what == "fence":
         fence(driver)
     if what == "restore":
@@ -506,8 +506,8 @@ class Call(NamedTuple):
 class Calls:
     """All calls that were replayed, by number."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self, bounds: Bounds) -> None:
+        self.bounds = bounds
         self.calls: list[Call] = []
         self._numbers: dict = {}
 

@@ -30,8 +30,8 @@ from kafka2pc.proof.model.systems import (
 )
 from kafka2pc.proof.model.world import (
     Answer,
+    Bounds,
     Config,
-    Setting,
     Table,
     Worker,
     World,
@@ -92,20 +92,20 @@ class Model:
     """
 
     def __init__(self, config: Config, decisions: Table | None = None, first: int = 1) -> None:
-        self.setting = Setting(config, decisions)
+        self.bounds = Bounds(config, decisions)
         self.config = config
-        self.decisions = self.setting.decisions
+        self.decisions = self.bounds.decisions
         self.first = first
         self.worlds = Table()
         self.procs = Table()
-        self.calls = Calls(self.setting)
+        self.calls = Calls(self.bounds)
         self._moves: dict = {}
         self._events: dict = {}
 
     def start(self) -> tuple:
         """The state in which no run has started."""
         return (
-            self.worlds.number(self.setting.opening()),
+            self.worlds.number(self.bounds.opening()),
             *(self.procs.number(Run(self.first + i)) for i in range(self.config.drivers)),
         )
 
@@ -131,13 +131,13 @@ class Model:
         """All that happens by itself in world `w`."""
         key = w, creating, judged
         if key not in self._events:
-            self._events[key] = list(events(self.setting, self.worlds[w], creating, judged))
+            self._events[key] = list(events(self.bounds, self.worlds[w], creating, judged))
         return self._events[key]
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c009
 def moves_of(m: Model, world: World, proc: Run | Task) -> Iterator[Move]:
     """What a process can do; one that works from a copied checkpoint sees the files of the copy."""
-    if not uses_copy(m.setting, run_of(proc)):
+    if not uses_copy(m.bounds, run_of(proc)):
         return (yield from moves_at_home(m, world, proc))
     if not world.away:
         return (yield from copy_checkpoint(m, world, proc))
@@ -181,7 +181,7 @@ def moves_at_home(m: Model, world: World, proc: Run | Task) -> Iterator[Move]:
 
 def receive_answers(m: Model, world: World, proc: Run | Task, request: tuple) -> Iterator[Move]:
     """The process sends its request, and receives any of the possible answers."""
-    possible = list(answers(m.setting, world, run_of(proc), *request))
+    possible = list(answers(m.bounds, world, run_of(proc), *request))
     if isinstance(proc, Run) and proc.phase == "commit" and (broken := spend(world, "broken")):
         error = Trouble(LogUnwritable if request[0] == "create" else BrokerUnreachable)
         possible.append(Answer(broken, error, note="commit() was broken off"))
@@ -252,7 +252,7 @@ def pass_over_batch(m: Model, world: World, run: Run) -> Iterator[Move]:
     run, or its next call is refused.
     """
     call = m.calls.start("refuse", run.number, run.batch)
-    answer = Answer(pass_over(m.setting, world, run.batch), note="Spark passes over a failed batch")
+    answer = Answer(pass_over(m.bounds, world, run.batch), note="Spark passes over a failed batch")
     for after in (run._replace(phase="refuse", call=call), dead_run(m, run)):
         yield Move(after, ("commits", run.batch), answer)
 
@@ -621,7 +621,7 @@ def back_up_and_put_back(m: Model, state: tuple, i: int, run: Run) -> Iterator[S
         return
     if x := back_up(world):
         yield apply_move(m, state, i, Move(run, ("backs up",), Answer(x)))
-    if x := put_back(m.setting, world):
+    if x := put_back(m.bounds, world):
         move = Move(run, ("puts back",), Answer(x, note="a backup was put back"))
         yield apply_move(m, state, i, move)
 

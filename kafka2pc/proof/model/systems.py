@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Iterator
 # %% ../../../nbs/proof/model/02_systems.ipynb #c003
 from kafka2pc.proof.model.world import (
     Answer,
-    Setting,
+    Bounds,
     Txn,
     World,
     find,
@@ -71,7 +71,7 @@ def swap_files(world: World) -> World:
     )
 
 
-def end_transaction(setting: Setting, world: World, txn: Txn, event: str) -> tuple[World, tuple]:
+def end_transaction(bounds: Bounds, world: World, txn: Txn, event: str) -> tuple[World, tuple]:
     """End an ongoing transaction by "commit", "abort" or "timeout". EndTxn raises the epoch from
     version 5 on, a timeout always does.
     """
@@ -79,19 +79,19 @@ def end_transaction(setting: Setting, world: World, txn: Txn, event: str) -> tup
     state = step(txn.state, "precommit") if txn.state is TxnState.OPEN else txn.state
     timeout = event == "timeout"
     world, wrong = become_visible(world, txn) if event == "commit" else vanish(world, txn, timeout)
-    raises_epoch = timeout or setting.config.end_txn >= 5
+    raises_epoch = timeout or bounds.config.end_txn >= 5
     after = Txn(
         txn.id,
         txn.epoch + 1 if raises_epoch else txn.epoch,
         step(state, event),
-        marking=setting.config.markers,
+        marking=bounds.config.markers,
         kept=txn.epoch,
         struck=timeout,
     )
     return put(world, after), wrong
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c010
-def on_init(setting: Setting, world: World, run: int, name: str) -> Answer | None:
+def on_init(bounds: Bounds, world: World, run: int, name: str) -> Answer | None:
     """InitProducerId: abort what is open under this name, and raise the epoch."""
     txn = find(world, name)
     wrong: tuple[str, ...] = ()
@@ -106,14 +106,14 @@ def on_init(setting: Setting, world: World, run: int, name: str) -> Answer | Non
 
 
 def on_produce(
-    setting: Setting, world: World, run: int, name: str, epoch: int, rows: tuple
+    bounds: Bounds, world: World, run: int, name: str, epoch: int, rows: tuple
 ) -> Answer | None:
     """Produce: the coordinator accepts rows with the newest epoch, and fences older ones."""
     txn = find(world, name)
     if txn.marking:
         return None
     # a second transaction in the same epoch
-    if setting.config.end_txn < 5 and txn.kept == txn.epoch:
+    if bounds.config.end_txn < 5 and txn.kept == txn.epoch:
         txn = txn._replace(state=TxnState.OPEN, kept=None)
     if epoch != txn.epoch or (txn.state, "write") not in TRANSITIONS:
         return Answer(world, False, note="a write was fenced")
@@ -122,7 +122,7 @@ def on_produce(
     )
 
 
-def on_epoch(setting: Setting, world: World, run: int, name: str) -> Answer:
+def on_epoch(bounds: Bounds, world: World, run: int, name: str) -> Answer:
     """The epoch of a producer that was not closed after its last transaction. The rules forbid
     such a producer; `rules.begin_without_init` uses one.
     """
@@ -131,16 +131,16 @@ def on_epoch(setting: Setting, world: World, run: int, name: str) -> Answer:
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c012
 def on_end(
-    setting: Setting, world: World, run: int, name: str, epoch: int, commit: bool
+    bounds: Bounds, world: World, run: int, name: str, epoch: int, commit: bool
 ) -> Answer | None:
     """EndTxn for exactly this name and epoch."""
     txn = find(world, name)
     if txn and txn.marking:
         return None
     if txn and txn.ongoing:
-        return _end_open(setting, world, run, txn, epoch, commit)
+        return _end_open(bounds, world, run, txn, epoch, commit)
     if txn and not txn.ongoing:
-        return _end_again(setting, world, txn, epoch, commit)
+        return _end_again(bounds, world, txn, epoch, commit)
     return _refuse_end(world)
 
 
@@ -148,26 +148,24 @@ def _refuse_end(world: World) -> Answer:
     return Answer(world, "refused", note="EndTxn was refused")
 
 
-def _end_open(
-    setting: Setting, world: World, run: int, txn: Txn, epoch: int, commit: bool
-) -> Answer:
+def _end_open(bounds: Bounds, world: World, run: int, txn: Txn, epoch: int, commit: bool) -> Answer:
     """EndTxn for a transaction that is ongoing."""
     if txn.epoch != epoch:
         return _refuse_end(world)
-    after, wrong = end_transaction(setting, world, txn, "commit" if commit else "abort")
-    allowed = commit or may_abort(world, run, txn) or is_excluded(setting, world, txn)
+    after, wrong = end_transaction(bounds, world, txn, "commit" if commit else "abort")
+    allowed = commit or may_abort(world, run, txn) or is_excluded(bounds, world, txn)
     if not allowed:
         wrong += ("DISTURBED-BY-OLDER",)
     return Answer(after, "done", wrong, "EndTxn took effect")
 
 
-def _end_again(setting: Setting, world: World, txn: Txn, epoch: int, commit: bool) -> Answer:
+def _end_again(bounds: Bounds, world: World, txn: Txn, epoch: int, commit: bool) -> Answer:
     """EndTxn for a transaction that has ended: a repeated request, or the epoch after it."""
     if epoch == txn.kept:
         same = (txn.state, "commit" if commit else "abort") in TRANSITIONS
         return Answer(world, "done" if same else "refused", note="EndTxn was repeated")
     if epoch == txn.epoch and not commit:
-        raised = epoch + 1 if setting.config.end_txn >= 5 else epoch
+        raised = epoch + 1 if bounds.config.end_txn >= 5 else epoch
         after = txn._replace(epoch=raised, state=TxnState.ABORTED, kept=epoch)
         return Answer(put(world, after), "done", note="EndTxn took the next epoch")
     return _refuse_end(world)
@@ -179,12 +177,12 @@ def may_abort(world: World, run: int, txn: Txn) -> bool:
     return any(token == claim or token < claim for owner, claim in world.claims if owner == run)
 
 
-def is_excluded(setting: Setting, world: World, txn: Txn) -> bool:
+def is_excluded(bounds: Bounds, world: World, txn: Txn) -> bool:
     """True if a COMMIT without this transaction excludes it: no run can decide it any more, so any
     run may abort it. That is what is older than the COMMIT, and the rest of its own batch.
     """
     name = name_of(txn.id)
-    for d in (setting.decisions[number] for *_, number in world.log):
+    for d in (bounds.decisions[number] for *_, number in world.log):
         mine = {(c.transactional_id, c.state.epoch) for c in d.committables}
         older = name.token < d.token
         same = name.token == d.token and name.parity == d.slot.batch_id % 2
@@ -209,16 +207,16 @@ def description(txn: Txn | None, epoch: int, end_txn: int) -> TxnState | None:
     return ended if ours else None
 
 
-def on_describe(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
+def on_describe(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
     """DescribeTransactions: for each (name, epoch) its state, and whether little time is left."""
     states = []
     for name, epoch in tuples:
         txn = find(world, name)
-        states.append((description(txn, epoch, setting.config.end_txn), bool(txn and txn.late)))
+        states.append((description(txn, epoch, bounds.config.end_txn), bool(txn and txn.late)))
     return Answer(world, tuple(states))
 
 
-def on_gone(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
+def on_gone(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
     """ListOffsets and Metadata: are the rows of these (name, epoch) not there? Those of an ended
     transaction may have been removed since, as any rows.
     """
@@ -226,7 +224,7 @@ def on_gone(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
     return Answer(world, tuple(bool(t and (t.removed or not t.ongoing)) for t in txns))
 
 
-def on_later(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
+def on_later(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
     """DescribeTransactions: was another transaction committed under these names, after those?"""
     txns = [(find(world, name), epoch) for name, epoch in tuples]
     later = [
@@ -236,7 +234,7 @@ def on_later(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
     return Answer(world, tuple(later))
 
 
-def on_clock(setting: Setting, world: World, run: int, tuples: tuple) -> Answer:
+def on_clock(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
     """The driver looks at its clock: may less than the margin be left for one of these?"""
     return Answer(world, is_late(world, [name for name, _ in tuples]))
 
@@ -246,30 +244,30 @@ def is_late(world: World, names: Iterable[str]) -> bool:
     return any(t.late or t.struck for t in world.txns if t.id in names)
 
 
-def on_list(setting: Setting, world: World, run: int, prepared_too: bool) -> Answer:
+def on_list(bounds: Bounds, world: World, run: int, prepared_too: bool) -> Answer:
     """ListTransactions: the names that are ongoing."""
     return Answer(
         world, tuple(t.id for t in world.txns if t.ongoing or (prepared_too and t.marking))
     )
 
 
-def on_known(setting: Setting, world: World, run: int) -> Answer:
+def on_known(bounds: Bounds, world: World, run: int) -> Answer:
     """ListTransactions: the names in any state."""
     return Answer(world, tuple(t.id for t in world.txns))
 
 
-def on_open(setting: Setting, world: World, run: int, ids: tuple) -> Answer:
+def on_open(bounds: Bounds, world: World, run: int, ids: tuple) -> Answer:
     """DescribeTransactions: name and epoch of those of `ids` that are still ongoing."""
     return Answer(world, tuple((t.id, t.epoch) for t in world.txns if t.id in ids and t.ongoing))
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c018
 def on_create(
-    setting: Setting, world: World, run: int, number: int, unchecked: bool = False
+    bounds: Bounds, world: World, run: int, number: int, unchecked: bool = False
 ) -> Answer:
     """Create in the log: the answer is the number of the record that is in the slot now.
     `unchecked`: the deadline was not checked since the create before.
     """
-    d = setting.decisions[number]
+    d = bounds.decisions[number]
     record = next((n for *slot, n in world.log if tuple(slot) == d.slot), None)
     if record not in (None, number):
         return Answer(world, record, note=f"{d.kind} refused")
@@ -281,13 +279,13 @@ def on_create(
     wrong: tuple[str, ...] = ()
     if d.commit and not any(k >= 0 and (batch, k) > d.slot for batch, k, _ in world.log):
         after, wrong = owe(after, d)
-    owner = None if d.commit else owner_of(setting, world, d.slot)
+    owner = None if d.commit else owner_of(bounds, world, d.slot)
     if owner and d.token < owner:
         wrong += ("DISTURBED-BY-OLDER",)
     return Answer(after, number, wrong, f"{d.kind} won")
 
 
-def on_log_fence(setting: Setting, world: World, run: int, prefix: str) -> Answer:
+def on_log_fence(bounds: Bounds, world: World, run: int, prefix: str) -> Answer:
     """InitProducerId for the id that a log in a topic has under this prefix."""
     epoch = dict(world.fences).get(prefix, -1) + 1
     others = tuple(f for f in world.fences if f[0] != prefix)
@@ -295,19 +293,19 @@ def on_log_fence(setting: Setting, world: World, run: int, prefix: str) -> Answe
 
 
 def on_log_write(
-    setting: Setting, world: World, run: int, prefix: str, epoch: int, number: int
+    bounds: Bounds, world: World, run: int, prefix: str, epoch: int, number: int
 ) -> Answer:
     """A record in a log in a topic, and the end of its transaction. The broker knows nothing of
     slots: a second record in a slot is written too, and its writer believes that it won.
     """
     if dict(world.fences)[prefix] != epoch:
         return Answer(world, False, note="a write to the log was fenced")
-    d = setting.decisions[number]
+    d = bounds.decisions[number]
     if any(tuple(slot) == d.slot for *slot, _ in world.log):
         after, wrong = owe(world, d) if d.commit else (world, ())
         after = after._replace(log=plus(after.log, (*d.slot, number)))
         return Answer(after, True, wrong, "a slot has two records")
-    return on_create(setting, world, run, number)._replace(reply=True)
+    return on_create(bounds, world, run, number)._replace(reply=True)
 
 
 def add_claim(world: World, run: int, token: Token) -> World:
@@ -336,12 +334,12 @@ def owe(world: World, d: Decision) -> tuple[World, tuple]:
     return world, wrong
 
 
-def owner_of(setting: Setting, world: World, slot: Slot) -> Token | None:
+def owner_of(bounds: Bounds, world: World, slot: Slot) -> Token | None:
     """The token of the run that a slot belongs to: it won the slot before, or decided the batch
     before. None: neither is in the log.
     """
     for batch, attempt, number in world.log:
-        d = setting.decisions[number]
+        d = bounds.decisions[number]
         if slot.attempt and (batch, attempt) == (slot.batch_id, slot.attempt - 1):
             return d.token
         if not slot.attempt and batch == slot.batch_id - 1 and d.commit:
@@ -349,17 +347,17 @@ def owner_of(setting: Setting, world: World, slot: Slot) -> Token | None:
     return None
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c022
-def on_listing(setting: Setting, world: World, run: int) -> Answer:
+def on_listing(bounds: Bounds, world: World, run: int) -> Answer:
     """List the slots of the log."""
     return Answer(world, world.log)
 
 
-def on_spark(setting: Setting, world: World, run: int, batch: int) -> Answer:
+def on_spark(bounds: Bounds, world: World, run: int, batch: int) -> Answer:
     """Look for Spark's commits/`batch`."""
     return Answer(world, batch in world.commits)
 
 
-def on_remove(setting: Setting, world: World, run: int, slots: tuple) -> Answer:
+def on_remove(bounds: Bounds, world: World, run: int, slots: tuple) -> Answer:
     """Remove these slots from the log."""
     kept = tuple(e for e in world.log if e[:2] not in slots)
     return Answer(world._replace(log=kept), note="records were purged" if kept != world.log else "")
@@ -388,9 +386,9 @@ REQUESTS: dict[str, Callable[..., Answer | None]] = {
 UNCLEAR = {"init": (UNKNOWN,), "end": (UNKNOWN, SILENT), "create": (UNKNOWN, SILENT)}
 
 
-def answers(setting: Setting, world: World, run: int, kind: str, *what: Any) -> Iterator[Answer]:
+def answers(bounds: Bounds, world: World, run: int, kind: str, *what: Any) -> Iterator[Answer]:
     """All answers that this run, or a task of it, can get. None at all: it has to wait."""
-    if answer := REQUESTS[kind](setting, world, run, *what):
+    if answer := REQUESTS[kind](bounds, world, run, *what):
         yield answer
     if kind in UNCLEAR and (later := spend(world, f"late_{kind}")):
         later = later._replace(
@@ -401,84 +399,84 @@ def answers(setting: Setting, world: World, run: int, kind: str, *what: Any) -> 
             yield Answer(later, reply, note=f"{kind} unclear")
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c025
-def uses_copy(setting: Setting, run: int) -> bool:
+def uses_copy(bounds: Bounds, run: int) -> bool:
     """True for the run that starts from a copied checkpoint."""
-    return bool(setting.config.copied) and run == 2
+    return bool(bounds.config.copied) and run == 2
 
 
-def late_answer(setting: Setting, world: World, run: int, kind: str, *what: Any) -> Answer | None:
+def late_answer(bounds: Bounds, world: World, run: int, kind: str, *what: Any) -> Answer | None:
     """A message that was under way arrives."""
-    if not uses_copy(setting, run):
-        return REQUESTS[kind](setting, world, run, *what)
-    answer = REQUESTS[kind](setting, swap_files(world), run, *what)
+    if not uses_copy(bounds, run):
+        return REQUESTS[kind](bounds, world, run, *what)
+    answer = REQUESTS[kind](bounds, swap_files(world), run, *what)
     return answer and answer._replace(world=swap_files(answer.world))
 
 
 def events(
-    setting: Setting, world: World, creating: Iterable[int] = (), judged: Iterable[tuple] = ()
+    bounds: Bounds, world: World, creating: Iterable[int] = (), judged: Iterable[tuple] = ()
 ) -> Iterator[tuple[str, tuple, Answer]]:
     """All that happens outside of the processes: (actor, action, answer). `creating`: the decisions
     that living runs are about to write. `judged`: see `Call`.
     """
-    yield from messages_arrive(setting, world)
-    if not setting.config.silent_log:
+    yield from messages_arrive(bounds, world)
+    if not bounds.config.silent_log:
         creating = {*creating, *(message[2] for message in world.mail if message[0] == "create")}
     checked = {
         (c.transactional_id, c.state.epoch)
         for n in creating
-        for c in setting.decisions[n].committables
+        for c in bounds.decisions[n].committables
     }
     for t in world.txns:
         if t.marking:
             yield "Kafka", ("marks", t.id), Answer(put(world, t._replace(marking=False)))
         if t.ongoing:
-            yield from time_passes(setting, world, t, (t.id, t.epoch) in checked)
-            yield from rows_vanish(setting, world, t, judged)
+            yield from time_passes(bounds, world, t, (t.id, t.epoch) in checked)
+            yield from rows_vanish(bounds, world, t, judged)
         if t.kept is not None and not t.marking and (less := spend(world, "expire")):
             # Kafka starts again with another producer id, so the old epochs mean nothing
             fresh = Txn(t.id, t.epoch + 100, TxnState.OPEN)
             yield "Kafka", ("expires", t.id), Answer(put(less, fresh))
-    yield from files_change(setting, world)
+    yield from files_change(bounds, world)
 
 
-def messages_arrive(setting: Setting, world: World) -> Iterator[tuple[str, tuple, Answer]]:
+def messages_arrive(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
     """Each message that is under way arrives now."""
     for kind, run, *what in sorted(set(world.mail)):
         after = world._replace(mail=minus(world.mail, (kind, run, *what)))
-        if kind == "create" and is_over(setting, world, what[0]):
+        if kind == "create" and is_over(bounds, world, what[0]):
             continue
-        if answer := late_answer(setting, after, run, kind, *what):
+        if answer := late_answer(bounds, after, run, kind, *what):
             yield "network", ("late", kind, run, *what), answer._replace(note=f"late {answer.note}")
 
 
-def is_over(setting: Setting, world: World, number: int) -> bool:
+def is_over(bounds: Bounds, world: World, number: int) -> bool:
     """Has a create with this decision been under way for so long that it will not arrive?"""
-    if not setting.config.silent_log or setting.config.late_arrival:
+    if not bounds.config.silent_log or bounds.config.late_arrival:
         return False
-    return is_late(world, [c.transactional_id for c in setting.decisions[number].committables])
+    return is_late(world, [c.transactional_id for c in bounds.decisions[number].committables])
 
 
 def time_passes(
-    setting: Setting, world: World, t: Txn, checked: bool
+    bounds: Bounds, world: World, t: Txn, checked: bool
 ) -> Iterator[tuple[str, tuple, Answer]]:
     """A timeout comes near, or strikes. A transaction that a driver has just checked is in time."""
-    in_time = checked and setting.config.margin_ms and not setting.config.stall
+    in_time = checked and bounds.config.margin_ms and not bounds.config.stall
     if not t.late and not in_time and (x := spend(world, "timeout")):
         yield "clock", ("late soon", t.id), Answer(put(x, t._replace(late=True)))
     if t.late:
-        after, wrong = end_transaction(setting, world, t, "timeout")
+        after, wrong = end_transaction(bounds, world, t, "timeout")
         yield "Kafka", ("timeout", t.id, t.epoch), Answer(after, None, wrong, "a timeout struck")
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c026
 def rows_vanish(
-    setting: Setting, world: World, t: Txn, judged: Iterable[tuple]
+    bounds: Bounds, world: World, t: Txn, judged: Iterable[tuple]
 ) -> Iterator[tuple[str, tuple, Answer]]:
     """The rows of an open transaction are removed. Between a driver's question and the marker of
     its commit no process notices that; `late_remove` shows it.
     """
     key = t.id, t.epoch
     under_way = {tuple(what[:2]) for kind, _, *what in world.mail if kind == "end"}
-    unnoticed = key in {*judged, *under_way} and not setting.config.late_remove
+    unnoticed = key in {*judged, *under_way} and not bounds.config.late_remove
     if t.removed or unnoticed or not (x := spend(world, "remove")):
         return
     after = put(x, t._replace(removed=True))
@@ -487,9 +485,9 @@ def rows_vanish(
     yield "Kafka", ("removes rows", *key), Answer(after, note="rows were removed")
 
 
-def pass_over(setting: Setting, world: World, batch: int) -> World:
+def pass_over(bounds: Bounds, world: World, batch: int) -> World:
     """Spark has `batch` in its commits, whatever readers see."""
-    missing = not set(setting.config.rows(batch, world.version)) <= set(world.seen)
+    missing = not set(bounds.config.rows(batch, world.version)) <= set(world.seen)
     passed = (*world.passed, batch) if missing and batch not in world.passed else world.passed
     return world._replace(passed=passed, commits=tuple(sorted({*world.commits, batch})))
 
@@ -501,7 +499,7 @@ def back_up(world: World) -> World | None:
     return x and x._replace(backup=kept)
 
 
-def put_back(setting: Setting, world: World) -> World | None:
+def put_back(bounds: Bounds, world: World) -> World | None:
     """The world with its backup put back. What was decided since is decided no more: Spark replays
     those rows.
     """
@@ -509,7 +507,7 @@ def put_back(setting: Setting, world: World) -> World | None:
     if not x or not world.backup:
         return None
     log, offsets, version, commits = world.backup
-    records = [setting.decisions[number] for _, _, number in log]
+    records = [bounds.decisions[number] for _, _, number in log]
     named = {
         (c.transactional_id, c.state.epoch) for d in records if d.commit for c in d.committables
     }
@@ -523,7 +521,7 @@ def put_back(setting: Setting, world: World) -> World | None:
     )
 
 
-def files_change(setting: Setting, world: World) -> Iterator[tuple[str, tuple, Answer]]:
+def files_change(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
     """An operator deletes or rewrites what Spark has written, or the log loses a record."""
     if world.commits and (x := spend(world, "no_commits")):
         yield (
@@ -532,9 +530,9 @@ def files_change(setting: Setting, world: World) -> Iterator[tuple[str, tuple, A
             Answer(x._replace(commits=world.commits[:-1])),
         )
     n = world.offsets
-    decided = any(setting.decisions[d].commit for batch, _, d in world.log if batch == n)
+    decided = any(bounds.decisions[d].commit for batch, _, d in world.log if batch == n)
     if decided and n not in world.commits and (x := spend(world, "by_hand")):
-        yield "operator", ("writes commits", n), Answer(pass_over(setting, x, n))
+        yield "operator", ("writes commits", n), Answer(pass_over(bounds, x, n))
     if world.offsets >= 0 and (x := spend(world, "new_rows")):
         left = tuple(b for b in world.commits if b != world.offsets)
         yield (
@@ -542,7 +540,7 @@ def files_change(setting: Setting, world: World) -> Iterator[tuple[str, tuple, A
             ("changes offsets", world.offsets),
             Answer(x._replace(commits=left, version=world.version + 1)),
         )
-    if setting.config.backup_within and (x := back_up(world)):
+    if bounds.config.backup_within and (x := back_up(world)):
         yield "operator", ("backs up",), Answer(x)
     if world.log and (x := spend(world, "lost_entry")):
         yield "log", ("loses", world.log[-1][2]), Answer(x._replace(log=world.log[:-1]))

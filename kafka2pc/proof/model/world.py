@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUERY', 'FAULTS', 'COPIES', 'ANOMALIES', 'Txn', 'World', 'Worker', 'spell', 'process_of', 'worker_name', 'name_of',
-           'worker_in', 'short', 'Config', 'Answer', 'Table', 'Setting', 'plus', 'minus', 'find', 'put', 'spend']
+           'worker_in', 'short', 'Config', 'Answer', 'Table', 'Bounds', 'plus', 'minus', 'find', 'put', 'spend']
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c002
 from dataclasses import dataclass
@@ -299,7 +299,7 @@ class Table:
         return self.values[number]
 
 
-class Setting:
+class Bounds:
     """What does not change: how large the world is, and all decisions that a run wanted to write,
     by number.
     """

@@ -139,11 +139,11 @@ def _storm(world: World) -> None:
         unsent=world.chance("unsent", 2, 10, 30),
         lost=world.chance("lost", 2, 10, 20),
         mute=world.chance("mute", 2, 10, 20),
-        late=world.chance("late", 1, 5),
+        late=world.chance("late", 2, 10),
         slow=world.chance("slow", 5, 20),
     )
     brokers.weather = Weather(
-        errors=world.chance("errors", 2, 10),
+        errors=world.chance("errors", 5, 25),
         stale=world.chance("stale", 10, 50),
         copy_s=world.chance("slow copies", 0.5, 3) or 0.002,
         markers_s=world.chance("slow markers", 0.5, 3) or 0.005,
@@ -170,8 +170,16 @@ def _act(world: World) -> None:
     world.clock.at(world.clock.dice.expovariate(2), lambda: _act(world))
 
 
-def world_of(seed: int, *, until_s: float = 30.0, limit_s: float = 900.0) -> World:
-    """A cluster and its troubles, as this seed has them. One seed of ten has none at all."""
+def world_of(
+    seed: int,
+    *,
+    until_s: float = 30.0,
+    limit_s: float = 900.0,
+    without: frozenset[str] = frozenset(),
+) -> World:
+    """A cluster and its troubles, as this seed has them, `without` some kinds. One seed of ten has
+    none at all.
+    """
     clock = VirtualClock(seed, limit_s)
     dice = clock.dice
     bumps = dice.random() < 0.85
@@ -179,6 +187,7 @@ def world_of(seed: int, *, until_s: float = 30.0, limit_s: float = 900.0) -> Wor
     kinds = [k for k in (*ACTS, *LASTING) if dice.random() < 0.4]
     if dice.random() < 0.1:
         kinds = []
+    kinds = [k for k in kinds if k not in without]
     world = World(clock, brokers, Network(brokers), kinds, until_s)
     if kinds:
         clock.at(dice.choice((0, 0, 0.5)), lambda: _storm(world))

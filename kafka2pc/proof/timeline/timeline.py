@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 # %% ../../../nbs/proof/timeline/05_timeline.ipynb #c004
 from ...kafka.cluster_check import check
 from ...kafka.participant import KafkaParticipant
-from ...kafka.read.readers import read_topic
+from ...kafka.read.whole_topic import read_topic
 from ...kafka.transaction_states import NEVER_MS
 from ...kafka.wire.descriptions import list_transactions
 from ...kafka.wire.topics import find_leaders

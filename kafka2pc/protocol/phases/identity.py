@@ -32,9 +32,10 @@ _ANOTHER_STORE = {
     "why": "The store keeps an id, and it is not the one that the decisions name.",
     "action": (
         "Give the query the store that it wrote to: look whether a disk is mounted, where a link"
-        " points, and which database, schema and table of records the participant names. If the"
-        " store was emptied on purpose, begin with a new checkpointLocation. If only the table of"
-        " records was made anew, and the last batch is finished: the method adopt of exactly_once."
+        " points, and which database, schema and table of transactions the participant names. If"
+        " the store was emptied on purpose, begin with a new checkpointLocation. If only the"
+        " table of transactions was made anew, and the last batch is finished: the"
+        " method adopt of exactly_once."
     ),
 }
 

@@ -1,4 +1,4 @@
-"""The jobs and scenarios that the tests share (proof.spark_job, proof.scenario)."""
+"""The jobs and queries that the tests share (proof.drills.spark_job, proof.drills.spark_query)."""
 
 import pytest
 
@@ -26,15 +26,17 @@ def job(jobs):
 
 
 @pytest.fixture
-def story(job, kafka, tmp_path):
-    from kafka2pc.proof.drills.scenario import Scenario
+def spark_query(job, kafka, tmp_path):
+    from kafka2pc.proof.drills.spark_query import SparkQuery
 
-    with Scenario(job, kafka, tmp_path) as scenario:
-        yield scenario
+    with SparkQuery(job, kafka, tmp_path) as query:
+        yield query
 
 
-def check_untouched(story):
+def check_untouched(spark_query):
     """Nothing was written, nothing was even begun."""
     assert (
-        story.seen("read_uncommitted") == [] and story.open() == [] and story.events("begin") == []
-    ), story.told()
+        spark_query.seen("read_uncommitted") == []
+        and spark_query.open() == []
+        and spark_query.events("begin") == []
+    ), spark_query.told()

@@ -1,4 +1,4 @@
-"""What a database with a table of records keeps, beside the checks of every participant: it is
+"""What a database with a table of transactions keeps, beside the checks of every participant: it is
 known by what is in it, what is prepared counts without a line, and a name has one transaction.
 """
 
@@ -57,8 +57,8 @@ def database_of(at, server, prepare_by_hand, kill):
 
 
 def a_store_of_an_older_version_goes_on(db, former, lines, store_id):
-    """`former`: the statement that made its record. `store_id`: as its decisions name the store.
-    The older version can go on with the record, too: its columns are the same.
+    """`former`: the statement that made the table. `store_id`: as its decisions name the store. The
+    older version can go on with the table, too: its columns are the same.
     """
     columns = (
         "select column_name, data_type, column_default from information_schema.columns"
@@ -88,8 +88,8 @@ def a_store_of_an_older_version_goes_on(db, former, lines, store_id):
 
 
 def what_is_prepared_counts_without_a_line(db):
-    """It is listed, described and ended by a participant with another record. It is not listed if
-    another application may use the same query id.
+    """It is listed, described and ended by a participant with another table of lines. It is
+    not listed if another application may use the same query id.
     """
     plan, other = a_plan(), db.make(record="another_record")
     kept, left = (precommit_rows(db.at(), plan, text) for text in "ab")
