@@ -269,6 +269,8 @@ class Brokers:
         written = [(w, e) for w, (_, e) in results.items() if e]
         late = self.dice.random() * self.weather.copy_s if written else 0
         wait_s = min(late, request.timeout_ms / 1000)
+        if self._roll(self.weather.errors):
+            wait_s *= self.dice.random()  # the answer comes before the copies
         for where, entry in written:
             self.clock.at(late, partial(self._copy, where, entry))
         self.clock.at(wait_s, lambda: reply(self._produced(node, results)))
@@ -327,7 +329,7 @@ class Brokers:
         if log and entry and log.leader != node:
             code = codes.NOT_LEADER_OR_FOLLOWER
         elif entry and not entry.copied:
-            code = codes.REQUEST_TIMED_OUT
+            code = self.dice.choice(_AFTER_APPEND)
         elif entry and self._roll(self.weather.errors):
             code = self.dice.choice(_AFTER_APPEND)
         leader = None

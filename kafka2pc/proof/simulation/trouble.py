@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c003
 from ...kafka import participant
+from ...kafka.write.leaders import Leaders
 from .brokers import Brokers, Weather
 from .network import Fates, Network
 from .virtual_clock import VirtualClock
@@ -24,7 +25,7 @@ from ...protocol.names import Names
 @dataclass
 class World:
     """A cluster, the network before it, and the kinds of trouble that this seed has. `stormy`: now
-    they act.
+    they act; `troubled_s`: until when the newest trouble lasts, at least.
     """
 
     clock: VirtualClock
@@ -33,6 +34,16 @@ class World:
     kinds: list[str] = field(default_factory=list)
     until_s: float = 30.0
     stormy: bool = False
+    troubled_s: float = 0.0
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long all has been well."""
+        return 0.0 if self.stormy else max(0.0, self.clock.seconds - self.troubled_s)
+
+    def trouble_for(self, seconds: float) -> None:
+        """Something is out of order for so long."""
+        self.troubled_s = max(self.troubled_s, self.clock.seconds + seconds)
 
     def chance(self, name: str, *choices: float) -> float:
         """One of these numbers, if this seed has the kind, else 0."""
@@ -63,7 +74,9 @@ def _broker_gone(world: World) -> None:
     node = dice.choice([n for n in brokers.nodes if n not in brokers.down])
     brokers.down.add(node)
     world.network.cut_all(node)
-    world.clock.at(dice.random() * 5, lambda: brokers.down.discard(node))
+    gone_s = dice.random() * 5
+    world.trouble_for(gone_s)
+    world.clock.at(gone_s, lambda: brokers.down.discard(node))
 
     def elect() -> None:
         for name, topic in brokers.topics.items():
@@ -77,7 +90,9 @@ def _broker_gone(world: World) -> None:
 def _broker_frozen(world: World) -> None:
     """It answers nothing for some seconds, and then everything that it has got."""
     brokers, dice = world.brokers, world.clock.dice
-    brokers.frozen[dice.choice(brokers.nodes)] = world.clock.seconds + dice.choice((0.5, 3, 12))
+    frozen_s = dice.choice((0.5, 3, 12))
+    world.trouble_for(frozen_s)
+    brokers.frozen[dice.choice(brokers.nodes)] = world.clock.seconds + frozen_s
 
 
 def _limit_shrinks(world: World) -> None:
@@ -109,6 +124,8 @@ LASTING = (
     "slow copies",
     "slow markers",
     "no hints",
+    "late ends",
+    "zombies",
 )
 
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c008
@@ -122,11 +139,11 @@ def _storm(world: World) -> None:
         unsent=world.chance("unsent", 2, 10, 30),
         lost=world.chance("lost", 2, 10, 20),
         mute=world.chance("mute", 2, 10, 20),
-        late=world.chance("late", 1, 5),
+        late=world.chance("late", 2, 10),
         slow=world.chance("slow", 5, 20),
     )
     brokers.weather = Weather(
-        errors=world.chance("errors", 2, 10),
+        errors=world.chance("errors", 5, 25),
         stale=world.chance("stale", 10, 50),
         copy_s=world.chance("slow copies", 0.5, 3) or 0.002,
         markers_s=world.chance("slow markers", 0.5, 3) or 0.005,
@@ -138,6 +155,7 @@ def _storm(world: World) -> None:
 
 def _calm(world: World) -> None:
     world.stormy = False
+    world.trouble_for(0)
     world.network.fates = Fates()
     world.brokers.weather = Weather()
     world.clock.at(world.clock.dice.expovariate(0.5), lambda: _storm(world))
@@ -178,12 +196,16 @@ def world_of(
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c011
 @contextmanager
 def chances_of(seed: int) -> Iterator[None]:
-    """In this block the client's own chances come from the seed, and no name was used before."""
+    """In this block the client's own chances come from the seed (random numbers, and the order of a
+    set of texts, which each process has of its own), and no name was used before.
+    """
     dice = random.Random(seed)
     random.seed(seed)
     made_of_dice = lambda: uuid.UUID(int=dice.getrandbits(128), version=4)
+    find = Leaders.find
     with (
         patch.object(uuid, "uuid4", made_of_dice),
         patch.object(participant, "_NAMES", Names()),
+        patch.object(Leaders, "find", lambda leaders: sorted(find(leaders))),
     ):
         yield
