@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from kafka2pc.proof.simulation.mutants import MUTANTS, SEEDS, found_by
-from kafka2pc.proof.simulation.producer_histories import producer_history
+from kafka2pc.proof.simulation.seeds import play, shortest
 
 LOGS = """
 from kafka2pc.proof.simulation.producer_histories import producer_history
@@ -14,9 +16,10 @@ for seed in range(10):
 """
 
 
-def test_the_client_writes_exactly_once_in_each_history():
-    wrong = {seed: producer_history(seed).wrong for seed in range(150)}
-    assert {seed: found for seed, found in wrong.items() if found} == {}
+@pytest.mark.parametrize(("kind", "count"), [("producer", 1_000), ("log", 250), ("query", 400)])
+def test_each_history_is_exactly_once(kind, count):
+    wrong = [seed for seed in range(count) if play(kind, seed).wrong]
+    assert not wrong, f"{len(wrong)} seeds; {shortest(kind, wrong[0])}"
 
 
 def test_each_mutant_is_found_by_its_seed():

@@ -30,7 +30,7 @@ from kafka2pc.kafka.records.decoder import split
 from kafka2pc.kafka.records.encoder import record_batch, sections
 from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire import error_codes as codes
-from kafka2pc.kafka.wire.cluster import ask_group
+from kafka2pc.kafka.wire.connection import NotYet
 from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.offsets import EARLIEST, LATEST, offsets_request
 from kafka2pc.kafka.wire.topics import find_leaders, topic_id_in, topic_rows
@@ -386,8 +386,14 @@ class Played:
     # -- groups --
 
     def _ask_group(self, request):
+        find = dict(key_type=0, key=self.named("group"), max_version=3)
+
         def once():
-            return ask_group(self.cluster, self.named("group"), request)
+            found = self.cluster.ask(FindCoordinatorRequest(**find))
+            answer = self.cluster.ask(request, found.node_id)
+            if found.error_code or getattr(answer, "error_code", 0):
+                raise NotYet("the group has no coordinator yet")
+            return answer
 
         (topic,) = self.cluster.persist(once).topics
         return topic.partitions[0]

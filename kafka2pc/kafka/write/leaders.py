@@ -96,7 +96,7 @@ class Leaders:
         if answer.exception:
             raise answer.exception
         nodes = leaders_in(answer.value.topics)
-        found = [where for where in self._lost if nodes.get(where, -1) >= 0]
+        found = sorted(where for where in self._lost if nodes.get(where, -1) >= 0)
         self._nodes |= {where: nodes[where] for where in found}
         self._lost.difference_update(found)
         return found

@@ -34,7 +34,7 @@ from ...protocol.driver import Driver, Policy
 from ...protocol.errors import TwoPhaseError
 from ...protocol.log.decisions import Decision, Slot
 from ...protocol.log.slots import DecisionLog, Late, MemoryLog, never_late, stop_if_late
-from ...protocol.messages import CommitMessage, Plan
+from ...protocol.messages import CommitMessage, Mode, Plan
 from ...protocol.phases.commit import commit
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.restore import restore
@@ -180,7 +180,8 @@ def run(query: Query, life: Life) -> None:
         if batch_id in query.committed:
             return  # Spark ends a run whose batch another one has committed
         query.committed.add(batch_id)
-        mine = plan.token
+        # a batch that is only drained was claimed by another run
+        mine = plan.token if plan.mode is Mode.WRITE else None
         batch_id += 1
 
 

@@ -15,7 +15,6 @@ from unittest.mock import patch
 
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c003
 from ...kafka import participant
-from ...kafka.write.leaders import Leaders
 from .brokers import Brokers, Weather
 from .network import Fates, Network
 from .virtual_clock import VirtualClock
@@ -196,16 +195,12 @@ def world_of(
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c011
 @contextmanager
 def chances_of(seed: int) -> Iterator[None]:
-    """In this block the client's own chances come from the seed (random numbers, and the order of a
-    set of texts, which each process has of its own), and no name was used before.
-    """
+    """In this block the client's own chances come from the seed, and no name was used before."""
     dice = random.Random(seed)
     random.seed(seed)
     made_of_dice = lambda: uuid.UUID(int=dice.getrandbits(128), version=4)
-    find = Leaders.find
     with (
         patch.object(uuid, "uuid4", made_of_dice),
         patch.object(participant, "_NAMES", Names()),
-        patch.object(Leaders, "find", lambda leaders: sorted(find(leaders))),
     ):
         yield
