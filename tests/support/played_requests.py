@@ -366,7 +366,7 @@ class Played:
             self.note("ListOffsets", where, committed, row.error_code, row.offset, row.leader_epoch)
 
     def _offset_row(self, topic, partition, where, committed, at=None):
-        request = offsets_request({self.named(topic): [partition]}, where, committed, 1_000, 4)
+        request = offsets_request({(self.named(topic), partition): where}, committed, 1_000, 4)
         node = self.leader(topic, partition) if at is None else at
         (row,) = self.cluster.ask(request, node).topics[0].partitions
         return row
