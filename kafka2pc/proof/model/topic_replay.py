@@ -11,6 +11,7 @@ from typing import Any, Sequence
 # %% ../../../nbs/proof/model/04_topic_replay.ipynb #c003
 from ...decision_logs.topic.log import TopicLog
 from .world import QUERY
+from ...protocol.clock import CLOCK, Clock
 from ...protocol.errors import CorruptDecision
 from ...protocol.log.decisions import Decision, Slot
 from ...protocol.log.slots import DecisionLog, Listing
@@ -35,6 +36,10 @@ class StepTopicLog(TopicLog):
     @property
     def place(self) -> str:  # type: ignore[override]  # it is never set
         return "log"
+
+    @property
+    def _clock(self) -> Clock:
+        return CLOCK  # it tries once, and never waits
 
     def slots(self) -> list[Slot]:
         """Send a listing."""
