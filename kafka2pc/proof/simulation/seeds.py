@@ -11,8 +11,10 @@ import os
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Callable, Iterable
+from functools import partial
+from typing import Callable, Iterable, Iterator
 
 # %% ../../../nbs/proof/simulation/11_seeds.ipynb #c003
 from .log_histories import log_history
@@ -114,8 +116,6 @@ _SHARE = 20  # histories that a process plays before it reports
 
 
 def _play_share(share: tuple[str, range]) -> list[Result]:
-    """In a process of its own, whose warnings are not read."""
-    logging.disable(logging.WARNING)
     kind, seeds = share
     return [play(kind, seed) for seed in seeds]
 
@@ -137,10 +137,21 @@ def play_seeds(
         for at in range(first, first + count, _SHARE)
         for kind in kinds
     ]
-    with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
-        for (kind, _), results in zip(shares, pool.map(_play_share, shares), strict=True):
+    with _mapper(processes or os.cpu_count() or 1) as each:
+        for (kind, _), results in zip(shares, each(_play_share, shares), strict=True):
             for result in results:
                 played.add(kind, result)
             played.seconds = time.monotonic() - began
             tell(played)
     return played
+
+
+@contextmanager
+def _mapper(processes: int) -> Iterator[Callable]:
+    """Like `map`, in so many processes, whose warnings are not read; in this one if it is one."""
+    if processes == 1:
+        yield map
+        return
+    quiet = partial(logging.disable, logging.WARNING)
+    with ProcessPoolExecutor(processes, initializer=quiet) as pool:
+        yield pool.map
