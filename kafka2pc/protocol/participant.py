@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'MayHide', 'Recalls', 'Gone', 'MayRemove',
-           'StoreIdentity', 'KeepsId', 'Identified', 'store_identity', 'OpenBeside', 'Shared', 'list_some', 'Brief',
-           'briefly', 'TransactionBase']
+           'RowsMissing', 'KeepsAborted', 'StoreIdentity', 'KeepsId', 'Identified', 'store_identity', 'OpenBeside',
+           'Shared', 'list_some', 'Brief', 'briefly', 'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from contextlib import AbstractContextManager, nullcontext
@@ -123,6 +123,29 @@ class MayRemove(Protocol):
     """
 
     def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]: ...
+
+
+class RowsMissing(Exception):
+    """Rows of aborted transactions that their store does not have any more. `gone`: their places,
+    by Committable.
+    """
+
+    def __init__(self, gone: Mapping[Committable, tuple[Gone, ...]]) -> None:
+        super().__init__(gone)
+        self.gone = gone
+
+
+@runtime_checkable
+class KeepsAborted(Protocol):
+    """What a participant also has if its store keeps the rows of an aborted transaction for a
+    while. `final`: for each of `cs`, in order, COMMITTED or ABORTED if that can never change any
+    more; None: not proven. `write_again`: the rows of `lost`, which are aborted, in a new
+    transaction of `plan`, pre-committed. Raises `RowsMissing`, and leaves nothing open, if not each
+    of the rows is there.
+    """
+
+    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]: ...
+    def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable: ...
 
 # %% ../../nbs/protocol/04_participant.ipynb #c031
 @dataclass(frozen=True, slots=True)
