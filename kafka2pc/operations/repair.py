@@ -242,7 +242,7 @@ def operate(
     query: Query,
     prefix: str | None = None,
     *,
-    skip_lost: bool = False,
+    lost_transactions: str = "repair",
     stores: Iterable[str] = (),
     every: bool = True,
 ) -> Iterator[Driver]:
@@ -260,7 +260,7 @@ def operate(
         kafka.prefix = prefix or find_prefix(kafka.cluster, query)
         kafka.cluster_id = kafka.cluster.cluster_id
         kafka.end_txn_version = end_txn_version(kafka.cluster)
-        driver = _driver(query, kafka, databases, skip_lost)
+        driver = _driver(query, kafka, databases, lost_transactions)
         _check_log(driver, every)
         yield driver
     finally:
@@ -268,7 +268,7 @@ def operate(
 
 
 def _driver(
-    query: Query, kafka: KafkaParticipant, databases: Mapping[str, Database], skip_lost: bool
+    query: Query, kafka: KafkaParticipant, databases: Mapping[str, Database], lost: str
 ) -> Driver:
     newest = newest_commit(query.log)
     opened = {name: _open_store(d, newest, kafka.prefix) for name, d in databases.items()}
@@ -276,7 +276,7 @@ def _driver(
         query_id=query.query_id,
         log=query.log,
         participants={"kafka": kafka, **opened},
-        policy=Policy(each=parallel(), retry=retry_unknown, skip_lost=skip_lost),
+        policy=Policy(each=parallel(), retry=retry_unknown, lost_transactions=lost),
         about=_about(query, newest_record(query.log)),
         spark_committed=query.spark_committed,
     )
@@ -422,7 +422,7 @@ def _left_ms(c: Committable) -> float | None:
 def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     """What is left to do for each transaction of a decision, in the stores of the driver."""
     cs = [c for c in decision.committables if c.participant in driver.participants]
-    gone = {} if driver.policy.skip_lost else rows_gone(driver, cs)
+    gone = {} if driver.policy.lost_transactions == "skip" else rows_gone(driver, cs)
     batch_id = decision.slot.batch_id
     # A store that no longer knows a transaction of a finished batch has lost nothing.
     otherwise = "nothing" if _is_over(driver, decision) else "lost"

@@ -6,7 +6,7 @@
 __all__ = ['NOTHING_WRITTEN', 'REPLAYED', 'UNTOUCHED', 'DECIDED', 'TwoPhaseError', 'describe_error', 'BadOption', 'BadRow',
            'BrokerUnreachable', 'StoreUnreachable', 'NotAuthorized', 'WrongCluster', 'UnknownFormat', 'CorruptDecision',
            'LogUnwritable', 'MovedLog', 'UnfinishedBatch', 'ReplayDiffers', 'StaleCheckpoint', 'PassedOver',
-           'UnclearAnswer', 'PrecommitFailed', 'Refused', 'Superseded', 'OutcomeUnknown', 'LostTransaction',
+           'UnclearAnswer', 'PrecommitFailed', 'Refused', 'Superseded', 'OutcomeUnknown', 'Reopened', 'LostTransaction',
            'RecordsGone', 'TopicGone', 'TopicRecreated', 'RecordsBroken']
 
 # %% ../../nbs/protocol/06_errors.ipynb #c002
@@ -261,6 +261,17 @@ class OutcomeUnknown(TwoPhaseError):
         " transaction timeout ends first (with KIP-939: never)."
     )
     action = "Restart the query when the store answers again, before the transaction timeout."
+
+
+class Reopened(TwoPhaseError):
+    """A batch was decided and then aborted as a whole, so it is decided no more."""
+
+    why = (
+        "Its stores aborted all of it after it was decided, usually because the transaction timeout"
+        " ran out before a driver could commit."
+    )
+    risk = "No. Nothing of the batch is visible, and Spark's replay writes it again, once."
+    action = "Restart the query."
 
 
 class LostTransaction(TwoPhaseError):

@@ -6,15 +6,16 @@
 __all__ = ['MemoryTransaction', 'MemoryParticipant']
 
 # %% ../../nbs/protocol/05_memory.ipynb #c002
+from collections import Counter
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Callable, Iterable, Mapping, Self
+from typing import Any, Callable, Iterable, Mapping, Self, Sequence
 
 # %% ../../nbs/protocol/05_memory.ipynb #c003
 from .clock import CLOCK
 from .messages import Committable, PartitionRange, Plan, PreparedTxnState
 from .names import Names, known_name
-from .participant import Description, Outcome
+from .participant import Description, Gone, Outcome, RowsMissing
 from .states import TRANSITIONS, TxnState, step
 
 # %% ../../nbs/protocol/05_memory.ipynb #c043
@@ -167,6 +168,25 @@ class MemoryParticipant(_Writable):
         epochs = {tid: c.state.epoch if c else -1 for tid, c in last.items()}
         return sorted({tid for tid, n in committed if tid in epochs and n > epochs[tid]})
 
+    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]:
+        """See `KeepsAborted`."""
+        ended = (TxnState.COMMITTED, TxnState.ABORTED)
+        states = [d.state for d in self.describe(cs)]
+        return [state if state in ended else None for state in states]
+
+    def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable:
+        """See `KeepsAborted`."""
+        names = {(c.transactional_id, c.state.epoch): c for c in lost}
+        found = [(name, row) for name, row in self.records if name in names]
+        left = Counter(name for name, _ in found)
+        missing = {c: left[name] for name, c in names.items() if left[name] != c.records}
+        if missing:
+            raise RowsMissing({c: _gone(c, number) for c, number in missing.items()})
+        txn = self.begin(plan)
+        txn.write(row for _, row in found)
+        txn.flush()
+        return txn.precommit()
+
     def expire(self) -> None:
         """Abort every open or pre-committed transaction, as a broker does after the timeout."""
         for txn in self.txns.values():
@@ -174,6 +194,20 @@ class MemoryParticipant(_Writable):
                 txn.state = step(txn.state, "timeout")
 
 # %% ../../nbs/protocol/05_memory.ipynb #c065
+def _gone(c: Committable, left: int) -> tuple[Gone, ...]:
+    p = c.partitions[0]
+    why = f"Of {c.records} rows {left} are left."
+    return (
+        Gone(
+            topic=p.topic,
+            partition=p.partition,
+            first_offset=p.first_offset,
+            last_offset=p.last_offset,
+            why=why,
+        ),
+    )
+
+
 def _abort_older(txn: _Txn | None) -> None:
     if txn and _is_open(txn):
         txn.state = step(txn.state, "abort")

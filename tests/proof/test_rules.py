@@ -178,6 +178,7 @@ class World:
         )
         self.done, self.state, self.stopped_by, self.looks = set(), set(), [], []
         self.before_commit = self.before_next_life = lambda: None
+        self.lost_transactions = "repair"
 
     def driver(self, **limits):
         p = self.store.participant
@@ -186,7 +187,9 @@ class World:
             log=self.log,
             participants={p.name: p},
             history=self.history,
-            policy=Policy(**{"retry": retry_unknown} | limits),
+            policy=Policy(
+                lost_transactions=self.lost_transactions, **{"retry": retry_unknown} | limits
+            ),
         )
 
     def input(self, batch_id, task):
@@ -307,6 +310,12 @@ def timed_out_between_two_commits(world):
     world.go_on()
 
 
+def timed_out_and_not_repaired(world):
+    """The same, and what was lost is not written again."""
+    world.lost_transactions = "fail"
+    timed_out_between_two_commits(world)
+
+
 def timed_out_before_the_decision(world):
     """All is pre-committed, and then the driver is so slow that the timeout strikes."""
 
@@ -391,6 +400,7 @@ DRILLS = [
     nothing_happens,
     a_row_is_refused,
     killed_between_two_commits,
+    timed_out_between_two_commits,
     timed_out_before_the_decision,
     second_commit_unclear,
     killed_before_the_decision,
@@ -427,7 +437,7 @@ def test_a_batch_becomes_visible_transaction_by_transaction(store, tmp_path):
 def test_a_decided_transaction_that_is_lost_is_named_and_the_query_stops(store, tmp_path):
     """Rule 7: the rows cannot be recovered, so the error must name them."""
     world = World(store, tmp_path)
-    timed_out_between_two_commits(world)
+    timed_out_and_not_repaired(world)
     killed, *errors = world.stopped_by
     assert [type(e) for e in (killed, *errors)] == [Killed, LostTransaction, LostTransaction]
     committed, lost = world.log.chain(0)[-1].committables
@@ -518,13 +528,13 @@ def no_look_before_the_decision(patch):
 
 def decided_is_as_good_as_committed(patch):
     """Rule 6, first half: a restart does not finish what was decided."""
-    patch.setattr(restore, "finish", lambda driver, decision, after_win=None: True)
+    patch.setattr(restore, "finish", lambda *_, **__: True)
     patch.setattr(commit, "_finish_again", lambda driver, messages, batch_id: None)
 
 
 def losses_are_silent(patch):
     """Rule 7."""
-    patch.setattr(finish, "report_loss", lambda driver, decision, lost, gone: None)
+    patch.setattr(finish, "report_loss", lambda *about: None)
 
 
 def a_replay_writes_again(patch):
@@ -665,6 +675,7 @@ def test_without_the_rule_the_drill_ends_badly(
     rule, off, drill, anomaly, store, tmp_path, monkeypatch
 ):
     world = World(store, tmp_path)
+    world.lost_transactions = "fail"  # a repair would hide what the rule prevents
     off(monkeypatch)
     drill(world)
     assert anomaly in world.anomalies(), f"{world.anomalies()}, stopped by {world.stopped_by}"
@@ -674,7 +685,7 @@ def test_without_rule_7_the_query_goes_on_and_only_the_checker_knows(store, tmp_
     """The rows are lost with the rule as well; without it no error reports them."""
     world = World(store, tmp_path)
     losses_are_silent(monkeypatch)
-    timed_out_between_two_commits(world)
+    timed_out_and_not_repaired(world)
     gone = [*range(1, ROWS, TASKS)]
     assert [type(e) for e in world.stopped_by] == [Killed] and world.done == {0, 1}
     assert world.anomalies() == {"lost": gone, "torn batch": {0: gone}}

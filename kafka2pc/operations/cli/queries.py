@@ -282,7 +282,8 @@ def restore(
 
         conf = Access(servers, config).conf()
         query = open_query(place, decision_log, conf=conf, prefix=prefix)
-        with operate(conf, query, prefix, skip_lost=skip_lost, stores=stores or ()) as driver:
+        lost = "skip" if skip_lost else "repair"
+        with operate(conf, query, prefix, lost_transactions=lost, stores=stores or ()) as driver:
             steps = plan_restore(driver) if dry_run else restore(driver)
         if as_json:
             show_json(steps)

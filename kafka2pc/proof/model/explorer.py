@@ -30,8 +30,9 @@ class LoneRun:
         self._by_world: dict = {}
         self._by_number: dict = {}
         no_faults: dict[str, Any] = dict.fromkeys(FAULTS, 0)
-        # its store still says what is gone, and what came later
-        no_faults |= {"remove": m.config.remove, "backup": m.config.backup}
+        # its store still says what is gone, what came later, and what is final
+        asked = ("remove", "backup", "timeout", "expire")
+        no_faults |= {fault: getattr(m.config, fault) for fault in asked}
         calm = replace(m.config, drivers=1, **no_faults)
         # a write under a key is one batch
         self.one_key = m.config.copied == "one key"

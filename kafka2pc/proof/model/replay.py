@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['OTHER_TOPIC', 'CALLS', 'Stop', 'Trouble', 'Transcript', 'StepLog', 'is_of_query', 'store_of', 'prefix_of',
-           'StepStore', 'RemovingStore', 'RecallingStore', 'StepTxn', 'token_of', 'places_of', 'offsets_hash',
-           'StepClock', 'no_clock', 'log_of', 'topic_log', 'make_driver', 'call_plan', 'call_precommit', 'messages_of',
-           'call_commit', 'call_abort', 'call_note', 'call_refuse', 'call_operate', 'Call', 'Calls']
+           'StepStore', 'RemovingStore', 'RecallingStore', 'KeepingStore', 'store_class', 'StepTxn', 'token_of',
+           'places_of', 'offsets_hash', 'StepClock', 'no_clock', 'log_of', 'topic_log', 'make_driver', 'call_plan',
+           'call_precommit', 'messages_of', 'call_commit', 'call_abort', 'call_note', 'call_refuse', 'call_operate',
+           'Call', 'Calls']
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c002
 import copy
@@ -15,7 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c003
 from .systems import SILENT, UNKNOWN, uses_copy
-from .world import QUERY, Bounds, Worker, worker_in, worker_name
+from .world import QUERY, Bounds, Config, Worker, worker_in, worker_name
 from ...protocol.clock import Moment
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
@@ -33,7 +34,7 @@ from kafka2pc.protocol.messages import (
 from ...protocol.names import Token, name_of_query
 from ...protocol.operators.adopt import adopt
 from ...protocol.operators.fence import end_all, fence
-from ...protocol.participant import Description, Gone, Outcome
+from ...protocol.participant import Description, Gone, Outcome, RowsMissing
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import decide as decide_phase
 from ...protocol.phases import finish as finish_phase
@@ -41,6 +42,7 @@ from ...protocol.phases import passed_over
 from ...protocol.phases import precommit as precommit_phase
 from ...protocol.phases import restore as restore_phase
 from ...protocol.phases import sweep as sweep_phase
+from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c024
 class Stop(BaseException):
@@ -200,10 +202,9 @@ class StepStore:
     def describe(
         self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None
     ) -> list[Description]:
-        tuples = tuple((c.transactional_id, c.state.epoch) for c in cs)
         return [
             Description(state, not (late and margin_ms))
-            for state, late in self.transcript.ask("describe", tuples)
+            for state, late in self.transcript.ask("describe", _tuples(cs))
         ]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
@@ -242,11 +243,8 @@ class RemovingStore(StepStore):
     """The same, in a world where a topic may remove rows: `MayRemove`."""
 
     def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]:
-        removed = self.transcript.ask(
-            "gone", tuple((c.transactional_id, c.state.epoch) for c in cs)
-        )
-        all_of_it = Gone(topic="t", partition=0, first_offset=0, last_offset=0, why="Removed.")
-        return [(all_of_it,) if each else () for each in removed]
+        removed = self.transcript.ask("gone", _tuples(cs))
+        return [(_all_of_it("Removed."),) if each else () for each in removed]
 
 
 class RecallingStore(StepStore):
@@ -258,6 +256,42 @@ class RecallingStore(StepStore):
         epochs = [c.state.epoch if c else -1 for c in last.values()]
         later = self.transcript.ask("later", tuple(zip(last, epochs, strict=True)))
         return [name for name, each in zip(last, later, strict=True) if each]
+
+
+class KeepingStore(StepStore):
+    """The same, in a world in which transactions time out: `KeepsAborted`."""
+
+    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]:
+        return list(self.transcript.ask("final", _tuples(cs)))
+
+    def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable:
+        found = self.transcript.ask("read", _tuples(lost))
+        numbers = [len(rows or ()) for rows in found]
+        missing = [c for c, n in zip(lost, numbers, strict=True) if n != c.records]
+        if missing:
+            raise RowsMissing({c: (_all_of_it("Removed."),) for c in missing})
+        with self.begin(plan) as txn:
+            txn.write(row for rows in found for row in rows)
+            txn.flush()
+            return txn.precommit()
+
+
+def _tuples(cs: Sequence[Committable]) -> tuple:
+    return tuple((c.transactional_id, c.state.epoch) for c in cs)
+
+
+def _all_of_it(why: str) -> Gone:
+    return Gone(topic="t", partition=0, first_offset=0, last_offset=0, why=why)
+
+
+def store_class(config: Config, recalls: bool) -> type[StepStore]:
+    """A store with the verbs that this world needs."""
+    bases = [
+        *([RemovingStore] if config.remove else []),
+        *([RecallingStore] if recalls else []),
+        *([KeepingStore] if config.keeps else []),
+    ]
+    return bases[0] if len(bases) == 1 else type("Store", (*bases, StepStore), {})
 
 
 class StepTxn:
@@ -349,6 +383,9 @@ def topic_log(bounds: Bounds, transcript: Transcript, number: int) -> DecisionLo
     return StepTopicLog(StepLog(transcript, bounds), "p2" if other else "p1")
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c050
+_OF_DRIVER = 9  # the slot in the names that a driver draws, which no task has
+
+
 def make_driver(bounds: Bounds, transcript: Transcript, number: int) -> Driver:
     """The driver of run `number`."""
     config = bounds.config
@@ -357,9 +394,10 @@ def make_driver(bounds: Bounds, transcript: Transcript, number: int) -> Driver:
     names = ("kafka", "second") if both else ("kafka",)
     one_key = config.copied == "one key"
     recalls = config.backup or one_key
-    kind = RemovingStore if config.remove else RecallingStore if recalls else StepStore
+    kind = store_class(config, bool(recalls))
     prefix = prefix_of(bounds, number)
-    stores = {name: kind(bounds, transcript, name=name, prefix=prefix) for name in names}
+    worker = Worker(number, _OF_DRIVER, 0)
+    stores = {name: kind(bounds, transcript, worker, name=name, prefix=prefix) for name in names}
     store = stores["kafka"]
     place, checkpoint = places_of(bounds, number)
     return Driver(
@@ -449,7 +487,7 @@ def call_abort(
         return True
     decided = plan and plan.mode is Mode.WRITE and commit_of(driver.log, batch)
     if decided:
-        finish_phase.finish(driver, decided)
+        finish_phase.finish(driver.within(lost_transactions="later"), decided)
     return False
 
 

@@ -7,7 +7,7 @@ __all__ = ['AFTER', 'Run', 'Task', 'Move', 'Model', 'moves_of', 'run_of', 'copy_
            'start_query', 'operates', 'start_operator', 'begin_batch', 'write_commits', 'pass_over_batch', 'after_plan',
            'kept_token', 'start_tasks', 'new_task', 'retired_names', 'collect_messages', 'complete_messages',
            'start_ahead', 'after_commit', 'start_abort', 'after_abort', 'failed_run', 'after_note', 'leave_failed',
-           'after_last_call', 'dead_run', 'knows_token', 'advance', 'overlaps', 'note_of', 'told_untrue',
+           'after_last_call', 'dead_run', 'knows_token', 'advance', 'overlaps', 'note_of', 'told_untrue', 'is_there',
            'false_alarms', 'Step', 'successors', 'may_start', 'apply_move', 'label_of', 'is_needed', 'waits_for',
            'report_to_run', 'put_message', 'accidents', 'inherit', 'back_up_and_put_back', 'accidents_while_waiting']
 
@@ -470,6 +470,11 @@ def told_untrue(world: World, run: Run) -> tuple:
 _REPORTED = re.compile(r"(\S+) \(producer id \d+, epoch (\d+)\): (?:gone are|(\d+) records)")
 
 
+def is_there(world: World, key: tuple) -> bool:
+    """Does the topic have the rows of a transaction that a timeout has aborted?"""
+    return any(pair == key and rows for pair, _, rows in world.topic)
+
+
 def false_alarms(world: World, error: TwoPhaseError) -> tuple:
     """The anomalies of a report of lost transactions. A timeout explains a loss; otherwise the
     protocol lost the transaction, or it is not lost at all.
@@ -480,6 +485,7 @@ def false_alarms(world: World, error: TwoPhaseError) -> tuple:
     for name, epoch, records in _REPORTED.findall(error.what):
         key = name, int(epoch)
         if key in world.lost:
+            wrong += ("NOT-REPAIRED",) if is_there(world, key) else ()
             continue
         lost = key in world.owed and int(records or 0) > 0
         wrong += ("LOST-WITHOUT-TIMEOUT" if lost else "FALSE-LOST",)

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
            'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_gone',
-           'on_later', 'on_clock', 'is_late', 'on_list', 'on_known', 'on_open', 'on_create', 'on_log_fence',
-           'on_log_write', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove', 'answers',
-           'uses_copy', 'late_answer', 'events', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish',
-           'pass_over', 'back_up', 'put_back', 'files_change']
+           'on_final', 'on_read', 'on_later', 'on_clock', 'is_late', 'on_list', 'on_known', 'on_open', 'on_create',
+           'on_log_fence', 'on_log_write', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove',
+           'answers', 'uses_copy', 'late_answer', 'events', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish',
+           'aborted_rows_vanish', 'pass_over', 'back_up', 'put_back', 'files_change']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
 from typing import Any, Callable, Iterable, Iterator
@@ -26,7 +26,7 @@ from kafka2pc.proof.model.world import (
     put,
     spend,
 )
-from ...protocol.log.decisions import Decision, Slot
+from ...protocol.log.decisions import REPAIR, Decision, Slot
 from ...protocol.names import Token
 from ...protocol.states import TRANSITIONS, TxnState, step
 
@@ -79,6 +79,10 @@ def end_transaction(bounds: Bounds, world: World, txn: Txn, event: str) -> tuple
     state = step(txn.state, "precommit") if txn.state is TxnState.OPEN else txn.state
     timeout = event == "timeout"
     world, wrong = become_visible(world, txn) if event == "commit" else vanish(world, txn, timeout)
+    if bounds.config.keeps and event != "abort":
+        rows = None if txn.removed else txn.rows
+        ended = (txn.id, txn.epoch), step(state, event), rows
+        world = world._replace(topic=(*world.topic, ended))
     raises_epoch = timeout or bounds.config.end_txn >= 5
     after = Txn(
         txn.id,
@@ -179,14 +183,16 @@ def may_abort(world: World, run: int, txn: Txn) -> bool:
 
 def is_excluded(bounds: Bounds, world: World, txn: Txn) -> bool:
     """True if a COMMIT without this transaction excludes it: no run can decide it any more, so any
-    run may abort it. That is what is older than the COMMIT, and the rest of its own batch.
+    run may abort it. That is what is older than the COMMIT, and the rest of its own batch; also
+    what is older than a record of a repair.
     """
     name = name_of(txn.id)
     for d in (bounds.decisions[number] for *_, number in world.log):
         mine = {(c.transactional_id, c.state.epoch) for c in d.committables}
         older = name.token < d.token
         same = name.token == d.token and name.parity == d.slot.batch_id % 2
-        if d.commit and (older or same) and (txn.id, txn.epoch) not in mine:
+        excludes = older or same if d.commit else older and d.repair
+        if excludes and (txn.id, txn.epoch) not in mine:
             return True
     return False
 
@@ -222,6 +228,31 @@ def on_gone(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
     """
     txns = [find(world, name) for name, _ in tuples]
     return Answer(world, tuple(bool(t and (t.removed or not t.ongoing)) for t in txns))
+
+
+def _in_topic(world: World, pair: tuple) -> tuple:
+    """What became of a transaction, and its rows, as the topic itself shows it."""
+    found = (entry[1:] for entry in world.topic if entry[0] == pair)
+    return next(found, (None, None))
+
+
+def on_final(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
+    """DescribeTransactions, and the markers in the topic, as long as it has the rows: for each
+    (name, epoch) the outcome that cannot change any more.
+    """
+    ended = (TxnState.COMMITTED, TxnState.ABORTED)
+    states = []
+    for name, epoch in tuples:
+        state = description(find(world, name), epoch, bounds.config.end_txn)
+        outcome, rows = _in_topic(world, (name, epoch))
+        proof = outcome if rows is not None else None
+        states.append(state if state in ended else proof)
+    return Answer(world, tuple(states))
+
+
+def on_read(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
+    """Fetch, uncommitted: the rows of aborted transactions. None: they were removed."""
+    return Answer(world, tuple(_in_topic(world, pair)[1] for pair in tuples))
 
 
 def on_later(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
@@ -278,6 +309,8 @@ def on_create(
     after = world._replace(log=plus(world.log, (*d.slot, number)))
     wrong: tuple[str, ...] = ()
     if d.commit and not any(k >= 0 and (batch, k) > d.slot for batch, k, _ in world.log):
+        after, wrong = owe(after, d)
+    if d.kind == REPAIR:
         after, wrong = owe(after, d)
     owner = None if d.commit else owner_of(bounds, world, d.slot)
     if owner and d.token < owner:
@@ -372,6 +405,8 @@ REQUESTS: dict[str, Callable[..., Answer | None]] = {
     "describe": on_describe,
     "gone": on_gone,
     "later": on_later,
+    "final": on_final,
+    "read": on_read,
     "clock": on_clock,
     "list": on_list,
     "known": on_known,
@@ -436,6 +471,7 @@ def events(
             # Kafka starts again with another producer id, so the old epochs mean nothing
             fresh = Txn(t.id, t.epoch + 100, TxnState.OPEN)
             yield "Kafka", ("expires", t.id), Answer(put(less, fresh))
+    yield from aborted_rows_vanish(bounds, world)
     yield from files_change(bounds, world)
 
 
@@ -483,6 +519,15 @@ def rows_vanish(
     if key in x.owed:
         after = after._replace(owed=minus(x.owed, key), lost=plus(x.lost, key))
     yield "Kafka", ("removes rows", *key), Answer(after, note="rows were removed")
+
+
+def aborted_rows_vanish(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
+    """The topic removes the rows of a transaction that a timeout has aborted."""
+    for entry in world.topic:
+        pair, outcome, rows = entry
+        if outcome is TxnState.ABORTED and rows and (x := spend(world, "remove")):
+            left = tuple((*e[:2], None) if e is entry else e for e in x.topic)
+            yield "Kafka", ("removes rows", *pair), Answer(x._replace(topic=left))
 
 
 def pass_over(bounds: Bounds, world: World, batch: int) -> World:

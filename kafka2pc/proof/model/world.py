@@ -64,6 +64,9 @@ class World(NamedTuple):
     # log, offsets, version and commits of a backup
     backup: tuple = ()
     fences: tuple = ()  # of a log in a topic: the epoch of its id under each prefix
+    # of transactions that a timeout has aborted, or a commit ended: (name, epoch), the outcome, and
+    # the rows that the topic has (None: removed)
+    topic: tuple = ()
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c010
 QUERY = "11111111-2222-4333-8444-555555555555"
@@ -233,6 +236,11 @@ class Config:
     # commit() looks the offsets up again, instead of using those that the batch was planned for
     reread: bool = False
 
+    @property
+    def keeps(self) -> bool:
+        """Does the world remember what became of a transaction?"""
+        return bool(self.timeout or self.expire)
+
     def rows(self, batch: int, version: int = 0) -> tuple:
         """The rows of a batch. Row r goes to task r mod the number of tasks."""
         if batch in self.no_tasks:
@@ -254,7 +262,10 @@ ANOMALIES = {
     "VISIBLE-WITHOUT-DECISION": (
         "A row becomes visible only after a COMMIT that holds its transaction."
     ),
-    "DECIDED-A-DEAD-TXN": "When a COMMIT is written, all its transactions are open.",
+    "DECIDED-A-DEAD-TXN": ("When a COMMIT or a REPAIR is written, all its transactions are open."),
+    "NOT-REPAIRED": (
+        "A transaction that is reported lost cannot be written again: rows of it are not there."
+    ),
     "DISTURBED-BY-OLDER": (
         "A run that aborts another run's transaction, or closes its slot, has the newer claim."
     ),

@@ -74,7 +74,9 @@ def run_batch(order: dict, mine: Token | None) -> Token | None:
         log=FileLog(order["log"]),
         participants={store.name: store},
         history=history,
-        policy=Policy(retry=retry_unknown, skip_lost=order["skip_lost"]),
+        policy=Policy(
+            retry=retry_unknown, lost_transactions="skip" if order["skip_lost"] else "fail"
+        ),
     )
     rows = range(batch_id * size, (batch_id + 1) * size)
     with _without(order["rule"]):

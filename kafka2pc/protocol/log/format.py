@@ -12,7 +12,16 @@ from dataclasses import asdict
 
 # %% ../../../nbs/protocol/log/04_format.ipynb #c003
 from ..errors import CorruptDecision, UnknownFormat
-from .decisions import FORMAT, Decision, Identity, Slot
+from kafka2pc.protocol.log.decisions import (
+    CLAIM,
+    LOST,
+    NOTES,
+    REPAIR,
+    REPAIR_FORMAT,
+    Decision,
+    Identity,
+    Slot,
+)
 from ..messages import committable_from_dict, committable_to_dict
 from ..names import parse_token
 
@@ -22,12 +31,14 @@ def _checksum(d: dict) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+_REPAIRS = (CLAIM, REPAIR, LOST)
+_KINDS = ("COMMIT", "ABORT", "ADOPT", *map(str.upper, NOTES.values()), *_REPAIRS)
 _NEW_IN_2 = ("rows", "bytes", "expires_ms")
 
 
 def dump_decision(d: Decision) -> bytes:
     """The file content of a decision: JSON with a checksum. A record that was read from an older
-    format keeps it (format 1 has no identity; 3 is a note).
+    format keeps it (format 1 has no identity; 3 is a note; 5 is a repair).
     """
     out = dict(
         format=d.format if d.identity else 1,
@@ -43,6 +54,8 @@ def dump_decision(d: Decision) -> bytes:
     if d.identity:
         out["identity"] = asdict(d.identity)
         out |= {name: getattr(d, name) for name in _NEW_IN_2}
+    if d.repair:
+        out["lost"] = [committable_to_dict(c) for c in d.lost]
     out["checksum"] = _checksum(out)
     return json.dumps(out, indent=1).encode()
 
@@ -53,10 +66,12 @@ def load_decision(content: bytes, where: str, slot: Slot | None = None) -> Decis
     """
     try:
         d = json.loads(content)
-        if d["format"] not in range(1, FORMAT + 1):
-            raise UnknownFormat(f"{where}: format {d['format']}, known up to {FORMAT}")
+        if d["format"] not in range(1, REPAIR_FORMAT + 1):
+            raise UnknownFormat(f"{where}: format {d['format']}, known up to {REPAIR_FORMAT}")
         if d["checksum"] != _checksum(d):
             raise CorruptDecision(f"{where}: the checksum does not fit the content")
+        if d["kind"] not in _KINDS:
+            raise CorruptDecision(f"{where}: a record {d['kind']} is not known")
         if slot not in (None, (d["batch_id"], d["attempt"])):
             raise CorruptDecision(f"{where}: it is about slot {d['batch_id']}.{d['attempt']}")
         return Decision(
@@ -80,4 +95,9 @@ def _since_2(d: dict) -> dict:
     found = d["identity"]
     identity = Identity(**found | {"topics": tuple(found["topics"])})
     more = {name: d[name] for name in (*_NEW_IN_2, "format")}
-    return more | {"identity": identity, "adopts": d["kind"] == "ADOPT"}
+    return more | {
+        "identity": identity,
+        "adopts": d["kind"] == "ADOPT",
+        "repair": d["kind"] if d["kind"] in _REPAIRS else "",
+        "lost": tuple(committable_from_dict(c) for c in d.get("lost", ())),
+    }

@@ -12,7 +12,7 @@ from typing import Callable, Sequence
 
 from ..driver import Driver
 from ..errors import OutcomeUnknown, describe_error
-from ..log.decisions import Decision, Slot
+from ..log.decisions import LOST, Decision, Slot
 from ..log.questions import commit_of
 from ..log.slots import Listing, win
 from ..messages import Plan
@@ -45,6 +45,8 @@ def claim(
         check_participants(driver, record)
         if record.commit:
             return record
+        if record.repair:  # it was decided since the listing
+            return claim(driver, batch_id, expires_ms=expires_ms)
         before = record
         attempt += 1
 
@@ -120,7 +122,11 @@ def remove_old_claims(
 def _old_claims(driver: Driver, claimed: Decision, after_win: Listing) -> list[Decision]:
     batch_id, attempt = claimed.slot
     first_kept = attempt - driver.policy.keep_claims
-    return [d for d in after_win.chain(batch_id) if d.slot.attempt < first_kept]
+    chain = after_win.chain(batch_id)
+    # what is before a LOST was decided, and its slots must never be free again
+    lost = max((d.slot.attempt for d in chain if d.kind == LOST), default=-1)
+    old = [d for d in chain if lost < d.slot.attempt < first_kept]
+    return [d for d in old if not d.commit]
 
 
 def _last_of_each_prefix(driver: Driver, claims: Sequence[Decision]) -> set[Slot]:

@@ -63,7 +63,7 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> 
     decision = decide(driver, plan, messages, late)
     with after_the_decision():
         after_win = driver.log.listing(decision)
-    if not finish(driver, decision, after_win):
+    if not finish(driver, decision, after_win, replayed=True):
         raise Superseded(
             f"batch {batch_id} of query {driver.query_id}: the log holds a later batch, or claim"
         )
@@ -121,7 +121,7 @@ def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: i
     if not messages and not decided:
         decided = _close_empty(driver, batch_id)
     if decided:
-        finish(driver, decided)
+        finish(driver, decided, replayed=True)
         check_replay(driver, decided, messages)
         warn_of_hidden(driver, decided)
     elif messages:

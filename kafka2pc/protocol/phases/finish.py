@@ -6,6 +6,7 @@
 __all__ = ['after_the_decision', 'check_own', 'finish', 'report_loss', 'finish_late', 'complete']
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c002
+import itertools
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Callable, Iterator, Mapping, Sequence
@@ -27,10 +28,12 @@ from ..log.questions import overtaken
 from ..log.slots import Listing
 from ..messages import Committable, PartitionRange
 from ..names import parse_name
-from ..participant import Gone, Outcome
+from ..participant import Gone, Outcome, RowsMissing
 from .describe import describe_all, full_name
-from .gone import reasons, rows_gone, spell_gone
+from .gone import places_gone, reasons, rows_gone, spell_gone
+from .repair import repair
 from .requests import send_all
+from .verify import final_states
 from ..states import TxnState, require
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c026
@@ -40,22 +43,45 @@ def _commit_all(
     cs: Sequence[Committable],
     over: Callable[[], bool],
     gone: Mapping[Committable, tuple[Gone, ...]] = MappingProxyType({}),
+    replayed: bool = False,
 ) -> bool:
     """`over`: asked after a refusal, has another run finished the batch? `gone`: see `rows_gone`;
     these are not committed, unless losses are to be skipped.
     """
-    cs = [c for c in cs if c not in gone or driver.policy.skip_lost]
+    cs = [c for c in cs if c not in gone or driver.policy.lost_transactions == "skip"]
     outcomes = send_all(driver, "commit", cs, decision.slot.batch_id)
     refused = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.REFUSED]
     unclear = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.UNKNOWN]
     # rule 7: no loss is reported before the log, and then the store, was asked
     if refused and over():
         return False
-    if refused or gone:
-        _check_lost(driver, decision, refused, gone)
+    lost = _uncommitted(driver, refused)
     if unclear:
         _check_unclear(driver, decision, unclear)
-    return True
+    if not lost and not gone:
+        return True
+    return _mend(driver, decision, lost, over, gone, replayed)
+
+
+def _mend(
+    driver: Driver,
+    decision: Decision,
+    lost: Sequence[Committable],
+    over: Callable[[], bool],
+    gone: Mapping[Committable, tuple[Gone, ...]],
+    replayed: bool,
+) -> bool:
+    """Write again what was lost, and commit that; or report the loss."""
+    missing: Mapping[Committable, tuple[Gone, ...]] = {}
+    try:
+        repaired = repair(driver, decision, lost, replayed)
+    except RowsMissing as e:
+        repaired, missing = None, e.gone
+    if repaired is None:
+        report_loss(driver, decision, lost, gone, missing)
+        return True
+    again = [c for c in repaired.committables if c in lost or c not in decision.committables]
+    return _commit_all(driver, repaired, again, over, gone, replayed)
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c006
 @contextmanager
@@ -83,12 +109,19 @@ def check_own(driver: Driver, decision: Decision) -> None:
         )
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c008
-def finish(driver: Driver, decision: Decision, after_win: Listing | None = None) -> bool:
-    """Commit every transaction of a COMMIT. False: another run has gone on, or Spark has committed
-    the batch; nothing older counts any more. `after_win`: given by the run
-    that has written the COMMIT just now; without it, the stores are asked if rows are gone. Raises
-    `CorruptDecision`, `LostTransaction` (after all others were committed), `OutcomeUnknown`, or
-    what a participant raises; every error but the first says that the batch is decided.
+def finish(
+    driver: Driver,
+    decision: Decision,
+    after_win: Listing | None = None,
+    *,
+    replayed: bool = False,
+) -> bool:
+    """Commit every transaction of a COMMIT, and write again what was aborted since. False: another
+    run has gone on, or Spark has committed the batch; nothing older counts any more. `after_win`:
+    given by the run that has written the COMMIT just now; without it, the stores are asked if rows
+    are gone. `replayed`: Spark writes this batch again if nothing of it is there. Raises `Reopened`
+    then, `CorruptDecision`, `LostTransaction` (after all others were committed), `OutcomeUnknown`,
+    or what a participant raises; every error but the first two says that the batch is decided.
     """
     check_own(driver, decision)
     with after_the_decision():
@@ -98,7 +131,7 @@ def finish(driver: Driver, decision: Decision, after_win: Listing | None = None)
         with driver.history.of("finish", batch_id=decision.slot.batch_id):
             over = lambda: _finished_by_another(driver, decision)
             gone = {} if after_win else rows_gone(driver, decision.committables)
-            return _commit_all(driver, decision, decision.committables, over, gone)
+            return _commit_all(driver, decision, decision.committables, over, gone, replayed)
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c009
 def _finished_by_another(driver: Driver, decision: Decision) -> bool:
@@ -107,21 +140,13 @@ def _finished_by_another(driver: Driver, decision: Decision) -> bool:
     return driver.spark_committed(decision.slot.batch_id)
 
 
-def _check_lost(
-    driver: Driver,
-    decision: Decision,
-    refused: Sequence[Committable],
-    gone: Mapping[Committable, tuple[Gone, ...]] = MappingProxyType({}),
-) -> None:
-    lost = _uncommitted(driver, refused)
-    if lost or gone:
-        report_loss(driver, decision, lost, gone)
-
-
 def _uncommitted(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:
-    """Those that their store does not report as committed."""
-    answers = describe_all(driver, cs)
-    return [c for c, s in zip(cs, answers, strict=True) if s.state is not TxnState.COMMITTED]
+    """Those that their store does not report as committed, also not by what it keeps of them when
+    it has forgotten their names.
+    """
+    states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
+    states |= final_states(driver, [c for c, state in states.items() if state is None])
+    return [c for c in cs if states[c] is not TxnState.COMMITTED]
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c101
 def _spell(c: Committable) -> str:
@@ -140,21 +165,32 @@ def report_loss(
     decision: Decision,
     lost: Sequence[Committable],
     gone: Mapping[Committable, Sequence[Gone]] = MappingProxyType({}),
+    missing: Mapping[Committable, Sequence[Gone]] = MappingProxyType({}),
 ) -> None:
-    """`lost`: not committed, and not open any more. `gone`: open, and rows of it are not there.
-    Raises `LostTransaction`, unless losses are to be skipped.
+    """`lost`: not committed, and not open any more; `missing`: which of their rows are not there.
+    `gone`: open, and rows of it are not there. Raises `LostTransaction`, unless losses are to be
+    skipped, and `OutcomeUnknown` if they are to be repaired later.
     """
     # a batch write has no offsets
     source = f", Spark offsets sha256 {decision.offsets_hash[:16]}" if decision.offsets_hash else ""
     what = (
         f"batch {decision.slot.batch_id} of query {driver.query_id}{source}:"
-        f" {'; '.join([*map(_spell, lost), *(spell_gone(c, found) for c, found in gone.items())])}"
+        f" {'; '.join([*_spell_lost(lost, missing), *itertools.starmap(spell_gone, gone.items())])}"
     )
+    if lost and driver.policy.lost_transactions == "later":
+        raise OutcomeUnknown(what, why="Its store has aborted it. The next start writes it again.")
     driver.history.append("fail", "lost", batch_id=decision.slot.batch_id, what=what)
-    if not driver.policy.skip_lost:
-        raise LostTransaction(
-            what, why=" ".join([*([LostTransaction.why] if lost else []), *reasons(gone)])
-        )
+    if driver.policy.lost_transactions != "skip":
+        why = [*([LostTransaction.why] if lost else []), *reasons(gone), *reasons(missing)]
+        raise LostTransaction(what, why=" ".join(why))
+
+
+def _spell_lost(
+    lost: Sequence[Committable], missing: Mapping[Committable, Sequence[Gone]]
+) -> Iterator[str]:
+    """Each lost transaction, and which of its rows its store does not have any more."""
+    for c in lost:
+        yield ", ".join([_spell(c), *places_gone(missing.get(c, ()))])
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c060
 _OVER = TxnState.COMMITTED, None

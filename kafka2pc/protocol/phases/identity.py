@@ -200,7 +200,7 @@ def _last_named(listing: Listing, run: Token, ids: Sequence[str]) -> dict[str, C
     claimed.
     """
     named: dict[str, Committable] = {}
-    for decision in _commits(listing, run):
+    for decision in _commits(listing, run.batch_id):
         for c in reversed(decision.committables):  # the newest one of an id is the last
             named.setdefault(c.transactional_id, c)
         if named.keys() >= set(ids):
@@ -209,11 +209,10 @@ def _last_named(listing: Listing, run: Token, ids: Sequence[str]) -> dict[str, C
     return {t: named.get(t) for t in ids if whole or t in named}
 
 
-def _commits(listing: Listing, run: Token) -> Iterator[Decision]:
-    """The COMMITs of a run, the newest first."""
-    batches = [n for n in reversed(listing.batches()) if n >= run.batch_id]
-    commits = filter(None, (commit_of(listing, n) for n in batches))
-    return (d for d in commits if d.token == run)
+def _commits(listing: Listing, batch_id: int) -> Iterator[Decision]:
+    """The COMMITs of a batch and of later ones, the newest first."""
+    batches = [n for n in reversed(listing.batches()) if n >= batch_id]
+    return filter(None, (commit_of(listing, n) for n in batches))
 
 
 def _put_back(query_id: str, newest: Decision, later: Sequence[str]) -> StaleCheckpoint:

@@ -13,7 +13,7 @@ from typing import Sequence
 from ..driver import Driver
 from ..errors import DECIDED, OutcomeUnknown, PassedOver
 from ..log.decisions import FAILED, Decision, Slot
-from ..log.questions import commit_of, failed_batches
+from ..log.questions import commit_of, failed_batches, reopened
 from ..log.slots import Listing, win
 from .finish import finish_late
 
@@ -44,6 +44,9 @@ def check_passed_over(driver: Driver, batch_id: int, listing: Listing) -> None:
     failed = failed_batches(listing, batch_id)
     if not failed:
         return
+    lost = [n for n in reopened(listing) if n in failed]
+    if lost:
+        raise _not_written_again(driver, lost, batch_id)
     began = driver.began()
     missing = [n for n in failed if began is None or n < began]
     if not missing:
@@ -52,6 +55,19 @@ def check_passed_over(driver: Driver, batch_id: int, listing: Listing) -> None:
     if began is not None:
         raise error
     _LOG.warning("%s", error)
+
+
+def _not_written_again(driver: Driver, lost: Sequence[int], batch_id: int) -> PassedOver:
+    numbers = ", ".join(map(str, sorted(lost)))
+    return PassedOver(
+        f"query {driver.query_id}: batch {numbers} was decided, then aborted, and not written"
+        f" again, and Spark goes on to batch {batch_id}",
+        why=(
+            "The log waits for Spark's replay of the batch, and Spark has it in its commits: its"
+            " entry was written by hand, or your function has caught an error of exactly_once."
+        ),
+        risk="Yes: the rows of this batch are not written.",
+    )
 
 
 def _missing_rows(driver: Driver, missing: Sequence[int], batch_id: int) -> PassedOver:

@@ -6,10 +6,18 @@
 __all__ = ['restore', 'without_pause']
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c003
+from contextlib import suppress
+
 from ..driver import Driver
-from ..errors import StaleCheckpoint, Superseded
+from ..errors import Reopened, StaleCheckpoint, Superseded
 from ..log.decisions import Decision, Slot
-from ..log.questions import commit_of, later_batch, later_claim, newest_commit
+from kafka2pc.protocol.log.questions import (
+    commit_of,
+    is_repaired,
+    later_batch,
+    later_claim,
+    newest_commit,
+)
 from ..log.slots import Listing
 from ..messages import Mode, Plan
 from ..names import Token
@@ -32,31 +40,37 @@ def restore(
     `PassedOver`, `LostTransaction`, `OutcomeUnknown`.
     """
     with driver.history.of("plan", batch_id=batch_id):
-        # before the listing: what is claimed in between is in it
-        known = None if mine else known_ids(driver)
-        listing = driver.log.listing()
-        check_identity(driver, batch_id, listing, known)
-        decided = commit_of(listing, batch_id)
-        # rule 5: what is decided is not written again
-        if decided:
-            return _drain(driver, decided, offsets_hash)
-        check_passed_over(driver, batch_id, listing)
-        check_only_log(driver, batch_id, known)
-        in_line = mine and _is_next_in_line(listing, batch_id, mine)
-        if not (in_line and driver.policy.one_process):
-            _finish_before(driver, batch_id, listing)  # rule 6
-        if mine and in_line:
-            return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
-        if later_batch(listing, batch_id):  # a claim would stay in the log, one for each such start
-            raise _turned_back(driver, batch_id, "write")
-        if driver.policy.pause_before_claim(claims_in_a_row(listing, batch_id)):
-            return restore(without_pause(driver), batch_id, offsets_hash=offsets_hash, mine=mine)
-        claimed = claim(driver, batch_id, listing)
-        if claimed.commit:
-            return _drain(driver, claimed, offsets_hash)
-        # rule 6: no older run has anything open when the first task begins
-        _sweep_below(driver, claimed)
-        return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
+        while True:
+            with suppress(Reopened):  # nothing of it is there: plan it as any undecided batch
+                return _restore(driver, batch_id, offsets_hash, mine)
+
+
+def _restore(driver: Driver, batch_id: int, offsets_hash: str, mine: Token | None) -> Plan:
+    # before the listing: what is claimed in between is in it
+    known = None if mine else known_ids(driver)
+    listing = driver.log.listing()
+    check_identity(driver, batch_id, listing, known)
+    decided = commit_of(listing, batch_id)
+    # rule 5: what is decided is not written again
+    if decided:
+        return _drain(driver, decided, offsets_hash)
+    check_passed_over(driver, batch_id, listing)
+    check_only_log(driver, batch_id, known)
+    in_line = mine and _is_next_in_line(listing, batch_id, mine)
+    if not (in_line and driver.policy.one_process):
+        _finish_before(driver, batch_id, listing)  # rule 6
+    if mine and in_line:
+        return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
+    if later_batch(listing, batch_id):  # a claim would stay in the log, one for each such start
+        raise _turned_back(driver, batch_id, "write")
+    if driver.policy.pause_before_claim(claims_in_a_row(listing, batch_id)):
+        return _restore(without_pause(driver), batch_id, offsets_hash, mine)
+    claimed = claim(driver, batch_id, listing)
+    if claimed.commit:
+        return _drain(driver, claimed, offsets_hash)
+    # rule 6: no older run has anything open when the first task begins
+    _sweep_below(driver, claimed)
+    return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c090
 def _finish_before(driver: Driver, batch_id: int, listing: Listing) -> None:
@@ -82,7 +96,8 @@ def _sweep_below(driver: Driver, claimed: Decision) -> None:
 def _is_next_in_line(listing: Listing, batch_id: int, mine: Token) -> bool:
     """Has our run decided the batch before, and has no other claimed this one since?"""
     before = commit_of(listing, batch_id - 1)
-    return before is not None and before.token == mine and not next_attempt(listing, batch_id)
+    own = before is not None and before.token == mine and not is_repaired(listing, before)
+    return own and not next_attempt(listing, batch_id)
 
 
 def _plan(
@@ -103,7 +118,7 @@ def _plan(
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c008
 def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
     _check_replayed(driver, decided, offsets_hash)
-    finish(driver, decided)
+    finish(driver, decided, replayed=True)
     sweep_drained(driver, decided)
     return _plan(driver, decided.slot, decided.token, offsets_hash, Mode.DRAIN)
 

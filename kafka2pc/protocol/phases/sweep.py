@@ -80,7 +80,13 @@ def sweep_drained(driver: Driver, decided: Decision) -> None:
     perhaps no later batch comes. A run that has gone on may use the same names, so list what is
     open first, then the log, and touch nothing if it holds a later batch or claim.
     """
-    orphans = _orphans(driver, decided.token, decided.slot.batch_id % 2, decided)
+    token = decided.token
+    own_parity: int | None = decided.slot.batch_id % 2
+    last = next(driver.log.listing().newest_first(decided.slot.batch_id), None)
+    # what repairs have left has later tokens than the COMMIT; the newest repair may go on
+    if last is not None and token < last.token:
+        token, own_parity = last.token, None
+    orphans = _orphans(driver, token, own_parity, decided)
     # rule 9: a run that has gone on may have opened these
     if orphans and not overtaken(driver.log.listing(decided), decided):
         _abort(driver, orphans)

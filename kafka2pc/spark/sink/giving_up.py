@@ -62,7 +62,8 @@ _LIMIT_MS, _SILENT_MS = 4_000, 1_000
 def _hurried(driver: Driver, limit_ms: int) -> Iterator[Driver]:
     retry = partial(retry_unknown, total_ms=limit_ms)
     with driver.briefly(limit_ms) as quick:
-        yield quick.within(retry=retry, retry_commit=retry)
+        # there is no time to write rows again: the next start does
+        yield quick.within(retry=retry, retry_commit=retry, lost_transactions="later")
 
 
 def end_batch(

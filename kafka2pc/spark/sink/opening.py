@@ -129,7 +129,7 @@ def _policy(options: QueryOptions, stores: Sequence[StoreIdentity]) -> Policy:
         retry_commit=partial(retry_unknown, options.max_commit_retries),
         pause_before_claim=back_off,
         margin_ms=min([10_000, *(t // 5 for t in timeouts_ms)]),
-        skip_lost=options.skip_lost,
+        lost_transactions=options.lost_transactions,
         in_order=options.in_order,
         replay_check=options.replay_check,
     )

@@ -213,9 +213,9 @@ _FAILURE = {
         _NEW,
     ),
     "lostTransactions": Option(
-        "After the broker lost decided records: `fail` stops the query, `skip` logs the loss and"
-        " goes on.",
-        "fail",
+        "After the broker aborted decided records: `repair` writes them again, and stops the query"
+        " if it cannot; `fail` stops the query, `skip` logs the loss and goes on.",
+        "repair",
         "skip",
         _NEW,
     ),
@@ -336,7 +336,7 @@ class QueryOptions:
     key: str | None
     key_days: int
     max_commit_retries: int
-    skip_lost: bool
+    lost_transactions: str
     replay_check: str
     in_order: bool = False
 
@@ -403,7 +403,7 @@ def _query(given: Mapping[str, str], attempt: Callable) -> QueryOptions:
         key=given.get("idempotencekey"),
         key_days=attempt(_key_days, given),
         max_commit_retries=retries or 50,
-        skip_lost=attempt(choose, given, "lostTransactions", "fail", "skip") == "skip",
+        lost_transactions=attempt(choose, given, "lostTransactions", "repair", "fail", "skip"),
         replay_check=attempt(choose, given, "replayCheck", "fail", "warn"),
     )
 
