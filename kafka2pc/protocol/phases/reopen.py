@@ -68,8 +68,8 @@ def may_reopen(driver: Driver, judged: Judgement) -> bool:
 
 
 def reopen(driver: Driver, judged: Judgement) -> Reopened:
-    """Write LOST behind the chain that was judged. Returns the error to raise: Spark must not take the
-    batch for written. Raises what `win_repair` and `check_newest` raise.
+    """Write LOST behind the chain that was judged. Returns the error to raise: Spark must not
+    take the batch for written. Raises what `win_repair` and `check_newest` raise.
     """
     cs = judged.decision.committables
     # LOST grants nothing: the next attempt has to be claimed
