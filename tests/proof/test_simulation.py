@@ -5,11 +5,13 @@ import struct
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import google_crc32c
 import pyarrow as pa
 import pytest
 
+from kafka2pc.kafka.aborted_rows import copy_rows
 from kafka2pc.proof.simulation.brokers import Brokers
 from kafka2pc.proof.simulation.mutants import MUTANTS, SEEDS, found_by
 from kafka2pc.proof.simulation.network import Network
@@ -23,6 +25,8 @@ from kafka2pc.protocol.names import Token
 from kafka2pc.protocol.participant import RowsMissing
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
+
+pytestmark = pytest.mark.never_unsteady
 
 LOGS = """
 from kafka2pc.proof.simulation.producer_histories import producer_history
@@ -68,7 +72,7 @@ PLAN = Plan(
 
 
 class Lost:
-    """A cluster in which two of three transactions of 90 rows were aborted."""
+    """A cluster with 270 rows in three transactions, two of which were aborted."""
 
     def __init__(self, seed, errors=0):
         self.clock = VirtualClock(seed)
@@ -116,6 +120,7 @@ class Lost:
         struct.pack_into(">i", content, 57, count - 1)
         struct.pack_into(">I", content, 17, google_crc32c.value(bytes(content[21:])))
         entry.content = bytes(content)
+        return count
 
     def check_missing(self, why):
         """Returns the partitions in which rows are missing."""
@@ -157,10 +162,19 @@ def test_rows_that_are_not_there_are_never_taken_for_an_outage_nor_an_outage_for
     world.brokers.log(("t", 1)).remove_before(first + 1)
     assert world.check_missing("retention") == {1}
     world = Lost(1)
-    world.compact_one(2)
+    count = world.compact_one(2)
     assert world.check_missing("compaction") == {2}
+    taken = []
+    with pytest.raises(RowsMissing):
+        copy_rows(world.store.cluster, world.lost, SimpleNamespace(write_section=taken.append))
+    # a batch with a gap is not taken
+    assert sum(s.count for s in taken) == sum(c.records for c in world.lost) - count
     world.brokers.create("t", 3)
     assert world.check_missing("created again") == {0, 1, 2}
+    del world.brokers.topics["t"]
+    lost = [replace(c, topic_ids=()) for c in world.lost]
+    with pytest.raises(RowsMissing, match="Topic t was deleted"):
+        world.store.write_again(lost, PLAN)
     world = Lost(1)
     world.brokers.down.add(world.brokers.log(("t", 1)).leader)
     with pytest.raises(BrokerUnreachable):
