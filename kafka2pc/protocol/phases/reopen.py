@@ -73,7 +73,8 @@ def reopen(driver: Driver, judged: Judgement) -> Reopened:
     """
     cs = judged.decision.committables
     # LOST grants nothing: the next attempt has to be claimed
-    win_repair(driver, repair_record(driver, judged, LOST, judged.slot, judged.token, lost=cs))
+    with driver.history.of("reopen", batch_id=judged.slot.batch_id):
+        win_repair(driver, repair_record(driver, judged, LOST, judged.slot, judged.token, lost=cs))
     check_newest(driver, judged.slot.batch_id)
     what = (
         f"batch {judged.slot.batch_id} of query {driver.query_id}: all {len(cs)} transactions that"

@@ -29,7 +29,8 @@ def repair(
     """
     if not lost or driver.policy.lost_transactions != "repair":
         return None
-    judged = judge(driver, decision)
+    with driver.history.of("verify", batch_id=decision.slot.batch_id):
+        judged = judge(driver, decision)
     if judged is None:
         return None
     # another run has repaired it
