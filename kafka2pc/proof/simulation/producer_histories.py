@@ -12,7 +12,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Iterator, Self
+from typing import Any, Callable, Iterator, Self
 
 # %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #c003
 import numpy as np
