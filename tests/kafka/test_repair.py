@@ -24,6 +24,7 @@ from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
+from kafka2pc.stores.postgres import PostgresParticipant
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
@@ -70,18 +71,23 @@ class Query:
             kafka.client_conf, topic=self.topic, prefix=self.topic, **facts
         )
 
+        self.stores = {"kafka": self.store}
+        self.limits = {"retry": retry_unknown}
+
     def driver(self, watch=None):
         driver = Driver(
             query_id=self.id,
             log=self.log,
-            participants={"kafka": self.store},
+            participants=self.stores,
             history=History(watcher=watch) if watch else History(),
         )
-        return driver.within(retry=retry_unknown)
+        return driver.within(**self.limits)
 
     def task(self, plan, task):
         rows = [str(n).encode() for n in range(task, TASKS * ROWS, TASKS)]
-        return precommit([self.store], plan, [pa.RecordBatch.from_pydict({"value": rows})])
+        return precommit(
+            list(self.stores.values()), plan, [pa.RecordBatch.from_pydict({"value": rows})]
+        )
 
     def start(self, watch=None):
         """One run of the batch. True: to its end; False: it was killed."""
@@ -183,6 +189,24 @@ def test_two_drivers_repair_at_once(query_of, first):
     for query in queries:
         assert query.start()
     assert [query.rows() for query in queries] == [EACH_ROW] * 6, ended
+
+
+@pytest.mark.full
+def test_kafka_is_lost_and_the_database_is_committed(query_of, postgres):
+    """A replay would write the rows of the table twice."""
+    [query] = query_of(1)
+    table = query.topic.replace("-", "_")
+    query.stores = {"table": PostgresParticipant(postgres.url, table, name="table")} | query.stores
+    query.limits["in_order"] = True
+    postgres.execute(f"create table {table} (value bytea)")
+    in_table = lambda: sorted(v for (v,) in postgres.execute(f"select value from {table}"))
+    behind_the_table = STEPS[: 2 + 2 * TASKS]
+    assert not query.start(Watch(DECIDED, len(behind_the_table)))
+    wait_for_timeouts([query])
+    assert (in_table(), query.rows()) == (EACH_ROW, [])
+    assert query.start()
+    assert (in_table(), query.rows()) == (EACH_ROW, EACH_ROW)
+    assert query.kinds() == ["ABORT", "COMMIT", "CLAIM", "REPAIR"]
 
 
 def test_rows_that_the_topic_does_not_have_any_more_are_reported(query_of, kafka):
