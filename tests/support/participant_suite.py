@@ -133,7 +133,7 @@ def what_is_aborted_for_ever_is_written_again_once(at):
     assert at.store.final([lost, kept]) == [None, None], "both are open"
     ask(at.store.abort, lost)
     assert at.store.final([lost, kept]) == [TxnState.ABORTED, None]
-    assert at.store.commit(lost) is REFUSED
+    assert ask(at.store.commit, lost) is REFUSED
     again = at.store.write_again([lost], replace(plan, attempt=3, token=new_token(0, 3)))
     assert (again.records, at.seen()) == (2, [])
     ask(at.store.commit, kept)
