@@ -6,6 +6,7 @@
 __all__ = ['KafkaWriter', 'KafkaParticipant']
 
 # %% ../../nbs/kafka/02_participant.ipynb #c002
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from ..protocol.history import History, from_environment
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
 from ..protocol.participant import Description, Gone, Outcome, Transaction
+from ..protocol.states import TxnState
 
 # %% ../../nbs/kafka/02_participant.ipynb #c101
 _NAMES = Names()  # the transactional ids of this process
@@ -114,6 +116,23 @@ class KafkaParticipant(KafkaWriter):
         """See `MayRemove`: `rows_gone`."""
         return rows_gone(self.cluster, cs)
 
+    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]:
+        """See `KeepsAborted`: `final_states`."""
+        # here, because it needs numpy and pyarrow, see `new_transaction`
+        from kafka2pc.kafka.aborted_rows import final_states
+
+        return final_states(self.cluster, cs)
+
+    def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable:
+        """See `KeepsAborted`: `copy_rows`. Also raises what the writing of new rows raises."""
+        from kafka2pc.kafka.aborted_rows import copy_rows, oldest_row_ms
+
+        transaction: Any
+        with _copier(self, lost).begin(plan) as transaction:
+            copy_rows(self.cluster, lost, transaction)
+            transaction.flush()
+            return replace(transaction.precommit(), oldest_ms=oldest_row_ms(lost))
+
     def _end(self, c: Committable, commit: bool) -> Outcome:
         return end_txn(
             self.cluster, c.transactional_id, c.state, commit=commit, version=c.end_txn_version
@@ -135,6 +154,19 @@ class KafkaParticipant(KafkaWriter):
         the transactions have been open.
         """
         return _descriptions(self.cluster, list(cs), margin_ms, age_ms)
+
+
+def _copier(store: KafkaParticipant, lost: Sequence[Committable]) -> KafkaParticipant:
+    """The same store, whose next transaction takes encoded records, and has at least as much time
+    as each of `lost` had.
+    """
+    twin = copy.copy(store)
+    twin.brief = store.cluster
+    twin.engine = "columnar"
+    # only the other engine may have one; here each record has its partition
+    twin.conf = {name: value for name, value in store.conf.items() if name != "partitioner"}
+    twin.timeout_ms = max(store.timeout_ms, *(c.timeout_ms or 0 for c in lost))
+    return twin
 
 # %% ../../nbs/kafka/02_participant.ipynb #c048
 def _descriptions(

@@ -3,7 +3,7 @@
 import random
 import time
 import uuid
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace as Answer
 
 import numpy as np
@@ -511,27 +511,31 @@ def test_older_and_newer_brokers(version, protocol, two_phase):
             **asdict(check(kafka.client_conf, topics=["t"], two_phase="auto")),
         )
         assert (store.end_txn_version, store.two_phase) == (protocol, two_phase)
-        ends = {}
-        for verb in ("commit", "abort", "commit"):
-            with store.begin(
-                Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=0, token=new_token(0, 0))
-            ) as txn:
-                txn.write(
-                    pa.RecordBatch.from_pydict({"value": [f"{verb} {n}" for n in range(3000)]})
-                )
+        plan = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=0, token=new_token(0, 0))
+
+        def written(word):
+            with store.begin(plan) as txn:
+                values = [f"{word} {n}" for n in range(3000)]
+                txn.write(pa.RecordBatch.from_pydict({"value": values}))
                 txn.flush()
-                c = txn.precommit()
+                return txn.precommit()
+
+        def end(c, verb):
             assert getattr(store, verb)(c).value == "done"
-            while not (
-                ended := describe_transactions(store.cluster, [c.transactional_id])[
-                    c.transactional_id
-                ].state
-            ).startswith("Complete"):
-                time.sleep(0.02)
-            ends.setdefault(verb, []).append(ended)
-        assert ends == {"commit": ["CompleteCommit"] * 2, "abort": ["CompleteAbort"]}
+            name = c.transactional_id
+            found = lambda: describe_transactions(store.cluster, [name])[name].state
+            until(lambda: found().startswith("Complete"), "the markers")
+            return found(), replace(c, transactional_id="forgotten")
+
+        lost = written("lost")
+        committed, aborted = end(written("kept"), "commit"), end(lost, "abort")
+        again = end(store.write_again([lost], plan), "commit")
+        ends = [state for state, _ in (committed, aborted, again)]
+        assert ends == ["CompleteCommit", "CompleteAbort", "CompleteCommit"]
+        found = store.final([c for _, c in (committed, aborted, again)])
+        assert [state.value for state in found] == ["committed", "aborted", "committed"]
         assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, "t")) == sorted(
-            f"commit {n}" for n in range(3000) for _ in range(2)
+            f"{word} {n}" for n in range(3000) for word in ("kept", "lost")
         )
         store.close()
 

@@ -279,7 +279,7 @@ def test_nonsense_under_a_good_checksum_ends_in_an_error_or_in_sound_columns(
 )
 @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4, 5, 7])
 def test_no_codec_takes_nonsense(codec, content):
-    batch = PackedBatch(0, 5, codec, 0, 0, -1, 5, pa.py_buffer(content))
+    batch = PackedBatch(0, 5, codec, 0, 0, -1, -1, 5, pa.py_buffer(content))
     with pytest.raises(RecordsBroken, match="offset"):
         list(decode([batch], 0, 5))
     if codec > 4:
@@ -289,15 +289,15 @@ def test_no_codec_takes_nonsense(codec, content):
 
 def test_a_marker_whose_record_compaction_removed_ends_nothing():
     """Java's reader, too, takes it for no abort."""
-    empty = PackedBatch(7, 8, 0x30, 0, 0, 1, 0, pa.py_buffer(b""))
-    rows = PackedBatch(8, 9, 0x10, 0, 0, 1, 1, pa.py_buffer(b""))
+    empty = PackedBatch(7, 8, 0x30, 0, 0, 1, 0, 0, pa.py_buffer(b""))
+    rows = PackedBatch(8, 9, 0x10, 0, 0, 1, 0, 1, pa.py_buffer(b""))
     assert list(committed([empty, rows])) == [rows]
     assert list(committed([empty, rows], [(1, 5)])) == []
 
 
 def test_a_marker_that_says_nothing_is_an_error():
     with pytest.raises(RecordsBroken, match="a marker"):
-        list(committed([PackedBatch(7, 8, 0x30, 0, 0, 1, 1, pa.py_buffer(b"\x20"))]))
+        list(committed([PackedBatch(7, 8, 0x30, 0, 0, 1, 0, 1, pa.py_buffer(b"\x20"))]))
 
 
 @pytest.mark.parametrize("size", [3, 2**31, 2**62, 2**63 - 1, -2, -(2**63)])
@@ -307,8 +307,8 @@ def test_a_field_never_reaches_out_of_its_record(size):
     record = varints(np.array([len(body)]))[0].as_py() + body
     other = bytes([14, 0, 0, 2, 1, 2, 120, 0])
     with pytest.raises(RecordsBroken, match="offsets 0 to 1: a field"):
-        list(decode([PackedBatch(0, 2, 0, 0, 0, -1, 2, pa.py_buffer(record + other))], 0, 2))
-    assert decoded_values([PackedBatch(1, 2, 0, 0, 0, -1, 1, pa.py_buffer(other))]) == [b"x"]
+        list(decode([PackedBatch(0, 2, 0, 0, 0, -1, -1, 2, pa.py_buffer(record + other))], 0, 2))
+    assert decoded_values([PackedBatch(1, 2, 0, 0, 0, -1, -1, 1, pa.py_buffer(other))]) == [b"x"]
 
 
 def decoded_values(packed):

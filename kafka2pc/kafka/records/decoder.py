@@ -45,6 +45,7 @@ class PackedBatch:
     first_ms: int
     max_ms: int
     producer_id: int
+    epoch: int
     count: int
     content: pa.Buffer
 
@@ -87,7 +88,7 @@ def _check_format(offset: int, magic: int) -> None:
 
 
 def _checked(batch: pa.Buffer, head: tuple) -> PackedBatch:
-    offset, _, _, _, crc, attributes, last, first_ms, max_ms, producer_id, _, _, count = head
+    offset, _, _, _, crc, attributes, last, first_ms, max_ms, producer_id, epoch, _, count = head
     if google_crc32c.value(batch.slice(_CHECKED)) != crc:
         raise RecordsBroken(f"offset {offset}: the checksum of {batch.size} bytes does not fit")
     if last < 0 or not 0 <= count <= last + 1:
@@ -99,6 +100,7 @@ def _checked(batch: pa.Buffer, head: tuple) -> PackedBatch:
         first_ms,
         max_ms,
         producer_id,
+        epoch,
         count,
         batch.slice(HEADER_BYTES),
     )

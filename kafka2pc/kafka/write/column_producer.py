@@ -197,6 +197,17 @@ class ColumnTransaction(TransactionBase):
         if not self._may_wait():
             self._send()
 
+    def write_section(self, section: Section) -> None:
+        """Take records that are encoded already, for the partition that the section names. Raises
+        what `write` raises.
+        """
+        self.step("write")
+        self._meet([t for t in [section.topic] if t not in self._dealers])
+        self._written += section.count
+        sender = self._begun()
+        sender.put(section)
+        sender.step()
+
     def _may_wait(self) -> bool:
         waiting = sum(gathered.bytes for gathered in self._gathered.values())
         few = all(self._dealers[topic].partitions < GATHER_PARTITIONS for topic in self._gathered)
