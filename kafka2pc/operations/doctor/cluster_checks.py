@@ -21,6 +21,7 @@ from ...kafka.wire.transactions import end_txn_version
 from .findings import FINDINGS, Examination, Finding, finding
 from ..survey import leaderless
 from ...protocol.log.questions import newest_commit
+from ...protocol.participant import list_some
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c100
 _STOPS = "No. The query stops at its start, before anything is written."
@@ -39,6 +40,15 @@ FINDINGS.update(
             "trouble",
             "An ACL is missing, on the prefix and not on single ids.",
             _STOPS,
+            "Grant it.",
+        ),
+        "read-not-allowed": (
+            "note",
+            "The sink needs READ only to read back what was decided and then aborted.",
+            (
+                "No. If a transaction times out after its decision, only Spark's replay writes it"
+                " again, and only if nothing of its batch is visible."
+            ),
             "Grant it.",
         ),
         "settings-not-allowed": (
@@ -74,6 +84,13 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
             f"{exam.user} may not use transactional ids that begin with {exam.prefix}",
             exam.acl("Write", exam.ids),
         )
+    unreadable = exam.survey.unreadable([t for t in exam.topics if t in found])
+    if unreadable:
+        yield finding(
+            "read-not-allowed",
+            f"{exam.user} may not read {list_some(unreadable)}",
+            *(exam.acl("Read", f"--topic {quoted[t]}") for t in unreadable),
+        )
     hidden = [
         f"--topic {quoted[t]}"
         for t in found
@@ -107,8 +124,9 @@ FINDINGS.update(
                 " left to restart a dead driver."
             ),
             (
-                "Yes, if the driver dies right after a decision: what is decided and not committed"
-                " in time is lost."
+                "No. If the driver dies right after a decision, what is not committed in time is"
+                " aborted; a restart writes it again, as long as its topic has the rows or Spark"
+                " replays them."
             ),
             (
                 "Make batches smaller, raise kafka.transaction.timeout.ms (and"
