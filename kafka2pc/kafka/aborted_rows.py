@@ -60,7 +60,7 @@ def _wanted(c: Committable) -> list[Wanted]:
     return [
         Wanted(p.topic, p.partition, at, at + 1, ids.get(p.topic))
         for p in c.partitions
-        for at in (p.first_offset, p.last_offset)
+        for at in sorted({p.first_offset, p.last_offset})
         if at >= 0
     ]
 
@@ -93,28 +93,37 @@ def _is_of(batch: PackedBatch, c: Committable) -> bool:
     return same and not batch.control
 
 
+def _first_proof(
+    cluster: Cluster, c: Committable, places: Iterable[Wanted], end_s: float
+) -> TxnState | None:
+    for wanted in places:
+        state = _proof(cluster, c, wanted)
+        if state or cluster.clock.monotonic() > end_s:
+            return state
+    return None
+
+
 def _proven(
     cluster: Cluster, cs: Iterable[Committable], patience_s: float
 ) -> dict[Committable, TxnState]:
     """How these ended, by their logs, where that is proven."""
     left = {c: _wanted(c) for c in cs}
     found: dict[Committable, TxnState] = {}
-    clock = cluster.clock
-    end = clock.monotonic() + patience_s
+    clock, pause_s = cluster.clock, 0.0
+    end_s = clock.monotonic() + patience_s
     while any(left.values()):
+        clock.sleep(pause_s)
+        pause_s = _PAUSE_S
         stable = _stable_ends(cluster, {w.topic for places in left.values() for w in places})
         for c, places in left.items():
-            if not places:
-                continue
             ready = [w for w in places if w.begin < stable.get((w.topic, w.partition), -1)]
             left[c] = [w for w in places if w not in ready]
-            state = next(filter(None, (_proof(cluster, c, w) for w in ready)), None)
+            state = _first_proof(cluster, c, ready, end_s)
             if state:
                 found[c], left[c] = state, []
-                end = clock.monotonic() + patience_s
-            elif clock.monotonic() > end:
+                end_s = clock.monotonic() + patience_s
+            elif clock.monotonic() > end_s:
                 return found
-        clock.sleep(_PAUSE_S)
     return found
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c198d1951

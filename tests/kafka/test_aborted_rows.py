@@ -18,8 +18,10 @@ from confluent_kafka.admin import (
 )
 from kafka_fixtures import records, settled
 
+from kafka2pc.kafka import aborted_rows
 from kafka2pc.kafka.aborted_rows import final_states
 from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.topics import topic_max_message_bytes
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
@@ -41,7 +43,8 @@ class Writer:
     def __init__(self, kafka, partitions=3, **config):
         self.kafka = kafka
         self.topic = f"aborted-{uuid.uuid4().hex[:8]}"
-        kafka.create_topic(self.topic, partitions, config=config)
+        # some rows are older than retention.ms
+        kafka.create_topic(self.topic, partitions, config={"retention.ms": "-1"} | config)
         self.plan = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
         self.admin = AdminClient(kafka.client_conf)
         self.store = self.participant()
@@ -220,6 +223,9 @@ def test_another_count_than_that_of_the_task_is_not_committed(new_writer, more):
     writer = new_writer(1)
     good, short = writer.abort(writer.precommitted(*"abcd"), writer.precommitted(*"ef"))
     [p] = short.partitions
+    far = replace(p, first_offset=900, last_offset=901)  # the log was cut
+    with pytest.raises(RowsMissing):
+        writer.store.write_again([replace(short, partitions=(far,))], writer.plan)
     short = replace(short, partitions=(replace(p, records=2 + more),))
     with pytest.raises(RowsMissing) as caught:
         writer.store.write_again([good, short], writer.plan)
@@ -248,6 +254,17 @@ def test_unknown_offsets_are_searched_from_the_start_of_the_transaction_on(new_w
 # -- the proof of an end --
 
 
+def test_a_transaction_that_is_being_fenced_may_still_be_committed(monkeypatch, new_writer):
+    """Its coordinator may fail, and the next one knows only that it is open."""
+    writer = new_writer(1)
+    c = writer.precommitted("a")
+    described = describe_transactions(writer.cluster, [c.transactional_id])
+    [d] = described.values()
+    fenced = {d.transactional_id: replace(d, state="PrepareEpochFence", epoch=d.epoch + 1)}
+    monkeypatch.setattr(aborted_rows, "describe_transactions", lambda cluster, ids: fenced)
+    assert final_states(writer.cluster, [c], patience_s=0) == [None]
+
+
 def forgotten(c):
     """The same transaction under an id that no coordinator knows."""
     return replace(c, transactional_id=f"unknown-{uuid.uuid4().hex}")
@@ -255,9 +272,13 @@ def forgotten(c):
 
 def test_the_end_of_a_forgotten_transaction_is_in_the_log(new_writer):
     writer = new_writer()
+    # another one around it is aborted
+    around = writer.begun()
+    around.write(pa.record_batch({"value": ["x"]}))
+    around.flush()
     committed, aborted = writer.precommitted(*"abc"), writer.precommitted(*"def")
     writer.end(committed, "commit")
-    writer.abort(aborted)
+    writer.abort(aborted, around.precommit())
     blocker = writer.begun()
     blocker.write(pa.record_batch({"value": ["x"]}))
     blocker.flush()

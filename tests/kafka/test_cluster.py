@@ -13,6 +13,7 @@ from functools import partial
 from types import SimpleNamespace as Broker
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from kafka.protocol.admin import CreateAclsRequest
@@ -22,6 +23,7 @@ from kafka_fixtures import back_at_work, settled
 
 from kafka2pc.kafka.client import close_cluster, shared_cluster
 from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.fetcher import Wanted, fetch
 from kafka2pc.kafka.read.settings import FetchSettings
 from kafka2pc.kafka.wire import connection
@@ -53,8 +55,10 @@ from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
-from kafka2pc.protocol.messages import Committable, PreparedTxnState
+from kafka2pc.protocol.messages import Committable, Plan, PreparedTxnState
+from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.states import TxnState
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
 PASSWORD = "correct horse battery staple"
@@ -746,6 +750,33 @@ def test_a_range_is_fetched_with_login_and_encryption_and_the_missing_right_is_n
             read(alice)
     grant(TOPIC, "own", LITERAL, READ)
     soon(lambda: allowed(lambda: read(alice)), True)
+
+
+@pytest.mark.kafka
+def test_without_the_right_to_read_no_abort_is_proven_and_nothing_is_written_again(
+    alice, grant, secure
+):
+    secure.create_topic("kept")
+    grant(TOPIC, "kept", LITERAL, WRITE)
+    grant(TRANSACTIONAL_ID, "own-", PREFIXED, WRITE)
+    soon(lambda: describe_topics(alice, ["kept"]), {"kept": TopicInfo(1, True)})
+    plan = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
+    store = KafkaParticipant(secure.client_conf_for("alice"), topic="kept", prefix="own")
+    soon(lambda: allowed(lambda: store.begin(plan)), True)
+    with store.begin(plan) as txn:
+        txn.write(pa.record_batch({"value": ["a"]}))
+        txn.flush()
+        lost = txn.precommit()
+    store.abort(lost)
+    forgotten = replace(lost, transactional_id="own-forgotten")
+    assert store.final([forgotten]) == [None]
+    with pytest.raises(NotAuthorized, match="topic kept: 29 (.|\n)*Grant READ"):
+        store.write_again([lost], plan)
+    assert store.in_doubt(plan.query_id) == []
+    grant(TOPIC, "kept", LITERAL, READ)
+    soon(lambda: store.final([forgotten]), [TxnState.ABORTED])
+    store.abort(store.write_again([lost], plan))
+    store.close()
 
 
 @pytest.mark.kafka
