@@ -84,13 +84,7 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
             f"{exam.user} may not use transactional ids that begin with {exam.prefix}",
             exam.acl("Write", exam.ids),
         )
-    unreadable = exam.survey.unreadable([t for t in exam.topics if t in found])
-    if unreadable:
-        yield finding(
-            "read-not-allowed",
-            f"{exam.user} may not read {list_some(unreadable)}",
-            *(exam.acl("Read", f"--topic {quoted[t]}") for t in unreadable),
-        )
+    yield from _check_read(exam, [t for t in exam.topics if t in found])
     hidden = [
         f"--topic {quoted[t]}"
         for t in found
@@ -103,6 +97,16 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
             "settings-not-allowed",
             f"{exam.user} may not see all settings",
             *(exam.acl("DescribeConfigs", r) for r in hidden),
+        )
+
+
+def _check_read(exam: Examination, topics: list[str]) -> Iterator[Finding]:
+    hidden = exam.survey.unreadable(topics)
+    if hidden:
+        yield finding(
+            "read-not-allowed",
+            f"{exam.user} may not read {list_some(hidden)}",
+            *(exam.acl("Read", f"--topic {shlex.quote(topic)}") for topic in hidden),
         )
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c108
@@ -124,9 +128,9 @@ FINDINGS.update(
                 " left to restart a dead driver."
             ),
             (
-                "No. If the driver dies right after a decision, what is not committed in time is"
-                " aborted; a restart writes it again, as long as its topic has the rows or Spark"
-                " replays them."
+                "No. If the driver dies right after a decision, the broker aborts what is not"
+                " committed in time; a restart writes it again, as long as its topic has the rows"
+                " or Spark replays them."
             ),
             (
                 "Make batches smaller, raise kafka.transaction.timeout.ms (and"
@@ -160,8 +164,8 @@ def check_time(exam: Examination) -> Iterator[Finding]:
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c113
 _TIMES_OUT = (
-    "Only if no driver commits a decided batch within the transaction timeout: then it is lost, and"
-    " the next start raises LostTransaction."
+    "No. A decided batch that no driver commits within the transaction timeout is aborted; a restart"
+    " writes it again, as long as its topic has the rows or Spark replays them."
 )
 
 
@@ -313,8 +317,8 @@ FINDINGS.update(
             "danger",
             "Brokers are down, and no other one has a copy of it that is in sync.",
             (
-                "Perhaps. What is decided there waits, and is lost if its transaction timeout ends"
-                " first (with KIP-939: never). This report does not know of it."
+                "Perhaps. What is decided there waits, and what times out has to be written again."
+                " This report does not know of it."
             ),
             "Start the brokers that are down, and look again.",
         ),

@@ -452,6 +452,61 @@ def _kept(exam: Examination) -> str:
 _KEPT = ("cleanup.policy", "retention.bytes", "retention.ms")
 
 
+def _spell_kept(kept: Mapping[str, str], oldest_ms: float) -> str:
+    """How long a topic with these settings keeps a row of this age."""
+    if not kept:
+        return "for a time that this user may not see"
+    text = "for ever (retention.ms=-1)"
+    if "delete" not in kept["cleanup.policy"]:
+        text = "until it is compacted"
+    elif int(kept["retention.ms"]) >= 0:
+        left_ms = oldest_ms + int(kept["retention.ms"]) - CLOCK.now_ms()
+        text = f"for about {spell_time(left_ms)} more (retention.ms={kept['retention.ms']})"
+    if int(kept["retention.bytes"]) >= 0:
+        text += f", at most retention.bytes={kept['retention.bytes']} of a partition"
+    if "compact" in kept["cleanup.policy"]:
+        text += "; cleanup.policy=compact may remove single rows before"
+    return text
+
+
+def _times_left(exam: Examination, cs: Sequence[Committable], topics: Sequence[str]) -> list[str]:
+    """How long each topic keeps the rows of these."""
+    texts = []
+    for topic in topics:
+        own = [c for c in cs if any(p.topic == topic for p in c.partitions)]
+        oldest_ms = min(c.started_ms if c.oldest_ms is None else c.oldest_ms for c in own)
+        kept = topic_settings(exam.survey, topic, _KEPT)
+        texts.append(f"{topic} keeps them {_spell_kept(kept, oldest_ms)}")
+    return texts
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c133b
+_FROM_TOPIC = "reads the rows back from the topic and writes them in a new transaction (salvage)"
+_BY_REPLAY = "lets Spark write all of the batch again, because nothing of it is visible (reopen)"
+
+
+def _ways_out(exam: Examination, from_topic: bool, replayed: bool, hidden: Sequence[str]) -> str:
+    """What a restart does, and what a restore does."""
+    if not from_topic:
+        return f"Restart the query: that {_BY_REPLAY}."
+    text = f"Restart the query, or restore it from here. Either {_FROM_TOPIC}."
+    if replayed:
+        text = f"Restart the query: that {_BY_REPLAY}. Or restore it from here: that {_FROM_TOPIC}."
+    if hidden:
+        text += f" Before a salvage, grant READ: {exam.user} may not read {list_some(hidden)}."
+    return text
+
+
+def _risk_of_aborted(
+    exam: Examination, cs: Sequence[Committable], topics: Sequence[str], from_topic: bool
+) -> str:
+    if not from_topic:
+        return (
+            "Not yet. The topic has not all of these rows any more, but nothing of the batch is"
+            " visible, and Spark replays it, as long as its source has the rows."
+        )
+    return f"Not yet, as long as the rows are there. {list_some(_times_left(exam, cs, topics))}."
+
+
 def _aborted(exam: Examination, query: Query, steps: list[RestoreStep], replayed: bool) -> Finding:
     """The finding about decided transactions that were aborted, and can be written again.
     `replayed`: at its next start the query writes all of the batch again.
@@ -470,58 +525,3 @@ def _aborted(exam: Examination, query: Query, steps: list[RestoreStep], replayed
         risk=_risk_of_aborted(exam, cs, topics, from_topic),
         action=_ways_out(exam, from_topic, replayed, hidden),
     )
-
-
-def _risk_of_aborted(
-    exam: Examination, cs: Sequence[Committable], topics: Sequence[str], from_topic: bool
-) -> str:
-    if not from_topic:
-        return (
-            "Not yet. The topic has not all of these rows any more, but nothing of the batch is"
-            " visible, and Spark replays it, as long as its source has the rows."
-        )
-    return f"Not yet, as long as the rows are there. {list_some(_times_left(exam, cs, topics))}."
-
-
-def _times_left(exam: Examination, cs: Sequence[Committable], topics: Sequence[str]) -> list[str]:
-    """How long each topic keeps the rows of these."""
-    texts = []
-    for topic in topics:
-        own = [c for c in cs if any(p.topic == topic for p in c.partitions)]
-        oldest_ms = min(c.started_ms if c.oldest_ms is None else c.oldest_ms for c in own)
-        kept = topic_settings(exam.survey, topic, _KEPT)
-        texts.append(f"{topic} keeps them {_spell_kept(kept, oldest_ms)}")
-    return texts
-
-
-def _spell_kept(kept: Mapping[str, str], oldest_ms: float) -> str:
-    """How long a topic with these settings keeps a row of this age."""
-    if not kept:
-        return "for a time that this user may not see"
-    text = "for ever (retention.ms=-1)"
-    if "delete" not in kept["cleanup.policy"]:
-        text = "until it is compacted"
-    elif int(kept["retention.ms"]) >= 0:
-        left_ms = oldest_ms + int(kept["retention.ms"]) - CLOCK.now_ms()
-        text = f"for about {spell_time(left_ms)} more (retention.ms={kept['retention.ms']})"
-    if int(kept["retention.bytes"]) >= 0:
-        text += f", at most retention.bytes={kept['retention.bytes']} of a partition"
-    if "compact" in kept["cleanup.policy"]:
-        text += "; cleanup.policy=compact may remove single rows before"
-    return text
-
-
-_FROM_TOPIC = "reads the rows back from the topic and writes them in a new transaction (salvage)"
-_BY_REPLAY = "lets Spark write all of the batch again, because nothing of it is visible (reopen)"
-
-
-def _ways_out(exam: Examination, from_topic: bool, replayed: bool, hidden: Sequence[str]) -> str:
-    """What a restart does, and what a restore does."""
-    if not from_topic:
-        return f"Restart the query: that {_BY_REPLAY}."
-    text = f"Restart the query, or restore it from here. Either {_FROM_TOPIC}."
-    if replayed:
-        text = f"Restart the query: that {_BY_REPLAY}. Or restore it from here: that {_FROM_TOPIC}."
-    if hidden:
-        text += f" Before a salvage, grant READ: {exam.user} may not read {list_some(hidden)}."
-    return text
