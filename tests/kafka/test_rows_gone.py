@@ -154,7 +154,7 @@ def test_removed_after_the_decision_is_lost_with_its_offsets_until_losses_are_sk
             finish(query)
         assert f"gone are offsets 0 to 3 of {query.topic}-0" in caught.value.what
         assert "retention" in caught.value.why and caught.value.risk.startswith("YES")
-    assert finish(query, skip_lost=True).mode is Mode.DRAIN
+    assert finish(query, lost_transactions="skip").mode is Mode.DRAIN
     until(lambda: query.seen() == ROWS[4:], "the rest", 30)
     assert finish(query).mode is Mode.DRAIN, "it is committed now"
 

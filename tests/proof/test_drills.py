@@ -142,7 +142,7 @@ MINUTES = (
     "two batches late ",
     "late is refused",
     "oversleeps",
-    "the broker gave up",
+    "written again from the topic",
 )
 
 

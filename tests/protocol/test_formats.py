@@ -16,7 +16,8 @@ from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.log.decisions import ACCEPTED, FAILED, FORMAT, Identity, Slot
+from kafka2pc.protocol.errors import CorruptDecision
+from kafka2pc.protocol.log.decisions import ACCEPTED, FAILED, FORMAT, REPAIR_FORMAT, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
@@ -96,6 +97,7 @@ KINDS = {
     2: ("abort", "adopt", "commit"),
     3: ("accepted", "failed"),
     4: ("abort", "commit"),
+    5: ("claim", "lost", "repair"),
 }
 
 
@@ -174,6 +176,28 @@ def test_since_format_4_names_are_longer_and_an_older_version_refuses_even_a_cla
     assert dump_decision(found) == content
     new = Driver(query_id=QUERY, log=MemoryLog(), participants={}).decision(plan(), commit=False)
     assert json.loads(dump_decision(new))["format"] == 4, "version 3 is the newest that it knows"
+
+
+@pytest.mark.parametrize(
+    ("kind", "slot", "token"), [("claim", 2, 3), ("repair", 3, 3), ("lost", 2, 1)]
+)
+def test_a_record_of_a_repair_has_format_5_which_older_versions_refuse(kind, slot, token):
+    """They would take LOST and CLAIM for an ABORT, which makes a COMMIT void, and not see who has
+    the rows.
+    """
+    content = fixture(f"decision-5-{kind}.json")
+    found = load_decision(content, "here", Slot(7, slot))
+    assert (found.kind, found.repair, found.commit) == (kind.upper(), kind.upper(), False)
+    assert (found.identity, found.token) == (WHERE, Token(7, token, "5f3a09c1"))
+    assert found.lost == (() if kind == "claim" else (COMMITTABLES[2],))
+    assert [c.records for c in found.committables] == ([2] if kind == "repair" else [])
+    assert dump_decision(found) == content and json.loads(content)["format"] == REPAIR_FORMAT
+
+
+def test_a_record_of_a_kind_that_is_not_known_is_refused():
+    found = load_decision(fixture("decision-5-lost.json"), "here")
+    with pytest.raises(CorruptDecision, match="FOUND is not known"):
+        load_decision(dump_decision(replace(found, repair="FOUND")), "here")
 
 
 def old_checkpoint(folder, commit=None):

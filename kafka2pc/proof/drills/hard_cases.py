@@ -96,8 +96,7 @@ def case(
 
 SAME, NONE = "the same query", "none: the query goes on"
 REPORTED = (
-    "LostTransaction with ids, partitions and counts; the query does not go on; nothing else is"
-    " lost"
+    "LostTransaction with ids, partitions and counts, twice; without the option every row once"
 )
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c109
@@ -442,24 +441,40 @@ def _known(query: SparkQuery) -> bool:
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c159
 @case(
-    "A decided transaction whose id the broker forgot is reported in full",
-    given="a timeout of 12 s, ids forgotten after 2 s",
-    crash_at="AFTER_DECISION, until then",
+    "A decided batch whose transactions time out is written again by the replay",
+    given="a timeout of 12 s",
+    crash_at="AFTER_DECISION, until the broker aborted",
     restore=SAME,
-    expect=REPORTED,
+    point=CrashPoint.AFTER_DECISION,
+)
+@case(
+    "A part of a decided batch that times out is written again from the topic",
+    given="a timeout of 12 s",
+    crash_at="AFTER_FIRST_COMMIT, until the broker aborted the others",
+    restore=SAME,
+    point=CrashPoint.AFTER_FIRST_COMMIT,
+)
+@case(
+    "The same when the broker has forgotten all ids of the batch",
+    given="a timeout of 12 s, ids forgotten after 2 s",
+    crash_at="AFTER_FIRST_COMMIT, until then",
+    restore=SAME,
+    point=CrashPoint.AFTER_FIRST_COMMIT,
     expired=True,
 )
 @case(
-    "A decided transaction that the broker gave up is reported in full",
+    "With lostTransactions=fail what is decided and aborted is reported in full",
     given="a timeout of 12 s",
     crash_at="AFTER_DECISION, until the broker aborted",
     restore=SAME,
     expect=REPORTED,
+    point=CrashPoint.AFTER_DECISION,
+    fails=True,
 )
-def timed_out_after(setup: Setup, expired: bool = False) -> None:
-    """The one loss that a sink without KIP-939 cannot prevent. The error names every lost row, the
-    query does not go on, and nothing else is lost.
-    """
+def timed_out_after(
+    setup: Setup, point: CrashPoint, expired: bool = False, fails: bool = False
+) -> None:
+    """The loss that FLIP-319 begins with: decided, and aborted by the transaction timeout."""
     with (
         LocalKafka(progress=None, config=FORGETFUL if expired else {}) as kafka,
         SparkQuery(setup.job(), kafka, setup.folder) as query,
@@ -468,23 +483,15 @@ def timed_out_after(setup: Setup, expired: bool = False) -> None:
         query.run()
         query.feed()
         setup.crashes += 1
-        stop = Stop(
-            point=CrashPoint.AFTER_DECISION,
-            batch_id=1,
-            inject=partial(kill_driver, setup, query),
-        )
+        stop = Stop(point=point, batch_id=1, inject=partial(kill_driver, setup, query))
         query.interrupt(stop, partitions=3, options=SHORT)
         _wait_for_timeout(query)
         if expired:
             until(lambda: not _known(query), "the broker forgets the ids", 60)
-        _told_in_full(query, str(query.fails(options=SHORT)))
-        query.fails(options=SHORT)
-        query.run(options=SHORT | {"lostTransactions": "skip"})
-        setup.records += query.files * query.size
-        demand(
-            sorted(s.row for s in query.rows()) == list(range(query.size)),
-            "rows other than those of the reported batch were lost or written",
-        )
+        for _ in range(2 * fails):
+            _told_in_full(query, str(query.fails(options=SHORT | {"lostTransactions": "fail"})))
+        query.run(options=SHORT)
+        end(setup, query)
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c162
 def _slots(query: SparkQuery, batch_id: int) -> list[Path]:

@@ -6,6 +6,7 @@
 __all__ = ['Killed', 'Life', 'MortalCluster', 'SlowLog', 'Query', 'run', 'query_history']
 
 # %% ../../../nbs/proof/simulation/10_query_histories.ipynb #c002
+import random
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Iterator, Sequence
 # %% ../../../nbs/proof/simulation/10_query_histories.ipynb #c003
 import pyarrow as pa
 from kafka.future import Future
+from kafka.protocol.producer.transaction import EndTxnRequest
 
 # %% ../../../nbs/proof/simulation/10_query_histories.ipynb #c004
 from ...kafka.wire.connection import WireRequest
@@ -46,10 +48,13 @@ class Killed(BaseException):
 
 
 class Life:
-    """A process that is killed at its `steps`th step, or never (None)."""
+    """A process that is killed at its `steps`th step, or never (None); or when it is about to end a
+    transaction for the `ends`th time (0: that does not kill it).
+    """
 
-    def __init__(self, steps: int | None) -> None:
+    def __init__(self, steps: int | None, ends: int = 0) -> None:
         self.steps = steps
+        self.ends = ends
 
     def step(self) -> None:
         """One more step. Raises `Killed`, from then on each time."""
@@ -58,6 +63,12 @@ class Life:
         self.steps -= 1
         if self.steps <= 0:
             raise Killed
+
+    def end(self) -> None:
+        """It is about to send EndTxn."""
+        self.ends -= 1
+        if self.ends == 0:
+            self.steps = 0
 
 
 class MortalCluster(SimulatedCluster):
@@ -68,6 +79,8 @@ class MortalCluster(SimulatedCluster):
         self._life = life
 
     def send(self, request: WireRequest, node_id: int | None, within_ms: float) -> Future:
+        if isinstance(request, EndTxnRequest):
+            self._life.end()
         self._life.step()
         future = super().send(request, node_id, within_ms)
         self._life.step()
@@ -109,13 +122,18 @@ class SlowLog(MemoryLog):
 # %% ../../../nbs/proof/simulation/10_query_histories.ipynb #c011
 @dataclass
 class Query:
-    """What outlives the runs of a query. `topic_log`: the decisions
-    are in a topic, else in `records`; `ended`: how each run has ended."""
+    """What outlives the runs of a query. `topic_log`: the decisions are in a topic, else in
+    `records`; `timeout_ms`: of its transactions; `pause_s`: the longest time until it is started
+    again; `ended`: how each run has ended.
+    """
 
     world: World
     batches: int
     tasks: int
     topic_log: bool = False
+    timeout_ms: int = 600_000
+    pause_s: float = 3
+    dies_at_ends: random.Random | None = None  # the dice of runs that die while they commit
     records: dict[Slot, Decision] = field(default_factory=dict)
     committed: set[int] = field(default_factory=set)
     ended: list[str] = field(default_factory=list)
@@ -143,7 +161,7 @@ def _frame(rows: Sequence[tuple[int, int]]) -> pa.RecordBatch:
 
 def _process(query: Query, life: Life) -> SimulatedKafka:
     """A participant in a process with this life."""
-    store = SimulatedKafka(query.world.network, TOPIC, timeout_ms=600_000)
+    store = SimulatedKafka(query.world.network, TOPIC, timeout_ms=query.timeout_ms)
     store.connect(MortalCluster(query.world.network, life))
     return store
 
@@ -173,7 +191,7 @@ def run(query: Query, life: Life) -> None:
     driver, mine = _driver(query, life), None
     batch_id = len(query.committed)
     while batch_id < query.batches:
-        plan = restore(driver, batch_id, mine=mine)
+        plan = restore(driver, batch_id, offsets_hash=f"rows of {batch_id}", mine=mine)
         messages = [_task(query, plan, task) for task in range(query.tasks)]
         commit(driver, messages, batch_id)
         life.step()
@@ -185,18 +203,27 @@ def run(query: Query, life: Life) -> None:
         batch_id += 1
 
 
+def _life(query: Query, steps: int | None) -> Life:
+    """That of one run."""
+    dice = query.dies_at_ends
+    if dice is None or dice.random() < 0.5:
+        return Life(steps)
+    return Life(None, ends=dice.randint(1, 2 * query.tasks))
+
+
 def _supervise(query: Query, runs: int) -> None:
     """Restart the query so many times, each time with another life."""
     dice = query.world.clock.dice
     for _ in range(runs):
         try:
-            run(query, Life(dice.choice((None, dice.randint(1, 60), dice.randint(1, 200)))))
+            steps = dice.choice((None, dice.randint(1, 60), dice.randint(1, 200)))
+            run(query, _life(query, steps))
             query.ended.append("done")
         except Killed:
             query.ended.append("killed")
         except TwoPhaseError as e:
             query.ended.append(f"{type(e).__name__}: {e.what}")
-        query.world.clock.sleep(dice.random() * 3)
+        query.world.clock.sleep(dice.random() * query.pause_s)
 
 # %% ../../../nbs/proof/simulation/10_query_histories.ipynb #c013
 def _expected(query: Query) -> Iterator[tuple[tuple[str, int], int]]:
@@ -206,12 +233,20 @@ def _expected(query: Query) -> Iterator[tuple[tuple[str, int], int]]:
                 yield (TOPIC, partition), number
 
 
+_SHORT = 0.5  # of the histories have transactions that time out between two runs
+
+
 def query_history(
     seed: int, *, most: int = 4, without: frozenset[str] = frozenset(), keep_log: bool = False
 ) -> Result:
     """Play this seed, with at most so many batches and without these kinds of trouble."""
     with chances_of(seed):
         return _play(seed, most, without, keep_log)
+
+
+def _task_of(number: int) -> bytes:
+    """The rows of one task keep their order; those of two tasks have none after a repair."""
+    return str(number % 1_000 // 100).encode()
 
 
 def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Result:
@@ -226,6 +261,10 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Resu
         tasks=dice.choice((1, 2)),
         topic_log=dice.random() < 0.5,
     )
+    short = random.Random(f"{seed} timeouts")
+    if short.random() < _SHORT:
+        query.timeout_ms, query.pause_s = short.choice(((20_000, 40), (60_000, 120)))
+        query.dies_at_ends = short
     w = Written()
     try:
         lives = dice.choice(((3,), (2, 2), (3, 3)))
@@ -237,6 +276,8 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Resu
     except (TwoPhaseError, Endless) as e:
         w.wrong.append(f"the last run: {type(e).__name__}: {e}")
     w.failed += query.ended
+    # nothing removes rows here
+    w.wrong += [end for end in query.ended if end.startswith("LostTransaction")]
     for where, number in _expected(query):
         w.rows[where].append(number)
-    return result_of(world, seed, w, judge(world, w))
+    return result_of(world, seed, w, judge(world, w, _task_of))

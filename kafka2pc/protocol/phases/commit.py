@@ -20,7 +20,7 @@ from kafka2pc.protocol.errors import (
     TwoPhaseError,
     describe_error,
 )
-from ..log.decisions import Decision
+from ..log.decisions import LOST, Decision
 from ..log.questions import commit_of
 from ..log.slots import Listing
 from ..messages import CommitMessage, Committable, Mode, Plan, counts
@@ -125,10 +125,10 @@ def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: i
         check_replay(driver, decided, messages)
         warn_of_hidden(driver, decided)
     elif messages:
-        raise StaleCheckpoint(
-            f"batch {batch_id} of query {driver.query_id} was drained, but its COMMIT is gone from"
-            " the log"
-        )
+        what = f"batch {batch_id} of query {driver.query_id} was drained"
+        if any(d.kind == LOST for d in driver.log.chain(batch_id)):
+            raise Superseded(f"{what}, and another run reopens it")
+        raise StaleCheckpoint(f"{what}, but its COMMIT is gone from the log")
 
 
 def _close_empty(driver: Driver, batch_id: int) -> Decision | None:

@@ -55,7 +55,7 @@ def _commit_all(
     # rule 7: no loss is reported before the log, and then the store, was asked
     if refused and over():
         return False
-    lost = _uncommitted(driver, refused)
+    lost = _uncommitted(driver, refused) if refused else []
     if unclear:
         _check_unclear(driver, decision, unclear)
     if not lost and not gone:

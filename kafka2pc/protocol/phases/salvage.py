@@ -65,7 +65,8 @@ def _claim(driver: Driver, judged: Judgement) -> Plan:
     """
     batch_id, attempt = judged.slot
     token = driver.new_token(batch_id, attempt + 1)
-    win_repair(driver, repair_record(driver, judged, CLAIM, judged.slot, token))
+    with driver.history.of("claim", batch_id=batch_id):
+        win_repair(driver, repair_record(driver, judged, CLAIM, judged.slot, token))
     check_newest(driver, batch_id)
     sweep(driver, token)
     return Plan(
@@ -89,7 +90,8 @@ def _written_again(
         for name, p in driver.participants.items():
             own = [c for c in lost if c.participant == name]
             if own and isinstance(p, KeepsAborted):
-                new.append(p.write_again(own, plan))
+                with driver.history.of("write again", batch_id=plan.batch_id):
+                    new.append(p.write_again(own, plan))
         yield new
     except OutcomeUnknown:
         raise

@@ -23,7 +23,7 @@ from ...kafka.participant import KafkaParticipant
 from ...protocol.clock import CLOCK
 from ...protocol.driver import Driver
 from ...protocol.errors import LostTransaction, OutcomeUnknown, describe_error
-from ...protocol.log.questions import commit_of
+from ...protocol.log.questions import commit_of, reopened
 from ...protocol.messages import CommitMessage, Mode, Plan
 from ...protocol.phases.decide import abort
 from ...protocol.phases.finish import finish
@@ -90,6 +90,8 @@ def end_batch(
         if give_up(quick, plan, messages, killed=killed):
             return
         decided = commit_of(quick.log, plan.batch_id)
+        if decided is None and plan.batch_id in reopened(quick.log):
+            return  # the next start writes it again
         if decided is None:
             raise OutcomeUnknown(f"slot {plan.batch_id}.{plan.attempt} gave no clear answer")
         with suppress(LostTransaction):  # it is logged
