@@ -282,9 +282,9 @@ class LostTransaction(TwoPhaseError):
     """
 
     why = (
-        "Its store aborted it after it was decided, usually because its timeout ran out; and not"
-        " all of its rows are there any more, or nothing proves how it ended (or"
-        " lostTransactions=fail forbids to write it again)."
+        "Its store aborted it after the decision, usually by its timeout, and it could not be written"
+        " again: rows of it are gone, or nothing proves how it ended. (lostTransactions=fail does not"
+        " try.)"
     )
     risk = "YES: the records named here are lost."
     action = (
