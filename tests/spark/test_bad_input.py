@@ -423,7 +423,7 @@ DAMAGE = {
     ),
     "no json": (lambda content: b"\xff\x00" * 100, "CorruptDecision", "200 bytes"),
     "newer": (
-        lambda content: content.replace(b'"format": 4', b'"format": 5', 1),
+        lambda content: content.replace(b'"format": 4', b'"format": 6', 1),
         "UnknownFormat",
         "format 5, known up to 4",
     ),
