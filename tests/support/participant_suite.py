@@ -30,7 +30,7 @@ from kafka2pc.protocol.messages import (
     committable_from_dict,
 )
 from kafka2pc.protocol.names import new_token
-from kafka2pc.protocol.participant import Identified, Outcome
+from kafka2pc.protocol.participant import Identified, KeepsAborted, Outcome
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
@@ -121,6 +121,29 @@ def aborted_rows_never_show_and_a_second_abort_is_harmless(at):
     assert ask(at.store.abort, c) is DONE and ask(at.store.abort, c) is DONE
     assert ask(at.store.commit, c) is REFUSED
     assert at.seen() == [] and at.store.describe([c])[0].state in (TxnState.ABORTED, None)
+
+
+@required
+def what_is_aborted_for_ever_is_written_again_once(at):
+    """Of a store that keeps aborted rows: its proof is final, and the copy is as any transaction."""
+    if not isinstance(at.store, KeepsAborted):
+        return
+    plan = a_plan()
+    lost, kept = precommit_rows(at, plan, "a", "b"), precommit_rows(at, plan, "c")
+    assert at.store.final([lost, kept]) == [None, None], "both are open"
+    ask(at.store.abort, lost)
+    assert at.store.final([lost, kept]) == [TxnState.ABORTED, None]
+    assert ask(at.store.commit, lost) is REFUSED
+    again = at.store.write_again([lost], replace(plan, attempt=3, token=new_token(0, 3)))
+    assert (again.records, at.seen()) == (2, [])
+    ask(at.store.commit, kept)
+    ask(at.store.commit, again)
+    assert at.seen() == ["a", "b", "c"]
+    assert at.store.final([lost, kept, again]) == [
+        TxnState.ABORTED,
+        TxnState.COMMITTED,
+        TxnState.COMMITTED,
+    ]
 
 
 @required

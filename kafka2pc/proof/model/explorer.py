@@ -264,6 +264,15 @@ SMALL = {
     "two runs": Config(),
     "two runs, two tasks": Config(batches=1, slots=(2,)),
     "a run dies, a timeout strikes": Config(batches=1, crash=1, timeout=1),
+    "a part of a batch is aborted": Config(drivers=1, slots=(2,), timeout=1),
+    "a repair is aborted": Config(drivers=1, batches=1, slots=(2,), timeout=2),
+    "aborted rows vanish": Config(
+        drivers=1, batches=1, slots=(2,), rows_per_task=2, timeout=1, remove=1, late_end=1
+    ),
+    "a database keeps its part": Config(
+        drivers=1, slots=(2,), database=True, timeout=1, late_end=1
+    ),
+    "an id is forgotten": Config(batches=1, expire=1),
     "rows vanish, a run dies": Config(remove=1, crash=1),
     "rows vanish, a late EndTxn": Config(batches=1, remove=1, late_end=1),
     "a second try of a task": Config(batches=1, retry=1),
@@ -298,11 +307,15 @@ SMALL = {
     ),
     "one process, a second try": Config(drivers=1, batches=3, retry=1, one_process=True),
     "commits/N is written by hand": Config(by_hand=1, crash=1),
+    "commits/N is written by hand, a timeout": Config(batches=1, by_hand=1, timeout=1),
     "commits/N is written by hand, the planner goes on": Config(batches=3, by_hand=1, inherit=1),
     "an operator fences": Config(operator="fence", late_end=1),
     "an operator restores": Config(operator="restore", late_end=1),
     "an operator restores what has died": Config(
         batches=1, operator="restore", crash=1, late_end=1, timeout=1, one_supervisor=True
+    ),
+    "an operator salvages": Config(
+        batches=1, operator="restore", slots=(2,), crash=1, timeout=1, one_supervisor=True
     ),
     "an operator gives up a participant": Config(
         batches=1,
@@ -343,6 +356,19 @@ LARGE = {
         drivers=3, keep_claims=0, keep_batches=0, broken=1
     ),
     "three runs, death, timeout": Config(drivers=3, batches=1, crash=1, timeout=1),
+    "two tasks, death, timeout": Config(batches=1, slots=(2,), crash=1, timeout=1),
+    "two tasks, timeout, late EndTxn": Config(batches=1, slots=(2,), timeout=1, late_end=1),
+    "timeout, by hand, death": Config(by_hand=1, timeout=1, crash=1),
+    "timeout, aborted rows vanish, death": Config(batches=1, timeout=1, remove=1, crash=1),
+    "two timeouts, late create": Config(batches=1, timeout=2, late_create=1),
+    "timeout, an id is forgotten, death": Config(expire=1, timeout=1, crash=1),
+    "a database, timeout": Config(batches=1, slots=(2,), database=True, timeout=1),
+    "timeout, an operator restores, death": Config(
+        batches=1, operator="restore", timeout=1, crash=1
+    ),
+    "three runs, timeout, the newest claim is kept": Config(
+        drivers=3, batches=1, keep_claims=0, timeout=1, one_supervisor=True
+    ),
     "two tasks, death, break": Config(slots=(2,), crash=1, broken=1),
     "two late EndTxn, death": Config(late_end=2, crash=1),
     "two late creates, death": Config(batches=1, late_create=2, crash=1),

@@ -128,8 +128,9 @@ def is_of_query(name: str, query_id: str, prefix: str) -> bool:
 
 def store_of(bounds: Bounds, worker: Worker) -> str:
     """The name of the store that a worker writes to."""
-    second = bounds.config.shrinks and (worker.driver, worker.slot) == (1, 1)
-    return "second" if second else "kafka"
+    config = bounds.config
+    only_first = config.shrinks and worker.driver == 1
+    return "second" if worker.slot == 1 and (config.database or only_first) else "kafka"
 
 
 def prefix_of(bounds: Bounds, number: int) -> str:
@@ -276,7 +277,7 @@ class KeepingStore(StepStore):
             return txn.precommit()
 
 
-def _tuples(cs: Sequence[Committable]) -> tuple:
+def _tuples(cs: Iterable[Committable]) -> tuple:
     return tuple((c.transactional_id, c.state.epoch) for c in cs)
 
 
@@ -284,12 +285,12 @@ def _all_of_it(why: str) -> Gone:
     return Gone(topic="t", partition=0, first_offset=0, last_offset=0, why=why)
 
 
-def store_class(config: Config, recalls: bool) -> type[StepStore]:
+def store_class(config: Config, recalls: bool, keeps: bool) -> type[StepStore]:
     """A store with the verbs that this world needs."""
     bases = [
         *([RemovingStore] if config.remove else []),
         *([RecallingStore] if recalls else []),
-        *([KeepingStore] if config.keeps else []),
+        *([KeepingStore] if keeps else []),
     ]
     return bases[0] if len(bases) == 1 else type("Store", (*bases, StepStore), {})
 
@@ -390,14 +391,16 @@ def make_driver(bounds: Bounds, transcript: Transcript, number: int) -> Driver:
     """The driver of run `number`."""
     config = bounds.config
     operates = bool(config.operator) and number == config.drivers
-    both = config.shrinks and (number == 1 or operates)
-    names = ("kafka", "second") if both else ("kafka",)
+    both = config.database or (config.shrinks and (number == 1 or operates))
+    # Kafka is described last: its transactions are checked right before the decision
+    names = ("second", "kafka") if both else ("kafka",)
     one_key = config.copied == "one key"
     recalls = config.backup or one_key
-    kind = store_class(config, bool(recalls))
+    kinds = {"kafka": store_class(config, bool(recalls), config.keeps)}
+    kinds["second"] = store_class(config, bool(recalls), config.keeps and not config.database)
     prefix = prefix_of(bounds, number)
     worker = Worker(number, _OF_DRIVER, 0)
-    stores = {name: kind(bounds, transcript, worker, name=name, prefix=prefix) for name in names}
+    stores = {n: kinds[n](bounds, transcript, worker, name=n, prefix=prefix) for n in names}
     store = stores["kafka"]
     place, checkpoint = places_of(bounds, number)
     return Driver(

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['RULES', 'MODULES', 'HARMLESS', 'LIMITS', 'Rule', 'switch_off', 'without', 'suspend_third_run', 'suspend_first_run',
-           'lose_first_run']
+           'lose_first_run', 'start_second_run_after_first', 'suspend_first_repair', 'suspend_first_salvage',
+           'suspend_second_salvage', 'suspend_second_repair']
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c002
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from . import steps as model
 from .explorer import explore
 from .report import Exploration
 from .steps import Model, Step
-from .world import ANOMALIES, Config
+from .world import ANOMALIES, Config, worker_in
 from ...protocol.log.questions import later_claim
 from ...protocol.operators import fence as fence_command
 from ...protocol.phases import claim as claim_phase
@@ -29,8 +30,12 @@ from ...protocol.phases import finish as finish_phase
 from ...protocol.phases import identity, other_log, requests
 from ...protocol.phases import passed_over as passed_over_phase
 from ...protocol.phases import precommit as precommit_phase
+from ...protocol.phases import reopen as reopen_phase
+from ...protocol.phases import repair as repair_phase
 from ...protocol.phases import restore as restore_phase
+from ...protocol.phases import salvage as salvage_phase
 from ...protocol.phases import sweep as sweep_phase
+from ...protocol.phases import verify as verify_phase
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c005
 RULES: dict[str, "Rule"] = {}
@@ -40,7 +45,8 @@ RULES: dict[str, "Rule"] = {}
 class Rule:
     """A rule to leave out. `off`: what happens instead; `anomaly`: what it leads to ('': nothing);
     `change`: pairs of "module.function", a module of `MODULES`, and its replacement; `of`: the rule
-    of the protocol that it belongs to; `only`: which steps to try.
+    of the protocol that it belongs to; `only`: which steps to try; `lone`: in every world all die,
+    too, and one new run starts.
     """
 
     off: str
@@ -49,6 +55,7 @@ class Rule:
     change: tuple[tuple[str, object], ...] = ()
     of: str = ""
     only: Callable | None = None
+    lone: bool = False
 
 
 _ONE = Config(drivers=1, batches=1)
@@ -66,6 +73,10 @@ MODULES = {
     "claim": claim_phase,
     "restore": restore_phase,
     "passed_over": passed_over_phase,
+    "verify": verify_phase,
+    "reopen": reopen_phase,
+    "salvage": salvage_phase,
+    "repair": repair_phase,
     "fence": fence_command,
     "identity": identity,
     "other_log": other_log,
@@ -92,10 +103,10 @@ def switch_off(rule: Rule) -> Iterator[None]:
 
 @cache
 def without(rule: Rule) -> Exploration:
-    """The shortest path to its anomaly without this rule. Only for HANGING and STUCK does
-    everything die at every step, because only these are about what is left over.
+    """The shortest path to its anomaly without this rule. For HANGING and STUCK everything dies at
+    every step, because these are about what is left over; for others only where that is enough.
     """
-    restart = rule.anomaly in ("HANGING", "STUCK", "")
+    restart = rule.lone or rule.anomaly in ("HANGING", "STUCK", "")
     with switch_off(rule):
         return explore(
             rule.config,
@@ -337,7 +348,7 @@ RULES |= {
     "loud loss": Rule(
         "a lost transaction is only logged",
         _SILENT,
-        replace(_ONE, timeout=1),
+        replace(_ONE, slots=(2,), timeout=1, remove=1),
         (("finish.report_loss", broken.report_nothing),),
         "7",
     ),
@@ -749,6 +760,191 @@ RULES |= {
     ),
 }
 
+# %% ../../../nbs/proof/model/09_rules.ipynb #c071
+def _kinds(m: Model, s: Step) -> list[str]:
+    return [m.decisions[number].kind for *_, number in s.answer.world.log]
+
+
+def start_second_run_after_first(m: Model, s: Step) -> bool:
+    """Run 2 starts when run 1 has ended."""
+    return (s.actor, s.action[0]) != ("D2", "starts") or m.runs(s.state)[0].phase == "dead"
+
+
+def suspend_first_repair(m: Model, s: Step) -> bool:
+    """Run 2 starts behind the COMMIT of run 1, which is suspended before the first record of its
+    repair until run 2 has written the batch again.
+    """
+    if (s.actor, s.action[0]) == ("D2", "starts"):
+        return "COMMIT" in _kinds(m, s)
+    if (s.actor, s.action[0]) == ("D1", "create") and m.decisions[s.action[1]].repair:
+        return bool(s.answer.world.commits)
+    return True
+
+
+def suspend_first_salvage(m: Model, s: Step) -> bool:
+    """Run 1 claims the repair, and is suspended until run 2 has repaired the batch."""
+    kinds = _kinds(m, s)
+    if "D1" in s.actor:
+        claims = s.action[0] == "create" and kinds.count("CLAIM") == 1
+        return "CLAIM" not in kinds or "REPAIR" in kinds or claims
+    return "D2" not in s.actor or "CLAIM" in kinds
+
+
+def suspend_second_salvage(m: Model, s: Step) -> bool:
+    """Run 2 finds the COMMIT of run 1, and writes nothing until run 1 has repaired the batch."""
+    if "D2" not in s.actor:
+        return True
+    writes = s.action[0] in ("create", "init")
+    return "COMMIT" in _kinds(m, s) and (not writes or bool(s.answer.world.commits))
+
+
+def suspend_second_repair(m: Model, s: Step) -> bool:
+    """Run 1 dies behind its COMMIT, and one of its transactions times out. Run 2 is about to repair
+    it, and is suspended until run 3 has repaired it, decided batch 1, and removed batch 0.
+    """
+    first, second, _ = m.runs(s.state)
+    decided = [m.decisions[number] for *_, number in s.answer.world.log]
+    commits = {d.slot.batch_id for d in decided if d.commit}
+    if s.actor in ("clock", "Kafka"):
+        return commits == {0} and second.phase == "off" and worker_in(s.action[1]).slot == 1
+    if "D1" in s.actor:
+        return not commits or first.phase == "dead" or s.action[0] == "create"
+    if s.action[0] == "dies":
+        return False
+    if s.action[0] == "starts" and s.actor == "D2":
+        return first.phase == "dead" and bool(s.answer.world.topic)
+    if s.action[0] == "starts":
+        return second.call is not None and m.calls[second.call].end[1][0] == "create"
+    return s.actor != "D2" or len(decided) == 2 or commits == {1}
+
+
+_PART = Config(drivers=1, batches=1, slots=(2,), timeout=1)
+_ALL = replace(_TWO, timeout=1)
+
+RULES |= {
+    "write again what was aborted": Rule(
+        "what was aborted after the decision is reported, and not written again",
+        "NOT-REPAIRED",
+        replace(_ONE, timeout=1),
+        (("finish.repair", broken.repair_nothing),),
+        "repair",
+    ),
+    "all are final": Rule(
+        "what is not committed yet counts as aborted",
+        "DUPLICATE",
+        replace(_PART, drivers=2, late_end=1),
+        (
+            ("finish._check_unclear", broken.skip_unclear),
+            ("verify.final_states", broken.uncommitted_is_aborted),
+        ),
+        "repair",
+        start_second_run_after_first,
+    ),
+    "a refusal proves nothing": Rule(
+        "a refused commit counts as aborted",
+        "DUPLICATE",
+        replace(_ONE, expire=1),
+        (
+            ("finish._uncommitted", broken.refused_is_uncommitted),
+            ("verify.final_states", broken.refused_is_aborted),
+        ),
+        "repair",
+        lone=True,
+    ),
+    "a forgotten id": Rule(
+        "the topic is not asked what has become of an id that Kafka has forgotten",
+        "FALSE-LOST",
+        replace(_ONE, expire=1),
+        (("finish.final_states", broken.final_unasked),),
+        "repair",
+        lone=True,
+    ),
+    "reopen if all is aborted": Rule(
+        "a batch is reopened if a part of it is aborted",
+        "DUPLICATE",
+        _PART,
+        (("verify.Judgement.all_aborted", broken.any_aborted),),
+        "repair",
+        lone=True,
+    ),
+    "right behind what was judged": Rule(
+        "a record of a repair that is refused goes one slot further",
+        "DUPLICATE",
+        _ALL,
+        (("reopen.win_repair", broken.win_further), ("salvage.win_repair", broken.win_further)),
+        "repair",
+        suspend_first_repair,
+        lone=True,
+    ),
+    "REPAIR before its commit": Rule(
+        "the new transaction is committed without a record REPAIR",
+        "DUPLICATE",
+        _PART,
+        (("repair.salvage", broken.salvage_unrecorded),),
+        "repair",
+        lone=True,
+    ),
+    "follow REPAIR": Rule(
+        "a later run reads COMMIT as it was written",
+        "DUPLICATE",
+        _PART,
+        (
+            ("restore.commit_of", broken.commit_unrepaired),
+            ("verify.commit_of", broken.commit_unrepaired),
+        ),
+        "repair",
+        lone=True,
+    ),
+    "CLAIM before the new transaction": Rule(
+        "the new transaction is begun without a record CLAIM",
+        "STUCK",
+        _PART,
+        (("salvage._claim", broken.claim_no_repair),),
+        "repair",
+    ),
+    "all rows or none": Rule(
+        "what the topic still has of the aborted rows is written again",
+        _SILENT,
+        replace(_PART, rows_per_task=2, remove=1),
+        (("replay.KeepingStore.write_again", broken.write_what_is_there),),
+        "repair",
+    ),
+    "check the new transaction": Rule(
+        "REPAIR is written without a check",
+        "DECIDED-A-DEAD-TXN",
+        replace(_PART, timeout=2, remove=1),
+        (("salvage.check_open", broken.skip_check),),
+        "repair",
+    ),
+    "floor at the repair": Rule(
+        "after its records a repair does not look for a later batch",
+        "DUPLICATE",
+        replace(_PART, drivers=3, batches=2, crash=1, keep_batches=0),
+        (
+            ("salvage.check_newest", broken.check_no_later_batch),
+            ("salvage.kept_commit", broken.repaired_anyhow),
+        ),
+        "repair",
+        suspend_second_repair,
+    ),
+    "sweep what repairs have left": Rule(
+        "after a drain, only what is as old as the COMMIT is aborted",
+        "HANGING",
+        replace(_PART, drivers=2),
+        (("restore.sweep_drained", broken.sweep_drained_at_once),),
+        "repair",
+        suspend_first_salvage,
+    ),
+    "a reopened batch is not passed over": Rule(
+        "a run does not ask whether a batch was reopened, and Spark has it in its commits",
+        _SILENT,
+        replace(_ONE, by_hand=1, timeout=1),
+        (("restore.check_passed_over", broken.pass_over_in_silence),),
+        "repair",
+        lone=True,
+    ),
+}
+
 # %% ../../../nbs/proof/model/09_rules.ipynb #c056
 HARMLESS = {
     "Spark's exclusive commits/N": Rule(
@@ -780,6 +976,31 @@ HARMLESS = {
         "",
         replace(_ONE_KEY, crash=1),
         (("restore.check_only_log", broken.believe_the_key),),
+    ),
+    "no line after a repair": Rule(
+        "a planner goes on under its token after another run has repaired its batch",
+        "",
+        replace(_PART, drivers=2),
+        (("restore.is_repaired", broken.never_repaired),),
+        only=suspend_second_salvage,
+    ),
+    "LOST grants nothing": Rule(
+        "a run that finds LOST takes it for its claim",
+        "",
+        replace(_ALL, crash=1),
+        (("restore.claim", broken.claim_by_lost),),
+    ),
+    "reopen only what Spark replays": Rule(
+        "a batch is reopened although Spark has it in its commits",
+        "",
+        replace(_ALL, by_hand=1),
+        (("repair.may_reopen", broken.may_reopen_unasked),),
+    ),
+    "LOST is no old claim": Rule(
+        "a LOST, and what is before it, is removed like any old claim",
+        "",
+        replace(_CLAIMS, timeout=1, one_supervisor=True),
+        (("claim._old_claims", broken.old_claims_of_all),),
     ),
     "sparing the newest COMMIT": Rule(
         "a sweep spares nothing",
@@ -815,10 +1036,5 @@ LIMITS = {
         "a checkpoint is copied before its first claim",
         "DUPLICATE",
         replace(_TWO, copied="before the first claim"),
-    ),
-    "an id that Kafka has forgotten": Rule(
-        "a committed id expires before Spark's commit log says so",
-        "FALSE-LOST",
-        replace(_TWO, expire=1),
     ),
 }

@@ -470,9 +470,9 @@ def told_untrue(world: World, run: Run) -> tuple:
 _REPORTED = re.compile(r"(\S+) \(producer id \d+, epoch (\d+)\): (?:gone are|(\d+) records)")
 
 
-def is_there(world: World, key: tuple) -> bool:
-    """Does the topic have the rows of a transaction that a timeout has aborted?"""
-    return any(pair == key and rows for pair, _, rows in world.topic)
+def is_there(world: World, key: tuple, records: int) -> bool:
+    """Does the topic have all rows of a transaction that a timeout has aborted?"""
+    return any(pair == key and rows and len(rows) == records for pair, _, rows in world.topic)
 
 
 def false_alarms(world: World, error: TwoPhaseError) -> tuple:
@@ -485,7 +485,7 @@ def false_alarms(world: World, error: TwoPhaseError) -> tuple:
     for name, epoch, records in _REPORTED.findall(error.what):
         key = name, int(epoch)
         if key in world.lost:
-            wrong += ("NOT-REPAIRED",) if is_there(world, key) else ()
+            wrong += ("NOT-REPAIRED",) if is_there(world, key, int(records or 0)) else ()
             continue
         lost = key in world.owed and int(records or 0) > 0
         wrong += ("LOST-WITHOUT-TIMEOUT" if lost else "FALSE-LOST",)

@@ -7,8 +7,8 @@ __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish
            'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_gone',
            'on_final', 'on_read', 'on_later', 'on_clock', 'is_late', 'on_list', 'on_known', 'on_open', 'on_create',
            'on_log_fence', 'on_log_write', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove',
-           'answers', 'uses_copy', 'late_answer', 'events', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish',
-           'aborted_rows_vanish', 'pass_over', 'back_up', 'put_back', 'files_change']
+           'answers', 'uses_copy', 'late_answer', 'events', 'is_in_database', 'messages_arrive', 'is_over',
+           'time_passes', 'rows_vanish', 'aborted_rows_vanish', 'pass_over', 'back_up', 'put_back', 'files_change']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
 from typing import Any, Callable, Iterable, Iterator
@@ -25,6 +25,7 @@ from kafka2pc.proof.model.world import (
     plus,
     put,
     spend,
+    worker_in,
 )
 from ...protocol.log.decisions import REPAIR, Decision, Slot
 from ...protocol.names import Token
@@ -308,9 +309,8 @@ def on_create(
         return Answer(world, record, note=f"{d.kind} exists already")
     after = world._replace(log=plus(world.log, (*d.slot, number)))
     wrong: tuple[str, ...] = ()
-    if d.commit and not any(k >= 0 and (batch, k) > d.slot for batch, k, _ in world.log):
-        after, wrong = owe(after, d)
-    if d.kind == REPAIR:
+    names_some = d.commit or d.kind == REPAIR
+    if names_some and not any(k >= 0 and (batch, k) > d.slot for batch, k, _ in world.log):
         after, wrong = owe(after, d)
     owner = None if d.commit else owner_of(bounds, world, d.slot)
     if owner and d.token < owner:
@@ -464,7 +464,7 @@ def events(
     for t in world.txns:
         if t.marking:
             yield "Kafka", ("marks", t.id), Answer(put(world, t._replace(marking=False)))
-        if t.ongoing:
+        if t.ongoing and not is_in_database(bounds, t):
             yield from time_passes(bounds, world, t, (t.id, t.epoch) in checked)
             yield from rows_vanish(bounds, world, t, judged)
         if t.kept is not None and not t.marking and (less := spend(world, "expire")):
@@ -473,6 +473,11 @@ def events(
             yield "Kafka", ("expires", t.id), Answer(put(less, fresh))
     yield from aborted_rows_vanish(bounds, world)
     yield from files_change(bounds, world)
+
+
+def is_in_database(bounds: Bounds, t: Txn) -> bool:
+    """Is this a transaction of the second store, in a world in which that is a database?"""
+    return bounds.config.database and worker_in(t.id).slot == 1
 
 
 def messages_arrive(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
@@ -522,11 +527,11 @@ def rows_vanish(
 
 
 def aborted_rows_vanish(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
-    """The topic removes the rows of a transaction that a timeout has aborted."""
+    """The topic removes the first row of a transaction that a timeout has aborted."""
     for entry in world.topic:
         pair, outcome, rows = entry
         if outcome is TxnState.ABORTED and rows and (x := spend(world, "remove")):
-            left = tuple((*e[:2], None) if e is entry else e for e in x.topic)
+            left = tuple((*e[:2], rows[1:] or None) if e is entry else e for e in x.topic)
             yield "Kafka", ("removes rows", *pair), Answer(x._replace(topic=left))
 
 

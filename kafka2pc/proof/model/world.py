@@ -126,7 +126,10 @@ def short(name: str, epoch: int | None = None) -> str:
 FAULTS = {
     "crash": "a run of the query dies; its tasks live on",
     "timeout": "a transaction's time runs out",
-    "remove": "a topic removes the rows of an open transaction, or is created anew",
+    "remove": (
+        "a topic removes the rows of an open transaction, or a row of an aborted one, or is created"
+        " anew"
+    ),
     "retry": "Spark starts a second attempt of a task while the first is still alive",
     "broken": (
         "commit() raises at one of its calls, or the job fails while its tasks run; Spark then"
@@ -225,6 +228,9 @@ class Config:
     moves: bool = False
     # task 1 of run 1 writes to a second store, which later runs do not have
     shrinks: bool = False
+    # task 1 of every run writes to a database: nothing times out there, and what it has aborted is
+    # gone
+    database: bool = False
     # the process that plans a batch commits it too, as in foreachBatch
     one_process: bool = False
     # the last run is an operator: "fence", "adopt" or "restore"; with `one_supervisor` he begins
