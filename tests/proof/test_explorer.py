@@ -151,7 +151,6 @@ REACHED = [
 ]
 NIGHTLY = {  # what only a large world reaches often
     "plan: PassedOver": "an error is caught",
-    "CLAIM refused": "commits/N is written by hand, a timeout",
     "REPAIR refused": "commits/N is written by hand, a timeout",
 }
 
