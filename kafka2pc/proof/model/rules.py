@@ -1014,6 +1014,11 @@ HARMLESS = {
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c059
 LIMITS = {
+    "all rows or none, also of the others": Rule(
+        "rows of one aborted transaction are gone, so none of its store is written again",
+        "NOT-REPAIRED",
+        Config(drivers=1, batches=1, slots=(3,), timeout=2, remove=1),
+    ),
     "a driver that oversleeps": Rule(
         "between the check and the decision more than the margin passes",
         "DECIDED-A-DEAD-TXN",
