@@ -69,6 +69,7 @@ def symptoms(conf, access, topic, prefix, topic_id):
         ("sink", "DescribeConfigs", "--cluster"): (
             lambda: "settings-not-allowed" in found() and sink() is None
         ),
+        ("sink", "Read", "--topic"): denied("read-not-allowed"),
         ("source", "Read", "--topic"): (
             lambda: (
                 (error_of(lambda: list(read_ranges(source, [first]))) or ("", ""))[1].count(topic)
