@@ -43,8 +43,8 @@ UNTOUCHED = "No. Nothing was touched."
 # what is decided and then aborted by its store, which a transaction without timeout never is
 _AGAIN = "as long as its topic has the rows or Spark replays them"
 DECIDED = (
-    "Not yet. The batch is decided, and a restart commits it. What times out before that is written"
-    f" again, {_AGAIN}."
+    "Not yet. The batch is decided, and a restart commits it. A transaction that times out before"
+    f" that is written again, {_AGAIN}."
 )
 
 # %% ../../nbs/protocol/06_errors.ipynb #c021
@@ -259,8 +259,8 @@ class OutcomeUnknown(TwoPhaseError):
 
     why = "No clear answer came, so what was asked may or may not have happened."
     risk = (
-        "Not yet. A decision that was written stays, and is sent again. What times out before that"
-        f" is written again, {_AGAIN}."
+        "Not yet. A decision that was written stays, and is sent again. A transaction that times"
+        f" out before that is written again, {_AGAIN}."
     )
     action = "Restart the query when the store answers again."
 
@@ -282,9 +282,9 @@ class LostTransaction(TwoPhaseError):
     """
 
     why = (
-        "Its store aborted it after the decision, usually by its timeout, and it could not be written"
-        " again: rows of it are gone, or nothing proves how it ended. (lostTransactions=fail does not"
-        " try.)"
+        "Its store aborted it after the decision, usually by its timeout, and it could not be"
+        " written again: rows of it are gone, or nothing proves how it ended."
+        " (lostTransactions=fail does not try.)"
     )
     risk = "YES: the records named here are lost."
     action = (

@@ -2,6 +2,7 @@
 
 import json
 import re
+import uuid
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from kafka2pc.operations.repair import driver_of, operate, plan_restore, restore
 from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_transactions
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
     BadOption,
     BrokerUnreachable,
@@ -30,6 +32,8 @@ from kafka2pc.protocol.errors import (
 from kafka2pc.protocol.kept import Kept
 from kafka2pc.protocol.log.decisions import Decision, Identity, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
+from kafka2pc.protocol.log.slots import MemoryLog
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode, Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.operators import fence as fence_module
@@ -90,16 +94,15 @@ def test_force_does_it_and_names_the_loss(decided, says, rows, dead):
     assert dead.seen() == rows
     if decided:
         finding_of(dead.doctor(), "decided-and-aborted", "2 records")
-        assert typed(dead.access.command("restore", str(dead.place)))[1] == 0
-        assert dead.seen() == ROWS
+        line = dead.access.command("restore", str(dead.place), "--skip-lost")
+        assert typed(line)[1] == 0 and dead.seen() == ROWS, "what can be repaired is not skipped"
 
 
 def test_force_without_a_checkpoint_says_what_it_could_mean(dead):
     dead.leave(decided=True)
-    assert (
-        f"lost, if it was decided and its checkpoint is gone: at most 4 records in {dead.topic}-0 at offsets 0 to 3"
-        in by_hand(dead, commit=False, force=True, known=False)[0]
-    )
+    said = by_hand(dead, commit=False, force=True, known=False)[0]
+    assert "lost, if it was decided and its checkpoint is gone: at most 4 records in" in said
+    assert f"{dead.topic}-0 at offsets 0 to 3" in said
 
 
 def test_a_query_begun_anew_names_what_the_dead_one_left_and_the_line_that_drops_it(
@@ -320,6 +323,34 @@ def test_restore_reports_what_a_living_run_has_decided_before_its_claim(dead, mo
         assert [s.do for s in plan_restore(driver)] == ["abort", "abort"]
         assert [s.do for s in restore(driver)] == ["commit", "commit"]
     assert dead.seen() == ROWS
+
+
+class TimesOut(MemoryParticipant):
+    """What is open when it is first asked for leftovers has timed out right after that."""
+
+    asked = False
+
+    def in_doubt(self, query_id):
+        found = super().in_doubt(query_id)
+        if not self.asked:
+            self.asked = True
+            self.expire()
+        return found
+
+
+@pytest.mark.parametrize("rows", ["there", "gone"])
+def test_restore_reports_what_timed_out_after_its_plan_as_it_was_repaired(rows):
+    store = TimesOut(name="memory")
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"memory": store})
+    plan = restore_batch(driver, 0, offsets_hash="read again")
+    message = precommit([store], plan, [["a"], ["b"]])
+    decide(driver, plan, [message])
+    store.asked = False
+    if rows == "gone":
+        store.records.pop()
+    done = [(s.do, s.records) for s in restore(driver)]
+    assert done == ([("salvage", 2), ("commit", 2)] if rows == "there" else [("reopen", 2)])
+    assert store.read() == (["a", "b"] if rows == "there" else [])
 
 
 def test_an_undecided_leftover_is_not_aborted_before_the_decision_is_finished(dead):

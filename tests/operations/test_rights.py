@@ -69,6 +69,7 @@ def symptoms(conf, access, topic, prefix, topic_id):
         ("sink", "DescribeConfigs", "--cluster"): (
             lambda: "settings-not-allowed" in found() and sink() is None
         ),
+        ("sink", "Read", "--topic"): denied("read-not-allowed"),
         ("source", "Read", "--topic"): (
             lambda: (
                 (error_of(lambda: list(read_ranges(source, [first]))) or ("", ""))[1].count(topic)
@@ -179,6 +180,28 @@ def test_the_printed_commands_repair_a_dead_query_on_a_secured_cluster(secure, t
     assert dead.seen() == ROWS
     assert not names(ask()) & {"readers-held-back", "decided-and-open"}
     assert_no_secret(secure, access, dead, str(found), repr(access))
+
+
+def test_without_read_no_row_is_read_back_and_doctor_says_so_before(secure, tmp_path, request):
+    topic, prefix = "read-back", "read-back-"
+    secure.create_topic(topic)
+    conf, access = as_alice(secure, tmp_path)
+    rights = Rights(secure, topic, prefix)
+    rights.give(*(r for r in RIGHTS if r.part == "sink" and r.needed))
+    allowed = lambda: error_of(lambda: check(conf, topics=[topic], prefix=prefix)) is None
+    until(allowed, "her rights are in force", 20)
+    dead = DeadQuery(secure, tmp_path, topic, conf, prefix=prefix).leave(decided=True)
+    dead.abort_all()
+    ask = lambda: doctor(access, checkpoint=str(dead.place), older_ms=0)
+    found = finding_of(ask(), "decided-and-aborted", "User:alice may not read read-back")
+    assert "--operation Read --topic read-back" in found.commands[0]
+    said, status = typed(found.commands[2])
+    assert status == 1 and "NotAuthorized" in said and find_open(secure, prefix) == []
+    [read] = [r for r in RIGHTS if (r.part, r.operation) == ("sink", "Read")]
+    rights.give(read)
+    request.addfinalizer(lambda: rights.take(read))
+    until(lambda: "read-not-allowed" not in names(ask()), "she may read", 20)
+    assert typed(found.commands[2])[1] == 0 and dead.seen() == ROWS
 
 
 def assert_no_secret(secure, access, dead, *texts):

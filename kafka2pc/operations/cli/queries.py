@@ -286,7 +286,8 @@ def restore(
     decision_log: DecisionLog = None,
     prefix: Prefix = None,
     skip_lost: Annotated[
-        bool, typer.Option("--skip-lost", help="Go on although decided rows are lost.")
+        bool,
+        typer.Option("--skip-lost", help="Go on although decided rows cannot be written again."),
     ] = False,
     stores: Stores = None,
     servers: Servers = None,

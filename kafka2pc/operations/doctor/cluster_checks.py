@@ -164,8 +164,8 @@ def check_time(exam: Examination) -> Iterator[Finding]:
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c113
 _TIMES_OUT = (
-    "No. A decided batch that no driver commits within the transaction timeout is aborted; a restart"
-    " writes it again, as long as its topic has the rows or Spark replays them."
+    "No. A decided batch that no driver commits within the transaction timeout is aborted; a"
+    " restart writes it again, as long as its topic has the rows or Spark replays them."
 )
 
 
