@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['describe_records', 'describe_ranges', 'describe_topics', 'find_refusal', 'driver_of', 'others_of', 'operate',
-           'end_transaction', 'RestoreStep', 'find_in_databases', 'plan_restore', 'decided_steps', 'restore',
-           'adopt_place']
+           'end_transaction', 'RestoreStep', 'find_in_databases', 'plan_restore', 'decided_steps', 'is_replayed',
+           'restore', 'adopt_place']
 
 # %% ../../nbs/operations/04_repair.ipynb #c002
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import Container, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/operations/04_repair.ipynb #c003
 from ..decision_logs.opening import left_log
@@ -33,11 +33,14 @@ from kafka2pc.protocol.errors import (
     UNTOUCHED,
     BadOption,
     BrokerUnreachable,
+    LostTransaction,
     OutcomeUnknown,
     Refused,
+    Reopened,
 )
-from ..protocol.log.decisions import Decision, Identity
+from ..protocol.log.decisions import LOST, Decision, Identity
 from kafka2pc.protocol.log.questions import (
+    kept_commit,
     later_batch,
     newest_commit,
     newest_record,
@@ -47,7 +50,9 @@ from ..protocol.names import Name, Token, known_name, parse_name
 from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import fence
 from kafka2pc.protocol.participant import (
+    Gone,
     Identified,
+    MayRemove,
     Outcome,
     Participant,
     list_some,
@@ -55,9 +60,11 @@ from kafka2pc.protocol.participant import (
 )
 from ..protocol.phases.describe import describe_all
 from ..protocol.phases.finish import check_own, complete
-from ..protocol.phases.gone import places_gone, rows_gone
+from ..protocol.phases.gone import places_gone
 from ..protocol.phases.identity import check_identity, check_record
+from ..protocol.phases.reopen import may_reopen
 from ..protocol.phases.sweep import left_open, sweep_and_check
+from ..protocol.phases.verify import Judgement, judge
 from ..protocol.policies import parallel, retry_unknown
 from ..protocol.states import TxnState
 from ..stores.holders import LockingStore
@@ -111,8 +118,8 @@ _REFUSED = {  # by whether it is decided
             " received the commit yet."
         ),
         (
-            "Commit it: kafka2pc restore CHECKPOINT. With --force it is aborted, and this is lost"
-            " for ever: {cost}."
+            "Commit it: kafka2pc restore CHECKPOINT. With --force it is aborted, and a restart"
+            " writes it again, if its topic still has it then: {cost}."
         ),
     ),
     False: (
@@ -345,10 +352,15 @@ def _report(c: Committable, commit: bool, forced: bool, known: bool) -> str:
     text = "committed" if commit else "aborted"
     if not forced:
         return text
-    cost = "there twice after the replay" if commit else "lost"
-    wrong = "undecided" if commit else "decided"
-    unless = "" if known else f", if it was {wrong}"
-    return f"{text}; {cost}{unless}: {describe_records(c)}"
+    return f"{text}; {_COST[commit, known]}: {describe_records(c)}"
+
+
+_COST = {  # (commit, known) -> what a forced end costs
+    (True, True): "there twice after the replay",
+    (True, False): "there twice after the replay, if it was undecided",
+    (False, True): "a restart writes it again, if its topic still has it then",
+    (False, False): "lost, if it was decided and its checkpoint is gone",
+}
 
 # %% ../../nbs/operations/04_repair.ipynb #c125
 def _fence_if_alive(driver: Driver, token: Token) -> None:
@@ -392,11 +404,13 @@ def end_transaction(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreStep:
     """One transaction, and what restore does with it, or has done: `commit`, `abort`, `nothing` (it
-    was committed before), or `lost` (it was aborted after its decision, or rows of it are gone:
-    `holds` says which). `batch_id`: of one that is not decided, the newest batch that it can
-    belong to. `records`: None: unknown. `left_ms`: until it times out, for display only, because
-    it compares the clock of a task or of a broker with that of this machine; None also for one that
-    is not open.
+    was committed before); of one that was aborted after its decision: `salvage` (its rows are read
+    back, and written in a new transaction), `reopen` (its batch is decided no more, and Spark's
+    replay writes it again) or `lost`; `lost` is also one of which rows are gone (`holds` says
+    which). `batch_id`: of one that is not decided, the newest batch that it can belong to.
+    `records`: None: unknown. `left_ms`: until it times out, for display only, because it compares
+    the clock of a task or of a broker with that of this machine; None also for one that is not
+    open.
     """
 
     do: str
@@ -419,25 +433,77 @@ def _left_ms(c: Committable) -> float | None:
     return None if c.timeout_ms is None else c.started_ms + c.timeout_ms - CLOCK.now_ms()
 
 
+def _step(c: Committable, batch_id: int, do: str, gone: Sequence[Gone] = ()) -> RestoreStep:
+    """A step for a transaction of a decision."""
+    return RestoreStep(
+        do=do,
+        transactional_id=c.transactional_id,
+        batch_id=batch_id,
+        holds="; ".join([describe_records(c), *places_gone(gone)]),
+        records=c.records,
+        participant=c.participant,
+    )
+
+
 def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     """What is left to do for each transaction of a decision, in the stores of the driver."""
     cs = [c for c in decision.committables if c.participant in driver.participants]
-    gone = {} if driver.policy.lost_transactions == "skip" else rows_gone(driver, cs)
-    batch_id = decision.slot.batch_id
-    # A store that no longer knows a transaction of a finished batch has lost nothing.
-    otherwise = "nothing" if _is_over(driver, decision) else "lost"
-    return [
-        RestoreStep(
-            do="lost" if c in gone else _DO.get(s.state, otherwise),
-            transactional_id=c.transactional_id,
-            batch_id=batch_id,
-            holds="; ".join([describe_records(c), *places_gone(gone.get(c, ()))]),
-            left_ms=_left_ms(c) if s.state is TxnState.PRECOMMITTED else None,
-            records=c.records,
-            participant=c.participant,
-        )
-        for c, s in zip(cs, describe_all(driver, cs), strict=True)
-    ]
+    removed = _removed(driver, cs)
+    # rule 7: asked after the rows, because what is committed may go like any rows
+    states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
+    do = {c: _DO[state] for c, state in states.items() if state in _DO}
+    if driver.policy.lost_transactions != "skip":
+        do |= {c: "lost" for c in removed if do.get(c) == "commit"}
+    do |= _fates(driver, decision, {c: states[c] for c in cs if c not in do}, removed)
+    left = {c: _left_ms(c) for c, state in states.items() if state is TxnState.PRECOMMITTED}
+    gone = {c: found for c, found in removed.items() if do[c] in ("lost", "reopen")}
+    steps = {c: _step(c, decision.slot.batch_id, do[c], gone.get(c, ())) for c in cs}
+    return [replace(step, left_ms=left.get(c)) for c, step in steps.items()]
+
+
+def _removed(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, tuple[Gone, ...]]:
+    """What the stores have no more of these, open or not."""
+    found: dict[Committable, tuple[Gone, ...]] = {}
+    for name, store in driver.participants.items():
+        own = [c for c in cs if c.participant == name]
+        if own and isinstance(store, MayRemove):
+            found |= dict(zip(own, store.gone(own), strict=True))
+    return {c: gone for c, gone in found.items() if gone}
+
+
+def _fates(
+    driver: Driver,
+    decision: Decision,
+    ended: Mapping[Committable, TxnState | None],
+    removed: Container[Committable],
+) -> dict[Committable, str]:
+    """What is done with those that are neither open nor committed. None: their store has forgotten
+    them; of a finished batch it has lost nothing.
+    """
+    fates: dict[Committable, str] = {}
+    if None in ended.values() and _is_over(driver, decision):
+        fates = {c: "nothing" for c, state in ended.items() if state is None}
+    left = [c for c in ended if c not in fates]
+    judged = judge(driver, decision) if left else None
+    states = judged.states if judged else {}  # behind a later batch nothing is written again
+    aborted = [c for c in left if states.get(c) is TxnState.ABORTED]
+    way_out = _way_out(driver, judged, removed, aborted) if judged else "lost"
+    for c in left:
+        committed = states.get(c) is TxnState.COMMITTED
+        fates[c] = way_out if c in aborted else "nothing" if committed else "lost"
+    return fates
+
+
+def _way_out(
+    driver: Driver,
+    judged: Judgement,
+    removed: Container[Committable],
+    aborted: Sequence[Committable],
+) -> str:
+    """For all of them the same: if one has lost rows, none is written again."""
+    if not any(c in removed for c in aborted):
+        return "salvage"
+    return "reopen" if may_reopen(driver, judged) else "lost"
 
 # %% ../../nbs/operations/04_repair.ipynb #c135
 def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreStep]:
@@ -522,38 +588,62 @@ def decided_steps(driver: Driver) -> list[RestoreStep]:
     newest = newest_commit(driver.log)
     return _steps_of(driver, newest) if newest else []
 
+
+def is_replayed(driver: Driver) -> bool:
+    """Will Spark write all of the newest decided batch again when the query starts? Nothing of it
+    is visible then.
+    """
+    newest = newest_commit(driver.log)
+    judged = judge(driver, newest) if newest else None
+    return judged is not None and may_reopen(driver, judged)
+
 # %% ../../nbs/operations/04_repair.ipynb #c138
 def restore(driver: Driver) -> list[RestoreStep]:
-    """Commit what is decided, abort the rest; returns what was done, as the stores describe it
-    afterwards. Raises `LostTransaction` (after it has committed all others), `OutcomeUnknown` (also
-    if a transaction is still open), `Superseded` if the query runs and has moved on, and
-    `BrokerUnreachable` (after it has committed what is decided) if not all brokers answer.
+    """Commit what is decided, abort the rest; what was aborted after its decision is written again.
+    Returns what was done, as the log and the stores describe it afterwards. Raises
+    `LostTransaction` (after it has committed all others), `OutcomeUnknown` (also if a transaction
+    is still open), `Superseded` if the query runs and has moved on, and `BrokerUnreachable` (after
+    it has committed what is decided) if not all brokers answer.
     """
     try:
         steps = plan_restore(driver)
     except BrokerUnreachable:
         # what is decided does not wait for the list of the rest
-        decided = newest_commit(driver.log)
-        if decided:
-            complete(driver, decided)
+        _complete(driver)
         raise
-    decided = newest_commit(driver.log)
+    _complete(driver)
     if any(s.do == "abort" for s in steps):
         # before the claim, which is a record of a later batch
         drivers = _under_each_prefix(driver)
         token = fence(driver)
         sweep_and_check(drivers, token)
-        # its run may have decided before the claim
-        decided = newest_commit(driver.log)
-    elif decided:
-        complete(driver, decided)
-    return _done(driver, steps, decided)
+    # its run may have decided before the claim
+    return _done(driver, steps, newest_commit(driver.log))
+
+
+def _complete(driver: Driver) -> None:
+    """Complete the newest decision. What can be written again is not skipped. Of a batch that is
+    decided no more nothing is left to do.
+    """
+    decided = newest_commit(driver.log)
+    if decided is None:
+        return
+    with suppress(Reopened):
+        try:
+            complete(driver.within(lost_transactions="repair"), decided)
+        except LostTransaction:
+            if driver.policy.lost_transactions != "skip":
+                raise
+            complete(driver, kept_commit(driver.log, decided.slot.batch_id))
 
 # %% ../../nbs/operations/04_repair.ipynb #c151
 _OTHERWISE = {  # (planned, state afterwards) -> done, where that is not what was planned
     ("commit", None): "nothing",
     ("commit", TxnState.ABORTED): "lost",
     ("abort", TxnState.COMMITTED): "commit",
+    ("lost", TxnState.COMMITTED): "nothing",
+    ("salvage", TxnState.COMMITTED): "nothing",
+    ("salvage", TxnState.ABORTED): "lost",
 }
 
 
@@ -567,8 +657,31 @@ def _done(
     if left:
         raise left_open(driver.query_id, left)
     states = {c.transactional_id: state for c, state in state_of.items()}
-    became = lambda s: _OTHERWISE.get((s.do, states.get(s.transactional_id)), s.do)
-    return [replace(s, do=became(s), left_ms=None) for s in planned]
+    otherwise = lambda s: _OTHERWISE.get((s.do, states.get(s.transactional_id)), s.do)
+    repaired = _repaired(driver, {s.batch_id for s in planned})
+    done = [
+        replace(s, do=repaired.get(s.transactional_id) or otherwise(s), left_ms=None)
+        for s in planned
+    ]
+    return done + _new_steps(decided, {s.transactional_id for s in planned})
+
+
+def _repaired(driver: Driver, batch_ids: Iterable[int]) -> dict[str, str]:
+    """What the log says of transactions that are decided no more."""
+    records = [d for batch_id in batch_ids for d in driver.log.chain(batch_id)]
+    return {
+        c.transactional_id: "reopen" if d.kind == LOST else "salvage"
+        for d in records
+        for c in d.lost
+    }
+
+
+def _new_steps(decided: Decision | None, known: Container[str]) -> list[RestoreStep]:
+    """The transactions that hold rows of others now."""
+    if decided is None:
+        return []
+    new = [c for c in decided.committables if c.transactional_id not in known]
+    return [_step(c, decided.slot.batch_id, "commit") for c in new]
 
 # %% ../../nbs/operations/04_repair.ipynb #c140
 def adopt_place(

@@ -140,6 +140,14 @@ class Survey(Cluster):
             return None
         return [producer for topic, p in rows for producer in _open_in(topic, p)]
 
+    def unreadable(self, topics: Iterable[str]) -> list[str]:
+        """Those of these topics whose records this user may not read (READ on the topic)."""
+        layout = self.layout(topics)
+        if self.open_producers(layout) is not None:
+            return []
+        each = {topic: [p for p in layout if p.topic == topic] for topic in topics}
+        return [topic for topic, own in each.items() if self.open_producers(own) is None]
+
 
 def find_records(
     survey: Survey, partitions: Iterable[tuple[str, int]], producer_id: int

@@ -40,9 +40,11 @@ REPLAYED = (
     " run again."
 )
 UNTOUCHED = "No. Nothing was touched."
+# what is decided and then aborted by its store, which a transaction without timeout never is
+_AGAIN = "as long as its topic has the rows or Spark replays them"
 DECIDED = (
-    "Not yet. The batch is decided, and a restart commits it; its rows are lost only if the"
-    " transaction timeout ends first (with KIP-939: never)."
+    "Not yet. The batch is decided, and a restart commits it. What times out before that is written"
+    f" again, {_AGAIN}."
 )
 
 # %% ../../nbs/protocol/06_errors.ipynb #c021
@@ -73,8 +75,8 @@ class BrokerUnreachable(TwoPhaseError):
 
     why = "No broker answered in time."
     risk = (
-        "At a first start, no: nothing was written. Later, not yet: what was decided waits, at most"
-        " for its transaction timeout (with KIP-939: for ever); the rest is replayed."
+        "At a first start, no: nothing was written. Later, not yet: what was decided waits, and if"
+        f" it times out, a restart writes it again, {_AGAIN}; the rest is replayed."
     )
     action = (
         "Check bootstrap.servers, the listener's security settings and the network; then restart"
@@ -88,8 +90,8 @@ class StoreUnreachable(BrokerUnreachable):
     why = "The database did not answer in time, or the connection broke."
     risk = (
         "Not yet. The database keeps what was pre-committed or decided, without a timeout; the rest"
-        " is replayed. If the batch also went to Kafka: its rows there wait at most for their"
-        " transaction timeout (with KIP-939: for ever)."
+        " is replayed. If the batch also went to Kafka: what times out there is written again,"
+        " as long as its topic has the rows."
     )
     action = "Check that the database runs, its URL and the network; then restart the query."
 
@@ -257,10 +259,10 @@ class OutcomeUnknown(TwoPhaseError):
 
     why = "No clear answer came, so what was asked may or may not have happened."
     risk = (
-        "Not yet. A decision that was written stays, and is sent again; its rows are lost if the"
-        " transaction timeout ends first (with KIP-939: never)."
+        "Not yet. A decision that was written stays, and is sent again. What times out before that"
+        f" is written again, {_AGAIN}."
     )
-    action = "Restart the query when the store answers again, before the transaction timeout."
+    action = "Restart the query when the store answers again."
 
 
 class Reopened(TwoPhaseError):
@@ -275,16 +277,19 @@ class Reopened(TwoPhaseError):
 
 
 class LostTransaction(TwoPhaseError):
-    """Decided rows are lost: the store aborted their transaction, or has removed them."""
+    """Decided rows are lost: their store aborted them, or has removed them, and they cannot be
+    written again.
+    """
 
     why = (
-        "The store aborted it after it was decided, usually because its timeout ran out. (A store"
-        " that has forgotten it looks the same.)"
+        "Its store aborted it after the decision, usually by its timeout, and it could not be written"
+        " again: rows of it are gone, or nothing proves how it ended. (lostTransactions=fail does not"
+        " try.)"
     )
     risk = "YES: the records named here are lost."
     action = (
         "Read the places named here; write again what is not there; then restart with"
-        " lostTransactions=skip."
+        " lostTransactions=skip. (After lostTransactions=fail: restart with repair first.)"
     )
 
 # %% ../../nbs/protocol/06_errors.ipynb #c015

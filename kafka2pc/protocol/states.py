@@ -46,8 +46,8 @@ def step(state: TxnState, event: str, transactional_id: str = "") -> TxnState:
 # %% ../../nbs/protocol/01_states.ipynb #c031
 _BUG = """a bug in kafka2pc: {}
   why: This always holds, unless the code is wrong. It stopped before it took the step.
-  is data at risk: No, not by this step. What is decided is committed by a restart; its rows are \
-lost only if the transaction timeout ends first (with KIP-939: never). The rest is replayed.
+  is data at risk: No, not by this step. What is decided is committed by a restart, or written \
+again if it has timed out. The rest is replayed.
   what to do: Restart the query, and report this text."""
 
 

@@ -12,6 +12,7 @@ from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, names, n
 from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor import cluster_checks
 from kafka2pc.operations.doctor.cluster_checks import find_speculation
@@ -19,9 +20,17 @@ from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.findings import FINDINGS
 from kafka2pc.operations.survey import Survey
 from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.log.decisions import CLAIM, REPAIR, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
+from kafka2pc.protocol.log.questions import newest_commit
+from kafka2pc.protocol.messages import Plan
+from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.reopen import repair_record, win_repair
+from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.phases.verify import judge
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
@@ -47,9 +56,11 @@ def test_what_is_decided_is_committed_by_the_printed_lines(dead):
     dead.leave(decided=True)
     found = dead.doctor()
     assert found.status == 4 and "leftovers" not in names(found)
-    assert finding_of(found, "readers-held-back", "YES, in ").level == "danger"
+    assert finding_of(found, "readers-held-back", "Not yet. In ").level == "danger"
     what = f"2 of its transactions are open: 4 records in {dead.topic}"
-    settled = finding_of(found, "decided-and-open", "batch 0", what, "YES, in ")
+    settled = finding_of(
+        found, "decided-and-open", "batch 0", what, "Not yet. In ", "writes it again"
+    )
     assert found.findings[0] == settled, "what to do comes first"
     assert [typed(line)[1] for line in settled.commands] == [3, 0]
     assert dead.seen() == ROWS
@@ -63,33 +74,44 @@ def test_with_kip_939_no_decided_batch_times_out(kafka, tmp_path):
     assert finding_of(found, "readers-held-back", "lost by waiting").level == "trouble"
 
 
-def test_a_decided_batch_that_timed_out_is_reported_with_its_records(kafka, tmp_path):
+def test_what_was_decided_and_timed_out_is_salvaged_by_the_printed_lines(kafka, tmp_path):
     dead = DeadQuery(kafka, tmp_path, timeout_ms=1000).leave(decided=True)
     until(lambda: not dead.open(), "the broker has aborted them", 20)
     found = finding_of(
         dead.doctor(),
-        "decided-and-lost",
+        "decided-and-aborted",
         "batch 0",
-        "2 records in",
-        f"{dead.topic}-0 at offsets 0 to 1",
-        "YES: these records are lost",
+        f"2 of its transactions were aborted afterwards: 4 records in {dead.topic}",
+        f"2 records in {dead.topic}-0 at offsets 0 to 1",
+        f"Not yet, as long as the rows are there. {dead.topic} keeps them for about 7 d more",
+        "Either reads the rows back from the topic",
     )
     assert found.level == "danger"
-    assert typed(dead.access.command("restore", str(dead.place), "--dry-run"))[1] == 4
-    said, status = typed(dead.access.command("restore", str(dead.place)))
-    assert status == 4 and "LostTransaction" in said and "lostTransactions=skip" in said
-    assert typed(dead.access.command("restore", str(dead.place), "--skip-lost"))[1] == 4
+    said, statuses = zip(*map(typed, found.commands), strict=True)
+    assert statuses == (3, 0) and dead.seen() == ROWS
+    assert "To salvage, batch 0: 2 transactions, 4 records\n" in said[0]
+    assert "2 salvaged, 1 committed; nothing is open any more.\n" in said[1]
+    assert names(dead.doctor()) == {"one-copy"}
+    assert typed(found.commands[1])[1] == 0, "asked again it finds nothing to do"
+
+
+def remove(dead, offset):
+    """The topic removes what is before this offset."""
+    at = TopicPartition(dead.topic, 0, offset)
+    admin = AdminClient(dead.kafka.client_conf)
+    admin.delete_records([at])[at].result()
 
 
 def test_rows_that_a_topic_removes_while_they_are_decided_and_open_are_lost(dead):
     """With --skip-lost the rest becomes visible."""
     dead.leave(decided=True)
-    admin = AdminClient(dead.kafka.client_conf)
-    admin.delete_records([TopicPartition(dead.topic, 0, 1)])[TopicPartition(dead.topic, 0)].result()
+    remove(dead, 1)
     gone = f"gone are offsets 0 to 0 of {dead.topic}-0"
     diagnosis = dead.doctor()
-    assert finding_of(diagnosis, "decided-and-lost", "batch 0", gone).level == "danger"
+    certain = finding_of(diagnosis, "decided-and-lost", "batch 0", gone)
+    assert certain.level == "danger" and certain.risk.startswith("YES")
     assert finding_of(diagnosis, "decided-and-open", "1 of its transactions").level == "danger"
+    assert diagnosis.findings[0] == certain, "what is certain comes before what may be"
     restore = dead.access.command("restore", str(dead.place))
     said, status = typed(f"{restore} --dry-run")
     assert status == 4 and "1 lost, 1 to commit" in said
@@ -99,6 +121,87 @@ def test_rows_that_a_topic_removes_while_they_are_decided_and_open_are_lost(dead
     typed(f"{restore} --skip-lost")
     until(lambda: not dead.open(), "the rest is committed", 20)
     assert names(dead.doctor()) == {"one-copy"}
+
+
+def half_a_repair(dead, record):
+    """Both transactions of a decided batch were aborted. A run that salvages them dies before it
+    writes this record.
+    """
+    dead.leave(decided=True).abort_all()
+    driver = dead.run()
+    judged = judge(driver, newest_commit(dead.log))
+    attempt, lost = judged.slot.attempt + 1, judged.decision.committables
+    token = new_token(0, attempt)
+    win_repair(driver, repair_record(driver, judged, CLAIM, judged.slot, token))
+    claimed = dead.doctor()
+    finding_of(claimed, "decided-and-aborted", "2 of its transactions were aborted afterwards")
+    assert names(claimed) == {"decided-and-aborted", "one-copy"}
+    plan = Plan(query_id=dead.id, batch_id=0, attempt=attempt, token=token)
+    new = driver.participants["kafka"].write_again(lost, plan)
+    if record != REPAIR:
+        more = dict(lost=lost, committables=(new,))
+        slot = Slot(0, attempt)
+        win_repair(driver, repair_record(driver, judged, REPAIR, slot, token, **more))
+
+
+def test_a_repair_that_died_before_its_record_is_a_leftover_and_done_anew(dead):
+    half_a_repair(dead, REPAIR)
+    found = dead.doctor()
+    finding_of(found, "decided-and-aborted", "2 of its transactions were aborted afterwards")
+    leftover = finding_of(found, "leftovers", f"1 open transaction of query {dead.id}")
+    assert [(t.decided, t.fenced) for t in dead.open()] == [(False, False)]
+    said, statuses = zip(*map(typed, leftover.commands), strict=True)
+    assert statuses == (3, 0) and "2 to salvage, 1 to abort" in said[0]
+    assert "To abort, batch 0: 1 transaction;" in said[0]
+    assert "2 salvaged, 1 committed, 1 aborted; nothing is open" in said[1]
+    assert dead.seen() == ROWS and names(dead.doctor()) == {"one-copy"}
+    shown = typed(f"kafka2pc decisions show {dead.place} 0")[0]
+    assert shown.count("\nlost:\n") == 1 and shown.count("\nnow:\n") == 1
+    listed = typed(f"kafka2pc decisions list {dead.place}")[0]
+    assert "CLAIM: A run began" in listed and "REPAIR: The rows" in listed
+
+
+def test_a_repair_that_died_after_its_record_is_decided_and_open(dead):
+    half_a_repair(dead, "the commit")
+    found = dead.doctor()
+    what = f"1 of its transactions are open: 4 records in {dead.topic}"
+    line = finding_of(found, "decided-and-open", "batch 0", what).commands[1]
+    assert not names(found) & {"leftovers", "decided-and-aborted"}
+    assert [(t.decided, t.fenced) for t in dead.open()] == [(True, False)]
+    assert "1 committed; nothing is open" in typed(line)[0]
+    assert dead.seen() == ROWS and names(dead.doctor()) == {"one-copy"}
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_what_was_aborted_and_removed_is_reopened_or_lost(replayed, dead):
+    """Spark replays a batch of which nothing is visible, if it has its offsets."""
+    driver = dead.run()
+    plan = restore(driver, 0, offsets_hash="read again" if replayed else "")
+    decide(driver, plan, dead.run_tasks(driver, plan))
+    dead.abort_all()
+    if replayed:
+        action = finding_of(dead.doctor(), "decided-and-aborted", "Not yet").action
+        assert "lets Spark write all of the batch again" in action and "(salvage)" in action
+    remove(dead, 1)
+    found = dead.doctor()
+    line = dead.access.command("restore", str(dead.place))
+    (planned, status), (done, ended) = typed(f"{line} --dry-run"), typed(line)
+    gone = f"gone are offsets 0 to 0 of {dead.topic}-0"
+    assert gone in planned
+    if not replayed:
+        assert (status, ended) == (4, 4) and "2 lost" in planned and "LostTransaction" in done
+        finding_of(found, "decided-and-lost", gone, "YES: these records are lost")
+        assert typed(f"{line} --skip-lost")[1] == 4
+        return
+    finding_of(found, "decided-and-aborted", gone, "Spark replays it", "Restart the query: that")
+    assert (status, ended) == (3, 3) and "To reopen, batch 0" in planned
+    assert "2 reopened" in done and "query: Spark writes it again" in done
+    assert typed(line) == ("Nothing is open, and nothing was decided.\n", 0)
+    again = dead.run()
+    plan = restore(again, 0, offsets_hash="read again")
+    commit(again, dead.run_tasks(again, plan), 0)
+    seen = lambda: sorted(r.value.decode() for r in read_topic(dead.conf, dead.topic))
+    until(lambda: seen() == ROWS, "the batch is there once")
 
 
 def test_without_its_checkpoint_it_is_unknown_what_is_decided(dead):
@@ -120,15 +223,6 @@ def test_without_its_checkpoint_it_is_unknown_what_is_decided(dead):
     held = finding_of(diagnosis, "readers-held-back")
     for each in (found, held):
         assert each.level == "danger" and each.risk.startswith("Perhaps, in ")
-
-
-def test_the_certain_risk_comes_before_the_possible_one(dead, kafka, tmp_path):
-    """Both are dangers; the topic of the other query comes first in the alphabet."""
-    topic = kafka.create_topic(f"aaa-{dead.topic}")
-    DeadQuery(kafka, tmp_path / "other", topic=topic, prefix=dead.prefix).leave(decided=False)
-    found = dead.leave(decided=True).doctor().findings
-    risks = [f.risk.split(",")[0] for f in found if f.name == "readers-held-back"]
-    assert risks == ["YES", "Perhaps"]
 
 
 def test_what_is_young_is_left_in_peace_unless_it_is_fenced(dead):
@@ -153,7 +247,7 @@ def test_a_decision_log_elsewhere_and_a_prefix_of_its_own_are_in_the_printed_lin
 
 DAMAGE = {
     "corrupt-decision": lambda d: d[:-40],
-    "unknown-format": lambda d: d.replace(b'"format": 4', b'"format": 5'),
+    "unknown-format": lambda d: d.replace(b'"format": 4', b'"format": 6'),
     "wrong-cluster": lambda d: dump_decision(
         replace(load_decision(d, "here"), stores=(("kafka", "another-cluster"),))
     ),
@@ -250,7 +344,7 @@ def test_a_busy_topic_keeps_no_reader_waiting(dead, monkeypatch):
     monkeypatch.setattr(Survey, "ends", busy)
     monkeypatch.setattr(Survey, "open_producers", lambda self, layout: None)
     found = dead.doctor(topics=[dead.topic])
-    assert names(found) == {"one-copy"}
+    assert names(found) == {"one-copy", "read-not-allowed"}
 
 
 def test_doctor_outlives_answers_that_are_not_there(dead, monkeypatch):

@@ -8,7 +8,8 @@ import pytest
 
 from kafka2pc.proof.model import replay
 from kafka2pc.proof.model.explorer import explore
-from kafka2pc.proof.model.world import Config
+from kafka2pc.proof.model.world import Bounds, Config
+from kafka2pc.protocol.participant import KeepsAborted
 from kafka2pc.protocol.phases import commit, decide, precommit, restore
 from kafka2pc.protocol.states import TRANSITIONS, IllegalStep, TxnState
 
@@ -45,3 +46,10 @@ def test_a_function_that_is_random_is_noticed(monkeypatch):
     )
     with pytest.raises(RuntimeError, match="not deterministic"):
         explore(Config(drivers=1), alone=False)
+
+
+def test_a_database_gives_nothing_back_of_what_it_has_aborted():
+    bounds = Bounds(Config(database=True, timeout=1))
+    stores = replay.make_driver(bounds, replay.Transcript(), 1).participants
+    keeps = {name: isinstance(store, KeepsAborted) for name, store in stores.items()}
+    assert keeps == {"kafka": True, "second": False}

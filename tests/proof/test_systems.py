@@ -152,3 +152,20 @@ def test_the_coordinator_of_the_model_answers_like_a_real_one(kafka):
     with Cluster(kafka.client_conf) as cluster:
         real = {events: on_a_broker(kafka, cluster, topic, events) for events in SEQUENCES}
     assert real == {events: in_the_model(events) for events in SEQUENCES}
+
+
+def test_the_topic_proves_an_abort_and_gives_its_rows_back_until_it_removes_one():
+    bounds, rows = Bounds(Config(timeout=1, remove=1)), ((0, 0, 0), (0, 1, 0))
+    open_one = Txn("id", 0, TxnState.OPEN, rows)
+    world = bounds.opening()._replace(txns=(open_one,), owed=(("id", 0),))
+    aborted, _ = systems.end_transaction(bounds, world, open_one, "timeout")
+    forgotten = aborted._replace(txns=())
+    ((*_, removed),) = systems.aborted_rows_vanish(bounds, forgotten)
+
+    def ask(world):
+        finals = systems.on_final(bounds, world, 1, (("id", 0),)).reply
+        return *finals, *systems.on_read(bounds, world, 1, (("id", 0),)).reply
+
+    assert ask(world) == (None, None)
+    assert ask(aborted) == ask(forgotten) == (TxnState.ABORTED, rows)
+    assert ask(removed.world) == (TxnState.ABORTED, rows[1:])

@@ -68,7 +68,7 @@ OPTIONS = {
     ),
     "no such answer": (
         {"lostTransactions": "ignore"},
-        "lostTransactions=ignore: choose one of fail, skip",
+        "lostTransactions=ignore: choose one of repair, fail, skip",
     ),
     "no retries": ({"maxCommitRetries": "0"}, "maxCommitRetries=0: a whole number"),
     "no number": ({"maxCommitRetries": "²"}, "maxCommitRetries=²: a whole number"),
@@ -183,7 +183,7 @@ def test_options_have_no_case_and_defaults_are_safe():
     assert (
         made == parse_sink_options(GIVEN)
         and made.target.exactly_once
-        and not made.query.skip_lost
+        and made.query.lost_transactions == "repair"
         and made.target.prefix == "kafka2pc"
     )
 
@@ -423,7 +423,7 @@ DAMAGE = {
     ),
     "no json": (lambda content: b"\xff\x00" * 100, "CorruptDecision", "200 bytes"),
     "newer": (
-        lambda content: content.replace(b'"format": 4', b'"format": 5', 1),
+        lambda content: content.replace(b'"format": 4', b'"format": 6', 1),
         "UnknownFormat",
         "format 5, known up to 4",
     ),

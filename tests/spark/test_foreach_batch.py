@@ -456,11 +456,11 @@ def test_a_store_that_is_not_there_cannot_be_given_up(without):
         job.adopt(without=without)
 
 
-def test_after_a_loss_one_can_go_on():
-    assert [
-        job_of("orders", [MemoryParticipant()], MemoryLog(), **how).driver().policy.skip_lost
-        for how in ({}, {"lostTransactions": "skip"})
-    ] == [False, True]
+def test_what_is_done_about_a_loss_is_an_option():
+    job = lambda how: job_of("orders", [MemoryParticipant()], MemoryLog(), **how)
+    options = [{}, *({"lostTransactions": value} for value in ("fail", "skip"))]
+    policies = [job(how).driver().policy.lost_transactions for how in options]
+    assert policies == ["repair", "fail", "skip"]
 
 
 def test_a_log_of_another_query_is_refused_before_anything_is_written():

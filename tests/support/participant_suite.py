@@ -125,7 +125,7 @@ def aborted_rows_never_show_and_a_second_abort_is_harmless(at):
 
 @required
 def what_is_aborted_for_ever_is_written_again_once(at):
-    """Of a store that keeps aborted rows: its proof is final, and the copy is as any transaction."""
+    """Of a store that keeps aborted rows: its proof is final, and the copy is a transaction."""
     if not isinstance(at.store, KeepsAborted):
         return
     plan = a_plan()

@@ -159,6 +159,13 @@ def _query(
     return open_query(place, decision_log, conf=conf, prefix=prefix)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c106
+_REPAIRS = {  # the records behind a COMMIT whose transactions were aborted, in words
+    "CLAIM": "A run began to write aborted rows of the batch again.",
+    "REPAIR": "The rows of transactions that were aborted are in other ones now.",
+    "LOST": "All of the batch was aborted. It is decided no more; Spark writes it again.",
+}
+
+
 @decisions.command("list")
 def list_decisions(
     place: Place,
@@ -168,7 +175,8 @@ def list_decisions(
     as_json: Json = False,
 ) -> None:
     """Every record of the log, oldest first. Only the newest COMMIT counts. (FAILED and ACCEPTED
-    are notes about a batch.)
+    are notes about a batch. CLAIM, REPAIR and LOST are about a COMMIT whose transactions were
+    aborted.)
     """
     with plainly("spark"):
         from kafka2pc.protocol.messages import rows_once
@@ -186,6 +194,9 @@ def list_decisions(
         slots = sorted((*seen.notes, *seen.slots))
         records = [d for d in map(log.load, slots) if d]
         show_rows(records, columns, as_json, "No decision yet.")
+        if not as_json:
+            for kind in dict.fromkeys(d.repair for d in records if d.repair):
+                typer.echo(f"{kind}: {_REPAIRS[kind]}")
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c108
 @decisions.command()
@@ -221,12 +232,23 @@ def _print_record(decision: "Decision") -> None:
     typer.echo(
         f"batch {slot.batch_id}, note {decision.kind}"
         if slot.is_note
-        else f"batch {slot.batch_id}, slot {slot.attempt}: {decision.kind} of {decision.token}, for"
-        f" Spark's offsets {decision.offsets_hash[:16] or '-'}"
+        else f"batch {slot.batch_id}, slot {slot.attempt}: {decision.kind} of {decision.token}"
+        + _about(decision)
     )
-    for c in decision.committables:
-        state = f"producer id {c.state.producer_id}, epoch {c.state.epoch}"
-        typer.echo(spell_id(c.transactional_id, f"{describe_records(c)}; {state}"))
+    groups = {"lost": decision.lost, "now" if decision.lost else "": decision.committables}
+    for heading, cs in groups.items():
+        if heading and cs:
+            typer.echo(f"{heading}:")
+        for c in cs:
+            state = f"producer id {c.state.producer_id}, epoch {c.state.epoch}"
+            typer.echo(spell_id(c.transactional_id, f"{describe_records(c)}; {state}"))
+
+
+def _about(decision: "Decision") -> str:
+    """Which rows the record is about, or what it means."""
+    if decision.repair:
+        return f"\n  {_REPAIRS[decision.repair]}"
+    return f", for Spark's offsets {decision.offsets_hash[:16] or '-'}"
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c112
 def show_progress(
@@ -271,8 +293,9 @@ def restore(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """Commit what a dead query has decided, and abort the rest. Begin with --dry-run. If the query
-    still runs, this stops it, and it loses nothing.
+    """Commit what a dead query has decided, and abort the rest. What was aborted after its decision
+    is written again. Begin with --dry-run. If the query still runs, this stops it, and it loses
+    nothing.
     """
     with plainly("spark"):
         from kafka2pc.operations.access import Access
@@ -298,11 +321,33 @@ def restore(
 # what is done with a transaction -> in words, the urgent first
 _DONE = {
     "lost": "lost",
+    "reopen": "reopened",
+    "salvage": "salvaged",
     "commit": "committed",
     "abort": "aborted",
     "nothing": "committed before",
 }
-_TO_DO = _DONE | {"commit": "to commit", "abort": "to abort"}
+_TO_DO = _DONE | {
+    "reopen": "to reopen",
+    "salvage": "to salvage",
+    "commit": "to commit",
+    "abort": "to abort",
+}
+# (what is done, only planned) -> what it means
+_MEANS = {
+    ("salvage", True): """\
+  Aborted after the decision. Their topic has the rows; they are read back and
+  written in a new transaction.""",
+    ("salvage", False): """\
+  Aborted after the decision. Their rows were read back and written in a new
+  transaction, which is committed.""",
+    ("reopen", True): """\
+  All of the batch was aborted after the decision, and not all of its rows are
+  there. It will be decided no more; then start the query: Spark writes it again.""",
+    ("reopen", False): """\
+  All of the batch was aborted after the decision. It is decided no more. Start
+  the query: Spark writes it again.""",
+}
 
 
 def _print_steps(steps: list["RestoreStep"], dry_run: bool) -> None:
@@ -316,8 +361,10 @@ def _print_steps(steps: list["RestoreStep"], dry_run: bool) -> None:
         for batch_id in sorted({s.batch_id for s in steps if s.do == do}):
             own = [s for s in steps if (s.do, s.batch_id) == (do, batch_id)]
             shown = [] if do == "nothing" else own
+            heading = f"{word.capitalize()}, batch {batch_id}: {_numbers(own, dry_run)}"
+            meaning = _MEANS.get((do, dry_run))
             show_ids(
-                f"{word.capitalize()}, batch {batch_id}: {_numbers(own, dry_run)}",
+                f"{heading}\n{meaning}" if meaning else heading,
                 ((s.transactional_id, _spell_step(s, dry_run)) for s in shown),
             )
     typer.echo(_summary(steps, dry_run))
@@ -368,7 +415,9 @@ def _missing(place: str, batch_id: int) -> str:
 def _status(steps: list["RestoreStep"], dry_run: bool) -> int:
     if any(s.do == "lost" for s in steps):
         return 4
-    return 3 if dry_run and any(s.do in ("commit", "abort") for s in steps) else 0
+    if any(s.do == "reopen" for s in steps):
+        return 3
+    return 3 if dry_run and any(s.do in ("commit", "abort", "salvage") for s in steps) else 0
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c121
 def adopt(

@@ -21,6 +21,7 @@ from ...kafka.wire.transactions import end_txn_version
 from .findings import FINDINGS, Examination, Finding, finding
 from ..survey import leaderless
 from ...protocol.log.questions import newest_commit
+from ...protocol.participant import list_some
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c100
 _STOPS = "No. The query stops at its start, before anything is written."
@@ -39,6 +40,15 @@ FINDINGS.update(
             "trouble",
             "An ACL is missing, on the prefix and not on single ids.",
             _STOPS,
+            "Grant it.",
+        ),
+        "read-not-allowed": (
+            "note",
+            "The sink needs READ only to read back what was decided and then aborted.",
+            (
+                "No. If a transaction times out after its decision, only Spark's replay writes it"
+                " again, and only if nothing of its batch is visible."
+            ),
             "Grant it.",
         ),
         "settings-not-allowed": (
@@ -74,6 +84,7 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
             f"{exam.user} may not use transactional ids that begin with {exam.prefix}",
             exam.acl("Write", exam.ids),
         )
+    yield from _check_read(exam, [t for t in exam.topics if t in found])
     hidden = [
         f"--topic {quoted[t]}"
         for t in found
@@ -86,6 +97,16 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
             "settings-not-allowed",
             f"{exam.user} may not see all settings",
             *(exam.acl("DescribeConfigs", r) for r in hidden),
+        )
+
+
+def _check_read(exam: Examination, topics: list[str]) -> Iterator[Finding]:
+    hidden = exam.survey.unreadable(topics)
+    if hidden:
+        yield finding(
+            "read-not-allowed",
+            f"{exam.user} may not read {list_some(hidden)}",
+            *(exam.acl("Read", f"--topic {shlex.quote(topic)}") for topic in hidden),
         )
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c108
@@ -107,8 +128,9 @@ FINDINGS.update(
                 " left to restart a dead driver."
             ),
             (
-                "Yes, if the driver dies right after a decision: what is decided and not committed"
-                " in time is lost."
+                "No. If the driver dies right after a decision, the broker aborts what is not"
+                " committed in time; a restart writes it again, as long as its topic has the rows"
+                " or Spark replays them."
             ),
             (
                 "Make batches smaller, raise kafka.transaction.timeout.ms (and"
@@ -142,8 +164,8 @@ def check_time(exam: Examination) -> Iterator[Finding]:
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c113
 _TIMES_OUT = (
-    "Only if no driver commits a decided batch within the transaction timeout: then it is lost, and"
-    " the next start raises LostTransaction."
+    "No. A decided batch that no driver commits within the transaction timeout is aborted; a restart"
+    " writes it again, as long as its topic has the rows or Spark replays them."
 )
 
 
@@ -295,8 +317,8 @@ FINDINGS.update(
             "danger",
             "Brokers are down, and no other one has a copy of it that is in sync.",
             (
-                "Perhaps. What is decided there waits, and is lost if its transaction timeout ends"
-                " first (with KIP-939: never). This report does not know of it."
+                "Perhaps. What is decided there waits, and what times out has to be written again."
+                " This report does not know of it."
             ),
             "Start the brokers that are down, and look again.",
         ),

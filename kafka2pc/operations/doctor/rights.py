@@ -49,6 +49,14 @@ RIGHTS = (
         "the longest transaction timeout is found by trying",
         needed=False,
     ),
+    Right(
+        "sink",
+        "Read",
+        "--topic {topic}",
+        "rows that were decided and then aborted cannot be read back: only Spark's replay writes"
+        " them again",
+        needed=False,
+    ),
     Right("source", "Read", "--topic {topic}", "NotAuthorized names the topic"),
     Right(
         "source",
@@ -64,7 +72,7 @@ RIGHTS = (
         "operator",
         "Read",
         "--topic {topic}",
-        "doctor cannot say who holds readers back",
+        "doctor cannot say who holds readers back, and restore cannot read aborted rows back",
         needed=False,
     ),
 )

@@ -20,6 +20,7 @@ from kafka2pc.operations.repair import (
     describe_ranges,
     describe_topics,
     find_in_databases,
+    is_replayed,
     operate,
 )
 from kafka2pc.operations.survey import (
@@ -37,6 +38,7 @@ from kafka2pc.operations.survey import (
 from ...protocol.clock import CLOCK
 from ...protocol.errors import NotAuthorized
 from ...protocol.log.questions import newest_commit
+from ...protocol.messages import Committable
 from ...protocol.participant import list_some
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c101
@@ -133,8 +135,7 @@ def _risk_of_waiting(
     decided_s = _first_end_s([f for f in old if f.decided])
     unknown_s = _first_end_s([f for f in old if f.decided is None])
     if decided_s is not None:
-        risk = f"YES, in {decided_s:.0f} s: then the broker aborts what is decided."
-        return {"level": "danger", "risk": risk}
+        return {"level": "danger", "risk": _THEN_AGAIN.format(decided_s)}
     if unknown_s is not None:
         return {"level": "danger", "risk": _PERHAPS.format(unknown_s)}
     if unseen:
@@ -148,8 +149,13 @@ def _first_end_s(found: Sequence[FoundTransaction]) -> float | None:
     return max(0, min(ends_ms)) / 1000 if ends_ms else None
 
 
+_THEN_AGAIN = (
+    "Not yet. In {:.0f} s the broker aborts what is decided. Then a restart, or kafka2pc restore,"
+    " writes it again, as long as its topic has the rows or Spark replays them."
+)
 _PERHAPS = (
-    "Perhaps, in {:.0f} s: then the broker aborts it, and if it was decided, its rows are lost."
+    "Perhaps, in {:.0f} s: then the broker aborts it, and if it was decided, only a run with its"
+    " checkpoint can write it again."
 )
 
 
@@ -236,7 +242,7 @@ FINDINGS.update(
         "leftovers-of-unknown": (
             "trouble",
             "Its run is dead, or it still works on its batch.",
-            "Perhaps: a decided transaction that is aborted is lost.",
+            "Perhaps: a decided transaction that is aborted is lost without its checkpoint.",
             (
                 "Look again with its checkpoint: the one whose file metadata holds this id. If that"
                 " is gone for good, no run ever ends them, and nothing says whether they were"
@@ -330,14 +336,30 @@ FINDINGS.update(
             "Not yet: these never time out.",
             "Restart the query now, or commit it from here.",
         ),
+        "decided-and-aborted": (
+            "danger",
+            (
+                "The transaction timeout ran out before a driver could commit, or it was aborted by"
+                " hand."
+            ),
+            "Not yet: the rows can be written again.",
+            (
+                "Restart the query, or restore it from here. Either reads the rows back and writes"
+                " them again."
+            ),
+        ),
         "decided-and-lost": (
             "danger",
             (
-                "The transaction timeout ran out before a driver could commit, it was aborted by"
-                " hand, or its topic removed rows of it."
+                "It was aborted after its decision, by its timeout or by hand, and not all of its"
+                " rows are there any more, or nothing proves how it ended; or its topic removed"
+                " rows of it while it was open."
             ),
             "YES: these records are lost.",
-            "Write them again from the source; then restart the query with lostTransactions=skip.",
+            (
+                "Read the places named here; write again from the source what is not there. Then"
+                " restart the query with lostTransactions=skip."
+            ),
         ),
     }
 )
@@ -351,10 +373,14 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
     stores = exam.access.stores
     with operate(exam.access.conf(), exam.query, exam.prefix, stores=stores, every=False) as driver:
         steps, beside = decided_steps(driver), find_in_databases(driver)
+        aborted = [s for s in steps if s.do in ("salvage", "reopen")]
+        replayed = bool(aborted) and is_replayed(driver)
     lost = [s for s in steps if s.do == "lost"]
     late = [s for s in steps if s.do == "commit"]
     if late:
         yield _late(exam, exam.query, late)
+    if aborted:
+        yield _aborted(exam, exam.query, aborted, replayed)
     if lost:
         yield finding(
             "decided-and-lost",
@@ -382,7 +408,7 @@ def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
     """The finding about decided transactions that are open."""
     left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
     if left_ms is not None:
-        risk = f"YES, in {left_ms / 1000:.0f} s: then the broker aborts them."
+        risk = _THEN_AGAIN.format(max(0, left_ms) / 1000)
     else:
         risk = f"Not yet: these never time out. But retention removes their rows, too{_kept(exam)}."
     return finding(
@@ -394,11 +420,16 @@ def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
     )
 
 
+def _committables(query: Query, steps: Sequence[RestoreStep]) -> list[Committable]:
+    """Those of the newest decision that these steps are about."""
+    newest = newest_commit(query.log)
+    ids = {s.transactional_id for s in steps}
+    return [c for c in newest.committables if c.transactional_id in ids] if newest else []
+
+
 def _late_records(query: Query, late: Sequence[RestoreStep]) -> str:
     """What they hold, by store."""
-    newest = newest_commit(query.log)
-    ids = {s.transactional_id for s in late}
-    cs = [c for c in newest.committables if c.transactional_id in ids] if newest else []
+    cs = _committables(query, late)
     texts = [
         describe_topics([c for c in cs if c.participant == store])
         for store in dict.fromkeys(c.participant for c in cs)
@@ -416,3 +447,81 @@ def _kept(exam: Examination) -> str:
         if kept
     ]
     return f" ({list_some(texts)})" if texts else ""
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c130
+_KEPT = ("cleanup.policy", "retention.bytes", "retention.ms")
+
+
+def _spell_kept(kept: Mapping[str, str], oldest_ms: float) -> str:
+    """How long a topic with these settings keeps a row of this age."""
+    if not kept:
+        return "for a time that this user may not see"
+    text = "for ever (retention.ms=-1)"
+    if "delete" not in kept["cleanup.policy"]:
+        text = "until it is compacted"
+    elif int(kept["retention.ms"]) >= 0:
+        left_ms = oldest_ms + int(kept["retention.ms"]) - CLOCK.now_ms()
+        text = f"for about {spell_time(left_ms)} more (retention.ms={kept['retention.ms']})"
+    if int(kept["retention.bytes"]) >= 0:
+        text += f", at most retention.bytes={kept['retention.bytes']} of a partition"
+    if "compact" in kept["cleanup.policy"]:
+        text += "; cleanup.policy=compact may remove single rows before"
+    return text
+
+
+def _times_left(exam: Examination, cs: Sequence[Committable], topics: Sequence[str]) -> list[str]:
+    """How long each topic keeps the rows of these."""
+    texts = []
+    for topic in topics:
+        own = [c for c in cs if any(p.topic == topic for p in c.partitions)]
+        oldest_ms = min(c.started_ms if c.oldest_ms is None else c.oldest_ms for c in own)
+        kept = topic_settings(exam.survey, topic, _KEPT)
+        texts.append(f"{topic} keeps them {_spell_kept(kept, oldest_ms)}")
+    return texts
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c133b
+_FROM_TOPIC = "reads the rows back from the topic and writes them in a new transaction (salvage)"
+_BY_REPLAY = "lets Spark write all of the batch again, because nothing of it is visible (reopen)"
+
+
+def _ways_out(exam: Examination, from_topic: bool, replayed: bool, hidden: Sequence[str]) -> str:
+    """What a restart does, and what a restore does."""
+    if not from_topic:
+        return f"Restart the query: that {_BY_REPLAY}."
+    text = f"Restart the query, or restore it from here. Either {_FROM_TOPIC}."
+    if replayed:
+        text = f"Restart the query: that {_BY_REPLAY}. Or restore it from here: that {_FROM_TOPIC}."
+    if hidden:
+        text += f" Before a salvage, grant READ: {exam.user} may not read {list_some(hidden)}."
+    return text
+
+
+def _risk_of_aborted(
+    exam: Examination, cs: Sequence[Committable], topics: Sequence[str], from_topic: bool
+) -> str:
+    if not from_topic:
+        return (
+            "Not yet. The topic has not all of these rows any more, but nothing of the batch is"
+            " visible, and Spark replays it, as long as its source has the rows."
+        )
+    return f"Not yet, as long as the rows are there. {list_some(_times_left(exam, cs, topics))}."
+
+
+def _aborted(exam: Examination, query: Query, steps: list[RestoreStep], replayed: bool) -> Finding:
+    """The finding about decided transactions that were aborted, and can be written again.
+    `replayed`: at its next start the query writes all of the batch again.
+    """
+    cs = _committables(query, steps)
+    topics = sorted({p.topic for c in cs if c.participant == "kafka" for p in c.partitions})
+    from_topic = steps[0].do == "salvage"
+    hidden = exam.survey.unreadable(topics) if from_topic else []
+    return finding(
+        "decided-and-aborted",
+        f"batch {steps[0].batch_id} of query {query.query_id} is decided, and {len(steps)} of its"
+        f" transactions were aborted afterwards{_late_records(query, steps)}",
+        *(exam.acl("Read", f"--topic {shlex.quote(topic)}") for topic in hidden),
+        *exam.restores(query),
+        items=((s.transactional_id, s.holds) for s in steps),
+        risk=_risk_of_aborted(exam, cs, topics, from_topic),
+        action=_ways_out(exam, from_topic, replayed, hidden),
+    )

@@ -509,8 +509,9 @@ def skip_unclear(driver: Driver, decision: Decision, unclear: Sequence[Committab
 
 def uncommitted_is_aborted(driver: Driver, cs: Sequence[Committable]) -> dict:
     """What is not committed now counts as aborted for ever."""
-    done = {c: d.state is TxnState.COMMITTED for c, d in zip(cs, describe_all(driver, cs))}
-    return {c: TxnState.COMMITTED if done[c] else TxnState.ABORTED for c in cs}
+    states = [d.state for d in describe_all(driver, cs)]
+    final = [s if s is TxnState.COMMITTED else TxnState.ABORTED for s in states]
+    return dict(zip(cs, final, strict=True))
 
 
 def refused_is_uncommitted(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:

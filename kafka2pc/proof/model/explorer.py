@@ -7,10 +7,12 @@ __all__ = ['SMALL', 'LARGE', 'LoneRun', 'left_open', 'explore', 'Search', 'judge
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c002
 import gc
+import logging
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c003
 from .report import Exploration, describe_path
@@ -156,13 +158,25 @@ def explore(
     restore. `only`: leave out other steps, to find a long path sooner. `ends`: also look at a new
     run that ends with the batch that it repeats.
     """
-    collects = gc.isenabled()
-    gc.disable()  # it would look through millions of small tuples again and again
-    try:
+    with _undisturbed():
         m = Model(config)
         lone = LoneRun(m, ends) if alone else None
         return Search(m, set(hunt), lone, only).run(limit)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without the garbage collector, which would look through millions of small tuples again and
+    again, and without the warnings of the phases, which are replayed as often.
+    """
+    log = logging.getLogger("kafka2pc.protocol")
+    collects, level = gc.isenabled(), log.level
+    gc.disable()
+    log.setLevel(logging.ERROR)
+    try:
+        yield
     finally:
+        log.setLevel(level)
         if collects:
             gc.enable()
 
@@ -372,6 +386,9 @@ LARGE = {
     "two tasks, death, break": Config(slots=(2,), crash=1, broken=1),
     "two late EndTxn, death": Config(late_end=2, crash=1),
     "two late creates, death": Config(batches=1, late_create=2, crash=1),
+    "an error is caught, two late EndTxn, the planner goes on": Config(
+        passes=1, late_end=2, one_process=True, inherit=1
+    ),
     "two late InitProducerId, timeout": Config(late_init=2, timeout=1),
     "PrepareCommit, second try, late EndTxn": Config(markers=True, retry=1, late_end=1),
     "inherited planner, second try, death": Config(batches=3, inherit=1, crash=1, retry=1),

@@ -692,6 +692,11 @@ RULES |= {
 }
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c065
+def start_second_run_after_first(m: Model, s: Step) -> bool:
+    """Run 2 starts when run 1 has ended."""
+    return (s.actor, s.action[0]) != ("D2", "starts") or m.runs(s.state)[0].phase == "dead"
+
+
 _CAUGHT = Config(passes=1, late_end=2, one_process=True)
 RULES |= {
     "finish the batch before": Rule(
@@ -700,6 +705,7 @@ RULES |= {
         _CAUGHT,
         (("restore._finish_before", broken.finish_nothing),),
         "13",
+        start_second_run_after_first,
     ),
     "finish the batch before, in line": Rule(
         "the same, where a planner goes on under its token",
@@ -714,6 +720,7 @@ RULES |= {
         replace(_CAUGHT, inherit=1),
         (("model.knows_token", broken.knows_token_always),),
         "13",
+        start_second_run_after_first,
     ),
     "a note of each failed call": Rule(
         "a run goes on behind a failed batch without a word",
@@ -763,11 +770,6 @@ RULES |= {
 # %% ../../../nbs/proof/model/09_rules.ipynb #c071
 def _kinds(m: Model, s: Step) -> list[str]:
     return [m.decisions[number].kind for *_, number in s.answer.world.log]
-
-
-def start_second_run_after_first(m: Model, s: Step) -> bool:
-    """Run 2 starts when run 1 has ended."""
-    return (s.actor, s.action[0]) != ("D2", "starts") or m.runs(s.state)[0].phase == "dead"
 
 
 def suspend_first_repair(m: Model, s: Step) -> bool:

@@ -168,8 +168,9 @@ def _warning(query_id: str, batch_id: int, took_ms: float, timeout_ms: int, shar
                 " batch is refused, and replayed again and again."
             ),
             risk=(
-                "Not yet. If the driver dies right after a decision, only the rest is left to"
-                " restart it: then decided rows are lost."
+                "No. If the driver dies right after a decision, only the rest is left to restart"
+                " it; what times out is written again, as long as its topic has the rows or Spark"
+                " replays them."
             ),
             action=(
                 "Make batches smaller, raise kafka.transaction.timeout.ms (and the brokers'"

@@ -222,8 +222,9 @@ class BatchWriter(DataSourceArrowWriter):
             why=e.why,
             risk=e.risk,
             action=(
-                f"Finish it before the transaction timeout: kafka2pc restore {self._place()}. "
-                "Then do not run the job again: all its rows are in Kafka."
+                f"Finish it: kafka2pc restore {self._place()}. It also writes again what has timed"
+                " out, as long as its topic has the rows. Then do not run the job again: all its"
+                " rows are in Kafka."
             ),
         )
 

@@ -123,8 +123,8 @@ def _may_stay_open(batch_id: int, place: str, why: str) -> OutcomeUnknown:
         why=f"The query was stopped, or failed, and they could not be ended: {why}.",
         risk=(
             "No row is lost or doubled. But read_committed readers wait where a transaction is"
-            " open, until it times out (with KIP-939: for ever); and what is decided has to be"
-            " committed before it times out."
+            " open, until it times out (with KIP-939: for ever). What is decided and times out has"
+            " to be written again, as long as its topic has the rows."
         ),
         action=(
             "Start the query again: it ends them. If it is not to run again: kafka2pc restore"
