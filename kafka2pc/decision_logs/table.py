@@ -118,6 +118,10 @@ class TableLog(NamedLog):
                 self.table, _ = found
                 self.place = f"{place}#{self.table}"
 
+    @property
+    def decides_more(self) -> bool:  # type: ignore[override]  # it is never set
+        return self.also is not _nothing
+
     def sibling(self, name: str) -> "TableLog":
         twin = copy.copy(self)
         twin.name = name

@@ -19,6 +19,7 @@ from kafka2pc.protocol.participant import (
     Description,
     EndsMany,
     Identified,
+    KeepsAborted,
     KeepsId,
     MayHide,
     MayRemove,
@@ -93,6 +94,9 @@ class Shaped:
             self.committed_later = participant.committed_later
         if isinstance(participant, KeepsId):
             self.differs = participant.differs
+        if isinstance(participant, KeepsAborted):
+            # its rows have their shape already
+            self.final, self.write_again = participant.final, participant.write_again
 
     def identity(self) -> StoreIdentity:
         """That of `participant`."""

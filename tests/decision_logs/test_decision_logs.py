@@ -298,6 +298,7 @@ def test_a_decision_is_on_the_disk_whatever_the_user_has_set_and_takes_its_work_
     log.create(record(6, commit=False))
     assert log.create(first) == log.create(record()) == log.create(first) == first
     assert done == [(7, "on")]
+    assert log.decides_more and not TableLog(postgres.url, name).decides_more
 
 
 def test_a_commit_behind_a_later_batch_is_refused_with_its_work(postgres):

@@ -223,3 +223,4 @@ def test_rows_that_the_topic_does_not_have_any_more_are_reported(query_of, kafka
         with pytest.raises(LostTransaction, match=f"gone are offsets .* of {query.topic}-0"):
             query.start()
     assert len(before) == ROWS and query.timed_out()
+    assert query.kinds() == ["ABORT", "COMMIT"], "a claim of each start"

@@ -14,6 +14,7 @@ from kafka2pc.protocol.errors import (
     NOTHING_WRITTEN,
     BrokerUnreachable,
     LogUnwritable,
+    LostTransaction,
     NotAuthorized,
     OutcomeUnknown,
     Refused,
@@ -24,8 +25,9 @@ from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
-from kafka2pc.protocol.participant import Description, Outcome
+from kafka2pc.protocol.participant import Description, Gone, Outcome
 from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
@@ -327,3 +329,77 @@ def test_participants_are_ended_in_order_where_it_is_asked_for():
         run(driver, 1, ["d"], ["e"])
     assert order[6:] == ["database"] * 2, "the second was not asked"
     assert stores[1].read() == ["a", "b", "c"]
+
+
+# -- aborted after the decision --
+
+
+class Keeping(MemoryParticipant):
+    """As Kafka: it knows nothing of the names in `forgotten`, and which rows are not there."""
+
+    def __init__(self):
+        super().__init__()
+        self.forgotten = set()
+
+    def describe(self, cs, **more):
+        cs = list(cs)
+        known = super().describe(cs, **more)
+        forgotten = [c.transactional_id in self.forgotten for c in cs]
+        return [Description(None) if f else d for f, d in zip(forgotten, known, strict=True)]
+
+    def final(self, cs):
+        return [self.txns[c.transactional_id, c.state.epoch].state for c in cs]
+
+    def gone(self, cs):
+        return [() if self.receipt(*key(c)).records == c.records else (a_gap(c),) for c in cs]
+
+
+def key(c):
+    return c.transactional_id, c.state.epoch
+
+
+def a_gap(c):
+    return Gone(topic=c.participant, partition=0, first_offset=0, last_offset=0, why="retention")
+
+
+def aborted(driver, *tasks, committed=0):
+    """Batch 0 is decided for these tasks; the store commits the first ones, and aborts the rest."""
+    [store], plan = driver.participants.values(), restore(driver, 0, offsets_hash="offsets")
+    messages = [precommit([store], plan, iter([[*rows]])) for rows in tasks]
+    decided = decide(driver, plan, messages)
+    for c in decided.committables[:committed]:
+        store.commit(c)
+    store.expire()
+    return decided
+
+
+def kinds(driver):
+    return [d.kind for d in driver.log.chain(0)]
+
+
+def test_what_is_aborted_and_forgotten_is_written_again_before_the_next_batch():
+    """Spark has gone on, because the error of the commit was caught."""
+    store = Keeping()
+    driver = driver_of(store)
+    store.forgotten = {c.transactional_id for c in aborted(driver, "ab", "c").committables}
+    restore(driver, 1)
+    assert store.read() == ["a", "b", "c"] and kinds(driver)[-1] == "REPAIR"
+
+
+def test_a_batch_is_not_reopened_if_its_log_has_written_rows_with_the_decision():
+    driver = driver_of(Keeping())
+    driver.log.decides_more = True
+    aborted(driver, "ab")
+    assert restore(driver, 0, offsets_hash="offsets").mode is Mode.DRAIN
+    assert kinds(driver) == ["ABORT", "COMMIT", "CLAIM", "REPAIR"]
+
+
+def test_starts_that_find_no_rows_leave_no_claim():
+    store = Keeping()
+    driver = driver_of(store)
+    aborted(driver, "ab", "c", committed=1)
+    store.records.pop()
+    for _ in range(3):
+        with pytest.raises(LostTransaction, match="retention"):
+            restore(driver, 0, offsets_hash="offsets")
+    assert kinds(driver) == ["ABORT", "COMMIT"] and store.read() == ["a", "b"]

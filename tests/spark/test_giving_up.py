@@ -3,15 +3,20 @@ no task has answered, if the batch is decided, and if the brokers are away.
 """
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.local.nodes import free_ports
+from kafka2pc.protocol.log.decisions import LOST
+from kafka2pc.protocol.log.questions import commit_of
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.reopen import repair_record
+from kafka2pc.protocol.phases.verify import judge
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.sink import giving_up, opening, stream_writer
@@ -52,10 +57,12 @@ class Batch:
     def task(self, *rows):
         return SparkMessage(precommit([self.store], self.writer.plan, iter([[*rows]]), measure=len))
 
-    def decide(self, *messages):
+    def driver(self):
         checkpoint = Checkpoint(self.options.query.checkpoint)
-        driver = opening.stream_driver(self.options, checkpoint, None, [self.store])
-        decide(driver, self.writer.plan, [m.content for m in messages])
+        return opening.stream_driver(self.options, checkpoint, None, [self.store])
+
+    def decide(self, *messages):
+        decide(self.driver(), self.writer.plan, [m.content for m in messages])
 
     def abort(self, *messages):
         """Spark makes another writer in the committer."""
@@ -92,6 +99,19 @@ def test_a_batch_that_is_decided_is_finished(in_memory, batch):
     assert batch.store.read() == ["a"]
 
 
+@pytest.mark.parametrize("lost", ["repair", "fail", "skip"])
+def test_a_stop_promises_that_lost_rows_are_written_again_only_if_they_may_be(
+    lost, in_memory, batch, caplog
+):
+    target = batch.options.query
+    batch.options = replace(batch.options, query=replace(target, lost_transactions=lost))
+    batch.decide(batch.task("a"))
+    batch.store.expire()
+    batch.abort(None)
+    assert ("may stay open" in caplog.text) == (lost == "repair")
+    assert batch.store.read() == []
+
+
 def test_a_replay_that_fails_logs_that_its_rows_are_committed(in_memory, batch, caplog):
     """Spark's own error is about the source: its rows may be gone."""
     batch.decide(batch.task("a"))
@@ -99,6 +119,18 @@ def test_a_replay_that_fails_logs_that_its_rows_are_committed(in_memory, batch, 
     batch.abort(None)
     assert "batch 0: it is committed, and only its replay failed" in caplog.text
     assert "Runbook" in caplog.text
+
+
+def test_a_replay_of_what_another_run_has_reopened_is_not_called_committed(
+    in_memory, batch, caplog
+):
+    batch.decide(batch.task("a"))
+    plan_stream(batch.options)
+    driver = batch.driver()
+    judged = judge(driver, commit_of(driver.log, 0))
+    driver.log.create(repair_record(driver, judged, LOST, judged.slot, judged.token))
+    batch.abort(None)
+    assert "it is committed" not in caplog.text
 
 
 def test_without_a_plan_nothing_is_touched_and_the_log_says_how_to_end_it(

@@ -51,6 +51,7 @@ from kafka2pc.protocol.participant import (
     Brief,
     EndsMany,
     Identified,
+    KeepsAborted,
     KeepsId,
     MayHide,
     MayRemove,
@@ -496,7 +497,7 @@ def test_a_target_that_is_away_stops_the_query_until_it_has_the_rows(tmp_path):
 
 @pytest.mark.parametrize(
     "ability",
-    [EndsMany, Identified, KeepsId, Shared, Brief, MayRemove, MayHide, Recalls],
+    [EndsMany, Identified, KeepsAborted, KeepsId, Shared, Brief, MayRemove, MayHide, Recalls],
     ids=lambda a: a.__name__,
 )
 def test_a_shaped_participant_keeps_every_ability_of_its_store(ability):
@@ -516,6 +517,7 @@ def test_the_abilities_are_all_that_the_protocol_has():
     assert optional == {
         EndsMany,
         Identified,
+        KeepsAborted,
         KeepsId,
         Shared,
         Brief,

@@ -47,6 +47,7 @@ class DecisionLog(Chains):
 
     place: str
     former_places: tuple[str, ...] = ()
+    decides_more: bool = False  # other rows become visible with a COMMIT, which none takes back
 
     @abstractmethod
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None: ...

@@ -144,9 +144,13 @@ def _uncommitted(driver: Driver, cs: Sequence[Committable]) -> list[Committable]
     """Those that their store does not report as committed, also not by what it keeps of them when
     it has forgotten their names.
     """
-    states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
-    states |= final_states(driver, [c for c, state in states.items() if state is None])
+    states = _known_states(driver, cs)
     return [c for c in cs if states[c] is not TxnState.COMMITTED]
+
+
+def _known_states(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, TxnState | None]:
+    states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
+    return states | final_states(driver, [c for c, state in states.items() if state is None])
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c101
 def _spell(c: Committable) -> str:
@@ -199,13 +203,13 @@ _OVER = TxnState.COMMITTED, None
 def finish_late(driver: Driver, decision: Decision) -> None:
     """Finish a decided batch before a later one is planned. Its COMMIT counts, whatever the log or
     Spark holds after it: a transaction of it that is open was not committed, one that is aborted is
-    lost, and one that its store has forgotten was committed long ago. Raises what `finish` raises.
+    lost, and one of which its store knows nothing was committed long ago. Raises what `finish`
+    raises.
     """
     check_own(driver, decision)
     cs = [c for c in decision.committables if c.participant in driver.participants]
     with after_the_decision():
-        states = [s.state for s in describe_all(driver, cs)]
-        late = [c for c, state in zip(cs, states, strict=True) if state not in _OVER]
+        late = [c for c, state in _known_states(driver, cs).items() if state not in _OVER]
         if late:
             with driver.history.of("finish", batch_id=decision.slot.batch_id):
                 gone = rows_gone(driver, late)

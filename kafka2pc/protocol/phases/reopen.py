@@ -62,9 +62,10 @@ _LOG = logging.getLogger(__name__)
 def may_reopen(driver: Driver, judged: Judgement) -> bool:
     """Is nothing of the batch visible, and will Spark replay the very same rows?"""
     replays = judged.decision.offsets_hash != ""  # a batch write does not
-    return (
-        replays and judged.all_aborted and not driver.spark_committed(judged.decision.slot.batch_id)
-    )
+    # with a COMMIT of such a log other rows are visible
+    if not replays or driver.log.decides_more:
+        return False
+    return judged.all_aborted and not driver.spark_committed(judged.decision.slot.batch_id)
 
 
 def reopen(driver: Driver, judged: Judgement) -> Reopened:

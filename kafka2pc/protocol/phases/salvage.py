@@ -19,7 +19,7 @@ from ..messages import Committable, Plan
 from ..participant import KeepsAborted, RowsMissing
 from .decide import ranges_of
 from .describe import check_open
-from .gone import rows_gone
+from .gone import removed_rows, rows_gone
 from .reopen import check_newest, repair_record, win_repair
 from .requests import send_all
 from .sweep import sweep
@@ -34,6 +34,9 @@ def salvage(driver: Driver, judged: Judgement, lost: Sequence[Committable]) -> D
     COMMIT as it is now. Raises `RowsMissing` (nothing is open), what `win_repair` and
     `check_newest` raise, `Refused`, and what a participant raises.
     """
+    # without a claim: each start asks, and each claim would stay in the log
+    if removed := removed_rows(driver, lost):
+        raise RowsMissing(removed)
     plan = _claim(driver, judged)
     with _written_again(driver, plan, lost) as new:
         # rules 4 and 7, as for any decision

@@ -61,9 +61,11 @@ _LIMIT_MS, _SILENT_MS = 4_000, 1_000
 @contextmanager
 def _hurried(driver: Driver, limit_ms: int) -> Iterator[Driver]:
     retry = partial(retry_unknown, total_ms=limit_ms)
+    lost = driver.policy.lost_transactions
     with driver.briefly(limit_ms) as quick:
-        # there is no time to write rows again: the next start does
-        yield quick.within(retry=retry, retry_commit=retry, lost_transactions="later")
+        # there is no time to write rows again: the next start does, if it may
+        later = "later" if lost == "repair" else lost
+        yield quick.within(retry=retry, retry_commit=retry, lost_transactions=later)
 
 
 def end_batch(
@@ -79,12 +81,7 @@ def end_batch(
     `give_up` raises, and `OutcomeUnknown`.
     """
     if plan.mode is Mode.DRAIN:
-        _LOG.warning(
-            "query %s, batch %s: it is committed, and only its replay failed or was stopped. If the"
-            ' source no longer has its rows: guide, Runbook, "The source of a replay is gone"',
-            driver.query_id,
-            plan.batch_id,
-        )
+        _warn_of_replay(driver, plan.batch_id)
         return
     with _hurried(driver, _SILENT_MS if silent else _LIMIT_MS) as quick:
         if give_up(quick, plan, messages, killed=killed):
@@ -96,6 +93,17 @@ def end_batch(
             raise OutcomeUnknown(f"slot {plan.batch_id}.{plan.attempt} gave no clear answer")
         with suppress(LostTransaction):  # it is logged
             finish(quick, decided)
+
+
+def _warn_of_replay(driver: Driver, batch_id: int) -> None:
+    # another run may have reopened it
+    if commit_of(driver.log, batch_id):
+        _LOG.warning(
+            "query %s, batch %s: it is committed, and only its replay failed or was stopped. If the"
+            ' source no longer has its rows: guide, Runbook, "The source of a replay is gone"',
+            driver.query_id,
+            batch_id,
+        )
 
 
 @contextmanager
