@@ -425,7 +425,7 @@ DAMAGE = {
     "newer": (
         lambda content: content.replace(b'"format": 4', b'"format": 6', 1),
         "UnknownFormat",
-        "format 5, known up to 4",
+        "format 6, known up to 5",
     ),
 }
 
