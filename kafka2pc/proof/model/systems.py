@@ -227,8 +227,15 @@ def on_gone(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
     """ListOffsets and Metadata: are the rows of these (name, epoch) not there? Those of an ended
     transaction may have been removed since, as any rows.
     """
-    txns = [find(world, name) for name, _ in tuples]
-    return Answer(world, tuple(bool(t and (t.removed or not t.ongoing)) for t in txns))
+    return Answer(world, tuple(_is_gone(world, pair) for pair in tuples))
+
+
+def _is_gone(world: World, pair: tuple) -> bool:
+    outcome, rows = _in_topic(world, pair)
+    if outcome is TxnState.ABORTED:
+        return rows is None  # if a part is missing, only the count shows it
+    txn = find(world, pair[0])
+    return bool(txn and (txn.removed or not txn.ongoing))
 
 
 def _in_topic(world: World, pair: tuple) -> tuple:
