@@ -47,11 +47,12 @@ FOLDERS = [  # in reading order
     "proof/demo",
     "proof/drills",
     "proof/bench",
+    "proof/simulation",
 ]
 PACKAGES = list(dict.fromkeys(folder.partition("/")[0] for folder in FOLDERS))
 PURPOSES = {
     "guide": "Pages for users, without exercises.",
-    "course": "Six lessons, two hours, and the small implementation that grows in them. One extra.",
+    "course": "Six lessons, two hours, the small implementation that grows in them, and extras.",
     "protocol": "The three phases, the decision log, and what travels between processes.",
     "backends": "Disks, object stores and PostgreSQL connections.",
     "kafka": "Requests, record batches, transactions, readers, and Kafka as a participant.",
@@ -60,7 +61,7 @@ PURPOSES = {
     "spark": "The sink, the source, and `foreachBatch`.",
     "operations": "Doctor, repair, and the command line.",
     "local": "A real Kafka and real databases on this machine.",
-    "proof": "The checker, the model, drills, the timeline, the demonstration and the benchmark.",
+    "proof": "Checker, model, simulation, drills, timeline, demonstration and benchmark.",
 }
 BOOK = NBS / "protocol" / "01_states.ipynb"
 PATH = [  # the book, in reading order

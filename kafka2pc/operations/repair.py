@@ -33,14 +33,12 @@ from kafka2pc.protocol.errors import (
     UNTOUCHED,
     BadOption,
     BrokerUnreachable,
-    LostTransaction,
     OutcomeUnknown,
     Refused,
     Reopened,
 )
 from ..protocol.log.decisions import LOST, Decision, Identity
 from kafka2pc.protocol.log.questions import (
-    kept_commit,
     later_batch,
     newest_commit,
     newest_record,
@@ -622,19 +620,11 @@ def restore(driver: Driver) -> list[RestoreStep]:
 
 
 def _complete(driver: Driver) -> None:
-    """Complete the newest decision. What can be written again is not skipped. Of a batch that is
-    decided no more nothing is left to do.
-    """
+    """Complete the newest decision. Of a batch that is decided no more nothing is left to do."""
     decided = newest_commit(driver.log)
-    if decided is None:
-        return
-    with suppress(Reopened):
-        try:
-            complete(driver.within(lost_transactions="repair"), decided)
-        except LostTransaction:
-            if driver.policy.lost_transactions != "skip":
-                raise
-            complete(driver, kept_commit(driver.log, decided.slot.batch_id))
+    if decided:
+        with suppress(Reopened):
+            complete(driver, decided)
 
 # %% ../../nbs/operations/04_repair.ipynb #c151
 _OTHERWISE = {  # (planned, state afterwards) -> done, where that is not what was planned

@@ -403,3 +403,16 @@ def test_starts_that_find_no_rows_leave_no_claim():
         with pytest.raises(LostTransaction, match="retention"):
             restore(driver, 0, offsets_hash="offsets")
     assert kinds(driver) == ["ABORT", "COMMIT"] and store.read() == ["a", "b"]
+
+
+def test_skip_writes_again_what_can_be_and_goes_on_without_the_rest():
+    """What is gone is logged, and what is there is not given up with it."""
+    whole, gone = MemoryParticipant("whole"), MemoryParticipant("gone")
+    driver = driver_of(whole, gone).within(lost_transactions="skip")
+    plan = restore(driver, 0)
+    decide(driver, plan, [precommit([whole, gone], plan, [["a"]])])
+    for store in (whole, gone):
+        store.expire()
+    gone.epochs.clear()
+    assert restore(driver, 0).mode is Mode.DRAIN
+    assert (whole.read(), gone.read()) == (["a"], [])

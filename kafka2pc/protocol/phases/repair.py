@@ -27,7 +27,7 @@ def repair(
     Spark writes the batch again if nothing of it is there. Raises `Reopened`, `RowsMissing`, and
     what `salvage` raises.
     """
-    if not lost or driver.policy.lost_transactions != "repair":
+    if not lost or driver.policy.lost_transactions not in ("repair", "skip"):
         return None
     with driver.history.of("verify", batch_id=decision.slot.batch_id):
         judged = judge(driver, decision)

@@ -173,9 +173,10 @@ def left_open(query_id: str, left: Iterable[Committable]) -> OutcomeUnknown:
         f"query {query_id}: still open: {', '.join(ids)}",
         why=("No clear answer came, or a task that still runs began it just now."),
         risk=(
-            "Not yet. What is decided is lost if its transaction timeout ends first (with KIP-939:"
-            " never); of the rest nothing becomes visible. As long as they are open, read_committed"
-            " consumers wait behind them, and a database keeps their locks."
+            "Not yet. A decided transaction that times out is written again, as long as its topic"
+            " has the rows or Spark replays them; of the rest nothing becomes visible. As long as"
+            " they are open, read_committed consumers wait behind them, and a database keeps their"
+            " locks."
         ),
         action="Stop every process of the query; when the store answers again, repeat this.",
     )

@@ -214,7 +214,7 @@ _FAILURE = {
     ),
     "lostTransactions": Option(
         "After the broker aborted decided records: `repair` writes them again, and stops the query"
-        " if it cannot; `fail` stops the query, `skip` logs the loss and goes on.",
+        " if it cannot; `skip` then logs the loss and goes on; `fail` stops the query at once.",
         "repair",
         "skip",
         _NEW,
