@@ -405,14 +405,31 @@ def test_starts_that_find_no_rows_leave_no_claim():
     assert kinds(driver) == ["ABORT", "COMMIT"] and store.read() == ["a", "b"]
 
 
-def test_skip_writes_again_what_can_be_and_goes_on_without_the_rest():
-    """What is gone is logged, and what is there is not given up with it."""
-    whole, gone = MemoryParticipant("whole"), MemoryParticipant("gone")
-    driver = driver_of(whole, gone).within(lost_transactions="skip")
+class SlowCopy(MemoryParticipant):
+    """Copies no more than one transaction in time."""
+
+    def write_again(self, lost, plan):
+        if len(lost) > 1:
+            raise Refused("the copy took too long")
+        return super().write_again(lost, plan)
+
+
+def test_what_cannot_be_copied_in_one_transaction_is_copied_in_several():
+    store = SlowCopy("memory")
+    driver = driver_of(store)
     plan = restore(driver, 0)
-    decide(driver, plan, [precommit([whole, gone], plan, [["a"]])])
-    for store in (whole, gone):
-        store.expire()
-    gone.epochs.clear()
+    decide(driver, plan, [precommit([store], plan, [[row]]) for row in "abcde"])
+    store.expire()
     assert restore(driver, 0).mode is Mode.DRAIN
-    assert (whole.read(), gone.read()) == (["a"], [])
+    assert (store.read(), store.in_doubt(driver.query_id)) == (list("abcde"), [])
+
+
+def test_skip_writes_nothing_again():
+    """It is the way to go on when the rows were written by hand."""
+    store = MemoryParticipant()
+    driver = driver_of(store).within(lost_transactions="skip")
+    plan = restore(driver, 0)
+    decide(driver, plan, [precommit([store], plan, [["a"]])])
+    store.expire()
+    assert restore(driver, 0).mode is Mode.DRAIN
+    assert (store.read(), len(driver.log.slots())) == ([], 2)

@@ -10,12 +10,13 @@ from typing import Sequence
 
 # %% ../../../nbs/protocol/phases/17_repair.ipynb #c003
 from ..driver import Driver
+from ..errors import PrecommitFailed, Refused
 from ..log.decisions import Decision
 from ..messages import Committable
 from ..participant import RowsMissing
 from .reopen import may_reopen, reopen
 from .salvage import salvage
-from .verify import judge
+from .verify import Judgement, judge
 from ..states import TxnState
 
 # %% ../../../nbs/protocol/phases/17_repair.ipynb #c004
@@ -27,7 +28,7 @@ def repair(
     Spark writes the batch again if nothing of it is there. Raises `Reopened`, `RowsMissing`, and
     what `salvage` raises.
     """
-    if not lost or driver.policy.lost_transactions not in ("repair", "skip"):
+    if not lost or driver.policy.lost_transactions != "repair":
         return None
     with driver.history.of("verify", batch_id=decision.slot.batch_id):
         judged = judge(driver, decision)
@@ -42,9 +43,22 @@ def repair(
     if not aborted:
         return None
     try:
-        return salvage(driver, judged, aborted)
+        return _salvage(driver, judged, aborted)
     except RowsMissing:
         again = judge(driver, decision)  # a record was written since
         if again is None or not may_reopen(driver, again):
             raise
         raise reopen(driver, again) from None
+
+
+def _salvage(driver: Driver, judged: Judgement, aborted: Sequence[Committable]) -> Decision:
+    """Salvage all of them, or the first half if that takes longer than its transaction may: the
+    rest is handed over again.
+    """
+    try:
+        return salvage(driver, judged, aborted)
+    except (PrecommitFailed, Refused):
+        again = judge(driver, judged.decision)
+        if again is None or len(aborted) == 1:
+            raise
+    return _salvage(driver, again, aborted[: len(aborted) // 2])

@@ -64,7 +64,7 @@ def _hurried(driver: Driver, limit_ms: int) -> Iterator[Driver]:
     lost = driver.policy.lost_transactions
     with driver.briefly(limit_ms) as quick:
         # there is no time to write rows again: the next start does, if it may
-        later = lost if lost == "fail" else "later"
+        later = "later" if lost == "repair" else lost
         yield quick.within(retry=retry, retry_commit=retry, lost_transactions=later)
 
 

@@ -214,7 +214,8 @@ _FAILURE = {
     ),
     "lostTransactions": Option(
         "After the broker aborted decided records: `repair` writes them again, and stops the query"
-        " if it cannot; `skip` then logs the loss and goes on; `fail` stops the query at once.",
+        " if it cannot; `fail` stops the query; `skip` logs the loss, writes nothing again and goes"
+        " on.",
         "repair",
         "skip",
         _NEW,
