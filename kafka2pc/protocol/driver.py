@@ -37,8 +37,8 @@ class Policy:
     margin_ms: int = 0  # must be left of each timeout before a decision
     keep_batches: int = 100  # old batches that the log keeps
     keep_claims: int = 8  # the last claims of a batch that the log keeps
-    # what is decided and aborted is written again: "repair"; or not: "fail", "skip" (it is given up,
-    # or was written by hand); "later": not now
+    # what is decided and aborted is written again: "repair"; or not: "fail", or "skip" (it is given
+    # up, or was written by hand); "later": not now
     lost_transactions: str = "repair"
     in_order: bool = False  # end one participant's transactions after another's
     replay_check: str = "fail"  # or "warn"
