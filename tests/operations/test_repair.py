@@ -94,8 +94,8 @@ def test_force_does_it_and_names_the_loss(decided, says, rows, dead):
     assert dead.seen() == rows
     if decided:
         finding_of(dead.doctor(), "decided-and-aborted", "2 records")
-        line = dead.access.command("restore", str(dead.place), "--skip-lost")
-        assert typed(line)[1] == 0 and dead.seen() == ROWS, "what can be repaired is not skipped"
+        line = dead.access.command("restore", str(dead.place))
+        assert typed(line)[1] == 0 and dead.seen() == ROWS
 
 
 def test_force_without_a_checkpoint_says_what_it_could_mean(dead):

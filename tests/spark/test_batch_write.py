@@ -143,7 +143,7 @@ def test_a_committer_that_dies_after_the_decision_is_followed_by_one_that_finish
     writer = plan_write(options())
     messages = rows_written(writer)
 
-    def die(driver, decision, seen):
+    def die(driver, decision, seen, **how):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as m, pytest.raises(KeyboardInterrupt):
@@ -408,7 +408,7 @@ def test_a_log_that_asked_first_wins(store, tmp_path, committed, monkeypatch):
     messages = rows_written(first)
     with monkeypatch.context() as m:
         if not committed:
-            m.setattr(commit_phase, "finish", lambda *args: True)
+            m.setattr(commit_phase, "finish", lambda *args, **how: True)
             m.setattr(batch_sink, "close_key", lambda *args: None)
         another_process(first).commit(messages)
     late = rows_written(second, "abc")

@@ -287,7 +287,7 @@ def restore(
     prefix: Prefix = None,
     skip_lost: Annotated[
         bool,
-        typer.Option("--skip-lost", help="Go on although decided rows cannot be written again."),
+        typer.Option("--skip-lost", help="Write nothing again, and go on without it."),
     ] = False,
     stores: Stores = None,
     servers: Servers = None,
