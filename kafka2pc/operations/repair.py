@@ -50,7 +50,6 @@ from ..protocol.operators.fence import fence
 from kafka2pc.protocol.participant import (
     Gone,
     Identified,
-    MayRemove,
     Outcome,
     Participant,
     list_some,
@@ -58,7 +57,7 @@ from kafka2pc.protocol.participant import (
 )
 from ..protocol.phases.describe import describe_all
 from ..protocol.phases.finish import check_own, complete
-from ..protocol.phases.gone import places_gone
+from ..protocol.phases.gone import places_gone, removed_rows
 from ..protocol.phases.identity import check_identity, check_record
 from ..protocol.phases.reopen import may_reopen
 from ..protocol.phases.sweep import left_open, sweep_and_check
@@ -446,7 +445,7 @@ def _step(c: Committable, batch_id: int, do: str, gone: Sequence[Gone] = ()) -> 
 def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     """What is left to do for each transaction of a decision, in the stores of the driver."""
     cs = [c for c in decision.committables if c.participant in driver.participants]
-    removed = _removed(driver, cs)
+    removed = removed_rows(driver, cs)
     # rule 7: asked after the rows, because what is committed may go like any rows
     states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
     do = {c: _DO[state] for c, state in states.items() if state in _DO}
@@ -457,16 +456,6 @@ def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     gone = {c: found for c, found in removed.items() if do[c] in ("lost", "reopen")}
     steps = {c: _step(c, decision.slot.batch_id, do[c], gone.get(c, ())) for c in cs}
     return [replace(step, left_ms=left.get(c)) for c, step in steps.items()]
-
-
-def _removed(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, tuple[Gone, ...]]:
-    """What the stores have no more of these, open or not."""
-    found: dict[Committable, tuple[Gone, ...]] = {}
-    for name, store in driver.participants.items():
-        own = [c for c in cs if c.participant == name]
-        if own and isinstance(store, MayRemove):
-            found |= dict(zip(own, store.gone(own), strict=True))
-    return {c: gone for c, gone in found.items() if gone}
 
 
 def _fates(
