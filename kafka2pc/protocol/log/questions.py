@@ -8,6 +8,7 @@ __all__ = ['commit_of', 'is_repaired', 'kept_commit', 'newest_commit', 'later_ba
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #c002
 from dataclasses import replace
+from itertools import takewhile
 from typing import Iterable, Iterator
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #c003
@@ -49,7 +50,8 @@ def _is_beside(d: Decision) -> bool:
 def is_repaired(log: Chains, decision: Decision) -> bool:
     """Has a run begun to repair this COMMIT?"""
     records = _records(log.listing(), decision.slot.batch_id)
-    return any(d.repair and d.slot > decision.slot for d in records)
+    behind = takewhile(lambda d: d.slot > decision.slot, records)
+    return any(d.repair for d in behind)
 
 
 def kept_commit(log: Chains, batch_id: int) -> Decision:
