@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'MayHide', 'Recalls', 'Gone', 'MayRemove',
-           'RowsMissing', 'KeepsAborted', 'StoreIdentity', 'KeepsId', 'Identified', 'store_identity', 'OpenBeside',
-           'Shared', 'list_some', 'Brief', 'briefly', 'TransactionBase']
+           'OpensGate', 'RowsMissing', 'KeepsAborted', 'StoreIdentity', 'KeepsId', 'Identified', 'store_identity',
+           'OpenBeside', 'Shared', 'list_some', 'Brief', 'briefly', 'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from contextlib import AbstractContextManager, nullcontext
@@ -43,10 +43,13 @@ class Outcome(Enum):
 # %% ../../nbs/protocol/04_participant.ipynb #c023
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The state (None: no longer known), and whether enough time is left before its timeout."""
+    """The state (None: no longer known), whether enough time is left before its timeout, and, of a
+    transaction that has ended, whether its end has reached all places of its rows.
+    """
 
     state: TxnState | None
     in_time: bool = True
+    complete: bool = True
 
 # %% ../../nbs/protocol/04_participant.ipynb #c025
 class Participant(Protocol):
@@ -123,6 +126,17 @@ class MayRemove(Protocol):
     """
 
     def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]: ...
+
+
+@runtime_checkable
+class OpensGate(Protocol):
+    """What a participant also has if an open transaction hides what is committed behind it.
+    `open_gate`: a transaction of `plan` that does so in each place where the batch may write,
+    pre-committed before it returns; it is never committed. None: this store is not to hide a part
+    of a batch. Raises what writing raises.
+    """
+
+    def open_gate(self, plan: Plan) -> Committable | None: ...
 
 
 class RowsMissing(Exception):
