@@ -131,12 +131,16 @@ class MayRemove(Protocol):
 @runtime_checkable
 class OpensGate(Protocol):
     """What a participant also has if an open transaction hides what is committed behind it.
-    `open_gate`: a transaction of `plan` that does so in each place where the batch may write,
-    pre-committed before it returns; it is never committed. None: this store is not to hide a part
-    of a batch. Raises what writing raises.
+    `gated`: the topics in which it shall (none: it opens no gate). `open_gate`: a transaction of
+    `plan` that does so in each partition of them, pre-committed; it is never committed. Raises what
+    writing raises.
     """
 
-    def open_gate(self, plan: Plan) -> Committable | None: ...
+    name: str
+
+    @property
+    def gated(self) -> Sequence[str]: ...
+    def open_gate(self, plan: Plan) -> Committable: ...
 
 
 class RowsMissing(Exception):

@@ -14,10 +14,10 @@ from dataclasses import asdict
 from ..errors import CorruptDecision, UnknownFormat
 from kafka2pc.protocol.log.decisions import (
     CLAIM,
+    GATE_FORMAT,
     LOST,
     NOTES,
     REPAIR,
-    REPAIR_FORMAT,
     Decision,
     Identity,
     Slot,
@@ -38,7 +38,7 @@ _NEW_IN_2 = ("rows", "bytes", "expires_ms")
 
 def dump_decision(d: Decision) -> bytes:
     """The file content of a decision: JSON with a checksum. A record that was read from an older
-    format keeps it (format 1 has no identity; 3 is a note; 5 is a repair).
+    format keeps it (format 1 has no identity; 3 is a note; 5 is a repair; 6 has gates).
     """
     out = dict(
         format=d.format if d.identity else 1,
@@ -54,6 +54,8 @@ def dump_decision(d: Decision) -> bytes:
     if d.identity:
         out["identity"] = asdict(d.identity)
         out |= {name: getattr(d, name) for name in _NEW_IN_2}
+    if d.gates:
+        out["gates"] = [committable_to_dict(c) for c in d.gates]
     if d.repair:
         out["lost"] = [committable_to_dict(c) for c in d.lost]
     out["checksum"] = _checksum(out)
@@ -66,8 +68,8 @@ def load_decision(content: bytes, where: str, slot: Slot | None = None) -> Decis
     """
     try:
         d = json.loads(content)
-        if d["format"] not in range(1, REPAIR_FORMAT + 1):
-            raise UnknownFormat(f"{where}: format {d['format']}, known up to {REPAIR_FORMAT}")
+        if d["format"] not in range(1, GATE_FORMAT + 1):
+            raise UnknownFormat(f"{where}: format {d['format']}, known up to {GATE_FORMAT}")
         if d["checksum"] != _checksum(d):
             raise CorruptDecision(f"{where}: the checksum does not fit the content")
         if d["kind"] not in _KINDS:
@@ -100,4 +102,5 @@ def _since_2(d: dict) -> dict:
         "adopts": d["kind"] == "ADOPT",
         "repair": d["kind"] if d["kind"] in _REPAIRS else "",
         "lost": tuple(committable_from_dict(c) for c in d.get("lost", ())),
+        "gates": tuple(committable_from_dict(c) for c in d.get("gates", ())),
     }

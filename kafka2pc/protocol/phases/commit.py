@@ -29,6 +29,7 @@ from .claim import claim
 from .decide import abort, decide
 from .describe import check_open
 from .finish import after_the_decision, finish
+from .gate.closing import end_unused
 from .gone import check_rows
 from .identity import known_ids
 from .other_log import check_only_log
@@ -55,7 +56,7 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> 
         _check_only_log(driver, batch_id, cs)
         # rule 4: the rows are there, each transaction is open, and time is left
         check_rows(driver, messages)
-        late = check_open(driver, cs, plan.planned)
+        late = check_open(driver, [*cs, *plan.gates], plan.planned)
     except (Refused, StaleCheckpoint):
         abort(driver, messages, batch_id)
         raise
@@ -136,7 +137,10 @@ def _close_empty(driver: Driver, batch_id: int) -> Decision | None:
     next slot, and no older run can decide it. Returns a COMMIT that was written in between.
     """
     claimed = claim(driver, batch_id)
-    return claimed if claimed.commit else None
+    if claimed.commit:
+        return claimed
+    end_unused(driver, claimed)
+    return None
 
 # %% ../../../nbs/protocol/phases/07_commit.ipynb #c111
 def check_replay(driver: Driver, decided: Decision, messages: Sequence[CommitMessage]) -> None:

@@ -6,12 +6,13 @@
 __all__ = ['decide', 'ranges_of', 'abort']
 
 # %% ../../../nbs/protocol/phases/04_decide.ipynb #c002
+from dataclasses import replace
 from typing import Sequence
 
 # %% ../../../nbs/protocol/phases/04_decide.ipynb #c003
 from ..driver import Driver
 from ..errors import LogUnwritable, MovedLog, OutcomeUnknown, Superseded
-from ..log.decisions import Decision
+from ..log.decisions import GATE_FORMAT, Decision
 from ..log.slots import Late, never_late, win
 from ..messages import CommitMessage, Committable, Mode, Plan, counts
 from ..participant import Outcome
@@ -32,6 +33,8 @@ def decide(
     wanted = driver.decision(
         plan, commit=True, committables=cs, offsets_hash=plan.offsets_hash, rows=rows, bytes=size
     )
+    if plan.gates:
+        wanted = replace(wanted, gates=plan.gates, format=GATE_FORMAT)
     ids = dict(batch_id=plan.batch_id, attempt=plan.attempt)
     with driver.history.of("decide", **ids, ranges=ranges_of(cs)) as noted:
         record = win(driver.log, wanted, late=late)
@@ -75,7 +78,7 @@ def abort(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: in
     if record is None or record.commit:
         return False
     cs = [c for m in messages if m is not None for c in m.committables]
-    send_all(driver, "abort", cs, batch_id)
+    send_all(driver, "abort", [*cs, *plans[0].gates], batch_id)
     return True
 
 # %% ../../../nbs/protocol/phases/04_decide.ipynb #c007

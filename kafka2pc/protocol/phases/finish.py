@@ -30,6 +30,7 @@ from ..messages import Committable, PartitionRange
 from ..names import parse_name
 from ..participant import Gone, Outcome, RowsMissing
 from .describe import describe_all, full_name
+from .gate.closing import end_gates, gates_left
 from .gone import places_gone, reasons, rows_gone, spell_gone
 from .repair import repair
 from .requests import send_all
@@ -44,9 +45,10 @@ def _commit_all(
     over: Callable[[], bool],
     gone: Mapping[Committable, tuple[Gone, ...]] = MappingProxyType({}),
     replayed: bool = False,
-) -> bool:
-    """`over`: asked after a refusal, has another run finished the batch? `gone`: see `rows_gone`;
-    these are not committed, unless losses are to be skipped.
+) -> Decision | None:
+    """`over`: asked after a refusal, has another run finished the batch? Then None; otherwise the
+    COMMIT with the transactions that have the rows now. `gone`: see `rows_gone`; these are not
+    committed, unless losses are to be skipped.
     """
     cs = [c for c in cs if c not in gone or driver.policy.lost_transactions == "skip"]
     outcomes = send_all(driver, "commit", cs, decision.slot.batch_id)
@@ -54,12 +56,12 @@ def _commit_all(
     unclear = [c for c, o in zip(cs, outcomes, strict=True) if o is Outcome.UNKNOWN]
     # rule 7: no loss is reported before the log, and then the store, was asked
     if refused and over():
-        return False
+        return None
     lost = _uncommitted(driver, refused) if refused else []
     if unclear:
         _check_unclear(driver, decision, unclear)
     if not lost and not gone:
-        return True
+        return decision
     return _mend(driver, decision, lost, over, gone, replayed)
 
 
@@ -70,7 +72,7 @@ def _mend(
     over: Callable[[], bool],
     gone: Mapping[Committable, tuple[Gone, ...]],
     replayed: bool,
-) -> bool:
+) -> Decision | None:
     """Write again what was lost, and commit that; or report the loss."""
     missing: Mapping[Committable, tuple[Gone, ...]] = {}
     try:
@@ -79,7 +81,7 @@ def _mend(
         repaired, missing = None, e.gone
     if repaired is None:
         report_loss(driver, decision, lost, gone, missing)
-        return True
+        return decision
     again = [c for c in repaired.committables if c in lost or c not in decision.committables]
     return _commit_all(driver, repaired, again, over, gone, replayed)
 
@@ -130,8 +132,12 @@ def finish(
             return False
         with driver.history.of("finish", batch_id=decision.slot.batch_id):
             over = lambda: _finished_by_another(driver, decision)
+            gates = decision.gates if after_win else gates_left(driver, decision)
             gone = {} if after_win else rows_gone(driver, decision.committables)
-            return _commit_all(driver, decision, decision.committables, over, gone, replayed)
+            done = _commit_all(driver, decision, decision.committables, over, gone, replayed)
+            if done:
+                end_gates(driver, done, gates)
+            return done is not None
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c009
 def _finished_by_another(driver: Driver, decision: Decision) -> bool:
@@ -210,10 +216,12 @@ def finish_late(driver: Driver, decision: Decision) -> None:
     cs = [c for c in decision.committables if c.participant in driver.participants]
     with after_the_decision():
         late = [c for c, state in _known_states(driver, cs).items() if state not in _OVER]
-        if late:
+        gates = gates_left(driver, decision)
+        if late or gates:
             with driver.history.of("finish", batch_id=decision.slot.batch_id):
                 gone = rows_gone(driver, late)
-                _commit_all(driver, decision, late, lambda: False, gone)
+                done = _commit_all(driver, decision, late, lambda: False, gone)
+                end_gates(driver, done or decision, gates)
 
 
 def complete(driver: Driver, decision: Decision) -> None:

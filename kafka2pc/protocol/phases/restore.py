@@ -23,6 +23,7 @@ from ..messages import Mode, Plan
 from ..names import Token
 from .claim import claim, claims_in_a_row, next_attempt, remove_old_claims
 from .finish import finish, finish_late
+from .gate.opening import open_gates
 from .identity import check_identity, known_ids
 from .other_log import check_only_log
 from .passed_over import check_passed_over
@@ -42,7 +43,8 @@ def restore(
     with driver.history.of("plan", batch_id=batch_id):
         while True:
             with suppress(Reopened):  # nothing of it is there: plan it as any undecided batch
-                return _restore(driver, batch_id, offsets_hash, mine)
+                plan = _restore(driver, batch_id, offsets_hash, mine)
+                return open_gates(driver, plan)  # before the first task writes
 
 
 def _restore(driver: Driver, batch_id: int, offsets_hash: str, mine: Token | None) -> Plan:
