@@ -401,7 +401,7 @@ def end_transaction(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreStep:
     """One transaction, and what restore does with it, or has done: `commit`, `abort`, `nothing` (it
-    was committed before); of one that was aborted after its decision: `salvage` (its rows are read
+    was committed before), `show` (a gate: its end shows the batch to readers); of one that was aborted after its decision: `salvage` (its rows are read
     back, and written in a new transaction), `reopen` (its batch is decided no more, and Spark's
     replay writes it again) or `lost`; `lost` is also one of which rows are gone (`holds` says
     which). `batch_id`: of one that is not decided, the newest batch that it can belong to.
@@ -496,8 +496,8 @@ def _way_out(
 def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreStep]:
     """An abort for each open transaction that is not part of the newest decision."""
     last = newest_record(driver.log)
-    committables = newest.committables if newest else ()
-    spared = {(c.transactional_id, c.state) for c in committables}
+    named = (*newest.committables, *newest.gates) if newest else ()
+    spared = {(c.transactional_id, c.state) for c in named}
     stores = [p for each in _under_each_prefix(driver) for p in each.participants.values()]
     # a store may list one under each prefix
     found = {(c.transactional_id, c.state): c for p in stores for c in p.in_doubt(driver.query_id)}
@@ -571,9 +571,27 @@ def plan_restore(driver: Driver) -> list[RestoreStep]:
 
 
 def decided_steps(driver: Driver) -> list[RestoreStep]:
-    """The same for the transactions of the newest decision."""
+    """The same for the transactions of the newest decision, and for its gates."""
     newest = newest_commit(driver.log)
-    return _steps_of(driver, newest) if newest else []
+    return [*_steps_of(driver, newest), *_gate_steps(driver, newest)] if newest else []
+
+
+def _gate_steps(driver: Driver, decision: Decision) -> list[RestoreStep]:
+    """A step for each gate of a decision that is open."""
+    gates = [c for c in decision.gates if c.participant in driver.participants]
+    states = [d.state for d in describe_all(driver, gates)]
+    return [
+        RestoreStep(
+            do="show",
+            transactional_id=c.transactional_id,
+            batch_id=decision.slot.batch_id,
+            holds="the gate that hides the batch",
+            left_ms=_left_ms(c),
+            participant=c.participant,
+        )
+        for c, state in zip(gates, states, strict=True)
+        if _DO.get(state) == "commit"
+    ]
 
 
 def is_replayed(driver: Driver) -> bool:

@@ -235,7 +235,11 @@ def _print_record(decision: "Decision") -> None:
         else f"batch {slot.batch_id}, slot {slot.attempt}: {decision.kind} of {decision.token}"
         + _about(decision)
     )
-    groups = {"lost": decision.lost, "now" if decision.lost else "": decision.committables}
+    groups = {
+        "lost": decision.lost,
+        "now" if decision.lost else "": decision.committables,
+        "gate": decision.gates,
+    }
     for heading, cs in groups.items():
         if heading and cs:
             typer.echo(f"{heading}:")
@@ -325,6 +329,7 @@ _DONE = {
     "reopen": "reopened",
     "salvage": "salvaged",
     "commit": "committed",
+    "show": "made visible",
     "abort": "aborted",
     "nothing": "committed before",
 }
@@ -332,6 +337,7 @@ _TO_DO = _DONE | {
     "reopen": "to reopen",
     "salvage": "to salvage",
     "commit": "to commit",
+    "show": "to make visible",
     "abort": "to abort",
 }
 # (what is done, only planned) -> what it means
@@ -342,6 +348,10 @@ _MEANS = {
     ("salvage", False): """\
   Aborted after the decision. Their rows were read back and written in a new
   transaction, which is committed.""",
+    ("show", True): """\
+  All of the batch becomes visible when its gate ends, after the commits.""",
+    ("show", False): """\
+  The gate of the batch has ended: readers see all of it.""",
     ("reopen", True): """\
   All of the batch was aborted after the decision, and not all of its rows are
   there. It will be decided no more; then start the query: Spark writes it again.""",
@@ -388,7 +398,7 @@ def _numbers(steps: list["RestoreStep"], dry_run: bool) -> str:
 def _spell_step(step: "RestoreStep", dry_run: bool) -> str:
     from kafka2pc.operations.survey import spell_left
 
-    if dry_run and step.do in ("commit", "abort"):
+    if dry_run and step.do in ("commit", "show", "abort"):
         return f"{step.holds}; {spell_left(step.left_ms)}"
     return step.holds
 
@@ -418,7 +428,8 @@ def _status(steps: list["RestoreStep"], dry_run: bool) -> int:
         return 4
     if any(s.do == "reopen" for s in steps):
         return 3
-    return 3 if dry_run and any(s.do in ("commit", "abort", "salvage") for s in steps) else 0
+    to_do = ("commit", "show", "abort", "salvage")
+    return 3 if dry_run and any(s.do in to_do for s in steps) else 0
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c121
 def adopt(

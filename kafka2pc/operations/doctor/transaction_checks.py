@@ -336,6 +336,15 @@ FINDINGS.update(
             "Not yet: these never time out.",
             "Restart the query now, or commit it from here.",
         ),
+        "decided-and-hidden": (
+            "trouble",
+            "The driver died, or lost the broker, between the last commit and the end of the gate.",
+            (
+                "No. All of the batch is committed. But read_committed readers wait in front of it,"
+                " also for the rows of others that came after it."
+            ),
+            "Restart the query, or restore it from here: it ends the gate.",
+        ),
         "decided-and-aborted": (
             "danger",
             (
@@ -379,6 +388,9 @@ def check_decisions(exam: Examination) -> Iterator[Finding]:
     late = [s for s in steps if s.do == "commit"]
     if late:
         yield _late(exam, exam.query, late)
+    gates = [s for s in steps if s.do == "show"]
+    if gates and not (late or aborted or lost):
+        yield _hidden(exam, exam.query, gates)
     if aborted:
         yield _aborted(exam, exam.query, aborted, replayed)
     if lost:
@@ -417,6 +429,16 @@ def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
         f" of its transactions are open{_late_records(query, late)}",
         *exam.restores(query),
         risk=risk,
+    )
+
+
+def _hidden(exam: Examination, query: Query, gates: list[RestoreStep]) -> Finding:
+    """The finding about a batch that is committed and not visible."""
+    return finding(
+        "decided-and-hidden",
+        f"batch {gates[0].batch_id} of query {query.query_id} is committed, and its gate hides it",
+        *exam.restores(query),
+        items=((s.transactional_id, spell_left(s.left_ms)) for s in gates),
     )
 
 
