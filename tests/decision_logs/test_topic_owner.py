@@ -132,7 +132,7 @@ def test_a_log_whose_newest_record_has_format_1_takes_any_prefix():
 
 
 @pytest.mark.parametrize(
-    ("content", "error"), [(b"x", CorruptDecision), (b'{"format": 6}', UnknownFormat)]
+    ("content", "error"), [(b"x", CorruptDecision), (b'{"format": 99}', UnknownFormat)]
 )
 def test_nothing_is_written_while_the_newest_record_cannot_be_read(content, error):
     """It may be the ADOPT of another prefix, or of a newer version."""

@@ -247,7 +247,7 @@ def test_a_decision_log_elsewhere_and_a_prefix_of_its_own_are_in_the_printed_lin
 
 DAMAGE = {
     "corrupt-decision": lambda d: d[:-40],
-    "unknown-format": lambda d: d.replace(b'"format": 4', b'"format": 6'),
+    "unknown-format": lambda d: d.replace(b'"format": 4', b'"format": 99'),
     "wrong-cluster": lambda d: dump_decision(
         replace(load_decision(d, "here"), stores=(("kafka", "another-cluster"),))
     ),

@@ -17,7 +17,15 @@ from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import CorruptDecision
-from kafka2pc.protocol.log.decisions import ACCEPTED, FAILED, FORMAT, REPAIR_FORMAT, Identity, Slot
+from kafka2pc.protocol.log.decisions import (
+    ACCEPTED,
+    FAILED,
+    FORMAT,
+    GATE_FORMAT,
+    REPAIR_FORMAT,
+    Identity,
+    Slot,
+)
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
@@ -192,6 +200,16 @@ def test_a_record_of_a_repair_has_format_5_which_older_versions_refuse(kind, slo
     assert found.lost == (() if kind == "claim" else (COMMITTABLES[2],))
     assert [c.records for c in found.committables] == ([2] if kind == "repair" else [])
     assert dump_decision(found) == content and json.loads(content)["format"] == REPAIR_FORMAT
+
+
+def test_a_commit_with_a_gate_has_format_6_which_older_versions_refuse():
+    """They would leave the gate open, or take it for a transaction that no run decided."""
+    content = fixture("decision-6-commit.json")
+    found = load_decision(content, "here")
+    (gate,) = found.gates
+    assert (gate.records, gate in found.committables) == (0, False)
+    assert found.committables == load_decision(fixture("decision-4-commit.json"), "").committables
+    assert dump_decision(found) == content and json.loads(content)["format"] == GATE_FORMAT
 
 
 def test_a_record_of_a_kind_that_is_not_known_is_refused():

@@ -423,9 +423,9 @@ DAMAGE = {
     ),
     "no json": (lambda content: b"\xff\x00" * 100, "CorruptDecision", "200 bytes"),
     "newer": (
-        lambda content: content.replace(b'"format": 4', b'"format": 6', 1),
+        lambda content: content.replace(b'"format": 4', b'"format": 99', 1),
         "UnknownFormat",
-        "format 6, known up to 5",
+        "format 99, known up to 6",
     ),
 }
 

@@ -402,7 +402,7 @@ CONTENT = {
     "a list": (lambda d: b"[]", CorruptDecision),
     "one digit": (lambda d: dump_decision(d).replace(b"4000", b"4001"), CorruptDecision),
     "another slot": (lambda d: dump_decision(replace(d, slot=Slot(8, 0))), CorruptDecision),
-    "newer": (lambda d: dump_decision(d).replace(b'"format": 4', b'"format": 6'), UnknownFormat),
+    "newer": (lambda d: dump_decision(d).replace(b'"format": 4', b'"format": 99'), UnknownFormat),
 }
 
 
