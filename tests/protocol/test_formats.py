@@ -106,6 +106,7 @@ KINDS = {
     3: ("accepted", "failed"),
     4: ("abort", "commit"),
     5: ("claim", "lost", "repair"),
+    6: ("commit",),
 }
 
 
