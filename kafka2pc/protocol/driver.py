@@ -33,6 +33,8 @@ class Policy:
     retry: Callable[[], Callable[[Callable[[], Outcome]], Outcome]] = lambda: lambda ask: ask()
     # the same for commits: what is decided is asked for longer (None: as `retry`)
     retry_commit: Callable[[], Callable[[Callable[[], Outcome]], Outcome]] | None = None
+    # the same for an end that its store has begun and not completed: within milliseconds
+    retry_end: Callable[[], Callable[[Callable[[], Outcome]], Outcome]] | None = None
     pause_before_claim: Callable[[int], bool] = lambda claims: False  # True: it has waited
     margin_ms: int = 0  # must be left of each timeout before a decision
     keep_batches: int = 100  # old batches that the log keeps

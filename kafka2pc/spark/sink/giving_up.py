@@ -61,11 +61,14 @@ _LIMIT_MS, _SILENT_MS = 4_000, 1_000
 @contextmanager
 def _hurried(driver: Driver, limit_ms: int) -> Iterator[Driver]:
     retry = partial(retry_unknown, total_ms=limit_ms)
+    quick_end = partial(retry_unknown, 600, total_ms=limit_ms, first_ms=2, longest_ms=100)
     lost = driver.policy.lost_transactions
     with driver.briefly(limit_ms) as quick:
         # there is no time to write rows again: the next start does, if it may
         later = "later" if lost == "repair" else lost
-        yield quick.within(retry=retry, retry_commit=retry, lost_transactions=later)
+        yield quick.within(
+            retry=retry, retry_commit=retry, retry_end=quick_end, lost_transactions=later
+        )
 
 
 def end_batch(

@@ -127,6 +127,7 @@ def _policy(options: QueryOptions, stores: Sequence[StoreIdentity]) -> Policy:
         each=parallel(),
         retry=partial(retry_unknown, min(20, options.max_commit_retries)),
         retry_commit=partial(retry_unknown, options.max_commit_retries),
+        retry_end=partial(retry_unknown, 600, total_ms=60_000, first_ms=2, longest_ms=100),
         pause_before_claim=back_off,
         margin_ms=min([10_000, *(t // 5 for t in timeouts_ms)]),
         lost_transactions=options.lost_transactions,

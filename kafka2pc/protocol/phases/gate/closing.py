@@ -92,7 +92,8 @@ def _await_ends(driver: Driver, decision: Decision, cs: Sequence[Committable]) -
         ended = all(d.complete and d.state not in _OPEN for d in found)
         return Outcome.DONE if ended else Outcome.UNKNOWN
 
-    if cs and driver.policy.retry()(ask) is Outcome.UNKNOWN:
+    retry = driver.policy.retry_end or driver.policy.retry
+    if cs and retry()(ask) is Outcome.UNKNOWN:
         raise _hidden(driver, decision, cs)
 
 
