@@ -147,6 +147,7 @@ class LeftPlan:
             prefix=target.prefix,
             topic=target.topic,
             engine=target.engine,
+            gated=target.gated,
             **self.facts,
         )
 
