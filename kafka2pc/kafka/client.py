@@ -79,6 +79,7 @@ def new_transaction(client: "KafkaClient", name: str) -> "RowTransaction | Colum
         participant=client.name,
         cluster_id=client.cluster_id,
         end_txn_version=client.end_txn_version,
+        gated=client.gated,
     )
     if client.engine == "rows":
         topic_id = lambda topic: topic_id_of(client.cluster, topic)
@@ -140,6 +141,7 @@ class KafkaClient:
         two_phase: bool = False,
         engine: str = "columnar",
         name: str = "kafka",
+        gated: tuple[str, ...] = (),
         history: History | None = None,
     ) -> None:
         check_prefix(prefix)
@@ -153,6 +155,7 @@ class KafkaClient:
         self.two_phase = two_phase
         self.engine = engine
         self.name = name
+        self.gated = tuple(gated)
         self.history = history
         self.brief: Cluster | None = None
 

@@ -85,7 +85,9 @@ def _check_topics(cluster: Cluster, topics: list[str]) -> None:
         why = why_no_topic(topic)
         if why:
             raise BadOption(
-                f"topic {topic!r} cannot be written", why=why, action="Correct the option topic."
+                f"topic {topic!r} cannot be written",
+                why=why,
+                action="Correct the option topic or topics.",
             )
     found = find_or_create_topics(cluster, topics)
     closed = [t for t in topics if t in found and found[t].may_write is False]
@@ -100,7 +102,7 @@ def _check_topics(cluster: Cluster, topics: list[str]) -> None:
         raise BadOption(
             f"topic {', '.join(missing)} does not exist",
             why="The brokers create no topics (auto.create.topics.enable), or none of this name.",
-            action=f"Create it ({lines}), or correct the option topic.",
+            action=f"Create it ({lines}), or correct the option topic or topics.",
         )
 
 

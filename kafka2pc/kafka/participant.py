@@ -81,7 +81,8 @@ class KafkaParticipant(KafkaWriter):
     Pickles without its connections, which are opened at first use. `conf` has librdkafka's names.
 
     `timeout_ms`, `cluster_id`, `end_txn_version`, `batch_bytes` and `two_phase` are those of
-    `ClusterFacts`. `engine`: columnar or rows.
+    `ClusterFacts`. `engine`: columnar or rows. `gated`: the topics in which `open_gate` writes, and
+    the only ones that rows may name; empty: there is no gate, and rows may name any topic.
     """
 
     def commit(self, c: Committable) -> Outcome:
@@ -133,6 +134,23 @@ class KafkaParticipant(KafkaWriter):
             transaction.flush()
             return replace(transaction.precommit(), oldest_ms=oldest_row_ms(lost))
 
+    def open_gate(self, plan: Plan) -> Committable | None:
+        """See `OpensGate`: `write_gate`, in a transaction of its own with the timeout of the
+        others. None without `gated`.
+
+        After an unclear answer to InitProducerId `begin` takes another name. Every other error goes
+        up, after one attempt to abort; a gate that stays open all the same is swept, or aborted by
+        its timeout.
+        """
+        if not self.gated:
+            return None
+        from kafka2pc.kafka.gate import write_gate
+
+        transaction: Any
+        with _columnar(self).begin(plan) as transaction:
+            write_gate(self.cluster, self.gated, plan, transaction)
+            return transaction.precommit()
+
     def _end(self, c: Committable, commit: bool) -> Outcome:
         return end_txn(
             self.cluster, c.transactional_id, c.state, commit=commit, version=c.end_txn_version
@@ -156,15 +174,25 @@ class KafkaParticipant(KafkaWriter):
         return _descriptions(self.cluster, list(cs), margin_ms, age_ms)
 
 
+def _columnar(store: KafkaParticipant) -> KafkaParticipant:
+    """The same store, whose next transaction takes records that have a partition each."""
+    twin = copy.copy(store)
+    twin.brief = store.cluster
+    twin.engine = "columnar"
+    # only the other engine may have one
+    twin.conf = {name: value for name, value in store.conf.items() if name != "partitioner"}
+    # a record of the gate names its topic; `write` would take this one
+    twin.topic = None
+    return twin
+
+
 def _copier(store: KafkaParticipant, lost: Sequence[Committable]) -> KafkaParticipant:
     """The same store, whose next transaction takes encoded records, and has at least as much time
     as each of `lost` had.
     """
-    twin = copy.copy(store)
-    twin.brief = store.cluster
-    twin.engine = "columnar"
-    # only the other engine may have one; here each record has its partition
-    twin.conf = {name: value for name, value in store.conf.items() if name != "partitioner"}
+    twin = _columnar(store)
+    # a row was accepted when it was first written, under the options of that run
+    twin.gated = ()
     twin.timeout_ms = max(store.timeout_ms, *(c.timeout_ms or 0 for c in lost))
     return twin
 

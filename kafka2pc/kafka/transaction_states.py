@@ -32,7 +32,8 @@ _ENDED = {
 
 def description(c: Committable, d: DescribedTransaction | None) -> Description:
     """The state of exactly the transaction of `c`, from the answer of DescribeTransactions
-    (KIP-664); None where it is about another transaction. Time that is left is not looked at.
+    (KIP-664); None where it is about another transaction. Time that is left is not looked at. In a
+    Prepare state the markers are not in all partitions yet.
     """
     if d is None or d.producer_id != c.state.producer_id:
         return Description(None)
@@ -42,7 +43,9 @@ def description(c: Committable, d: DescribedTransaction | None) -> Description:
         return Description(TxnState.PRECOMMITTED)
     commit_raises = (c.end_txn_version or 5) >= 5  # KIP-890; an abort by timeout always raises
     ours = ahead == 0 or (ahead == 1 and (commit_raises or ended is TxnState.ABORTED))
-    return Description(ended if ours else None)
+    if not ours:
+        return Description(None)
+    return Description(ended, complete=not d.state.startswith("Prepare"))
 
 
 def later_commit(c: Committable | None, d: DescribedTransaction | None) -> bool:

@@ -23,6 +23,7 @@ from kafka2pc.protocol.participant import (
     KeepsId,
     MayHide,
     MayRemove,
+    OpensGate,
     Outcome,
     Participant,
     Recalls,
@@ -73,6 +74,20 @@ class ShapedTransaction(TransactionBase):
         return None
 
 # %% ../../nbs/stores/10_shaped.ipynb #c009
+# what a participant may have beside the verbs of all: the rows there have their shape already, and
+# the record of a gate is no row
+_VERBS: dict[type, tuple[str, ...]] = {
+    EndsMany: ("end_all",),
+    Shared: ("open_beside",),
+    MayRemove: ("gone",),
+    MayHide: ("hidden",),
+    Recalls: ("committed_later",),
+    KeepsId: ("differs",),
+    KeepsAborted: ("final", "write_again"),
+    OpensGate: ("open_gate",),
+}
+
+
 class Shaped:
     """A participant whose rows are what `shape` returns for each Arrow batch of the query, in every
     task. `shape` may leave rows out. Everything else is `participant`.
@@ -82,21 +97,10 @@ class Shaped:
         self, participant: Participant, shape: Callable[[RecordBatch], RecordBatch]
     ) -> None:
         self.participant, self.shape, self.name = participant, shape, participant.name
-        if isinstance(participant, EndsMany):
-            self.end_all = participant.end_all
-        if isinstance(participant, Shared):
-            self.open_beside = participant.open_beside
-        if isinstance(participant, MayRemove):
-            self.gone = participant.gone
-        if isinstance(participant, MayHide):
-            self.hidden = participant.hidden
-        if isinstance(participant, Recalls):
-            self.committed_later = participant.committed_later
-        if isinstance(participant, KeepsId):
-            self.differs = participant.differs
-        if isinstance(participant, KeepsAborted):
-            # its rows have their shape already
-            self.final, self.write_again = participant.final, participant.write_again
+        for ability, verbs in _VERBS.items():
+            if isinstance(participant, ability):
+                for verb in verbs:
+                    setattr(self, verb, getattr(participant, verb))
 
     def identity(self) -> StoreIdentity:
         """That of `participant`."""

@@ -83,7 +83,7 @@ from kafka2pc.protocol.errors import (
 from kafka2pc.protocol.history import History
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Committable, PreparedTxnState
-from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.participant import Description, Outcome
 from kafka2pc.protocol.phases import restore
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.precommit import precommit
@@ -110,11 +110,12 @@ def topic(kafka, request):
 ENGINES = ("columnar", "rows")
 
 
-def opened(kafka, topic, engine):
+def opened(kafka, topic, engine, gated=()):
     return KafkaParticipant(
         kafka.client_conf | QUIET,
         topic=topic,
         engine=engine,
+        gated=gated,
         **asdict(check(kafka.client_conf, topics=[topic])),
     )
 
@@ -153,7 +154,7 @@ def check_kafka(promise, engine, kafka, topic):
         settled(store)
         return values(kafka, topic)
 
-    store = opened(kafka, topic, engine)
+    store = opened(kafka, topic, engine, gated=(topic,))
     promise(At(store, seen, lambda texts: rows(*texts)))
     store.close()
 
@@ -858,6 +859,15 @@ def test_topics_are_created_as_the_brokers_do_for_a_producer(creating, engine):
 
 
 @pytest.mark.kafka
+def test_the_topic_of_a_gate_is_created_as_that_of_a_row(creating):
+    store = KafkaParticipant(creating.client_conf, gated=("gated",))
+    gate = store.open_gate(a_plan())
+    assert [(p.topic, p.partition, p.records) for p in gate.partitions] == [("gated", 0, 1)]
+    assert store.abort(gate) is DONE
+    store.close()
+
+
+@pytest.mark.kafka
 def test_the_preflight_names_every_missing_topic(kafka, topic):
     with pytest.raises(BadOption, match="topic one, two does not exist") as caught:
         check(kafka.client_conf, topics=["one", topic, "two"])
@@ -873,11 +883,12 @@ def test_a_timeout_above_the_brokers_maximum_is_a_bad_option_in_a_task_too(kafka
 
 @pytest.fixture(scope="module")
 def alice(secure):
-    """Settings of a user who may use ids that begin with kafka2pc, write to `open`, see `closed`,
-    and knows nothing of `hidden`.
+    """Settings of a user who may use ids that begin with kafka2pc, write to `open` and `compacted`,
+    see `closed`, and knows nothing of `hidden`.
     """
     for name in ("open", "closed", "hidden"):
         secure.create_topic(name)
+    secure.create_topic("compacted", config={"cleanup.policy": "compact"})
     rights = [
         (
             ResourceType.TRANSACTIONAL_ID,
@@ -886,6 +897,7 @@ def alice(secure):
             ResourcePatternType.PREFIXED,
         ),
         (ResourceType.TOPIC, "open", AclOperation.WRITE, ResourcePatternType.LITERAL),
+        (ResourceType.TOPIC, "compacted", AclOperation.WRITE, ResourcePatternType.LITERAL),
         (ResourceType.TOPIC, "closed", AclOperation.DESCRIBE, ResourcePatternType.LITERAL),
     ]
     acls = [
@@ -899,7 +911,7 @@ def alice(secure):
     end = time.monotonic() + 20
     while time.monotonic() < end:  # rights take effect some milliseconds later
         try:
-            check(conf, topics=["open"])
+            check(conf, topics=["open", "compacted"])
             break
         except NotAuthorized:
             time.sleep(0.1)
@@ -913,6 +925,20 @@ def test_with_the_rights_it_works(alice):
         txn.write(rows("a"))
         txn.flush()
         assert store.commit(txn.precommit()) is DONE
+    store.close()
+
+
+@pytest.mark.kafka
+def test_a_gate_needs_no_other_right_but_where_its_topic_is_compacted(alice):
+    store, plan = KafkaParticipant(alice, gated=("open",)), a_plan()
+    assert store.abort(store.open_gate(plan)) is DONE
+    store.gated = ("open", "compacted")
+    with pytest.raises(BadRow, match="topic compacted refused 1 records") as caught:
+        store.open_gate(plan)
+    assert "without key" in caught.value.why and "may not see" in caught.value.why
+    assert "Grant DESCRIBE_CONFIGS on the resource Topic" in caught.value.action
+    assert caught.value.risk == "No. Nothing was written."
+    assert store.in_doubt(plan.query_id) == [], "the gate in the other topic is aborted"
     store.close()
 
 
@@ -1138,6 +1164,28 @@ def test_applications_with_other_prefixes_may_use_the_same_name(store):
     name = store.begin(named).label
     assert store.traces(named.query_id) == [name]
     assert store.under("another").traces(named.query_id) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "complete"),
+    [
+        ("Ongoing", True),
+        ("PrepareCommit", False),
+        ("PrepareAbort", False),
+        ("PrepareEpochFence", False),
+        ("CompleteCommit", True),
+        ("CompleteAbort", True),
+    ],
+)
+def test_an_end_is_complete_when_its_markers_are_written(state, complete):
+    c = Committable(transactional_id="t", state=PreparedTxnState(1, 0))
+    d = DescribedTransaction(
+        transactional_id="t", state=state, producer_id=1, epoch=0, timeout_ms=1, started_ms=1
+    )
+    assert transaction_states.description(c, d).complete is complete
+    # about another transaction it says nothing
+    other = replace(c, state=PreparedTxnState(2, 0))
+    assert transaction_states.description(other, d) == Description(None)
 
 
 class Coordinators:

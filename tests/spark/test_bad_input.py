@@ -102,6 +102,35 @@ OPTIONS = {
         {"deliveryGuarantee": "at_least_once", "idempotenceKey": "k"},
         "idempotenceKey needs deliveryGuarantee=",
     ),
+    "no such visibility": (
+        {"visibility": "all"},
+        "visibility=all: choose one of transaction, batch",
+    ),
+    "a gate without transactions": (
+        {"visibility": "batch", "deliveryGuarantee": "at_least_once"},
+        "visibility=batch needs deliveryGuarantee=exactly_once",
+    ),
+    "a gate in no topic": (
+        {"visibility": "batch", "topic": None},
+        "visibility=batch needs topic or topics",
+    ),
+    "topics without a gate": (
+        {"topics": "a,b", "topic": None},
+        "topics=a,b without visibility=batch",
+    ),
+    "topic and topics": (
+        {"visibility": "batch", "topics": "t"},
+        "topic=t and topics=t contradict each other",
+    ),
+    "a topic without a name": (
+        {"visibility": "batch", "topics": "a, ,b", "topic": None},
+        "topics=a, ,b: a name is empty",
+    ),
+    "no topics": ({"topics": " "}, "topics is empty"),
+    "decisions in one of the topics": (
+        {"visibility": "batch", "topics": "a,b", "topic": None, "decisionLog": "kafka:b"},
+        "decisionLog=kafka:b: rows are written to this topic",
+    ),
     "neither true nor false": (
         {"includeTimestamp": "yes"},
         "includeTimestamp=yes: choose one of false, true",
@@ -189,10 +218,22 @@ def test_options_have_no_case_and_defaults_are_safe():
 
 
 @pytest.mark.parametrize(
+    ("more", "gated"),
+    [
+        ({}, ()),
+        ({"visibility": "batch"}, ("t",)),
+        ({"visibility": "batch", "topics": " a ,b,a", "topic": None}, ("a", "b")),
+    ],
+)
+def test_the_topics_with_a_gate(more, gated):
+    assert parse_sink_options(given(**more)).target.gated == gated
+
+
+@pytest.mark.parametrize(
     ("name", "near"),
     [
         ("bootstrap.servers", "Did you mean kafka.bootstrap.servers? Known are: kafka.*, topic, "),
-        ("topics", "Did you mean topic? Known are: "),
+        ("topc", "Did you mean topic? Known are: "),
         ("transactionIdPrefix", "Did you mean transactionalIdPrefix? Known are: "),
         ("acks", "Known are: "),
     ],
@@ -581,7 +622,7 @@ def spark_query(spark_query):
 
 MANY_WRONG = {
     "engine": "java",
-    "topics": "x",
+    "topc": "x",
     "kafka.acks": "1",
     "kafka.linger.mss": "5",
     "kafka.batch.size": "large",
@@ -590,7 +631,7 @@ MANY_WRONG = {
 MANY_SAID = [
     "6 options cannot be used",
     "engine=java",
-    "unknown option topics",
+    "unknown option topc",
     "kafka.acks=1",
     "unknown option kafka.linger.mss",
     "kafka.batch.size=large",

@@ -613,7 +613,7 @@ def test_over_spark_connect_the_checkpoint_is_asked_for(query):
     [
         ({}, "no store"),
         (dict(options={"topic": "t"}), "nothing uses topic"),
-        (dict(options={"kafka.bootstrap.servers": "h:1", "topics": "t"}), "Did you mean topic"),
+        (dict(options={"kafka.bootstrap.servers": "h:1", "topc": "t"}), "Did you mean topic"),
         (
             dict(options={"kafka.bootstrap.servers": "h:1", "checkpointLocation": "/c"}),
             "checkpointLocation is not for exactly_once",

@@ -55,6 +55,7 @@ from kafka2pc.protocol.participant import (
     KeepsId,
     MayHide,
     MayRemove,
+    OpensGate,
     Recalls,
     Shared,
     StoreIdentity,
@@ -497,7 +498,18 @@ def test_a_target_that_is_away_stops_the_query_until_it_has_the_rows(tmp_path):
 
 @pytest.mark.parametrize(
     "ability",
-    [EndsMany, Identified, KeepsAborted, KeepsId, Shared, Brief, MayRemove, MayHide, Recalls],
+    [
+        EndsMany,
+        Identified,
+        KeepsAborted,
+        KeepsId,
+        Shared,
+        Brief,
+        MayRemove,
+        MayHide,
+        OpensGate,
+        Recalls,
+    ],
     ids=lambda a: a.__name__,
 )
 def test_a_shaped_participant_keeps_every_ability_of_its_store(ability):
@@ -505,6 +517,10 @@ def test_a_shaped_participant_keeps_every_ability_of_its_store(ability):
     store = FileParticipant("/nowhere") if ability is KeepsId else kafka
     assert isinstance(store, ability)
     assert isinstance(Shaped(store, lambda batch: batch), ability)
+
+
+def test_a_shaped_participant_has_no_gate_if_its_store_has_none():
+    assert not isinstance(Shaped(FileParticipant("/nowhere"), lambda batch: batch), OpensGate)
 
 
 def test_the_abilities_are_all_that_the_protocol_has():
@@ -523,5 +539,6 @@ def test_the_abilities_are_all_that_the_protocol_has():
         Brief,
         MayRemove,
         MayHide,
+        OpensGate,
         Recalls,
     }

@@ -30,7 +30,7 @@ from kafka2pc.protocol.messages import (
     committable_from_dict,
 )
 from kafka2pc.protocol.names import new_token
-from kafka2pc.protocol.participant import Identified, KeepsAborted, Outcome
+from kafka2pc.protocol.participant import Identified, KeepsAborted, OpensGate, Outcome
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.policies import retry_unknown
@@ -144,6 +144,26 @@ def what_is_aborted_for_ever_is_written_again_once(at):
         TxnState.COMMITTED,
         TxnState.COMMITTED,
     ]
+
+
+@required
+def rows_that_are_committed_behind_a_gate_show_after_its_abort(at):
+    """Of a store that has one, and is set up to open it."""
+    plan = a_plan()
+    gate = at.store.open_gate(plan) if isinstance(at.store, OpensGate) else None
+    if gate is None:
+        return
+    assert (gate.participant, at.store.describe([gate])[0].state) == (
+        at.store.name,
+        TxnState.PRECOMMITTED,
+    )
+    assert [c.state for c in at.store.in_doubt(plan.query_id)] == [gate.state]
+    c = precommit_rows(at, plan, "a")
+    assert ask(at.store.commit, c) is DONE
+    assert at.seen() == []
+    assert ask(at.store.abort, gate) is DONE and ask(at.store.commit, gate) is REFUSED
+    assert at.seen() == ["a"]
+    assert at.store.in_doubt(plan.query_id) == []
 
 
 @required

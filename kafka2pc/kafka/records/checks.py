@@ -8,7 +8,7 @@ __all__ = ['INTERNAL_TOPICS', 'column_of', 'first_row', 'bytes_type', 'wanted_pa
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c002
 import re
-from typing import TYPE_CHECKING, Iterable
+from typing import TYPE_CHECKING, Container, Iterable
 
 from ...protocol.errors import BadRow
 
@@ -139,12 +139,26 @@ def why_no_topic(name: str) -> str:
     return ""
 
 
-def check_topic_names(names: Iterable[str]) -> None:
-    """Raises `BadRow` for a name that no topic for rows can have."""
+def check_topic_names(names: Iterable[str], gated: Container[str] = ()) -> None:
+    """Raises `BadRow` for a name that no topic for rows can have, and for one that is not among
+    `gated`, if there are any.
+    """
     for name in names:
         why = why_no_topic(name)
         if why:
             raise BadRow(f"topic {name!r} cannot be written", why=why)
+        if gated and name not in gated:
+            raise BadRow(
+                f"topic {name!r} is not in the option topics",
+                why=(
+                    "With visibility=batch only the topics that are named there hide the rows of a"
+                    " micro-batch until all are committed."
+                ),
+                action=(
+                    "Add the topic to the option topics, or correct the column topic; then restart"
+                    " the query."
+                ),
+            )
 
 # %% ../../../nbs/kafka/records/01_checks.ipynb #c007
 _UNITS_IN_MS = {"ms": 1, "us": 10**3, "ns": 10**6}

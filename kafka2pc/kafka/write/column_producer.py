@@ -8,7 +8,7 @@ __all__ = ['GATHER_BYTES', 'GATHER_PARTITIONS', 'GATHER_S', 'Gathered', 'ColumnT
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c002
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c003
 import numpy as np
@@ -112,8 +112,8 @@ class ColumnTransaction(TransactionBase):
     """One transaction: `begin()`, `write`, `flush`, `precommit`; same form as `RowTransaction`.
     `conf` has librdkafka's names. `cluster` is shared by all transactions of a process.
     `two_phase`: KIP-939, no timeout. `turn`: the numbers of micro-batch and task, which say at
-    which partition rows without a key begin. An exception in the `with` block before `precommit`
-    aborts it.
+    which partition rows without a key begin. `gated`: the only topics that rows may name; empty:
+    any. An exception in the `with` block before `precommit` aborts it.
     """
 
     state: PreparedTxnState  # from `begin` on
@@ -131,10 +131,12 @@ class ColumnTransaction(TransactionBase):
         cluster_id: str = "",
         end_txn_version: int | None = None,
         two_phase: bool = False,
+        gated: tuple[str, ...] = (),
     ) -> None:
         self.cluster = cluster
         self.label = transactional_id
         self.topic = topic
+        self.gated = gated
         self.timeout_ms = timeout_ms
         self.two_phase = two_phase
         self.turn = (0, 0)
@@ -208,6 +210,14 @@ class ColumnTransaction(TransactionBase):
         sender.put(section)
         sender.step()
 
+    def partitions_of(self, topics: Iterable[str]) -> dict[str, int]:
+        """How many partitions each of these topics has. One that is missing is created, if the
+        brokers do so. Raises what `write` raises.
+        """
+        topics = list(topics)
+        self._meet([t for t in topics if t not in self._dealers])
+        return {t: self._dealers[t].partitions for t in topics}
+
     def _may_wait(self) -> bool:
         waiting = sum(gathered.bytes for gathered in self._gathered.values())
         few = all(self._dealers[topic].partitions < GATHER_PARTITIONS for topic in self._gathered)
@@ -231,7 +241,7 @@ class ColumnTransaction(TransactionBase):
         """A dealer for each of these new topics."""
         if not topics:
             return
-        check_topic_names(topics)
+        check_topic_names(topics, self.gated)
         found = self._begun().leaders(topics)
         for topic in topics:
             partitions = found[topic] or _wait_for_topic(self._begun(), self.label, topic)

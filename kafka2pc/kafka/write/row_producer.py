@@ -108,8 +108,8 @@ class RowWriter:
     after an exception, records that are not sent yet are dropped.
 
     Columns: value, and if wanted key, headers, topic, partition, timestamp. The option `topic`
-    wins. `begin_ms`: the longest wait for a broker. librdkafka takes the time 1970-01-01 00:00 for
-    the present.
+    wins. `begin_ms`: the longest wait for a broker. `gated`: the only topics that rows may name;
+    empty: any. librdkafka takes the time 1970-01-01 00:00 for the present.
     """
 
     def __init__(
@@ -119,9 +119,11 @@ class RowWriter:
         topic: str | None = None,
         batch_bytes: int | None = None,
         begin_ms: int = BEGIN_MS,
+        gated: tuple[str, ...] = (),
     ) -> None:
         self.conf = producer_conf(conf, batch_bytes=batch_bytes)
         self.topic = topic
+        self.gated = gated
         self.begin_ms = begin_ms
         self.label = "at least once"
         self._producer: Producer | None = None
@@ -194,7 +196,7 @@ class RowWriter:
         columns = [_values(batch), _keys(batch), _partitions(batch), _timestamps(batch)]
         headers = _headers(batch)
         new = names - self._existing
-        check_topic_names(new)
+        check_topic_names(new, self.gated)
         for name in new:
             self._look_up(name)
         self._send(zip(topics, *columns, headers, strict=False))
@@ -318,9 +320,10 @@ class RowTransaction(RowWriter, TransactionBase):
         participant: str = "kafka",
         cluster_id: str = "",
         end_txn_version: int | None = None,
+        gated: tuple[str, ...] = (),
         topic_id: Callable[[str], str] = lambda topic: "",
     ) -> None:
-        super().__init__(conf, topic=topic, begin_ms=begin_ms)
+        super().__init__(conf, topic=topic, begin_ms=begin_ms, gated=gated)
         self._ask_id = topic_id
         self._topic_ids: dict[str, str] = {}
         self._oldest_ms: int | None = None

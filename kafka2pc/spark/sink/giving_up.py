@@ -150,6 +150,7 @@ class LeftPlan:
             prefix=target.prefix,
             topic=target.topic,
             engine=target.engine,
+            gated=target.gated,
             **self.facts,
         )
 

@@ -157,7 +157,7 @@ def open_participant(target: KafkaTarget, patient: bool = False) -> KafkaPartici
     facts = check(
         conf,
         prefix=target.prefix if target.exactly_once else None,
-        topics=[target.topic] if target.topic else [],
+        topics=[target.topic] if target.topic else target.gated,
         timeout_ms=target.timeout_ms,
         two_phase=target.two_phase if target.engine == "columnar" else "off",
         within_ms=outage_ms(conf) if patient else FIRST_MS,
@@ -165,7 +165,12 @@ def open_participant(target: KafkaTarget, patient: bool = False) -> KafkaPartici
     if not facts.two_phase:
         conf = fit_waits(conf, facts.timeout_ms)
     return KafkaParticipant(
-        conf, prefix=target.prefix, topic=target.topic, engine=target.engine, **asdict(facts)
+        conf,
+        prefix=target.prefix,
+        topic=target.topic,
+        engine=target.engine,
+        gated=target.gated,
+        **asdict(facts),
     )
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c059

@@ -115,6 +115,13 @@ _WHERE = {
         "flights",
         _SAME,
     ),
+    "topics": Option(
+        "With `visibility=batch` and without `topic`: the topics that the column `topic` may name,"
+        " with commas in between.",
+        None,
+        "flights,delays",
+        _NEW,
+    ),
     "checkpointLocation": Option(
         "Required for a stream, as an option of the query. The decisions are kept inside it.",
         None,
@@ -143,6 +150,14 @@ _GUARANTEE = {
         "at_least_once",
         "is at-least-once",
     ),
+    "visibility": Option(
+        "`transaction`: readers see the rows of a micro-batch transaction by transaction; `batch`:"
+        " all at once, by one more transaction that hides them until all are committed. `batch`"
+        " needs `topic` or `topics`.",
+        "transaction",
+        "batch",
+        _NEW,
+    ),
     "twoPhaseCommit": Option(
         "KIP-939, transactions without a timeout. `auto`: where the brokers offer it and no timeout"
         " is set; `required`; `off`.",
@@ -165,6 +180,55 @@ def _exactly_once(given: Mapping[str, str]) -> bool:
     if guarantee == "at_least_once" and given.get("idempotencekey"):
         raise BadOption("idempotenceKey needs deliveryGuarantee=exactly_once")
     return guarantee == "exactly_once"
+
+# %% ../../../nbs/spark/sink/01_options.ipynb #c7b3d9e14
+def _list_of(text: str) -> tuple[str, ...]:
+    """The names between commas, each once, without the spaces around them."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def _gated(given: Mapping[str, str]) -> tuple[str, ...]:
+    """The topics that hide the rows of a micro-batch until all are committed; empty: none."""
+    batch = choose(given, "visibility", "transaction", "batch") == "batch"
+    topic, topics = given.get("topic"), given.get("topics")
+    if topics and not batch:
+        raise BadOption(
+            f"topics={topics} without visibility=batch",
+            why="Without it a column topic may name any topic.",
+            action="Leave topics out, or add visibility=batch. One topic for all rows: topic.",
+        )
+    if topic and topics:
+        raise BadOption(
+            f"topic={topic} and topics={topics} contradict each other",
+            why="With topic all rows go to one topic, and a column topic is not read.",
+            action="Leave one of them out.",
+        )
+    if not batch:
+        return ()
+    if given.get("deliveryguarantee") == "at_least_once":
+        raise BadOption(
+            "visibility=batch needs deliveryGuarantee=exactly_once",
+            why="Without transactions readers see each row as soon as it is written.",
+            action="Leave one of them out.",
+        )
+    return _named(topic or topics)
+
+
+def _named(topics: str | None) -> tuple[str, ...]:
+    """These topics. Raises `BadOption` if there are none, or one has no name."""
+    if topics is None:
+        raise BadOption(
+            "visibility=batch needs topic or topics",
+            why=(
+                "Before the first row it must be known in which topics the rows are to be hidden,"
+                " and a column topic is read only by the tasks."
+            ),
+            action="Set topic, or list in topics each topic that the column topic names.",
+        )
+    names = _list_of(topics)
+    if not all(names):
+        raise BadOption(f"topics={topics}: a name is empty", action="Correct the list of topics.")
+    return names
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c054
 _TIMEOUT = "kafka.transaction.timeout.ms"
@@ -269,12 +333,12 @@ def _key_days(given: Mapping[str, str]) -> int:
     return days
 
 
-def _check_log(place: str | None, topic: str | None) -> None:
+def _check_log(place: str | None, topics: Iterable[str | None]) -> None:
     """Raises `BadOption` for a decision log that cannot work, without opening it."""
     if place is None:
         return
     check_place("decisionLog", place)
-    if place == f"kafka:{topic}":
+    if place in [f"kafka:{topic}" for topic in topics]:
         raise BadOption(
             f"decisionLog={place}: rows are written to this topic",
             action="Give the decisions a topic of their own.",
@@ -306,14 +370,23 @@ def _check_broker(given: Mapping[str, str], kafka: bool) -> None:
         )
 
 
-_OF_KAFKA = ("topic", "transactionalidprefix", "includetimestamp", "twophasecommit", "engine")
+_OF_KAFKA = (
+    "topic",
+    "topics",
+    "transactionalidprefix",
+    "includetimestamp",
+    "visibility",
+    "twophasecommit",
+    "engine",
+)
 
 # %% ../../../nbs/spark/sink/01_options.ipynb #c067
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaTarget:
     """Where rows go, and how. `conf`: client settings under librdkafka's names. `exactly_once`: in
     transactions. `timeout_ms`: their timeout in milliseconds; None: the largest that the broker
-    allows. `two_phase`: auto, required or off. `engine`: columnar or rows.
+    allows. `two_phase`: auto, required or off. `engine`: columnar or rows. `gated`: the topics that
+    hide the rows of a micro-batch until all are committed; empty: none.
     """
 
     conf: tuple[tuple[str, str], ...] = field(repr=False)  # it may hold a password
@@ -324,6 +397,7 @@ class KafkaTarget:
     two_phase: str
     engine: str
     timestamps: bool = False
+    gated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,7 +443,7 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
     problems = Problems()
     attempt = problems.attempt
     given = lower_names(options)
-    given |= {name: given[name].strip() for name in ("topic",) if name in given}
+    given |= {name: given[name].strip() for name in ("topic", "topics") if name in given}
     attempt(check_names, given, SINK_OPTIONS, hidden=("queryName", "path"))
     attempt(refuse_path, given)
     attempt(_check_empty, given)
@@ -379,7 +453,8 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
     timeout_ms = attempt(number_option, given, _TIMEOUT, most=_INT32_MAX)
     two_phase = attempt(_two_phase, given, timeout_ms) or "auto"
     client = _client(given, problems)
-    attempt(_check_log, given.get("decisionlog"), given.get("topic"))
+    gated = attempt(_gated, given) or ()
+    attempt(_check_log, given.get("decisionlog"), [given.get("topic"), *gated])
     target = KafkaTarget(
         conf=tuple(sorted(client.conf.items())),
         topic=given.get("topic"),
@@ -389,6 +464,7 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
         two_phase=two_phase,
         engine=attempt(_engine, given, client.conf, two_phase),
         timestamps=attempt(choose, given, "includeTimestamp", "false", "true") == "true",
+        gated=gated,
     )
     query = _query(given, attempt)
     problems.report()
