@@ -17,7 +17,7 @@ from .client import KafkaClient, leftover
 from .hidden_rows import hidden_rows
 from .ids import ids_of_query
 from .rows_gone import rows_gone
-from .transaction_states import description, exact, late, later_commit
+from .transaction_states import ENDING, description, exact, late, later_commit
 from .wire.cluster import Cluster
 from .wire.descriptions import describe_transactions, list_transactions
 from .wire.transactions import end_txn, end_txns
@@ -25,7 +25,7 @@ from ..protocol.errors import TwoPhaseError, UnclearAnswer
 from ..protocol.history import History, from_environment
 from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
-from ..protocol.participant import Description, Gone, Outcome, Transaction
+from ..protocol.participant import Description, Gone, Outcome, Transaction, Unended
 from ..protocol.states import TxnState
 
 # %% ../../nbs/kafka/02_participant.ipynb #c101
@@ -134,16 +134,14 @@ class KafkaParticipant(KafkaWriter):
             transaction.flush()
             return replace(transaction.precommit(), oldest_ms=oldest_row_ms(lost))
 
-    def open_gate(self, plan: Plan) -> Committable | None:
+    def open_gate(self, plan: Plan) -> Committable:
         """See `OpensGate`: `write_gate`, in a transaction of its own with the timeout of the
-        others. None without `gated`.
+        others.
 
         After an unclear answer to InitProducerId `begin` takes another name. Every other error goes
         up, after one attempt to abort; a gate that stays open all the same is swept, or aborted by
         its timeout.
         """
-        if not self.gated:
-            return None
         from kafka2pc.kafka.gate import write_gate
 
         transaction: Any
@@ -160,10 +158,20 @@ class KafkaParticipant(KafkaWriter):
         """The open transactions of this query, by exact (producer id, epoch), under the prefixes of
         `traces`. Names of another query are left out, whatever they begin with.
         """
-        listed = list_transactions(self.cluster, part=f"-{query_id}-")
+        return self._listed(query_id, ("Ongoing",)).open
+
+    def unended(self, query_id: str) -> Unended:
+        """See `OpensGate`: the same, and those whose markers are not all written."""
+        return self._listed(query_id, ("Ongoing", *ENDING))
+
+    def _listed(self, query_id: str, states: Iterable[str]) -> Unended:
+        listed = list_transactions(self.cluster, part=f"-{query_id}-", states=states)
         ours = ids_of_query(listed, query_id, self.prefix)
-        found = describe_transactions(self.cluster, ours).values()
-        return [leftover(self, d) for d in found if d.state == "Ongoing"]
+        found = list(describe_transactions(self.cluster, ours).values())
+        return Unended(
+            [leftover(self, d) for d in found if d.state == "Ongoing"],
+            [leftover(self, d) for d in found if d.state in ENDING],
+        )
 
     def describe(
         self, cs: Iterable[Committable], *, margin_ms: int = 0, age_ms: float | None = None

@@ -16,7 +16,7 @@ from typing import Any, Callable, Iterable, Mapping, Self, Sequence
 from .clock import CLOCK
 from .messages import Committable, PartitionRange, Plan, PreparedTxnState
 from .names import Names, known_name
-from .participant import Description, Gone, Outcome, RowsMissing
+from .participant import Description, Gone, Outcome, RowsMissing, Unended
 from .states import TRANSITIONS, TxnState, step
 
 # %% ../../nbs/protocol/05_memory.ipynb #c043
@@ -204,6 +204,10 @@ class MemoryParticipant(_Writable):
         txn.write([GATE])
         txn.flush()
         return txn.precommit()
+
+    def unended(self, query_id: str) -> Unended:
+        """See `OpensGate`. An end is one step here."""
+        return Unended(self.in_doubt(query_id), [])
 
     def expire(self) -> None:
         """Abort every open or pre-committed transaction, as a broker does after the timeout."""

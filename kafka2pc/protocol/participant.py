@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'MayHide', 'Recalls', 'Gone', 'MayRemove',
-           'OpensGate', 'RowsMissing', 'KeepsAborted', 'StoreIdentity', 'KeepsId', 'Identified', 'store_identity',
-           'OpenBeside', 'Shared', 'list_some', 'Brief', 'briefly', 'TransactionBase']
+           'Unended', 'OpensGate', 'RowsMissing', 'KeepsAborted', 'StoreIdentity', 'KeepsId', 'Identified',
+           'store_identity', 'OpenBeside', 'Shared', 'list_some', 'Brief', 'briefly', 'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Iterable, Mapping, Protocol, Self, Sequence, runtime_checkable
+from typing import Any, Iterable, Mapping, NamedTuple, Protocol, Self, Sequence, runtime_checkable
 
 # %% ../../nbs/protocol/04_participant.ipynb #c003
 from .messages import Committable, Plan
@@ -128,12 +128,19 @@ class MayRemove(Protocol):
     def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]: ...
 
 
+class Unended(NamedTuple):
+    """What has not ended yet. `ending`: the end has begun, and has not reached all places."""
+
+    open: list[Committable]
+    ending: list[Committable]
+
+
 @runtime_checkable
 class OpensGate(Protocol):
     """What a participant also has if an open transaction hides what is committed behind it.
     `gated`: the topics in which it shall (none: it opens no gate). `open_gate`: a transaction of
     `plan` that does so in each partition of them, pre-committed; it is never committed. Raises what
-    writing raises.
+    writing raises. `unended`: the transactions of a query that hide what is behind them.
     """
 
     name: str
@@ -141,6 +148,7 @@ class OpensGate(Protocol):
     @property
     def gated(self) -> Sequence[str]: ...
     def open_gate(self, plan: Plan) -> Committable: ...
+    def unended(self, query_id: str) -> Unended: ...
 
 
 class RowsMissing(Exception):

@@ -84,7 +84,7 @@ _VERBS: dict[type, tuple[str, ...]] = {
     Recalls: ("committed_later",),
     KeepsId: ("differs",),
     KeepsAborted: ("final", "write_again"),
-    OpensGate: ("open_gate",),
+    OpensGate: ("gated", "open_gate", "unended"),
 }
 
 

@@ -7,7 +7,7 @@ __all__ = ['gates_left', 'end_gates', 'end_unused']
 
 # %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c002
 import logging
-from typing import Iterable, Sequence
+from typing import Iterable, Sequence, cast
 
 # %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c003
 from ...driver import Driver
@@ -15,11 +15,11 @@ from ...errors import OutcomeUnknown
 from ...log.decisions import Decision
 from ...log.questions import later_batch
 from ...messages import Committable
-from ...participant import Outcome
+from ...participant import OpensGate, Outcome, Unended
 from ..describe import describe_all
 from .opening import gating
 from ..requests import send_all
-from ..sweep import abort_left, left_up_to, sweep
+from ..sweep import abort_left, sweep, up_to
 from ...states import TxnState
 
 # %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c005
@@ -67,15 +67,27 @@ def end_gates(driver: Driver, decision: Decision, gates: Sequence[Committable]) 
         return
     with driver.history.of("end gate", batch_id=decision.slot.batch_id):
         # the list first: while the gate is open, no run has begun the next batch
-        strays = left_up_to(driver, decision, {gate.participant for gate in gates})
+        strays, ending = _beside(driver, decision, gates)
         if not _is_whole(driver, decision, gates):
             _warn_of_part(driver, decision)
             return
         abort_left(driver, strays)
-        _await_ends(driver, decision, strays)
+        _await_ends(driver, decision, [*strays, *ending])
         outcomes = send_all(driver, "abort", gates, decision.slot.batch_id)
         if Outcome.UNKNOWN in outcomes:
             raise _hidden(driver, decision, gates)
+
+
+def _beside(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> Unended:
+    """What may hide rows of the batch, beside its own transactions."""
+    strays: list[Committable] = []
+    ending: list[Committable] = []
+    for name in {gate.participant for gate in gates}:
+        # a store that has opened a gate can say it
+        found = cast(OpensGate, driver.participants[name]).unended(driver.query_id)
+        strays += up_to(driver, decision, found.open)
+        ending += up_to(driver, decision, found.ending)
+    return Unended(strays, ending)
 
 
 def _is_whole(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> bool:
