@@ -401,13 +401,13 @@ def end_transaction(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreStep:
     """One transaction, and what restore does with it, or has done: `commit`, `abort`, `nothing` (it
-    was committed before), `show` (a gate: its end shows the batch to readers); of one that was aborted after its decision: `salvage` (its rows are read
-    back, and written in a new transaction), `reopen` (its batch is decided no more, and Spark's
-    replay writes it again) or `lost`; `lost` is also one of which rows are gone (`holds` says
-    which). `batch_id`: of one that is not decided, the newest batch that it can belong to.
-    `records`: None: unknown. `left_ms`: until it times out, for display only, because it compares
-    the clock of a task or of a broker with that of this machine; None also for one that is not
-    open.
+    was committed before), `show` (a gate: its end shows the batch to readers); of one that was
+    aborted after its decision: `salvage` (its rows are read back, and written in a new
+    transaction), `reopen` (its batch is decided no more, and Spark's replay writes it again) or
+    `lost`; `lost` is also one of which rows are gone (`holds` says which). `batch_id`: of one that
+    is not decided, the newest batch that it can belong to. `records`: None: unknown. `left_ms`:
+    until it times out, for display only, because it compares the clock of a task or of a broker
+    with that of this machine; None also for one that is not open.
     """
 
     do: str
