@@ -135,8 +135,8 @@ class KafkaParticipant(KafkaWriter):
             return replace(transaction.precommit(), oldest_ms=oldest_row_ms(lost))
 
     def open_gate(self, plan: Plan) -> Committable:
-        """See `OpensGate`: `write_gate`, in a transaction of its own with the timeout of the
-        others.
+        """See `OpensGate`: `write_gate`, in a transaction of its own. It has a timeout, also where
+        the others have none (KIP-939): it holds no row, and if no process ends it, readers wait.
 
         After an unclear answer to InitProducerId `begin` takes another name. Every other error goes
         up, after one attempt to abort; a gate that stays open all the same is swept, or aborted by
@@ -145,7 +145,9 @@ class KafkaParticipant(KafkaWriter):
         from kafka2pc.kafka.gate import write_gate
 
         transaction: Any
-        with _columnar(self).begin(plan) as transaction:
+        twin = _columnar(self)
+        twin.two_phase = False
+        with twin.begin(plan) as transaction:
             write_gate(self.cluster, self.gated, plan, transaction)
             return transaction.precommit()
 

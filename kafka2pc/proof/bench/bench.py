@@ -24,7 +24,7 @@ from .java import java_producers
 from .measure import Comparison
 from .partitions import memory_table, wide_sinks
 from .profile import profile_table
-from .sinks import sinks
+from .sinks import sinks, visible_as_a_whole
 from .sources import sources
 from .stores import jobs
 from .topics import local_kafka
@@ -103,6 +103,10 @@ class Bench:
         for n in self.sizes.partitions:
             title = f"Spark, {rows:,} rows of 100 B with keys, {n:,} partitions"
             yield self._compare(title, wide_sinks, rows, n)
+        rows = self.sizes.rows[-1]
+        for n in (3, *self.sizes.partitions):
+            title = f"Spark, micro-batch, {rows:,} rows of 100 B, {n:,} partitions"
+            yield self._compare(title, visible_as_a_whole, rows, n)
 
     def sources(self) -> Iterator[Comparison]:
         """Reads by Spark."""
