@@ -6,14 +6,14 @@
 __all__ = ['HEADER', 'KEY', 'write_gate']
 
 # %% ../../nbs/kafka/10_gate.ipynb #c492c0287
-from typing import Mapping, Sequence
+from typing import Sequence
 
 # %% ../../nbs/kafka/10_gate.ipynb #c4f68fac9
 import pyarrow as pa
 
 # %% ../../nbs/kafka/10_gate.ipynb #c5ba13d7a
 from .wire.cluster import Cluster
-from .wire.topics import topic_setting
+from .wire.topics import cleanup_policies
 from .write.column_producer import ColumnTransaction
 from .write.deliveries import InvalidRecord
 from ..protocol.errors import NOTHING_WRITTEN
@@ -45,23 +45,25 @@ def write_gate(
     Raises `InvalidRecord` if a topic does not take such a record, and what writing raises.
     """
     partitions = transaction.partitions_of(topics)
-    policies = {topic: topic_setting(cluster, topic, "cleanup.policy") for topic in partitions}
+    policies = cleanup_policies(cluster, list(partitions))
     try:
         for topic, count in partitions.items():
-            keyed = "compact" in (policies[topic] or "")
+            keyed = "compact" in policies.get(topic, "")
             transaction.write(_records(topic, count, plan, keyed=keyed))
         transaction.flush()
     except InvalidRecord as e:
-        raise _refused(e, policies) from None
+        raise _refused(e, sorted(partitions.keys() - policies.keys())) from None
 
 
-def _refused(error: InvalidRecord, policies: Mapping[str, str | None]) -> InvalidRecord:
-    """The error for a topic that does not take the record of the gate."""
+def _refused(error: InvalidRecord, unknown: Sequence[str]) -> InvalidRecord:
+    """The error for a topic that does not take the record of the gate. `unknown`: the topics whose
+    cleanup.policy this user may not see.
+    """
     why = f"It was the record of the gate, which visibility=batch writes. {error.why}"
-    unknown = ", ".join(topic for topic, policy in policies.items() if policy is None)
+    names = ", ".join(unknown)
     if unknown:
-        why += f" This user may not see if {unknown} is compacted, so the record had no key."
-        action = f"Grant DESCRIBE_CONFIGS on the resource Topic {unknown}"
+        why += f" This user may not see if {names} is compacted, so the record had no key."
+        action = f"Grant DESCRIBE_CONFIGS on the resource Topic {names}"
     else:
         action = "Let the topic take a record without a value"
     return InvalidRecord(

@@ -22,6 +22,9 @@ from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadOption, MovedLog, StaleCheckpoint
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
+from kafka2pc.protocol.messages import Plan
+from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.spark import foreach_batch
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.sink import opening
@@ -102,6 +105,26 @@ class Query:
 @pytest.fixture
 def query(spark, kafka, tmp_path):
     return Query(spark, kafka, tmp_path)
+
+
+def test_each_of_the_topics_exists_and_has_a_gate(kafka):
+    topics = [f"topics-{uuid.uuid4().hex[:8]}" for _ in range(2)]
+    options = {
+        "kafka.bootstrap.servers": kafka.bootstrap_servers,
+        "visibility": "batch",
+        "topics": ", ".join(topics),
+        "transactionalIdPrefix": topics[0],
+    }
+    kafka.create_topic(topics[0])
+    with pytest.raises(BadOption, match=f"topic {topics[1]} does not exist") as caught:
+        kafka2pc.exactly_once(options).stores()
+    assert caught.value.action.endswith("correct the option topic or topics.")
+    kafka.create_topic(topics[1])
+    [store] = kafka2pc.exactly_once(options).stores()
+    plan = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
+    gate = store.open_gate(plan)
+    assert [p.topic for p in gate.partitions] == sorted(topics)
+    assert store.abort(gate) is Outcome.DONE
 
 
 class Broken(Exception):

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['NEW_TOPIC_S', 'TopicInfo', 'topics_request', 'all_topics_request', 'topic_rows', 'topic_id_in', 'is_other_topic',
-           'describe_topics', 'topic_id_of', 'find_leaders', 'leaders_in', 'topic_settings', 'topic_setting',
-           'topic_max_message_bytes', 'broker_setting', 'ask_to_create', 'create_topic', 'find_or_create_topics',
-           'await_topics']
+           'describe_topics', 'topic_id_of', 'find_leaders', 'leaders_in', 'topic_settings', 'cleanup_policies',
+           'topic_setting', 'topic_max_message_bytes', 'broker_setting', 'ask_to_create', 'create_topic',
+           'find_or_create_topics', 'await_topics']
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c002
 import random
@@ -127,30 +127,41 @@ _BROKER = 4
 
 
 def _describe_configs(
-    connection: Connection, kind: int, resource_name: Callable, keys: Iterable[str]
-) -> dict[str, str]:
-    """The settings `keys` of the resource `resource_name(node that is asked)`, without those that
-    this user may not see.
+    connection: Connection, kind: int, resource_names: Callable, keys: Iterable[str]
+) -> dict[str, dict[str, str]]:
+    """The settings `keys` of each of the resources `resource_names(node that is asked)`, without
+    those that this user may not see.
     """
 
     def once() -> WireAnswer:
         node_id = random.choice(connection.nodes())
-        resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=kind,
-            resource_name=resource_name(node_id),
-            configuration_keys=list(keys),
-        )
-        return connection.ask(DescribeConfigsRequest(resources=[resource]), node_id)
+        resources = [
+            DescribeConfigsRequest.DescribeConfigsResource(
+                resource_type=kind, resource_name=name, configuration_keys=list(keys)
+            )
+            for name in resource_names(node_id)
+        ]
+        return connection.ask(DescribeConfigsRequest(resources=resources), node_id)
 
     results = [r for r in connection.persist(once).results if r.error_code == 0]
-    return {c.name: c.value for r in results for c in r.configs}
+    return {r.resource_name: {c.name: c.value for c in r.configs} for r in results}
 
 
 def topic_settings(connection: Connection, topic: str, keys: Iterable[str]) -> dict[str, str]:
     """The topic's settings of these names; empty if there is no such topic, or this user may not
     ask (DESCRIBE_CONFIGS on the topic). Raises `BrokerUnreachable`.
     """
-    return _describe_configs(connection, _TOPIC, lambda _: topic, keys)
+    found = _describe_configs(connection, _TOPIC, lambda _: [topic], keys)
+    return next(iter(found.values()), {})
+
+
+def cleanup_policies(connection: Connection, topics: Iterable[str]) -> dict[str, str]:
+    """The `cleanup.policy` of each of these topics, without those where `topic_settings` is empty.
+    One request. Raises `BrokerUnreachable`.
+    """
+    key = "cleanup.policy"
+    found = _describe_configs(connection, _TOPIC, lambda _: topics, [key])
+    return {topic: settings[key] for topic, settings in found.items() if key in settings}
 
 
 def topic_setting(connection: Connection, topic: str, key: str) -> str | None:
@@ -168,7 +179,8 @@ def broker_setting(connection: Connection, key: str) -> str | None:
     """A setting of the brokers, or None if this user may not ask (DESCRIBE_CONFIGS on the
     cluster). Raises `BrokerUnreachable`.
     """
-    return _describe_configs(connection, _BROKER, str, [key]).get(key)
+    found = _describe_configs(connection, _BROKER, lambda node_id: [str(node_id)], [key])
+    return next(iter(found.values()), {}).get(key)
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #c021
 NEW_TOPIC_S = 20  # until a topic is known that the brokers create
