@@ -248,8 +248,8 @@ class _Outcomes:
 
     query_id: str
     decided: frozenset[tuple[str, PreparedTxnState]]
-    gates: frozenset[tuple[str, PreparedTxnState]]
     token: Token | None
+    gates: frozenset[tuple[str, PreparedTxnState]] = frozenset()
 
 
 def _found(d: DescribedTransaction, now_ms: float, outcomes: _Outcomes | None) -> FoundTransaction:
@@ -284,8 +284,8 @@ def _outcomes(query: Query) -> _Outcomes:
     return _Outcomes(
         query_id=query.query_id,
         decided=exact(newest.committables if newest else ()),
-        gates=exact(newest.gates if newest else ()),
         token=last.token if last else None,
+        gates=exact(newest.gates if newest else ()),
     )
 
 
