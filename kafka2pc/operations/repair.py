@@ -320,10 +320,27 @@ def _committable(survey: Survey, transactional_id: str) -> Committable:
 def _in_decision(driver: Driver, c: Committable) -> Committable | None:
     """The same transaction in the newest decision, which counts its records; None: not there."""
     newest = newest_commit(driver.log)
-    for other in newest.committables if newest else ():
-        if (other.transactional_id, other.state) == (c.transactional_id, c.state):
-            return other
-    return None
+    return _same(c, newest.committables) if newest else None
+
+
+def _same(c: Committable, others: Iterable[Committable]) -> Committable | None:
+    exact = c.transactional_id, c.state
+    return next((o for o in others if (o.transactional_id, o.state) == exact), None)
+
+
+def _check_gate(driver: Driver, c: Committable) -> None:
+    """Raises `Refused` if it is a gate of the newest decision."""
+    newest = newest_commit(driver.log)
+    if newest and _same(c, newest.gates):
+        raise Refused(
+            f"{c.transactional_id}: it is the gate of a batch that is decided",
+            why="It hides the batch until all of it is committed.",
+            risk=UNTOUCHED,
+            action=(
+                "Commit the batch: kafka2pc restore CHECKPOINT ends the gate after it. With --force"
+                " the gate is ended now, and readers may see a part of the batch first."
+            ),
+        )
 
 # %% ../../nbs/operations/04_repair.ipynb #c123
 def _end(survey: Survey, c: Committable, commit: bool) -> None:
@@ -386,6 +403,8 @@ def end_transaction(
     c = _committable(survey, transactional_id)
     name = parse_name(transactional_id)
     own = driver if driver and name and name.query_id == driver.query_id else None
+    if own and not force:
+        _check_gate(own, c)
     decided = _in_decision(own, c) if own else None
     c = decided or c
     is_decided = decided is not None if own else None

@@ -196,9 +196,10 @@ ALIVE = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 class FoundTransaction:
     """A transaction of a cluster. `decided`: True, False, or None (its checkpoint was not named, or
     this sink did not write it). `run`: its claim, batch.attempt.random. `fenced`: a newer run has
-    claimed. `age_ms`, `left_ms` (None: never times out): in ms, for display only, because they
-    compare the coordinator's clock with the clock of this machine. `store`: another one than kafka
-    is a database: there `partitions` names the table, and an `age_ms` of 0 is not known.
+    claimed. `hides`: it is the gate of what is decided. `age_ms`, `left_ms` (None: never times
+    out): in ms, for display only, because they compare the coordinator's clock with the clock of
+    this machine. `store`: another one than kafka is a database: there `partitions` names the table,
+    and an `age_ms` of 0 is not known.
     """
 
     transactional_id: str
@@ -212,6 +213,7 @@ class FoundTransaction:
     run: str | None = None
     decided: bool | None = None
     fenced: bool | None = None
+    hides: bool = False
     store: str = "kafka"
 
     @property
@@ -240,11 +242,14 @@ def spell_left(ms: float | None) -> str:
 # %% ../../nbs/operations/03_survey.ipynb #c119
 @dataclass(frozen=True, slots=True)
 class _Outcomes:
-    """What a query's log says: which transactions are decided, and the token of the newest run."""
+    """What a query's log says: which transactions are decided, and which of its gates hide them;
+    the token of the newest run.
+    """
 
     query_id: str
     decided: frozenset[tuple[str, PreparedTxnState]]
     token: Token | None
+    gates: frozenset[tuple[str, PreparedTxnState]] = frozenset()
 
 
 def _found(d: DescribedTransaction, now_ms: float, outcomes: _Outcomes | None) -> FoundTransaction:
@@ -265,16 +270,22 @@ def _found(d: DescribedTransaction, now_ms: float, outcomes: _Outcomes | None) -
     if outcomes is None or name is None or name.query_id != outcomes.query_id:
         return found
     fenced = outcomes.token is not None and name.token < outcomes.token
-    return replace(found, decided=found.exact in outcomes.decided, fenced=fenced)
+    return replace(
+        found,
+        decided=found.exact in outcomes.decided,
+        fenced=fenced,
+        hides=found.exact in outcomes.gates,
+    )
 
 # %% ../../nbs/operations/03_survey.ipynb #c123
 def _outcomes(query: Query) -> _Outcomes:
     newest, last = newest_commit(query.log), newest_record(query.log)
-    committables = newest.committables if newest else ()
+    exact = lambda cs: frozenset((c.transactional_id, c.state) for c in cs)
     return _Outcomes(
         query_id=query.query_id,
-        decided=frozenset((c.transactional_id, c.state) for c in committables),
+        decided=exact(newest.committables if newest else ()),
         token=last.token if last else None,
+        gates=exact(newest.gates if newest else ()),
     )
 
 

@@ -25,6 +25,7 @@ from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.log.questions import newest_commit
 from kafka2pc.protocol.messages import Plan
 from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
@@ -66,6 +67,34 @@ def test_what_is_decided_is_committed_by_the_printed_lines(dead):
     assert dead.seen() == ROWS
     assert names(dead.doctor()) == {"one-copy"}
     assert typed(settled.commands[1])[1] == 0, "asked again it finds nothing to do"
+
+
+def test_what_is_committed_and_hidden_is_shown_by_the_printed_lines(kafka, tmp_path):
+    dead = DeadQuery(kafka, tmp_path, gate=True).leave(decided=True)
+    newest = newest_commit(dead.log)
+    (store,) = dead.opened
+    late = finding_of(dead.doctor(), "decided-and-open", "2 of its transactions are open: 4 rec")
+    assert "2 to commit, 1 to make visible" in typed(late.commands[0])[0]
+    for verb in ("abort", "commit"):
+        line = dead.access.command(verb, newest.gates[0].transactional_id)
+        said, status = typed(f"{line} --checkpoint {dead.place}")
+        assert status == 1 and "it is the gate of a batch that is decided" in said, said
+    outcomes = [store.commit(c) for c in newest.committables]
+    write(dead, "another producer's")
+    assert outcomes == [Outcome.DONE] * 2 and dead.seen() == []
+    found = dead.doctor()
+    who = f"1 of query {dead.id}, the oldest for "
+    held = finding_of(found, "readers-held-back", who, f"{dead.topic}-0 at 0 of 8")
+    assert held.level == "trouble"
+    hidden = finding_of(found, "decided-and-hidden", "batch 0 of query", "No. All of the batch is")
+    assert [name for name, _ in hidden.items] == [c.transactional_id for c in newest.gates]
+    assert found.status == 3 and "leftovers" not in names(found)
+    said, statuses = zip(*map(typed, hidden.commands), strict=True)
+    assert statuses == (3, 0) and "To make visible, batch 0: 1 transaction" in said[0]
+    assert "1 made visible, 2 committed before; nothing is open any more.\n" in said[1]
+    assert dead.seen() == [*ROWS, "another producer's"]
+    assert names(dead.doctor()) == {"one-copy"}
+    assert typed(hidden.commands[1])[1] == 0, "asked again it finds nothing to do"
 
 
 def test_with_kip_939_no_decided_batch_times_out(kafka, tmp_path):

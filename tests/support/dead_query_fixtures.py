@@ -30,14 +30,15 @@ from kafka2pc.protocol.phases.restore import restore
 class DeadQuery:
     """A query with a checkpoint as Spark makes it. `write` pre-commits a batch of two tasks with
     two rows each; the test chooses what happens then. `conf`: the client settings, if not those of
-    the broker; `how`: options of the sink.
+    the broker; `gate`: its batches have one; `how`: options of the sink.
     """
 
-    def __init__(self, kafka, folder, topic=None, conf=None, **how):
+    def __init__(self, kafka, folder, topic=None, conf=None, gate=False, **how):
         self.kafka = kafka
         self.topic = topic or f"operations-{uuid.uuid4().hex[:8]}"
         self.prefix = how.pop("prefix", None) or f"operations-{uuid.uuid4().hex[:8]}"
         self.how = how
+        self.gated = (self.topic,) if gate else ()
         self.conf = conf or kafka.client_conf
         self.place = Path(folder) / "checkpoint"
         self.id = str(uuid.uuid4())
@@ -52,7 +53,8 @@ class DeadQuery:
     def run(self):
         """The driver of a new run, as the sink makes it."""
         facts = asdict(check(self.conf, topics=[self.topic], prefix=self.prefix, **self.how))
-        participant = KafkaParticipant(self.conf, topic=self.topic, prefix=self.prefix, **facts)
+        facts |= dict(topic=self.topic, prefix=self.prefix, gated=self.gated)
+        participant = KafkaParticipant(self.conf, **facts)
         self.opened.append(participant)
         return Driver(query_id=self.id, log=self.log, participants={"kafka": participant})
 

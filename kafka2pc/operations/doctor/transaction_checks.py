@@ -122,7 +122,7 @@ def _spell(t: FoundTransaction) -> str:
 def _has_finding(exam: Examination, t: FoundTransaction) -> bool:
     """Does another check report it, as one of this sink?"""
     own = t.decided is not None or t.transactional_id.startswith(exam.prefix)
-    return own and (bool(t.decided) or _is_left(exam, t))
+    return own and (bool(t.decided) or t.hides or _is_left(exam, t))
 
 
 def _risk_of_waiting(
@@ -161,7 +161,8 @@ _PERHAPS = (
 
 def _is_left(exam: Examination, t: FoundTransaction) -> bool:
     """Is it one of this sink that no run will end?"""
-    return bool(t.query_id and not t.decided and (t.fenced or t.age_ms >= exam.older_ms))
+    undecided = t.query_id and not t.decided and not t.hides
+    return bool(undecided and (t.fenced or t.age_ms >= exam.older_ms))
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c107
 def check_readers(exam: Examination) -> Iterator[Finding]:
