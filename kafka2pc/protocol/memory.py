@@ -205,6 +205,10 @@ class MemoryParticipant(_Writable):
         txn.flush()
         return txn.precommit()
 
+    def ending(self, query_id: str) -> list[Committable]:
+        """See `OpensGate`. Here an end is one step."""
+        return []
+
     def expire(self) -> None:
         """Abort every open or pre-committed transaction, as a broker does after the timeout."""
         for txn in self.txns.values():

@@ -133,7 +133,8 @@ class OpensGate(Protocol):
     """What a participant also has if an open transaction hides what is committed behind it.
     `gated`: the topics in which it shall (none: it opens no gate). `open_gate`: a transaction of
     `plan` that does so in each partition of them, pre-committed; it is never committed. Raises what
-    writing raises.
+    writing raises. `ending`: the transactions of a query that have begun to end, and whose end has
+    not reached all places of their rows; until then they hide what is behind them.
     """
 
     name: str
@@ -141,6 +142,7 @@ class OpensGate(Protocol):
     @property
     def gated(self) -> Sequence[str]: ...
     def open_gate(self, plan: Plan) -> Committable: ...
+    def ending(self, query_id: str) -> list[Committable]: ...
 
 
 class RowsMissing(Exception):

@@ -72,7 +72,8 @@ def end_gates(driver: Driver, decision: Decision, gates: Sequence[Committable]) 
             _warn_of_part(driver, decision)
             return
         abort_left(driver, strays)
-        _await_ends(driver, decision, strays)
+        # what another run, or a timeout, has ended hides rows, too, until its last marker is there
+        _await_ends(driver, decision, [*strays, *_ending(driver, gates)])
         outcomes = send_all(driver, "abort", gates, decision.slot.batch_id)
         if Outcome.UNKNOWN in outcomes:
             raise _hidden(driver, decision, gates)
@@ -84,6 +85,12 @@ def _is_whole(driver: Driver, decision: Decision, gates: Sequence[Committable]) 
     rows = [c for c in decision.committables if c.participant in stores]
     _await_ends(driver, decision, rows)
     return all(d.state in _OPEN for d in describe_all(driver, gates))
+
+
+def _ending(driver: Driver, gates: Sequence[Committable]) -> list[Committable]:
+    """What has begun to end in the stores of the gates. To be asked behind what is open."""
+    stores = {gate.participant for gate in gates}
+    return [c for p in gating(driver) if p.name in stores for c in p.ending(driver.query_id)]
 
 
 def _await_ends(driver: Driver, decision: Decision, cs: Sequence[Committable]) -> None:
