@@ -15,7 +15,7 @@ from typing import Any, Callable, Iterable, NamedTuple
 from .replay import Trouble
 from .steps import Model, Step
 from .systems import SILENT, UNKNOWN
-from .world import short
+from .world import GATE, short
 from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/06_report.ipynb #c006
@@ -29,14 +29,19 @@ def short_decision(m: Model, number: int) -> str:
 REQUEST_WORDS: dict[str, Callable[..., str]] = {
     "init": lambda m, name: f"InitProducerId {short(name)}",
     "epoch": lambda m, name: f"goes on with its producer {short(name)}",
-    "produce": lambda m, name, epoch, rows: f"writes {len(rows)} row to {short(name, epoch)}",
+    "produce": lambda m, name, epoch, rows: (
+        f"{'opens the gate' if rows[0][1] == GATE else f'writes {len(rows)} row to'}"
+        f" {short(name, epoch)}"
+    ),
     "end": lambda m, name, epoch, commit: (
         f"EndTxn({'commit' if commit else 'abort'}) {short(name, epoch)}"
     ),
     "describe": lambda m, tuples: f"describes {', '.join(short(*t) for t in tuples)}",
+    "await": lambda m, tuples: f"waits for the end of {', '.join(short(*t) for t in tuples)}",
     "clock": lambda m, tuples: "looks at its clock",
     "list": lambda m, prepared: "lists what is open",
     "known": lambda m: "lists what is known, in any state",
+    "ending": lambda m: "lists what has no markers yet",
     "gone": lambda m, tuples: f"asks for the rows of {', '.join(short(*t) for t in tuples)}",
     "later": lambda m, tuples: f"asks for commits after {', '.join(short(*t) for t in tuples)}",
     "final": lambda m, tuples: f"asks what is final of {', '.join(short(*t) for t in tuples)}",
@@ -67,18 +72,21 @@ REQUEST_WORDS: dict[str, Callable[..., str]] = {
 }
 
 # %% ../../../nbs/proof/model/06_report.ipynb #c007
-def describe_transaction(state: TxnState | None, late: bool) -> str:
+def describe_transaction(state: TxnState | None, late: bool, complete: bool = True) -> str:
     """A state as DescribeTransactions gives it, in words."""
     words = state.value if state else "unknown"
-    return f"{words}, little time left" if late else words
+    words += ", little time left" if late else ""
+    return words if complete else f"{words}, markers are missing"
 
 
 ANSWER_WORDS: dict[str, Callable[[Model, Any], str]] = {
     "listing": lambda m, reply: ", ".join(short_decision(m, n) for *_, n in reply) or "nothing",
     "list": lambda m, reply: ", ".join(map(short, reply)) or "nothing",
     "known": lambda m, reply: ", ".join(map(short, reply)) or "nothing",
+    "ending": lambda m, reply: ", ".join(short(*t) for t in reply) or "nothing",
     "open": lambda m, reply: ", ".join(short(*t) for t in reply) or "nothing any more",
     "describe": lambda m, reply: ", ".join(describe_transaction(*t) for t in reply),
+    "await": lambda m, reply: ", ".join(describe_transaction(*t) for t in reply),
     "gone": lambda m, reply: ", ".join("not there" if gone else "there" for gone in reply),
     "later": lambda m, reply: ", ".join("one" if later else "none" for later in reply),
     "final": lambda m, reply: ", ".join(s.value if s else "no proof" for s in reply),
