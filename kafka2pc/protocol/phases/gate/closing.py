@@ -15,7 +15,7 @@ from ...errors import OutcomeUnknown
 from ...log.decisions import Decision
 from ...log.questions import later_batch
 from ...messages import Committable
-from ...participant import Outcome
+from ...participant import OpensGate, Outcome
 from ..describe import describe_all
 from .opening import gating
 from ..requests import send_all
@@ -88,9 +88,11 @@ def _is_whole(driver: Driver, decision: Decision, gates: Sequence[Committable]) 
 
 
 def _ending(driver: Driver, gates: Sequence[Committable]) -> list[Committable]:
-    """What has begun to end in the stores of the gates. To be asked behind what is open."""
-    stores = {gate.participant for gate in gates}
-    return [c for p in gating(driver) if p.name in stores for c in p.ending(driver.query_id)]
+    """What has begun to end in the stores of the gates, which may be those of a run that opens none
+    itself. To be asked behind what is open.
+    """
+    stores = [driver.participants[name] for name in {gate.participant for gate in gates}]
+    return [c for p in stores if isinstance(p, OpensGate) for c in p.ending(driver.query_id)]
 
 
 def _await_ends(driver: Driver, decision: Decision, cs: Sequence[Committable]) -> None:
