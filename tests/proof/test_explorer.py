@@ -91,8 +91,8 @@ STATES = {
     "a gate, no rows": 45,
     "a gate, an error is caught": 450,
     "a gate, commits/N is written by hand": 500,
-    "a gate, an operator fences": 7_500,
-    "a gate, an operator restores": 2_000,
+    "a gate, an operator fences": 7_000,
+    "a gate, an operator restores": 1_200,
 }
 
 

@@ -10,7 +10,7 @@ __all__ = ['plan_batch', 'has_returned', 'make_driver', 'open_participant', 'war
 import logging
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c003
 from ...backends.places import masked
@@ -127,13 +127,21 @@ def _policy(options: QueryOptions, stores: Sequence[StoreIdentity]) -> Policy:
         each=parallel(),
         retry=partial(retry_unknown, min(20, options.max_commit_retries)),
         retry_commit=partial(retry_unknown, options.max_commit_retries),
-        retry_end=partial(retry_unknown, 600, total_ms=60_000, first_ms=2, longest_ms=100),
+        retry_end=_retry_end(options.max_commit_retries),
         pause_before_claim=back_off,
         margin_ms=min([10_000, *(t // 5 for t in timeouts_ms)]),
         lost_transactions=options.lost_transactions,
         in_order=options.in_order,
         replay_check=options.replay_check,
     )
+
+
+def _retry_end(retries: int) -> Callable:
+    """Most markers are written within milliseconds; over many new partitions it takes half a
+    minute, and as long as for a commit is waited.
+    """
+    total_ms = 6_000 * retries
+    return partial(retry_unknown, total_ms // 100, total_ms=total_ms, first_ms=2, longest_ms=100)
 
 
 def _under_prefix(participants: Sequence[Participant], prefix: str) -> list[dict[str, Participant]]:
