@@ -90,11 +90,15 @@ class Reader(threading.Thread):
 class GatedQuery:
     """A query whose batches have a gate, and three tasks of three rows: one in each partition.
     The last task has two tries; the first of them wrote its rows, and died: these are between the
-    rows of the other tasks and its own. Each start has a new driver. `how`: of the store.
+    rows of the other tasks and its own (`tries` 1: it has one). Each start has a new driver.
+    `gate_ms`: the timeout of the gate, if it has one of its own; `how`: of the store.
     """
 
-    def __init__(self, kafka, topic, prefix, two_phase="off", history=None, **how):
-        self.id, self.log, self.topic, self.messages = str(uuid.uuid4()), MemoryLog(), topic, []
+    partitions = PARTITIONS
+
+    def __init__(self, kafka, topic, prefix, two_phase="off", tries=2, gate_ms=None, **how):
+        self.id, self.log, self.topic = str(uuid.uuid4()), MemoryLog(), topic
+        self.tries, self.gate_ms = tries, gate_ms
         facts = asdict(check(kafka.client_conf, topics=[topic], prefix=prefix, two_phase=two_phase))
         facts |= dict(topic=topic, prefix=prefix, gated=(topic,)) | how
         self.store = KafkaParticipant(kafka.client_conf, **facts)
@@ -108,8 +112,8 @@ class GatedQuery:
 
     def rows(self, batch_id, task):
         """A row for each partition."""
-        values = [f"{self.id} {batch_id} {task} {n}" for n in range(PARTITIONS)]
-        numbers = pa.array(range(PARTITIONS), pa.int32())
+        values = [f"{self.id} {batch_id} {task} {n}" for n in range(self.partitions)]
+        numbers = pa.array(range(self.partitions), pa.int32())
         return pa.record_batch({"value": values, "partition": numbers})
 
     def begun(self, plan, task):
@@ -121,22 +125,29 @@ class GatedQuery:
     def task(self, driver, plan, task):
         if plan.mode is Mode.DRAIN:
             return precommit([self.store], plan, [self.rows(plan.batch_id, task)])
-        if task == TASKS - 1:
+        if task == TASKS - 1 and self.tries == 2:
             self.begun(plan, task).flush()
         txn = self.begun(plan, task)
         c = flush_and_precommit(txn, driver.history, batch_id=plan.batch_id)
-        return CommitMessage(plan=plan, committables=(c,), rows=PARTITIONS)
+        return CommitMessage(plan=plan, committables=(c,), rows=self.partitions)
 
     def planned(self, driver, batch_id=0, mine=None):
         """The messages of all tasks of a batch, and its plan."""
+        of_rows, self.store.timeout_ms = (
+            self.store.timeout_ms,
+            self.gate_ms or self.store.timeout_ms,
+        )
         plan = restore(driver, batch_id, offsets_hash=f"offsets {batch_id}", mine=mine)
+        self.store.timeout_ms = of_rows
         return [self.task(driver, plan, n) for n in range(TASKS)], plan
 
     def start(self, watch=None, batches=1):
-        """One run of so many batches. True: to its end; False: it was killed."""
+        """One run, of the batches from the newest in the log on, below `batches`. True: to its end;
+        False: it was killed.
+        """
         driver, mine = self.driver(watch), None
         try:
-            for batch_id in range(batches):
+            for batch_id in range(max(self.log.batches(), default=0), batches):
                 messages, plan = self.planned(driver, batch_id, mine)
                 commit(driver, messages, batch_id)
                 mine = plan.token if plan.mode is Mode.WRITE else None
@@ -195,11 +206,11 @@ def transactions(cluster, topic):
     return ended
 
 
-def ended_behind(found, gate, rows):
-    """The transactions that hide a part of these rows, (partition, offset), when the gate ends.
-    `found`: see `transactions`. With none of them, one marker in each partition shows all rows.
+def ended_behind(found, decision, rows):
+    """The transactions that hide a part of the rows of a COMMIT, (partition, offset), when its gate
+    ends. `found`: see `transactions`. With none of them, one marker in each partition shows all.
     """
-    behind = []
+    (gate,), behind = decision.gates, []
     for p in range(PARTITIONS):
         opened, shown = found[p, gate.state.producer_id, gate.state.epoch]
         last = max(offset for number, offset in rows if number == p)
