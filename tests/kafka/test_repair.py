@@ -4,7 +4,6 @@ killed after each step of the repair: on a real broker, each row is there once.
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from kafka_fixtures import records
+from killed_driver import Killed, Watch
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -31,30 +31,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 TASKS, ROWS = 3, 4
 TIMEOUT_MS = 1_000
 EACH_ROW = sorted(str(n).encode() for n in range(TASKS * ROWS))
-
-
-class Killed(BaseException):
-    """The process is gone: no `except Exception` sees it."""
-
-
-class Watch:
-    """Kills the process at its event number `after` (None: never), counted from the first event
-    `begin` on. `events`: those from there on.
-    """
-
-    def __init__(self, begin, after=None):
-        self.begin, self.after, self.events = begin, after, []
-
-    def turn(self, op):
-        return nullcontext()
-
-    def on_event(self, event):
-        if len(self.events) == self.after:
-            return  # it is dead
-        if self.events or (event.kind, event.op) == self.begin:
-            self.events.append(f"{event.kind} {event.op}")
-            if len(self.events) == self.after:
-                raise Killed
 
 
 class Query:
