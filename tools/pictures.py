@@ -407,7 +407,8 @@ def partition(low, name, kinds, stable, found):
     front of its last stable offset.
     """
     drawn = [
-        f'<rect x="{LEFT + n * BOX}" y="{low}" width="{BOX - 3}" height="32" rx="4" class="{kind}"/>'
+        f'<rect x="{LEFT + n * BOX}" y="{low}" width="{BOX - 3}" height="32" rx="4"'
+        f' class="{kind}"/>'
         f'<text x="{LEFT + n * BOX + 34}" y="{low + 20}" class="in">{SLOTS[n]}</text>'
         f'<text x="{LEFT + n * BOX + 34}" y="{low - 7}" class="say">{n}</text>'
         for n, kind in enumerate(kinds)
