@@ -76,6 +76,23 @@ STATES = {
     "an id is forgotten": 3_000,
     "an operator salvages": 1_700,
     "commits/N is written by hand, a timeout": 70_000,
+    "a gate": 90,
+    "a gate, two runs": 12_000,
+    "a gate, a second try": 350,
+    "a gate, PrepareCommit shows": 200,
+    "a gate and its batch time out": 300,
+    "a gate, a part times out, rows vanish": 700,
+    "a gate, a late EndTxn": 2_500,
+    "a gate, a late InitProducerId": 450,
+    "a gate, a late create": 140,
+    "a gate, commit() breaks off": 250,
+    "a gate, the planner forgets": 190,
+    "a gate, no partitions": 45,
+    "a gate, no rows": 45,
+    "a gate, an error is caught": 450,
+    "a gate, commits/N is written by hand": 500,
+    "a gate, an operator fences": 7_500,
+    "a gate, an operator restores": 2_000,
 }
 
 
@@ -202,6 +219,7 @@ def test_every_rule_of_the_protocol_can_be_left_out():
         "overlap",
         "log",
         "repair",
+        "gate",
     }
 
 

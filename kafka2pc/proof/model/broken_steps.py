@@ -18,10 +18,14 @@ __all__ = ['any_aborted', 'write_in_background', 'precommit_unflushed', 'begin_a
            'repair_nothing', 'skip_unclear', 'uncommitted_is_aborted', 'refused_is_uncommitted', 'refused_is_aborted',
            'final_unasked', 'win_further', 'salvage_unrecorded', 'commit_unrepaired', 'claim_no_repair',
            'never_repaired', 'claim_by_lost', 'write_what_is_there', 'check_no_later_batch', 'repaired_anyhow',
-           'may_reopen_unasked', 'old_claims_of_all', 'sweep_both_parities', 'topic_log_of_all',
-           'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place', 'believe_the_key',
-           'written_asked_last', 'named_all', 'abort_nothing', 'finish_later', 'spare_nothing', 'token_without_random',
-           'precommit_always']
+           'may_reopen_unasked', 'old_claims_of_all', 'open_no_gate', 'decide_behind_a_late_gate', 'open_always',
+           'begin_gate_resending', 'check_rows_only', 'decide_without_gate', 'commit_after_the_gate',
+           'mend_after_the_gate', 'await_nothing', 'nothing_ending', 'no_strays', 'no_strays_of_others',
+           'strays_of_one_batch', 'end_gates_asked_first', 'whole_unasked', 'end_no_gate', 'end_hopefully',
+           'no_gates_left', 'spare_rows_only', 'end_nothing_unused', 'never_fallen', 'sweep_both_parities',
+           'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
+           'believe_the_key', 'written_asked_last', 'named_all', 'abort_nothing', 'finish_later',
+           'strays_of_all_claims', 'abort_without_gate', 'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import itertools
@@ -31,7 +35,7 @@ from typing import Any, Callable, Iterable, Sequence, cast
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c003
 from . import replay
-from .replay import StepStore, StepTxn, Transcript, topic_log
+from .replay import OF_DRIVER, StepStore, StepTxn, Transcript, topic_log
 from .steps import Model, Run
 from .systems import UNKNOWN
 from .world import QUERY, Bounds, Worker, World, name_of, spell
@@ -44,16 +48,19 @@ from ...protocol.log.questions import commit_of, later_batch, newest_commit
 from ...protocol.log.slots import Chains, DecisionLog, Late, Listing, never_late, win
 from ...protocol.messages import CommitMessage, Committable, Mode, Plan
 from ...protocol.names import Token
-from ...protocol.participant import Outcome, Participant
+from ...protocol.participant import Outcome, Participant, Unended
+from ...protocol.phases import finish as finish_phase
 from ...protocol.phases import salvage as salvage_phase
 from ...protocol.phases.claim import claim, next_attempt
 from ...protocol.phases.decide import abort, decide
-from ...protocol.phases.describe import describe_all
+from ...protocol.phases.describe import check_open, describe_all
 from ...protocol.phases.finish import finish
+from ...protocol.phases.gate import closing
+from ...protocol.phases.gate.opening import open_gates
 from ...protocol.phases.precommit import precommit
-from ...protocol.phases.requests import send
+from ...protocol.phases.requests import send, send_all
 from ...protocol.phases.restore import restore
-from ...protocol.phases.sweep import sweep
+from ...protocol.phases.sweep import abort_left, sweep
 from ...protocol.phases.verify import Judgement
 from ...protocol.states import TxnState
 
@@ -599,6 +606,128 @@ def old_claims_of_all(driver: Driver, claimed: Decision, after_win: Listing) -> 
     chain = after_win.chain(claimed.slot.batch_id)
     return [d for d in chain if d.slot.attempt < last and not d.commit]
 
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #c072
+_begin = StepStore.begin
+_beside = closing._beside  # noqa: SLF001
+_commit_all = finish_phase._commit_all  # noqa: SLF001
+_mend = finish_phase._mend  # noqa: SLF001
+
+
+def open_no_gate(driver: Driver, plan: Plan) -> Plan:
+    """The planner opens no gate."""
+    return plan
+
+
+def decide_behind_a_late_gate(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late
+) -> Decision:
+    """The gate is opened when all rows are written."""
+    return decide(driver, open_gates(driver, plan), messages, late)
+
+
+def open_always(driver: Driver, plan: Plan) -> Plan:
+    """A batch that is drained has a gate, too."""
+    return replace(open_gates(driver, replace(plan, mode=Mode.WRITE)), mode=plan.mode)
+
+
+def begin_gate_resending(store: StepStore, plan: Plan) -> StepTxn:
+    of_driver = store.worker and store.worker.slot == OF_DRIVER
+    return begin_resending(store, plan) if of_driver else _begin(store, plan)
+
+
+def check_rows_only(driver: Driver, cs: Sequence[Committable], planned: Moment | None) -> Late:
+    """The gate is not described before the decision."""
+    return check_open(driver, [c for c in cs if c.partitions], planned)
+
+
+def decide_without_gate(
+    driver: Driver, plan: Plan, messages: Sequence[CommitMessage], late: Late
+) -> Decision:
+    return decide(driver, replace(plan, gates=()), messages, late)
+
+
+def commit_after_the_gate(driver: Driver, decision: Decision, *more: Any) -> Decision | None:
+    """First the gate, then the rows."""
+    send_all(driver, "abort", decision.gates, decision.slot.batch_id)
+    return _commit_all(driver, decision, *more)
+
+
+def mend_after_the_gate(driver: Driver, decision: Decision, *more: Any) -> Decision | None:
+    """The gate is ended before what was lost is written again."""
+    send_all(driver, "abort", decision.gates, decision.slot.batch_id)
+    return _mend(driver, decision, *more)
+
+
+def await_nothing(driver: Driver, decision: Decision, cs: Sequence[Committable]) -> None:
+    """An answer to EndTxn counts as the end in each partition."""
+
+
+def nothing_ending(driver: Driver, decided: Decision, gates: Any) -> Unended:
+    """What others have ended, or a timeout, is not waited for."""
+    return _beside(driver, decided, gates)._replace(ending=[])
+
+
+def no_strays(driver: Driver, decided: Decision, gates: Any) -> Unended:
+    """Nothing is swept before the gate is ended."""
+    return _beside(driver, decided, gates)._replace(open=[])
+
+
+def no_strays_of_others(driver: Driver, decided: Decision, gates: Any) -> Unended:
+    """A run that finishes the COMMIT of another one sweeps nothing."""
+    mine = driver.new_token(0, 0).random == decided.token.random
+    return (_beside if mine else no_strays)(driver, decided, gates)
+
+
+def strays_of_one_batch(driver: Driver, decided: Decision, gates: Any) -> Unended:
+    """Of its own claim, a run sweeps what belongs to its batch."""
+    found = _beside(driver, decided, gates)
+    named = [(name_of(c.transactional_id), c) for c in found.open]
+    parity = decided.slot.batch_id % 2
+    own = [c for name, c in named if name.token != decided.token or name.parity == parity]
+    return found._replace(open=own)
+
+
+def end_gates_asked_first(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> None:
+    """First the question whether the gate is open, then the list of what else is."""
+    if gates and closing._is_whole(driver, decision, gates):  # noqa: SLF001
+        abort_left(driver, _beside(driver, decision, gates).open)
+        send_all(driver, "abort", gates, decision.slot.batch_id)
+
+
+def whole_unasked(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> bool:
+    """The driver does not ask whether the gate is open."""
+    return True
+
+
+def end_no_gate(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> None:
+    """The gate stays open until the next claim."""
+
+
+def end_hopefully(driver: Driver, verb: str, cs: Sequence[Committable], batch_id: int) -> list:
+    """No answer to the end of the gate counts as done."""
+    send_all(driver, verb, cs, batch_id)
+    return []
+
+
+def no_gates_left(driver: Driver, decision: Decision) -> list[Committable]:
+    """A run that comes later does not end the gate."""
+    return []
+
+
+def spare_rows_only(found: Sequence[Committable], decision: Decision) -> list[Committable]:
+    """A sweep spares what has rows, and not the gate."""
+    spared = {(c.transactional_id, c.state) for c in decision.committables}
+    return [c for c in found if (c.transactional_id, c.state) not in spared]
+
+
+def end_nothing_unused(driver: Driver, claimed: Decision) -> None:
+    """A batch without a message leaves its gate."""
+
+
+def never_fallen(bounds: Bounds, world: World, batch: int) -> bool:
+    """A timeout of the gate excuses nothing."""
+    return False
+
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c036
 def sweep_both_parities(
     driver: Driver, token: Token, own_parity: int | None = None, after_win: Listing | None = None
@@ -671,6 +800,21 @@ def finish_later(
     driver: Driver, decision: Decision, after_win: Listing | None = None, *, replayed: bool = False
 ) -> bool:
     return True
+
+
+def strays_of_all_claims(
+    driver: Driver, decided: Decision, found: Iterable[Committable]
+) -> list[Committable]:
+    """Also what is open under the claim of a later batch."""
+    named = {c.transactional_id for c in (*decided.committables, *decided.gates)}
+    return [c for c in found if c.transactional_id not in named]
+
+
+def abort_without_gate(
+    driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int
+) -> bool:
+    bare = [m and replace(m, plan=replace(m.plan, gates=())) for m in messages]
+    return abort(driver, bare, batch_id)
 
 
 def spare_nothing(log: DecisionLog) -> None:

@@ -273,6 +273,7 @@ def trace(m: Model, before: dict, state: tuple) -> list[Step]:
     return path[::-1]
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c017
+_GATE = Config(drivers=1, batches=1, slots=(2,), gate=True)
 SMALL = {
     "one run": Config(drivers=1, batches=3),
     "two runs": Config(),
@@ -354,6 +355,25 @@ SMALL = {
     "claims and batches removed, break": Config(
         drivers=3, keep_claims=0, keep_batches=0, broken=1, one_supervisor=True
     ),
+    "a gate": replace(_GATE, batches=3),
+    "a gate, two runs": Config(batches=1, gate=True),
+    "a gate, a second try": replace(_GATE, retry=1),
+    "a gate, PrepareCommit shows": replace(_GATE, batches=2, markers=True),
+    "a gate and its batch time out": replace(_GATE, slots=(1,), timeout=2),
+    "a gate, a part times out, rows vanish": replace(_GATE, timeout=1, remove=1),
+    "a gate, a late EndTxn": replace(_GATE, timeout=1, late_end=1),
+    "a gate, a late InitProducerId": replace(_GATE, batches=3, slots=(1,), late_init=1),
+    "a gate, a late create": replace(_GATE, late_create=1),
+    "a gate, commit() breaks off": replace(_GATE, batches=2, broken=1),
+    "a gate, the planner forgets": replace(_GATE, batches=3, forget=1),
+    "a gate, no partitions": replace(_GATE, batches=2, no_tasks=(0,)),
+    "a gate, no rows": replace(_GATE, batches=2, empty=((0, 0), (0, 1))),
+    "a gate, an error is caught": replace(_GATE, batches=2, passes=1, broken=1, one_process=True),
+    "a gate, commits/N is written by hand": replace(_GATE, by_hand=1, timeout=1),
+    "a gate, an operator fences": Config(batches=1, gate=True, operator="fence", late_end=1),
+    "a gate, an operator restores": replace(
+        _GATE, drivers=2, operator="restore", crash=1, late_end=1, one_supervisor=True
+    ),
 }
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #c018
@@ -395,6 +415,24 @@ LARGE = {
     "batches overlap, second try, late EndTxn": Config(
         batches=3, overlap=True, retry=1, late_end=1
     ),
+    "a gate, two batches": Config(gate=True),
+    "a gate, two tasks, death": Config(batches=1, slots=(2,), crash=1, gate=True),
+    "a gate, two tasks, PrepareCommit": Config(batches=1, slots=(2,), markers=True, gate=True),
+    "a gate, two tasks, second try": Config(batches=1, slots=(2,), retry=1, gate=True),
+    "a gate, two tasks, timeout": Config(batches=1, slots=(2,), timeout=1, gate=True),
+    "a gate, PrepareCommit, second try, timeout": replace(_GATE, retry=1, markers=True, timeout=1),
+    "a gate, late EndTxn, second try": replace(_GATE, batches=2, retry=1, late_end=1),
+    "a gate, no partitions, two runs": Config(no_tasks=(0,), gate=True),
+    "a gate, all times out": replace(_GATE, timeout=3, late_end=1),
+    "a gate, timeout, death": Config(batches=1, timeout=1, crash=1, gate=True),
+    "a gate, late EndTxn, break": Config(batches=1, late_end=1, broken=1, gate=True),
+    "a gate, late InitProducerId, two runs": Config(batches=1, late_init=1, gate=True),
+    "a gate, late create, two runs": Config(batches=1, late_create=1, gate=True),
+    "a gate, the planner goes on": Config(inherit=1, gate=True),
+    "a gate, the planner forgets, two runs": Config(forget=1, gate=True),
+    "a gate, by hand, two runs": Config(by_hand=1, gate=True),
+    "a gate, only the newest batch is kept": Config(batches=3, keep_batches=0, gate=True),
+    "a gate, commits/N is deleted": Config(no_commits=1, gate=True),
     "everything once": Config(
         batches=3,
         keep_batches=0,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RULES', 'MODULES', 'HARMLESS', 'LIMITS', 'Rule', 'switch_off', 'without', 'suspend_third_run', 'suspend_first_run',
            'lose_first_run', 'start_second_run_after_first', 'suspend_first_repair', 'suspend_first_salvage',
-           'suspend_second_salvage', 'suspend_second_repair']
+           'suspend_second_salvage', 'suspend_second_repair', 'strike_first_try', 'suspend_second_run_at_gate']
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c002
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ from typing import Callable, Iterator
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c003
 from . import broken_steps as broken
-from . import replay
+from . import replay, systems
 from . import steps as model
 from .explorer import explore
 from .report import Exploration
 from .steps import Model, Step
-from .world import ANOMALIES, Config, worker_in
+from .world import ANOMALIES, Config, Worker, worker_in
 from ...protocol.log.questions import later_claim
 from ...protocol.operators import fence as fence_command
 from ...protocol.phases import claim as claim_phase
@@ -36,6 +36,7 @@ from ...protocol.phases import restore as restore_phase
 from ...protocol.phases import salvage as salvage_phase
 from ...protocol.phases import sweep as sweep_phase
 from ...protocol.phases import verify as verify_phase
+from ...protocol.phases.gate import closing
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c005
 RULES: dict[str, "Rule"] = {}
@@ -80,7 +81,9 @@ MODULES = {
     "fence": fence_command,
     "identity": identity,
     "other_log": other_log,
+    "closing": closing,
     "replay": replay,
+    "systems": systems,
     "model": model,
 }
 
@@ -947,6 +950,166 @@ RULES |= {
     ),
 }
 
+# %% ../../../nbs/proof/model/09_rules.ipynb #c075
+_GATE = Config(drivers=1, batches=1, slots=(2,), gate=True)
+_SHUT, _TORN = "HIDDEN", "PARTLY-VISIBLE"
+
+
+def strike_first_try(m: Model, s: Step) -> bool:
+    """A timeout strikes the first try of task 0 when the second try is decided."""
+    if s.actor != "clock":
+        return True
+    return bool(s.answer.world.log[1:]) and worker_in(s.action[1]) == Worker(1, 0, 0)
+
+
+def suspend_second_run_at_gate(m: Model, s: Step) -> bool:
+    """Run 2 starts when batch 0 is decided, and not committed yet."""
+    return (s.actor, s.action[0]) != ("D2", "starts") or bool(s.answer.world.owed)
+
+
+RULES |= {
+    "gate before the first task": Rule(
+        "the gate is opened when all rows are written",
+        _TORN,
+        _GATE,
+        (
+            ("restore.open_gates", broken.open_no_gate),
+            ("commit.decide", broken.decide_behind_a_late_gate),
+        ),
+        "gate",
+    ),
+    "gate after the data": Rule(
+        "the gate is ended, then the rows are committed",
+        _TORN,
+        _GATE,
+        (("finish._commit_all", broken.commit_after_the_gate),),
+        "gate",
+    ),
+    "gate after the markers": Rule(
+        "the gate is ended when each EndTxn was answered",
+        _TORN,
+        replace(_GATE, markers=True),
+        (("closing._await_ends", broken.await_nothing),),
+        "gate",
+    ),
+    "gate after what ends by itself": Rule(
+        "what a timeout, or another run, has ended may be without its markers",
+        _TORN,
+        replace(_GATE, markers=True, retry=1, timeout=1),
+        (("closing._beside", broken.nothing_ending),),
+        "gate",
+        strike_first_try,
+    ),
+    "gate after the losers": Rule(
+        "the gate is ended while a second try of a task is open",
+        _TORN,
+        replace(_GATE, retry=1),
+        (("closing._beside", broken.no_strays),),
+        "gate",
+    ),
+    "gate after the losers, in a drain": Rule(
+        "a run that finishes the COMMIT of another one sweeps nothing before it ends the gate",
+        _TORN,
+        replace(_GATE, retry=1),
+        (("closing._beside", broken.no_strays_of_others),),
+        "gate",
+        lone=True,
+    ),
+    "gate after the losers of older batches": Rule(
+        "of its own claim, a run sweeps only what belongs to the batch",
+        _TORN,
+        replace(_GATE, batches=2, retry=1),
+        (("closing._beside", broken.strays_of_one_batch),),
+        "gate",
+    ),
+    "list first, then ask for the gate": Rule(
+        "first the driver asks if the gate is open, then it lists what else is",
+        _LOST,
+        Config(gate=True),
+        (("finish.end_gates", broken.end_gates_asked_first),),
+        "gate",
+        suspend_second_run_at_gate,
+    ),
+    "ask for the gate": Rule(
+        "the driver aborts what it has listed, without asking if the gate is open",
+        _LOST,
+        Config(gate=True),
+        (("closing._is_whole", broken.whole_unasked),),
+        "gate",
+        suspend_second_run_at_gate,
+    ),
+    "gate before commits/N": Rule(
+        "commit() leaves the gate to the next claim",
+        _SHUT,
+        _GATE,
+        (("finish.end_gates", broken.end_no_gate),),
+        "gate",
+    ),
+    "the end of the gate is known": Rule(
+        "no answer to the end of the gate counts as done",
+        _SHUT,
+        replace(_GATE, late_end=1),
+        (("closing.send_all", broken.end_hopefully),),
+        "gate",
+    ),
+    "each run ends the gate": Rule(
+        "a run that finishes a COMMIT of another one leaves its gate",
+        "HANGING",
+        _GATE,
+        (("finish.gates_left", broken.no_gates_left),),
+        "gate",
+    ),
+    "gate in the decision": Rule(
+        "a COMMIT does not name its gate",
+        _TORN,
+        replace(_GATE, markers=True),
+        (("commit.decide", broken.decide_without_gate),),
+        "gate",
+    ),
+    "a sweep spares the gate": Rule(
+        "a sweep spares what a COMMIT has of rows, and not its gate",
+        _TORN,
+        replace(_GATE, timeout=1),
+        (("sweep._without", broken.spare_rows_only),),
+        "gate",
+    ),
+    "gate after the repair": Rule(
+        "the gate is ended before what was lost is written again",
+        _TORN,
+        replace(_GATE, timeout=1),
+        (("finish._mend", broken.mend_after_the_gate),),
+        "gate",
+    ),
+    "gate of a batch without a message": Rule(
+        "commit() without a message does not sweep",
+        "HANGING",
+        replace(_GATE, no_tasks=(0,)),
+        (("commit.end_unused", broken.end_nothing_unused),),
+        "gate",
+    ),
+    "no gate for a drained batch": Rule(
+        "a batch that is drained has a gate, too",
+        "HANGING",
+        _GATE,
+        (("restore.open_gates", broken.open_always),),
+        "gate",
+    ),
+    "check the gate": Rule(
+        "the driver does not ask for the gate before the decision",
+        "DECIDED-A-DEAD-TXN",
+        replace(_GATE, slots=(1,), timeout=1),
+        (("commit.check_open", broken.check_rows_only),),
+        "gate",
+    ),
+    "one InitProducerId of a gate": Rule(
+        "an unclear InitProducerId of a gate is sent again under the same name",
+        _TORN,
+        replace(_GATE, late_init=1),
+        (("replay.StepStore.begin", broken.begin_gate_resending),),
+        "gate",
+    ),
+}
+
 # %% ../../../nbs/proof/model/09_rules.ipynb #c056
 HARMLESS = {
     "Spark's exclusive commits/N": Rule(
@@ -1004,6 +1167,18 @@ HARMLESS = {
         replace(_CLAIMS, timeout=1, one_supervisor=True),
         (("claim._old_claims", broken.old_claims_of_all),),
     ),
+    "the claims of a gate's batch": Rule(
+        "before the gate is ended, what is open under later claims is aborted, too",
+        "",
+        Config(gate=True),
+        (("closing.up_to", broken.strays_of_all_claims),),
+    ),
+    "abort() ends the gate": Rule(
+        "abort() leaves the gate to the next claim",
+        "",
+        Config(batches=1, broken=1, gate=True),
+        _aborts(broken.abort_without_gate),
+    ),
     "sparing the newest COMMIT": Rule(
         "a sweep spares nothing",
         "",
@@ -1014,6 +1189,12 @@ HARMLESS = {
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c059
 LIMITS = {
+    "a gate that times out": Rule(
+        "a timeout strikes the gate after the decision: the rows become readable one by one",
+        _TORN,
+        replace(_GATE, timeout=1),
+        (("systems.has_fallen", broken.never_fallen),),
+    ),
     "all rows or none, also of the others": Rule(
         "rows of one aborted transaction are gone, so none of its store is written again",
         "NOT-REPAIRED",

@@ -17,12 +17,13 @@ from dataclasses import replace
 from typing import Any, Iterator, NamedTuple
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c003
-from .replay import OTHER_TOPIC, Calls, Trouble
+from .replay import OF_DRIVER, OTHER_TOPIC, Calls, Trouble
 from kafka2pc.proof.model.systems import (
     add_claim,
     answers,
     back_up,
     events,
+    missing_rows,
     pass_over,
     put_back,
     swap_files,
@@ -221,7 +222,8 @@ def begin_batch(
     if run.ahead:
         return Move(collect_messages(m, world, run.ahead), action, Answer(world, None, wrong))
     mine = run.token if run.planned < batch else None
-    call = m.calls.start("plan", run.number, batch, world.version, mine, run.began)
+    given_up = retired_names(world, Worker(run.number, OF_DRIVER, 0)) if m.config.gate else ()
+    call = m.calls.start("plan", run.number, batch, world.version, mine, run.began, *given_up)
     memory = run.token, run.planned
     after = Run(run.number, "plan", batch, world.version, *memory, call=call, began=run.began)
     return Move(after, action, Answer(world, None, wrong))
@@ -236,9 +238,7 @@ def write_commits(m: Model, world: World, run: Run) -> Iterator[Move]:
     if run.passes:
         yield from pass_over_batch(m, world, run)
         return
-    batches = {run.batch, *world.passed}
-    missing = {row for b in batches for row in m.config.rows(b, run.version)} - set(world.seen)
-    wrong = ("LOST-SILENTLY",) if missing else ()
+    wrong = missing_rows(m.bounds, world, {run.batch, *world.passed}, run.version)
     world = world._replace(commits=tuple(sorted({*world.commits, run.batch})))
     yield begin_batch(m, world, run, run.batch + 1, action, wrong)
     if run.batch + 1 < m.config.batches and (less := spend(world, "forget")):

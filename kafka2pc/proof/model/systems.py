@@ -4,17 +4,19 @@
 
 # %% auto #0
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
-           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_gone',
-           'on_final', 'on_read', 'on_later', 'on_clock', 'is_late', 'on_list', 'on_known', 'on_open', 'on_create',
-           'on_log_fence', 'on_log_write', 'add_claim', 'owe', 'owner_of', 'on_listing', 'on_spark', 'on_remove',
-           'answers', 'uses_copy', 'late_answer', 'events', 'is_in_database', 'messages_arrive', 'is_over',
-           'time_passes', 'rows_vanish', 'aborted_rows_vanish', 'pass_over', 'back_up', 'put_back', 'files_change']
+           'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_await',
+           'on_gone', 'on_final', 'on_read', 'on_later', 'on_clock', 'is_late', 'on_list', 'on_known', 'on_unended',
+           'on_open', 'on_create', 'on_log_fence', 'on_log_write', 'add_claim', 'owe', 'owner_of', 'readers_read',
+           'has_fallen', 'missing_rows', 'with_readers', 'on_listing', 'on_spark', 'on_remove', 'answers', 'uses_copy',
+           'late_answer', 'events', 'is_in_database', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish',
+           'aborted_rows_vanish', 'pass_over', 'back_up', 'put_back', 'files_change']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c003
 from kafka2pc.proof.model.world import (
+    GATE,
     Answer,
     Bounds,
     Txn,
@@ -84,6 +86,8 @@ def end_transaction(bounds: Bounds, world: World, txn: Txn, event: str) -> tuple
         rows = None if txn.removed else txn.rows
         ended = (txn.id, txn.epoch), step(state, event), rows
         world = world._replace(topic=(*world.topic, ended))
+    if timeout and txn.is_gate:
+        world = world._replace(fell=plus(world.fell, (txn.id, txn.epoch)))
     raises_epoch = timeout or bounds.config.end_txn >= 5
     after = Txn(
         txn.id,
@@ -219,8 +223,20 @@ def on_describe(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer
     states = []
     for name, epoch in tuples:
         txn = find(world, name)
-        states.append((description(txn, epoch, bounds.config.end_txn), bool(txn and txn.late)))
+        state = description(txn, epoch, bounds.config.end_txn)
+        complete = (not (txn and txn.marking),) if bounds.config.gate else ()
+        states.append((state, bool(txn and txn.late), *complete))
     return Answer(world, tuple(states))
+
+
+def on_await(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer | None:
+    """The same, asked again and again until each that has ended is complete. (A run that gives up
+    is one that dies, or whose commit breaks off, at this request.)
+    """
+    asked = [find(world, name) for name, _ in tuples]
+    if any(txn and txn.marking for txn in asked):
+        return None
+    return on_describe(bounds, world, run, tuples)
 
 
 def on_gone(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
@@ -295,6 +311,15 @@ def on_known(bounds: Bounds, world: World, run: int) -> Answer:
     return Answer(world, tuple(t.id for t in world.txns))
 
 
+def on_unended(bounds: Bounds, world: World, run: int, ids: tuple) -> Answer:
+    """DescribeTransactions: name and epoch of those of `ids` that are ongoing (True), or whose
+    markers are being written (False).
+    """
+    txns = [t for t in world.txns if t.id in ids]
+    opened = [(t.id, t.epoch, True) for t in txns if t.ongoing]
+    return Answer(world, (*opened, *((t.id, t.kept, False) for t in txns if t.marking)))
+
+
 def on_open(bounds: Bounds, world: World, run: int, ids: tuple) -> Answer:
     """DescribeTransactions: name and epoch of those of `ids` that are still ongoing."""
     return Answer(world, tuple((t.id, t.epoch) for t in world.txns if t.id in ids and t.ongoing))
@@ -357,10 +382,12 @@ def add_claim(world: World, run: int, token: Token) -> World:
 # %% ../../../nbs/proof/model/02_systems.ipynb #c019
 def owe(world: World, d: Decision) -> tuple[World, tuple]:
     """From now on the transactions of this COMMIT must become visible. Those that a timeout has
-    aborted before, or whose rows are not there, are lost already.
+    aborted before, or whose rows are not there, are lost already. Its gates must be open.
     """
     owed, lost = [], []
-    wrong: tuple[str, ...] = ()
+    gates = [(find(world, g.transactional_id), g.state.epoch) for g in d.gates]
+    is_open = all(txn and txn.ongoing and txn.epoch == epoch for txn, epoch in gates)
+    wrong: tuple[str, ...] = () if is_open else ("DECIDED-A-DEAD-TXN",)
     for c in d.committables:
         key = c.transactional_id, c.state.epoch
         txn = find(world, c.transactional_id)
@@ -386,6 +413,98 @@ def owner_of(bounds: Bounds, world: World, slot: Slot) -> Token | None:
             return d.token
     return None
 
+# %% ../../../nbs/proof/model/02_systems.ipynb #c031
+_PARTITIONS = 2  # row r of a batch is in partition r mod 2
+
+
+def readers_read(bounds: Bounds, world: World) -> tuple[World, tuple]:
+    """A `read_committed` reader reads each partition as far as it can: rows in front of which
+    nothing is open, and no marker is missing. Is a part of a batch with a gate among them?
+    """
+    lines, readable = [], world.readable
+    for p, line in enumerate(world.lines or ((),) * _PARTITIONS):
+        line = _all_in_line(world, [*line, *_new_in_line(world, line, p)], p)
+        while line and not line[0][0]:
+            readable = plus(readable, *line.pop(0)[2])
+        lines.append(tuple(line))
+    if readable == world.readable:
+        return world._replace(lines=tuple(lines)), ()
+    batches = {row[0] for row in readable if row not in world.readable}
+    world = world._replace(lines=tuple(lines), readable=readable)
+    torn = any(_is_torn(bounds, world, batch) for batch in batches)
+    return world, ("PARTLY-VISIBLE",) if torn else ()
+
+
+def _new_in_line(world: World, line: Sequence, p: int) -> list[tuple]:
+    """The transactions that have a first row in this partition now."""
+    known = {entry[:2] for entry in line}
+    new = [t for t in world.txns if t.ongoing and (t.id, t.epoch) not in known]
+    return [(t.id, t.epoch, ()) for t in new if t.is_gate or _rows_in(t.rows, p)]
+
+
+def _rows_in(rows: tuple, p: int) -> tuple:
+    return tuple(row for row in rows if row[1] != GATE and row[1] % _PARTITIONS == p)
+
+
+def _all_in_line(world: World, line: Sequence, p: int) -> list[tuple]:
+    found = (_in_line(world, entry, p) for entry in line)
+    return [entry for entry in found if entry]
+
+
+def _in_line(world: World, entry: tuple, p: int) -> tuple | None:
+    """What is left of a transaction in a partition: it is open, or without its marker; then its
+    rows, without a name; None if it was aborted.
+    """
+    name, epoch, rows = entry
+    if not name:
+        return entry
+    t = find(world, name)
+    if t.ongoing and t.epoch == epoch:
+        return name, epoch, _rows_in(t.rows, p)
+    if t.marking and t.kept == epoch:
+        return name, epoch, rows
+    committed = t.state is TxnState.COMMITTED and t.kept == epoch
+    # a topic may have removed them before
+    return ("", 0, tuple(row for row in rows if row in world.seen)) if committed else None
+
+
+def _is_torn(bounds: Bounds, world: World, batch: int) -> bool:
+    """Is a part of a batch readable, and another not, although no timeout has struck its gate?"""
+    rows = {row for row in world.readable if row[0] == batch}
+    whole = set(bounds.config.rows(batch, world.version))
+    return bool(rows) and not whole <= rows and not has_fallen(bounds, world, batch)
+
+
+def has_fallen(bounds: Bounds, world: World, batch: int) -> bool:
+    """Has a timeout struck a gate of the last COMMIT of a batch?"""
+    records = [bounds.decisions[number] for n, _, number in world.log if n == batch]
+    last = next((d for d in reversed(records) if d.commit), None)
+    gates = last.gates if last else ()
+    return any((g.transactional_id, g.state.epoch) in world.fell for g in gates)
+
+
+def missing_rows(bounds: Bounds, world: World, batches: Iterable[int], version: int) -> tuple:
+    """The anomalies if Spark takes these batches for written now. A transaction that has ended, and
+    waits for its markers, hides nothing: they come by themselves.
+    """
+    rows = {b: set(bounds.config.rows(b, version)) for b in batches}
+    if any(not of_batch <= set(world.seen) for of_batch in rows.values()):
+        return ("LOST-SILENTLY",)
+    if not bounds.config.gate:
+        return ()
+    marked = tuple(t._replace(marking=False) for t in world.txns)
+    readable = set(readers_read(bounds, world._replace(txns=marked))[0].readable)
+    hidden = [b for b, of_batch in rows.items() if not of_batch <= readable]
+    return ("HIDDEN",) if any(not has_fallen(bounds, world, b) for b in hidden) else ()
+
+
+def with_readers(bounds: Bounds, answer: Answer) -> Answer:
+    """An answer, after readers have read what they can in the world after it."""
+    if not bounds.config.gate:
+        return answer
+    world, wrong = readers_read(bounds, answer.world)
+    return answer._replace(world=world, wrong=answer.wrong + wrong)
+
 # %% ../../../nbs/proof/model/02_systems.ipynb #c022
 def on_listing(bounds: Bounds, world: World, run: int) -> Answer:
     """List the slots of the log."""
@@ -410,6 +529,7 @@ REQUESTS: dict[str, Callable[..., Answer | None]] = {
     "produce": on_produce,
     "end": on_end,
     "describe": on_describe,
+    "await": on_await,
     "gone": on_gone,
     "later": on_later,
     "final": on_final,
@@ -418,6 +538,7 @@ REQUESTS: dict[str, Callable[..., Answer | None]] = {
     "list": on_list,
     "known": on_known,
     "open": on_open,
+    "unended": on_unended,
     "create": on_create,
     "log fence": on_log_fence,
     "log write": on_log_write,
@@ -431,7 +552,7 @@ UNCLEAR = {"init": (UNKNOWN,), "end": (UNKNOWN, SILENT), "create": (UNKNOWN, SIL
 def answers(bounds: Bounds, world: World, run: int, kind: str, *what: Any) -> Iterator[Answer]:
     """All answers that this run, or a task of it, can get. None at all: it has to wait."""
     if answer := REQUESTS[kind](bounds, world, run, *what):
-        yield answer
+        yield with_readers(bounds, answer)
     if kind in UNCLEAR and (later := spend(world, f"late_{kind}")):
         later = later._replace(
             mail=plus(later.mail, (kind, run, *what)),
@@ -460,13 +581,20 @@ def events(
     """All that happens outside of the processes: (actor, action, answer). `creating`: the decisions
     that living runs are about to write. `judged`: see `Call`.
     """
+    for actor, action, answer in _all_events(bounds, world, creating, judged):
+        yield actor, action, with_readers(bounds, answer)
+
+
+def _all_events(
+    bounds: Bounds, world: World, creating: Iterable[int], judged: Iterable[tuple]
+) -> Iterator[tuple[str, tuple, Answer]]:
     yield from messages_arrive(bounds, world)
     if not bounds.config.silent_log:
         creating = {*creating, *(message[2] for message in world.mail if message[0] == "create")}
     checked = {
         (c.transactional_id, c.state.epoch)
         for n in creating
-        for c in bounds.decisions[n].committables
+        for c in (*bounds.decisions[n].committables, *bounds.decisions[n].gates)
     }
     for t in world.txns:
         if t.marking:
@@ -525,7 +653,7 @@ def rows_vanish(
     key = t.id, t.epoch
     under_way = {tuple(what[:2]) for kind, _, *what in world.mail if kind == "end"}
     unnoticed = key in {*judged, *under_way} and not bounds.config.late_remove
-    if t.removed or unnoticed or not (x := spend(world, "remove")):
+    if t.removed or t.is_gate or unnoticed or not (x := spend(world, "remove")):
         return
     after = put(x, t._replace(removed=True))
     if key in x.owed:
@@ -544,7 +672,7 @@ def aborted_rows_vanish(bounds: Bounds, world: World) -> Iterator[tuple[str, tup
 
 def pass_over(bounds: Bounds, world: World, batch: int) -> World:
     """Spark has `batch` in its commits, whatever readers see."""
-    missing = not set(bounds.config.rows(batch, world.version)) <= set(world.seen)
+    missing = missing_rows(bounds, world, [batch], world.version)
     passed = (*world.passed, batch) if missing and batch not in world.passed else world.passed
     return world._replace(passed=passed, commits=tuple(sorted({*world.commits, batch})))
 
