@@ -23,6 +23,7 @@ FOLDERS = [  # in reading order
     "protocol",
     "protocol/log",
     "protocol/phases",
+    "protocol/phases/gate",
     "protocol/operators",
     "backends",
     "kafka/options",

@@ -1,5 +1,5 @@
-"""Draws what is in images/ but for the demonstration: one batch, the three phases, the record
-format, and the timeline after a crash.
+"""Draws what is in images/ but for the demonstration: one batch, the three phases, a gate, the
+record format, and the timeline after a crash.
 
 `python tools/pictures.py`. The phases run in memory, the timeline runs on a local Kafka; both are
 drawn by `proof.drawing`, and all colours of states come from its table. The bytes of the record
@@ -391,6 +391,58 @@ def wrapped(name, count):
     return lines
 
 
+# -- a partition with a gate, offset by offset --
+
+BOX = 72
+SLOTS = [
+    "gate",
+    *(f"task {n}" for n in range(1, 5)),
+    *(f"commit {n}" for n in range(1, 5)),
+    "abort",
+]
+
+
+def partition(low, name, kinds, stable, found):
+    """A line of boxes, one for each offset, their class by `kinds`; below it what a reader finds in
+    front of its last stable offset.
+    """
+    drawn = [
+        f'<rect x="{LEFT + n * BOX}" y="{low}" width="{BOX - 3}" height="32" rx="4"'
+        f' class="{kind}"/>'
+        f'<text x="{LEFT + n * BOX + 34}" y="{low + 20}" class="in">{SLOTS[n]}</text>'
+        f'<text x="{LEFT + n * BOX + 34}" y="{low - 7}" class="say">{n}</text>'
+        for n, kind in enumerate(kinds)
+    ]
+    at, end = LEFT + stable * BOX - 1.5, LEFT + len(SLOTS) * BOX - 1.5
+    side, beside = ("start", at + 8) if at < end else ("end", at - 8)
+    return "".join(drawn) + (
+        f'<text x="8" y="{low + 20}" class="lane">{name}</text>'
+        f'<path d="M{at} {low - 8}V{low + 62}" class="stable"/>'
+        f'<text x="{beside}" y="{low + 58}" text-anchor="{side}">last stable offset: {stable}.'
+        f" A read_committed reader finds {found}</text>"
+    )
+
+
+def gate():
+    """The SVG text: before and after the end of the gate, as in the lesson on it."""
+    title = (
+        "A partition before and after the end of the gate: the gate at offset 0, the rows of four"
+        " tasks, their four commit markers, and the abort marker; the last stable offset moves from"
+        " 0 to 10"
+    )
+    style = (
+        f".gone{{fill:{LOOKS[TxnState.ABORTED].colour}}} .stable{{stroke:#d55e00;stroke-width:3;"
+        "fill:none}"
+    )
+    before = partition(26, "before", ["open", *["none"] * 8], 0, "nothing")
+    kinds = ["gone", *["done"] * 4, *["none"] * 4, "gone"]
+    after = partition(134, "after", kinds, 10, "the rows of all four")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 204" width="{WIDTH}"'
+        f' role="img"><title>{title}</title><style>{STYLE}{style}</style>{before}{after}</svg>\n'
+    )
+
+
 # -- the timeline after a crash, on a real broker --
 
 
@@ -409,6 +461,7 @@ def crash():
 if __name__ == "__main__":
     for name, svg in (
         {"one-batch": one_batch(), "dataflow": dataflow(), "record-format": record_format()}
+        | {"gate": gate()}
         | phases()
         | crash()
     ).items():
