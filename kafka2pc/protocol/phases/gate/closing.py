@@ -50,9 +50,9 @@ def drop_old(driver: Driver, plan: Plan) -> Plan:
     """Before the decision: the plan without its gates, if the batch took longer than they may stay
     open, and a warning. To give the batch up would not help: its replay takes as long.
     """
-    age = age_ms(plan.planned, driver.now())
     timeouts = [gate.timeout_ms for gate in plan.gates if gate.timeout_ms]
-    if age is None or not timeouts or age + 2 * driver.policy.margin_ms < min(timeouts):
+    age = age_ms(plan.planned, driver.now()) if timeouts else None
+    if age is None or age + 2 * driver.policy.margin_ms < min(timeouts):
         return plan
     _warn_of_part(driver, plan.batch_id)
     return replace(plan, gates=())
