@@ -12,6 +12,7 @@ from dataclasses import replace
 from ...driver import Driver
 from ...messages import Mode, Plan
 from ...participant import OpensGate
+from ...states import require
 
 # %% ../../../../nbs/protocol/phases/gate/01_opening.ipynb #c005
 def gating(driver: Driver) -> list[OpensGate]:
@@ -27,6 +28,9 @@ def open_gates(driver: Driver, plan: Plan) -> Plan:
         return plan
     gates = []
     for p in gating(driver):
+        # else what is open beside a gate may be of the next batch
+        alone = driver.policy.one_at_a_time
+        require(alone, "a gate is opened while another batch is committed", plan.batch_id)
         with driver.history.of("open gate", batch_id=plan.batch_id, participant=p.name) as noted:
             gate = p.open_gate(plan)
             noted["transactional_id"] = gate.transactional_id
