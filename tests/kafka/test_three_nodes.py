@@ -6,6 +6,7 @@ and 600 MB.
 """
 
 import time
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -24,10 +25,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from dead_query_fixtures import finding_of, names
+from gated_query import GatedQuery, rows_by_batch
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka_fixtures import settled
 from kafka_tools import administered
+from killed_driver import Watch
 from shell import typed
 
 from kafka2pc.decision_logs.topic.log import TopicLog
@@ -46,6 +49,7 @@ from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.survey import Survey, find_hanging
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BrokerUnreachable
+from kafka2pc.protocol.log.questions import commit_of
 from kafka2pc.protocol.participant import Outcome
 
 pytestmark = [pytest.mark.kafka, pytest.mark.full]
@@ -88,6 +92,28 @@ def test_the_coordinator_dies_and_another_node_finishes(three, cluster):
     assert list_transactions(cluster, "coordinated-") == []
     assert len(list_transactions(cluster, "coordinated-", states=())) == 8
     assert max_timeout_ms(cluster) == 900_000
+
+
+@pytest.mark.nightly
+@pytest.mark.never_unsteady
+@pytest.mark.parametrize("point", ["ok decide", "invoke end gate"])
+def test_the_coordinator_of_a_gate_dies_and_a_leader_of_its_topic_with_it(three, cluster, point):
+    """Between the decision and the end of the gate. The batch stays hidden until all of it is
+    committed.
+    """
+    topic = three.create_topic(f"gated-{uuid.uuid4().hex[:8]}", partitions=3)
+    query = GatedQuery(three, topic, topic)
+    assert not query.start(Watch(tuple(point.split(" ", 1)), 1))
+    gate = commit_of(query.log, 0).gates[0]
+    victim = coordinator(cluster, gate.transactional_id)
+    assert victim in find_leaders(cluster, [topic]).values()
+    three.kill(victim)
+    assert read_topic(three.client_conf, topic) == []
+    assert query.start()
+    settled(cluster, gate.transactional_id, gate.state)
+    found, values = rows_by_batch(three, topic)
+    assert [len(rows) for rows in found.values()] == [len(set(values))] == [9]
+    query.store.close()
 
 
 @pytest.mark.never_unsteady

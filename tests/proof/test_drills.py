@@ -6,7 +6,9 @@ runs the cases that take seconds. `make test-all` kills the driver's JVM around 
 `make test-nightly` has its other points, the other victims and the other cases.
 """
 
+from collections import defaultdict
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import date
 from functools import cache, partial
 from itertools import islice
@@ -14,9 +16,11 @@ from types import SimpleNamespace
 
 import pytest
 from confluent_kafka import Consumer, Producer
+from gated_query import Reader
 
 from kafka2pc.local.databases import LocalPostgres
 from kafka2pc.local.nodes import BrokerFailed
+from kafka2pc.proof.checker import anomalies
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills.end_to_end import (
@@ -45,6 +49,7 @@ from kafka2pc.proof.drills.random_steps import FAILURES, run_step, steps
 from kafka2pc.proof.drills.setups import Setup
 from kafka2pc.proof.drills.spark_query import NotExactlyOnce, SparkQuery, Watcher
 from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_query
+from kafka2pc.protocol.history import read_history
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
 
@@ -204,6 +209,71 @@ def test_a_query_with_its_decisions_elsewhere_is_killed_around_them(make, setup)
     before = setup.crashes
     survive_all(setup, [[(point, None)] for point in around], kill_process, make=make)
     assert setup.crashes - before == len(around)
+
+
+# -- visibility=batch --
+
+
+class Gated(SparkQuery):
+    """A query whose micro-batches become visible as a whole, and a reader who looks all the
+    time.
+    """
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.reader = Reader(self.kafka, [self.name], self.name)
+        self.reader.start()
+
+    def options(self, **more):
+        return super().options(**{"visibility": "batch"} | more)
+
+    def seen(self, *args, **more):
+        """Without the records of gates, which have no value."""
+        return [r for r in super().seen(*args, **more) if r.value is not None]
+
+    def check(self):
+        if left := self.open():
+            raise NotExactlyOnce(f"open at the end: {left}\n{self.told()}")
+        committed, uncommitted = (
+            [replace(row, key=None) for row in self.rows(level)]
+            for level in ("read_committed", "read_uncommitted")
+        )
+        events = read_history(self.job.history)
+        self.refuse(anomalies(self.batch_of, committed, uncommitted, events))
+        self.reader.look()
+        by_batch = defaultdict(list)
+        for row in committed:
+            by_batch[row.row // self.size].append(((row.topic, row.partition), row.offset))
+        torn = {n: polls for n, rows in by_batch.items() if (polls := self.reader.parts(rows))}
+        if torn:
+            raise NotExactlyOnce(f"a part of a batch was seen: {torn}\n{self.told()}")
+
+    def close(self):
+        self.reader.stop()
+        super().close()
+
+
+def gated(setup, job):
+    return Gated(job, setup.kafka, setup.folder)
+
+
+# before the end of a gate, its process asks for an abort in every batch
+AROUND = [CrashPoint.AFTER_FIRST_COMMIT, CrashPoint.IN_SWEEP]
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param(AROUND, id="around its end", marks=pytest.mark.full),
+        pytest.param(
+            [p for p in POINTS if p not in AROUND], id="elsewhere", marks=pytest.mark.nightly
+        ),
+    ],
+)
+def test_a_reader_sees_no_part_of_a_batch_with_a_gate_when_a_process_dies(points, setup):
+    before = setup.crashes
+    survive_all(setup, [[(point, None)] for point in points], kill_process, make=gated)
+    assert setup.crashes - before == len(points)
 
 
 # -- two stores --

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import pytest
 from both_formats import LATE_WORKER
+from gated_query import Reader, hiding, transactions
 from kafka_fixtures import values
 from marks import first_of
 from pyarrow import RecordBatch
 
 import kafka2pc
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadOption, MovedLog, StaleCheckpoint
 from kafka2pc.protocol.log.slots import MemoryLog
@@ -28,6 +31,7 @@ from kafka2pc.protocol.participant import Outcome
 from kafka2pc.spark import foreach_batch
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.sink import opening
+from kafka2pc.stores.file import FileParticipant
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,6 +253,115 @@ def test_columns_are_checked_before_anything_is_written(query):
     assert foreach_batch.Checkpoint(query.checkpoint).decided_slots() == []
 
 
+# -- visibility=batch --
+
+
+def by_format(query, frame, options):
+    writer = frame.writeStream.format("kafka2pc").options(**options)
+    return writer.option("checkpointLocation", query.checkpoint).trigger(availableNow=True).start()
+
+
+def by_foreach_batch(query, frame, options):
+    return query.start(kafka2pc.exactly_once(options), frame)
+
+
+def places(kafka, topics):
+    """The number in front of a value -> ((topic, partition), offset) of its rows."""
+    found = {}
+    for r in [r for topic in topics for r in read_topic(kafka.client_conf, topic)]:
+        number = int(r.value.split()[0])
+        found.setdefault(number, []).append(((r.topic, r.partition), r.offset))
+    return found
+
+
+@pytest.mark.parametrize("start", [by_format, by_foreach_batch])
+def test_a_reader_sees_each_micro_batch_as_a_whole(query, start):
+    """Of three, each with four tasks."""
+    query.feed(*([f"{n} {row}" for row in range(40)] for n in range(3)))
+    with Reader(query.kafka, [query.topic], query.topic) as reader:
+        running = start(query, query.words().repartition(4), query.options(visibility="batch"))
+        running.awaitTermination(120)
+        reader.look()
+        ended = transactions(reader.cluster, query.topic)
+    found = places(query.kafka, [query.topic])
+    assert {n: len(rows) for n, rows in found.items()} == dict.fromkeys(range(3), 40)
+    for rows in found.values():
+        assert reader.parts(rows) == [] and len(hiding(ended, rows)) == 1
+    assert query.open() == []
+
+
+def test_a_reader_sees_a_batch_write_to_several_topics_as_a_whole(query):
+    other = query.kafka.create_topic(f"{query.topic}-other", partitions=2)
+    topics = [query.topic, other]
+    frame = query.spark.range(40).repartition(4)
+    frame = frame.selectExpr(
+        "concat('0 ', id) value", f"if(id < 9, '{other}', '{query.topic}') topic"
+    )
+    with Reader(query.kafka, topics, query.topic) as reader:
+        options = query.options(visibility="batch", topics=",".join(topics))
+        del options["topic"]
+        frame.write.format("kafka2pc").options(**options).mode("append").save()
+        reader.look()
+        ended = transactions(reader.cluster, query.topic) | transactions(reader.cluster, other)
+    (rows,) = places(query.kafka, topics).values()
+    assert len(rows) == 40 and {part[0] for part, _ in rows} == set(topics)
+    assert reader.parts(rows) == [] and len(hiding(ended, rows)) == 1
+
+
+def test_kafka_shows_a_batch_when_the_other_store_has_it(query, monkeypatch, tmp_path):
+    store, noted = FileParticipant(str(tmp_path / "table"), format="json"), []
+    original = FileParticipant.commit
+
+    def noting(self, c):
+        outcome = original(self, c)
+        noted.append(query.seen())
+        return outcome
+
+    monkeypatch.setattr(FileParticipant, "commit", noting)
+    door = kafka2pc.exactly_once(
+        query.options(visibility="batch"), participants=[store], in_order=True
+    )
+    query.feed(["a", "b"], ["c"])
+    assert query.run(door, query.words().repartition(2)) == ""
+    in_table = query.spark.read.json(str(tmp_path / "table"))
+    assert sorted(row["value"] for row in in_table.collect()) == query.seen() == ["a", "b", "c"]
+    # each commit of a file comes before Kafka shows anything of its batch
+    assert noted == [[]] * 2 + [["a", "b"]] * (len(noted) - 2) and len(noted) > 2
+
+
+def test_a_query_downstream_reads_no_part_of_a_batch(query, monkeypatch, tmp_path):
+    """The query upstream dies between two commits, and the other one reads what there is."""
+    batches = []
+    conf = {f"kafka.{k}": v for k, v in query.kafka.client_conf.items()}
+    conf |= {"subscribe": query.topic, "startingOffsets": "earliest"}
+    source = query.spark.readStream.format("kafka2pc").options(**conf)
+
+    def read():
+        writer = source.load().writeStream.foreachBatch(
+            lambda df, n: batches.append(sorted(bytes(r.value).decode() for r in df.collect()))
+        )
+        place = writer.option("checkpointLocation", str(tmp_path / "downstream"))
+        place.trigger(availableNow=True).start().awaitTermination(120)
+
+    original = KafkaParticipant.end_all
+
+    def dying(self, verb, cs):
+        monkeypatch.setattr(KafkaParticipant, "end_all", original)
+        # nothing but a gate is in front of its rows
+        first = min(cs, key=lambda c: min(p.first_offset for p in c.partitions))
+        original(self, verb, [first])
+        raise ConnectionError("between two commits")  # tasks know no class of this module
+
+    door = kafka2pc.exactly_once(query.options(visibility="batch"))
+    query.feed([f"{n:02}" for n in range(40)])
+    monkeypatch.setattr(KafkaParticipant, "end_all", dying)
+    assert "between two commits" in query.run(door, query.words().repartition(4))
+    read()
+    assert query.run(door, query.words().repartition(4)) == ""
+    read()
+    assert [rows for rows in batches if rows] == [[f"{n:02}" for n in range(40)]]
+
+
 # -- stops, and other drivers --
 
 
@@ -278,16 +391,19 @@ def row_by_row(spark):
 
 
 @pytest.mark.parametrize("door", first_of(["format", "foreachBatch"]))
-def test_a_stop_leaves_no_transaction_open(row_by_row, query, door):
-    """The only task has begun and has sent no message."""
+@pytest.mark.parametrize("visibility", first_of(["batch", "transaction"]))
+def test_a_stop_leaves_no_transaction_open(row_by_row, query, door, visibility):
+    """The only task has begun and has sent no message. The gate, too, is open."""
+    options = query.options(visibility=visibility)
     query.feed(["a"])
     writer = query.words().coalesce(1).mapInArrow(endless(), "value string").writeStream
     if door == "format":
-        writer = writer.format("kafka2pc").options(**query.options())
+        writer = writer.format("kafka2pc").options(**options)
     else:
-        writer = writer.foreachBatch(kafka2pc.exactly_once(query.options()))
+        writer = writer.foreachBatch(kafka2pc.exactly_once(options))
     running = writer.option("checkpointLocation", query.checkpoint).start()
-    until(query.open, "the task has begun", 60)
+    begun = 2 if visibility == "batch" else 1
+    until(lambda: len(query.open()) == begun, "the task has begun", 60)
     running.stop()
     assert query.open() == [] and running.exception() is None
 

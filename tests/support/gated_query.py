@@ -34,24 +34,27 @@ SOON = partial(retry_unknown, 600, total_ms=60_000, first_ms=2, longest_ms=100)
 
 
 class Reader(threading.Thread):
-    """Asks for the last stable offset of all partitions in one request, again and again: a
-    `read_committed` reader sees what is before it. `polls`: each answer, and whether no
+    """Asks for the last stable offset of all partitions of its topics in one request, again and
+    again: a `read_committed` reader sees what is before it. `polls`: each answer, and whether no
     transaction of the prefix was ending after the answer before.
     """
 
-    def __init__(self, kafka, topic, prefix):
+    def __init__(self, kafka, topics, prefix):
         super().__init__(daemon=True)
-        self.topic, self.prefix = topic, prefix
+        self.topics, self.prefix = topics, prefix
         self.polls, self.failure, self._over = [], None, threading.Event()
         # a connection of its own
         self.cluster = Cluster(kafka.client_conf | {"client.id": f"reader-{prefix}"})
-        self.leaders = find_leaders(self.cluster, [topic])
+        self.leaders = find_leaders(self.cluster, topics)
 
     def __enter__(self):
         self.start()
         return self
 
     def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
         self._over.set()
         self.join(30)
         self.cluster.close()
@@ -61,7 +64,7 @@ class Reader(threading.Thread):
             while not self._over.is_set():
                 at_rest = not list_transactions(self.cluster, self.prefix, ENDING)
                 found = list_offsets(self.cluster, self.leaders, LATEST, committed=True)
-                self.polls.append((at_rest, {p: row.offset for (_, p), row in found.items()}))
+                self.polls.append((at_rest, {part: row.offset for part, row in found.items()}))
         except Exception as e:
             self.failure = e
 
@@ -73,13 +76,13 @@ class Reader(threading.Thread):
         assert self.failure is None
 
     def parts(self, rows):
-        """The polls that show a part of these rows, (partition, offset), although nothing was
-        ending since the poll before, which showed a part, too. (A Kafka transaction reaches its
-        partitions one after the other: a part may be seen while it ends.)
+        """The polls that show a part of these rows, ((topic, partition), offset), although nothing
+        was ending since the poll before, which showed a part, too. (A Kafka transaction reaches
+        its partitions one after the other: a part may be seen while it ends.)
         """
         torn, before = [], False
         for n, (at_rest, ends) in enumerate(self.polls):
-            seen = sum(offset < ends[p] for p, offset in rows)
+            seen = sum(offset < ends[part] for part, offset in rows)
             part = 0 < seen < len(rows)
             if part and before and at_rest:
                 torn.append((n, seen))
@@ -150,6 +153,7 @@ class GatedQuery:
             for batch_id in range(max(self.log.batches(), default=0), batches):
                 messages, plan = self.planned(driver, batch_id, mine)
                 commit(driver, messages, batch_id)
+                assert self.open().open == [], "what hides the batch"
                 mine = plan.token if plan.mode is Mode.WRITE else None
         except Killed:
             return False
@@ -163,25 +167,26 @@ class GatedQuery:
 
 
 def rows_by_batch(kafka, topic):
-    """(query id, batch) -> (partition, offset) of its rows, as a `read_committed` reader finds
-    them; and all values.
+    """(query id, batch) -> ((topic, partition), offset) of its rows, as a `read_committed` reader
+    finds them; and all values.
     """
     found = defaultdict(list)
     values = []
     for r in read_topic(kafka.client_conf, topic):
         query_id, batch_id, *_ = r.value.decode().split()
-        found[query_id, int(batch_id)].append((r.partition, r.offset))
+        found[query_id, int(batch_id)].append(((r.topic, r.partition), r.offset))
         values.append(r.value.decode())
     return found, values
 
 
 def transactions(cluster, topic):
-    """(partition, producer id, epoch) -> (offset of its first record, of its marker), of each
-    transaction in the topic that has ended.
+    """((topic, partition), producer id, epoch) -> (offset of its first record, of its marker), of
+    each transaction in the topic that has ended.
     """
     field = FetchRequest.FetchTopic.FetchPartition
+    leaders = find_leaders(cluster, [topic])
     parts = [
-        field(partition=p, fetch_offset=0, partition_max_bytes=4 << 20) for p in range(PARTITIONS)
+        field(partition=p, fetch_offset=0, partition_max_bytes=4 << 20) for _, p in sorted(leaders)
     ]
     request = FetchRequest(
         max_wait_ms=0,
@@ -193,11 +198,11 @@ def transactions(cluster, topic):
         min_version=4,
         max_version=12,
     )
-    (node,) = set(find_leaders(cluster, [topic]).values())
+    (node,) = set(leaders.values())
     ended, begun = {}, {}
     for answer in cluster.ask(request, node).responses[0].partitions:
         for batch in split(answer.records or b""):
-            who = answer.partition_index, batch.producer_id
+            who = (topic, answer.partition_index), batch.producer_id
             if not batch.control:
                 begun.setdefault(who, (batch.epoch, batch.offset))
             elif who in begun:
@@ -206,15 +211,15 @@ def transactions(cluster, topic):
     return ended
 
 
-def ended_behind(found, decision, rows):
-    """The transactions that hide a part of the rows of a COMMIT, (partition, offset), when its gate
-    ends. `found`: see `transactions`. With none of them, one marker in each partition shows all.
+def hiding(found, rows):
+    """(producer id, epoch) of the transactions that hide all these rows, ((topic, partition),
+    offset), until each of them can be read: in each partition it began before the first row, and
+    ended behind all others that began before the last. `found`: see `transactions`.
     """
-    (gate,), behind = decision.gates, []
-    for p in range(PARTITIONS):
-        opened, shown = found[p, gate.state.producer_id, gate.state.epoch]
-        last = max(offset for number, offset in rows if number == p)
-        between = [t for t, (first, _) in found.items() if t[0] == p and opened < first <= last]
-        assert opened < min(offset for number, offset in rows if number == p)
-        behind += [t for t in between if found[t][1] > shown]
-    return behind
+    by_part = []
+    for part in {part for part, _ in rows}:
+        own = [offset for other, offset in rows if other == part]
+        there = {t: ends for t, ends in found.items() if t[0] == part and ends[0] <= max(own)}
+        last = max(there, key=lambda t: there[t][1])
+        by_part.append({last[1:]} if there[last][0] < min(own) else set())
+    return set.intersection(*by_part)
