@@ -39,8 +39,7 @@ FIRST = 4  # events from the decision to the end of the first commit
 @pytest.fixture
 def place(kafka):
     """A topic, which is also the prefix of the transactional ids."""
-    name = f"walk-{uuid.uuid4().hex[:8]}"
-    return kafka.create_topic(name, PARTITIONS) or name
+    return kafka.create_topic(f"walk-{uuid.uuid4().hex[:8]}", PARTITIONS)
 
 
 @pytest.fixture
@@ -175,11 +174,14 @@ def test_a_repair_behind_the_gate_is_killed_at_any_step(kafka, reader, query, lo
     as_a_whole(reader, queries, each_once(kafka, reader, queries))
 
 
-def test_a_gate_that_times_out_after_the_decision_costs_no_row(kafka, reader, query, caplog):
-    """A part may be seen, and the log says so."""
-    late = query(gate_ms=1_000)
-    commit = decided(late)
-    state = lambda: late.store.describe(commit.gates)[0].state
+@pytest.mark.parametrize("by_hand", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_a_gate_that_ends_after_the_decision_costs_no_row(kafka, reader, query, caplog, by_hand):
+    """By its timeout, or as by that. A part may be seen, and the log says so."""
+    late = query() if by_hand else query(gate_ms=5_000)
+    (gate,) = decided(late).gates
+    if by_hand:
+        assert late.store.abort(gate) is Outcome.DONE
+    state = lambda: late.store.describe([gate])[0].state
     until(lambda: state() is TxnState.ABORTED, "the timeout of the gate", 60)
     assert late.start()
     each_once(kafka, reader, [late])

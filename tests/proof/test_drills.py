@@ -244,9 +244,9 @@ class Gated(SparkQuery):
         by_batch = defaultdict(list)
         for row in committed:
             by_batch[row.row // self.size].append(((row.topic, row.partition), row.offset))
-        torn = {n: polls for n, rows in by_batch.items() if (polls := self.reader.parts(rows))}
+        torn = [n for n, rows in by_batch.items() if self.reader.parts(rows)]
         if torn:
-            raise NotExactlyOnce(f"a part of a batch was seen: {torn}\n{self.told()}")
+            raise NotExactlyOnce(f"a part was seen of batches {torn}\n{self.told()}")
 
     def close(self):
         self.reader.stop()

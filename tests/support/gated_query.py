@@ -136,12 +136,10 @@ class GatedQuery:
 
     def planned(self, driver, batch_id=0, mine=None):
         """The messages of all tasks of a batch, and its plan."""
-        of_rows, self.store.timeout_ms = (
-            self.store.timeout_ms,
-            self.gate_ms or self.store.timeout_ms,
-        )
+        timeout_ms = self.store.timeout_ms
+        self.store.timeout_ms = self.gate_ms or timeout_ms
         plan = restore(driver, batch_id, offsets_hash=f"offsets {batch_id}", mine=mine)
-        self.store.timeout_ms = of_rows
+        self.store.timeout_ms = timeout_ms
         return [self.task(driver, plan, n) for n in range(TASKS)], plan
 
     def start(self, watch=None, batches=1):
