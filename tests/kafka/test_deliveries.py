@@ -127,4 +127,4 @@ def test_a_transaction_that_has_ended_names_its_timeout(code):
 
 def test_a_bad_record_comes_before_the_end_of_the_transaction():
     failed = {("t", 0): (KafkaError(48), 5, 10), ("t", 1): (KafkaError(INVALID_RECORD), 1, 10)}
-    assert type(delivery_error("orders-0", failed)) is BadRow
+    assert isinstance(delivery_error("orders-0", failed), BadRow)

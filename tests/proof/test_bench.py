@@ -144,13 +144,13 @@ def test_the_picture_alone_says_what_it_shows(tmp_path):
 
 def test_every_comparison_of_spark_is_in_the_bench(monkeypatch):
     """The notebooks run them: here nothing is measured."""
-    for name in ("sinks", "wide_sinks", "sources"):
+    for name in ("sinks", "wide_sinks", "visible_as_a_whole", "sources"):
         as_defined = create_autospec(getattr(bench_module, name), return_value=())
         monkeypatch.setattr(bench_module, name, as_defined)
     sizes = Sizes()
     run = Bench(kafka=None, rounds=3, tell=lambda text: None, sizes=sizes)
     titles = [one.title for one in (*run.sinks(), *run.sources())]
-    assert len(set(titles)) == len(sizes.rows) + len(sizes.partitions) + 3
+    assert len(set(titles)) == len(sizes.rows) + 2 * len(sizes.partitions) + 4
 
 
 @pytest.mark.parametrize(("rows", "turns"), [(1_000, 30), (100_000, 9), (1_000_000, 3)])

@@ -141,6 +141,8 @@ def test_options_of_java_without_effect_are_named_in_one_warning(caplog):
 
 # Some options need another one.
 WITH = {
+    "topics": {"visibility": "batch"},
+    "visibility": {"topic": "flights"},
     "idempotenceKey": {"decisionLog": "/decisions"},
     "kafka.auto.offset.reset": {"startingOffsets": "group", "kafka.group.id": "g"},
 }
@@ -166,6 +168,6 @@ def test_the_example_of_each_option_is_accepted(options, name):
 
 @pytest.mark.parametrize(("options", "name"), [s for s in SHOWN if s[0][s[1]].default])
 def test_the_default_of_each_option_is_its_value_if_it_is_not_given(options, name):
-    shown = options[name]
-    assert parsed(options, {name: shown.default}) == parsed(options, {})
-    assert parsed(options, {name: shown.example}) != parsed(options, {})
+    shown, more = options[name], WITH.get(name, {})
+    assert parsed(options, more | {name: shown.default}) == parsed(options, more)
+    assert parsed(options, more | {name: shown.example}) != parsed(options, more)

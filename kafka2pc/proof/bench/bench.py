@@ -105,7 +105,7 @@ class Bench:
             yield self._compare(title, wide_sinks, rows, n)
         rows = self.sizes.rows[-1]
         for n in (3, *self.sizes.partitions):
-            title = f"Spark, micro-batch, {rows:,} rows of 100 B, {n:,} partitions"
+            title = f"Spark, visible as a whole, {rows:,} rows of 100 B, {n:,} partitions"
             yield self._compare(title, visible_as_a_whole, rows, n)
 
     def sources(self) -> Iterator[Comparison]:
