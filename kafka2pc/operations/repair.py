@@ -11,6 +11,7 @@ __all__ = ['describe_records', 'describe_ranges', 'describe_topics', 'find_refus
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Container, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/operations/04_repair.ipynb #c003
@@ -280,7 +281,12 @@ def _driver(
         query_id=query.query_id,
         log=query.log,
         participants={"kafka": kafka, **opened},
-        policy=Policy(each=parallel(), retry=retry_unknown, lost_transactions=lost),
+        policy=Policy(
+            each=parallel(),
+            retry=retry_unknown,
+            retry_end=partial(retry_unknown, 600, total_ms=60_000, first_ms=2, longest_ms=100),
+            lost_transactions=lost,
+        ),
         about=_about(query, newest_record(query.log)),
         spark_committed=query.spark_committed,
     )
@@ -328,17 +334,19 @@ def _same(c: Committable, others: Iterable[Committable]) -> Committable | None:
     return next((o for o in others if (o.transactional_id, o.state) == exact), None)
 
 
-def _check_gate(driver: Driver, c: Committable) -> None:
-    """Raises `Refused` if it is a gate of the newest decision."""
+def _check_gate(driver: Driver, c: Committable, commit: bool, force: bool) -> None:
+    """Raises `Refused` if it is a gate of the newest decision. It is never committed: its records
+    would become rows.
+    """
     newest = newest_commit(driver.log)
-    if newest and _same(c, newest.gates):
+    if newest and _same(c, newest.gates) and (commit or not force):
         raise Refused(
             f"{c.transactional_id}: it is the gate of a batch that is decided",
             why="It hides the batch until all of it is committed.",
             risk=UNTOUCHED,
             action=(
-                "Commit the batch: kafka2pc restore CHECKPOINT ends the gate after it. With --force"
-                " the gate is ended now, and readers may see a part of the batch first."
+                "Commit the batch: kafka2pc restore CHECKPOINT ends the gate after it. (So does"
+                " abort with --force: it stops the query, and commits the batch before.)"
             ),
         )
 
@@ -403,8 +411,8 @@ def end_transaction(
     c = _committable(survey, transactional_id)
     name = parse_name(transactional_id)
     own = driver if driver and name and name.query_id == driver.query_id else None
-    if own and not force:
-        _check_gate(own, c)
+    if own:
+        _check_gate(own, c, commit, force)
     decided = _in_decision(own, c) if own else None
     c = decided or c
     is_decided = decided is not None if own else None
@@ -592,16 +600,23 @@ def plan_restore(driver: Driver) -> list[RestoreStep]:
 def decided_steps(driver: Driver) -> list[RestoreStep]:
     """The same for the transactions of the newest decision, and for its gates."""
     newest = newest_commit(driver.log)
-    return [*_steps_of(driver, newest), *_gate_steps(driver, newest)] if newest else []
+    if newest is None:
+        return []
+    steps = _steps_of(driver, newest)
+    fates = {step.do for step in steps}
+    if "lost" in fates and driver.policy.lost_transactions != "skip":
+        return steps  # that is reported, and the gate stays
+    do = "abort" if "reopen" in fates else "show"
+    return [*steps, *_gate_steps(driver, newest, do)]
 
 
-def _gate_steps(driver: Driver, decision: Decision) -> list[RestoreStep]:
+def _gate_steps(driver: Driver, decision: Decision, do: str) -> list[RestoreStep]:
     """A step for each gate of a decision that is open."""
     gates = [c for c in decision.gates if c.participant in driver.participants]
     states = [d.state for d in describe_all(driver, gates)]
     return [
         RestoreStep(
-            do="show",
+            do=do,
             transactional_id=c.transactional_id,
             batch_id=decision.slot.batch_id,
             holds="the gate that hides the batch",
@@ -670,6 +685,7 @@ def _done(
     cs = decided.committables if decided else ()
     state_of = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
     left = [c for c, state in state_of.items() if _DO.get(state) == "commit"]
+    left += _still_hiding(driver, planned)
     if left:
         raise left_open(driver.query_id, left)
     states = {c.transactional_id: state for c, state in state_of.items()}
@@ -680,6 +696,14 @@ def _done(
         for s in planned
     ]
     return done + _new_steps(decided, {s.transactional_id for s in planned})
+
+
+def _still_hiding(driver: Driver, planned: Iterable[RestoreStep]) -> list[Committable]:
+    """The gates that were to end, and are open."""
+    gates = {s.transactional_id for s in planned if s.do == "show"}
+    stores = driver.participants.values() if gates else ()
+    found = (c for p in stores for c in p.in_doubt(driver.query_id))
+    return [c for c in found if c.transactional_id in gates]
 
 
 def _repaired(driver: Driver, batch_ids: Iterable[int]) -> dict[str, str]:

@@ -37,8 +37,8 @@ class Plan:
     mode: Mode = Mode.WRITE
     offsets_hash: str = ""  # of Spark's file offsets/N: which rows the tasks read
     planned: Moment | None = None  # before any of its transactions began
-    gates: tuple["Committable", ...] = ()  # hide the rows of the batch until all are committed
     task: int = field(default=0, compare=False)  # the number of the task; set in the task
+    gates: tuple["Committable", ...] = ()  # hide the rows of the batch until all are committed
 
 # %% ../../nbs/protocol/03_messages.ipynb #c019
 @dataclass(frozen=True, slots=True)

@@ -185,7 +185,7 @@ def test_a_gate_that_ends_after_the_decision_costs_no_row(kafka, reader, query, 
     until(lambda: state() is TxnState.ABORTED, "the timeout of the gate", 60)
     assert late.start()
     each_once(kafka, reader, [late])
-    (said,) = [r.getMessage() for r in caplog.records if "its gate ends" in r.getMessage()]
+    (said,) = [r.getMessage() for r in caplog.records if "its gate has ended" in r.getMessage()]
     assert f"query {late.id} batch 0: " in said and "No row is lost" in said
 
 

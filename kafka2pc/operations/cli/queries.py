@@ -245,7 +245,8 @@ def _print_record(decision: "Decision") -> None:
             typer.echo(f"{heading}:")
         for c in cs:
             state = f"producer id {c.state.producer_id}, epoch {c.state.epoch}"
-            typer.echo(spell_id(c.transactional_id, f"{describe_records(c)}; {state}"))
+            holds = "" if heading == "gate" else f"{describe_records(c)}; "
+            typer.echo(spell_id(c.transactional_id, f"{holds}{state}"))
 
 
 def _about(decision: "Decision") -> str:

@@ -148,7 +148,7 @@ def _spell_open(t: "FoundTransaction") -> str:
     parts = [spell_places(t.partitions) if t.store == "kafka" else t.partitions[0][0]]
     if _tells_age(t, t.age_ms):
         parts.append(f"open for {spell_time(t.age_ms)}")
-    parts += [spell_left(t.left_ms), f"decided: {yes_or_no(t.decided)}"]
+    parts += [spell_left(t.left_ms), f"decided: {_decided(t)}"]
     if t.fenced:
         parts.append("a newer run has claimed")
     return "; ".join(parts)
@@ -183,6 +183,10 @@ def describe(
             exit_with(f"{transactional_id}: no coordinator knows it, or this user may not see it")
 
 
+def _decided(t: "FoundTransaction") -> str:
+    return "the gate of a decided batch" if t.hides else yes_or_no(t.decided)
+
+
 def _print_one(t: "FoundTransaction") -> None:
     """All that is known of a transaction, one fact a line."""
     from kafka2pc.operations.survey import spell_time
@@ -193,7 +197,7 @@ def _print_one(t: "FoundTransaction") -> None:
         left = "never" if t.left_ms is None else spell_time(t.left_ms)
         facts |= {"open for": spell_time(t.age_ms), "times out in": left}
     facts |= {
-        "decided": "? (name its checkpoint)" if t.decided is None else yes_or_no(t.decided),
+        "decided": "? (name its checkpoint)" if t.decided is None else _decided(t),
         "a newer run has claimed": yes_or_no(t.fenced),
         "producer id, epoch": f"{t.producer_id}, {t.epoch}",
     }

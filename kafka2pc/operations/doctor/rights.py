@@ -39,7 +39,8 @@ RIGHTS = (
         "sink",
         "DescribeConfigs",
         "--topic {topic}",
-        "the topic's max.message.bytes is not known before a broker refuses a batch",
+        "the topic's max.message.bytes is not known before a broker refuses a batch; a compacted"
+        " topic refuses visibility=batch",
         needed=False,
     ),
     Right(

@@ -47,8 +47,10 @@ class BatchHistory(History):
 
 
 def count_aborts(events: Iterable[Event]) -> int:
-    """How many transactions were aborted in these events."""
-    return sum(t.verb == "abort" and t.answer == "ok" for t in requests_of(events))
+    """How many transactions were aborted in these events. (The end of a gate is no abort.)"""
+    gates = {gate for e in events for gate in e.ids.get("gates", ())}
+    aborted = (t for t in requests_of(events) if t.verb == "abort" and t.answer == "ok")
+    return sum(t.transactional_id not in gates for t in aborted)
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c008
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,15 @@ def drop_old(driver: Driver, plan: Plan) -> Plan:
     age = age_ms(plan.planned, driver.now()) if timeouts else None
     if age is None or age + 2 * driver.policy.margin_ms < min(timeouts):
         return plan
-    _warn_of_part(driver, plan.batch_id)
+    _LOG.warning(
+        "query %s batch %s took %.0f s, and its gate may stay open for %.0f s: it is decided"
+        " without it, and readers may see a part of it first. No row is lost. Make the batches"
+        " smaller, or kafka.transaction.timeout.ms larger",
+        driver.query_id,
+        plan.batch_id,
+        age / 1000,
+        min(timeouts) / 1000,
+    )
     return replace(plan, gates=())
 
 
@@ -65,8 +73,9 @@ def _reached(driver: Driver, cs: Iterable[Committable]) -> list[Committable]:
 def _warn_of_part(driver: Driver, batch_id: int) -> None:
     driver.history.append("info", "gate fell", batch_id=batch_id)
     _LOG.warning(
-        "query %s batch %s: its gate ends before all of it is committed (by its timeout, by another"
-        " run or by hand): readers may see a part of the batch first. No row is lost",
+        "query %s batch %s: its gate has ended already. If another run has finished the batch, it"
+        " became visible as a whole; if the gate timed out, or was ended by hand, readers may have"
+        " seen a part of it first. No row is lost",
         driver.query_id,
         batch_id,
     )
@@ -79,7 +88,8 @@ def end_gates(driver: Driver, decision: Decision, gates: Sequence[Committable]) 
     """
     if not gates:
         return
-    with driver.history.of("end gate", batch_id=decision.slot.batch_id):
+    ids = [gate.transactional_id for gate in gates]
+    with driver.history.of("end gate", batch_id=decision.slot.batch_id, gates=ids):
         # the list first: while the gate is open, no run has begun the next batch
         strays, ending = _beside(driver, decision, gates)
         if not _is_whole(driver, decision, gates):
