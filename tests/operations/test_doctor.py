@@ -75,8 +75,8 @@ def test_what_is_committed_and_hidden_is_shown_by_the_printed_lines(kafka, tmp_p
     (store,) = dead.opened
     late = finding_of(dead.doctor(), "decided-and-open", "2 of its transactions are open: 4 rec")
     assert "2 to commit, 1 to make visible" in typed(late.commands[0])[0]
-    for verb in ("abort", "commit"):
-        line = dead.access.command(verb, newest.gates[0].transactional_id)
+    for verb in ("abort", "commit", "commit --force"):
+        line = dead.access.command(*verb.split(), newest.gates[0].transactional_id)
         said, status = typed(f"{line} --checkpoint {dead.place}")
         assert status == 1 and "it is the gate of a batch that is decided" in said, said
     outcomes = [store.commit(c) for c in newest.committables]
@@ -199,6 +199,19 @@ def test_a_repair_that_died_after_its_record_is_decided_and_open(dead):
     assert [(t.decided, t.fenced) for t in dead.open()] == [(True, False)]
     assert "1 committed; nothing is open" in typed(line)[0]
     assert dead.seen() == ROWS and names(dead.doctor()) == {"one-copy"}
+
+
+def test_a_batch_that_is_reopened_leaves_no_gate(kafka, tmp_path):
+    dead = DeadQuery(kafka, tmp_path, gate=True)
+    driver = dead.run()
+    plan = restore(driver, 0, offsets_hash="read again")
+    decided = decide(driver, plan, dead.run_tasks(driver, plan))
+    outcomes = [dead.opened[0].abort(c) for c in decided.committables]
+    remove(dead, 2)  # the record of the gate, and a row
+    line = dead.access.command("restore", str(dead.place))
+    planned, done = typed(f"{line} --dry-run")[0], typed(line)[0]
+    assert outcomes == [Outcome.DONE] * 2 and "2 to reopen, 1 to abort" in planned
+    assert "2 reopened, 1 aborted; nothing is open any more" in done and dead.open() == []
 
 
 @pytest.mark.parametrize("replayed", [True, False])
