@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "kafka2pc" / "protocol"
-WINGS = ["phases", "operators"]
+WINGS = ["phases", "phases/gate", "operators"]
 
 
 def is_docstring(node: ast.stmt) -> bool:
