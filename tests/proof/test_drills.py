@@ -35,6 +35,7 @@ from kafka2pc.proof.drills.one_store import (
     POINTS,
     VICTIMS,
     Drill,
+    driver_drills,
     forget_the_decision,
     kill_process,
     point_drills,
@@ -131,6 +132,22 @@ def test_every_row_is_there_once_when_it_dies_at(victim, points, setups, tmp_pat
     assert (result.found, result.crashes) == ("", len(points))
     assert (job.jvm != jvm) == (victim in (JVM, PYTHON)), "who died, and who did not"
     assert result.restore_s > 0
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param(PYTHON, marks=pytest.mark.full),
+        pytest.param(JVM, marks=pytest.mark.nightly),
+        pytest.param(BROKER, marks=pytest.mark.nightly),
+    ],
+)
+def test_every_row_is_there_once_where_the_driver_writes_and_it_dies(victim, setup, tmp_path):
+    drills = [d for d in driver_drills() if d.run.keywords["inject"] is VICTIMS[victim]]
+    [merged] = together(drills, most=len(POINTS))
+    result = run_drill(merged, setup, tmp_path)
+    assert (result.found, result.crashes) == ("", len(POINTS))
 
 
 def test_every_victim_meets_every_point_once():

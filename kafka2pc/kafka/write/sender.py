@@ -32,6 +32,7 @@ from .leaders import Leaders
 from .settings import DELIVERY_MS, REQUEST_MS
 from ...protocol.errors import PrecommitFailed
 from ...protocol.messages import PreparedTxnState
+from ...protocol.policies import check_stopped
 from ...protocol.states import require
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c011
@@ -105,14 +106,19 @@ class Sender:
         self._oldest.append(batch)
         self._queue(lane)
         while self.held > BUFFER_BYTES:
-            self.step(wait_s=0.05)
+            self._wait()
 
     def flush(self) -> None:
         """Wait until everything is acknowledged. Raises what `put` raises."""
         while self.held:
-            self.step(wait_s=0.05)
+            self._wait()
         left = next((lane.where for lane in self.lanes.values() if lane.batches), None)
         require(left is None, "a flush leaves batches behind", self.transactional_id, left)
+
+    def _wait(self) -> None:
+        # a driver that writes itself: Spark cannot end its thread
+        check_stopped()
+        self.step(wait_s=0.05)
 
     def wait_for_answers(self, seconds: float = 5) -> None:
         """Wait until no answer is awaited any more, whatever it says, at most so many seconds."""

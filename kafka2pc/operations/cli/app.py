@@ -143,10 +143,10 @@ def _all_drills(seed: int) -> list:
     """The drills of all kinds but random and soak; `seed` draws the pipelines."""
     from kafka2pc.proof.drills.end_to_end import pipeline_drills
     from kafka2pc.proof.drills.hard_cases import CASES
-    from kafka2pc.proof.drills.one_store import point_drills
+    from kafka2pc.proof.drills.one_store import driver_drills, point_drills
     from kafka2pc.proof.drills.two_stores import dual_drills
 
-    return [*point_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)]
+    return [*point_drills(), *driver_drills(), *CASES, *dual_drills(), *pipeline_drills(seed)]
 
 
 def _is_chosen(drill: Any, only: list[str]) -> bool:

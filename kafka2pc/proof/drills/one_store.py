@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EXACTLY_ONCE', 'VICTIMS', 'POINTS', 'Place', 'Drill', 'DrillResult', 'run_drill', 'kill_process', 'kill_driver',
            'kill_driver_python', 'kill_executor_python', 'forget_the_decision', 'kill_broker', 'kill_coordinator',
-           'survive_all', 'survive', 'point_drills', 'together', 'run_drills', 'summary']
+           'survive_all', 'survive', 'point_drills', 'driver_drills', 'together', 'run_drills', 'summary']
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c002
 import os
@@ -17,7 +17,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
-from typing import Callable, Hashable, Iterable, Mapping, cast
+from typing import Any, Callable, Hashable, Iterable, Mapping, cast
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c003
 from rich.box import SIMPLE_HEAD
@@ -27,7 +27,7 @@ from rich.table import Table
 from ...kafka.wire.cluster import Cluster
 from ..child_process import Failed, until
 from ..crash_points import CrashPoint
-from .setups import Setup, make_query, temporary_setup
+from .setups import Setup, make_foreach_query, make_query, temporary_setup
 from .spark_job import Job, running
 from .spark_query import SparkQuery, Stop
 from ...protocol.history import Event
@@ -280,22 +280,31 @@ def survive(
     survive_all(setup, [places], inject, make=make, session=session)
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c134
+def _point_drill(victim: str, point: CrashPoint, where: str = "", **query: Any) -> Drill:
+    """`where`: what the query is; `query`: what makes it."""
+    inject = VICTIMS[victim]
+    return Drill(
+        kind="point",
+        title=f"Exactly once {where}when {victim} dies {point.name.lower().replace('_', ' ')}",
+        given="two more batches of 40 rows",
+        nodes=3 if inject is kill_coordinator else 1,
+        crash_at=f"{point.name} of the second one: SIGKILL to {victim}",
+        restore="the same query, with another number of tasks",
+        expect=EXACTLY_ONCE,
+        run=partial(survive, places=[(point, None)], inject=inject, **query),
+    )
+
+
 def point_drills() -> list[Drill]:
     """Every point x every victim."""
-    words = lambda point: point.name.lower().replace("_", " ")
-    nodes = lambda inject: 3 if inject is kill_coordinator else 1
+    return [_point_drill(victim, point) for victim in VICTIMS for point in POINTS]
+
+
+def driver_drills() -> list[Drill]:
+    """Every point of a micro-batch that the driver writes x those who are part of it."""
     return [
-        Drill(
-            kind="point",
-            title=f"Exactly once when {victim} dies {words(point)}",
-            given="two more batches of 40 rows",
-            nodes=nodes(inject),
-            crash_at=f"{point.name} of the second one: SIGKILL to {victim}",
-            restore="the same query, with another number of tasks",
-            expect=EXACTLY_ONCE,
-            run=partial(survive, places=[(point, None)], inject=inject),
-        )
-        for victim, inject in VICTIMS.items()
+        _point_drill(victim, point, "where the driver writes, ", make=make_foreach_query)
+        for victim in ("the driver's Python", "the driver's JVM", "the broker")
         for point in POINTS
     ]
 

@@ -158,6 +158,13 @@ _GUARANTEE = {
         "batch",
         _NEW,
     ),
+    "smallBatches": Option(
+        "With `exactly_once`: who writes a micro-batch after a small one (1 MiB). `driver`: the"
+        " driver, in one transaction, which takes less time; `tasks`: always Spark's tasks.",
+        "driver",
+        "tasks",
+        _NEW,
+    ),
     "twoPhaseCommit": Option(
         "KIP-939, transactions without a timeout. `auto`: where the brokers offer it and no timeout"
         " is set; `required`; `off`.",
@@ -403,7 +410,7 @@ class KafkaTarget:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryOptions:
     """Which query or batch write it is, and how it is committed. `in_order`: in one store after the
-    other.
+    other; `small_batches`: see the option `smallBatches`.
     """
 
     checkpoint: str | None
@@ -414,6 +421,7 @@ class QueryOptions:
     lost_transactions: str
     replay_check: str
     in_order: bool = False
+    small_batches: str = "driver"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -468,7 +476,9 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
     )
     query = _query(given, attempt)
     problems.report()
-    names = Given(givers=tuple(sorted(client.givers.items())), idle=client.idle)
+    # tasks of a format write every micro-batch
+    idle = ("smallBatches",) if kafka and "smallbatches" in given else ()
+    names = Given(givers=tuple(sorted(client.givers.items())), idle=(*client.idle, *idle))
     return SinkOptions(target=target, query=query, given=names)
 
 
@@ -482,6 +492,7 @@ def _query(given: Mapping[str, str], attempt: Callable) -> QueryOptions:
         max_commit_retries=retries or 50,
         lost_transactions=attempt(choose, given, "lostTransactions", "repair", "fail", "skip"),
         replay_check=attempt(choose, given, "replayCheck", "fail", "warn"),
+        small_batches=attempt(choose, given, "smallBatches", "driver", "tasks"),
     )
 
 

@@ -1,0 +1,280 @@
+"""Micro-batches that the driver writes: once, whatever their size turns out to be, in one
+transaction, and never where that cannot work.
+"""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from numbered_files import query, spark  # noqa: F401  (fixtures)
+
+import kafka2pc
+from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.history import read_history
+from kafka2pc.spark import foreach_batch, small_batches
+from kafka2pc.spark.checkpoint import Checkpoint
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
+
+
+@pytest.fixture
+def history(tmp_path, monkeypatch):
+    """Who has begun the transactions of each batch: {batch: [is it this process?]}. The tasks'
+    workers have the environment of Spark's daemon, so their events are not in the file.
+    """
+    file = tmp_path / "history"
+    file.touch()
+    monkeypatch.setenv("KAFKA2PC_HISTORY", str(file))
+
+    def begun():
+        return [
+            e.ids["batch_id"]
+            for e in read_history(file)
+            if (e.kind, e.op, e.process) == ("ok", "begin", os.getpid())
+        ]
+
+    return begun
+
+
+def decided(query):
+    """How many transactions each batch has."""
+    log = foreach_batch.stream_driver(
+        kafka2pc.exactly_once(query.options()).options, Checkpoint(query.checkpoint), None, []
+    ).log
+    records = [log.load(slot) for slot in log.slots()]
+    return {d.slot.batch_id: len(d.committables) for d in records if d.commit}
+
+
+def split(df, parts=3):
+    """More than one task."""
+    return df.repartition(parts)
+
+
+def test_after_a_small_batch_the_driver_writes_one_transaction(query, history):
+    door = kafka2pc.exactly_once(query.options())
+    words = [[f"{batch}-{n}" for n in range(90)] for batch in range(4)]
+    query.feed(words[0], words[1])
+    assert query.run(lambda df, n: door(split(df), n)) == ""
+    assert (history(), decided(query)) == ([1], {0: 3, 1: 1})
+    # a restart knows no size
+    query.feed(words[2], words[3])
+    assert query.run(lambda df, n: door(split(df), n)) == ""
+    assert (history(), decided(query)) == ([1, 3], {0: 3, 1: 1, 2: 3, 3: 1})
+    assert query.seen() == sorted(word for batch in words for word in batch)
+    assert query.open() == []
+
+
+@pytest.mark.parametrize("limit", ["most bytes", "maxResultSize"])
+def test_a_batch_that_turns_out_larger_is_computed_once(
+    query, history, monkeypatch, tmp_path, limit
+):
+    """Tasks write what is kept, and so they write the next one."""
+    if limit == "most bytes":
+        monkeypatch.setattr(small_batches, "MOST_BYTES", 100_000)
+    computed = tmp_path / "computed"
+    computed.mkdir()
+
+    def note(chunks):
+        from pyspark import TaskContext
+
+        rows = [chunk for chunk in chunks if len(chunk)]
+        part = TaskContext.get().partitionId()
+        Path(computed, f"{part}-{os.getpid()}-{time.monotonic_ns()}").touch()
+        yield from rows
+
+    large = [f"{n:06d}" * 100 for n in range(4_000)]  # 2.4 MB
+    counts = []
+
+    def call(df, batch_id):
+        before = len(list(computed.iterdir()))
+        door(split(df, 2).mapInArrow(note, "value string"), batch_id)
+        counts.append(len(list(computed.iterdir())) - before)
+
+    door = kafka2pc.exactly_once(query.options())
+    query.feed(["a"], large, ["b"], ["c"])
+    conf = query.spark.sparkContext._jsc.sc().conf()
+    if limit == "maxResultSize":
+        conf.set("spark.driver.maxResultSize", "1m")
+    try:
+        assert query.run(call) == ""
+    finally:
+        conf.remove("spark.driver.maxResultSize")
+    assert not query.spark.sparkContext._jsc.getPersistentRDDs()
+    assert query.seen() == sorted(["a", "b", "c", *large])
+    assert (counts, history(), query.open()) == ([2, 2, 2, 2], [3], [])
+
+
+@pytest.mark.full
+def test_a_state_is_computed_to_its_end(query, history):
+    """Three operators with a state, in 2 partitions of the shuffle, also in an empty batch."""
+    door = kafka2pc.exactly_once(query.options())
+    counted = query.words().groupBy("value").count().selectExpr("concat(value, '=', count) value")
+    query.feed(["a", "b"], ["a"], [], ["b", "b"], ["a", "c"])
+    assert query.run(door, counted, "update") == ""
+    assert query.seen() == ["a=1", "a=2", "a=3", "b=1", "b=3", "c=1"]
+    assert 1 in history() and 0 not in history()
+
+
+def slow_writes(monkeypatch, begun):
+    """Each write takes 0.3 s from the second batch on, and `begun` exists from then on."""
+    from kafka2pc.kafka.write.column_producer import ColumnTransaction
+
+    write = ColumnTransaction.write
+
+    def slow(self, rows):
+        begun.touch()
+        time.sleep(0.3)
+        write(self, rows)
+
+    monkeypatch.setattr(ColumnTransaction, "write", slow)
+
+
+def test_a_stop_while_the_driver_writes_leaves_nothing(query, monkeypatch, tmp_path, history):
+    """Spark cannot end the thread that writes: it looks for the stop itself."""
+    begun, door = tmp_path / "begun", kafka2pc.exactly_once(query.options())
+    slow_writes(monkeypatch, begun)
+    query.spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 1)
+    query.feed(["a"], [f"b{n}" for n in range(300)])
+    try:
+        running = query.start(door)
+        until(begun.exists, "the driver writes", 60)
+        asked = time.monotonic()
+        running.stop()
+        assert time.monotonic() - asked < 30  # all writes would take 90 s
+    finally:
+        query.spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert running.exception() is None and query.open() == []
+    assert (history(), query.seen()) == ([1], ["a"])
+    monkeypatch.undo()
+    assert query.run(door) == ""
+    assert len(query.seen()) == 301
+
+
+@pytest.mark.full
+def test_a_stop_ends_the_driver_s_wait_for_a_broker_that_is_away(query, monkeypatch, tmp_path):
+    door = kafka2pc.exactly_once(query.options())
+    here, paused = small_batches.KeptRows.here, []
+
+    def pause_then_rows(self):
+        for rows in here(self):
+            yield rows
+            paused.append(query.kafka.pause())
+
+    monkeypatch.setattr(small_batches.KeptRows, "here", pause_then_rows)
+    query.feed(["a"], ["b"])
+    running = query.start(door)
+    try:
+        until(lambda: paused, "the driver has written", 60)
+        running.stop()
+    finally:
+        query.kafka.resume()
+    assert running.exception() is None
+    monkeypatch.undo()
+    assert query.run(door) == ""
+    assert query.seen() == ["a", "b"] and query.open() == []
+
+
+ZONE, LARGE = "spark.sql.session.timeZone", "spark.sql.execution.arrow.useLargeVarTypes"
+SHAPED = (
+    "if(value = 'b', null, value) Key",
+    "value",
+    "timestamp_millis(1700000000000 + ascii(value)) timestamp",
+    "array(named_struct('Key', value, 'value', cast(value as binary))) headers",
+    "cast(1 as int) partition",
+)
+
+
+@pytest.fixture(params=[("UTC", "false"), ("America/New_York", "true")])
+def types(spark, request):
+    zone = spark.conf.get(ZONE)
+    spark.conf.set(ZONE, request.param[0])
+    spark.conf.set(LARGE, request.param[1])
+    yield
+    spark.conf.set(ZONE, zone)
+    spark.conf.unset(LARGE)
+
+
+def plain(kind):
+    """A type without the name of the time zone, without the name of what a list has, and without
+    the note that there is no null.
+    """
+    return re.sub("tz=[^]]*|not null|item|element|[ :]", "", str(kind))
+
+
+def test_the_rows_are_those_that_tasks_get(spark, types):
+    """Also their types."""
+    df = spark.createDataFrame([("a",), ("b",)], "value string").selectExpr(*SHAPED)
+    df = df.withColumnsRenamed({"Key": "key"})
+
+    def as_pickle(chunks):
+        import pickle
+
+        table = pa.Table.from_batches(chunks)
+        yield pa.RecordBatch.from_pydict({"table": [pickle.dumps(table)]})
+
+    import pickle
+
+    rows = df.coalesce(1).mapInArrow(as_pickle, "table binary").collect()
+    with small_batches.kept_rows(df.coalesce(1)) as kept:
+        here = pa.Table.from_batches(kept.here())
+    tasks = pickle.loads(rows[0].table)
+    assert here.cast(tasks.schema).equals(tasks)
+    assert [plain(field.type) for field in here.schema] == [plain(f.type) for f in tasks.schema]
+
+
+def test_what_the_driver_decided_and_tasks_replay_is_equal(query, types, monkeypatch, history):
+    """`replayCheck` compares rows and bytes."""
+    door = kafka2pc.exactly_once(query.options(includeTimestamp="true"))
+    call = lambda df, n: door(df.selectExpr(*SHAPED), n)
+    commit = foreach_batch.commit
+
+    def fail(driver, messages, batch_id):
+        commit(driver, messages, batch_id)
+        if batch_id == 1:
+            monkeypatch.setattr(foreach_batch, "commit", commit)
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(foreach_batch, "commit", fail)
+    query.feed(["a", "b"], ["a", "bb", "c"])
+    assert "ZeroDivisionError" in query.run(call)
+    assert history() == [1]
+    assert query.run(call) == ""
+    found = sorted((r.value, r.key, r.timestamp_ms, r.headers, r.partition) for r in records(query))
+    wanted = [("a", "a"), ("a", "a"), ("b", None), ("bb", "bb"), ("c", "c")]
+    assert [(v.decode(), k and k.decode()) for v, k, *_ in found] == wanted
+    assert {(t - ord(v[:1]), p) for v, _, t, _, p in found} == {(1_700_000_000_000, 1)}
+
+
+def records(query):
+    return read_topic(query.kafka.client_conf, query.topic)
+
+
+@pytest.mark.parametrize("why", ["option", "batch"])
+def test_where_the_driver_does_not_write_or_shows_a_batch_as_a_whole(query, history, why):
+    more = {"option": {"smallBatches": "tasks"}, "batch": {"visibility": "batch"}}[why]
+    door = kafka2pc.exactly_once(query.options(**more))
+    query.feed(["a"], ["b"])
+    assert query.run(door) == ""
+    assert (query.seen(), query.open()) == (["a", "b"], [])
+    assert history() == ([] if why == "option" else [1])
+
+
+def test_rows_that_fail_in_their_computation_leave_nothing(query, history):
+    door = kafka2pc.exactly_once(query.options())
+    bad = "if(value = 'c', raise_error('row c'), value) value"
+    query.feed(["a"], ["b", "c"])
+    assert "row c" in query.run(lambda df, n: door(df.selectExpr(bad), n))
+    assert (history(), query.seen(), query.open()) == ([], ["a"], [])
+
+
+def test_rows_that_executors_could_not_keep_are_written_by_tasks(spark):
+    df = spark.range(10).selectExpr("cast(id as string) value").coalesce(1)
+    with small_batches.kept_rows(df) as kept:
+        assert kept.few()
+        kept.rdd.unpersist(blocking=True)
+        assert not kept.few()
+        assert kept.in_tasks(lambda chunks: sum(map(len, chunks))) == [10]
