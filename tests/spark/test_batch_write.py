@@ -557,7 +557,8 @@ def test_exactly_once_hands_its_options_to_the_driver_and_its_tasks_count():
     shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
     query_id = job.driver().query_id
     planned = Plan(query_id=query_id, batch_id=0, attempt=1, token=new_token(0, 1))
-    (row,) = PrecommitTask((shaped,), planned)(iter([pa.record_batch({"value": ["ab", "c"]})]))
+    task = PrecommitTask((shaped,), planned)
+    (row,) = task.as_rows(iter([pa.record_batch({"value": ["ab", "c"]})]))
     message = pickle.loads(row["message"][0].as_py())
     assert (message.rows, message.bytes) == (2, 3)
 

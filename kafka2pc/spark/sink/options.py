@@ -476,8 +476,8 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
     )
     query = _query(given, attempt)
     problems.report()
-    # tasks of a format write every micro-batch
-    idle = ("smallBatches",) if kafka and "smallbatches" in given else ()
+    # the tasks of a format write every micro-batch
+    idle = ("smallBatches",) if kafka and query.small_batches == "tasks" else ()
     names = Given(givers=tuple(sorted(client.givers.items())), idle=(*client.idle, *idle))
     return SinkOptions(target=target, query=query, given=names)
 
