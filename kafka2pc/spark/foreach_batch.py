@@ -112,7 +112,11 @@ Way = Callable[["DataFrame", PrecommitTask], list[CommitMessage]]
 
 def in_tasks(df: "DataFrame", task: PrecommitTask) -> list[CommitMessage]:
     """Pre-commit in Spark's tasks, with the rows of each partition."""
-    rows = df.mapInArrow(task.as_rows, "message binary").collect()
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    # as a text the JVM would have to read it
+    schema = StructType([StructField("message", BinaryType())])
+    rows = df.mapInArrow(task.as_rows, schema).collect()
     return [pickle.loads(row.message) for row in rows]
 
 

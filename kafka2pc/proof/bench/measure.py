@@ -87,7 +87,7 @@ def amount(measured: Measured) -> str:
     return f"{measured.median:,.{3 if measured.unit == 's' else 0}f}"
 
 # %% ../../../nbs/proof/bench/01_measure.ipynb #c010
-OURS = ("kafka2pc", "two phases")
+OURS = ("kafka2pc", "exactly_once", "two phases")
 _COLUMNS = 2
 _INCH_BAR, _INCH_REST = 0.23, 0.62  # the height of a bar, and of title and axis
 _DARK, _BLUE, _GREY = "#555555", "#0072b2", "#b5b5b5"

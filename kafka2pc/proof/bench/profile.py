@@ -12,7 +12,7 @@ import statistics
 import tempfile
 from contextlib import redirect_stderr
 from datetime import datetime
-from typing import Any, Callable, Iterable
+from typing import Callable, Iterable
 from unittest.mock import patch
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c003
@@ -20,9 +20,8 @@ from rich.table import Table
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c004
 from ...local.broker import LocalKafka
-from .sinks import endless, finished, session, spark_options
+from .sinks import endless, finished, session, spark_options, through
 from ...protocol.history import Event, read_history
-from ...spark.foreach_batch import exactly_once
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c007
 def _steps(progress: dict, events: Iterable[Event]) -> dict[str, float]:
@@ -49,17 +48,12 @@ def _steps(progress: dict, events: Iterable[Event]) -> dict[str, float]:
     return steps | {"the micro-batch": took}
 
 # %% ../../../nbs/proof/bench/09_profile.ipynb #c009
-def _ours(query: Any, options: dict[str, str], door: str) -> Any:
-    if door == "format":
-        return query.format("kafka2pc").options(**options)
-    return query.foreachBatch(exactly_once(options))
-
-
 def profile(
     kafka: LocalKafka, door: str, rows: int = 1_000, *, batches: int = 40
 ) -> dict[str, float]:
     """Milliseconds of each step of a micro-batch of `rows` rows of 100 B: the medians of `batches`
-    micro-batches, after ten that are not counted. `door`: format or exactly_once. Raises what the
+    micro-batches, after ten that are not counted. `door`: kafka2pc (the format) or
+    exactly_once. Raises what the
     query raises.
     """
     topic = kafka.create_topic(f"profile-{os.urandom(4).hex()}", partitions=3)
@@ -67,9 +61,9 @@ def profile(
         history = {"KAFKA2PC_HISTORY": f"{folder}/history"}
         spark = session({f"spark.executorEnv.{name}": path for name, path in history.items()})
         options = spark_options(kafka.client_conf) | {"topic": topic}
-        query = _ours(endless(spark, rows, 100).writeStream, options, door)
+        writer = through(endless(spark, rows, 100).writeStream, door, options)
         with patch.dict(os.environ, history):
-            query = query.option("checkpointLocation", f"{folder}/checkpoint").start()
+            query = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
             try:
                 progresses = finished(query, 10 + batches)[10:]
             finally:
@@ -85,7 +79,7 @@ def profile(
 def profile_table(kafka: LocalKafka, tell: Callable[[str], None], batches: int = 40) -> Table:
     """The steps of a micro-batch of 1,000 rows through both doors. Raises what `profile` raises."""
     title = "a micro-batch of 1,000 rows of 100 B: ms"
-    doors = ("format", "exactly_once")
+    doors = ("kafka2pc", "exactly_once")
     table = Table("step", *doors, title=title)
     found = []
     for door in doors:
