@@ -18,9 +18,10 @@ from typing import Any, Iterable
 from confluent_kafka import KafkaError
 from kafka.future import Future
 from kafka.protocol.producer.produce import ProduceRequest
+from kafka.protocol.schemas.fields.codecs import EncodeBuffer, EncodeBufferPool
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c004
-from ..records.encoder import Section
+from ..records.encoder import Section, new_bytes
 from ..records.smaller_batches import half_size, split_rows, unpack_rows
 from ..wire import error_codes as codes
 from ..wire.cluster import Cluster
@@ -224,7 +225,7 @@ class Sender:
             ProduceRequest.TopicProduceData(name=name, partition_data=parts)
             for name, parts in topics.items()
         ]
-        request = ProduceRequest(
+        request = _Produce(
             transactional_id=self.transactional_id,
             acks=-1,
             timeout_ms=self.request_ms,
@@ -332,3 +333,36 @@ def _trouble(lane: Lane) -> str:
     if lane.silence or not lane.trouble:
         return "no answer"
     return codes.code_name(lane.trouble)
+
+# %% ../../../nbs/kafka/write/06_sender.ipynb #c021
+_AROUND_BYTES = 1 << 16  # of a request, around its batches
+
+
+class _Room(EncodeBuffer):
+    """Where kafka-python writes one request."""
+
+    __slots__ = ()
+
+    def __init__(self, size: int) -> None:
+        self.buf = new_bytes(size)
+        self.pos = 0
+
+    def result(self) -> memoryview:
+        return memoryview(self.buf)[: self.pos]
+
+
+class _Produce(ProduceRequest, init=False):
+    """The same request. Each record batch is copied once, and not three times: into what is
+    sent.
+    """
+
+    def encode(self, *args: Any, **kwargs: Any) -> memoryview:
+        batches = [part.records for topic in self.topic_data for part in topic.partition_data]
+        # a name has at most 249 bytes; where this is not enough, kafka-python takes more
+        size = _AROUND_BYTES + sum(len(batch) + 320 for batch in batches)
+        room, usual = EncodeBufferPool._local, EncodeBufferPool._get()
+        room.buf = _Room(size)
+        try:
+            return super().encode(*args, **kwargs)
+        finally:
+            room.buf = usual
