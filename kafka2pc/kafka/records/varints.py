@@ -7,7 +7,7 @@ __all__ = ['Field', 'varint_sizes', 'varints', 'concat_fields', 'row_bytes']
 
 # %% ../../../nbs/kafka/records/02_varints.ipynb #c002
 from functools import cache
-from typing import Iterator, Sequence
+from typing import Iterator, Sequence, TypeAlias
 
 # %% ../../../nbs/kafka/records/02_varints.ipynb #c003
 import numpy as np
@@ -81,7 +81,7 @@ def concat_fields(*columns: pa.Array | pa.Scalar) -> pa.Array:
 # %% ../../../nbs/kafka/records/02_varints.ipynb #c020
 _SHORT = 300  # bytes of a row: longer ones are not copied twice
 # numbers, the same bytes in each row, or a column
-Field = np.ndarray | bytes | pa.Array
+Field: TypeAlias = np.ndarray | bytes | pa.Array
 
 
 def row_bytes(
@@ -133,17 +133,25 @@ def _with_next(fields: Sequence[Field]) -> list[tuple[Field, bytes]]:
     return pairs
 
 
+def _source(
+    field: Field, behind: bytes, order: np.ndarray
+) -> tuple[pa.Array, np.ndarray | int, int]:
+    """An array that has the field of each row, and the places in it, which are to be less an
+    int.
+    """
+    if isinstance(field, bytes):
+        return pa.array([field], pa.large_binary()), 0, 0
+    if isinstance(field, np.ndarray):
+        return _in_table(field, behind)
+    return field, order, 0
+
+
 def _taken(fields: Sequence[Field], order: np.ndarray) -> tuple[np.ndarray, pa.Buffer]:
     """All fields of all rows by one `take` from one array of what they are taken from."""
     pairs = _with_next(fields)
     places, start, arrays = np.empty((len(order), len(pairs)), np.int32), 0, []
     for n, (field, behind) in enumerate(pairs):
-        if isinstance(field, bytes):
-            array, at, low = pa.array([field], pa.large_binary()), 0, 0
-        elif isinstance(field, pa.Array):
-            array, at, low = field, order, 0
-        else:
-            array, at, low = _in_table(field, behind)
+        array, at, low = _source(field, behind, order)
         np.add(at, start - low, out=places[:, n], casting="unsafe")
         arrays.append(array)
         start += len(array)

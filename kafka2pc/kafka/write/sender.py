@@ -8,6 +8,7 @@ __all__ = ['BUFFER_BYTES', 'REQUEST_BYTES', 'REQUEST_LANES', 'Sender']
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c002
 import heapq
 import queue
+import struct
 from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any, Iterable
 from confluent_kafka import KafkaError
 from kafka.future import Future
 from kafka.protocol.producer.produce import ProduceRequest
-from kafka.protocol.schemas.fields.codecs import EncodeBuffer, EncodeBufferPool
+from kafka.protocol.schemas.fields.codecs import EncodeBuffer
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c004
 from ..records.encoder import Section, new_bytes
@@ -341,8 +342,6 @@ _AROUND_BYTES = 1 << 16  # of a request, around its batches
 class _Room(EncodeBuffer):
     """Where kafka-python writes one request."""
 
-    __slots__ = ()
-
     def __init__(self, size: int) -> None:
         self.buf = new_bytes(size)
         self.pos = 0
@@ -351,18 +350,23 @@ class _Room(EncodeBuffer):
         return memoryview(self.buf)[: self.pos]
 
 
-class _Produce(ProduceRequest, init=False):
+class _Produce(ProduceRequest, init=False):  # type: ignore[call-arg]
     """The same request. Each record batch is copied once, and not three times: into what is
     sent.
     """
 
-    def encode(self, *args: Any, **kwargs: Any) -> memoryview:
+    def encode(
+        self, version: int | None = None, header: bool = False, framed: bool = False
+    ) -> memoryview:
+        if version is not None or not header or not framed:
+            return memoryview(super().encode(version, header, framed))
         batches = [part.records for topic in self.topic_data for part in topic.partition_data]
         # a name has at most 249 bytes; where this is not enough, kafka-python takes more
-        size = _AROUND_BYTES + sum(len(batch) + 320 for batch in batches)
-        room, usual = EncodeBufferPool._local, EncodeBufferPool._get()
-        room.buf = _Room(size)
-        try:
-            return super().encode(*args, **kwargs)
-        finally:
-            room.buf = usual
+        out = _Room(_AROUND_BYTES + sum(len(batch) + 320 for batch in batches))
+        out.pos = 4  # the size of all that follows
+        flexible = self.flexible_version_q(self.API_VERSION)
+        self.encode_header_into(out, flexible=flexible)
+        form = dict(compact=flexible, tagged=flexible)
+        self._struct.compiled_encode_into(self.API_VERSION, **form)(self, out)
+        struct.pack_into(">i", out.buf, 0, out.pos - 4)
+        return out.result()
