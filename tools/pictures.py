@@ -331,13 +331,13 @@ def fields():
     rows = rows_of(
         pa.RecordBatch.from_pydict({"key": ["k"], "value": ["hello"]}), now_ms=1_700_000_000_000
     )
-    content = records(rows, np.arange(1))
-    section = Section("events", 0, 1, rows.timestamps_ms, rows.timestamps_ms, content.buffers()[2])
+    _, content = records(rows, np.arange(1))
+    section = Section("events", 0, 1, rows.timestamps_ms, rows.timestamps_ms, content)
     batch, at = record_batch(section, PreparedTxnState(4000, 7), 0), 0
     sizes = [struct.calcsize(">" + kind) for kind in BATCH_HEAD.format[1:]]
     # a varint, and what it announces: of the key and the value, their bytes
     sizes += [
-        len(varints(number).as_py()) + (number if "its length" in name else 0)
+        len(varints(np.array([number]))[0].as_py()) + (number if "its length" in name else 0)
         for name, number in RECORD
     ]
     for n, (name, size) in enumerate(zip(HEAD + [name for name, _ in RECORD], sizes, strict=True)):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kafka.partitioner import murmur2 as one_murmur2
 from kafka.record import MemoryRecords
 
+from kafka2pc.kafka.records import varints as kafka_varints
 from kafka2pc.kafka.records.encoder import CODECS, HEADER_BYTES, record_batch, sections
 from kafka2pc.kafka.records.partitioner import PIECE, Dealer, murmur2
 from kafka2pc.kafka.records.rows import Rows, payload_bytes, rows_of
@@ -49,10 +50,15 @@ def read_back(content):
     return found
 
 
-@given(ROWS, st.integers(200, 2000), st.sampled_from(["none", "gzip"]))
+# short rows are taken by their places, long ones are joined
+@given(
+    ROWS, st.integers(200, 2000), st.sampled_from(["none", "gzip"]), st.sampled_from([0, 1 << 30])
+)
 @settings(max_examples=200, deadline=None)
-def test_whatever_is_in_the_columns_is_read_back_in_order(rows, most, codec):
-    made = sections(rows_of(batch_of(rows)), np.array([r[4] for r in rows]), "t", most)
+def test_whatever_is_in_the_columns_is_read_back_in_order(rows, most, codec, short):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kafka_varints, "_SHORT", short)
+        made = sections(rows_of(batch_of(rows)), np.array([r[4] for r in rows]), "t", most)
     for partition in range(4):
         own = [s for s in made if s.partition == partition]
         found = [

@@ -55,7 +55,7 @@ class PackedBatch:
         return bool(self.attributes & _CONTROL)
 
 
-def split(answer: bytes) -> Iterator[PackedBatch]:
+def split(answer: bytes | memoryview) -> Iterator[PackedBatch]:
     """The batches of a Fetch answer; one that is cut off at the end is left out. Raises
     `RecordsBroken`, `UnknownFormat`.
     """

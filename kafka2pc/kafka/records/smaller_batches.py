@@ -23,7 +23,7 @@ def _rows(columns: Columns) -> Rows:
     return rows_of(pa.RecordBatch.from_pydict(fields))
 
 
-def unpack_rows(content: bytes) -> Rows:
+def unpack_rows(content: bytes | memoryview) -> Rows:
     """The rows of one record batch, in order. Raises `RecordsBroken`."""
     (batch,) = split(content)
     (columns,) = decode([batch], batch.offset, batch.next_offset, headers=True)

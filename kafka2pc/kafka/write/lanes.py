@@ -32,7 +32,7 @@ class Batch:
     sender; `done`: it is acknowledged, or smaller ones replace it.
     """
 
-    content: bytes
+    content: memoryview | bytes
     count: int
     largest: int
     number: int
