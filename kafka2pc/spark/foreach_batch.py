@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 from ..decision_logs.opening import left_log
 from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver
-from ..protocol.errors import BadOption, TwoPhaseError, describe_error
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BrokerUnreachable,
+    PrecommitFailed,
+    TwoPhaseError,
+    UnclearAnswer,
+    describe_error,
+)
 from ..protocol.history import from_environment
 from ..protocol.kept import Kept
 from ..protocol.log.decisions import Decision
@@ -77,7 +84,7 @@ from kafka2pc.spark.sink.opening import (
     warn_once,
 )
 from .sink.options import SinkOptions, parse_sink_options
-from .small_batches import kept_rows, note_size, was_small
+from .small_batches import arrow_rows, kept, note_size, was_small
 from .worker import freeze_worker
 from ..stores.shaped import Shaped
 
@@ -120,10 +127,27 @@ def in_tasks(df: "DataFrame", task: PrecommitTask) -> list[CommitMessage]:
     return [pickle.loads(row.message) for row in rows]
 
 
+# of a store: Spark would try a task again
+_PASSING = (BrokerUnreachable, PrecommitFailed, UnclearAnswer)
+
+
 def in_driver(df: "DataFrame", task: PrecommitTask) -> list[CommitMessage]:
-    """Pre-commit in this process, if the rows are few, and otherwise in Spark's tasks."""
-    with kept_rows(df) as kept:
-        return [task(kept.here())] if kept.few() else kept.in_tasks(task)
+    """Pre-commit in this process, if the rows are few and can come here. Otherwise, and after an
+    error that may pass, in Spark's tasks.
+    """
+    rows = arrow_rows(df)
+    if rows is None:
+        return in_tasks(df, task)
+    with kept(rows):
+        if not rows.few():
+            return rows.in_tasks(task)
+        try:
+            messages = [task(rows.here())]
+        except _PASSING as e:
+            _LOG.warning("the driver could not write the batch, tasks do: %s", describe_error(e))
+            return rows.in_tasks(task)
+        check_stopped()  # Spark cannot end this thread
+        return messages
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c028
 def write_batch(
@@ -143,7 +167,6 @@ def write_batch(
     task = PrecommitTask(tuple(driver.participants.values()), plan, counted)
     try:
         messages = way(df, task) or [nothing]
-        check_stopped()
         with driver.history.of("commit phase", batch_id=plan.batch_id):
             commit(driver, messages, plan.batch_id)
     except (Exception, KeyboardInterrupt) as e:
@@ -221,9 +244,13 @@ class ExactlyOnce:
         note_size(driver.query_id, running, messages)
 
     def _may_write_here(self, df: "DataFrame") -> bool:
-        """Kafka alone, and not if the option forbids it. (Spark 3.5 has no `toArrow`.)"""
+        """Kafka alone, by an engine that a stop of the query can end, and not if the option forbids
+        it. (Spark 3.5 has no `toArrow`.)
+        """
+        target = self.options.target
         wanted = self.options.query.small_batches == "driver" and hasattr(df, "toArrow")
-        return bool(wanted and self.options.target.conf and not self.participants)
+        kafka_alone = target.conf and not self.participants
+        return bool(wanted and kafka_alone and target.engine == "columnar")
 
     def _leave_note(
         self, batch_id: int, checkpoint: Checkpoint | None, running: RunningQuery | None
@@ -364,8 +391,9 @@ class ExactlyOnce:
         check_columns(columns, self.options.target.topic, self.options.target.timestamps)
         if self.participants:
             return df, None
-        if not set(df.columns) <= set(COLUMNS):
-            names = [name for name in df.columns if name.lower() in COLUMNS]
+        wanted = set(COLUMNS) - ({"timestamp"} if not self.options.target.timestamps else set())
+        if not set(df.columns) <= wanted:
+            names = [name for name in df.columns if name.lower() in wanted]
             df = df.select([df[name].alias(name.lower()) for name in names])
         return df, ("key", "value")
 

@@ -77,18 +77,11 @@ def is_connect(session: "SparkSession") -> bool:
     return session.__module__.startswith("pyspark.sql.connect")
 
 
-# id of a query -> (Spark's context, what its object for the run says): until the run has ended
-_EXECUTIONS = Kept()
-
-
 def _place_and_run(session: Any, query_id: str) -> tuple:
     from py4j.protocol import Py4JError
 
-    context, known = session.sparkContext, _EXECUTIONS.get(query_id)
     try:
-        if known and known[0] is context and known[1][-1].isActive():
-            return known[1]
-        uuid = context._jvm.java.util.UUID.fromString(query_id)  # noqa: SLF001
+        uuid = session.sparkContext._jvm.java.util.UUID.fromString(query_id)  # noqa: SLF001
         queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
         execution = queries.get(uuid)
         place, run_id = execution.resolvedCheckpointRoot(), execution.runId().toString()
@@ -99,9 +92,7 @@ def _place_and_run(session: Any, query_id: str) -> tuple:
     temporary = re.search("/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$", place)
     # a Volume of Databricks is a folder for Python
     place = "" if temporary else re.sub("^dbfs:/+Volumes/", "/Volumes/", place)
-    found = place, run_id, ended, execution
-    _EXECUTIONS[query_id] = context, found
-    return found
+    return place, run_id, ended, execution
 
 
 def _first_ended(execution: Any) -> int | None:
