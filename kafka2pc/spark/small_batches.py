@@ -27,7 +27,7 @@ from ..protocol.policies import check_stopped
 from .running_query import RunningQuery
 
 # %% ../../nbs/spark/10_small_batches.ipynb #c007
-SMALL_BYTES = 2 << 20  # after such a micro-batch the driver writes
+SMALL_BYTES = 1 << 20  # after such a micro-batch the driver writes
 ROW_BYTES = 32  # what a row takes beside its key and value
 _LAST = Kept()  # id of the decisions -> (run of the query, bytes of its last micro-batch)
 
@@ -100,7 +100,7 @@ _ROWS, _LARGE = (
     "spark.sql.execution.arrow.useLargeVarTypes",
 )
 # of an Arrow batch, which Spark has as a whole on the heap of an executor
-MOST_ROWS = 200
+MOST_ROWS = 500
 
 
 def arrow_rows(df: "DataFrame") -> KeptRows | None:

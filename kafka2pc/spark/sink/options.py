@@ -159,7 +159,7 @@ _GUARANTEE = {
         _NEW,
     ),
     "smallBatches": Option(
-        "With `exactly_once`: who writes a micro-batch after a small one (2 MiB). `driver`: the"
+        "With `exactly_once`: who writes a micro-batch after a small one (1 MiB). `driver`: the"
         " driver, in one transaction, which takes less time; `tasks`: always Spark's tasks.",
         "driver",
         "tasks",
