@@ -140,12 +140,12 @@ def in_driver(df: "DataFrame", task: PrecommitTask) -> list[CommitMessage]:
         return in_tasks(df, task)
     with kept(rows):
         if not rows.few():
-            return rows.in_tasks(task)
+            return rows.each_partition(task)
         try:
             messages = [task(rows.here())]
         except _PASSING as e:
             _LOG.warning("the driver could not write the batch, tasks do: %s", describe_error(e))
-            return rows.in_tasks(task)
+            return rows.each_partition(task)
         check_stopped()  # Spark cannot end this thread
         return messages
 

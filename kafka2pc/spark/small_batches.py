@@ -79,20 +79,25 @@ class KeptRows:
         """All rows, in this process, in one batch if Arrow allows it. Raises `ArrowInvalid` for
         bytes that are not of this schema.
         """
-        read = [pa.ipc.read_record_batch(content, self.schema) for content in self.rdd.collect()]
-        # rows of another schema could look like rows of this one
-        for batch in read:
-            batch.validate(full=True)
+        read = list(_batches(self.schema, self.rdd.collect()))
         check_stopped()
         yield from pa.Table.from_batches(read, self.schema).combine_chunks().to_batches()
 
-    def in_tasks(self, task: Callable[[Iterable], CommitMessage]) -> list[CommitMessage]:
-        """`task` with the rows of each partition, in Spark's tasks."""
+    def each_partition(self, task: Callable[[Iterable], CommitMessage]) -> list[CommitMessage]:
+        """`task` with the rows of each partition, in Spark's tasks; raises as `here` does."""
         return self.rdd.mapPartitions(partial(_in_task, task, self.schema)).collect()
 
 
 def _in_task(task: Callable, schema: pa.Schema, contents: Iterable[bytes]) -> Iterator:
-    yield task(pa.ipc.read_record_batch(content, schema) for content in contents)
+    yield task(_batches(schema, contents))
+
+
+def _batches(schema: pa.Schema, contents: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    for content in contents:
+        batch = pa.ipc.read_record_batch(content, schema)
+        # rows of another schema could look like rows of this one
+        batch.validate(full=True)
+        yield batch
 
 # %% ../../nbs/spark/10_small_batches.ipynb #c012
 _ROWS, _LARGE = (

@@ -4,7 +4,9 @@ transaction, and never where that cannot work.
 
 import os
 import re
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -149,6 +151,24 @@ def test_a_stop_while_the_driver_writes_leaves_nothing(query, monkeypatch, tmp_p
     assert len(query.seen()) == 301
 
 
+def test_a_stop_after_the_last_row_leaves_the_batch_undecided(query, monkeypatch):
+    door, flush = kafka2pc.exactly_once(query.options()), ColumnTransaction.flush
+
+    def flush_and_stop(self):
+        flush(self)
+        (running,) = query.spark.streams.active
+        threading.Thread(target=running.stop).start()
+        until(lambda: not running.isActive, "Spark stops the query", 30)
+
+    monkeypatch.setattr(ColumnTransaction, "flush", flush_and_stop)  # not in the workers
+    query.feed(["a"], ["b"])
+    assert query.run(door) == ""
+    assert (decided(query), query.seen(), query.open()) == ({0: 1}, ["a"], [])
+    monkeypatch.undo()
+    assert query.run(door) == ""
+    assert query.seen() == ["a", "b"]
+
+
 @pytest.mark.full
 def test_a_stop_ends_the_driver_s_wait_for_a_broker_that_is_away(query, monkeypatch, tmp_path):
     door = kafka2pc.exactly_once(query.options())
@@ -275,7 +295,28 @@ def test_rows_that_executors_could_not_keep_are_written_by_tasks(spark):
         assert found.few()
         found.rdd._jrdd.unpersist(True)
         assert not found.few()
-        assert found.in_tasks(lambda chunks: sum(map(len, chunks))) == [10]
+        assert found.each_partition(lambda chunks: sum(map(len, chunks))) == [10]
+
+
+def test_rows_on_a_disk_stay_with_the_executors(spark):
+    """Their size there is that of compressed bytes."""
+    from pyspark import StorageLevel
+
+    found = arrow_rows(spark.range(10).selectExpr("cast(id as string) value").coalesce(1))
+    found.rdd.persist(StorageLevel.DISK_ONLY)
+    found.rdd._jrdd.count()
+    assert not found.few()
+    found.rdd.unpersist()
+
+
+def test_tasks_do_not_write_bytes_of_another_schema(spark):
+    """As `here`: the bytes of 64-bit offsets could be read as 32-bit ones."""
+    df = spark.range(10).selectExpr("cast(id as string) value").coalesce(1)
+    with kept(replace(arrow_rows(df), schema=pa.schema([("value", pa.large_string())]))) as found:
+        with pytest.raises(Exception, match="ArrowInvalid"):
+            found.each_partition(lambda chunks: pa.Table.from_batches(chunks).to_pylist())
+        with pytest.raises(pa.ArrowInvalid):
+            list(found.here())
 
 
 def test_an_executor_has_few_rows_at_a_time_on_its_heap(spark):
