@@ -102,7 +102,10 @@ def _check_topics(cluster: Cluster, topics: list[str]) -> None:
         raise BadOption(
             f"topic {', '.join(missing)} does not exist",
             why="The brokers create no topics (auto.create.topics.enable), or none of this name.",
-            action=f"Create it ({lines}), or correct the option topic or topics.",
+            action=(
+                f"Create it ({lines}), or correct the option topic or topics"
+                ' (guide, Moving over, "Topics").'
+            ),
         )
 
 

@@ -134,7 +134,10 @@ def _no_location() -> BadOption:
     return BadOption(
         "checkpointLocation is missing",
         why="The decisions live in it. A location in Spark's conf never reaches a Python sink.",
-        action='.option("checkpointLocation", "/path") on the query itself.',
+        action=(
+            '.option("checkpointLocation", "/path") on the query itself (guide, Moving over,'
+            ' "Checkpoint").'
+        ),
     )
 
 

@@ -68,7 +68,7 @@ class TooOld(BadOption):
         "It is older than Apache Kafka 3.6, or a server that offers only a part of Kafka's"
         " protocol."
     )
-    action = "Use Apache Kafka 3.6 or newer on every broker."
+    action = 'Use Apache Kafka 3.6 or newer on every broker (guide, Moving over, "Brokers").'
 
 
 _FORBIDDEN = (

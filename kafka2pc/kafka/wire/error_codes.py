@@ -129,7 +129,8 @@ FETCH_AGAIN = (
 # %% ../../../nbs/kafka/wire/03_error_codes.ipynb #c011
 GRANT_WRITE_ON_ID = (
     "Grant WRITE on the resource TransactionalId, PREFIXED, with the value of"
-    " transactionalIdPrefix; then restart the query."
+    " transactionalIdPrefix; then restart the query"
+    ' (guide, Moving over, "Rights").'
 )
 _GRANT_TWO_PHASE = (
     " twoPhaseCommit=required also needs TWO_PHASE_COMMIT there, and"
@@ -154,7 +155,10 @@ def topic_not_authorized(topic: str, right: str = "WRITE", what: str = "") -> No
     """
     return NotAuthorized(
         what or f"topic {topic}: {describe_code(TOPIC_AUTHORIZATION_FAILED)}",
-        action=f"Grant {right} and DESCRIBE on the resource Topic {topic}; then restart the query.",
+        action=(
+            f"Grant {right} and DESCRIBE on the resource Topic {topic}; then restart the query"
+            ' (guide, Moving over, "Rights").'
+        ),
     )
 
 

@@ -138,7 +138,10 @@ def _translate(name: str, given: Mapping[str, str], side: str) -> dict[str, str]
         check_security(name)
         return {name: value}
     if option.kind == REFUSED:
-        raise BadOption(f"kafka.{name} cannot be honoured", action=f"Instead, {option.note}.")
+        raise BadOption(
+            f"kafka.{name} cannot be honoured",
+            action=f'Instead, {option.note} (guide, Moving over, "Options").',
+        )
     if option.kind == NO_EFFECT:
         return None
     value = check_value(name, value, option.form)

@@ -108,7 +108,8 @@ def _unverified(where: str) -> TooOld:
             " partition for ever. Whether a broker checks this is read from ApiVersions."
         ),
         action=(
-            "Upgrade every broker to Apache Kafka 3.6 or newer. Another server that does not"
+            "Upgrade every broker to Apache Kafka 3.6 or newer (guide, Moving over,"
+            ' "Brokers"). Another server that does not'
             " announce this version is refused, too, because nothing shows that it checks."
         ),
     )

@@ -50,7 +50,10 @@ def check_names(given: Iterable[str], known: Iterable[str], hidden: Iterable[str
         raise BadOption(
             f"unknown option {', '.join(unknown)}",
             why="No option has this name. Options of the Kafka client begin with kafka.",
-            action=f"{_meant(unknown, known)}Known are: {', '.join(known)}.",
+            action=(
+                f"{_meant(unknown, known)}Known are: {', '.join(known)} (guide, Moving over,"
+                ' "Options").'
+            ),
         )
 
 

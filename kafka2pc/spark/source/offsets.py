@@ -288,7 +288,10 @@ def plan_ranges(start: Offsets, end: Offsets) -> list[Range]:
         raise StaleCheckpoint(
             f"the batch that ends at {json.dumps(_nested(end.at))} does not say where it begins:"
             f" {name_parts(lost)}",
-            action='If format("kafka") read it, do that once more until this batch is committed.',
+            action=(
+                'If format("kafka") read it, do that once more until this batch is committed'
+                ' (guide, Moving over, "The move").'
+            ),
         )
     return [
         Range(t, p, begins[t, p], e, topic_id=end.ids.get(t, ""))
