@@ -652,7 +652,8 @@ def test_in_the_planner_wrong_options_and_columns_stop_the_query_and_put_right_l
 @on_spark
 def test_what_spark_itself_refuses_is_refused_before_a_transaction_begins(spark_query):
     counted = {"shape": "count", "select": ["cast(count as string) value"]}
-    assert "update" in stopped(spark_query, mode="update", **counted).lower()
+    # the guide quotes it, Moving over, "Output mode"
+    assert "kafka2pc does not support Update mode" in stopped(spark_query, mode="update", **counted)
     assert "checkpointLocation" in stopped(spark_query, options={"checkpointLocation": None})
     check_untouched(spark_query)
 
