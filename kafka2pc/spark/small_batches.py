@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 import pyarrow as pa
 
 # %% ../../nbs/spark/10_small_batches.ipynb #c004
+from ..protocol.clock import CLOCK
 from ..protocol.kept import Kept
 from ..protocol.messages import CommitMessage
 from ..protocol.policies import check_stopped
@@ -66,14 +67,26 @@ class KeptRows:
         fails.)
         """
         context = self.rdd.context._jsc.sc()  # noqa: SLF001
-        infos = [i for i in context.getRDDStorageInfo() if i.id() == self.rdd.id()]
-        if not infos or infos[0].numCachedPartitions() < infos[0].numPartitions():
-            return False
-        if infos[0].diskSize():
+        info = self._storage(context)
+        if info is None or info.diskSize():
             return False
         results = context.conf().getSizeAsBytes("spark.driver.maxResultSize", "1g")
         most = min(MOST_BYTES, results // 2) if results else MOST_BYTES
-        return infos[0].memSize() <= most
+        return info.memSize() <= most
+
+    def _storage(self, context: Any) -> Any:
+        """What Spark's executors keep, when it is all; None: not within half a second. (Spark's
+        listener learns of a block a moment after its task has ended, on a busy driver later.)
+        """
+        end = CLOCK.monotonic() + 0.5
+        while True:
+            for info in context.getRDDStorageInfo():
+                all_kept = info.numCachedPartitions() >= info.numPartitions()
+                if info.id() == self.rdd.id() and all_kept:
+                    return info
+            if CLOCK.monotonic() > end:
+                return None
+            CLOCK.sleep(0.01)
 
     def here(self) -> Iterator[pa.RecordBatch]:
         """All rows, in this process, in one batch if Arrow allows it. Raises `ArrowInvalid` for

@@ -8,6 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -299,6 +300,26 @@ def test_rows_that_executors_could_not_keep_are_written_by_tasks(spark):
         found.rdd._jrdd.unpersist(True)
         assert not found.few()
         assert found.each_partition(lambda chunks: sum(map(len, chunks))) == [10]
+
+
+def test_spark_may_learn_late_what_its_executors_keep():
+    info = SimpleNamespace(
+        id=lambda: 7,
+        numPartitions=lambda: 2,
+        numCachedPartitions=lambda: len(asked) - 1,
+        memSize=lambda: 10,
+        diskSize=lambda: 0,
+    )
+    asked = []
+    conf = SimpleNamespace(getSizeAsBytes=lambda name, default: 1 << 30)
+    context = SimpleNamespace(
+        getRDDStorageInfo=lambda: asked.append(1) or [info][: len(asked) - 1], conf=lambda: conf
+    )
+    rdd = SimpleNamespace(
+        id=lambda: 7, context=SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: context))
+    )
+    assert small_batches.KeptRows(rdd, pa.schema([])).few()
+    assert len(asked) == 3
 
 
 def test_rows_on_a_disk_stay_with_the_executors(spark):
