@@ -31,7 +31,7 @@ from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
 from ..protocol.participant import OpenBeside, Outcome, TransactionBase
 from ..protocol.states import TxnState
-from .columns import NO_TABLE, NO_VALUE, TableColumns, as_names
+from .columns import NO_KEY, NO_TABLE, NO_VALUE, TableColumns, as_names
 from .holders import LockingStore, beside
 from .lines import Key, Run, add_line, mark_line, open_lines, prepared_key
 from .parts import StoreNames, aborted_error, key
@@ -51,7 +51,7 @@ _DELETE = "delete from {} where transactional_id = %s and epoch = %s"
 _NAMES = Names()  # the transactional ids of this process
 _UNKNOWN_XID = {1397}
 _LOCKED = {1205, 1213, 1614}
-_DENIED = {1044, 1045, 1142, 1227, 1370, 1698}
+_DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
 _UNFIT: dict = {1054: {}, 1146: NO_TABLE, 1364: NO_VALUE}  # what the error has of its own
 _LOST = {2002, 2003, 2006, 2013, 2014, 1053, 1927}
 
@@ -138,6 +138,9 @@ _ENGINE = """
 _COLUMNS = """
     select column_name from information_schema.columns
     where table_schema = database() and table_name = %s order by ordinal_position"""
+_UNIQUE = """
+    select index_name, column_name from information_schema.statistics
+    where table_schema = database() and table_name = %s and non_unique = 0"""
 _HAS_TABLE = (
     "select 1 from information_schema.tables where table_schema = database() and table_name = %s"
 )
@@ -248,7 +251,19 @@ class MysqlParticipant(TableColumns, LockingStore):
         """See `TableColumns`."""
         with self.lines() as run:
             self._check(run)
+            if self.key:
+                self._check_key(run)
             return [column for (column,) in run(_COLUMNS, self.table).fetchall()]
+
+    def _check_key(self, run: Run) -> None:
+        """Without a unique key the server would insert every row again, and report no error."""
+        indexes: dict[str, set[str]] = {}
+        for index, column in run(_UNIQUE, self.table).fetchall():
+            indexes.setdefault(index, set()).add(column.lower())
+        key = {name.lower() for name in self.key}
+        if not any(columns <= key for columns in indexes.values()):
+            what = f"{self.name}: table {self.table} has no unique key on {', '.join(self.key)}"
+            raise BadOption(what, **NO_KEY)
 
     def begin(self, plan: Plan) -> "MysqlTransaction":
         """An open transaction. Raises `BadOption` if the server or the table cannot pre-commit."""

@@ -31,7 +31,7 @@ from pyarrow import RecordBatch, csv
 # %% ../../nbs/stores/12_postgres_rows.ipynb #c015
 from ..protocol.errors import BadOption, BadRow, NotAuthorized, PrecommitFailed
 from ..protocol.messages import Committable
-from .columns import NO_TABLE
+from .columns import NO_KEY, NO_TABLE
 
 # %% ../../nbs/stores/12_postgres_rows.ipynb #c006
 def _hex(value: bytes) -> str:
@@ -116,10 +116,6 @@ def move_rows(
 
 # %% ../../nbs/stores/12_postgres_rows.ipynb #c017
 DENIED = "The database does not allow it to this user."
-_NO_KEY = {
-    "why": "Rows are upserted by key=, and the table has no unique constraint on these columns.",
-    "action": "Create the constraint, or correct key= of the participant. Then start again.",
-}
 _NULL = (
     "Correct the rows, or filter them out before the sink. If the rows do not have this column: add"
     " it to the DataFrame (and to columns=), or give it a default in the table. Then restart the"
@@ -169,6 +165,6 @@ def _our_error(e: psycopg.Error, store: Store, c: Committable) -> Exception:
         case UndefinedTable():
             return store.unfit(_first_line(e), **NO_TABLE)
         case InvalidColumnReference():
-            return store.unfit(_first_line(e), **_NO_KEY)
+            return store.unfit(_first_line(e), **NO_KEY)
     action = _NULL if isinstance(e, NotNullViolation) else ""
     return BadRow(what, why="PostgreSQL refuses the row, or the table does not fit.", action=action)

@@ -360,6 +360,8 @@ def test_the_table_is_asked_for_its_columns_before_a_task_begins(mariadb):
         c = txn.precommit()
     assert ask(store.commit, c) is DONE
     assert mariadb.execute("select id, item from chosen") == [(1, "a")]
+    with pytest.raises(BadOption, match="table chosen has no unique key on item"):
+        MysqlParticipant(mariadb.url, "chosen", columns=["item"], key=["item"]).check_columns(names)
 
 
 def test_rights_are_asked_for_by_name(mariadb, at):
@@ -372,6 +374,12 @@ def test_rights_are_asked_for_by_name(mariadb, at):
     mariadb.execute("grant all on kafka2pc.kafka2pc_transactions to alice@localhost")
     with pytest.raises(NotAuthorized, match=at.store.table):
         precommit_rows(At(as_alice, list, rows), a_plan(), "a")
+    mariadb.execute("create table keyed (id int primary key, item int) engine=innodb")
+    mariadb.execute("grant insert, update on kafka2pc.keyed to alice@localhost")
+    mariadb.execute("revoke select on kafka2pc.* from alice@localhost")
+    keyed = MysqlParticipant(as_alice.url, "keyed", key=("id",))
+    with pytest.raises(NotAuthorized, match="SELECT command denied"), keyed.begin(a_plan()) as txn:
+        txn.write(pa.RecordBatch.from_pydict({"id": [1], "item": [1]}))
     with pytest.raises(NotAuthorized, match="user or password") as caught:
         MysqlParticipant(mariadb.url.replace("root@", "mallory:hunter2@"), "t").store_id()
     assert "hunter2" not in str(caught.value)
