@@ -461,6 +461,7 @@ def test_a_bad_row_is_reported_and_leaves_nothing(postgres, table, batch, says):
     assert store.in_doubt(plan.query_id) == [] and postgres.execute("select * from t") == []
 
 
+@pytest.mark.never_unsteady
 def test_the_table_is_asked_for_its_columns_before_a_task_begins(postgres):
     """Once in a process, and the error names the choice that fits."""
     postgres.execute("create table chosen (id int, item text, note text)")
@@ -480,6 +481,7 @@ def test_the_table_is_asked_for_its_columns_before_a_task_begins(postgres):
     store.check_columns(names)
 
 
+@pytest.mark.never_unsteady
 def test_of_the_columns_of_the_rows_the_table_takes_those_that_are_named(postgres):
     postgres.execute("create table taken (id int primary key, item text)")
     store = PostgresParticipant(postgres.url, "taken", columns=("id", "item"), key=("id",))
@@ -497,6 +499,7 @@ def test_of_the_columns_of_the_rows_the_table_takes_those_that_are_named(postgre
         PostgresParticipant(postgres.url, "taken", key="id")
 
 
+@pytest.mark.never_unsteady
 def test_decided_rows_whose_column_is_gone_need_the_column(postgres):
     at = table(postgres, StagedParticipant)
     c = precommit_rows(at, a_plan(), "a")
