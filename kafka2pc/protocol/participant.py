@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'MayHide', 'Recalls', 'Gone', 'MayRemove',
            'Unended', 'OpensGate', 'RowsMissing', 'KeepsAborted', 'StoreIdentity', 'KeepsId', 'Identified',
-           'store_identity', 'OpenBeside', 'Shared', 'list_some', 'Brief', 'briefly', 'TransactionBase']
+           'store_identity', 'OpenBeside', 'Shared', 'ChecksColumns', 'list_some', 'Brief', 'briefly',
+           'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from contextlib import AbstractContextManager, nullcontext
@@ -233,6 +234,15 @@ class Shared(Protocol):
     """
 
     def open_beside(self, query_id: str) -> list[OpenBeside]: ...
+
+
+@runtime_checkable
+class ChecksColumns(Protocol):
+    """What a participant also has if it can find before the tasks begin that it cannot take rows.
+    `check_columns`: raises `BadOption` if the columns of the rows, or the store, cannot work.
+    """
+
+    def check_columns(self, names: Sequence[str]) -> None: ...
 
 
 def list_some(texts: Sequence[str], most: int = 5) -> str:

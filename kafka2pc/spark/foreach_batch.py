@@ -41,7 +41,7 @@ from ..protocol.messages import CommitMessage, Mode, Plan
 from ..protocol.operators.accept import accept
 from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import end_all
-from ..protocol.participant import Participant
+from ..protocol.participant import ChecksColumns, Participant
 from ..protocol.phases.claim import claim
 from ..protocol.phases.commit import commit
 from ..protocol.phases.passed_over import leave_note, refuse_after
@@ -166,6 +166,8 @@ def write_batch(
     swept, begun = count_aborts(driver.history.events), len(driver.history.events)
     task = PrecommitTask(tuple(driver.participants.values()), plan, counted)
     try:
+        if plan.mode is Mode.WRITE:
+            _check_stores(driver, df)
         messages = way(df, task) or [nothing]
         with driver.history.of("commit phase", batch_id=plan.batch_id):
             commit(driver, messages, plan.batch_id)
@@ -174,6 +176,13 @@ def write_batch(
         raise
     log_batch(messages, driver.history.events[begun:], swept)
     return messages
+
+
+def _check_stores(driver: Driver, df: "DataFrame") -> None:
+    """A replay of a decided batch writes nothing, so it is not checked."""
+    for store in driver.participants.values():
+        if isinstance(store, ChecksColumns):
+            store.check_columns(df.columns)
 
 
 def _undo(

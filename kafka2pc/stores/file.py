@@ -29,6 +29,7 @@ from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names
 from ..protocol.participant import Description, Outcome, Participant, TransactionBase
 from ..protocol.states import TxnState
+from .columns import TakesColumns, as_names
 from kafka2pc.stores.parts import (
     KnownById,
     NamedStore,
@@ -128,7 +129,7 @@ def _move(old: str, new: str) -> bool:
     return True
 
 # %% ../../nbs/stores/02_file.ipynb #c013
-class FileStore(KnownById, NamedStore, Participant):
+class FileStore(TakesColumns, KnownById, NamedStore, Participant):
     """Base of the stores that keep one file for each transaction. `where`: the place, as
     Committables show it. `format`: a key of `FORMATS`. `prefix`: of the names.
 
@@ -136,7 +137,9 @@ class FileStore(KnownById, NamedStore, Participant):
     `BadOption`.
     """
 
-    def __init__(self, where: str, format: str, prefix: str, name: str) -> None:
+    def __init__(
+        self, where: str, format: str, columns: Iterable[str], prefix: str, name: str
+    ) -> None:
         if format not in FORMATS:
             raise BadOption(f"format {format}: choose one of {', '.join(FORMATS)}")
         if "/" in prefix:
@@ -151,6 +154,7 @@ class FileStore(KnownById, NamedStore, Participant):
             )
         self.where = where
         self.format = format
+        self.columns = as_names("columns", columns)
         self.name = name
         self.names = StoreNames(prefix, participant=name, topic=where, cluster_id=where)
 
@@ -198,14 +202,21 @@ class FileStore(KnownById, NamedStore, Participant):
 # %% ../../nbs/stores/02_file.ipynb #c014
 class FileParticipant(FileStore):
     """Files `ID.BATCH.FORMAT` in a local folder, one for each task that gets rows. `format`:
-    parquet or json (lines). `prefix`: of the names. Raises `BadOption`; `begin`, `store_id` and
+    parquet or json (lines). `columns`: those of the rows that it takes (empty: all). `prefix`: of
+    the names. Raises `BadOption`; `begin`, `store_id` and
     `describe` raise `StoreUnreachable`.
     """
 
     def __init__(
-        self, folder: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "file"
+        self,
+        folder: str,
+        *,
+        format: str = "parquet",
+        columns: Iterable[str] = (),
+        prefix: str = "kafka2pc",
+        name: str = "file",
     ) -> None:
-        super().__init__(os.path.abspath(folder), format, prefix, name)
+        super().__init__(os.path.abspath(folder), format, columns, prefix, name)
 
     def begin(self, plan: Plan) -> "FileTransaction":
         """Open a hidden file, under a name that no other process has used for this batch."""
@@ -365,7 +376,7 @@ class OpenFile(TransactionBase):
     def write(self, batch: RecordBatch) -> None:
         """Raises `IllegalStep` after `precommit`."""
         self.step("write")
-        self.writer.write(batch)
+        self.writer.write(self.store.choose(batch))
         self.rows += len(batch)
 
     def flush(self) -> None:

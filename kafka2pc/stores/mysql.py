@@ -9,7 +9,7 @@ __all__ = ['xid', 'MysqlParticipant', 'MysqlTransaction']
 import json
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, Iterator
+from typing import Any, Iterable, Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 # %% ../../nbs/stores/06_mysql.ipynb #c003
@@ -31,6 +31,7 @@ from ..protocol.messages import Committable, Plan
 from ..protocol.names import Names, parse_name
 from ..protocol.participant import OpenBeside, Outcome, TransactionBase
 from ..protocol.states import TxnState
+from .columns import NO_KEY, NO_TABLE, NO_VALUE, TableColumns, as_names
 from .holders import LockingStore, beside
 from .lines import Key, Run, add_line, mark_line, open_lines, prepared_key
 from .parts import StoreNames, aborted_error, key
@@ -50,7 +51,8 @@ _DELETE = "delete from {} where transactional_id = %s and epoch = %s"
 _NAMES = Names()  # the transactional ids of this process
 _UNKNOWN_XID = {1397}
 _LOCKED = {1205, 1213, 1614}
-_DENIED = {1044, 1045, 1142, 1227, 1370, 1698}
+_DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1698}
+_UNFIT: dict = {1054: {}, 1146: NO_TABLE, 1364: NO_VALUE}  # what the error has of its own
 _LOST = {2002, 2003, 2006, 2013, 2014, 1053, 1927}
 
 # %% ../../nbs/stores/06_mysql.ipynb #c015
@@ -95,20 +97,22 @@ def _code(error: pymysql.MySQLError) -> int | None:
 
 
 @contextmanager
-def _our_errors(what: str, locked: Callable[[str], PrecommitFailed]) -> Iterator[None]:
-    """Turn the errors of PyMySQL about a table into ours. `locked`: makes the error of a statement
-    that got no lock.
+def _our_errors(store: "MysqlParticipant", c: Committable) -> Iterator[None]:
+    """Turn the errors of PyMySQL about the table of a store into ours. `c`: the transaction that is
+    at work.
     """
     try:
         yield
     except pymysql.MySQLError as e:
-        message = f"{what}: {e}"
+        message = f"{store.table}: {e}"
         if _code(e) in _DENIED:
             raise NotAuthorized(message, why=_NO_RIGHT) from e
         if _code(e) in _LOCKED:
-            raise locked(message) from e
+            raise store.lock_error(c, message) from e
         if _code(e) in _LOST:
             raise PrecommitFailed(message, why="The connection broke.") from e
+        if _code(e) in _UNFIT:
+            raise store.unfit(e.args[-1], **_UNFIT[_code(e)]) from e
         raise BadRow(message, why="The database refuses the row, or the table does not fit.") from e
 
 
@@ -131,6 +135,12 @@ _ENGINE = """
     select t.engine from information_schema.tables t
     join information_schema.engines e on e.engine = t.engine
     where e.xa <> 'YES' and t.table_schema = database() and t.table_name = %s"""
+_COLUMNS = """
+    select column_name from information_schema.columns
+    where table_schema = database() and table_name = %s order by ordinal_position"""
+_UNIQUE = """
+    select index_name, column_name from information_schema.statistics
+    where table_schema = database() and table_name = %s and non_unique = 0"""
 _HAS_TABLE = (
     "select 1 from information_schema.tables where table_schema = database() and table_name = %s"
 )
@@ -141,24 +151,27 @@ _SESSION = (
 )
 
 
-class MysqlParticipant(LockingStore):
+class MysqlParticipant(TableColumns, LockingStore):
     """A table in MariaDB or MySQL. `url`: `mysql://user:password@host:port/database`, and
-    `?unix_socket=…` or other arguments of PyMySQL. `key`: columns of a unique key; then rows are
-    upserted. `prefix`: of the transactional ids. `record`: the table of transactions. `lock_s`: how
-    long a statement waits for a lock, in seconds.
+    `?unix_socket=…` or other arguments of PyMySQL. `columns`: those of the rows that the table
+    takes (empty: all). `key`: columns of a unique key; then rows are upserted. `prefix`: of the
+    transactional ids. `record`: the table of transactions. `lock_s`: how long a statement waits for
+    a lock, in seconds.
 
     Verbs may raise `StoreUnreachable`, `NotAuthorized`, and `BadOption` for a URL that cannot be
     read.
     """
 
     lock_views = "XA RECOVER"
+    any_case = True
 
     def __init__(
         self,
         url: str,
         table: str,
         *,
-        key: tuple[str, ...] = (),
+        columns: Iterable[str] = (),
+        key: Iterable[str] = (),
         prefix: str = "kafka2pc",
         name: str = "mysql",
         record: str = "kafka2pc_transactions",
@@ -168,7 +181,7 @@ class MysqlParticipant(LockingStore):
             raise BadOption(f"prefix {prefix}: at most {_LONGEST_PREFIX} bytes, an xid is short")
         self.url = url
         self.table = table
-        self.key = tuple(key)
+        self.columns, self.key = as_names("columns", columns), as_names("key", key)
         self.name = name
         self.names = StoreNames(prefix, participant=name, topic=table)
         self.record = record
@@ -234,10 +247,28 @@ class MysqlParticipant(LockingStore):
                 action="Use InnoDB.",
             )
 
+    def ask_columns(self) -> list[str]:
+        """See `TableColumns`."""
+        with self.lines() as run:
+            self._check(run)
+            if self.key:
+                self._check_key(run)
+            return [column for (column,) in run(_COLUMNS, self.table).fetchall()]
+
+    def _check_key(self, run: Run) -> None:
+        """Without a unique key the server would insert every row again, and report no error."""
+        indexes: dict[str, set[str]] = {}
+        for index, column in run(_UNIQUE, self.table).fetchall():
+            indexes.setdefault(index, set()).add(column.lower())
+        key = {name.lower() for name in self.key}
+        if not any(columns <= key for columns in indexes.values()):
+            what = f"{self.name}: table {self.table} has no unique key on {', '.join(self.key)}"
+            raise BadOption(what, **NO_KEY)
+
     def begin(self, plan: Plan) -> "MysqlTransaction":
         """An open transaction. Raises `BadOption` if the server or the table cannot pre-commit."""
         c = self.names.new(_NAMES, plan)
-        with _our_errors(self.table, partial(self.lock_error, c)), self.lines() as run:
+        with _our_errors(self, c), self.lines() as run:
             self._check(run)
             # another worker has drawn the same name for this batch
             while not self._add_line(run, c, plan.query_id):
@@ -340,10 +371,9 @@ class MysqlTransaction(TransactionBase):
         self.store = store
         self.c = c
         self.label = c.transactional_id
-        self.locked = partial(store.lock_error, c)
         self.rows = 0
         self.db = store.connect()
-        with _our_errors(store.table, self.locked), self.db.cursor() as cursor:
+        with _our_errors(store, c), self.db.cursor() as cursor:
             cursor.execute("xa start %s, %s", xid(c))
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -355,9 +385,10 @@ class MysqlTransaction(TransactionBase):
     def write(self, batch: RecordBatch) -> None:
         """Raises `BadRow`, `PrecommitFailed`, `NotAuthorized`; `IllegalStep` after `precommit`."""
         self.step("write")
+        batch = self.store.choose(batch)
         text = _insert(self.store.table, batch.schema.names, self.store.key)
         rows = list(zip(*map(_values, batch.columns), strict=True))
-        with _our_errors(self.store.table, self.locked), self.db.cursor() as cursor:
+        with _our_errors(self.store, self.c), self.db.cursor() as cursor:
             cursor.executemany(text, rows)
         self.rows += len(batch)
 
@@ -366,7 +397,7 @@ class MysqlTransaction(TransactionBase):
 
     def precommit(self) -> Committable:
         """Raises `PrecommitFailed` if another process has aborted the transaction."""
-        with _our_errors(self.store.table, self.locked):
+        with _our_errors(self.store, self.c):
             with self.db.cursor() as cursor:
                 if not mark_line(partial(self.store.run, cursor), self.c, "committed"):
                     raise aborted_error(f"{self.label} was aborted")

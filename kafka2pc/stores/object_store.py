@@ -39,18 +39,25 @@ _STATES = {
 class ObjectParticipant(FileStore):
     """Files in an fsspec file system, and a manifest that says which of them are committed. `url`:
     `s3://…`, `memory://…`, `file://…`. A password in it is used, and not shown. `format`: parquet
-    or json (lines). `prefix`: of the names.
+    or json (lines). `columns`: those of the rows that it takes (empty: all). `prefix`: of the
+    names.
 
     Raises `BadOption`, also if the store lets a second create through, and `StoreUnreachable`.
     """
 
     def __init__(
-        self, url: str, *, format: str = "parquet", prefix: str = "kafka2pc", name: str = "object"
+        self,
+        url: str,
+        *,
+        format: str = "parquet",
+        columns: Iterable[str] = (),
+        prefix: str = "kafka2pc",
+        name: str = "object",
     ) -> None:
         from fsspec.implementations.local import LocalFileSystem
 
         where = re.sub(r"(://[^:/@]*):[^/]*@", r"\1@", url.rstrip("/"))
-        super().__init__(where, format, prefix, name)
+        super().__init__(where, format, columns, prefix, name)
         if not url.startswith(("file:", "/")):
             check_file_system(url, "participant", _NO_OTHER)
         self.storage = Storage(url.rstrip("/"), "participant", _NO_OTHER)

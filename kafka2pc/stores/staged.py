@@ -17,21 +17,28 @@ from psycopg.errors import OperationalError
 
 # %% ../../nbs/stores/08_staged.ipynb #c004
 from ..backends.postgres_connection import table_name
-from ..protocol.errors import DECIDED, BadRow, PrecommitFailed, Refused, StoreUnreachable
+from kafka2pc.protocol.errors import (
+    DECIDED,
+    BadOption,
+    BadRow,
+    PrecommitFailed,
+    Refused,
+    StoreUnreachable,
+)
 from ..protocol.messages import Committable
 from ..protocol.participant import Description, OpenBeside, Outcome
 from ..protocol.states import TxnState
 from .holders import beside
 from .lines import Key, Run, mark_line, open_lines, read_outcomes, state_of
 from .parts import aborted_error, key
-from .postgres import PostgresParticipant, PostgresTransaction, our_errors
-from .postgres_rows import move_rows
+from .postgres import PostgresParticipant, PostgresTransaction
+from .postgres_rows import move_rows, our_errors
 
 # %% ../../nbs/stores/08_staged.ipynb #c009
 _ONLY_THE_TABLE = (
-    "The rows are decided, so only the table can be changed: drop the constraint, widen the column,"
-    " or remove the row that is in the way; then restart the query. (With also=store.apply in its"
-    " TableLog such a row is found before the decision.)"
+    "The rows are decided, so only the table can be changed: drop the constraint, create or widen"
+    " the column, or remove the row that is in the way; then restart the query. (With"
+    " also=store.apply in its TableLog such a row is found before the decision.)"
 )
 
 
@@ -81,7 +88,7 @@ class StagedParticipant(PostgresParticipant):
         """Move the rows of a decision into the table, in the transaction in which `db` writes the
         decision.
 
-        Raises `Refused` (rows are missing), `BadRow`, `PrecommitFailed`.
+        Raises `Refused` (rows are missing), `BadRow`, `BadOption`, `PrecommitFailed`.
         """
         for c in decision.committables:
             if c.participant == self.name and not self._move(db, c):
@@ -106,11 +113,14 @@ class StagedParticipant(PostgresParticipant):
         return True
 
     def commit(self, c: Committable) -> Outcome:
-        """Raises `BadRow` if the table refuses a row."""
+        """Raises `BadRow` if the table refuses a row, `BadOption` if it refuses a column."""
+        return self._end_by(c, self._move_decided, "committed")
+
+    def _move_decided(self, db: psycopg.Connection, c: Committable) -> None:
         try:
-            return self._end_by(c, self._move, "committed")
-        except BadRow as e:
-            raise BadRow(e.what, why=e.why, risk=DECIDED, action=_ONLY_THE_TABLE) from e
+            self._move(db, c)
+        except (BadOption, BadRow) as e:
+            raise type(e)(e.what, why=e.why, risk=DECIDED, action=_ONLY_THE_TABLE) from e
 
     def abort(self, c: Committable) -> Outcome:
         return self._end_by(c, self._drop, "aborted")

@@ -471,6 +471,8 @@ def test_a_query_with_a_database_is_examined_listed_and_restored_if_its_url_is_n
     lines = [line for f in of_others for line in f.commands]
     assert lines and not any("--store" in line for line in lines), "it is of this query only"
     words = ["transactions", "list", "--checkpoint", place, *shop]
+    alone = typed(dead.access.command("transactions", "list", *shop))
+    assert alone[1] == 1 and "--store without --checkpoint" in alone[0]
     listed = typed(dead.access.command(*words))[0]
     assert f"Query {dead.id}, store shop: 2 open" in listed and listed.count("; open for ") == 4
     at, word = (

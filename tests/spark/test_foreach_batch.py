@@ -49,6 +49,7 @@ class Frame:
     """
 
     sparkSession = SimpleNamespace(conf={"spark.master": "local[2]"})  # noqa: N815  (Spark's name)
+    columns = ["value"]
 
     def __init__(self, *parts):
         self.parts = parts
@@ -197,6 +198,17 @@ def job_of(name, stores, log, **options):
 def started_again():
     """Nothing is remembered but what is on disk."""
     driver_side._RUNS.clear()
+
+
+def test_columns_that_a_store_does_not_find_are_refused_before_a_task_begins(tmp_path):
+    """A replay of what is decided writes nothing, so it is not refused."""
+    _, texts = in_memory()
+    lacks = lambda *columns: FileParticipant(str(tmp_path / "out"), columns=columns)
+    job = lambda store: job_of(TODAY, [texts, store], str(tmp_path / "decisions"))
+    with pytest.raises(BadOption, match="file: columns= names no, and the rows"):
+        job(lacks("no")).write(Frame(AssertionError("a task has begun")))
+    assert job(lacks("value")).write(Frame(["a"])) is True
+    assert job(lacks("no")).write(Frame(["a"])) is False
 
 
 def test_the_same_key_writes_once_and_another_key_again(at, tmp_path):

@@ -317,21 +317,51 @@ def test_a_server_that_is_too_old_is_refused(mariadb, at, version, comment, good
 @pytest.mark.parametrize(
     ("table", "batch", "says"),
     [
-        ("t", {"value": ["a"], "no": [1]}, "column 'no'"),
+        ("t", {"value": ["a"], "no": [1]}, "mysql: table t: unknown column 'no'"),
+        ("two", {"value": ["a"]}, "'other' doesn't have a default"),
         ("absent", {"value": ["a"]}, "absent"),
         ("t", {"value": [None]}, "cannot be null"),
         ("t", {"value": ["a" * 10]}, "too long"),
         ("t", {"value": [float("nan")]}, "nan"),
     ],
-    ids=["column", "table", "null", "long", "nan"],
+    ids=["column", "no column", "table", "null", "long", "nan"],
 )
 def test_a_bad_row_is_reported_and_leaves_nothing(mariadb, table, batch, says):
-    mariadb.execute("create table if not exists t (value varchar(5) not null) engine=innodb")
+    """An error about a column advises no change of rows."""
+    for name, more in (("t", ""), ("two", ", other int not null")):
+        mariadb.execute(
+            f"create table if not exists {name} (value varchar(5) not null{more}) engine=innodb"
+        )
     store, plan = MysqlParticipant(mariadb.url, table), a_plan()
-    with pytest.raises(BadRow, match=f"(?i){says}"), store.begin(plan) as txn:
+    with (
+        pytest.raises((BadOption, BadRow), match=f"(?i){says}") as bad,
+        store.begin(plan) as txn,
+    ):
         txn.write(pa.RecordBatch.from_pydict(batch))
         txn.precommit()
+    of_column = table != "t" or "no" in batch
+    assert (bad.type is BadOption) == of_column == ("filter" not in bad.value.action)
     assert store.in_doubt(plan.query_id) == [] and mariadb.execute("select * from t") == []
+
+
+def test_the_table_is_asked_for_its_columns_before_a_task_begins(mariadb):
+    """Names of columns have no case here."""
+    mariadb.execute("create table chosen (id int primary key, Item varchar(9)) engine=innodb")
+    names = ["key", "value", "id", "item"]
+    with pytest.raises(BadOption, match="mysql: table chosen has no column key, value") as bad:
+        MysqlParticipant(mariadb.url, "chosen").check_columns(names)
+    assert 'columns=("id", "item") of the participant mysql' in bad.value.action
+    with pytest.raises(BadOption, match="there is no table no_such"):
+        MysqlParticipant(mariadb.url, "no_such").check_columns(names)
+    store = MysqlParticipant(mariadb.url, "chosen", columns=("id", "item"), key=("id",))
+    store.check_columns(names)
+    with store.begin(a_plan()) as txn:
+        txn.write(pa.RecordBatch.from_pydict({"key": ["1"], "id": [1], "item": ["a"]}))
+        c = txn.precommit()
+    assert ask(store.commit, c) is DONE
+    assert mariadb.execute("select id, item from chosen") == [(1, "a")]
+    with pytest.raises(BadOption, match="table chosen has no unique key on item"):
+        MysqlParticipant(mariadb.url, "chosen", columns=["item"], key=["item"]).check_columns(names)
 
 
 def test_rights_are_asked_for_by_name(mariadb, at):
@@ -344,6 +374,12 @@ def test_rights_are_asked_for_by_name(mariadb, at):
     mariadb.execute("grant all on kafka2pc.kafka2pc_transactions to alice@localhost")
     with pytest.raises(NotAuthorized, match=at.store.table):
         precommit_rows(At(as_alice, list, rows), a_plan(), "a")
+    mariadb.execute("create table keyed (id int primary key, item int) engine=innodb")
+    mariadb.execute("grant insert, update on kafka2pc.keyed to alice@localhost")
+    mariadb.execute("revoke select on kafka2pc.* from alice@localhost")
+    keyed = MysqlParticipant(as_alice.url, "keyed", key=("id",))
+    with pytest.raises(NotAuthorized, match="SELECT command denied"), keyed.begin(a_plan()) as txn:
+        txn.write(pa.RecordBatch.from_pydict({"id": [1], "item": [1]}))
     with pytest.raises(NotAuthorized, match="user or password") as caught:
         MysqlParticipant(mariadb.url.replace("root@", "mallory:hunter2@"), "t").store_id()
     assert "hunter2" not in str(caught.value)

@@ -49,6 +49,7 @@ from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.participant import (
     Brief,
+    ChecksColumns,
     EndsMany,
     Identified,
     KeepsAborted,
@@ -523,6 +524,12 @@ def test_a_shaped_participant_has_no_gate_if_its_store_has_none():
     assert not isinstance(Shaped(FileParticipant("/nowhere"), lambda batch: batch), OpensGate)
 
 
+def test_the_columns_of_a_shaped_participant_are_not_those_of_the_rows():
+    store = FileParticipant("/nowhere", columns=("id",))
+    assert isinstance(store, ChecksColumns)
+    assert not isinstance(Shaped(store, lambda batch: batch), ChecksColumns)
+
+
 def test_the_abilities_are_all_that_the_protocol_has():
     optional = {
         value
@@ -541,4 +548,5 @@ def test_the_abilities_are_all_that_the_protocol_has():
         MayHide,
         OpensGate,
         Recalls,
+        ChecksColumns,
     }

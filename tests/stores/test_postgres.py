@@ -246,9 +246,11 @@ def check_too_few_prepared(server):
     server.execute("create table t (value text)")
     with pytest.raises(
         BadOption,
-        match="max_prepared_transactions = 0(.|\n)*Nothing was written(.|\n)*restart the server",
+        match="max_prepared_transactions = 0(.|\n)*Nothing was written(.|\n)*Restart PostgreSQL",
     ):
         PostgresParticipant(server.url, "t").begin(a_plan())
+    with pytest.raises(BadOption, match="ALTER SYSTEM SET max_prepared_transactions"):
+        PostgresParticipant(server.url, "t").check_columns(["value"])
     server.execute("alter system set max_prepared_transactions = 1")
     server.restart()
     at = At(PostgresParticipant(server.url, "t"), list, rows)
@@ -435,7 +437,7 @@ def test_of_a_staged_query_the_waiting_tables_are_listed(postgres):
 @pytest.mark.parametrize(
     ("table", "batch", "says"),
     [
-        ("t", {"value": ["a"], "no": [1]}, 'column "no"'),
+        ("t", {"value": ["a"], "no": [1]}, 'postgres: table public.t: column "no"'),
         ("absent", {"value": ["a"]}, '"absent" does not exist'),
         ("t", {"value": [None]}, "null value"),
         ("t", {"value": ["a\x00"]}, "invalid byte sequence"),
@@ -444,15 +446,70 @@ def test_of_a_staged_query_the_waiting_tables_are_listed(postgres):
     ids=["column", "table", "null", "zero", "at the end"],
 )
 def test_a_bad_row_is_reported_and_leaves_nothing(postgres, table, batch, says):
+    """An error about a column advises no change of rows."""
     postgres.execute(
         "create table if not exists t (value text not null, constraint deferred unique (value)"
         " deferrable initially deferred)"
     )
     store, plan = PostgresParticipant(postgres.url, table), a_plan()
-    with pytest.raises(BadRow, match=says), store.begin(plan) as txn:
+    with pytest.raises((BadOption, BadRow), match=says) as bad, store.begin(plan) as txn:
         txn.write(pa.RecordBatch.from_pydict(batch))
         txn.precommit()
+    of_column = table == "absent" or "no" in batch
+    assert (bad.type is BadOption) == of_column == ("ilter" not in bad.value.action)
+    assert "Nothing of this attempt becomes visible" in bad.value.risk
     assert store.in_doubt(plan.query_id) == [] and postgres.execute("select * from t") == []
+
+
+@pytest.mark.never_unsteady
+def test_the_table_is_asked_for_its_columns_before_a_task_begins(postgres):
+    """Once in a process, and the error names the choice that fits."""
+    postgres.execute("create table chosen (id int, item text, note text)")
+    names = ["key", "value", "id", "item"]
+    store = PostgresParticipant(postgres.url, "chosen")
+    with pytest.raises(BadOption, match="postgres: table public.chosen has no column key") as bad:
+        store.check_columns(names)
+    assert 'columns=("id", "item") of the participant postgres' in bad.value.action
+    assert bad.value.risk == "No. Nothing was written."
+    with pytest.raises(BadOption, match="there is no table no_such"):
+        PostgresParticipant(postgres.url, "no_such").check_columns(names)
+    with pytest.raises(BadOption, match="columns= names ID, and the rows"):
+        PostgresParticipant(postgres.url, "chosen", columns=["ID"]).check_columns(names)
+    store = PostgresParticipant(postgres.url, "chosen", columns=("id", "item"))
+    store.check_columns(names)
+    store.url = "postgresql://localhost:1/no"
+    store.check_columns(names)
+
+
+@pytest.mark.never_unsteady
+def test_of_the_columns_of_the_rows_the_table_takes_those_that_are_named(postgres):
+    postgres.execute("create table taken (id int primary key, item text)")
+    store = PostgresParticipant(postgres.url, "taken", columns=("id", "item"), key=("id",))
+    batch = {"key": ["1", "2"], "id": [1, 2], "item": ["a", "b"]}
+    written(store, pa.RecordBatch.from_pydict(batch))
+    assert postgres.execute("select * from taken order by id") == [(1, "a"), (2, "b")]
+    staged = StagedParticipant(postgres.url, "taken", columns=("id", "item"))
+    written(staged, pa.RecordBatch.from_pydict(batch | {"id": [3, 4]}))
+    assert postgres.execute("select count(*) from taken") == [(4,)]
+    no_key = PostgresParticipant(postgres.url, "taken", columns=("id", "item"), key=("item",))
+    with pytest.raises(BadOption, match="no unique .* constraint") as bad:
+        written(no_key, pa.RecordBatch.from_pydict(batch))
+    assert "correct key=" in bad.value.action
+    with pytest.raises(BadOption, match="Write a tuple: key="):
+        PostgresParticipant(postgres.url, "taken", key="id")
+
+
+@pytest.mark.never_unsteady
+def test_decided_rows_whose_column_is_gone_need_the_column(postgres):
+    at = table(postgres, StagedParticipant)
+    c = precommit_rows(at, a_plan(), "a")
+    postgres.execute(f"alter table {at.store.table} rename value to other")
+    with pytest.raises(BadOption, match='column "value"') as refused:
+        at.store.commit(c)
+    assert "only the table can be changed" in refused.value.action
+    assert "decided" in refused.value.risk
+    postgres.execute(f"alter table {at.store.table} rename other to value")
+    assert (at.store.commit(c), at.seen()) == (DONE, ["a"])
 
 
 def test_rights_are_asked_for_by_name(postgres, at):

@@ -32,6 +32,7 @@ from kafka2pc.operations.cli.common import (
     spell_places,
     yes_or_no,
 )
+from ...protocol.errors import BadOption
 
 if TYPE_CHECKING:
     from kafka2pc.operations.access import Access
@@ -65,6 +66,12 @@ def list_transactions(
 
         conf = Access(servers, config).conf()
         query = None
+        if stores and not checkpoint:
+            raise BadOption(
+                "--store without --checkpoint",
+                why="A database is asked for the transactions of one query.",
+                action="Add --checkpoint CHECKPOINT.",
+            )
         if checkpoint:
             query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix)
         with Survey(conf) as survey:

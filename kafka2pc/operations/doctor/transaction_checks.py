@@ -422,8 +422,10 @@ def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
     left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
     if left_ms is not None:
         risk = _THEN_AGAIN.format(max(0, left_ms) / 1000)
-    else:
+    elif any(s.participant == "kafka" for s in late):
         risk = f"Not yet: these never time out. But retention removes their rows, too{_kept(exam)}."
+    else:
+        risk = "Not yet: a database keeps them without a timeout, and their locks."
     return finding(
         "decided-and-open",
         f"batch {late[0].batch_id} of query {query.query_id} is decided, and {len(late)}"
