@@ -36,6 +36,8 @@ SEEN = (
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Multiple streaming queries",
     "Superseded",
+    "is aborted before the decision",
+    "got the plan of batch",
     "claimed this batch",
 )
 JARS = ("spark-core", "spark-sql", "spark-yarn", "spark-kubernetes")
@@ -83,7 +85,7 @@ def test_every_setting_of_the_page_is_one_of_this_spark():
         for jar in JARS
         for archive in [zipfile.ZipFile(next(folder.glob(f"{jar}_*.jar")))]
         for name in archive.namelist()
-        if name.endswith(".class") and ("config" in name or "SQLConf" in name)
+        if name.endswith(".class") and ("conf" in name.lower() or "deploy/yarn" in name)
     )
     unknown = {name for name in named if name.removesuffix(".PYSPARK_PYTHON").encode() not in known}
     assert len(named) > 3 and unknown == set()
@@ -196,7 +198,9 @@ def packed(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", env], check=True)
     install = [env / "bin/pip", "install", "-q", source, "venv-pack"]
     subprocess.run(install, check=True)
-    subprocess.run([env / "bin/venv-pack", "-q", "-p", env, "-o", folder / "environment.tar.gz"], check=True)
+    subprocess.run(
+        [env / "bin/venv-pack", "-q", "-p", env, "-o", folder / "environment.tar.gz"], check=True
+    )
     return folder / "environment.tar.gz"
 
 
