@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = json.loads((ROOT / "nbs/guide/16_run_it.ipynb").read_text(encoding="utf-8"))["cells"]
 TEXT = "\n".join("".join(cell["source"]) for cell in PAGE if cell["cell_type"] == "markdown")
 STOP = next(c for c in re.findall(r"(?s)```python\n(.*?)```", TEXT) if "SIGTERM" in c)
+SPARK = str(distribution("pyspark").locate_file("pyspark"))  # with its pyspark.zip, as on a cluster
 PATIENCE_S = 300  # a start of Spark takes a minute on a machine that does other things, too
 # what a run says that meets another one of its query
 SEEN = (
@@ -79,7 +80,7 @@ query = writer.option("checkpointLocation", checkpoint).start()
 def test_every_setting_of_the_page_is_one_of_this_spark():
     """Spark ignores a setting that it does not know."""
     named = set(re.findall(r"\bspark(?:\.\w+){2,}", TEXT)) - {"spark.streams.awaitAnyTermination"}
-    folder = Path(str(distribution("pyspark").locate_file("pyspark"))) / "jars"
+    folder = Path(SPARK) / "jars"
     known = b"".join(
         archive.read(name)
         for jar in JARS
@@ -143,7 +144,7 @@ def supervise(tmp_path, kafka):
     def make(topic, how="format", *, words=(sys.executable,), env=None, seconds=0.2, name="job"):
         job = tmp_path / "job.py"
         job.write_text(JOB + STOP)
-        env = os.environ | {"PYTHONPATH": str(ROOT)} | (env or {})
+        env = os.environ | {"PYTHONPATH": str(ROOT)} if env is None else env
         arguments = [kafka.bootstrap_servers, topic, tmp_path / "checkpoint", how, str(seconds)]
         words = [*words, job, *arguments]
         started.append(Supervised(words, tmp_path / f"{name}.log", tmp_path, env))
@@ -212,6 +213,7 @@ def hosts(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH"):
             patch.delenv(name, raising=False)
+        patch.setenv("SPARK_HOME", SPARK)
         cluster = TwoHosts(tmp_path_factory.mktemp("hosts") / "cluster")
     yield cluster
     cluster.stop()
@@ -229,11 +231,11 @@ def test_a_packed_environment_on_a_cluster_survives_sigkill_and_sigterm(
     kafka.create_topic(topic, partitions=2)
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "environment", filter="fully_trusted")
-    home = str(distribution("pyspark").locate_file("pyspark"))
-    submit = [f"{home}/bin/spark-submit", "--master", hosts.url, "--archives"]
+    submit = [f"{SPARK}/bin/spark-submit", "--master", hosts.url, "--archives"]
     submit += [f"{packed}#environment", "--executor-memory", "700m"]
-    env = {"SPARK_HOME": home, "PYSPARK_PYTHON": "./environment/bin/python", "PYTHONPATH": ""}
-    supervised = supervise(topic, how, words=submit, env=env | {"PYSPARK_DRIVER_PYTHON": ""})
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK_", "PYTHONPATH"))}
+    env |= {"SPARK_HOME": SPARK, "PYSPARK_PYTHON": "./environment/bin/python"}
+    supervised = supervise(topic, how, words=submit, env=env)
     for number in (signal.SIGKILL, signal.SIGTERM):
         await_batches(tmp_path)
         supervised.signal(number, whole=True)
