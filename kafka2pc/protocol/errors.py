@@ -194,7 +194,8 @@ class StaleCheckpoint(TwoPhaseError):
     )
     risk = "Yes, if it goes on: rows would be written twice or left out. Nothing was touched."
     action = (
-        "Put the checkpoint folder back as it was (all of it together), or start with a new"
+        "If two runs of the query share it, stop one of them: nothing else is to be done. If not,"
+        " put the checkpoint folder back as it was (all of it together), or start with a new"
         " checkpointLocation."
     )
 
@@ -239,7 +240,7 @@ class Refused(TwoPhaseError):
     risk = REPLAYED
     action = (
         "If it comes again: make batches shorter, or raise transaction.timeout.ms (and the broker's"
-        " transaction.max.timeout.ms)."
+        " transaction.max.timeout.ms); and make sure that only one query uses this checkpoint."
     )
 
 
