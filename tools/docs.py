@@ -38,7 +38,14 @@ TABS = {  # the tabs of the site, and the folders of nbs/ below each
 GUIDE = {  # the groups of the guide's menu: notebooks of nbs/guide, and texts
     "Start": ["index", "01_quickstart", "15_moving_over"],
     "Write": ["02_options", "03_guarantees", "07_older_spark"],
-    "Operate": ["04_places", "10_sizing", "11_monitoring", "12_runbook", "05_errors", "09_security"],
+    "Operate": [
+        "04_places",
+        "10_sizing",
+        "11_monitoring",
+        "12_runbook",
+        "05_errors",
+        "09_security",
+    ],
     "Platforms": ["14_databricks", "08_compatibility"],
     "Background": ["13_from_flink", "06_notebooks", "contributing", "security"],
 }
