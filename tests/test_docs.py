@@ -88,7 +88,7 @@ LOOK = """([smallest, entries]) => {
   if (wide(document.documentElement)) found.push("the page scrolls sideways");
   for (const e of document.querySelectorAll(".md-content img"))
     if (!e.naturalWidth && e.loading != "lazy") found.push(`no picture: ${e.src}`);
-  for (const e of document.querySelectorAll("td:first-child code"))
+  for (const e of document.querySelectorAll("td:first-child code, code.whole"))
     if (e.getClientRects().length > 1) found.push(`a name is broken: ${text(e)}`);
   const side = [...document.querySelectorAll(".md-nav--primary .md-nav__link")].filter(
     e => !e.classList.contains("md-nav__container") && shown(e) && e.offsetHeight);
@@ -103,7 +103,7 @@ RESIZED = """width => {
   const contents = document.querySelector(".md-sidebar--secondary").checkVisibility();
   if (contents != width >= 1400) found.push(contents ? "contents" : "no contents");
   if (document.documentElement.scrollWidth > width) found.push("the page scrolls sideways");
-  if (all("td:first-child code").some(e => e.getClientRects().length > 1))
+  if (all("td:first-child code, code.whole").some(e => e.getClientRects().length > 1))
     found.push("a name is broken");
   if (width >= 1280 && all("pre code").some(e => e.scrollWidth > e.clientWidth))
     found.push("code is cut");
@@ -239,7 +239,8 @@ def test_the_cells_of_a_wide_table_name_their_columns():
         f"{head}a</td><td>{'b ' * 40}</td></tr></table>",
         f"{head}a</td><td>b</td></tr></table>",
     )
-    page = on_page_content(small + wide)
+    page = on_page_content(small + wide + small.replace("b", "<code>b</code>"))
+    assert '<td><code class="whole">b</code></td>' in page
     assert page.startswith(small)
     assert '<td data-column="option">a</td><td data-column="its default">b' in page
 

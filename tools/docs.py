@@ -255,7 +255,10 @@ def on_page_content(html: str, **_) -> str:
 
 
 def labelled(table: str) -> str:
-    """If a row is long, each cell gets the name of its column: a list on a telephone shows it."""
+    """Marks short values: they are not broken. If a row is long, each cell gets the name of its
+    column: a list on a telephone shows it.
+    """
+    table = re.sub(r"<code>([^<\s]{1,16})</code>", r'<code class="whole">\1</code>', table)
     rows = [re.sub(r"<.*?>|\n", "", row) for row in table.split("</tr>")]
     if max(map(len, rows)) <= NARROW:
         return table
