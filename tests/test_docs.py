@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-from docs import NBS, SITE, moved, problems  # noqa: E402
+from docs import GUIDE, NBS, SITE, TEXTS, grouped, moved, on_page_content, problems  # noqa: E402
 
 PACKAGE = ROOT / "kafka2pc"
 NO_BROWSER = "needs a browser (Debian: chromium) and playwright (the extra browser)"
-SMALLEST, ENTRIES = 12.5, 21  # pixels of a letter of code; lines at the side of a page
+SMALLEST, ENTRIES = 12.5, 29  # pixels of a letter of code; lines at the side of a page
+WIDTHS = [420, 1000, 1680]  # beside 1280; for the pages of the tab Guide, the widest tables
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +88,39 @@ LOOK = """([smallest, entries]) => {
   if (wide(document.documentElement)) found.push("the page scrolls sideways");
   for (const e of document.querySelectorAll(".md-content img"))
     if (!e.naturalWidth && e.loading != "lazy") found.push(`no picture: ${e.src}`);
+  for (const e of document.querySelectorAll("td:first-child code, code.whole"))
+    if (e.getClientRects().length > 1) found.push(`a name is broken: ${text(e)}`);
   const side = [...document.querySelectorAll(".md-nav--primary .md-nav__link")].filter(
     e => !e.classList.contains("md-nav__container") && shown(e) && e.offsetHeight);
   if (side.length > entries) found.push(`${side.length} entries at the side`);
   if (!side.length) found.push("nothing at the side");
   if (/^(In|Out) ?\\[/m.test(document.querySelector(".md-content").innerText))
     found.push("a prompt");
-  return [found, side.length, [...document.querySelectorAll("a[href]")].map(a => a.href)];
+  return [found, side.map(text), [...document.querySelectorAll("a[href]")].map(a => a.href)];
 }"""
+RESIZED = """width => {
+  const found = [], all = what => [...document.querySelectorAll(".md-content " + what)];
+  const contents = document.querySelector(".md-sidebar--secondary").checkVisibility();
+  if (contents != width >= 1400) found.push(contents ? "contents" : "no contents");
+  if (document.documentElement.scrollWidth > width) found.push("the page scrolls sideways");
+  if (all("td:first-child code, code.whole").some(e => e.getClientRects().length > 1))
+    found.push("a name is broken");
+  if (width >= 1280 && all("pre code").some(e => e.scrollWidth > e.clientWidth))
+    found.push("code is cut");
+  if (all("img[src$='.svg']").some(e => e.width < 800)) found.push("a small picture");
+  const list = width < 600, cell = e => getComputedStyle(e).display == "table-cell";
+  if (all("[data-column]").some(e => cell(e) == list)) found.push(list ? "no list" : "a list");
+  return found.map(what => `${what} at ${width}`);
+}"""
+
+
+def resized(page):
+    """What is wrong with a page in windows of other widths."""
+    wrong = []
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 800})
+        wrong += page.evaluate(RESIZED, width)
+    return wrong
 
 
 def visit(window, address, names, width, entries):
@@ -105,7 +131,10 @@ def visit(window, address, names, width, entries):
     wrong, links = [], set()
     for name in sorted(names):
         page.goto(f"{address}/{name}")
-        found, _, hrefs = page.evaluate(LOOK, [SMALLEST, entries])
+        found, side, hrefs = page.evaluate(LOOK, [SMALLEST, entries])
+        if "/" not in name or name.startswith("guide/"):
+            found += [f"no group {group}" for group in GUIDE if group not in side] + resized(page)
+            page.set_viewport_size({"width": width, "height": 800})
         wrong += [f"{name}: {what}" for what in found]
         links |= {href.partition("#")[0] for href in hrefs if href.startswith(address)}
     page.close()
@@ -174,3 +203,53 @@ def test_a_style_sheet_that_asks_another_host_is_found(tmp_path):
         '@font-face { src: url("https://fonts.example/f.woff2") } .a { background: url(mine.svg) }'
     )
     assert problems(tmp_path) == ["style.css: loads https://fonts.example/f.woff2"]
+
+
+def names_of_the_guide():
+    return [
+        "index",
+        *(page.stem for page in (NBS / "guide").glob("*.ipynb")),
+        *map(str.lower, TEXTS),
+    ]
+
+
+def test_every_page_of_the_guide_is_in_a_group_of_its_menu():
+    names = names_of_the_guide()
+    menu = grouped({name: name for name in names})
+    assert sorted(name for part in menu for group in part.values() for name in group) == sorted(
+        names
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda names: names | {"new"}, "GUIDE has no group for the page new"),
+        (lambda names: names - {"02_options"}, "GUIDE names 02_options, which is not a page"),
+    ],
+)
+def test_a_page_without_a_group_and_a_group_without_its_page_end_the_build(change, says):
+    with pytest.raises(SystemExit, match=says):
+        grouped({name: name for name in change(set(names_of_the_guide()))})
+
+
+def test_the_cells_of_a_wide_table_name_their_columns():
+    head = "<table><tr><th>option</th><th>its <b>default</b></th></tr><tr><td>"
+    wide, small = (
+        f"{head}a</td><td>{'b ' * 40}</td></tr></table>",
+        f"{head}a</td><td>b</td></tr></table>",
+    )
+    page = on_page_content(small + wide + small.replace(">b<", "><code>b</code><"))
+    assert '<td><code class="whole">b</code></td>' in page
+    assert page.startswith(small)
+    assert '<td data-column="option">a</td><td data-column="its default">b' in page
+
+
+def test_a_paragraph_of_bold_links_is_a_row_of_buttons():
+    bold, plain = '<strong><a href="a.html">A</a></strong>', '<a href="b.html">B</a>'
+    assert on_page_content(f"<p>{bold} · {bold}</p>") == (
+        '<p><a class="md-button md-button--primary" href="a.html">A</a> '
+        '<a class="md-button" href="a.html">A</a></p>'
+    )
+    for text in (f"<p>{bold}</p>", f"<p>{bold} · {plain}</p>", f"<p>{bold} · {bold} or else</p>"):
+        assert on_page_content(text) == text

@@ -12,7 +12,7 @@ import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from html.parser import HTMLParser
-from itertools import groupby
+from itertools import cycle, groupby
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -35,10 +35,25 @@ TABS = {  # the tabs of the site, and the folders of nbs/ below each
     "Operations": ["operations", "local"],
     "Proof": ["proof"],
 }
-TEXTS = ["CONTRIBUTING", "SECURITY"]
-NO_CONTENTS = "---\nhide: [toc]\n---\n\n"  # the code gets the width of the page
+GUIDE = {  # the groups of the guide's menu: notebooks of nbs/guide, and texts
+    "Start": ["index", "01_quickstart", "15_moving_over"],
+    "Write": ["02_options", "03_guarantees", "07_older_spark"],
+    "Operate": [
+        "04_places",
+        "10_sizing",
+        "11_monitoring",
+        "12_runbook",
+        "05_errors",
+        "09_security",
+    ],
+    "Platforms": ["14_databricks", "08_compatibility"],
+    "Background": ["13_from_flink", "06_notebooks", "contributing", "security"],
+}
+TEXTS = {"CONTRIBUTING": "Contributing", "SECURITY": "Security policy"}
 OUTPUT = '<div class="output" markdown>'
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+BUTTONS = re.compile(r"<p><strong><a [^<]*</a></strong>( · <strong><a [^<]*</a></strong>)+</p>")
+NARROW = 80  # letters of a row: a telephone shows a longer one as a list
 
 
 def tab_of(folder: str) -> str:
@@ -120,7 +135,7 @@ def page(notebook: Path, target: Path) -> str:
             parts.append((None, moved(cell.source)))
         elif cell.cell_type == "code" and (visible(cell) or is_solution(cell)):
             parts.append(code_cell(cell, target.with_name(f"{target.stem}-{n}.svg")))
-    text = NO_CONTENTS
+    text = ""
     for summary, group in groupby(parts, lambda part: part[0]):
         inside = "\n\n".join(part for _, part in group)
         text += (folded(summary, inside) if summary else inside) + "\n\n"
@@ -173,12 +188,23 @@ def assemble(folder: Path) -> list:
         place = notebook.relative_to(folder).with_suffix(".md")
         contents[str(place.parent)].append({page(notebook, PAGES / place): str(place)})
     guide, *tabs = by_tab(contents).values()
-    texts = ({name.title(): f"{name.lower()}.md"} for name in TEXTS)
+    texts = [{name: f"{text.lower()}.md"} for text, name in TEXTS.items()]
+    guide = [{"kafka2pc": "index.md"}, *guide, *texts]
     return [
-        {"Guide": [{"kafka2pc": "index.md"}, *guide, *texts]},
+        {"Guide": grouped({Path(*entry.values()).stem: entry for entry in guide})},
         *({tab: inside} for tab, inside in zip(list(TABS)[1:], tabs)),
         {"API": [{"All modules": "api/index.md"}, *as_list(by_tab(reference()))]},
     ]
+
+
+def grouped(pages: dict[str, dict]) -> list:
+    """The guide's menu, from name -> entry. Ends the program if names and GUIDE do not agree."""
+    named = [name for names in GUIDE.values() for name in names]
+    wrong = [f"GUIDE has no group for the page {name}" for name in pages if name not in named]
+    wrong += [f"GUIDE names {name}, which is not a page" for name in named if name not in pages]
+    if wrong:
+        sys.exit("\n".join(f"tools/docs.py: {line}" for line in wrong))
+    return [{group: [pages[name] for name in names]} for group, names in GUIDE.items()]
 
 
 def by_tab(pages: dict[str, list]) -> dict[str, list]:
@@ -220,6 +246,32 @@ def reference() -> dict[str, list]:
             lines.append(f"| [{module.stem}]({name}.md) | {says.partition(chr(10))[0]} |")
     (PAGES / "api/index.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return pages
+
+
+def on_page_content(html: str, **_) -> str:
+    """mkdocs calls this with each page (hooks, in mkdocs.yml)."""
+    html = re.sub(r"<table>.*?</table>", lambda table: labelled(table[0]), html, flags=re.S)
+    return BUTTONS.sub(lambda links: buttons(links[0]), html)
+
+
+def labelled(table: str) -> str:
+    """Marks short values: they are not broken. If a row is long, each cell gets the name of its
+    column: a list on a telephone shows it.
+    """
+    table = re.sub(r"<code>([^<\s]{1,16})</code>", r'<code class="whole">\1</code>', table)
+    rows = [re.sub(r"<.*?>|\n", "", row) for row in table.split("</tr>")]
+    if max(map(len, rows)) <= NARROW:
+        return table
+    heads = re.findall(r"<th\b[^>]*>(.*?)</th>", table, re.S)
+    names = cycle(re.sub(r"<.*?>", "", head).replace('"', "&quot;") for head in heads)
+    return re.sub(r"<td\b", lambda _: f'<td data-column="{next(names)}"', table)
+
+
+def buttons(links: str) -> str:
+    """A paragraph of nothing but bold links with " · " between them, as a row of buttons."""
+    links = links.replace("<strong><a", '<a class="md-button md-button--primary"', 1)
+    links = links.replace("<strong><a", '<a class="md-button"').replace("</strong>", "")
+    return links.replace(" · ", " ")
 
 
 class Links(HTMLParser):
