@@ -329,6 +329,7 @@ OWN_BROKER = {
     "guide/13_from_flink",
     "local/04_readiness",
     "local/05_broker",
+    "local/09_tools",
     "local/06_your_cluster",
     "kafka/wire/07_transactions",
     "kafka/03_real_broker",
