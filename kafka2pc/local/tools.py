@@ -6,7 +6,6 @@
 __all__ = ['TOOLS', 'write_tools', 'java_settings', 'write_settings']
 
 # %% ../../nbs/local/09_tools.ipynb #c002
-import os
 import shlex
 from pathlib import Path
 
