@@ -335,6 +335,7 @@ OWN_BROKER = {
     "kafka/03_real_broker",
     "proof/bench/09_profile",
     "proof/drills/02_spark_query",
+    "proof/10_missing_rights",
     "operations/03_survey",
     "operations/04_repair",
     "operations/05_progress",

@@ -102,7 +102,7 @@ class Commands:
         shown = []
         for line in lines:
             output = _shorten(_replace(_steady(self._output(line)), back), line.finding)
-            typed = [f"$ {line.text}"] if len(lines) > 1 else []
+            typed = [f"$ {' '.join(line.text.split())}"] if len(lines) > 1 else []
             shown.append("\n".join([*typed, *filter(None, [output])]))
         print("\n\n".join(shown))
 
