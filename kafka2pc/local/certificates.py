@@ -52,14 +52,15 @@ class Certificates:
         from cryptography.hazmat.primitives.serialization import pkcs12
 
         password = self.password.encode()
-        key = (self.folder / f"{user}.key").read_bytes()
+        content = (self.folder / f"{user}.key").read_bytes()
+        key: Any = serialization.load_pem_private_key(content, password)
         own, authority = (
             x509.load_pem_x509_certificate((self.folder / f"{name}.pem").read_bytes())
             for name in (user, "ca")
         )
         return pkcs12.serialize_key_and_certificates(
             user.encode(),
-            serialization.load_pem_private_key(key, password),
+            key,
             own,
             [authority],
             serialization.BestAvailableEncryption(password),

@@ -93,13 +93,17 @@ def write_files(kafka: LocalKafka) -> Path:
     for name in ("password", "key-password"):
         (folder / name).write_text(kafka.certificates.password)
     for user in kafka.passwords:
-        own = {"ssl.truststore.location": folder / "ca.pem"}
+        own = {"ssl.truststore.location": f"{folder}/ca.pem"}
         _write_secret(folder / f"{user}.properties", java_settings(kafka, user) | own)
     given = folder / "given.p12"
     given.write_bytes(kafka.certificates.pkcs12("alice"))
-    keytool = [Path(find_java()).with_name("keytool"), "-importkeystore", "-deststoretype", "JKS"]
-    stores = ["-srckeystore", given, "-destkeystore", folder / "alice.jks"]
-    words = ["-srcstorepass:file", folder / "password", "-deststorepass:file", folder / "password"]
-    subprocess.run([*keytool, *stores, *words], check=True, capture_output=True)
+    words = ["-importkeystore", "-srckeystore", given, "-srcstorepass:file", folder / "password"]
+    words += ["-destkeystore", folder / "alice.jks", "-deststorepass:file", folder / "password"]
+    keytool = Path(find_java()).with_name("keytool")
+    subprocess.run(
+        [str(word) for word in (keytool, *words, "-deststoretype", "JKS")],
+        check=True,
+        capture_output=True,
+    )
     given.unlink()
     return folder

@@ -78,7 +78,7 @@ class DeadQuery:
 
     @property
     def log(self) -> FileLog:
-        return FileLog(self.place / "kafka2pc")
+        return FileLog(str(self.place / "kafka2pc"))
 
     @property
     def query(self) -> Query:
@@ -139,7 +139,7 @@ def leave(kafka: LocalKafka, topic: str, number: int, decided: bool) -> DeadQuer
     again.
     """
     query_id = f"{number:08}-2222-3333-4444-555555555555"
-    names = dict(name=topic, query_id=query_id, prefix=kafka.name("kafka2pc"))
+    names: dict[str, Any] = dict(name=topic, query_id=query_id, prefix=kafka.name("kafka2pc"))
     full = kafka.create_topic(topic)
     query = DeadQuery(kafka, tempfile.mkdtemp(), full, **names).leave(decided)
     query.close()

@@ -25,10 +25,6 @@ from ..operations.doctor.doctor import doctor
 from ..operations.doctor.rights import RIGHTS, Right
 from .child_process import until
 from ..protocol.errors import BadOption, NotAuthorized, TwoPhaseError
-from ..spark.source.cluster import Questions
-from ..spark.source.offsets import Range
-from ..spark.source.options import parse_source_options
-from ..spark.source.range_reader import read_ranges
 
 # %% ../../nbs/proof/10_missing_rights.ipynb #c007
 GROUP = "kafka2pc-source"
@@ -132,8 +128,13 @@ def _raised(attempt: Callable[[], object]) -> str:
     return ""
 
 
-def answers(conf: Mapping[str, str], access: Access, topic: str) -> dict[str, str]:
+def answers(conf: dict[str, str], access: Access, topic: str) -> dict[str, str]:
     """What sink, source and doctor answer to a user: the errors, and doctor's findings."""
+    from kafka2pc.spark.source.cluster import Questions
+    from kafka2pc.spark.source.offsets import Range
+    from kafka2pc.spark.source.options import parse_source_options
+    from kafka2pc.spark.source.range_reader import read_ranges
+
     options = {f"kafka.{name}": value for name, value in conf.items()} | {"subscribe": topic}
     source = parse_source_options(options)
 
