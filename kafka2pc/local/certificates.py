@@ -43,6 +43,29 @@ class Certificates:
             "ssl.key.password": self.password,
         }
 
+    def pkcs12(self, user: str) -> bytes:
+        """The certificate and the key of this user and the authority in one file, as companies
+        often give them out. Its password is that of the keys.
+        """
+        from cryptography import x509
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.serialization import pkcs12
+
+        password = self.password.encode()
+        content = (self.folder / f"{user}.key").read_bytes()
+        key: Any = serialization.load_pem_private_key(content, password)
+        own, authority = (
+            x509.load_pem_x509_certificate((self.folder / f"{name}.pem").read_bytes())
+            for name in (user, "ca")
+        )
+        return pkcs12.serialize_key_and_certificates(
+            user.encode(),
+            key,
+            own,
+            [authority],
+            serialization.BestAvailableEncryption(password),
+        )
+
 # %% ../../nbs/local/02_certificates.ipynb #c007
 _USAGES = (
     "digital_signature",

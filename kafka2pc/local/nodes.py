@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TWO_PHASE', 'SMALL', 'QUICK', 'BrokerFailed', 'free_ports', 'replication_settings', 'scheme_of', 'secure_settings',
-           'properties_text', 'Node', 'java_commands', 'write_node_settings', 'format_nodes']
+           'unsigned_tokens', 'properties_text', 'Node', 'java_commands', 'write_node_settings', 'format_nodes']
 
 # %% ../../nbs/local/03_nodes.ipynb #c002
 import os
@@ -127,6 +127,15 @@ def secure_settings(passwords: dict[str, str], scheme: str) -> dict:
         f"listener.name.{scheme.lower()}.scram-sha-256.sasl.jaas.config": jaas,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:admin;User:ANONYMOUS",
+    }
+
+
+def unsigned_tokens(scheme: str) -> dict:
+    """The settings with which a listener accepts unsigned tokens, too: for tests only."""
+    login = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
+    return {
+        "sasl.enabled.mechanisms": "SCRAM-SHA-256,OAUTHBEARER",
+        f"listener.name.{scheme.lower()}.oauthbearer.sasl.jaas.config": login,
     }
 
 

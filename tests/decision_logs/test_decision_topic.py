@@ -23,7 +23,6 @@ from confluent_kafka.admin import (
 )
 from decision_log_suite import record
 from kafka_fixtures import records
-from rights import error_of
 
 from kafka2pc.decision_logs.topic import log as topic_log_module
 from kafka2pc.decision_logs.topic import records as topic_records
@@ -38,6 +37,7 @@ from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.missing_rights import error_of
 from kafka2pc.protocol.errors import (
     BadOption,
     BrokerUnreachable,

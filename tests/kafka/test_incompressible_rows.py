@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka_fixtures import records
-from kafka_tools import java_clients, java_conf
+from kafka_tools import java_clients
 
 from kafka2pc.kafka.records import encoder
 from kafka2pc.kafka.records.decoder import decode, split
@@ -20,6 +20,7 @@ from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
+from kafka2pc.local.tools import java_settings
 from kafka2pc.protocol.messages import PreparedTxnState
 
 pytestmark = pytest.mark.never_unsteady
@@ -127,7 +128,7 @@ def read_by_java(kafka, topic, count):
             # a buffer stays in the JVM
             "value.deserializer": f"{package}.ByteBufferDeserializer",
             "isolation.level": "read_committed",
-            **java_conf(kafka),
+            **java_settings(kafka),
         }.items():
             conf[name] = value
         consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(conf)

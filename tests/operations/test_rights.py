@@ -3,11 +3,9 @@
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, names
 from kafka_fixtures import values
 from kafka_tools import administered
-from rights import Rights, error_of
 from shell import typed
 
 from kafka2pc.kafka.cluster_check import check
@@ -15,6 +13,7 @@ from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.rights import RIGHTS
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.missing_rights import Rights, error_of, hold
 from kafka2pc.spark.source.cluster import Questions
 from kafka2pc.spark.source.offsets import Range
 from kafka2pc.spark.source.options import parse_source_options
@@ -125,18 +124,6 @@ def test_each_right_that_is_taken_away_has_its_own_clear_error_before_anything_i
         "seen",
         "held",
     ], "nothing of hers was written"
-
-
-def hold(kafka, topic):
-    """A record of another producer to read, and its open transaction to ask about."""
-    producer = Producer(kafka.client_conf | {"transactional.id": "another", "log_level": 0})
-    producer.init_transactions(30)
-    for value in ("seen", "held"):
-        producer.begin_transaction()
-        producer.produce(topic, value.encode())
-        producer.flush()
-        if value == "seen":
-            producer.commit_transaction(30)
 
 
 @pytest.mark.full

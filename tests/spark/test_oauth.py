@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 import tokens
 from kafka_fixtures import values
-from rights import Rights, error_of
 from shell import typed
 
 from kafka2pc.decision_logs.opening import open_log
@@ -24,9 +23,11 @@ from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.login import TOKEN_PROVIDER, find_provider
 from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.local.nodes import unsigned_tokens
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.rights import RIGHTS
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.missing_rights import Rights, error_of
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.log.slots import MemoryLog
@@ -41,10 +42,7 @@ from kafka2pc.spark.source.starting_offsets import take_snapshot
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 ROOT = Path(__file__).resolve().parents[2]
-LOGIN = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required;"
-ALSO = {
-    "sasl.enabled.mechanisms": "SCRAM-SHA-256,OAUTHBEARER",
-    "listener.name.sasl_plaintext.oauthbearer.sasl.jaas.config": LOGIN,
+ALSO = unsigned_tokens("SASL_PLAINTEXT") | {
     # Clients must log in again before that. kafka-python does so 5 to 15 % earlier, which must be
     # enough on a busy machine.
     "listener.name.sasl_plaintext.oauthbearer.connections.max.reauth.ms": "20000",

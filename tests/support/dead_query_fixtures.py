@@ -1,95 +1,26 @@
 """A query that dies: pre-committed, decided or not, as a new run or an operator finds it."""
 
-import json
-import uuid
-from dataclasses import asdict
-from pathlib import Path
-
-import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
 from kafka_fixtures import values
 
-from kafka2pc.decision_logs.files import FileLog
-from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import list_transactions
-from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
-from kafka2pc.operations.query import open_query
-from kafka2pc.operations.survey import Survey, find_transactions
+from kafka2pc.proof import dead_query
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.phases.decide import decide
-from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import restore
 
 
-class DeadQuery:
-    """A query with a checkpoint as Spark makes it. `write` pre-commits a batch of two tasks with
-    two rows each; the test chooses what happens then. `conf`: the client settings, if not those of
-    the broker; `gate`: its batches have one; `how`: options of the sink.
-    """
+class DeadQuery(dead_query.DeadQuery):
+    """A dead query as the tests ask for it. What it leaves open ends with its test."""
 
-    def __init__(self, kafka, folder, topic=None, conf=None, gate=False, **how):
-        self.kafka = kafka
-        self.topic = topic or f"operations-{uuid.uuid4().hex[:8]}"
-        self.prefix = how.pop("prefix", None) or f"operations-{uuid.uuid4().hex[:8]}"
-        self.how = how
-        self.gated = (self.topic,) if gate else ()
-        self.conf = conf or kafka.client_conf
-        self.place = Path(folder) / "checkpoint"
-        self.id = str(uuid.uuid4())
-        self.opened = []
+    def __init__(self, *arguments, **how):
+        super().__init__(*arguments, **how)
         QUERIES.append(self)
-        if topic is None:
-            kafka.create_topic(self.topic)
-        for name in ("offsets", "commits"):
-            (self.place / name).mkdir(parents=True)
-        (self.place / "metadata").write_text(json.dumps({"id": self.id}))
-
-    def run(self):
-        """The driver of a new run, as the sink makes it."""
-        facts = asdict(check(self.conf, topics=[self.topic], prefix=self.prefix, **self.how))
-        facts |= dict(topic=self.topic, prefix=self.prefix, gated=self.gated)
-        participant = KafkaParticipant(self.conf, **facts)
-        self.opened.append(participant)
-        return Driver(query_id=self.id, log=self.log, participants={"kafka": participant})
-
-    @property
-    def log(self):
-        return FileLog(self.place / "kafka2pc")
-
-    @property
-    def query(self):
-        return open_query(str(self.place))
 
     @property
     def access(self):
         return Access(self.kafka.bootstrap_servers)
-
-    def write(self, driver, batch_id=0, mine=None):
-        """The messages of both tasks of a batch. `mine`: the token of the driver's run."""
-        (self.place / "offsets" / str(batch_id)).write_text("v1")
-        return self.run_tasks(driver, restore(driver, batch_id, mine=mine))
-
-    def run_tasks(self, driver, planned):
-        """The messages of both tasks of a batch that is planned."""
-        stores = list(driver.participants.values())
-        tasks = [[f"{planned.batch_id}{v}" for v in task] for task in ("ab", "cd")]
-        return [
-            precommit(stores, planned, [pa.RecordBatch.from_pydict({"value": v})]) for v in tasks
-        ]
-
-    def leave(self, decided):
-        """Write batch 0, decide it or not, and do no more."""
-        driver = self.run()
-        messages = self.write(driver)
-        if decided:
-            decide(driver, messages[0].plan, messages)
-        return self
 
     def seen(self):
         """What a `read_committed` consumer sees once the brokers have written all ends."""
@@ -100,26 +31,14 @@ class DeadQuery:
         return sorted(values(self.kafka, self.topic))
 
     def doctor(self, **how):
-        defaults = dict(checkpoint=str(self.place), older_ms=0, prefix=self.prefix)
+        defaults = dict(checkpoint=self.checkpoint, older_ms=0, prefix=self.prefix)
         return doctor(self.access, **defaults | how)
-
-    def open(self):
-        """Its open transactions, oldest first."""
-        with Survey(self.conf) as survey:
-            return find_transactions(survey, (self.prefix,), self.query)
-
-    def abort_all(self):
-        """Abort what it has open, as the broker does after the timeout."""
-        with Survey(self.conf) as survey:
-            for t in find_transactions(survey, (self.prefix,)):
-                end_txn(survey, *t.exact, commit=False)
 
     def close(self):
         """Leave nothing open on the shared broker."""
         if self.kafka.started and not self.kafka.down:
             self.abort_all()
-        for participant in self.opened:
-            participant.close()
+        super().close()
 
 
 QUERIES = []
@@ -159,9 +78,7 @@ def names(diagnosis):
 
 def write(dead, text):
     """A record of another producer, without a transaction."""
-    producer = Producer(dead.conf)
-    producer.produce(dead.topic, text.encode())
-    producer.flush()
+    dead_query.write(dead.kafka, dead.topic, text)
 
 
 def find_open(kafka, prefix, states=("Ongoing",)):

@@ -1,67 +1,30 @@
 """Kafka's own tools, run as an administrator runs them, and its Java clients."""
 
-import shlex
+import os
 import subprocess
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from kafka2pc.local.jars import KAFKA_VERSION, fetch_jars, fetch_kafka, find_java
-
-TOOLS = {
-    "kafka-acls.sh": "org.apache.kafka.tools.AclCommand",
-    "kafka-transactions.sh": "org.apache.kafka.tools.TransactionsCommand",
-    "kafka-configs.sh": "kafka.admin.ConfigCommand",
-    "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
-    "kafka-features.sh": "org.apache.kafka.tools.FeatureCommand",
-}
+from kafka2pc.local.jars import KAFKA_VERSION, fetch_kafka
+from kafka2pc.local.tools import write_settings, write_tools
 
 
 def administered(kafka, folder, *lines):
     """Type lines of Kafka's own tools, as an administrator with his admin.properties."""
-    (folder / "admin.properties").write_text(
-        "".join(f"{k}={v}\n" for k, v in java_conf(kafka).items())
-    )
-    jars = fetch_jars(
-        "kafka-tools-4.3.1",
-        [
-            ("org.apache.kafka", "kafka-tools", "4.3.1"),
-            ("net.sourceforge.argparse4j", "argparse4j", "0.7.0"),
-        ],
-        transitive=False,
-        progress=None,
-    )
-    java = [
-        find_java(),
-        "-XX:TieredStopAtLevel=1",
-        "-cp",
-        f"{jars}/*:{fetch_kafka(progress=None)}/*",
-    ]
+    write_settings(kafka, "admin", folder)
+    env = os.environ | {"PATH": f"{write_tools(folder / 'tools')}:{os.environ['PATH']}"}
     for line in lines:
-        script, *words = shlex.split(line)
         done = subprocess.run(
-            [*java, TOOLS[script], *words],
+            ["bash", "-c", line],
             cwd=folder,
+            env=env,
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
             timeout=60,
         )
         assert done.returncode == 0, (line, done.stdout, done.stderr)
-
-
-def java_conf(kafka):
-    if not kafka.secure:
-        return {}
-    login = (
-        'org.apache.kafka.common.security.scram.ScramLoginModule required username="admin"'
-        f' password="{kafka.passwords["admin"]}";'
-    )
-    return {
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "SCRAM-SHA-256",
-        "sasl.jaas.config": login,
-    }
 
 
 @contextmanager
