@@ -197,7 +197,7 @@ def packed(tmp_path_factory):
         if file.is_file():
             shutil.copy(file, source)
     subprocess.run([sys.executable, "-m", "venv", env], check=True)
-    install = [env / "bin/pip", "install", "-q", source, "venv-pack"]
+    install = [env / "bin/pip", "install", "-q", source, "pandas<3", "venv-pack"]
     subprocess.run(install, check=True)
     subprocess.run(
         [env / "bin/venv-pack", "-q", "-p", env, "-o", folder / "environment.tar.gz"], check=True
