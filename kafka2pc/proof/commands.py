@@ -29,6 +29,7 @@ def _replace(text: str, pairs: Iterable[tuple[str, str]]) -> str:
 
 def _steady(text: str) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", text)
+    text = re.sub(r"(?m)^cluster: \S+$", "cluster: ...", text)
     text = re.sub(r"(?<![\w.-])(\d+\.\d+\.)[0-9a-f]{8}\b", r"\1aaaaaaaa", text)
     return re.sub(r"(-\d+\.\d+\.)[0-9a-f]{8}-[0-9a-f]{16}-", r"\1aaaaaaaa-bbbbbbbb-", text)
 

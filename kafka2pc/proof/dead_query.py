@@ -155,7 +155,8 @@ def write(kafka: LocalKafka, topic: str, text: str) -> None:
 
 def remove_first(kafka: LocalKafka, topic: str) -> None:
     """Remove the first record of partition 0, as retention does."""
-    admin, at = AdminClient(kafka.client_conf), TopicPartition(topic, 0, 1)
+    conf = kafka.client_conf | {"log_level": 0}
+    admin, at = AdminClient(conf), TopicPartition(topic, 0, 1)
     admin.delete_records([at])[at].result()
 
 
