@@ -27,18 +27,19 @@ class Progress:
     (None: not by this sink, or purged), `attempt` its slot. `began_ms` and `ended_ms`: ms since
     1970; `took_ms`: the time between. `left_ms` and `used`: ms and share of the transaction timeout
     that were left and used at the end; of a batch that is not done, now. None: unknown, or no
-    timeout. `avg_behind`, `max_behind`, `min_behind`: how many offsets the source left unread in
-    its partitions when the batch was planned, as Spark's avgOffsetsBehindLatest; None: not a source
-    of kafka2pc.
+    timeout. `rows`, `transactions`, `partitions`: None if no decision says them, as of a batch that
+    Spark's own sink wrote. `avg_behind`, `max_behind`, `min_behind`: how many offsets the source
+    left unread in its partitions when the batch was planned, as Spark's avgOffsetsBehindLatest;
+    None: not a source of kafka2pc.
     """
 
     batch_id: int
     state: str
     attempt: int | None = None
     run: str | None = None
-    rows: int = 0
-    transactions: int = 0
-    partitions: int = 0
+    rows: int | None = 0
+    transactions: int | None = 0
+    partitions: int | None = 0
     began_ms: float | None = None
     ended_ms: float | None = None
     took_ms: float | None = None
@@ -67,6 +68,8 @@ def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: fl
         took_ms=None if ended_ms is None or began_ms is None else ended_ms - began_ms,
         **{f"{name}_behind": n for name, n in behind.items()},
     )
+    if decision is None and ended_ms is not None:  # Spark's own sink wrote it, or another store
+        return replace(batch, rows=None, transactions=None, partitions=None)
     if decision is None:
         return batch
     done = (
@@ -102,7 +105,10 @@ def _timeout(committables: Iterable[Committable], until_ms: float | None) -> dic
     }
 
 
-_WHOLE = ("attempt", "timeout_ms", "max_behind", "min_behind")
+_WHOLE = (
+    *("rows", "transactions", "partitions"),
+    *("attempt", "timeout_ms", "max_behind", "min_behind"),
+)
 
 
 def progress(

@@ -28,6 +28,10 @@ class PlannedBatch:
     offsets_hash: str
 
 # %% ../../nbs/spark/01_checkpoint.ipynb #c045
+# folders of a checkpoint
+_SPARKS_OWN = {"metadata", "offsets", "commits", "state", "sources", "kafka2pc"}
+
+
 class Checkpoint:
     """Spark's checkpoint folder, read only. `location`: a path or an fsspec URL. Raises `BadOption`
     if it is missing or cannot be used; all methods raise `StoreUnreachable` if the storage refuses
@@ -67,7 +71,7 @@ class Checkpoint:
         try:
             return json.loads(self._storage.read(f"{self._root}/metadata"))["id"]
         except FileNotFoundError:
-            raise _no_checkpoint(self.location) from None
+            raise _no_checkpoint(self.location, self.inner_checkpoints()) from None
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise StaleCheckpoint(
                 f"{self.location}/metadata holds no query id ({type(e).__name__})"
@@ -80,7 +84,20 @@ class Checkpoint:
             return max(batches)
         if self._storage.exists(f"{self._root}/metadata"):
             raise no_micro_batch(self.location)
-        raise _no_checkpoint(self.location)
+        raise _no_checkpoint(self.location, self.inner_checkpoints())
+
+    def inner_checkpoints(self) -> list[str]:
+        """The folders in this one that are checkpoints of queries themselves."""
+        names = sorted(n for n in self._storage.names(self._root) if not n.startswith("."))
+        others = [name for name in names if name not in _SPARKS_OWN]
+        return [n for n in others if "metadata" in self._storage.names(f"{self._root}/{n}")]
+
+    def check_new(self) -> None:
+        """Before the first batch of a query. Raises `BadOption` if the folder holds checkpoints of
+        queries: perhaps the query is one of them, and would begin anew.
+        """
+        if inner := self.inner_checkpoints():
+            raise _begins_anew(self.location, inner)
 
     def offsets_hash(self, batch_id: int) -> str:
         """sha256 of Spark's offsets entry, which says which input the batch consists of."""
@@ -156,7 +173,25 @@ def no_micro_batch(location: str) -> BadOption:
     )
 
 
-def _no_checkpoint(location: str) -> BadOption:
+def _begins_anew(location: str, inner: list[str]) -> BadOption:
+    place = masked(location)
+    return BadOption(
+        f"checkpointLocation={place}: the query is new, and the folder holds checkpoints of"
+        f" queries: {', '.join(inner)}",
+        why=(
+            "Where spark.sql.streaming.checkpointLocation names a folder, Spark keeps each query in"
+            " a folder of its queryName below it. From the folder itself a query begins anew, and"
+            " would write all rows again."
+        ),
+        action=(
+            f'If it is such a query, .option("checkpointLocation", "{place}/{inner[0]}"), with its'
+            ' name. A new query needs another folder (guide, Moving over, "Checkpoint").'
+        ),
+    )
+
+
+def _no_checkpoint(location: str, inner: list[str]) -> BadOption:
+    meant = f"Did you mean {masked(location)}/{inner[0]}? " if inner else ""
     if ":" in location:
         why = "Spark has written nothing there. Perhaps it was deleted while the query ran."
     else:
@@ -168,7 +203,7 @@ def _no_checkpoint(location: str) -> BadOption:
         f"checkpointLocation={masked(location)}: Python finds no checkpoint of Spark's there",
         why=why,
         action=(
-            "Write the scheme: file:///path (the disk of the driver), hdfs://host/path,"
+            f"{meant}Write the scheme: file:///path (the disk of the driver), hdfs://host/path,"
             " s3a://bucket/path, ..."
         ),
     )

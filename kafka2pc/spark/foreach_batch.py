@@ -215,6 +215,8 @@ class ExactlyOnce:
         checkpoint = self._checkpoint(running)
         if running is None and checkpoint and is_connect(df.sparkSession):
             running = connected_query(df, checkpoint, batch_id)
+        if checkpoint and batch_id == 0:
+            checkpoint.check_new()
         named = None if self.name is None else query_id_of(self.name)
         inside = named is None and self.log is None and self.options.query.decision_log is None
         with end_with_query(df, running), only_call(running, named, inside=inside) as failed:

@@ -138,8 +138,12 @@ def test_a_refused_option_keeps_the_secret(options):
 @pytest.mark.parametrize(
     ("option", "value", "says"),
     [
-        ("kafka.enable.idempotence", "False", "need it to be true"),
-        ("kafka.acks", "1", "acks must be all"),
+        ("kafka.enable.idempotence", "False", "it must be true"),
+        (
+            "kafka.acks",
+            "1",
+            'acks must be all(.|\n)*Leave the option out .guide, Moving over, "Opt',
+        ),
         ("kafka.request.required.acks", "1", "acks must be all"),
         ("kafka.retries", "0", "at least 1"),
         ("kafka.partitioner.class", "x.RoundRobinPartitioner", "what to do: Instead, "),

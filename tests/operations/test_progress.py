@@ -66,6 +66,8 @@ def test_progress_without_a_timeout_and_of_a_batch_write_and_of_nothing(kafka, t
     (endless.place / "kafka2pc").rename((log.parent.mkdir(), log)[1])
     assert list(kafka2pc.progress(str(log)).state) == ["decided"]
     assert kafka2pc.progress(str(endless.place), last=5).state.tolist() == ["writing"]
+    (endless.place / "commits" / "0").write_text("v1")  # as by Spark's own sink
+    assert kafka2pc.progress(str(endless.place))[["rows", "transactions"]].isna().all(axis=None)
     with pytest.raises(BadOption):
         kafka2pc.progress(str(tmp_path / "nowhere"))
 

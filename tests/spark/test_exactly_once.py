@@ -49,7 +49,7 @@ def test_each_of_the_topics_exists_and_has_a_gate(kafka):
     kafka.create_topic(topics[0])
     with pytest.raises(BadOption, match=f"topic {topics[1]} does not exist") as caught:
         kafka2pc.exactly_once(options).stores()
-    assert caught.value.action.endswith("correct the option topic or topics.")
+    assert "correct the option topic or topics" in caught.value.action
     kafka.create_topic(topics[1])
     [store] = kafka2pc.exactly_once(options).stores()
     plan = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
@@ -460,6 +460,25 @@ def test_a_name_that_two_queries_have_is_refused(query, spark, kafka, tmp_path):
     assert query.run(named) == ""
     assert StaleCheckpoint.__name__ in other.run(named)
     assert query.seen() == ["a"]
+
+
+@pytest.mark.parametrize("start", [by_format, by_foreach_batch])
+def test_a_folder_of_checkpoints_is_no_checkpoint(query, start):
+    """Spark's configuration names it, and Spark kept the query in a folder below: moved into the
+    option as it is, all rows would be written again.
+    """
+    mine = query.checkpoint
+    query.feed(["a"])
+    assert query.run(kafka2pc.exactly_once(query.options())) == ""
+    os.rename(mine, f"{mine}-moved")
+    os.makedirs(mine)
+    os.rename(f"{mine}-moved", f"{mine}/counts")
+    with pytest.raises(Exception, match="holds checkpoints of queries: counts") as caught:
+        start(query, query.words(), query.options()).awaitTermination(120)
+    assert f'{mine}/counts"' in str(caught.value)
+    assert query.seen() == ["a"]
+    with pytest.raises(BadOption, match=f"Did you mean {mine}"):
+        Checkpoint(str(query.folder)).query_id()
 
 
 def test_an_error_that_is_caught_stops_the_next_batch(query, monkeypatch):

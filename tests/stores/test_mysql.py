@@ -374,10 +374,10 @@ def test_rights_are_asked_for_by_name(mariadb, at):
     mariadb.execute("grant all on kafka2pc.kafka2pc_transactions to alice@localhost")
     with pytest.raises(NotAuthorized, match=at.store.table):
         precommit_rows(At(as_alice, list, rows), a_plan(), "a")
-    mariadb.execute("create table keyed (id int primary key, item int) engine=innodb")
-    mariadb.execute("grant insert, update on kafka2pc.keyed to alice@localhost")
+    mariadb.execute("create table keyed_items (id int primary key, item int) engine=innodb")
+    mariadb.execute("grant insert, update on kafka2pc.keyed_items to alice@localhost")
     mariadb.execute("revoke select on kafka2pc.* from alice@localhost")
-    keyed = MysqlParticipant(as_alice.url, "keyed", key=("id",))
+    keyed = MysqlParticipant(as_alice.url, "keyed_items", key=("id",))
     with pytest.raises(NotAuthorized, match="SELECT command denied"), keyed.begin(a_plan()) as txn:
         txn.write(pa.RecordBatch.from_pydict({"id": [1], "item": [1]}))
     with pytest.raises(NotAuthorized, match="user or password") as caught:

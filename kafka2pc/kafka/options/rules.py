@@ -22,26 +22,32 @@ Settings = dict[str, str] | None
 Rule = Callable[[str, Given], Settings]
 
 
+def _fixed(what: str, why: str) -> BadOption:
+    return BadOption(
+        what,
+        why=f"Spark's own sink would obey it, but {why}.",
+        action='Leave the option out (guide, Moving over, "Options").',
+    )
+
+
 def acks(value: str, _: Given) -> Settings:
     """A pre-commit needs all acknowledgements."""
     if value not in ("all", "-1"):
-        raise BadOption(
-            f"kafka.acks={value}: a pre-commit promises all records, so acks must be all"
-        )
+        raise _fixed(f"kafka.acks={value}: acks must be all", "a pre-commit promises all records")
     return {"acks": value}
 
 
 def idempotence(value: str, _: Given) -> Settings:
     """It is always on."""
     if value.lower() == "false":
-        raise BadOption("kafka.enable.idempotence=false: transactions need it to be true")
+        raise _fixed("kafka.enable.idempotence=false: it must be true", "transactions need it")
     return {}
 
 
 def retries(value: str, _: Given) -> Settings:
     """Java, too, refuses 0 if records are idempotent."""
     if int(value) == 0:
-        raise BadOption("kafka.retries=0: transactions need at least 1")
+        raise _fixed("kafka.retries=0: at least 1 is needed", "transactions need it")
     return {"retries": value}
 
 
@@ -210,7 +216,9 @@ KEY = (
 def _check_pem(kind: str, given: Given, instead: str) -> None:
     if given.get(f"ssl.{kind}.type", "JKS").strip().upper() != "PEM":
         raise BadOption(
-            f"kafka.ssl.{kind}.location cannot be honoured", action=f"Instead, {instead}."
+            f"kafka.ssl.{kind}.location cannot be honoured",
+            why="The clients of Python read PEM files, not JKS or PKCS12.",
+            action=f'Instead, {instead} (guide, Moving over, "Options").',
         )
 
 

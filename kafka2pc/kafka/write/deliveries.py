@@ -95,7 +95,11 @@ def _no_such(label: str, topic: str, error: KafkaError, count: int, size: int) -
     return BadRow(
         f"{label}: topic {topic}: {error.str()}",
         why="There is no such topic or partition.",
-        action="Create it, or correct the option topic, the column topic or the column partition.",
+        action=(
+            "Create it (kafka-topics.sh --bootstrap-server HOST:PORT --create --topic TOPIC), or"
+            " correct the option topic, the column topic or the column partition (guide, Moving"
+            ' over, "Topics").'
+        ),
     )
 
 

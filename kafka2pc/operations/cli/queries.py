@@ -274,8 +274,8 @@ def show_progress(
         columns = {
             "batch": lambda p: p.batch_id,
             "": lambda p: p.state,
-            "rows": lambda p: p.rows,
-            "transactions": lambda p: p.transactions,
+            "rows": lambda p: "" if p.rows is None else p.rows,
+            "transactions": lambda p: "" if p.transactions is None else p.transactions,
             "took": lambda p: "" if p.took_ms is None else f"{p.took_ms / 1000:.1f} s",
             "behind": lambda p: "" if p.max_behind is None else p.max_behind,
             "timeout used": lambda p: "" if p.used is None else f"{p.used:.0%}",

@@ -154,6 +154,8 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
     checkpoint = Checkpoint(options.query.checkpoint)
     batch = checkpoint.planned()
     check_trigger(checkpoint, batch.batch_id)
+    if batch.batch_id == 0:
+        checkpoint.check_new()
     participant = open_participant(options.target, patient=batch.batch_id > 0)
     # between two batches of this process another one may have run the query
     run_id = f"batch {batch.batch_id}"
