@@ -215,7 +215,7 @@ class Story:
         self._written: list[Slot] = []
         self._interrupts: dict[tuple[str, str], Callable] = {}
 
-    def seen_by(self, who: str) -> tuple[Watched, dict[str, Watched]]:
+    def seen_by(self, who: str) -> tuple[Any, dict[str, Any]]:
         """The log and the participants for the driver `who`."""
         store = Watched(self, who, self.store)
         return Watched(self, who, self.log), {self.store.name: store}
