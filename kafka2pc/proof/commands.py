@@ -8,7 +8,6 @@ __all__ = ['Line', 'parse_lines', 'Commands']
 # %% ../../nbs/proof/09_commands.ipynb #c002
 import os
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Iterable, Mapping
 
 # %% ../../nbs/proof/09_commands.ipynb #c003
+from ..local.tools import write_script
 from .child_process import Failed
 
 # %% ../../nbs/proof/09_commands.ipynb #c006
@@ -49,13 +49,6 @@ def _shorten(text: str, only: str) -> str:
 _EXPECTED = re.compile(r"#.*?\bstatus (\d+)(?:: (\S+))?")
 _WORD = 4  # shorter values are not replaced in the output
 _COMMAND = "from kafka2pc.operations.cli.main import main; main()"
-
-
-def _write_command(folder: Path) -> Path:
-    script = folder / "kafka2pc"
-    script.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", _COMMAND])} "$@"\n')
-    script.chmod(0o755)
-    return folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +102,8 @@ class Commands:
 
     def _output(self, line: Line) -> str:
         with tempfile.TemporaryDirectory() as own:
-            programs = [_write_command(Path(own)), self.tools, os.environ["PATH"]]
+            write_script(Path(own, "kafka2pc"), [sys.executable, "-c", _COMMAND])
+            programs = [own, self.tools, os.environ["PATH"]]
             path = os.pathsep.join(str(part) for part in programs if part)
             done = subprocess.run(
                 ["bash", "-c", _replace(line.text, self.places.items())],
