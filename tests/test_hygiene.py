@@ -404,20 +404,22 @@ def ends_with_exercise(path):
         yield "must end with one **Exercise.** and its solution"
         return
     behind = cells(path)[places[0] + 1 :]
-    if not any(map(is_solution, behind)):
+    if not any(map(solves, behind)):
         yield "the solution must be folded (`#| hide` and source_hidden), and test itself"
-    has_stub = not behind[0].source.startswith("#| hide")
+    has_stub = not is_hidden(behind[0])
     if has_stub and not any("Not yet" in cell.source for cell in behind):
         yield "a check must say what is wrong with the answer: 'Not yet: ...'"
 
 
-def is_solution(cell):
+def is_hidden(cell):
+    return cell.cell_type == "code" and bool(re.search(r"^#\|\s*hide\b", cell.source, re.M))
+
+
+def solves(cell):
     """A folded cell that tests itself."""
     folded = cell.get("metadata", {}).get("jupyter", {}).get("source_hidden")
-    hidden = cell.cell_type == "code" and cell.source.startswith("#| hide")
-    return (
-        folded and hidden and re.search(r"\btest_eq\(|\bassert |\bExceptionExpected\(", cell.source)
-    )
+    tests = re.search(r"\btest_eq\(|\bassert |\bExceptionExpected\(", cell.source)
+    return is_hidden(cell) and folded and tests
 
 
 def is_for_users(path):
