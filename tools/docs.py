@@ -144,8 +144,8 @@ def page(notebook: Path, target: Path) -> str:
 
 
 def moved(text: str) -> str:
-    """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures. What
-    a notebook folds is Markdown here, too.
+    """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures.
+    What a notebook folds is Markdown here, too.
     """
     text = text.replace("<details><summary>", "<details markdown><summary>")
     text = re.sub(r"\]\(\.\./((?:\.\./)*images)", r"](\1", text)
