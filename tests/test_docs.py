@@ -12,6 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from markdown import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 from docs import GUIDE, NBS, SITE, TEXTS, grouped, moved, on_page_content, problems  # noqa: E402
@@ -174,6 +175,11 @@ def expected():
 )
 def test_links_of_a_notebook_lead_to_the_same_place_on_the_site(link, on_the_site):
     assert moved(link) == on_the_site
+
+
+def test_what_a_notebook_folds_is_markdown_on_the_site():
+    folded = "<details><summary>Why?</summary>\n\n**Rule 5.**\n\n</details>"
+    assert "<strong>Rule 5.</strong>" in markdown(moved(folded), extensions=["md_in_html"])
 
 
 @pytest.mark.parametrize(

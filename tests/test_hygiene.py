@@ -393,27 +393,33 @@ def shares_the_broker(path):
 
 
 def ends_with_exercise(path):
-    """Every notebook of the source does; the front page and the guide are for users. A lesson of
-    the course has a stub and a check between the exercise and its solution.
+    """Every notebook of the source does; the front page and the guide are for users. Between the
+    exercise and its solution there may be a cell for an answer; then a check says what is wrong.
     """
     if is_for_users(path):
         return
     texts = [cell.source if cell.cell_type == "markdown" else "" for cell in cells(path)]
     places = [n for n, text in enumerate(texts) if "**Exercise.**" in text]
-    behind = 6 if is_lesson(path) else 3
-    if len(places) != 1 or places[0] < len(texts) - behind or places[0] == len(texts) - 1:
+    if len(places) != 1 or not len(texts) - 6 <= places[0] < len(texts) - 1:
         yield "must end with one **Exercise.** and its solution"
         return
-    solution = cells(path)[-1 if is_lesson(path) else places[0] + 1]
-    hidden = solution.get("metadata", {}).get("jupyter", {}).get("source_hidden")
-    if solution.cell_type != "code" or not solution.source.startswith("#| hide") or not hidden:
-        yield "the solution must be folded: `#| hide` and source_hidden"
-    if not re.search(r"\btest_eq\(|\bassert |\bExceptionExpected\(", solution.source):
-        yield "the solution must test itself"
+    behind = cells(path)[places[0] + 1 :]
+    if not any(map(solves, behind)):
+        yield "the solution must be folded (`#| hide` and source_hidden), and test itself"
+    has_stub = not is_hidden(behind[0])
+    if has_stub and not any("Not yet" in cell.source for cell in behind):
+        yield "a check must say what is wrong with the answer: 'Not yet: ...'"
 
 
-def is_lesson(path):
-    return path.parent.name == "course" and path.stem != "07_story"
+def is_hidden(cell):
+    return cell.cell_type == "code" and bool(re.search(r"^#\|\s*hide\b", cell.source, re.M))
+
+
+def solves(cell):
+    """A folded cell that tests itself."""
+    folded = cell.get("metadata", {}).get("jupyter", {}).get("source_hidden")
+    tests = re.search(r"\btest_eq\(|\bassert |\bExceptionExpected\(", cell.source)
+    return is_hidden(cell) and folded and tests
 
 
 def is_for_users(path):

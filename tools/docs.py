@@ -144,7 +144,10 @@ def page(notebook: Path, target: Path) -> str:
 
 
 def moved(text: str) -> str:
-    """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures."""
+    """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures.
+    What a notebook folds is Markdown here, too.
+    """
+    text = text.replace("<details><summary>", "<details markdown><summary>")
     text = re.sub(r"\]\(\.\./((?:\.\./)*images)", r"](\1", text)
     text = re.sub(r"\]\(\.\./((?:\.\./)*\w+)\.md", lambda page: f"]({page[1].lower()}.md", text)
     return re.sub(r"\]\(([\w./]+)\.ipynb", r"](\1.md", text)

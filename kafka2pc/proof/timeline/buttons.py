@@ -27,7 +27,7 @@ _MENUS: dict[str, tuple[str, list, str]] = {  # attribute of the timeline -> lab
     ),
     "rule": (
         "rule off",
-        [("none", ""), *((f"{rule}: {RULES[rule].off}", rule) for rule in OFF)],
+        [("none", ""), *sorted((f"{RULES[rule].of}: {RULES[rule].off}", rule) for rule in OFF)],
         "A rule that does not hold for the next batch",
     ),
     "pace_ms": (

@@ -212,7 +212,7 @@ class Query:
 
     def _notes(self) -> Iterator[str]:
         if self.rule:
-            yield f"Switched off: {self.rule} ({RULES[self.rule].off})."
+            yield f"Switched off: rule {RULES[self.rule].of} ({RULES[self.rule].off})."
         if self._reported:
             yield _GOES_ON
 

@@ -83,9 +83,7 @@ def one_plan(messages: Sequence[CommitMessage], batch_id: int) -> Plan:
 
 
 def check_distinct(messages: Sequence[CommitMessage], batch_id: int) -> None:
-    """One name, one transaction: raises `Refused` if two tasks report the same one. Both would be
-    described and committed as one, and the rows of one of them are gone.
-    """
+    """One name, one transaction: raises `Refused` if two tasks report the same one."""
     found = Counter(
         (c.participant, c.transactional_id, c.state) for m in messages for c in m.committables
     )
