@@ -143,9 +143,10 @@ MOMENTS = [f"{when} {name}" for name in NAMES for when in ("before", "after")]
 
 
 def _caption_of(name: str, args: tuple, answer: Any) -> str:
-    """A step in words: which slot it was about, and whether it was refused."""
+    """A step in words: which slot it was about, and how it was answered."""
     if name not in ("ABORT", "COMMIT"):
-        return f"{name} refused" if answer is Outcome.REFUSED else name
+        endings = {Outcome.REFUSED: " refused", Outcome.UNKNOWN: ", no answer"}
+        return name + (endings.get(answer, "") if isinstance(answer, Outcome) else "")
     slot = args[0].slot
     words = f"{name} {slot.batch_id}.{slot.attempt}"
     return words if answer in (None, args[0]) else f"{words} refused"
