@@ -21,6 +21,7 @@ import pytest
 import yaml
 from compat import PYTHONS
 from contents import IN_DEPTH, PATH, module_of
+from fold import is_solution
 from words import Exempt, problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -314,7 +315,7 @@ def test_every_module_comes_from_a_notebook():
     )
 
 
-@pytest.mark.parametrize("tool", ["contents", "steps", "readme", "packages"])
+@pytest.mark.parametrize("tool", ["fold", "contents", "steps", "readme", "packages"])
 def test_what_is_made_of_the_notebooks_is_current(tool):
     check_passes(sys.executable, ROOT / "tools" / f"{tool}.py", "--check")
 
@@ -406,8 +407,8 @@ def ends_with_exercise(path):
         return
     solution = cells(path)[-1 if is_lesson(path) else places[0] + 1]
     hidden = solution.get("metadata", {}).get("jupyter", {}).get("source_hidden")
-    if solution.cell_type != "code" or not solution.source.startswith("#| hide") or not hidden:
-        yield "the solution must be folded: `#| hide` and source_hidden"
+    if not is_solution(solution) or not hidden:
+        yield "the solution must be folded: `#| hide`, then `make prepare`"
     if not re.search(r"\btest_eq\(|\bassert |\bExceptionExpected\(", solution.source):
         yield "the solution must test itself"
 
