@@ -417,6 +417,12 @@ def is_lesson(path):
     return path.parent.name == "course" and path.stem != "07_story"
 
 
+def test_lessons_that_install_the_package_do_it_in_the_same_way():
+    sources = [cell.source for path in NOTEBOOKS if is_lesson(path) for cell in code(path)]
+    assert len(found := [source for source in sources if "%pip install" in source]) == 4
+    assert len(set(found)) == 1
+
+
 def is_for_users(path):
     return path.stem == "index" or path.parent.name == "guide"
 

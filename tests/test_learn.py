@@ -1,12 +1,16 @@
 """What a learner sees: folded cells, predictions, and the copies of the lessons."""
 
+import importlib.util
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
 from docs import OPEN_LATER, hide_answers
 from fold import derived, fold, is_folded, solution_of, words
+from IPython.core.inputtransformer2 import TransformerManager
 from learn import ANSWER, LESSONS, ROOT, lay_out
 from nbformat.sign import NotebookNotary
 from nbformat.v4 import new_code_cell, new_markdown_cell
@@ -147,3 +151,40 @@ def test_a_copy_that_exists_is_kept_until_it_is_made_anew(copies):
     assert made == [] and "01_why" in kept and mine.read_text() == "my work"
     made, kept = lay_out(learn, anew=True)
     assert "01_why" in made and kept == [] and mine.read_text() != "my work"
+
+
+@pytest.fixture
+def install(monkeypatch, tmp_path):
+    """Runs the cell that installs the package, below a folder with settings.ini. Returns what it
+    installs, or None.
+    """
+    cells = nbformat.read(ROOT / LESSONS / "02_two_phase_commit.ipynb", 4).cells
+    source = next(cell.source for cell in cells if "%pip install" in cell.source)
+    (tmp_path / "nbs" / "course").mkdir(parents=True)
+    (tmp_path / "settings.ini").touch()
+    monkeypatch.chdir(tmp_path / "nbs" / "course")
+
+    def run(spec=None):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+        asked = []
+        shell = SimpleNamespace(run_line_magic=lambda *magic: asked.append(magic))
+        names = {"get_ipython": lambda: shell}
+        exec(TransformerManager().transform_cell(source), names)
+        assert asked in ([], [("pip", 'install --quiet "$package" fastcore')])
+        return names["package"] if asked else None
+
+    return run
+
+
+def test_a_lesson_installs_nothing_where_the_package_is(install):
+    assert install(spec="there") is None
+
+
+def test_a_lesson_installs_the_copy_of_the_project_that_has_it(install, tmp_path):
+    assert install() == tmp_path
+
+
+def test_a_lesson_in_colab_asks_for_the_wheel(install, monkeypatch):
+    files = SimpleNamespace(upload=lambda: {"kafka2pc-0.1.0-py3-none-any.whl": b""})
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace(files=files))
+    assert install() == Path("/content/kafka2pc-0.1.0-py3-none-any.whl")
