@@ -158,12 +158,13 @@ def hide_answers(cells: list, parts: list) -> None:
 
 def page(notebook: Path, target: Path) -> str:
     """Write a notebook as a page of the site. Answers with its title. Parts under the same name
-    that follow each other are folded together.
+    that follow each other are folded together. In the course, answers are behind a click.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     cells = nbformat.read(notebook, 4).cells
     parts = parts_of(cells, target)
-    hide_answers(cells, parts)
+    if notebook.parent.name == "course":
+        hide_answers(cells, parts)
     text = ""
     for summary, group in groupby(chain.from_iterable(parts), lambda part: part[0]):
         inside = "\n\n".join(part for _, part in group)

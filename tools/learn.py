@@ -106,7 +106,6 @@ def open_lab(learn: Path) -> None:
         f"--port={port}",
         f"--ServerApp.root_dir={learn}",
         "--log-level=WARN",
-        "--LabApp.news_url=",
         *(["--allow-root"] if os.geteuid() == 0 else []),
     ]
     command = [sys.executable, "-m", "jupyterlab", *options, str(learn / FIRST)]
