@@ -72,6 +72,14 @@ lint: $(READY) ## check imports, style, types, sizes, notebooks and the package;
 	@$(BIN)/python -m pytest -q tests/test_hygiene.py
 	@$(BIN)/python tools/statements.py
 
+.PHONY: course
+course: $(READY) ## the course in JupyterLab, on copies of the lessons without outputs, in output/learn; what you have begun there is kept
+	@$(BIN)/python tools/learn.py
+
+.PHONY: course-anew
+course-anew: $(READY) ## the same, with all copies made anew: your work in them is lost
+	@$(BIN)/python tools/learn.py --anew
+
 .PHONY: demo
 demo: $(READY) ## 336,776 real flights into Kafka, killed on purpose, counted by an independent consumer, beside Spark's own sink
 	@$(BIN)/kafka2pc demo
@@ -104,9 +112,10 @@ run: $(READY) ## execute notebooks and keep their new outputs (NOTEBOOK=protocol
 	@$(BIN)/python tools/run_notebooks.py $(NOTEBOOK)
 
 .PHONY: prepare
-prepare: $(READY) ## before every commit: format, export the modules, clean the notebooks, count the minutes, render README.md
+prepare: $(READY) ## before every commit: format, fold helper cells, export the modules, clean the notebooks, count the minutes, render README.md
 	@$(BIN)/ruff check -q --select I001 --fix nbs tests tools
 	@$(BIN)/ruff format -q .
+	@$(BIN)/python tools/fold.py
 	@$(BIN)/nbdev_export
 	@$(BIN)/nbdev_clean
 	@$(BIN)/python tools/contents.py
@@ -143,8 +152,9 @@ spark-own: ## record what Spark's own format("kafka") answers, in tests/fixtures
 	@"$(PYTHON)" tools/spark_own.py
 
 .PHONY: clean
-clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv)
-	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache _proc output .test-output
+clean: ## remove what builds, runs and tests leave behind and the environments of compat (not .venv, not output/learn)
+	rm -rf build dist *.egg-info .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache _proc .test-output
+	@test ! -d output || find output -mindepth 1 -maxdepth 1 ! -name learn -exec rm -rf {} +
 	rm -rf spark-warehouse metastore_db artifacts .venvs
 	find nbs \( -name spark-warehouse -o -name metastore_db -o -name artifacts \) -prune -exec rm -rf {} +
 	find kafka2pc nbs tests tools -name __pycache__ -prune -exec rm -rf {} +

@@ -20,7 +20,7 @@ import nbformat
 import pytest
 import yaml
 from compat import PYTHONS
-from contents import IN_DEPTH, PATH, module_of
+from contents import IN_DEPTH, PATH, is_lesson, minutes, module_of
 from words import Exempt, problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -314,7 +314,7 @@ def test_every_module_comes_from_a_notebook():
     )
 
 
-@pytest.mark.parametrize("tool", ["contents", "steps", "readme", "packages"])
+@pytest.mark.parametrize("tool", ["fold", "contents", "steps", "readme", "packages"])
 def test_what_is_made_of_the_notebooks_is_current(tool):
     check_passes(sys.executable, ROOT / "tools" / f"{tool}.py", "--check")
 
@@ -420,6 +420,19 @@ def solves(cell):
     folded = cell.get("metadata", {}).get("jupyter", {}).get("source_hidden")
     tests = re.search(r"\btest_eq\(|\bassert |\bExceptionExpected\(", cell.source)
     return is_hidden(cell) and folded and tests
+
+
+def test_lessons_name_the_time_that_they_take():
+    for lesson in filter(is_lesson, NOTEBOOKS):
+        opening = "".join(c.source for c in cells(lesson)[:3] if c.cell_type == "markdown")
+        named = [int(number) for number in re.findall(r"\b(\d+) minutes", opening)]
+        assert named and named[0] >= minutes(cells(lesson), lesson=True), short(lesson)
+
+
+def test_lessons_that_install_the_package_do_it_in_the_same_way():
+    sources = [cell.source for path in NOTEBOOKS if is_lesson(path) for cell in code(path)]
+    assert len(found := [source for source in sources if "%pip install" in source]) == 4
+    assert len(set(found)) == 1
 
 
 def is_for_users(path):

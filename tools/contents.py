@@ -3,7 +3,8 @@
 the book, the reading path of the source, into its first notebook. --check: only report.
 
 The sentence is the one that opens the notebook. A minute is 130 words, or 8 lines of the code that
-is shown, rounded to 5 minutes; imports and exercises are not counted.
+is shown, rounded to 5 minutes; imports and exercises are not counted. In the six lessons they are:
+a minute for each statement of the answer, half a minute for each prediction.
 """
 
 import ast
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+from predictions import predictions
 from readme import visible
 
 NBS = Path(__file__).resolve().parent.parent / "nbs"
@@ -53,7 +55,7 @@ FOLDERS = [  # in reading order
 PACKAGES = list(dict.fromkeys(folder.partition("/")[0] for folder in FOLDERS))
 PURPOSES = {
     "guide": "Pages for users, without exercises.",
-    "course": "Six lessons, two hours, the small implementation that grows in them, and extras.",
+    "course": "Six lessons, four hours, the small implementation that grows in them, and extras.",
     "protocol": "The three phases, the decision log, and what travels between processes.",
     "backends": "Disks, object stores and PostgreSQL connections.",
     "kafka": "Requests, record batches, transactions, readers, and Kafka as a participant.",
@@ -90,6 +92,7 @@ PATH = [  # the book, in reading order
 IN_DEPTH = "## In depth"  # begins the part of a notebook for a second reading
 BOOK_HEAD = "| notebook | minutes | in depth |\n|---|---|---|\n"
 WORDS, LINES, STEP = 130, 8, 5
+ANSWER = re.compile(r"#\| folded (?:a solution|the answer: (.+))\n")  # the second names functions
 HEAD = "| notebook | in one sentence | minutes |\n|---|---|---|\n"
 
 
@@ -105,8 +108,29 @@ def module_of(notebook: Path) -> str:
     return ".".join([*place.parent.parts, re.sub(r"^\d\d_", "", place.name)])
 
 
-def minutes(cells: list) -> int:
-    return max(STEP, STEP * round(exact_minutes(cells) / STEP))
+def minutes(cells: list, lesson: bool = False) -> int:
+    exact = exact_minutes(cells) + (work_minutes(cells) if lesson else 0)
+    return max(STEP, STEP * round(exact / STEP))
+
+
+def is_lesson(notebook: Path) -> bool:
+    """One of the six."""
+    return notebook.parent.name == "course" and notebook.stem[:2] <= "06"
+
+
+def work_minutes(cells: list) -> float:
+    """Of a lesson: to write the answers, and to think before the predictions."""
+    answers = [(cell, found) for cell in cells if (found := ANSWER.match(cell.source))]
+    written = sum(statements(cell.source, found[1]) for cell, found in answers)
+    return written + len(predictions(cells)) / 2
+
+
+def statements(code: str, names: str | None) -> int:
+    """Of the functions in a folded answer; only of those that its first line names, if it does."""
+    functions = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.FunctionDef)]
+    wanted = [f for f in functions if names is None or re.search(rf"\b{f.name}\b", names)]
+    inside = [node for f in wanted for node in ast.walk(f) if isinstance(node, ast.stmt)]
+    return sum(not isinstance(getattr(node, "value", None), ast.Constant) for node in inside)
 
 
 def exact_minutes(cells: list) -> float:
@@ -115,7 +139,7 @@ def exact_minutes(cells: list) -> float:
         text, exercise, _ = cell.source.partition("**Exercise.**")
         if cell.cell_type == "markdown":
             words += len(text.split())
-        elif visible(cell) and not only_imports(text):
+        elif visible(cell) and not ANSWER.match(text) and not only_imports(text):
             code = [line for line in text.splitlines() if line.strip()]
             lines += sum(not line.startswith("#|") for line in code)
         if exercise:
@@ -145,7 +169,7 @@ def row(notebook: Path) -> str:
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     sentence = re.search(r"^> (.+)$", text, re.M)[1].rstrip(".")
     place = notebook.relative_to(NBS).with_suffix("")
-    return f"| [{place}](../{place}.ipynb) | {sentence} | {minutes(cells)} |\n"
+    return f"| [{place}](../{place}.ipynb) | {sentence} | {minutes(cells, is_lesson(notebook))} |\n"
 
 
 def tables() -> str:

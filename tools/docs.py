@@ -12,15 +12,17 @@ import shutil
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from html.parser import HTMLParser
-from itertools import cycle, groupby
+from itertools import chain, cycle, groupby
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import nbformat
 from contents import FOLDERS, NBS, is_import, notebooks, parsed
+from fold import is_solution, words
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
-from readme import is_solution, visible
+from predictions import predictions, split
+from readme import visible
 from run_notebooks import CELL_SECONDS, execute
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +52,7 @@ GUIDE = {  # the groups of the guide's menu: notebooks of nbs/guide, and texts
     "Background": ["13_from_flink", "06_notebooks", "contributing", "security"],
 }
 TEXTS = {"CONTRIBUTING": "Contributing", "SECURITY": "Security policy"}
+OPEN_LATER = "Predict first, then open this"
 OUTPUT = '<div class="output" markdown>'
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 BUTTONS = re.compile(r"<p><strong><a [^<]*</a></strong>( · <strong><a [^<]*</a></strong>)+</p>")
@@ -109,34 +112,61 @@ def shown(output, picture: Path) -> str:
     return fenced(COLOUR.sub("", text), ".text .no-copy")
 
 
-def code_cell(cell, picture: Path) -> tuple[str | None, str]:
-    """The code and what it gave. If it is to be folded: under which name."""
+def code_cell(cell, picture: Path) -> list[tuple[str | None, str]]:
+    """The code, and what it gave. For each: under which name it is folded, if it is."""
     code = fenced(re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M), ".python")
-    if is_solution(cell):
-        return "A solution", code
+    if name := words(cell):
+        return [(name[0].upper() + name[1:], code)]
     outputs = [
         shown(output, picture.with_stem(f"{picture.stem}-{n}"))
         for n, output in enumerate(cell.outputs)
     ]
     if re.search(r"^#\|\s*echo:\s*false\b", cell.source, re.M):
-        return None, "\n\n".join(map(moved, outputs))
-    text = "\n\n".join([code, *(f"{OUTPUT}\n\n{o}\n\n</div>" for o in outputs)])
-    return None if outputs else purpose(cell.source), text
+        return [(None, ""), (None, "\n\n".join(map(moved, outputs)))]
+    if not outputs:
+        return [(purpose(cell.source), code)]
+    return [(None, code), (None, "\n\n".join(f"{OUTPUT}\n\n{o}\n\n</div>" for o in outputs))]
+
+
+def parts_of(cells: list, target: Path) -> list[list[tuple[str | None, str]]]:
+    """For each cell its parts, as `code_cell` returns them."""
+    parts = []
+    for n, cell in enumerate(cells):
+        if cell.cell_type == "markdown":
+            parts.append([(None, moved(cell.source))] if visible(cell) else [])
+        elif visible(cell) or is_solution(cell):
+            parts.append(code_cell(cell, target.with_name(f"{target.stem}-{n}.svg")))
+        else:
+            parts.append([])
+    return parts
+
+
+def hide_answers(cells: list, parts: list) -> None:
+    """Put what the code after a question gave, and the answer, behind a click: at the place of the
+    answer, so that all code comes before it.
+    """
+    for prediction in predictions(cells):
+        answer, rest = split(cells[prediction.answer].source)
+        hidden = []
+        for number in prediction.shows:
+            hidden += [(OPEN_LATER, text) for _, text in parts[number][1:]]
+            parts[number] = parts[number][:1]
+        if answer:
+            hidden.append((OPEN_LATER, moved(answer)))
+        parts[prediction.answer] = [*hidden, (None, moved(rest))]
 
 
 def page(notebook: Path, target: Path) -> str:
-    """Write a notebook as a page of the site. Answers with its title. Cells under the same name
-    that follow each other are folded together.
+    """Write a notebook as a page of the site. Answers with its title. Parts under the same name
+    that follow each other are folded together. In the course, answers are behind a click.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    parts = []
-    for n, cell in enumerate(nbformat.read(notebook, 4).cells):
-        if cell.cell_type == "markdown" and visible(cell):
-            parts.append((None, moved(cell.source)))
-        elif cell.cell_type == "code" and (visible(cell) or is_solution(cell)):
-            parts.append(code_cell(cell, target.with_name(f"{target.stem}-{n}.svg")))
+    cells = nbformat.read(notebook, 4).cells
+    parts = parts_of(cells, target)
+    if notebook.parent.name == "course":
+        hide_answers(cells, parts)
     text = ""
-    for summary, group in groupby(parts, lambda part: part[0]):
+    for summary, group in groupby(chain.from_iterable(parts), lambda part: part[0]):
         inside = "\n\n".join(part for _, part in group)
         text += (folded(summary, inside) if summary else inside) + "\n\n"
     target.write_text(text, encoding="utf-8")

@@ -20,11 +20,6 @@ def visible(cell):
     return not re.search(r"^#\|\s*(hide|default_exp)\b", cell.source, re.M)
 
 
-def is_solution(cell):
-    """JupyterLab folds it."""
-    return cell.get("metadata", {}).get("jupyter", {}).get("source_hidden", False)
-
-
 def plain(cell):
     """The cell as a reader wants it: no `#|` lines, no HTML tables (their style sheet would be
     printed as text), no terminal colours. Of a cell with `#| echo: false` only the output is left.

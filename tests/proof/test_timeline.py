@@ -15,9 +15,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from run_notebooks import execute
 
 from kafka2pc.local.nodes import free_ports
 from kafka2pc.proof.crash_points import CrashPoint
+from kafka2pc.proof.timeline.buttons import has_widgets
 from kafka2pc.proof.timeline.captions import POINTS
 from kafka2pc.proof.timeline.drawing import LOOKS, Drawn, draw
 from kafka2pc.proof.timeline.run import QUERY
@@ -163,6 +165,24 @@ def chromium():
         window = session.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield window
         window.close()
+
+
+IN_A_KERNEL = """
+import os
+from kafka2pc.proof.timeline.buttons import has_widgets
+
+recorded = has_widgets()
+del os.environ["KAFKA2PC_WIDGETS"]
+assert (recorded, has_widgets()) == (False, True)
+"""
+
+
+def test_widgets_are_shown_in_a_kernel_unless_outputs_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.delenv("KAFKA2PC_WIDGETS", raising=False)
+    assert not has_widgets()
+    cells = [nbformat.v4.new_code_cell(IN_A_KERNEL)]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "in.ipynb")
+    assert execute(tmp_path / "in.ipynb", tmp_path / "out.ipynb", 60) == ""
 
 
 def short(folder):
