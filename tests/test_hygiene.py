@@ -412,8 +412,11 @@ def ends_with_exercise(path):
         yield "the solution must test itself"
 
 
+HELPERS = {"07_story", "13_toy"}  # of the course: no lessons
+
+
 def is_lesson(path):
-    return path.parent.name == "course" and path.stem != "07_story"
+    return path.parent.name == "course" and path.stem not in HELPERS
 
 
 def is_for_users(path):

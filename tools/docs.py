@@ -22,6 +22,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from readme import is_solution, visible
 from run_notebooks import CELL_SECONDS, execute
+from toy_page import page as toy_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "output" / "docs", ROOT / "output" / "site"
@@ -49,6 +50,7 @@ GUIDE = {  # the groups of the guide's menu: notebooks of nbs/guide, and texts
     "Platforms": ["14_databricks", "08_compatibility"],
     "Background": ["13_from_flink", "06_notebooks", "contributing", "security"],
 }
+TOY = "toy/index.html"  # a page of its own, below the tab Course: it needs none of the others
 TEXTS = {"CONTRIBUTING": "Contributing", "SECURITY": "Security policy"}
 OUTPUT = '<div class="output" markdown>'
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -187,6 +189,9 @@ def assemble(folder: Path) -> list:
     for notebook in lessons:
         place = notebook.relative_to(folder).with_suffix(".md")
         contents[str(place.parent)].append({page(notebook, PAGES / place): str(place)})
+    (PAGES / TOY).parent.mkdir()
+    (PAGES / TOY).write_text(toy_page(), encoding="utf-8")
+    contents["course"].append({"Crash it yourself": TOY})
     guide, *tabs = by_tab(contents).values()
     texts = [{name: f"{text.lower()}.md"} for text, name in TEXTS.items()]
     guide = [{"kafka2pc": "index.md"}, *guide, *texts]

@@ -35,9 +35,21 @@ class Cell(NamedTuple):
     look: str = ""
 
 
-LIGHT = {"ink": "#24292f", "quiet": "#d9dde2", "soft": "#57606a", "page": "#ffffff"}
-DARK = {"ink": "#e6edf3", "quiet": "#3d444d", "soft": "#9aa4af", "page": "#161b22"}
-MARKS = {"good": "#00a67c", "wrong": "#e5533d", "dead": "#c04000"}  # on light and on dark
+LIGHT = {
+    "ink": "#24292f",
+    "quiet": "#d9dde2",
+    "soft": "#57606a",
+    "page": "#ffffff",
+    "dead": "#c04000",
+}
+DARK = {
+    "ink": "#e6edf3",
+    "quiet": "#3d444d",
+    "soft": "#9aa4af",
+    "page": "#161b22",
+    "dead": "#ff8c42",
+}
+MARKS = {"good": "#00a67c", "wrong": "#e5533d"}  # on light and on dark
 
 
 def style() -> str:
@@ -49,7 +61,7 @@ def style() -> str:
             f".k2st .lane{{font-weight:600;font-size:12.5px}}.k2st .step{{fill:{ink['soft']}}}"
             f".k2st .quiet{{fill:{ink['quiet']}}}.k2st .page{{fill:{ink['page']}}}"
             ".k2st .small{font-size:9.5px}.k2st .in{fill:#111}"
-            f".k2st .dead{{fill:{MARKS['dead']};font-weight:600}}"
+            f".k2st .dead{{fill:{ink['dead']};font-weight:600}}"
             f".k2st .on{{fill:{ink['ink']}}}"
         )
 
@@ -120,7 +132,7 @@ class Picture:
     lanes: Mapping[str, Sequence[Cell]]
 
     def __str__(self) -> str:
-        return f"{self.title} ({'; '.join(self.steps)})"
+        return f"{self.title} ({'; '.join(filter(None, self.steps))})"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict:
         return {

@@ -362,7 +362,7 @@ def grown(picture: Picture, n: int) -> Picture:
         begun = any(cell.look for cell in shown) or not name.startswith("txn")
         lanes[name if begun else blank] = shown + [Cell()] * (len(cells) - n)
     steps = [*picture.steps[:n], *[""] * (len(picture.steps) - n)]
-    return Picture(picture.title, steps, lanes)
+    return Picture(f"{n} of {len(picture.steps)} steps", steps, lanes)
 
 # %% ../../nbs/course/13_toy.ipynb #c017
 def has_widgets() -> bool:
@@ -448,7 +448,8 @@ class Toy:
         step.disabled = n == self.play.max
         again.disabled = n == 0
         self.guess.disabled = n > 0
-        self.picture.value = draw("", grown(now.picture, n).steps, grown(now.picture, n).lanes)
+        picture = grown(now.picture, n)
+        self.picture.value = draw(picture.title, picture.steps, picture.lanes)
         self.words.value = f'<p role="status" style="line-height:1.5">{self._words(n, now)}</p>'
 
     def _words(self, n: int, now: Scenario) -> str:
