@@ -174,7 +174,8 @@ PLAY = """([off, crash, guess]) => {
     }
   }
   return [$("words").textContent, $("mark").textContent, $("verdict").className,
-    [...document.querySelectorAll("[data-row] span")].map(e => e.textContent),
+    [...document.querySelectorAll("[data-row]")].map(
+      e => [e.className, e.querySelector("span").textContent]),
     $("stage").querySelectorAll("rect[rx='3']").length, $("lesson").getAttribute("href")];
 }"""
 
@@ -208,7 +209,7 @@ def test_the_toy_says_of_every_scenario_what_python_computed(toy, width):
             assert mark.startswith("✓" if guess in one.answers else "✗")
             assert kind == ("fine" if one.answers == ("once",) else "bad")
             times = [one.found[-1].count(row) for row in PEOPLE]
-            says = ["never charged", "charged once", "charged twice"]
+            says = [["bad", "never charged"], ["fine", "charged once"], ["bad", "charged twice"]]
             assert bill == [says[n] for n in times]
             lanes = one.picture.lanes.values()
             assert boxes == sum(bool(c.look) for cells in lanes for c, _ in groupby(cells))

@@ -59,7 +59,7 @@ class _KeepsBuffer:
         return getattr(self.store, name)
 
     def begin(self, plan: Any) -> Any:
-        txn = self.store.begin(plan)
+        txn: Any = self.store.begin(plan)
         txn.flush = lambda: None
         return txn
 
