@@ -459,10 +459,13 @@ class Toy:
         if n < len(now.says):
             press = " <b>Now press Restart.</b>" if n == now.first else ""
             return escape(now.says[n - 1]) + press
-        right = "right" if self.guess.value in now.answers else "wrong"
+        right = self.guess.value in now.answers
+        guess = (
+            f"{'✓ You predicted it' if right else '✗ You predicted'}: {ANSWERS[self.guess.value]}."
+        )
         rule = about(self.off.value, now.answers == ("once",))
-        guess = f"Your prediction, {ANSWERS[self.guess.value]}, was {right}."
-        return f"<b>{escape(now.verdict)}</b><br>{escape(guess)}<br>{escape(rule)}"
+        lesson = f"Lesson {int(OFF[self.off.value].lesson[:2])}"
+        return f"<b>{escape(now.verdict)}</b><br>{guess}<br>{escape(rule)} ({lesson})"
 
 
 def toy() -> Any:

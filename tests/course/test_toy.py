@@ -106,8 +106,9 @@ def test_the_buttons_lead_from_the_question_to_the_verdict(off, crash):
     while not toy.buttons["One step"].disabled:
         press(toy, "One step")
     assert one.verdict in toy.words.value
-    right = "lost" in one.answers
-    assert f"some lost, was {'right' if right else 'wrong'}" in toy.words.value
+    mark = "✓ You predicted it" if "lost" in one.answers else "✗ You predicted"
+    assert f"{mark}: some lost." in toy.words.value
+    assert re.search(r"\(Lesson [23]\)", toy.words.value)
     press(toy, "Again")
     assert toy.guess.value is None and "Predict first" in toy.words.value
 
