@@ -189,7 +189,10 @@ def toy(chromium, tmp_path):
     def at(width):
         tab = chromium.new_page(viewport={"width": width, "height": 900})
         tab.on("pageerror", lambda error: opened.append(str(error)))
-        tab.on("request", lambda r: None if r.url.startswith("file:") else opened.append(r.url))
+        tab.on(
+            "request",
+            lambda r: None if r.url.startswith("file:") else opened.append(r.url),
+        )
         tab.goto((tmp_path / "toy.html").as_uri())
         return tab
 
@@ -244,6 +247,19 @@ def test_the_toy_plays_by_itself_and_can_be_stopped(toy):
     before = tab.inner_text("#caption")
     tab.wait_for_timeout(1500)
     assert (tab.inner_text("#play"), tab.inner_text("#caption")) == ("Play", before)
+
+
+@pytest.mark.nightly
+def test_a_link_to_the_toy_can_name_a_scenario(toy):
+    tab = toy(1280)
+    tab.select_option("#off", "sweep")
+    link = tab.url
+    assert link.endswith("#sweep-committed")
+    tab.goto(link.replace("committed", "undecided"))
+    assert [tab.input_value("#off"), tab.input_value("#crash")] == ["sweep", "undecided"]
+    tab.goto("about:blank")
+    tab.goto(link)
+    assert [tab.input_value("#off"), tab.input_value("#crash")] == ["sweep", "committed"]
 
 
 def pages():
