@@ -9,13 +9,17 @@ import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 from markdown import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
-from docs import GUIDE, NBS, SITE, TEXTS, grouped, moved, on_page_content, problems  # noqa: E402
+from docs import GUIDE, NBS, SITE, TEXTS, TOY, grouped, moved, on_page_content, problems  # noqa: E402
+from toy_page import page as toy_page  # noqa: E402
+
+from kafka2pc.course.toy import CRASHES, FIRST, OFF, PEOPLE, scenario  # noqa: E402
 
 PACKAGE = ROOT / "kafka2pc"
 NO_BROWSER = "needs a browser (Debian: chromium) and playwright (the extra browser)"
@@ -144,12 +148,119 @@ def visit(window, address, names, width, entries):
 
 @pytest.mark.nightly
 def test_no_code_is_cut_few_entries_are_at_the_side_and_every_link_answers(chromium, address):
-    wrong, links = visit(chromium, address, pages() - {"404.html"}, 1280, ENTRIES)
+    wrong, links = visit(chromium, address, pages() - {"404.html", TOY}, 1280, ENTRIES)
     assert wrong == []
     with chromium.new_context() as client:
         answers = {link: client.request.get(link).status for link in sorted(links)}
     assert {link: status for link, status in answers.items() if status != 200} == {}
     assert {f"{address}/{name}" for name in expected()} <= links
+
+
+# Chooses, predicts, presses through to the end, and reads the verdict and the marks of customers.
+PLAY = """([off, crash, guess]) => {
+  const $ = id => document.getElementById(id), choose = (id, value) => {
+    $(id).value = value;
+    $(id).dispatchEvent(new Event("change"));
+  };
+  choose("off", off);
+  choose("crash", crash);
+  if (!$("go").disabled) return ["nothing was asked"];
+  document.querySelector(`[name=guess][value=${guess}]`).click();
+  for (const id of ["go", "restart"]) {
+    if ($(id).disabled) continue;
+    $(id).click();
+    while (!$("step").disabled) {
+      if (!$("verdict").hidden || $("caption").textContent.length < 9) return ["too early"];
+      $("step").click();
+    }
+  }
+  return [$("words").textContent, $("mark").textContent, $("verdict").className,
+    [...document.querySelectorAll("[data-row]")].map(
+      e => [e.className, e.querySelector("span").textContent]),
+    $("stage").querySelectorAll("rect[rx='3']").length, $("lesson").getAttribute("href")];
+}"""
+
+
+@pytest.fixture
+def toy(chromium, tmp_path):
+    """The page of the toy, from a file, at a width; and what went wrong in it."""
+    (tmp_path / "toy.html").write_text(toy_page(), encoding="utf-8")
+    opened = []
+
+    def at(width):
+        tab = chromium.new_page(viewport={"width": width, "height": 900})
+        tab.on("pageerror", lambda error: opened.append(str(error)))
+        tab.on(
+            "request",
+            lambda r: None if r.url.startswith("file:") else opened.append(r.url),
+        )
+        tab.goto((tmp_path / "toy.html").as_uri())
+        return tab
+
+    yield at
+    assert opened == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", [1280, 420])
+def test_the_toy_says_of_every_scenario_what_python_computed(toy, width):
+    tab = toy(width)
+    for off in OFF:
+        for crash in CRASHES:
+            one, guess = scenario(off, crash), "twice"
+            words, mark, kind, bill, boxes, lesson = tab.evaluate(PLAY, [off, crash, guess])
+            assert words == one.verdict
+            assert mark.startswith("✓" if guess in one.answers else "✗")
+            assert kind == ("fine" if one.answers == ("once",) else "bad")
+            times = [one.found[-1].count(row) for row in PEOPLE]
+            says = [["bad", "never charged"], ["fine", "charged once"], ["bad", "charged twice"]]
+            assert bill == [says[n] for n in times]
+            lanes = one.picture.lanes.values()
+            assert boxes == sum(bool(c.look) for cells in lanes for c, _ in groupby(cells))
+            assert lesson == f"../course/{OFF[off].lesson}.html"
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.nightly
+def test_the_toy_is_played_with_the_keyboard_alone(toy):
+    tab = toy(1280)
+    for key in ["Tab", "Tab", "Tab", "Tab", "Space", "Tab"]:  # a link, two menus, the question
+        tab.keyboard.press(key)
+    assert tab.evaluate("document.activeElement.id") == "go"
+    tab.keyboard.press("Enter")
+    for _ in range(20):
+        if tab.is_visible("#verdict"):
+            break
+        tab.keyboard.press("Enter")  # one step, then Restart, then one step
+    assert tab.inner_text("#words") == scenario(*FIRST).verdict
+    assert tab.inner_text("#mark").startswith("✗ You predicted: each charge once")
+
+
+@pytest.mark.nightly
+def test_the_toy_plays_by_itself_and_can_be_stopped(toy):
+    tab = toy(1280)
+    tab.check("[name=guess][value=twice]", force=True)
+    tab.click("#go")
+    tab.wait_for_function("!document.getElementById('restart').disabled")
+    assert tab.inner_text("#caption") == "The driver is killed. Now restart it."
+    tab.click("#restart")
+    tab.click("#play")
+    before = tab.inner_text("#caption")
+    tab.wait_for_timeout(1500)
+    assert (tab.inner_text("#play"), tab.inner_text("#caption")) == ("Play", before)
+
+
+@pytest.mark.nightly
+def test_a_link_to_the_toy_can_name_a_scenario(toy):
+    tab = toy(1280)
+    tab.select_option("#off", "sweep")
+    link = tab.url
+    assert link.endswith("#sweep-committed")
+    tab.goto(link.replace("committed", "undecided"))
+    assert [tab.input_value("#off"), tab.input_value("#crash")] == ["sweep", "undecided"]
+    tab.goto("about:blank")
+    tab.goto(link)
+    assert [tab.input_value("#off"), tab.input_value("#crash")] == ["sweep", "committed"]
 
 
 def pages():

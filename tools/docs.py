@@ -24,6 +24,7 @@ from mkdocs.config import load_config
 from predictions import predictions, split
 from readme import visible
 from run_notebooks import CELL_SECONDS, execute
+from toy_page import page as toy_page
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "output" / "docs", ROOT / "output" / "site"
@@ -51,6 +52,7 @@ GUIDE = {  # the groups of the guide's menu: notebooks of nbs/guide, and texts
     "Platforms": ["14_databricks", "08_compatibility"],
     "Background": ["13_from_flink", "06_notebooks", "contributing", "security"],
 }
+TOY = "toy/index.html"  # a page of its own, below the tab Course: it needs none of the others
 TEXTS = {"CONTRIBUTING": "Contributing", "SECURITY": "Security policy"}
 OPEN_LATER = "Predict first, then open this"
 OUTPUT = '<div class="output" markdown>'
@@ -175,11 +177,13 @@ def page(notebook: Path, target: Path) -> str:
 
 def moved(text: str) -> str:
     """Links as the site has them: its top folder holds what nbs/ holds, the pages, and pictures.
-    What a notebook folds is Markdown here, too.
+    What a notebook folds is Markdown here, too. The toy is a page of its own.
     """
     text = text.replace("<details><summary>", "<details markdown><summary>")
     text = re.sub(r"\]\(\.\./((?:\.\./)*images)", r"](\1", text)
     text = re.sub(r"\]\(\.\./((?:\.\./)*\w+)\.md", lambda page: f"]({page[1].lower()}.md", text)
+    text = text.replace("](course/13_toy.ipynb)", f"]({TOY})")
+    text = text.replace("](13_toy.ipynb)", f"](../{TOY})")
     return re.sub(r"\]\(([\w./]+)\.ipynb", r"](\1.md", text)
 
 
@@ -220,6 +224,9 @@ def assemble(folder: Path) -> list:
     for notebook in lessons:
         place = notebook.relative_to(folder).with_suffix(".md")
         contents[str(place.parent)].append({page(notebook, PAGES / place): str(place)})
+    (PAGES / TOY).parent.mkdir()
+    (PAGES / TOY).write_text(toy_page(), encoding="utf-8")
+    contents["course"].append({"Crash it yourself": TOY})
     guide, *tabs = by_tab(contents).values()
     texts = [{name: f"{text.lower()}.md"} for text, name in TEXTS.items()]
     guide = [{"kafka2pc": "index.md"}, *guide, *texts]
