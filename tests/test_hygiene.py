@@ -412,8 +412,12 @@ def ends_with_exercise(path):
         yield "the solution must test itself"
 
 
+# Notebooks of the course that explain what its lessons use.
+HELPERS = {"07_story", "12_small_world", "13_replay", "14_schedules", "15_wording", "16_ladder"}
+
+
 def is_lesson(path):
-    return path.parent.name == "course" and path.stem != "07_story"
+    return path.parent.name == "course" and path.stem not in HELPERS
 
 
 def is_for_users(path):
