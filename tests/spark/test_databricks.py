@@ -233,7 +233,7 @@ def test_the_notebook_runs_as_a_job_of_a_workspace(host, connect_server, workspa
 
 @pytest.mark.kafka
 @pytest.mark.nightly
-# One without a cluster, and one that opens one; the other two begin in the same ways.
+# One without a cluster, and one that opens one; the others begin in the same ways.
 @pytest.mark.parametrize("lesson", [LESSONS[0], LESSONS[2]])
 def test_the_lesson_runs_as_a_job_of_a_workspace(lesson, host, workspace, tmp_path):
     password, before = host.passwords["admin"], state(host)
