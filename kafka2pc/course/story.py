@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'LEFT', 'LANE', 'TOP', 'WIDEST', 'LETTER', 'SMALL_LETTER', 'NARROW', 'LIGHT', 'DARK', 'MARKS', 'STEPS',
-           'NAMES', 'MOMENTS', 'Cell', 'style', 'draw', 'Picture', 'Killed', 'Watched', 'Seen', 'look_into', 'Story',
-           'judge']
+           'NAMES', 'MOMENTS', 'Cell', 'style', 'panel', 'page', 'draw', 'Picture', 'Killed', 'Watched', 'Seen',
+           'look_into', 'Story', 'judge']
 
 # %% ../../nbs/course/07_story.ipynb #c002
 from collections import Counter
@@ -110,20 +110,29 @@ def _lane(name: str, y: int, column: float, cells: Sequence[Cell]) -> str:
     return "".join(drawn)
 
 
-def draw(title: str, steps: Sequence[str], lanes: Mapping[str, Sequence[Cell]]) -> str:
-    """The SVG of a story. Each lane has one cell for each step."""
+def panel(steps: Sequence[str], lanes: Mapping[str, Sequence[Cell]]) -> tuple[str, int]:
+    """The captions and the lanes as SVG, and their height. Each lane has one cell for each step."""
     column = min(WIDEST, (WIDTH - LEFT) / max(1, len(steps)))
-    height = TOP + LANE * len(lanes) + 4
     captions = [_caption(LEFT + n * column, column, words) for n, words in enumerate(steps)]
     rows = [
         _lane(name, TOP + n * LANE, column, cells) for n, (name, cells) in enumerate(lanes.items())
     ]
+    return "".join(captions + rows), TOP + LANE * len(lanes) + 4
+
+
+def page(title: str, content: str, height: int) -> str:
+    """An SVG with the style of all stories."""
     return (
         f'<svg class="k2st" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
         f' width="{WIDTH}" style="max-width:100%;height:auto" role="img">'
         f"<title>{escape(title)}</title><style>{style()}</style>"
-        f'<rect class="page" width="{WIDTH}" height="{height}"/>{"".join(captions + rows)}</svg>\n'
+        f'<rect class="page" width="{WIDTH}" height="{height}"/>{content}</svg>\n'
     )
+
+
+def draw(title: str, steps: Sequence[str], lanes: Mapping[str, Sequence[Cell]]) -> str:
+    """The SVG of a story."""
+    return page(title, *panel(steps, lanes))
 
 # %% ../../nbs/course/07_story.ipynb #c007
 @dataclass(frozen=True)
