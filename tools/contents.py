@@ -22,6 +22,7 @@ PAGE = NBS / "guide" / "06_notebooks.ipynb"
 FOLDERS = [  # in reading order
     "guide",
     "course",
+    "course/explorer",
     "protocol",
     "protocol/log",
     "protocol/phases",

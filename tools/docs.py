@@ -182,8 +182,8 @@ def moved(text: str) -> str:
     text = text.replace("<details><summary>", "<details markdown><summary>")
     text = re.sub(r"\]\(\.\./((?:\.\./)*images)", r"](\1", text)
     text = re.sub(r"\]\(\.\./((?:\.\./)*\w+)\.md", lambda page: f"]({page[1].lower()}.md", text)
-    text = text.replace("](course/13_toy.ipynb)", f"]({TOY})")
-    text = text.replace("](13_toy.ipynb)", f"](../{TOY})")
+    text = text.replace("](course/12_toy.ipynb)", f"]({TOY})")
+    text = text.replace("](12_toy.ipynb)", f"](../{TOY})")
     return re.sub(r"\]\(([\w./]+)\.ipynb", r"](\1.md", text)
 
 

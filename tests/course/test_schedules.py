@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from kafka2pc.course import small_world as small
-from kafka2pc.course.ladder import LEVELS, climb, judge
+from kafka2pc.course.explorer.ladder import LEVELS, climb, judge
+from kafka2pc.course.explorer.replay import calm
+from kafka2pc.course.explorer.schedules import Search, explore
+from kafka2pc.course.explorer.small_world import CALLS, FAULTS, Setup, StepStore, World
 from kafka2pc.course.real_kafka import AsksAgain, PatientDriver
-from kafka2pc.course.replay import calm
-from kafka2pc.course.schedules import Search, explore
-from kafka2pc.course.small_world import CALLS, FAULTS, Setup, StepStore, World
 from kafka2pc.course.spark import TidyDriver
 from kafka2pc.course.two_drivers import FencedDriver
 from kafka2pc.course.two_phase_commit import (
@@ -151,7 +151,7 @@ def test_a_right_driver_passes(kind, level):
 
 
 def test_a_search_that_is_cut_off_is_not_passed(monkeypatch):
-    monkeypatch.setattr("kafka2pc.course.ladder.STATES_MAX", 20)
+    monkeypatch.setattr("kafka2pc.course.explorer.ladder.STATES_MAX", 20)
     line, found = climb(FencedDriver, LEVELS[3])
     assert found is None and "not all states were visited" in line
 

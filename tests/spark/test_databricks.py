@@ -40,7 +40,7 @@ LESSONS = [
     "06_timeline",
     "11_challenge",
 ]
-HELPERS = {"07_story", "12_small_world", "13_replay", "14_schedules", "15_wording", "16_ladder"}
+HELPERS = {"07_story", "12_toy"}
 SETTINGS = configparser.ConfigParser(delimiters=["="])
 SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
 WHEEL = f"kafka2pc-{SETTINGS['DEFAULT']['version']}-py3-none-any.whl"
