@@ -121,8 +121,8 @@ def is_lesson(notebook: Path) -> bool:
 
 def work_minutes(cells: list) -> float:
     """Of a lesson: to write the answers, and to think before the predictions."""
-    answers = [(cell, found) for cell in cells if (found := ANSWER.match(cell.source))]
-    written = sum(statements(cell.source, found[1]) for cell, found in answers)
+    answers = {cell.source: ANSWER.match(cell.source) for cell in cells}
+    written = sum(statements(source, found[1]) for source, found in answers.items() if found)
     return written + len(predictions(cells)) / 2
 
 

@@ -7,6 +7,7 @@ kept. --anew: make all of them again. --no-open: make the copies, and start noth
 """
 
 import os
+import re
 import secrets
 import socket
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import nbformat
 from contents import only_imports
-from fold import fold, is_folded
+from fold import fold, is_folded, words
 from nbformat.sign import NotebookNotary
 from predictions import predictions, split
 
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEARN = ROOT / "output" / "learn"
 LESSONS = Path("nbs", "course")
 FIRST = LESSONS / "01_why.ipynb"
+IMPORTS = "imports"
 ANSWER = "<!-- The answer. Predict, run the cell above, then run this one: it opens -->"
 
 
@@ -34,10 +36,22 @@ def without_answers(page) -> None:
             if not is_folded(cell) and only_imports(cell.source):
                 cell.source = f"#| folded\n{cell.source}"
     fold(cells)
+    cells = joined(cells)
     answers = {prediction.answer for prediction in predictions(cells)}
     page.cells = []
     for number, cell in enumerate(cells):
         page.cells += divided(cell) if number in answers else [cell]
+
+
+def joined(cells: list) -> list:
+    """Cells with imports that follow each other are one cell."""
+    kept = []
+    for cell in cells:
+        if kept and words(cell) == words(kept[-1]) == IMPORTS:
+            kept[-1].source += "\n" + re.sub(r"^#\|.*\n", "", cell.source, flags=re.M)
+        else:
+            kept.append(cell)
+    return kept
 
 
 def divided(cell) -> list:
@@ -72,6 +86,8 @@ def lay_out(learn: Path, anew: bool) -> tuple[list[str], list[str]]:
     for source in sorted((ROOT / "nbs").iterdir()):
         if source.name != "course" and not source.name.startswith("."):
             link(source, learn / "nbs" / source.name)
+    for source in filter(Path.is_dir, (ROOT / LESSONS).glob("[a-z]*")):
+        link(source, course / source.name)
     made, kept = [], []
     for lesson in sorted((ROOT / LESSONS).glob("*.ipynb")):
         target = course / lesson.name

@@ -33,7 +33,7 @@ from kafka2pc.course.two_phase_commit import (
     store_fails,
     time_out,
 )
-from ..proof.timeline.buttons import has_widgets
+from ..proof.timeline.drawing import has_widgets
 from ..protocol.errors import TwoPhaseError
 from ..protocol.memory import MemoryParticipant
 from ..protocol.participant import Participant

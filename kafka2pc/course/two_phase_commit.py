@@ -90,7 +90,9 @@ class Decides:
         )
 
     def check_open(self, committables: Sequence[Committable]) -> None:
-        """Rule 4. Raises `Refused` if one is not open any more, or has too little time left."""
+        """Rule 4. Raises `Refused` if one is not open any more, or has too little time left.
+        Kafka reports a pre-committed one as open.
+        """
         for c in committables:
             [found] = self.participants[c.participant].describe([c], margin_ms=self.margin_ms)
             if found.state not in (TxnState.OPEN, TxnState.PRECOMMITTED) or not found.in_time:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kafka2pc.course import small_world as small
+from kafka2pc.course.explorer import small_world as small
 from kafka2pc.course.explorer.ladder import LEVELS, climb, judge
 from kafka2pc.course.explorer.replay import calm
 from kafka2pc.course.explorer.schedules import Search, explore

@@ -19,9 +19,8 @@ from run_notebooks import execute
 
 from kafka2pc.local.nodes import free_ports
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.timeline.buttons import has_widgets
 from kafka2pc.proof.timeline.captions import POINTS
-from kafka2pc.proof.timeline.drawing import LOOKS, Drawn, draw
+from kafka2pc.proof.timeline.drawing import LOOKS, Drawn, draw, has_widgets
 from kafka2pc.proof.timeline.run import QUERY
 from kafka2pc.proof.timeline.scene import Scene
 from kafka2pc.proof.timeline.timeline import Timeline
@@ -169,7 +168,7 @@ def chromium():
 
 IN_A_KERNEL = """
 import os
-from kafka2pc.proof.timeline.buttons import has_widgets
+from kafka2pc.proof.timeline.drawing import has_widgets
 
 recorded = has_widgets()
 del os.environ["KAFKA2PC_WIDGETS"]

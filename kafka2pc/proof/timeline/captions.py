@@ -114,8 +114,11 @@ def _planned(e: Event, before: Sequence[Event]) -> str:
 
 
 def _finished(e: Event, before: Sequence[Event]) -> str:
-    if ("ok", "decide") not in _since_plan(before):
+    steps = _since_plan(before)
+    if ("ok", "decide") not in steps:
         return ""
+    if ("ok", "commit") in steps[: steps.index(("ok", "decide"))]:  # rule 2 is off
+        return "Every task pre-committed, and the driver committed every transaction."
     return (
         "Every task pre-committed, the driver wrote one decision, and then it committed every"
         " transaction."
