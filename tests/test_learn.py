@@ -142,6 +142,9 @@ def test_links_of_a_copy_lead_to_files(copies):
         texts = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "markdown"]
         links += re.findall(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)", "\n".join(texts))
     assert links and [link for link in links if not (copies / link).exists()] == []
+    pictures = [(copies / link).resolve() for link in links if link.endswith(".svg")]
+    assert pictures  # Jupyter serves none from outside of its root
+    assert all(picture.is_relative_to(copies.parents[1].resolve()) for picture in pictures)
 
 
 def test_a_copy_that_exists_is_kept_until_it_is_made_anew(copies):

@@ -9,6 +9,7 @@ kept. --anew: make all of them again. --no-open: make the copies, and start noth
 import os
 import re
 import secrets
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -81,7 +82,9 @@ def lay_out(learn: Path, anew: bool) -> tuple[list[str], list[str]]:
     """Make the copies, and links to what they name. Answers with the new ones and those kept."""
     course = learn / LESSONS
     course.mkdir(parents=True, exist_ok=True)
-    for source in [ROOT / "images", *ROOT.glob("*.md")]:
+    # not a link: Jupyter serves no picture from outside of its root
+    shutil.copytree(ROOT / "images", learn / "images", dirs_exist_ok=True)
+    for source in ROOT.glob("*.md"):
         link(source, learn / source.name)
     for source in sorted((ROOT / "nbs").iterdir()):
         if source.name != "course" and not source.name.startswith("."):
