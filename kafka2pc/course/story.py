@@ -16,7 +16,7 @@ from textwrap import wrap
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Self, Sequence
 
 # %% ../../nbs/course/07_story.ipynb #c003
-from ..proof.timeline.drawing import LOOKS
+from ..proof.timeline.drawing import LOOKS, SHOWN
 from ..protocol.log.decisions import Slot
 from ..protocol.participant import Outcome
 from ..protocol.states import TxnState
@@ -124,7 +124,7 @@ def page(title: str, content: str, height: int) -> str:
     """An SVG with the style of all stories."""
     return (
         f'<svg class="k2st" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
-        f' width="{WIDTH}" style="max-width:100%;height:auto" role="img">'
+        f' width="{SHOWN}" style="max-width:100%;height:auto" role="img">'
         f"<title>{escape(title)}</title><style>{style()}</style>"
         f'<rect class="page" width="{WIDTH}" height="{height}"/>{content}</svg>\n'
     )
