@@ -56,7 +56,7 @@ FOLDERS = [  # in reading order
 PACKAGES = list(dict.fromkeys(folder.partition("/")[0] for folder in FOLDERS))
 PURPOSES = {
     "guide": "Pages for users, without exercises.",
-    "course": "Six lessons, four hours, the small implementation that grows in them, and extras.",
+    "course": "Six lessons, half a day, the small implementation that grows in them, and extras.",
     "protocol": "The three phases, the decision log, and what travels between processes.",
     "backends": "Disks, object stores and PostgreSQL connections.",
     "kafka": "Requests, record batches, transactions, readers, and Kafka as a participant.",

@@ -47,7 +47,7 @@ class AsksAgain(FencedDriver):
 
 # %% ../../nbs/course/04_real_kafka.ipynb #c030
 class PatientDriver(AsksAgain):
-    """Reports every loss, and only losses (rule 7)."""
+    """Reports what it cannot prove to be committed (rule 7)."""
 
     def check_committed(self, decision: Decision, outcomes: Sequence[Outcome]) -> None:
         """Raises `LostTransaction`, `OutcomeUnknown`, or `Superseded` by a later batch."""

@@ -311,13 +311,16 @@ class Story:
             f"txn {n}": [_state(seen.states.get(name)) for seen in self.seen]
             for n, name in enumerate(names, 1)
         }
-        lanes["log"] = [Cell(seen.newest, "quiet" if seen.newest else "") for seen in self.seen]
+        lanes["last record"] = [
+            Cell(seen.newest, "quiet" if seen.newest else "") for seen in self.seen
+        ]
         lanes["reader"] = [_found(seen.rows) for seen in self.seen]
+        count = f"{len(names)} transaction{'s' if len(names) != 1 else ''}"
         if not self.ending:
-            return Picture(f"{len(names)} transactions", self.steps, lanes)
+            return Picture(count, self.steps, lanes)
         for name, cells in lanes.items():
             cells.append(self.ending if name == "reader" else Cell())
-        title = f"{len(names)} transactions, rows: {self.ending.text}"
+        title = f"{count}, rows: {self.ending.text}"
         return Picture(title, [*self.steps, "at the end"], lanes)
 
 

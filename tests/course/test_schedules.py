@@ -409,3 +409,8 @@ def test_an_error_of_the_store_is_no_mistake_of_the_driver():
 def test_names_of_a_run_are_never_used_twice():
     store, plan = StepStore(None, 1), Plan(query_id=QUERY, batch_id=0, attempt=0, token=None)
     assert store.committable(plan, ()) != store.committable(plan, ())
+
+
+def test_a_driver_that_removes_records_is_sent_to_the_lesson_about_the_log():
+    assert "Lesson 5 is about it" in str(judge(KeepsNothing))
+    assert "Lesson 3 is about it" in str(judge(NeverLooks))

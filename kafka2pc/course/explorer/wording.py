@@ -231,7 +231,7 @@ def meaning(wrong: Wrong, last: str) -> str:
     charge = f"{whose}'s {'charges are' if many else 'charge is'}"
     if wrong.kind == "lost" and error:
         return (
-            f"{charge} lost: decided, and then aborted, with no timeout to blame."
+            f"{charge} lost, and no timeout after the decision is to blame."
             f" {last} stops with {type(error).__name__}, and so does the next restart."
         )
     return {
