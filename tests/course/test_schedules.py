@@ -413,4 +413,4 @@ def test_names_of_a_run_are_never_used_twice():
 
 def test_a_driver_that_removes_records_is_sent_to_the_lesson_about_the_log():
     assert "Lesson 5 is about it" in str(judge(KeepsNothing))
-    assert "Lesson 3 is about it" in str(judge(NeverLooks))
+    assert "Lesson 2 is about it" in str(judge(Forgetful))
