@@ -371,15 +371,22 @@ def test_what_a_dead_query_holds_is_named_with_the_statement_that_ends_it(postgr
     assert [each.abort(c) for each, c in ((elsewhere, left[1]), (foreign, left[2]))] == [DONE] * 2
 
 
+def refused_by_table(at, c, kind, match):
+    """The error of a commit of decided rows. It says that only the table can be changed."""
+    with pytest.raises(kind, match=match) as refused:
+        at.store.commit(c)
+    assert "only the table can be changed" in refused.value.action
+    assert "decided" in refused.value.risk
+    return refused.value
+
+
 @pytest.mark.never_unsteady
 def test_decided_rows_that_the_table_refuses_need_another_table(postgres):
     at = table(postgres, StagedParticipant)
     c = precommit_rows(at, a_plan(), "too long")
     postgres.execute(f"alter table {at.store.table} add constraint short check (value < 'b')")
-    with pytest.raises(BadRow, match="violates check constraint") as refused:
-        at.store.commit(c)
-    assert "only the table can be changed" in refused.value.action
-    assert "decided" in refused.value.risk and "filter it out" not in str(refused.value)
+    refused = refused_by_table(at, c, BadRow, "violates check constraint")
+    assert "filter it out" not in str(refused)
     postgres.execute(f"alter table {at.store.table} drop constraint short")
     assert (at.store.commit(c), at.seen()) == (DONE, ["too long"])
 
@@ -504,10 +511,7 @@ def test_decided_rows_whose_column_is_gone_need_the_column(postgres):
     at = table(postgres, StagedParticipant)
     c = precommit_rows(at, a_plan(), "a")
     postgres.execute(f"alter table {at.store.table} rename value to other")
-    with pytest.raises(BadOption, match='column "value"') as refused:
-        at.store.commit(c)
-    assert "only the table can be changed" in refused.value.action
-    assert "decided" in refused.value.risk
+    refused_by_table(at, c, BadOption, 'column "value"')
     postgres.execute(f"alter table {at.store.table} rename other to value")
     assert (at.store.commit(c), at.seen()) == (DONE, ["a"])
 
