@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import nbformat
-from contents import NBS, is_import, parsed
+from contents import NBS, is_import, notebooks, parsed
 
 FOLDED = re.compile(r"^#\|\s*(hide|default_exp|folded)\b", re.M)
 LINE = re.compile(r"^#\| *folded\b(.*)\n?", re.M)
@@ -23,7 +23,7 @@ DERIVED = re.compile(r"imports|checks|set-up|clean-up|a solution|(checks and )?h
 CHECKS = re.compile(r"\b(test_\w+\(|assert |ExceptionExpected\()")
 CLEANS = re.compile(r"\.(stop|close|cleanup)\(\)|\brmtree\(|^del ")
 COLUMNS = 100
-SOLUTION = "a solution"
+IMPORTS, SOLUTION = "imports", "a solution"
 
 
 def is_folded(cell) -> bool:
@@ -55,7 +55,7 @@ def derived(code: str) -> str:
         return "checks"
     rest = [ast.unparse(node) for node in others if not is_import(node)]
     if not rest:
-        return "imports"
+        return IMPORTS
     return "clean-up" if all(map(CLEANS.search, rest)) else "set-up"
 
 
@@ -114,8 +114,7 @@ def renew(notebook: Path) -> bool:
 
 
 def main() -> int:
-    found = sorted(path for path in NBS.rglob("*.ipynb") if "_checkpoints" not in str(path))
-    old = [notebook for notebook in found if renew(notebook)]
+    old = [notebook for notebook in notebooks() if renew(notebook)]
     if "--check" not in sys.argv[1:]:
         return 0
     for notebook in old:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 from contents import only_imports
-from fold import fold, is_folded, words
+from fold import IMPORTS, fold, is_folded, words
 from nbformat.sign import NotebookNotary
 from predictions import predictions, split
 
@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent
 LEARN = ROOT / "output" / "learn"
 LESSONS = Path("nbs", "course")
 FIRST = LESSONS / "01_why.ipynb"
-IMPORTS = "imports"
 ANSWER = "<!-- The answer. Predict, run the cell above, then run this one: it opens -->"
 
 
