@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'LEFT', 'LANE', 'TOP', 'WIDEST', 'LETTER', 'SMALL_LETTER', 'NARROW', 'LIGHT', 'DARK', 'MARKS', 'STEPS',
-           'NAMES', 'MOMENTS', 'Cell', 'style', 'panel', 'page', 'draw', 'Picture', 'Killed', 'Watched', 'Seen',
-           'look_into', 'Story', 'judge']
+           'NAMES', 'MOMENTS', 'CUSTOMERS', 'Cell', 'style', 'panel', 'page', 'draw', 'Picture', 'Killed', 'Watched',
+           'Seen', 'look_into', 'Story', 'people', 'judge']
 
 # %% ../../nbs/course/07_story.ipynb #c002
 from collections import Counter
@@ -333,6 +333,16 @@ def _found(rows: list) -> Cell:
     if not rows:
         return Cell(words, "quiet")
     return Cell(words, "wrong" if len(set(rows)) < len(rows) else "good")
+
+
+# whose charge a row is
+CUSTOMERS = {"a": "Ann", "b": "Bob", "c": "Cleo", "d": "Dan", "z": "Zoe"}
+
+
+def people(rows: Iterable) -> str:
+    """The customers whose charges these rows are, each once."""
+    names = [CUSTOMERS.get(row, row) for row in dict.fromkeys(rows)]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "no one"
 
 
 def judge(expected: Iterable, found: Iterable) -> tuple[int, int]:

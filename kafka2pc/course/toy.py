@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['REPLAY', 'OFF', 'CRASHES', 'ANSWERS', 'PEOPLE', 'FIRST', 'SAYS', 'Unflushed', 'Unswept', 'Choice', 'named', 'fails',
-           'Moment', 'run', 'people', 'Step', 'captions', 'Scenario', 'scenario', 'open_at_end', 'judged', 'about',
-           'grown', 'Toy', 'toy']
+           'Moment', 'run', 'Step', 'captions', 'Scenario', 'scenario', 'open_at_end', 'judged', 'about', 'grown',
+           'Toy', 'toy']
 
 # %% ../../nbs/course/12_toy.ipynb #c002
 import re
@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from html import escape
-from typing import Any, Callable, Iterable, Mapping, NamedTuple
+from typing import Any, Callable, Mapping, NamedTuple
 
 # %% ../../nbs/course/12_toy.ipynb #c003
-from .story import Cell, Picture, Seen, Story, draw
+from .story import CUSTOMERS, Cell, Picture, Seen, Story, draw, people
 from kafka2pc.course.two_phase_commit import (
     QUERY,
     TASKS,
@@ -157,7 +157,7 @@ ANSWERS = {
     "lost": "some lost",
     "stuck": "some stuck behind an open transaction",
 }
-PEOPLE = {"a": "Ann", "b": "Bob", "c": "Cleo", "d": "Dan"}
+PEOPLE = {row: CUSTOMERS[row] for rows in TASKS for row in rows}
 
 
 FIRST = ("first", "committed")  # the choice that is shown first
@@ -174,12 +174,6 @@ def run(off: str, crash: str) -> Story:
     return story.end("abcd")
 
 # %% ../../nbs/course/12_toy.ipynb #c010
-def people(rows: Iterable[str]) -> str:
-    """The customers whose charges these rows are."""
-    names = [PEOPLE[row] for row in dict.fromkeys(rows)]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
-
-
 class Step(NamedTuple):
     """One step of a story: its words, those of the step before, its driver, the rows of the
     transactions that changed (None: none changed), and what a reader found before it.

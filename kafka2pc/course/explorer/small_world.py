@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['CALLS', 'CHANGES', 'STORE_FAILS', 'STORE_SILENT', 'LOG_SILENT', 'TIMEOUT', 'TIDY', 'LOST', 'ARRIVED', 'FAULTS', 'Txn',
            'World', 'Raises', 'Overtaken', 'create', 'slots', 'load', 'remove', 'start', 'commits', 'write', 'end',
-           'put', 'describe', 'in_doubt', 'answers', 'StepLog', 'StepStore', 'StepTxn', 'Setup', 'Misuse', 'run',
-           'run_tasks']
+           'put', 'describe', 'in_doubt', 'answers', 'StepLog', 'StepStore', 'StepTxn', 'Setup', 'Misuse', 'run']
 
 # %% ../../../nbs/course/explorer/01_small_world.ipynb #c002
 from collections import Counter
@@ -16,7 +15,7 @@ from itertools import count
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Self, Sequence
 
 # %% ../../../nbs/course/explorer/01_small_world.ipynb #c003
-from ..two_phase_commit import QUERY, precommit
+from ..two_phase_commit import QUERY, run_tasks
 from ...protocol.errors import BrokerUnreachable, TwoPhaseError
 from ...protocol.log.decisions import Decision, Slot
 from ...protocol.messages import Committable, PartitionRange, Plan, PreparedTxnState
@@ -300,25 +299,12 @@ class Misuse(Exception):
 
 def run(kind: type, ask: Callable, setup: Setup, number: int) -> None:
     """Run number `number` of the query: from the first batch that is not done to the last row."""
-    store = StepStore(ask, number)
+    store: Any = StepStore(ask, number)
     driver = kind(QUERY, StepLog(ask), {store.name: store})
     batch = ask("start")
     while batch is not None:
         plan = driver.restore(batch)
         if not isinstance(plan, Plan):
             raise Misuse(f"restore() returns the Plan of the batch; yours returned {plan!r}.")
-        run_tasks(driver, store, plan, setup.tasks(batch), batch)
+        run_tasks(driver, [store], plan, setup.tasks(batch), batch)
         batch = ask("commits", batch)
-
-
-def run_tasks(driver: Any, store: Any, plan: Plan, tasks: Sequence[Sequence], batch: int) -> None:
-    """The tasks, then commit(). If one of them raises, Spark calls abort(), and the query ends."""
-    messages: list = []
-    try:
-        for rows in tasks:
-            messages.append(precommit([store], plan, [rows]))
-        driver.commit(messages, batch)
-    except TwoPhaseError:
-        missing = [None] * (len(tasks) - len(messages))  # of these tasks there is no message
-        driver.abort([*messages, *missing], batch)
-        raise
