@@ -30,6 +30,7 @@ FOLDERS = [  # in reading order
     "protocol/operators",
     "backends",
     "kafka/options",
+    "kafka/login",
     "kafka/wire",
     "kafka/records",
     "kafka/write",

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
+from kafka2pc.kafka.login.tokens import TokenEnded, shared_tokens
 from kafka2pc.kafka.options.librdkafka import TOKEN_PROVIDER
 from kafka2pc.kafka.options.rules import plain_servers
 from kafka2pc.kafka.wire.cluster import Cluster
-from kafka2pc.kafka.wire.login import TokenEnded, connection_settings, shared_tokens
+from kafka2pc.kafka.wire.login import connection_settings
 from kafka2pc.kafka.wire.settings import client_conf
 from kafka2pc.kafka.write.settings import open_producer
 from kafka2pc.proof.child_process import until

@@ -18,9 +18,9 @@ from shell import typed
 
 from kafka2pc.decision_logs.opening import open_log
 from kafka2pc.kafka.cluster_check import check
+from kafka2pc.kafka.login.tokens import TOKEN_PROVIDER, find_provider
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.wire.cluster import Cluster
-from kafka2pc.kafka.wire.login import TOKEN_PROVIDER, find_provider
 from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import unsigned_tokens

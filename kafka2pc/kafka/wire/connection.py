@@ -28,8 +28,9 @@ from tenacity import (
 )
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c004
+from ..login.tokens import TokenEnded, Tokens
 from .error_codes import login_missing, login_refused
-from .login import TokenEnded, Tokens, connection_settings
+from .login import connection_settings
 from ...protocol.clock import CLOCK, Clock
 from ...protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
 from ...protocol.policies import pause

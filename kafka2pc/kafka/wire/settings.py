@@ -6,110 +6,17 @@
 __all__ = ['whole_number', 'ClientOptions', 'read_client', 'client_conf']
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c002
-import re
 from dataclasses import dataclass
 from typing import Mapping
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c003
+from ..login.jaas import read_login_module
 from ..options.java_client import NO_EFFECT, REFUSED
 from ..options.java_options import SINK, java_option, near_names
 from ..options.librdkafka import check_security, check_setting, is_setting
 from ..options.problems import Problems
 from ..options.values import check_value
 from ...protocol.errors import BadOption
-
-# %% ../../../nbs/kafka/wire/01_settings.ipynb #c0071
-_TOKEN = re.compile(
-    r"""[\x00-\x20]+
-    | /\*.*?(?:\*/|\Z) | /[^\r\n]*
-    | (?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote))[^\\\r\n])*)(?:(?P=quote)|(?=[\r\n])|\Z)
-    | -?(?P<number>[0-9]+\.?[0-9]*|\.[0-9]*)
-    | (?P<word>[A-Za-z_$\xa0-\U0010ffff][A-Za-z0-9_$.\-\xa0-\U0010ffff]*)
-    | (?P<sign>.)""",
-    re.VERBOSE | re.DOTALL,
-)
-_ESCAPE = re.compile(r"\\(?:(?P<octal>[0-3][0-7]{0,2}|[4-7][0-7]?)|(?P<plain>.))", re.DOTALL)
-_ESCAPES = dict(zip("abfnrtv", "\a\b\f\n\r\t\v", strict=True))
-
-
-def _unescaped(escape: re.Match) -> str:
-    if escape["octal"]:
-        return chr(int(escape["octal"], 8))
-    return _ESCAPES.get(escape["plain"], escape["plain"])
-
-
-def _tokens(text: str) -> list[tuple[str | None, str]]:
-    """Each token as (text, ""), or as (None, sign) if it has no text: a sign or a number."""
-    tokens: list[tuple[str | None, str]] = []
-    for token in _TOKEN.finditer(text):
-        if token.lastgroup == "quoted":
-            tokens.append((_ESCAPE.sub(_unescaped, token["quoted"]), ""))
-        elif token.lastgroup == "word":
-            tokens.append((token["word"], ""))
-        elif token.lastgroup:
-            tokens.append((None, token["sign"] or ""))
-    return tokens
-
-# %% ../../../nbs/kafka/wire/01_settings.ipynb #c008
-_LOGIN_MODULES = {
-    "PlainLoginModule": ("PLAIN",),
-    "ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
-}
-_JAAS_FORM = 'module required username="..." password="...";'
-_FLAGS = ("required", "requisite", "sufficient", "optional")
-
-
-def _read_jaas(text: str) -> tuple[str, dict[str, str]]:
-    """The login module of a `sasl.jaas.config` line, and its options. Raises `BadOption`, which
-    never quotes the line.
-    """
-    try:
-        (module, _), (flag, _), *pairs, end = _tokens(text)
-        options = _read_options(pairs)
-    except ValueError:
-        module, flag, end, options = "", "", (None, ""), {}
-    is_entry = (flag or "").lower() in _FLAGS and end == (None, ";")
-    # without a module, the first word may be a password
-    if not is_entry or not re.fullmatch(r"[\w.$]+LoginModule", module or ""):
-        raise BadOption("kafka.sasl.jaas.config cannot be read", action=f"Write it as {_JAAS_FORM}")
-    return module or "", options
-
-
-def _read_options(tokens: list[tuple[str | None, str]]) -> dict[str, str]:
-    """The options name=value. Raises `ValueError`."""
-    options = {}
-    for (name, sign), equals, (value, _) in zip(
-        tokens[::3], tokens[1::3], tokens[2::3], strict=True
-    ):
-        if sign == ";" or equals != (None, "=") or value is None:
-            raise ValueError
-        options[name or ""] = value
-    return options
-
-
-def _jaas(text: str, mechanism: str | None) -> dict[str, str]:
-    """librdkafka's settings for a `sasl.jaas.config` line. Raises `BadOption`, which names the
-    login module, never the rest of the line.
-    """
-    module, options = _read_jaas(text)
-    mechanisms = _LOGIN_MODULES.get(module.rpartition(".")[2])
-    complete = {"username", "password"} <= options.keys() and "tokenauth" not in options
-    if mechanisms is None or not complete:
-        raise BadOption(
-            f"kafka.sasl.jaas.config: {module} cannot be used here",
-            why=(
-                "Only PlainLoginModule and ScramLoginModule, with username and password, have a"
-                " counterpart outside Java."
-            ),
-        )
-    mechanism = (mechanism or mechanisms[0]).upper()
-    if mechanism not in mechanisms:
-        raise BadOption(f"kafka.sasl.mechanism={mechanism} does not fit {module}")
-    return {
-        "sasl.mechanisms": mechanism,
-        "sasl.username": options["username"],
-        "sasl.password": options["password"],
-    }
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c010
 def whole_number(conf: Mapping, name: str, default: int) -> int:
@@ -133,7 +40,7 @@ def _translate(name: str, given: Mapping[str, str], side: str) -> dict[str, str]
     name = _ALIASES.get(name, name)
     option = java_option(name, side)
     if name == "sasl.jaas.config":
-        return _jaas(value, given.get("sasl.mechanism", given.get("sasl.mechanisms")))
+        return read_login_module(value, given.get("sasl.mechanism", given.get("sasl.mechanisms")))
     if option is None:
         check_security(name)
         return {name: value}
