@@ -79,14 +79,21 @@ def test_former_names_are_those_that_kafka_3_knew():
 SHARED = [(side, name) for side, table in TABLES.items() for name in table]
 # A value that Java takes, of each kind; some rules want another one.
 VALUES = {"BOOLEAN": "true", "INT": "5000", "LONG": "5000"}
+PEM_TEXT = "-----BEGIN ANY-----\nx\n-----END ANY-----\n"
 WANTED = {
     "acks": "all",
     "max.in.flight.requests.per.connection": "5",
     "partitioner.class": "",
     "partitioner.ignore.keys": "false",
     "sasl.jaas.config": 'a.PlainLoginModule required username="u" password="p";',
+    "sasl.client.callback.handler.class": "software.amazon.msk.auth.iam.IAMClientCallbackHandler",
+    "sasl.login.callback.handler.class": "a.OAuthBearerLoginCallbackHandler",
+    "sasl.oauthbearer.jwt.retriever.class": "a.DefaultJwtRetriever",
     "sasl.mechanism": "PLAIN",
     "ssl.enabled.protocols": "TLSv1.2,TLSv1.3",
+    "ssl.keystore.certificate.chain": PEM_TEXT,
+    "ssl.keystore.key": PEM_TEXT,
+    "ssl.truststore.certificates": PEM_TEXT,
     "ssl.endpoint.identification.algorithm": "https",
     "ssl.protocol": "TLSv1.3",
     "ssl.trustmanager.algorithm": "PKIX",
@@ -174,7 +181,7 @@ def test_a_name_that_no_client_knows_is_answered_with_the_nearest(name, near):
 @pytest.mark.parametrize(
     "name",
     ["ssl.sigalgs.list", "ssl.curves.list", "ssl.providers", "sasl.kerberos.principal"]
-    + ["sasl.oauthbearer.method", "enable.sasl.oauthbearer.unsecure.jwt", "https.ca.location"],
+    + ["sasl.oauthbearer.grant.type", "enable.sasl.oauthbearer.unsecure.jwt", "https.ca.pem"],
 )
 def test_security_that_one_connection_would_ignore_is_refused(name):
     assert is_setting(name)

@@ -19,6 +19,7 @@ from kafka2pc.kafka.write.settings import open_producer
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 
+PEM_TEXT = "-----BEGIN ANY-----\nx\n-----END ANY-----\n"
 PASSWORD = "correct horse battery staple"
 SERVERS = {"kafka.bootstrap.servers": "a:9092"}
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -39,7 +40,7 @@ JAAS = json.loads((FIXTURES / "jaas" / "answers.json").read_text())
             {"kafka.ssl.endpoint.identification.algorithm": ""},
             {"ssl.endpoint.identification.algorithm": "none"},
         ),
-        ({"kafka.ssl.truststore.certificates": "-----BEGIN"}, {"ssl.ca.pem": "-----BEGIN"}),
+        ({"kafka.ssl.truststore.certificates": PEM_TEXT}, {"ssl.ca.pem": PEM_TEXT}),
         (
             {"kafka.ssl.truststore.type": "PEM", "kafka.ssl.truststore.location": "/ca.pem"},
             {"ssl.ca.location": "/ca.pem"},
@@ -155,7 +156,7 @@ def test_a_refused_option_keeps_the_secret(options):
         ("kafka.ssl.trustmanager.algorithm", "TrustAll", "cannot be honoured"),
         ("kafka.ssl.truststore.location", "/ca.jks", "what to do: Instead, use kafka.ssl.ca"),
         ("kafka.ssl.endpoint.identification.algorithm", "ldaps", "https, or empty"),
-        ("kafka.sasl.mechanism", "AWS_MSK_IAM", "possible are PLAIN"),
+        ("kafka.sasl.mechanism", "NTLM", "possible are PLAIN"),
         ("kafka.bootstrap.servers", "a:kafka", "not host:port"),
         ("kafka.bootstrap.servers", "a:b:c", "not host:port"),
         ("kafka.bootstrap.servers", "a:1,b:2:3", "b:2:3 is not host:port"),
@@ -198,7 +199,7 @@ def test_librdkafka_takes_what_we_make():
 @pytest.mark.parametrize(
     "conf",
     [
-        {"ssl.key.pem": "x"},
+        {"security.protocol": "SSL", "ssl.key.pem": "x"},
         {"security.protocol": "SSL", "ssl.cipher.suites": "ECDHE-RSA-AES256-GCM-SHA384"},
         {"security.protocol": "SSL", "ssl.sigalgs.list": "RSA+SHA256"},
         {"security.protocol": "SSL", "ssl.ca.location": "/no/such.pem"},

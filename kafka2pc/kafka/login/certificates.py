@@ -8,10 +8,13 @@ __all__ = ['tls_context']
 # %% ../../../nbs/kafka/login/02_certificates.ipynb #c002
 import os
 import ssl
-from typing import Mapping
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Iterator, Mapping
 
 # %% ../../../nbs/kafka/login/02_certificates.ipynb #c003
-from ..options.rules import VERIFY_HOST
+from ..options.rules import VERIFY_HOST, pem_of_keystore, pem_of_truststore
 from ...protocol.errors import BadOption
 
 # %% ../../../nbs/kafka/login/02_certificates.ipynb #c007
@@ -38,23 +41,72 @@ def _verifies(conf: Mapping) -> bool:
     return _WORDS[word.lower()]
 
 
+@contextmanager
+def _file_of(conf: Mapping, what: str) -> Iterator[str | None]:
+    """The PEM file of `what`, certificate or key. A text becomes a file for the moment in which
+    Python's TLS reads it, for this user alone.
+    """
+    text = conf.get(f"ssl.{what}.pem")
+    if text and f"ssl.{what}.location" in conf:
+        raise BadOption(f"kafka.ssl.{what}.location and kafka.ssl.{what}.pem: only one of them")
+    if text is None:
+        yield conf.get(f"ssl.{what}.location")
+        return
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
+        file.write(text)
+        file.flush()
+        yield file.name
+
+
+def _load_own(context: ssl.SSLContext, conf: Mapping) -> None:
+    """The client's own certificate, with those between it and the authority, and its key."""
+    with _file_of(conf, "certificate") as certificate, _file_of(conf, "key") as key:
+        # a password that is missing must not become a question on the terminal
+        if key and not certificate:
+            raise BadOption("kafka.ssl.key.location, or .pem, without kafka.ssl.certificate.*")
+        if certificate:
+            context.load_cert_chain(certificate, key, conf.get("ssl.key.password", ""))
+
+
 def _load_certificates(conf: Mapping) -> ssl.SSLContext:
     ca = conf.get("ssl.ca.location")
     folder = ca if ca and os.path.isdir(ca) else None
     file = None if folder else ca
     context = ssl.create_default_context(cafile=file, capath=folder, cadata=conf.get("ssl.ca.pem"))
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # a password that is missing must not become a question on the terminal
-    if "ssl.certificate.location" in conf:
-        context.load_cert_chain(
-            conf["ssl.certificate.location"],
-            conf.get("ssl.key.location"),
-            conf.get("ssl.key.password", ""),
-        )
+    _load_own(context, conf)
     if "ssl.crl.location" in conf:
         context.load_verify_locations(conf["ssl.crl.location"])
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
+
+
+# how the stores of Java begin: JKS, and the ASN.1 of PKCS12
+_STORES = {b"\xfe\xed\xfe\xed": False, b"\x30\x82": True}
+
+
+def _no_pem(conf: Mapping, e: ssl.SSLError) -> BadOption:
+    """The error for what TLS cannot read; a store of Java's gets the commands that convert it."""
+    for name, instead in _INSTEAD.items():
+        begin = Path(conf[name]).read_bytes()[:4] if Path(conf.get(name, "")).is_file() else b""
+        for mark, is_p12 in _STORES.items():
+            if begin.startswith(mark):
+                return BadOption(
+                    f"kafka.{name}={conf[name]} is no PEM file",
+                    why="It is a store of Java's, JKS or PKCS12.",
+                    action=f"Instead, {instead(conf[name], is_p12)}.",
+                )
+    return BadOption(
+        f"kafka.ssl.*: {e}",
+        action="Use PEM files; a key with a password needs kafka.ssl.key.password.",
+    )
+
+
+_INSTEAD = {
+    "ssl.ca.location": pem_of_truststore,
+    "ssl.certificate.location": pem_of_keystore,
+    "ssl.key.location": pem_of_keystore,
+}
 
 
 def tls_context(conf: Mapping) -> ssl.SSLContext:
@@ -65,10 +117,7 @@ def tls_context(conf: Mapping) -> ssl.SSLContext:
     try:
         context = _load_certificates(conf)
     except ssl.SSLError as e:
-        raise BadOption(
-            f"kafka.ssl.*: {e}",
-            action="Use PEM files; a key with a password needs kafka.ssl.key.password.",
-        ) from None
+        raise _no_pem(conf, e) from None
     verify = _verifies(conf)
     context.check_hostname = verify and conf.get(VERIFY_HOST, "https") != "none"
     context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE

@@ -7,8 +7,20 @@ __all__ = ['read_login_module']
 
 # %% ../../../nbs/kafka/login/01_jaas.ipynb #c002
 import re
+from dataclasses import dataclass
+from typing import Callable
 
 # %% ../../../nbs/kafka/login/01_jaas.ipynb #c003
+from kafka2pc.kafka.options.librdkafka import (
+    CLIENT_ID,
+    CLIENT_SECRET,
+    EXTENSIONS,
+    SCOPE,
+    TOKEN_CONFIG,
+    TOKEN_PROVIDER,
+    TOKEN_URL,
+)
+from ..options.rules import MSK_IAM
 from ...protocol.errors import BadOption
 
 # %% ../../../nbs/kafka/login/01_jaas.ipynb #c0071
@@ -44,10 +56,6 @@ def _tokens(text: str) -> list[tuple[str | None, str]]:
     return tokens
 
 # %% ../../../nbs/kafka/login/01_jaas.ipynb #c008
-_LOGIN_MODULES = {
-    "PlainLoginModule": ("PLAIN",),
-    "ScramLoginModule": ("SCRAM-SHA-256", "SCRAM-SHA-512"),
-}
 _JAAS_FORM = 'module required username="..." password="...";'
 _FLAGS = ("required", "requisite", "sufficient", "optional")
 
@@ -80,26 +88,85 @@ def _read_options(tokens: list[tuple[str | None, str]]) -> dict[str, str]:
     return options
 
 
+_Options = dict[str, str]
+_TOKEN_OPTIONS = {
+    "clientId": CLIENT_ID,
+    "clientSecret": CLIENT_SECRET,
+    "scope": SCOPE,
+    "oauth.client.id": CLIENT_ID,
+    "oauth.client.secret": CLIENT_SECRET,
+    "oauth.scope": SCOPE,
+    "oauth.token.endpoint.uri": TOKEN_URL,
+}
+_EXTENSION = "extension_"
+
+
+def _password(options: _Options) -> _Options | None:
+    if not {"username", "password"} <= options.keys() or "tokenauth" in options:
+        return None
+    return {"sasl.username": options["username"], "sasl.password": options["password"]}
+
+
+def _token(options: _Options) -> _Options | None:
+    extensions = {n: v for n, v in options.items() if n.startswith(_EXTENSION)}
+    aws = {n: v for n, v in options.items() if n.startswith("aws")}
+    rest = options.keys() - extensions.keys() - aws.keys()
+    if not rest <= _TOKEN_OPTIONS.keys():
+        return None
+    made = {_TOKEN_OPTIONS[name]: options[name] for name in rest}
+    if extensions:
+        pairs = (f"{n.removeprefix(_EXTENSION)}={v}" for n, v in extensions.items())
+        made[EXTENSIONS] = ",".join(pairs)
+    return made | _aws(aws)
+
+
+def _aws(options: _Options) -> _Options:
+    pairs = " ".join(f"{name}={value}" for name, value in options.items())
+    return {TOKEN_CONFIG: pairs} if pairs else {}
+
+
+def _msk(options: _Options) -> _Options | None:
+    if not all(name.startswith("aws") for name in options):
+        return None
+    return {TOKEN_PROVIDER: "msk-iam"} | _aws(options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A login module: its mechanisms, the first one the default; a function from its options to
+    settings, None if they cannot be used; and which options are possible.
+    """
+
+    mechanisms: tuple[str, ...]
+    read: Callable[[_Options], _Options | None]
+    possible: str
+
+
+_USER = "username and password"
+_MODULES = {
+    "PlainLoginModule": _Module(("PLAIN",), _password, _USER),
+    "ScramLoginModule": _Module(("SCRAM-SHA-256", "SCRAM-SHA-512"), _password, _USER),
+    "OAuthBearerLoginModule": _Module(
+        ("OAUTHBEARER",), _token, f"{', '.join(_TOKEN_OPTIONS)}, extension_NAME"
+    ),
+    "IAMLoginModule": _Module((MSK_IAM,), _msk, "awsProfileName, awsRoleArn, awsRoleSessionName"),
+}
+
+
 def read_login_module(text: str, mechanism: str | None) -> dict[str, str]:
     """librdkafka's settings for a `sasl.jaas.config` line. Raises `BadOption`, which names the
     login module, never the rest of the line.
     """
-    module, options = _read_jaas(text)
-    mechanisms = _LOGIN_MODULES.get(module.rpartition(".")[2])
-    complete = {"username", "password"} <= options.keys() and "tokenauth" not in options
-    if mechanisms is None or not complete:
+    name, options = _read_jaas(text)
+    module = _MODULES.get(name.rpartition(".")[2])
+    made = module.read(options) if module else None
+    if module is None or made is None:
+        possible = module.possible if module else f"the modules {', '.join(_MODULES)}"
         raise BadOption(
-            f"kafka.sasl.jaas.config: {module} cannot be used here",
-            why=(
-                "Only PlainLoginModule and ScramLoginModule, with username and password, have a"
-                " counterpart outside Java."
-            ),
+            f"kafka.sasl.jaas.config: {name} cannot be used here",
+            why=f"It has no counterpart outside Java. Possible are {possible}.",
         )
-    mechanism = (mechanism or mechanisms[0]).upper()
-    if mechanism not in mechanisms:
-        raise BadOption(f"kafka.sasl.mechanism={mechanism} does not fit {module}")
-    return {
-        "sasl.mechanisms": mechanism,
-        "sasl.username": options["username"],
-        "sasl.password": options["password"],
-    }
+    mechanism = (mechanism or module.mechanisms[0]).upper()
+    if mechanism not in module.mechanisms:
+        raise BadOption(f"kafka.sasl.mechanism={mechanism} does not fit {name}")
+    return {"sasl.mechanisms": mechanism.replace(MSK_IAM, "OAUTHBEARER")} | made

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Mapping
 
 # %% ../../../nbs/kafka/options/05_java_client.ipynb #c003
-from .librdkafka import TOKEN_PROVIDER
+from .librdkafka import CLIENT_ID, CLIENT_SECRET, TOKEN_PROVIDER
 from kafka2pc.kafka.options.rules import (
     KEY,
     PEM,
@@ -18,8 +18,14 @@ from kafka2pc.kafka.options.rules import (
     Rule,
     as_wanted,
     bootstrap_servers,
+    ca_text,
+    certificate_text,
+    client_handler,
     idle_time,
+    jwt_retriever,
+    key_text,
     keystore,
+    login_handler,
     mechanism,
     receive_buffer,
     send_buffer,
@@ -91,17 +97,32 @@ _CONNECTION = {
 }
 
 # %% ../../../nbs/kafka/options/05_java_client.ipynb #c010
+_MODULES = "only `PlainLoginModule`, `ScramLoginModule`, `OAuthBearerLoginModule`, `IAMLoginModule`"
 _PEM_ONLY = "only with the type `PEM`"
 _SECURITY = {
     "security.protocol": obeyed(_PROTOCOLS),
     "sasl.mechanism": obeyed("STRING", rule=mechanism),
-    "sasl.jaas.config": obeyed("PASSWORD", "only `PlainLoginModule` and `ScramLoginModule`"),
+    "sasl.jaas.config": obeyed("PASSWORD", _MODULES),
     "sasl.kerberos.service.name": obeyed("STRING"),
+    "sasl.login.callback.handler.class": obeyed(
+        "CLASS", "only Kafka's and Strimzi's for OIDC, and MSK's", rule=login_handler
+    ),
+    "sasl.client.callback.handler.class": obeyed("CLASS", "only MSK's", rule=client_handler),
+    "sasl.oauthbearer.jwt.retriever.class": obeyed(
+        "CLASS", "only for client credentials", rule=jwt_retriever
+    ),
+    "sasl.oauthbearer.token.endpoint.url": obeyed("STRING"),
+    "sasl.oauthbearer.client.credentials.client.id": obeyed("STRING", target=CLIENT_ID),
+    "sasl.oauthbearer.client.credentials.client.secret": obeyed("PASSWORD", target=CLIENT_SECRET),
+    "sasl.oauthbearer.scope": obeyed("STRING"),
+    "sasl.oauthbearer.header.urlencode": obeyed("BOOLEAN"),
     "ssl.key.password": obeyed("PASSWORD"),
-    "ssl.truststore.certificates": obeyed("PASSWORD", target="ssl.ca.pem"),
+    "ssl.truststore.certificates": obeyed("PASSWORD", rule=ca_text),
     "ssl.truststore.location": obeyed("STRING", _PEM_ONLY, rule=truststore),
     "ssl.truststore.type": obeyed("STRING", rule=as_wanted),
     "ssl.keystore.location": obeyed("STRING", _PEM_ONLY, rule=keystore),
+    "ssl.keystore.key": obeyed("PASSWORD", rule=key_text),
+    "ssl.keystore.certificate.chain": obeyed("PASSWORD", rule=certificate_text),
     "ssl.keystore.type": obeyed("STRING", rule=as_wanted),
     VERIFY_HOST: obeyed("STRING", "only `https`, or empty", rule=verify_host),
     "ssl.enabled.protocols": obeyed("LIST", "only both TLSv1.2 and TLSv1.3", rule=tls_versions),
@@ -111,21 +132,16 @@ _SECURITY = {
 
 # %% ../../../nbs/kafka/options/05_java_client.ipynb #c012
 _CODE = "leave it out, Java classes cannot be loaded here"
-_TOKEN = f"use kafka.{TOKEN_PROVIDER}, a function that returns a token"
+_TOKEN = f"use kafka.{TOKEN_PROVIDER}: oidc, msk-iam, or a function that returns a token"
 _REFUSED = {
     PEM: ("ssl.truststore.password",),
-    KEY: ("ssl.keystore.password", "ssl.keystore.key", "ssl.keystore.certificate.chain"),
+    KEY: ("ssl.keystore.password",),
     _CODE: (
         "interceptor.classes",
         "ssl.engine.factory.class",
-        "sasl.client.callback.handler.class",
         "sasl.oauthbearer.jwt.validator.class",
     ),
-    f"{_CODE}; for OAUTHBEARER {_TOKEN}": (
-        "sasl.login.class",
-        "sasl.login.callback.handler.class",
-        "sasl.oauthbearer.jwt.retriever.class",
-    ),
+    f"{_CODE}; for OAUTHBEARER {_TOKEN}": ("sasl.login.class",),
     _TOKEN: (
         "sasl.oauthbearer.assertion.algorithm",
         "sasl.oauthbearer.assertion.claim.aud",
@@ -138,11 +154,6 @@ _REFUSED = {
         "sasl.oauthbearer.assertion.private.key.file",
         "sasl.oauthbearer.assertion.private.key.passphrase",
         "sasl.oauthbearer.assertion.template.file",
-        "sasl.oauthbearer.client.credentials.client.id",
-        "sasl.oauthbearer.client.credentials.client.secret",
-        "sasl.oauthbearer.header.urlencode",
-        "sasl.oauthbearer.scope",
-        "sasl.oauthbearer.token.endpoint.url",
     ),
     "leave it out, and limit the suites on the brokers: those of TLS 1.3 cannot be chosen here": (
         "ssl.cipher.suites",

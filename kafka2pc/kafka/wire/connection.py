@@ -28,7 +28,7 @@ from tenacity import (
 )
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c004
-from ..login.tokens import TokenEnded, Tokens
+from ..login.tokens import TokenEnded, Tokens, token_refused
 from .error_codes import login_missing, login_refused
 from .login import connection_settings
 from ...protocol.clock import CLOCK, Clock
@@ -150,9 +150,12 @@ class _TokenProvider(AbstractTokenProvider):
 
     def token(self) -> str:
         try:
-            return self._tokens.current()[0]
+            return self._tokens.current().text
         except TokenEnded as e:
             raise wire_errors.KafkaConnectionError(str(e)) from None
+
+    def extensions(self) -> dict[str, str]:
+        return dict(self._tokens.current().extensions)
 
 
 _LOG = logging.getLogger(__name__)
@@ -180,6 +183,7 @@ class Connection:
         self.servers = conf["bootstrap.servers"]
         self.timeout_ms = timeout_ms
         self._longest_ms = request_ms
+        self._conf = conf
         self._user = conf.get("sasl.username", "anonymous")
         settings = connection_settings(conf, int(self.request_ms))
         self._protocol = settings["security_protocol"]
@@ -252,6 +256,8 @@ class Connection:
         )
 
     def _refused_login(self, what: str) -> NotAuthorized:
+        if self._mechanism == "OAUTHBEARER":
+            return token_refused(self._conf, f"{self.servers} by OAUTHBEARER: {what}")
         return login_refused(f"user {self._user} at {self.servers} by {self._mechanism}: {what}")
 
     def __enter__(self) -> Self:

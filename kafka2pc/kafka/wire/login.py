@@ -12,26 +12,37 @@ from typing import Mapping
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c004
 from ..login.certificates import tls_context
-from ..login.tokens import TokenEnded, shared_tokens
-from ..options.librdkafka import API_TIMEOUT, MAX_BLOCK, TOKEN_PROVIDER, check_security
+from ..login.tokens import Token, TokenEnded, shared_tokens
+from ..options.librdkafka import API_TIMEOUT, MAX_BLOCK, TOKEN_SETTINGS, check_security
 from ..options.rules import MECHANISMS, plain_servers
 from .settings import whole_number
 from ...protocol.errors import BadOption
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c026
 def for_librdkafka(conf: Mapping) -> dict:
-    """The same settings for a client of librdkafka: without Java's limits that it does not have,
-    and with a token provider as a function. Raises `BadOption` if that cannot be imported,
-    `NotAuthorized` if it gives no token.
+    """The same settings for a client of librdkafka: without those that it does not have, and with
+    the tokens as a function. Raises `BadOption` for a setting of the tokens that is wrong,
+    `NotAuthorized` if there is no token.
     """
-    conf = {name: value for name, value in conf.items() if name not in (MAX_BLOCK, API_TIMEOUT)}
-    if TOKEN_PROVIDER in conf:
-        named = {TOKEN_PROVIDER: conf.pop(TOKEN_PROVIDER)}
+    left_out = (MAX_BLOCK, API_TIMEOUT, *TOKEN_SETTINGS)
+    made: dict = {name: value for name, value in conf.items() if name not in left_out}
+    if _mechanism(conf) == "OAUTHBEARER":
         # without a token, librdkafka would wait for ten seconds, and give no reason
         with suppress(TokenEnded):
-            shared_tokens(named).current()
-        conf["oauth_cb"] = lambda _: shared_tokens(named).current()
-    return conf
+            shared_tokens(conf).current()
+        made["oauth_cb"] = lambda _: _for_callback(shared_tokens(conf).current())
+    return made
+
+
+def _mechanism(conf: Mapping) -> str:
+    if not conf.get("security.protocol", "").upper().startswith("SASL"):
+        return ""
+    return conf.get("sasl.mechanisms", conf.get("sasl.mechanism", "GSSAPI")).upper()
+
+
+def _for_callback(token: Token) -> tuple:
+    """The answer of confluent-kafka's `oauth_cb`; its user name is for logs only."""
+    return token.text, token.ends, "", dict(token.extensions)
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c012
 _LOGIN = {
@@ -75,7 +86,7 @@ def _habits(conf: Mapping) -> dict:
 
 
 def _sasl(conf: Mapping) -> dict:
-    mechanism = conf.get("sasl.mechanisms", conf.get("sasl.mechanism", "GSSAPI")).upper()
+    mechanism = _mechanism(conf)
     if mechanism not in MECHANISMS:
         raise BadOption(f"kafka.sasl.mechanism={mechanism}: possible are {', '.join(MECHANISMS)}")
     missing = [n for n in ("sasl.username", "sasl.password") if n not in conf]

@@ -15,6 +15,7 @@ from ..options.java_client import NO_EFFECT, REFUSED
 from ..options.java_options import SINK, java_option, near_names
 from ..options.librdkafka import check_security, check_setting, is_setting
 from ..options.problems import Problems
+from ..options.rules import ca_text, certificate_text, key_text, token_method
 from ..options.values import check_value
 from ...protocol.errors import BadOption
 
@@ -34,6 +35,14 @@ _ALIASES = {
 }
 
 
+_OWN_RULES = {  # of librdkafka's names
+    "sasl.oauthbearer.method": token_method,
+    "ssl.ca.pem": ca_text,
+    "ssl.certificate.pem": certificate_text,
+    "ssl.key.pem": key_text,
+}
+
+
 def _translate(name: str, given: Mapping[str, str], side: str) -> dict[str, str] | None:
     """librdkafka's settings for one option; None if it has no effect. Raises `BadOption`."""
     value = given[name]
@@ -41,6 +50,8 @@ def _translate(name: str, given: Mapping[str, str], side: str) -> dict[str, str]
     option = java_option(name, side)
     if name == "sasl.jaas.config":
         return read_login_module(value, given.get("sasl.mechanism", given.get("sasl.mechanisms")))
+    if name in _OWN_RULES:
+        return _OWN_RULES[name](value, given)
     if option is None:
         check_security(name)
         return {name: value}
