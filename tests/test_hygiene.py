@@ -330,6 +330,7 @@ OWN_BROKER = {
     "local/04_readiness",
     "local/05_broker",
     "local/09_tools",
+    "local/11_oidc",
     "local/06_your_cluster",
     "kafka/wire/07_transactions",
     "kafka/03_real_broker",

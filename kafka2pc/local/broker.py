@@ -71,7 +71,7 @@ class LocalKafka:
 
     `secure`: logins and rights; `tls`: certificates, for clients too. `version`: one for all nodes,
     or a list with one for each. `config` is added to server.properties, `heap` is Java's -Xmx.
-    `quick_start`: without Java's slow and best compiler.
+    `quick_start`: without Java's slow and best compiler. `java_options` are added to Java's own.
     `ready_s`: seconds to wait until the cluster is ready. `keep`: leave the data on the disk.
     `progress` gets lines of text.
 
@@ -91,6 +91,7 @@ class LocalKafka:
         two_phase_commit: bool = True,
         heap: str = "192m",
         quick_start: bool = True,
+        java_options: Iterable[str] = (),
         keep: bool = False,
         ready_s: float = 60,
         progress: Callable | None = to_stderr,
@@ -100,6 +101,7 @@ class LocalKafka:
         self.tls = tls
         self.heap = heap
         self.quick_start = quick_start
+        self.java_options = tuple(java_options)
         self.keep = keep
         self.ready_s = ready_s
         self.progress = progress
@@ -176,7 +178,9 @@ class LocalKafka:
         """Fetch the jars if need be, format, start, and wait until a transaction can begin."""
         if self.started:
             raise RuntimeError(f"{self} is already started")
-        commands = java_commands(self.versions, self.heap, self.progress, self.quick_start)
+        commands = java_commands(
+            self.versions, self.heap, self.progress, self.quick_start, self.java_options
+        )
         self.data_dir = Path(tempfile.mkdtemp(prefix="kafka2pc-"))
         self.nodes = [
             Node(self.data_dir / f"node-{i}", java, self.keep) for i, java in enumerate(commands)
