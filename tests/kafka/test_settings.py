@@ -269,11 +269,11 @@ def no_token():
     raise RuntimeError(PASSWORD)
 
 
-ENDS = [time.time() + 0.2]
+LIVES_S = [0.2]
 
 
 def one_token():
-    return "token", ENDS.pop()
+    return "token", time.time() + LIVES_S.pop()
 
 
 def with_tokens(provider):
@@ -308,5 +308,5 @@ def test_a_function_that_gives_no_second_token_is_no_wrong_option():
     until(failed, "the token has ended, and the function has failed", 20)
     with pytest.raises(NotAuthorized, match="one_token: IndexError"):
         open_producer(conf)
-    ENDS.append(time.time() + 3600)  # the thread that asks for tokens now sleeps
-    until(lambda: not ENDS, "it has asked once more", 20)
+    LIVES_S.append(3600)  # the thread that asks for tokens now sleeps
+    until(lambda: not LIVES_S, "it has asked once more", 20)

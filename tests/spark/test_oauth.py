@@ -6,17 +6,14 @@ import json
 import os
 import subprocess
 import sys
-import uuid
-from dataclasses import asdict
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import tokens
+from every_part import give_rights, open_topic_log, write_and_read, write_properties
 from kafka_fixtures import values
 from shell import typed
 
-from kafka2pc.decision_logs.opening import open_log
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.login.tokens import TOKEN_PROVIDER, find_provider
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -25,20 +22,9 @@ from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.nodes import unsigned_tokens
 from kafka2pc.operations.access import Access
-from kafka2pc.operations.doctor.rights import RIGHTS
 from kafka2pc.proof.child_process import until
-from kafka2pc.proof.missing_rights import Rights, error_of
-from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
-from kafka2pc.protocol.log.slots import MemoryLog
-from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.source.cluster import Questions
-from kafka2pc.spark.source.offsets import Range
-from kafka2pc.spark.source.options import parse_source_options
-from kafka2pc.spark.source.range_reader import read_ranges
-from kafka2pc.spark.source.starting_offsets import take_snapshot
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,13 +38,7 @@ ALSO = unsigned_tokens("SASL_PLAINTEXT") | {
 @pytest.fixture(scope="module")
 def oauth():
     with LocalKafka(secure=True, config=ALSO, progress=None) as kafka:
-        Rights(kafka, "tokens", "kafka2pc").give(*RIGHTS)
-        kafka.create_topic("tokens")
-        until(
-            lambda: error_of(lambda: check(settings(kafka), topics=["tokens"])) is None,
-            "her rights are in force",
-            60,
-        )
+        give_rights(kafka, settings(kafka), "tokens")
         yield kafka
 
 
@@ -73,46 +53,11 @@ def settings(kafka, provider="tokens:token"):
 
 @pytest.mark.parametrize("engine", ["columnar", "rows"])
 def test_both_engines_write_the_driver_commits_and_the_source_reads(engine, oauth):
-    conf = settings(oauth)
-    participant = KafkaParticipant(
-        conf, topic="tokens", engine=engine, **asdict(check(conf, topics=["tokens"]))
-    )
-    driver = Driver(
-        query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": participant}
-    )
-    before = len(values(oauth, "tokens"))
-    commit(
-        driver,
-        [precommit([participant], restore(driver, 0), [pa.record_batch({"value": ["a", "b"]})])],
-        0,
-    )
-    participant.close()
-    until(lambda: len(values(oauth, "tokens")) == before + 2, "the end is written")
-    options = parse_source_options(
-        {f"kafka.{name}": value for name, value in conf.items()} | {"subscribe": "tokens"}
-    )
-    part = ("tokens", 0)
-    with Questions(dict(options.conf)) as ask:
-        end = take_snapshot(ask, options).parts[part].end
-        ask.commit_offsets("kafka2pc-source", {part: end})
-        assert ask.group_offsets("kafka2pc-source", [part]) == {part: end}
-    assert (
-        sum(batch.num_rows for batch in read_ranges(options, [Range("tokens", 0, 0, end)]))
-        == before + 2
-    )
+    write_and_read(oauth, settings(oauth), "tokens", engine)
 
 
 def test_a_decision_log_in_a_topic_is_reached_with_a_token(oauth):
-    oauth.create_topic("token-decisions", config={"cleanup.policy": "compact"})
-    rights = Rights(oauth, "token-decisions", "kafka2pc")
-    rights.give(*RIGHTS)
-    conf = settings(oauth)
-    until(
-        lambda: error_of(lambda: check(conf, topics=["token-decisions"])) is None,
-        "her rights are in force",
-        60,
-    )
-    assert open_log("kafka:token-decisions", str(uuid.uuid4()), conf.items()).batches() == []
+    open_topic_log(oauth, settings(oauth), "token-decisions")
 
 
 def test_all_connections_of_a_process_share_a_token_until_it_ends(oauth):
@@ -163,13 +108,7 @@ def token():
 @pytest.mark.spark
 @pytest.mark.full
 def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
-    oauth.create_topic("jobs", partitions=2)
-    Rights(oauth, "jobs", "kafka2pc").give(*RIGHTS)
-    until(
-        lambda: error_of(lambda: check(settings(oauth), topics=["jobs"])) is None,
-        "her rights are in force",
-        60,
-    )
+    give_rights(oauth, settings(oauth), "jobs")
     asked = tmp_path / "asked"
     (tmp_path / "company_login.py").write_text(COMPANY_LOGIN.format(str(asked)))
     options = {
@@ -195,11 +134,11 @@ def test_every_process_of_spark_gets_its_own_token(oauth, tmp_path):
 @pytest.mark.parametrize(
     ("provider", "error", "says"),
     [
-        ("", BadOption, "OAUTHBEARER needs a function"),
+        ("", BadOption, "OAUTHBEARER needs something"),
         ("no.such.module:token", BadOption, "ModuleNotFoundError"),
         ("tokens:missing", BadOption, "AttributeError"),
         ("tokens:no_token", NotAuthorized, "RuntimeError"),
-        ("tokens:not_a_token", NotAuthorized, "the cluster refused this user"),
+        ("tokens:not_a_token", NotAuthorized, "the cluster refused this token"),
     ],
 )
 @pytest.mark.parametrize("part", ["sink", "source"])
@@ -215,15 +154,8 @@ def test_a_problem_with_a_token_is_reported_in_four_parts_and_without_it(
 
 
 def test_the_shell_lists_with_a_token_and_doctor_does_not_guess_a_name(oauth, tmp_path):
-    file = tmp_path / "alice.properties"
-    file.write_text(
-        "".join(
-            f"{name}={value}\n"
-            for name, value in settings(oauth).items()
-            if name != "bootstrap.servers"
-        )
-    )
-    door = Access(oauth.bootstrap_servers, str(file))
+    config = write_properties(tmp_path / "alice.properties", settings(oauth))
+    door = Access(oauth.bootstrap_servers, config)
     assert typed(door.command("transactions", "list", "--json")) == ("[]\n", 0)
     assert (
         "user: User:SUBJECT-OF-THE-TOKEN" in typed(door.command("doctor", "--topic", "tokens"))[0]
