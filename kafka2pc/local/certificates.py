@@ -17,7 +17,8 @@ from typing import Any, Iterable
 @dataclass(frozen=True)
 class Certificates:
     """PEM files in `folder`: ca.pem (the authority), server.pem (certificate and key of the
-    broker), and NAME.pem and NAME.key of each user. `password` protects the keys of the users.
+    broker), and NAME.pem and NAME.key of each user. `password` protects the keys of the users. The
+    certificate of an intermediate authority follows that of a user whom it signed.
     """
 
     folder: Path
@@ -101,21 +102,23 @@ def _common_name(name: str) -> Any:
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
 
-def _sign(name: str, key: Any, authority: Any) -> bytes:
-    """The certificate of `name` in PEM. The authority also signs its own."""
+def _sign(
+    name: str, key: Any, authority: Any, issuer: str = "authority", is_authority: bool = False
+) -> bytes:
+    """The certificate of `name` in PEM, signed by the key of `issuer`."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
     now = datetime.now(timezone.utc)
     certificate = x509.CertificateBuilder(
-        issuer_name=_common_name("authority"),
+        issuer_name=_common_name(issuer),
         subject_name=_common_name(name),
         public_key=key.public_key(),
         serial_number=x509.random_serial_number(),
         not_valid_before=now - timedelta(hours=1),
         not_valid_after=now + timedelta(days=31),
     )
-    extensions = _extensions(key.public_key(), authority.public_key(), key is authority)
+    extensions = _extensions(key.public_key(), authority.public_key(), is_authority)
     for extension, critical in extensions:
         certificate = certificate.add_extension(extension, critical)
     signed = certificate.sign(authority, hashes.SHA256())
@@ -141,22 +144,28 @@ def _write_secret(file: Path, content: bytes) -> None:
     file.write_bytes(content)
 
 
-def make_certificates(folder: Path, users: Iterable[str] = ("admin", "alice")) -> Certificates:
-    """Create `folder` with an authority, a broker and `users`, valid for 31 days. Needs the package
-    cryptography.
+def make_certificates(
+    folder: Path, users: Iterable[str] = ("admin", "alice"), chained: Iterable[str] = ("carol",)
+) -> Certificates:
+    """Create `folder` with an authority, a broker, `users`, and users whom an intermediate
+    authority signs, `chained`. Valid for 31 days. Needs the package cryptography.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
     certificates = Certificates(folder)
     folder.mkdir(parents=True)
-    authority = ec.generate_private_key(ec.SECP256R1())
-    (folder / "ca.pem").write_bytes(_sign("authority", authority, authority))
+    authority, intermediate = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    top = _sign("authority", authority, authority, is_authority=True)
+    middle = _sign("intermediate", intermediate, authority, is_authority=True)
+    (folder / "ca.pem").write_bytes(top)
     server = ec.generate_private_key(ec.SECP256R1())
     _write_secret(
         folder / "server.pem", _private_key(server, None) + _sign("server", server, authority)
     )
-    for user in users:
+    signed = [(user, authority, "authority", b"") for user in users]
+    signed += [(user, intermediate, "intermediate", middle) for user in chained]
+    for user, signer, issuer, chain in signed:
         key = ec.generate_private_key(ec.SECP256R1())
-        _write_secret(folder / f"{user}.pem", _sign(user, key, authority))
+        _write_secret(folder / f"{user}.pem", _sign(user, key, signer, issuer) + chain)
         _write_secret(folder / f"{user}.key", _private_key(key, certificates.password))
     return certificates
