@@ -200,6 +200,20 @@ def test_https_wants_an_authority_that_is_named(broker):
 
 # -- no secret is written anywhere --
 
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_secret_is_in_the_logs_of_the_connection(kind, broker, oidc, caplog):
+    """kafka-python writes each request at DEBUG."""
+    caplog.set_level("DEBUG")
+    conf = of_kind(broker, oidc, kind)
+    with Cluster(conf) as cluster:
+        describe_topics(cluster, ["logins"])
+    assert "(a login)" in caplog.text and broker.passwords["alice"] not in caplog.text
+    if kind == "oidc":
+        text = tokens.shared_tokens(conf).current().text
+        assert text[-40:] not in caplog.text and SECRET not in caplog.text
+
+
 JOB = """
 import json, logging, sys
 logging.basicConfig(level=logging.DEBUG)

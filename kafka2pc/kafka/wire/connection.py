@@ -158,6 +158,27 @@ class _TokenProvider(AbstractTokenProvider):
         return dict(self._tokens.current().extensions)
 
 
+_LOGIN_KEY = (36).to_bytes(2)  # SaslAuthenticate; it follows the four bytes of the length
+
+
+def _hidden(part: object) -> object:
+    is_request = type(part).__name__.startswith("SaslAuthenticateRequest")
+    is_sent = isinstance(part, (bytes, bytearray)) and part[4:6] == _LOGIN_KEY
+    return "(a login)" if is_request or is_sent else part
+
+
+class _HideLogins(logging.Filter):
+    """kafka-python logs each request at DEBUG, also the one with the password or the token."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_hidden, record.args))
+        return True
+
+
+for _name in ("kafka.protocol.parser", "kafka.net.connection"):
+    logging.getLogger(_name).addFilter(_HideLogins())
+
 _LOG = logging.getLogger(__name__)
 _REQUEST_MS = 5_000
 _SAY_EVERY_S = 30
