@@ -327,6 +327,7 @@ OWN_BROKER = {
     "guide/09_security",
     "guide/12_runbook",
     "guide/13_from_flink",
+    "guide/18_log_in",
     "local/04_readiness",
     "local/05_broker",
     "local/09_tools",
