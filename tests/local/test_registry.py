@@ -44,6 +44,7 @@ def test_one_schema_has_one_id_in_all_subjects(registry, client):
     spaces = Schema(avro(ID).schema_str.replace(":", " : "), "AVRO")
     assert client.register_schema("a", spaces) == 1
     assert (registry.registered, client.get_subjects()) == (3, ["a", "b"])
+    assert client.register_schema("c", avro(NOTE)) == 2
 
 
 def test_versions_count_within_their_subject(client):
