@@ -2,11 +2,17 @@
 settings; what is wrong is named before a connection is opened, and no secret is quoted.
 """
 
+import sys
+import time
+from types import ModuleType
+
 import pytest
 from confluent_kafka import Producer
+from kafka.net.sasl.oauth import SaslMechanismOAuth
 
 from kafka2pc.kafka.login.certificates import tls_context
 from kafka2pc.kafka.login.tokens import find_provider, shared_tokens
+from kafka2pc.kafka.wire.connection import _TokenProvider
 from kafka2pc.kafka.wire.login import connection_settings, for_librdkafka
 from kafka2pc.kafka.wire.settings import client_conf
 from kafka2pc.local.certificates import make_certificates
@@ -78,6 +84,26 @@ def test_a_url_for_tokens_means_oidc():
 def test_extensions_are_those_of_the_jaas_line():
     conf = made(TOKENS | URL | jaas("a.OAuthBearerLoginModule", CONFLUENT))
     assert conf["sasl.oauthbearer.extensions"] == "logicalCluster=lkc_1,identityPoolId=pool_1"
+
+
+def test_both_clients_send_the_extensions(monkeypatch):
+    module = ModuleType("company_of_tokens")
+    module.token = lambda: ("a-token", time.time() + 60, "alice", {"identityPoolId": "pool-1"})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    extensions = {"sasl.oauthbearer.extensions": "logicalCluster=lkc-1"}
+    provider = {"sasl.oauthbearer.token.provider": "company_of_tokens:token"}
+    conf = SERVERS | TOKENS | extensions | provider
+    tokens = connection_settings(conf, 1000)["sasl_oauth_token_provider"]
+    sent = SaslMechanismOAuth(sasl_oauth_token_provider=_TokenProvider(tokens)).auth_bytes()
+    assert sent.split(b"\x01")[1:4] == [
+        b"auth=Bearer a-token",
+        b"logicalCluster=lkc-1",
+        b"identityPoolId=pool-1",
+    ]
+    assert for_librdkafka(conf)["oauth_cb"]("")[3] == {
+        "logicalCluster": "lkc-1",
+        "identityPoolId": "pool-1",
+    }
 
 
 MSK = "software.amazon.msk.auth.iam"

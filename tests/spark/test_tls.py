@@ -200,6 +200,38 @@ def test_java_stores_of_the_type_pem_are_read(tls, tmp_path):
     assert open_producer(made).list_topics(timeout=20).cluster_id == tls.cluster_id
 
 
+def as_text(tls, user, chain=None, more=""):
+    """Java's options with the contents of the files of `user`."""
+    read = lambda name: (tls.certificates.folder / name).read_text()
+    return {
+        "kafka.bootstrap.servers": tls.bootstrap_servers,
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.certificates": more + read("ca.pem"),
+        "kafka.ssl.keystore.certificate.chain": chain or read(f"{user}.pem"),
+        "kafka.ssl.keystore.key": read(f"{user}.key"),
+        "kafka.ssl.key.password": tls.certificates.password,
+    }
+
+
+@pytest.mark.parametrize("user", ["alice", "carol"])
+def test_certificates_and_keys_as_text_log_in_by_both_clients(user, tls, tmp_path):
+    """An authority between signed carol's certificate; the broker trusts the first one only."""
+    other = (make_certificates(tmp_path / "other").folder / "ca.pem").read_text()
+    made = client_conf(as_text(tls, user, more=other))
+    with Cluster(made) as cluster:
+        assert cluster.cluster_id == tls.cluster_id
+    assert open_producer(made).list_topics(timeout=20).cluster_id == tls.cluster_id
+
+
+def test_without_the_authority_between_the_broker_believes_no_certificate(tls):
+    end = "-----END CERTIFICATE-----\n"
+    alone = (tls.certificates.folder / "carol.pem").read_text().partition(end)[0] + end
+    with pytest.raises(NotAuthorized, match="believe"):
+        Cluster(client_conf(as_text(tls, "carol", alone)))
+
+
 # -- a wrong certificate is an error before anything is written --
 
 
