@@ -176,7 +176,9 @@ def test_what_has_no_counterpart_is_refused_with_the_way_out(what):
     assert says in str(caught.value) and SECRET not in str(caught.value)
 
 
-def test_tokens_need_their_settings():
+def test_tokens_need_their_settings(monkeypatch):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(BadOption, match="OIDC need kafka.sasl.oauthbearer.client.secret") as caught:
         shared_tokens({name: value for name, value in OIDC.items() if "secret" not in name})
     assert SECRET not in str(caught.value)
