@@ -381,6 +381,15 @@ def test_a_server_that_is_away_when_the_token_ends_is_waited_for():
     until(lambda: now() == "next", "there is a token", 10)
 
 
+def test_a_token_that_is_not_used_is_rarely_asked_for():
+    """A secret that was withdrawn is not tried every second by every idle process."""
+    asked = []
+    answers = [lambda: ("token", time.time() + 0.1), lambda: failing(OSError(SECRET))]
+    Tokens(lambda: asked.append(1) or answers[len(asked) > 1](), "f:g")
+    time.sleep(3.5)
+    assert len(asked) <= 2
+
+
 def failing(error):
     raise error
 

@@ -86,6 +86,7 @@ def read_extensions(conf: Mapping) -> dict[str, str]:
 # %% ../../../nbs/kafka/login/05_tokens.ipynb #c021
 _RENEW_AT = 0.75  # of the life of a token: before the clients log in again, at 0.8 and 0.85
 _PAUSE_S = 5  # after a failure; less if the token ends soon
+_UNUSED_S = 60  # after a failure, when a token has ended that no connection asks for
 FIRST_S = 30  # the first token is waited for as long
 _LATEST_END = 1e11  # seconds since 1970; a time in milliseconds is later
 
@@ -130,10 +131,10 @@ class Tokens:
         """
         if self._token and _now_s() < self._token.ends:
             return self._token
+        if _now_s() - self._asked_s > 1:
+            self._wanted.set()
         if self._failed and not self._away:
             raise self._failed
-        if not self._failed:
-            self._wanted.set()
         why = self._away or f"the next one was asked for {_now_s() - self._asked_s:.0f} s ago"
         raise TokenEnded(f"kafka.{TOKEN_PROVIDER}={self._named}: its last token has ended; {why}")
 
@@ -187,7 +188,9 @@ class Tokens:
     def _pause_s(self) -> float:
         """How many seconds from now the next question is."""
         left_s = self._token.ends - _now_s() if self._token else math.inf
-        return min(_PAUSE_S, left_s / 4) if self._failed else _RENEW_AT * left_s
+        if self._failed:
+            return min(_PAUSE_S, left_s / 4) if left_s > 0 else _UNUSED_S
+        return _RENEW_AT * left_s
 
     def _no_token(self, what: str, why: str = "This function gave no token.") -> NotAuthorized:
         return NotAuthorized(
