@@ -85,7 +85,7 @@ def _load_certificates(conf: Mapping) -> ssl.SSLContext:
 _STORES = {b"\xfe\xed\xfe\xed": False, b"\x30\x82": True}
 
 
-def _no_pem(conf: Mapping, e: ssl.SSLError) -> BadOption:
+def _no_pem(conf: Mapping, e: Exception) -> BadOption:
     """The error for what TLS cannot read; a store of Java's gets the commands that convert it."""
     for name, instead in _INSTEAD.items():
         begin = Path(conf[name]).read_bytes()[:4] if Path(conf.get(name, "")).is_file() else b""
@@ -116,7 +116,7 @@ def tls_context(conf: Mapping) -> ssl.SSLContext:
     _check_files(conf)
     try:
         context = _load_certificates(conf)
-    except ssl.SSLError as e:
+    except (OSError, ValueError, TypeError) as e:
         raise _no_pem(conf, e) from None
     verify = _verifies(conf)
     context.check_hostname = verify and conf.get(VERIFY_HOST, "https") != "none"

@@ -99,6 +99,7 @@ _TOKEN_OPTIONS = {
     "oauth.token.endpoint.uri": TOKEN_URL,
 }
 _EXTENSION = "extension_"
+_TWO = re.compile(r",\s*[A-Za-z]+=")  # in one value, these begin the next extension
 
 
 def _password(options: _Options) -> _Options | None:
@@ -111,7 +112,7 @@ def _token(options: _Options) -> _Options | None:
     extensions = {n: v for n, v in options.items() if n.startswith(_EXTENSION)}
     aws = {n: v for n, v in options.items() if n.startswith("aws")}
     rest = options.keys() - extensions.keys() - aws.keys()
-    if not rest <= _TOKEN_OPTIONS.keys():
+    if not rest <= _TOKEN_OPTIONS.keys() or any(map(_TWO.search, extensions.values())):
         return None
     made = {_TOKEN_OPTIONS[name]: options[name] for name in rest}
     if extensions:
@@ -166,7 +167,7 @@ def read_login_module(text: str, mechanism: str | None) -> dict[str, str]:
             f"kafka.sasl.jaas.config: {name} cannot be used here",
             why=f"It has no counterpart outside Java. Possible are {possible}.",
         )
-    mechanism = (mechanism or module.mechanisms[0]).upper()
+    mechanism = (mechanism or module.mechanisms[0]).strip().upper()
     if mechanism not in module.mechanisms:
         raise BadOption(f"kafka.sasl.mechanism={mechanism} does not fit {name}")
     return {"sasl.mechanisms": mechanism.replace(MSK_IAM, "OAUTHBEARER")} | made

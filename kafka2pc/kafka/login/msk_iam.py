@@ -6,8 +6,10 @@
 __all__ = ['region_of', 'msk_iam_tokens']
 
 # %% ../../../nbs/kafka/login/04_msk_iam.ipynb #c002
+import logging
 import os
 import re
+from contextvars import ContextVar
 from typing import Callable, Mapping
 
 # %% ../../../nbs/kafka/login/04_msk_iam.ipynb #c003
@@ -50,6 +52,18 @@ def region_of(conf: Mapping) -> str:
     return found
 
 # %% ../../../nbs/kafka/login/04_msk_iam.ipynb #c009
+_SIGNING = ContextVar("kafka2pc-signing", default=False)
+
+
+def _hide_signing(record: logging.LogRecord) -> bool:
+    """At DEBUG botocore logs what it signs and what STS answers: credentials, and the token."""
+    return record.levelno > logging.DEBUG or not _SIGNING.get()
+
+
+for _name in ("botocore.auth", "botocore.endpoint", "botocore.parsers"):
+    logging.getLogger(_name).addFilter(_hide_signing)
+
+
 def _sign(conf: Mapping) -> tuple[str, float]:
     from aws_msk_iam_sasl_signer import MSKAuthTokenProvider as signer
 
@@ -90,10 +104,13 @@ def msk_iam_tokens(conf: Mapping) -> Callable[[], tuple[str, float]]:
     check_library("aws_msk_iam_sasl_signer", "msk")
 
     def ask() -> tuple[str, float]:
+        signing = _SIGNING.set(True)
         try:
             token, ends_ms = _sign(conf)
         except Exception as e:
             raise _failed(e) from None
+        finally:
+            _SIGNING.reset(signing)
         return token, ends_ms / 1000
 
     return ask

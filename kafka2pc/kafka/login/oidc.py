@@ -8,6 +8,9 @@ __all__ = ['claims_of', 'NoTokenNow', 'check_library', 'oidc_tokens']
 # %% ../../../nbs/kafka/login/03_oidc.ipynb #c002
 import base64
 import json
+import os
+import re
+import ssl
 from typing import Any, Callable, Mapping
 from urllib.parse import quote, urlsplit
 
@@ -58,6 +61,18 @@ def _login(conf: Mapping) -> tuple[str, str]:
     return login
 
 
+def _no_tls(conf: Mapping, message: str) -> Exception:
+    """The error for a handshake that fails; only OpenSSL's words are taken from the message."""
+    if untrusted := re.search(r"certificate verify failed: ([^(]+?) \(_ssl", message):
+        return BadOption(
+            f"{_place(conf)}: its certificate cannot be verified",
+            why=f"OpenSSL says: {untrusted[1]}.",
+            action="Name a PEM file with its authority: kafka.https.ca.location.",
+        )
+    reason = re.search(r"\[\w+: ?(\w+)\]", message)
+    return NoTokenNow(f"{_place(conf)}: no TLS" + (f", {reason[1]}" if reason else ""))
+
+
 def _post(conf: Mapping) -> Any:
     import requests
 
@@ -72,15 +87,11 @@ def _post(conf: Mapping) -> Any:
             verify=conf.get(HTTPS_CA, True),
             allow_redirects=False,
         )
-    except requests.exceptions.SSLError:
-        raise BadOption(
-            f"{_place(conf)}: its certificate cannot be verified",
-            why="Another authority signed it than those that are trusted here.",
-            action="Name a PEM file with that authority: kafka.https.ca.location.",
-        ) from None
+    except requests.exceptions.SSLError as e:
+        raise _no_tls(conf, str(e)) from None
     except requests.exceptions.Timeout:
         raise NoTokenNow(f"{_place(conf)}: no answer in time") from None
-    except requests.exceptions.ConnectionError:
+    except (requests.exceptions.ConnectionError, requests.exceptions.ChunkedEncodingError):
         raise NoTokenNow(f"{_place(conf)}: no connection") from None
     except (requests.exceptions.RequestException, ValueError, OSError) as e:
         raise BadOption(f"{_place(conf)}: {type(e).__name__}") from None
@@ -91,7 +102,7 @@ def _life_s(answer: Mapping) -> float | None:
     claims = claims_of(answer["access_token"])
     try:
         return float(answer.get("expires_in") or claims["exp"] - claims["iat"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -134,6 +145,18 @@ def check_library(module: str, extra: str) -> None:
         )
 
 
+def _check_authority(file: str | None) -> None:
+    if not file or os.path.isdir(file):
+        return
+    try:
+        ssl.create_default_context(cafile=file)
+    except OSError as e:
+        raise BadOption(
+            f"kafka.{HTTPS_CA}={file}: {e}",
+            action="Name a PEM file with the authority of the server of tokens.",
+        ) from None
+
+
 def oidc_tokens(conf: Mapping) -> Callable[[], tuple[str, float]]:
     """A function that asks the server in `conf` for a token. It returns the token, and its end in
     seconds since 1970 by this machine's clock; it raises `NoTokenNow`, `NotAuthorized` and
@@ -142,6 +165,7 @@ def oidc_tokens(conf: Mapping) -> Callable[[], tuple[str, float]]:
     missing = [f"kafka.{n}" for n in (TOKEN_URL, CLIENT_ID, CLIENT_SECRET) if not conf.get(n)]
     if missing:
         raise BadOption(f"tokens by OIDC need {', '.join(missing)}")
+    _check_authority(conf.get(HTTPS_CA))
     check_library("requests", "oidc")
 
     def ask() -> tuple[str, float]:

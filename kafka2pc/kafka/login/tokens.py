@@ -55,6 +55,8 @@ def find_provider(conf: Mapping) -> Callable[[], tuple]:
 
 # %% ../../../nbs/kafka/login/05_tokens.ipynb #c0102
 _EXTENSION = re.compile(r"(?!auth=)([A-Za-z]+)=([\x21-\x7e \t]+)")
+_NEXT = re.compile(r",(?=\s*[A-Za-z]+=)")
+_TEXT = re.compile(r"[\x20-\x7e]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,13 @@ class Token:
 
 def read_extensions(conf: Mapping) -> dict[str, str]:
     """The extensions that `conf` names as name=value,name=value. Raises `BadOption`."""
-    given = [part.strip() for part in conf.get(EXTENSIONS, "").split(",") if part.strip()]
+    # a comma without a name and = after it is part of the value
+    given = [part.strip() for part in _NEXT.split(conf.get(EXTENSIONS, "")) if part.strip()]
     found = [_EXTENSION.fullmatch(part) for part in given]
     if not all(found):
         raise BadOption(
             f"kafka.{EXTENSIONS} cannot be read",
-            why="A name has letters only and is not auth, and a value has no comma (KIP-342).",
+            why="A name has letters only and is not auth; a value is not empty (KIP-342).",
             action="Write it as logicalCluster=lkc-1,identityPoolId=pool-1.",
         )
     return {match[1]: match[2] for match in found if match}
@@ -83,6 +86,7 @@ def read_extensions(conf: Mapping) -> dict[str, str]:
 # %% ../../../nbs/kafka/login/05_tokens.ipynb #c021
 _RENEW_AT = 0.75  # of the life of a token: before the clients log in again, at 0.8 and 0.85
 _PAUSE_S = 5  # after a failure; less if the token ends soon
+_UNUSED_S = 60  # after a failure, when a token has ended that no connection asks for
 FIRST_S = 30  # the first token is waited for as long
 _LATEST_END = 1e11  # seconds since 1970; a time in milliseconds is later
 
@@ -113,6 +117,7 @@ class Tokens:
         self._extensions = extensions or {}
         self._token: Token | None = None
         self._failed: TwoPhaseError | None = None
+        self._away = ""  # why there was no answer, if an answer may still come
         self._asked_s = _now_s()
         self._wanted = threading.Event()
         self._first = threading.Event()  # a token, or an error that lasts
@@ -122,17 +127,16 @@ class Tokens:
 
     def current(self) -> Token:
         """The token; never asks the function. Raises `NotAuthorized` if the token has ended and
-        the function fails, `TokenEnded` until it has answered.
+        the function fails, `TokenEnded` until it has answered and while its server is away.
         """
         if self._token and _now_s() < self._token.ends:
             return self._token
-        if self._failed:
+        if _now_s() - self._asked_s > 1:
+            self._wanted.set()
+        if self._failed and not self._away:
             raise self._failed
-        self._wanted.set()
-        raise TokenEnded(
-            f"kafka.{TOKEN_PROVIDER}={self._named}: its last token has ended; the next one was"
-            f" asked for {_now_s() - self._asked_s:.0f} s ago"
-        )
+        why = self._away or f"the next one was asked for {_now_s() - self._asked_s:.0f} s ago"
+        raise TokenEnded(f"kafka.{TOKEN_PROVIDER}={self._named}: its last token has ended; {why}")
 
     def _wait_first(self, first_s: float) -> None:
         self._first.wait(first_s)
@@ -146,7 +150,7 @@ class Tokens:
             self._renew()
             if self._failed and (self._token or not self._first.is_set()):
                 _LOG.warning("asking again: %s", self._failed.what)
-            self._wanted.wait(max(1, self._pause_s()))
+            self._wanted.wait(min(max(1, self._pause_s()), threading.TIMEOUT_MAX))
             self._wanted.clear()
 
     def _renew(self) -> None:
@@ -155,17 +159,22 @@ class Tokens:
         try:
             self._token, self._failed = self._read(self._ask()), None
         except NoTokenNow as e:
-            self._failed = self._no_token(str(e), "There was no answer with a token in time.")
+            self._away = str(e)
+            self._failed = self._no_token(self._away, "There was no answer with a token in time.")
             return
         except TwoPhaseError as e:
             self._failed = e
         except Exception as e:  # it may hold a secret, so only its type is reported
             self._failed = self._no_token(type(e).__name__)
+        self._away = ""
         self._first.set()
 
     def _read(self, answer: tuple) -> Token:
         text, ends, *more = answer
-        if ends > _LATEST_END:
+        if not isinstance(text, str) or not _TEXT.fullmatch(text):
+            why = "A token is a text of letters, digits and signs (ASCII), without a line end."
+            raise self._no_token("what it gave is no token", why)
+        if not ends <= _LATEST_END:  # also for NaN
             why = "The end that it returns must be in seconds since 1970, not in milliseconds."
             raise self._no_token(f"{ends:.0f}", why)
         if ends <= _now_s():
@@ -179,7 +188,9 @@ class Tokens:
     def _pause_s(self) -> float:
         """How many seconds from now the next question is."""
         left_s = self._token.ends - _now_s() if self._token else math.inf
-        return min(_PAUSE_S, left_s / 4) if self._failed else _RENEW_AT * left_s
+        if self._failed:
+            return min(_PAUSE_S, left_s / 4) if left_s > 0 else _UNUSED_S
+        return _RENEW_AT * left_s
 
     def _no_token(self, what: str, why: str = "This function gave no token.") -> NotAuthorized:
         return NotAuthorized(
@@ -213,7 +224,8 @@ _CHECK = {
 
 
 def _clock(claims: Mapping, now_s: float) -> str:
-    ends, begins = claims.get("exp", now_s), claims.get("nbf", claims.get("iat", now_s))
+    times = {name: at for name, at in claims.items() if isinstance(at, (int, float))}
+    ends, begins = times.get("exp", now_s), times.get("nbf", times.get("iat", now_s))
     if ends < now_s:
         return f" It ended {now_s - ends:.0f} s ago by this machine's clock."
     if begins > now_s:
@@ -225,7 +237,10 @@ def token_refused(conf: Mapping, what: str) -> NotAuthorized:
     """The error for a token that the brokers refuse. It names what the token says of itself,
     unverified, and never the token.
     """
-    claims = claims_of(shared_tokens(conf).current().text)
+    try:
+        claims = claims_of(shared_tokens(conf).current().text)
+    except TokenEnded:
+        claims = {}
     named = ", ".join(f"{name}={claims[name]}" for name in _NAMED if name in claims)
     says = f" It says {named}.{_clock(claims, _now_s())}" if named else ""
     return NotAuthorized(

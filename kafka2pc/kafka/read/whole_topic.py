@@ -46,6 +46,7 @@ def _read(
     end = CLOCK.monotonic() + timeout_s
     consumer = Consumer(for_librdkafka(conf) | _READER | {"isolation.level": isolation})
     try:
+        consumer.poll(0)  # before confluent-kafka 2.13 nothing else asks for the first token
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error:
             raise BadOption(f"topic {topic}: {found.error.str()}")

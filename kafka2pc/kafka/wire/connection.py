@@ -28,7 +28,7 @@ from tenacity import (
 )
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c004
-from ..login.tokens import TokenEnded, Tokens, token_refused
+from ..login.tokens import Token, TokenEnded, Tokens, token_refused
 from .error_codes import login_missing, login_refused
 from .login import connection_settings
 from ...protocol.clock import CLOCK, Clock
@@ -147,15 +147,18 @@ class _TokenProvider(AbstractTokenProvider):
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
+        self._last: Token | None = None
 
     def token(self) -> str:
         try:
-            return self._tokens.current().text
+            self._last = self._tokens.current()
         except TokenEnded as e:
             raise wire_errors.KafkaConnectionError(str(e)) from None
+        return self._last.text
 
     def extensions(self) -> dict[str, str]:
-        return dict(self._tokens.current().extensions)
+        """Those of the last `token()`, which kafka-python calls right before."""
+        return dict(self._last.extensions) if self._last else {}
 
 
 _LOGIN_KEY = (36).to_bytes(2)  # SaslAuthenticate; it follows the four bytes of the length

@@ -6,7 +6,7 @@
 __all__ = ['whole_number', 'ClientOptions', 'read_client', 'client_conf']
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c002
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c003
@@ -98,7 +98,7 @@ class ClientOptions:
     that gave it. `idle`: the options without effect, in order.
     """
 
-    conf: dict[str, str]
+    conf: dict[str, str] = field(repr=False)  # it may hold a password
     givers: dict[str, str]
     idle: tuple[str, ...]
 

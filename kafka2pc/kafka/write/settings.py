@@ -73,7 +73,9 @@ def open_producer(conf: Mapping, **callbacks: Any) -> Producer:
     that librdkafka refuses.
     """
     try:
-        return Producer(for_librdkafka(conf) | callbacks)
+        producer = Producer(for_librdkafka(conf) | callbacks)
+        producer.poll(0)  # before confluent-kafka 2.13 nothing else asks for the first token
+        return producer
     except KafkaException as e:
         raise BadOption(f"kafka.* options: {e.args[0].str().strip()}") from None
 
