@@ -308,5 +308,6 @@ def test_a_function_that_gives_no_second_token_is_no_wrong_option():
     until(failed, "the token has ended, and the function has failed", 20)
     with pytest.raises(NotAuthorized, match="one_token: IndexError"):
         open_producer(conf)
-    LIVES_S.append(3600)  # the thread that asks for tokens now sleeps
-    until(lambda: not LIVES_S, "it has asked once more", 20)
+    LIVES_S.append(3600)  # the thread that asks for tokens then sleeps
+    until(lambda: failed() or not LIVES_S, "it has asked once more", 20)
+    until(lambda: not failed(), "there is a token", 20)
