@@ -194,6 +194,12 @@ def test_what_has_no_counterpart_is_refused_with_the_way_out(what):
     assert says in str(caught.value) and SECRET not in str(caught.value)
 
 
+def test_a_role_is_not_taken_by_other_credentials_than_it_says():
+    config = {"sasl.oauthbearer.config": "awsProfileName=sales awsRoleArn=arn:aws:iam::1:role/a"}
+    with pytest.raises(BadOption, match="only one of them"):
+        find_provider(SERVERS | config | {"sasl.oauthbearer.token.provider": "msk-iam"})
+
+
 def test_tokens_need_their_settings(monkeypatch):
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)

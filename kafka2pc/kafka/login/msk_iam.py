@@ -31,7 +31,13 @@ def _given(conf: Mapping) -> dict[str, str]:
             f"kafka.{TOKEN_CONFIG}: {unknown[0]}",
             why=f"Possible are {', '.join(_KNOWN)}, each with =VALUE and a blank between them.",
         )
-    return {name: value for name, _, value in pairs}
+    given = {name: value for name, _, value in pairs}
+    if {"awsProfileName", "awsRoleArn"} <= given.keys():
+        raise BadOption(
+            f"kafka.{TOKEN_CONFIG}: awsProfileName and awsRoleArn, only one of them",
+            why="The signer takes the role by the default credentials, not by a profile.",
+        )
+    return given
 
 
 def region_of(conf: Mapping) -> str:
