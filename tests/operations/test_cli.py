@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from confluent_kafka.admin import AdminClient
 from dead_query_fixtures import ROWS, DeadQuery, find_open
-from shell import typed
+from shell import run, typed
 
 from kafka2pc.backends.places import masked
 from kafka2pc.decision_logs.opening import open_log
@@ -40,6 +40,8 @@ def test_adopt_gives_a_log_in_a_topic_to_another_prefix_and_then_restore_writes_
     said, status = typed(f"{line} --prefix b-new")
     assert (status, "adopted in slot" in said, opened()) == (0, True, "b-new"), said
     assert "nothing has changed" in typed(line)[0]  # without --prefix it stays the owner
+    again = json.loads(run(f"{line} --json").stdout)
+    assert again == {"place": str(dead.place), "adopted": False, "slot": None}
     with pytest.raises(MovedLog):  # in line it claims nothing: at the decision
         messages = dead.write(old, 1, first[0].plan.token)
         decide(old, messages[0].plan, messages)
@@ -127,6 +129,26 @@ def test_listings_are_json_and_the_environment_names_the_servers(dead):
         and found["facts"]["cluster"] == dead.kafka.cluster_id
         and found["findings"][0]["name"] == "decided-and-open"
     )
+
+
+def test_the_words_of_kafkas_own_tool_are_understood(dead, tmp_path):
+    dead.leave(decided=False)
+    (tmp_path / "admin.properties").write_text("client.id=operator\n")
+    servers = dead.kafka.bootstrap_servers
+    front = f"--bootstrap-server {servers} --command-config {tmp_path}/admin.properties"
+    ids = [t.transactional_id for t in dead.open()]
+    described = run(f"kafka2pc transactions {front} describe --transactional-id {ids[0]} --json")
+    assert json.loads(described.stdout)[0]["transactional_id"] == ids[0]
+    listed = typed(f"kafka2pc transactions {front} list --prefix {dead.prefix}")[0]
+    assert all(name in listed for name in ids)
+    place = f"--checkpoint {shlex.quote(str(dead.place))}"
+    for group, where in (("transactions ", front), ("", "")):
+        words = f"abort --transactional-id {ids.pop()} {place} --bootstrap-server={servers}"
+        assert typed(f"kafka2pc {group}{where} {words}")[1] == 0
+    assert dead.open() == []
+    unknown = f"kafka2pc transactions describe unused --bootstrap-server {servers}"
+    error = json.loads(run(f"{unknown} --json").stderr)
+    assert error["status"] == typed(unknown)[1] == 1
 
 
 def test_tables_and_words_say_the_same(dead):
