@@ -53,7 +53,7 @@ _OWN = {
 
 # %% ../../nbs/operations/07_exit_status.ipynb #c006
 def statuses_of(command: str) -> set[ExitStatus]:
-    """Every status with which this command may end. `command`: its words, as `transactions list`."""
+    """Every status with which this command may end: `doctor`, or `transactions list`."""
     return {*_EVERY, *(status for name, status in _OWN if name == command)}
 
 

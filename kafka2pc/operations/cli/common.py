@@ -86,8 +86,8 @@ Config = Annotated[
     typer.Option(
         "--config",
         "--command-config",
-        help="A file of key=value lines for the client, in librdkafka's names. Its values,"
-        " passwords among them, are never printed.",
+        help="A file of key=value lines for the client, in librdkafka's or Java's names. Its"
+        " values, passwords among them, are never printed.",
     ),
 ]
 Prefix = Annotated[

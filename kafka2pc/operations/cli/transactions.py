@@ -285,8 +285,9 @@ def find_hanging_as_kafka(
     as_json: Json = False,
 ) -> None:
     """`hanging` with the options of kafka-transactions.sh find-hanging. What differs: it asks the
-    leaders of the partitions only; a transaction hangs if no coordinator knows its producer (Kafka's
-    tool also reports one whose coordinator does not name the partition); status 3 if there is any.
+    leaders of the partitions only; a transaction hangs if no coordinator knows its producer
+    (Kafka's tool also reports one whose coordinator does not name the partition); status 3 if there
+    is any.
     """
     if topic is None and broker_id is None:
         raise typer.BadParameter("--topic or --broker-id is needed")
