@@ -2,8 +2,11 @@
 
 import json
 import shlex
+import subprocess
+import sys
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -12,6 +15,7 @@ from shell import run, typed
 
 from kafka2pc.backends.places import masked
 from kafka2pc.decision_logs.opening import open_log
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.operations.query import open_query
 from kafka2pc.protocol.errors import MovedLog, Superseded
 from kafka2pc.protocol.phases.commit import commit
@@ -225,3 +229,22 @@ def test_what_is_missing_for_a_storage_is_printed_without_a_stack_trace(monkeypa
         "Install s3fs to access S3\n",
         1,
     )
+
+
+def test_a_broker_for_a_script_prints_one_document_when_it_is_ready():
+    code = "from kafka2pc.operations.cli.main import main; main()"
+    line = [sys.executable, "-c", code, "broker", "--json"]
+    printed = ""
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            while not printed.endswith("\n}\n"):
+                row = process.stdout.readline()
+                assert row, printed
+                printed += row
+            found = json.loads(printed)
+            with Cluster({"bootstrap.servers": found["bootstrap_servers"]}) as cluster:
+                assert cluster.nodes() == [0]
+            assert Path(found["settings"]["client"]).exists()
+        finally:
+            process.terminate()
+        assert (process.stdout.read(), process.wait(60)) == ("", 0)

@@ -10,9 +10,11 @@ from kafka_tools import administered
 from kafka2pc.operations import programs as programs_module
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
+from kafka2pc.operations.doctor.rights import RIGHTS
 from kafka2pc.operations.programs import find_readers
 from kafka2pc.operations.survey import Survey
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.missing_rights import Rights
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 
@@ -192,3 +194,27 @@ def test_a_group_that_reads_what_is_committed_is_never_found_beyond(programs, mo
     with Survey(programs.kafka.client_conf) as survey:
         (reader,) = find_readers(survey, [(programs.topic, 0)])
     assert (reader.offset, reader.stable, reader.waits, reader.beyond) == (3, 3, True, False)
+
+
+def test_groups_that_an_operator_may_not_describe_are_not_named(secure, tmp_path):
+    programs = Cluster(secure)
+    group = f"waits-{programs.own}"
+    rights = Rights(secure, programs.topic, ELSEWHERE, group)
+    on_topic = next(r for r in RIGHTS if (r.part, r.resource) == ("operator", "--topic {topic}"))
+    on_group = next(r for r in RIGHTS if r.resource == "--group {group}")
+    programs.produces("first")
+    programs.writes(f"anyone-{programs.own}")
+    programs.reads(group, "read_committed", 1)
+    conf = secure.client_conf_for("alice")
+    waits = lambda survey: [r.group for r in find_readers(survey, [(programs.topic, 0)]) if r.waits]
+    try:
+        rights.give(on_topic)
+        with Survey(conf) as survey:
+            until(lambda: survey.layout([programs.topic]), "her right is in force", 20)
+            assert waits(survey) == []
+            rights.give(on_group)
+            until(lambda: waits(survey) == [group], "she may describe the group", 20)
+    finally:
+        programs.close()
+        for right in (on_topic, on_group):
+            rights.take(right)

@@ -161,8 +161,8 @@ def list_groups(connection: Connection) -> list[ListedGroup]:
 def offsets_of_groups(
     connection: Connection, groups: Iterable[ListedGroup], parts: Iterable[_Part]
 ) -> dict[tuple[str, str, int], int]:
-    """(group, topic, partition) -> the offset that the group has committed there. Left out is what
-    cannot be told now: the broker does not answer, or an open transaction holds the offset.
+    """(group, topic, partition) -> the offset that the group has committed there. Left out is a
+    group whose broker does not answer now, and an offset that an open transaction will change.
     """
     groups, parts = list(groups), list(parts)
     answers = connection.ask_each([(_fetch_request(g.group, parts), g.node) for g in groups])

@@ -284,8 +284,8 @@ def find_hanging_as_kafka(
     config: Config = None,
     as_json: Json = False,
 ) -> None:
-    """`hanging` with the options of kafka-transactions.sh find-hanging. What differs: it asks the
-    leaders of the partitions only; a transaction hangs if no coordinator knows its producer
+    """`hanging` with the options of kafka-transactions.sh find-hanging. The differences: it asks
+    the leaders of the partitions only; a transaction hangs if no coordinator knows its producer
     (Kafka's tool also reports one whose coordinator does not name the partition); status 3 if there
     is any.
     """
