@@ -315,6 +315,18 @@ def _client_file(kafka: LocalKafka, user: str) -> Path:
     return file
 
 # %% ../../nbs/local/05_broker.ipynb #c033
+def _announce(
+    kafka: LocalKafka, users: Iterable[str], echo: Callable, ready: Callable | None
+) -> None:
+    """Pass on where it is, and the settings file of each user."""
+    files = {user: str(_client_file(kafka, user)) for user in users}
+    for user, file in files.items():
+        echo(f"settings for {user}: {file}")
+    echo(f"bootstrap.servers={kafka.bootstrap_servers}")
+    if ready:
+        ready(kafka.bootstrap_servers, files)
+
+
 def serve(
     nodes: int = 1,
     secure: bool = False,
@@ -324,8 +336,10 @@ def serve(
     config: dict | None = None,
     heap: str = "192m",
     echo: Callable = print,
+    ready: Callable[[str, dict[str, str]], None] | None = None,
 ) -> None:
-    """Run a LocalKafka until Ctrl-C or SIGTERM, in the main thread only. `echo` gets lines of text.
+    """Run a LocalKafka until Ctrl-C or SIGTERM, in the main thread only. `echo` gets lines of text;
+    `ready` gets the servers, and the settings file of each user.
 
     Raises what LocalKafka raises, and `BrokerFailed` if a node ends by itself.
     """
@@ -334,9 +348,7 @@ def serve(
     }
     try:
         with LocalKafka(nodes, secure, tls=tls, version=version, config=config, heap=heap) as kafka:
-            for user in ("admin", "alice") if secure or tls else ("client",):
-                echo(f"settings for {user}: {_client_file(kafka, user)}")
-            echo(f"bootstrap.servers={kafka.bootstrap_servers}")
+            _announce(kafka, ("admin", "alice") if secure or tls else ("client",), echo, ready)
             # an error in the middle of `Popen.poll` would leave its lock, and the end would wait
             ended = threading.Event()
             for s in before:

@@ -2,16 +2,20 @@
 
 import json
 import shlex
+import subprocess
+import sys
 import uuid
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 from dead_query_fixtures import ROWS, DeadQuery, find_open
-from shell import typed
+from shell import run, typed
 
 from kafka2pc.backends.places import masked
 from kafka2pc.decision_logs.opening import open_log
+from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.operations.query import open_query
 from kafka2pc.protocol.errors import MovedLog, Superseded
 from kafka2pc.protocol.phases.commit import commit
@@ -40,6 +44,8 @@ def test_adopt_gives_a_log_in_a_topic_to_another_prefix_and_then_restore_writes_
     said, status = typed(f"{line} --prefix b-new")
     assert (status, "adopted in slot" in said, opened()) == (0, True, "b-new"), said
     assert "nothing has changed" in typed(line)[0]  # without --prefix it stays the owner
+    again = json.loads(run(f"{line} --json").stdout)
+    assert again == {"place": str(dead.place), "adopted": False, "slot": None}
     with pytest.raises(MovedLog):  # in line it claims nothing: at the decision
         messages = dead.write(old, 1, first[0].plan.token)
         decide(old, messages[0].plan, messages)
@@ -129,6 +135,26 @@ def test_listings_are_json_and_the_environment_names_the_servers(dead):
     )
 
 
+def test_the_words_of_kafkas_own_tool_are_understood(dead, tmp_path):
+    dead.leave(decided=False)
+    (tmp_path / "admin.properties").write_text("client.id=operator\n")
+    servers = dead.kafka.bootstrap_servers
+    front = f"--bootstrap-server {servers} --command-config {tmp_path}/admin.properties"
+    ids = [t.transactional_id for t in dead.open()]
+    described = run(f"kafka2pc transactions {front} describe --transactional-id {ids[0]} --json")
+    assert json.loads(described.stdout)[0]["transactional_id"] == ids[0]
+    listed = typed(f"kafka2pc transactions {front} list --prefix {dead.prefix}")[0]
+    assert all(name in listed for name in ids)
+    place = f"--checkpoint {shlex.quote(str(dead.place))}"
+    for group, where in (("transactions ", front), ("", "")):
+        words = f"abort --transactional-id {ids.pop()} {place} --bootstrap-server={servers}"
+        assert typed(f"kafka2pc {group}{where} {words}")[1] == 0
+    assert dead.open() == []
+    unknown = f"kafka2pc transactions describe unused --bootstrap-server {servers}"
+    error = json.loads(run(f"{unknown} --json").stderr)
+    assert error["status"] == typed(unknown)[1] == 1
+
+
 def test_tables_and_words_say_the_same(dead):
     dead.leave(decided=True)
     place, env = (
@@ -203,3 +229,22 @@ def test_what_is_missing_for_a_storage_is_printed_without_a_stack_trace(monkeypa
         "Install s3fs to access S3\n",
         1,
     )
+
+
+def test_a_broker_for_a_script_prints_one_document_when_it_is_ready():
+    code = "from kafka2pc.operations.cli.main import main; main()"
+    line = [sys.executable, "-c", code, "broker", "--json"]
+    printed = ""
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            while not printed.endswith("\n}\n"):
+                row = process.stdout.readline()
+                assert row, printed
+                printed += row
+            found = json.loads(printed)
+            with Cluster({"bootstrap.servers": found["bootstrap_servers"]}) as cluster:
+                assert cluster.nodes() == [0]
+            assert Path(found["settings"]["client"]).exists()
+        finally:
+            process.terminate()
+        assert (process.stdout.read(), process.wait(60)) == ("", 0)

@@ -47,6 +47,21 @@ def test_a_cluster_without_kip_939_with_a_short_timeout_and_a_hanging_transactio
         finding_of(found, "timeout-too-large", "=120001", "transaction.max.timeout.ms=120000")
         finding_of(found, "readers-held-back", "no coordinator knows")
         assert typed(access.command("transactions", "hanging", "t"))[1] == 3
+        with Survey(kafka.client_conf) as survey:
+            (leader,) = {p.leader for p in survey.layout(["t"])}
+        as_kafka = (
+            f"kafka2pc transactions --bootstrap-server {kafka.bootstrap_servers} find-hanging"
+        )
+        for options, status in {
+            "--topic t --max-transaction-timeout 2": 3,
+            f"--broker-id {leader} --max-transaction-timeout 2": 3,
+            "--topic t --partition 0 --max-transaction-timeout 2": 3,
+            "--topic t --partition 1 --max-transaction-timeout 2": 0,
+            f"--broker-id {leader + 1} --max-transaction-timeout 2": 0,
+            "--topic t": 0,
+        }.items():
+            said, found_status = typed(f"{as_kafka} {options}")
+            assert (found_status, "t-0" in said) == (status, status == 3), (options, said)
         administered(
             kafka, tmp_path, *finding_of(found, "hanging", "t-0", "from offset 0").commands
         )

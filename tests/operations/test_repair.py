@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
-from shell import typed
+from shell import run, typed
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -209,7 +209,7 @@ def test_restore_names_a_batch_that_spark_passed_over_until_it_is_accepted(dead)
     said, status = typed(line)
     assert status == 4 and "its rows may be missing" in said and accept in said
     assert "FAILED" in typed(f"kafka2pc decisions list {dead.place}")[0]
-    assert typed(accept)[1] == 0
+    assert json.loads(run(f"{accept} --json").stdout) == {"place": str(dead.place), "accepted": 0}
     said, status = typed(line)
     assert status == 0 and "missing" not in said
 

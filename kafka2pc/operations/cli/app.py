@@ -9,6 +9,7 @@ __all__ = ['app', 'broker', 'demo', 'drill', 'bench']
 import random
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Callable, Iterator
 
@@ -18,16 +19,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c004
-from .common import plainly
+from .common import Json, plainly, print_json
 from .queries import accept, adopt, decisions, doctor, restore, show_progress
 from .transactions import abort, commit, transactions
+from ..exit_status import ExitStatus
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c006
 app = typer.Typer(
     name="kafka2pc",
     help="Exactly-once writes from Spark into Kafka: look after it, try it out.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_show_locals=False,
 )
 
@@ -48,16 +49,27 @@ def broker(
         ),
     ] = False,
     version: Annotated[str, typer.Option(help="Version of Apache Kafka, 3.9 to 4.4.")] = "4.3.1",
+    as_json: Json = False,
 ) -> None:
     """Run a real Kafka on loopback, on free ports and in a temp folder, until Ctrl-C. Its jars are
     fetched once.
     """
     if nodes not in (1, 3):
         raise typer.BadParameter(f"{nodes}: 1 or 3", param_hint="--nodes")
-    with plainly("local"):
+    with plainly("local", as_json):
         from kafka2pc.local.broker import serve
 
-        serve(nodes, secure, tls=tls, version=version, echo=typer.echo)
+        echo = _no_line if as_json else typer.echo
+        ready = _print_broker if as_json else None
+        serve(nodes, secure, tls=tls, version=version, echo=echo, ready=ready)
+
+
+def _no_line(text: str) -> None:
+    """A line that only people read."""
+
+
+def _print_broker(servers: str, files: dict[str, str]) -> None:
+    print_json({"bootstrap_servers": servers, "settings": files})
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c010
 @contextmanager
@@ -115,12 +127,13 @@ def demo(
     images: Annotated[Path, typer.Option(help="Folder for the picture, demo.svg.")] = Path(
         "output"
     ),
+    as_json: Json = False,
 ) -> None:
     """Real flights into Kafka, killed four times with SIGKILL, counted by an independent consumer,
     beside Spark's own sink. Status 0: nothing lost, nothing twice.
     """
-    console = Console()
-    with plainly("demo"):
+    console = Console(stderr=as_json)
+    with plainly("demo", as_json):
         from kafka2pc.proof.demo.demo import demonstrate
         from kafka2pc.proof.demo.picture import picture
         from kafka2pc.proof.demo.report import exit_status, table
@@ -136,6 +149,8 @@ def demo(
         console.print(
             f"The picture of the run: {images / 'demo.svg'}", highlight=False, soft_wrap=True
         )
+        if as_json:
+            print_json([asdict(r.report) | {"exact": r.report.exact} for r in results])
     raise typer.Exit(exit_status(r.report for r in results))
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c116
@@ -188,7 +203,9 @@ def _soak(minutes: float, output: Path, tell: Callable, console: Console) -> Any
     return soak(minutes, output, tell, show=console.print)
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c128
-def _play_seeds(kinds: list[str], first: int, count: int, console: Console) -> bool:
+def _play_seeds(
+    kinds: list[str], first: int, count: int, console: Console, as_json: bool = False
+) -> bool:
     """Play so many seeds of each kind; print what was met, and each one that went wrong. Is one
     wrong?
     """
@@ -198,13 +215,16 @@ def _play_seeds(kinds: list[str], first: int, count: int, console: Console) -> b
     if unknown:
         raise typer.BadParameter(f"choose of {', '.join(HISTORIES)}", param_hint="--histories")
     kinds = kinds or list(HISTORIES)
-    with Progress(TextColumn("histories"), BarColumn(), MofNCompleteColumn()) as bar:
+    columns = TextColumn("histories"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=count * len(kinds))
         played = play_seeds(kinds, first, count, lambda p: bar.update(task, completed=p.count))
     console.print(played.table(), highlight=False, soft_wrap=True)
     for kind, seed in played.wrong:
         console.print(str(shortest(kind, seed)), highlight=False, soft_wrap=True, markup=False)
     console.print(str(played), highlight=False, soft_wrap=True)
+    if as_json:
+        print_json({"histories": played.count, "rows": played.rows, "wrong": played.wrong})
     return bool(played.wrong)
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c123
@@ -245,16 +265,17 @@ def drill(
     output: Annotated[
         Path, typer.Option(help="Where the history of a drill that ended badly is kept.")
     ] = Path("output"),
+    as_json: Json = False,
 ) -> None:
     """Crash queries at every point, into one store and two, in hard cases, pipelines, random steps;
     an independent consumer counts. Or run simulated histories of the client, without a broker.
     Status 0: all as expected.
     """
-    console = Console()
+    console = Console(stderr=as_json)
     if seeds:
-        raise typer.Exit(_play_seeds(histories or [], seed or 0, seeds, console))
+        raise typer.Exit(_play_seeds(histories or [], seed or 0, seeds, console, as_json))
     seed = random.randrange(10_000) if seed is None else seed
-    with plainly("drill"):
+    with plainly("drill", as_json):
         from kafka2pc.proof.drills.one_store import run_drills, summary
 
         chosen = [d for d in _all_drills(seed) if _is_chosen(d, only or [])]
@@ -267,7 +288,16 @@ def drill(
         if soak:
             results.append(_soak(soak, output, tell, console))
     console.print(summary(results))
-    raise typer.Exit(any(r.found for r in results))
+    if as_json:
+        print_json([_as_row(r) for r in results])
+    raise typer.Exit(ExitStatus.FAILED if any(r.found for r in results) else ExitStatus.DONE)
+
+
+def _as_row(result: Any) -> dict[str, Any]:
+    """The result of a drill, for JSON."""
+    names = ("found", "counts", "crashes", "records", "restore_s", "seconds")
+    facts = {name: getattr(result, name) for name in names}
+    return {"kind": result.drill.kind, "title": result.drill.title} | facts
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c015
 @app.command()
@@ -277,12 +307,13 @@ def bench(
     partitions: Annotated[
         int, typer.Option(min=1_000, max=100_000, help="The largest topic of the comparison.")
     ] = 1_000,
+    as_json: Json = False,
 ) -> None:
     """Compare engines, sinks and sources, in turns, with other producers, warm and tuned, and with
     Spark's own: rows a second, seconds of a micro-batch, of a commit and of a restore.
     """
-    console = Console()
-    with plainly("course"):
+    console = Console(stderr=as_json)
+    with plainly("course", as_json):
         from kafka2pc.proof.bench.bench import Sizes, bench, machine
         from kafka2pc.proof.bench.measure import Comparison, chart
 
@@ -300,6 +331,8 @@ def bench(
         console.print(
             f"{machine()}. The chart: {images / 'bench.svg'}", highlight=False, soft_wrap=True
         )
+        if as_json:
+            print_json([asdict(c) for c in comparisons])
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c017
 _FOR_OPERATORS: dict[str, Callable[..., None]] = {

@@ -6,7 +6,6 @@
 __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 'restore', 'adopt', 'accept']
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c002
-import json
 from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,11 +26,13 @@ from kafka2pc.operations.cli.common import (
     Stores,
     exit_with,
     plainly,
+    print_json,
     show_ids,
     show_json,
     show_rows,
     spell_id,
 )
+from ..exit_status import ExitStatus
 
 if TYPE_CHECKING:
     from kafka2pc.operations.doctor.findings import Diagnosis, Finding
@@ -62,7 +63,7 @@ def doctor(
     """Can this cluster and this checkpoint keep the guarantees? What, why, is data at risk, what to
     do. Exit status: 0 nothing to do, 3 something to do, 4 decided rows are lost or in danger.
     """
-    with plainly("spark"):
+    with plainly("spark", as_json):
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.doctor.doctor import doctor
 
@@ -83,7 +84,7 @@ def doctor(
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c101
 def _print_json(diagnosis: "Diagnosis") -> None:
     more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
-    typer.echo(json.dumps(asdict(diagnosis) | more, indent=1))
+    print_json(asdict(diagnosis) | more)
 
 
 _COLOURS = {"note": "cyan", "trouble": "yellow", "danger": "red"}
@@ -178,7 +179,7 @@ def list_decisions(
     are notes about a batch. CLAIM, REPAIR and LOST are about a COMMIT whose transactions were
     aborted.)
     """
-    with plainly("spark"):
+    with plainly("spark", as_json):
         from kafka2pc.protocol.messages import rows_once
 
         log = _query(place, decision_log, servers, config).log
@@ -209,7 +210,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """The records of one batch, with every transaction."""
-    with plainly("spark"):
+    with plainly("spark", as_json):
         from kafka2pc.backends.places import masked
 
         log = _query(place, decision_log, servers, config).log
@@ -217,9 +218,9 @@ def show(
         slots = [s for s in (*seen.notes, *seen.slots) if s.batch_id == batch]
         records = [d for d in map(log.load, slots) if d]
         if not records:
-            exit_with(f"{masked(place)}: no record of batch {batch}")
+            exit_with(f"{masked(place)}: no record of batch {batch}", as_json=as_json)
         if as_json:
-            typer.echo(json.dumps([asdict(d) for d in records], indent=1))
+            show_json(records)
             return
         for d in records:
             _print_record(d)
@@ -267,7 +268,7 @@ def show_progress(
     """The last batches of a query: rows, transactions, how long they took, and how much of the
     transaction timeout they used.
     """
-    with plainly("spark"):
+    with plainly("spark", as_json):
         from kafka2pc.operations.progress import find_progress
 
         batches = find_progress(_query(place, decision_log, servers, config), last)
@@ -303,7 +304,7 @@ def restore(
     is written again. Begin with --dry-run. If the query still runs, this stops it, and it loses
     nothing.
     """
-    with plainly("spark"):
+    with plainly("spark", as_json):
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.missing import missing_batches
         from kafka2pc.operations.query import open_query
@@ -318,10 +319,10 @@ def restore(
             show_json(steps)
         else:
             _print_steps(steps, dry_run)
-        missing = missing_batches(query)
-        for batch_id in missing:
-            typer.echo(_missing(place, batch_id), err=True)
-    raise typer.Exit(4 if missing else _status(steps, dry_run))
+        missing = [_missing(place, batch_id) for batch_id in missing_batches(query)]
+        if missing:
+            exit_with("\n".join(missing), ExitStatus.AT_RISK, as_json)
+    raise typer.Exit(_status(steps, dry_run))
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c117
 # what is done with a transaction -> in words, the urgent first
@@ -424,13 +425,14 @@ def _missing(place: str, batch_id: int) -> str:
     )
 
 
-def _status(steps: list["RestoreStep"], dry_run: bool) -> int:
+def _status(steps: list["RestoreStep"], dry_run: bool) -> ExitStatus:
     if any(s.do == "lost" for s in steps):
-        return 4
+        return ExitStatus.AT_RISK
     if any(s.do == "reopen" for s in steps):
-        return 3
+        return ExitStatus.TO_DO
     to_do = ("commit", "show", "abort", "salvage")
-    return 3 if dry_run and any(s.do in to_do for s in steps) else 0
+    waits = dry_run and any(s.do in to_do for s in steps)
+    return ExitStatus.TO_DO if waits else ExitStatus.DONE
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c121
 def adopt(
@@ -444,20 +446,24 @@ def adopt(
     ] = None,
     servers: Servers = None,
     config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Record that a checkpoint, or a decision log, was moved to where it is named now. Stop the
     query, and every copy of it, before: two queries with one history abort each other's rows.
     """
-    with plainly("spark"):
+    with plainly("spark", as_json):
         from kafka2pc.backends.places import masked
         from kafka2pc.operations.repair import adopt_place
 
         query = _query(place, decision_log, servers, config, prefix)
         record = adopt_place(query, topic=topic, prefix=prefix)
-        done = "nothing has changed"
-        if record:
-            done = f"adopted in slot {record.slot.batch_id}.{record.slot.attempt}"
-        typer.echo(f"{masked(place)}: {done}")
+        slot = f"{record.slot.batch_id}.{record.slot.attempt}" if record else None
+        if as_json:
+            print_json({"place": masked(place), "adopted": bool(record), "slot": slot})
+            return
+        typer.echo(
+            f"{masked(place)}: {f'adopted in slot {slot}' if slot else 'nothing has changed'}"
+        )
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c130
 def accept(
@@ -466,13 +472,17 @@ def accept(
     decision_log: DecisionLog = None,
     servers: Servers = None,
     config: Config = None,
+    as_json: Json = False,
 ) -> None:
     """Record that nothing of a failed batch is missing any more, so that a query that stops with
     PassedOver goes on. Look for its rows before, and write again what is missing.
     """
-    with plainly("spark"):
+    with plainly("spark", as_json):
         from kafka2pc.backends.places import masked
         from kafka2pc.operations.missing import accept_batch
 
         accept_batch(_query(place, decision_log, servers, config), batch)
+        if as_json:
+            print_json({"place": masked(place), "accepted": batch})
+            return
         typer.echo(f"{masked(place)}: batch {batch} is accepted; the query may start again")

@@ -16,6 +16,7 @@ from ...backends.places import masked
 from ...kafka.wire.transactions import init_producer_id
 from ..access import Access, read_store
 from .rights import IDS, acl_command, admin_command
+from ..exit_status import ExitStatus
 from ..query import Query
 from ..repair import others_of
 from ..survey import Survey
@@ -23,7 +24,12 @@ from ...protocol.errors import NotAuthorized
 from ...protocol.log.questions import newest_record
 
 # %% ../../../nbs/operations/doctor/02_findings.ipynb #c006
-STATUS = {"note": 0, "trouble": 3, "danger": 4}  # level -> exit status
+# level -> exit status
+STATUS = {
+    "note": ExitStatus.DONE,
+    "trouble": ExitStatus.TO_DO,
+    "danger": ExitStatus.AT_RISK,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

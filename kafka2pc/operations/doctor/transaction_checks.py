@@ -11,8 +11,10 @@ from typing import Iterator, Mapping, Sequence
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c003
 from ...backends.places import masked
+from ...kafka.wire.descriptions import list_transactions
 from ...kafka.wire.topics import topic_settings
 from .findings import FINDINGS, Examination, Finding, finding
+from ..programs import CONNECT_LEADER, Reader, find_readers, guess_program
 from ..query import Query
 from kafka2pc.operations.repair import (
     RestoreStep,
@@ -51,13 +53,44 @@ FINDINGS.update(
                 "No. Nothing is lost by waiting. The decision log shows whether to commit or to"
                 " abort it."
             ),
-            "End it as its own finding says. Do not end a transaction of another program.",
+            (
+                "End it as its own finding says. Do not end a transaction of another program that"
+                " may still run."
+            ),
         ),
         "readers-held-back-by-whom": (
             "trouble",
             "A transaction is open there, and this user may not ask which.",
             "Perhaps: it may be decided, and time out.",
             "Grant READ, and look again.",
+        ),
+        "of-another-program": (
+            "trouble",
+            (
+                "A guess, by the shape of the ids. That program is dead, or slow, or its"
+                " transactions are long."
+            ),
+            (
+                "Perhaps, for that program: an abort drops what it wrote into them. No row of"
+                " kafka2pc is in them."
+            ),
+            (
+                "Start that program again, or ask its owner. Only if it never starts again, an"
+                " administrator ends them with kafka-transactions.sh of Kafka 4.1 or newer."
+            ),
+        ),
+        "reads-uncommitted": (
+            "trouble",
+            (
+                "A consumer with isolation.level=read_committed never gets there by reading. This"
+                " one has another isolation.level (Java's consumer has read_uncommitted if nothing"
+                " is set), or its offset was set by hand."
+            ),
+            "Perhaps, for this reader: what it has read there may still be aborted.",
+            (
+                "Set isolation.level=read_committed in this consumer. Compare what it has done with"
+                " the topic, once the transaction has ended."
+            ),
         ),
     }
 )
@@ -77,12 +110,15 @@ def _held_back(
     what: str,
     holders: Mapping[int, OpenProducer],
     known: Mapping[int, FoundTransaction],
+    readers: Sequence[Reader] = (),
 ) -> Iterator[Finding]:
     """The finding, if the transaction of one of the `holders` is older than `older_ms`. Both maps:
-    by producer id.
+    by producer id. `readers`: the groups there.
     """
     if not any(_age_ms(h, known) >= exam.older_ms for h in holders.values()):
         return
+    waiting = sorted({r.group for r in readers if r.waits})
+    groups = f" Groups that have read all up to there: {list_some(waiting)}." if waiting else ""
     held = [known[i] for i in holders if i in known]
     strange = [t for t in held if not _has_finding(exam, t)]
     commands = (exam.cluster_line("transactions", "list", "--all"),) if strange[_NAMED:] else ()
@@ -96,7 +132,7 @@ def _held_back(
         what,
         *commands,
         items=((t.transactional_id, _spell(t)) for t in strange[:_NAMED]),
-        why=f"Open transactions there: {'; '.join(_owners(held) + unseen)}.",
+        why=f"Open transactions there: {'; '.join(_owners(held) + unseen)}.{groups}",
         **_risk_of_waiting(held, bool(unseen), exam.older_ms),
     )
 
@@ -121,8 +157,12 @@ def _spell(t: FoundTransaction) -> str:
 
 def _has_finding(exam: Examination, t: FoundTransaction) -> bool:
     """Does another check report it, as one of this sink?"""
-    own = t.decided is not None or t.transactional_id.startswith(exam.prefix)
+    own = t.decided is not None or _has_prefix(exam, t)
     return own and (bool(t.decided) or t.hides or _is_left(exam, t))
+
+
+def _has_prefix(exam: Examination, t: FoundTransaction) -> bool:
+    return t.transactional_id.startswith(exam.prefix)
 
 
 def _risk_of_waiting(
@@ -164,6 +204,57 @@ def _is_left(exam: Examination, t: FoundTransaction) -> bool:
     undecided = t.query_id and not t.decided and not t.hides
     return bool(undecided and (t.fenced or t.age_ms >= exam.older_ms))
 
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c141
+def _of_other_programs(exam: Examination, held: Sequence[FoundTransaction]) -> Iterator[Finding]:
+    """A finding for each program whose ids these old transactions seem to have."""
+    strange = [
+        t
+        for t in dict.fromkeys(held)
+        if t.state == "Ongoing" and t.query_id is None and not _has_prefix(exam, t)
+    ]
+    if not strange:
+        return
+    leaders = list_transactions(exam.survey, CONNECT_LEADER, (), partial=True)
+    known = [t.transactional_id for t in leaders]
+    guesses = {t: guess_program(t.transactional_id, known) for t in strange}
+    for program in dict.fromkeys(filter(None, guesses.values())):
+        own = [t for t in strange if guesses[t] == program]
+        yield finding(
+            "of-another-program",
+            f"{_number(len(own))}{_spell_places(own)}, {_oldest(own)}, {_verb(own)} readers back;"
+            f" by its id it looks like {program}",
+            *(exam.tool("kafka-transactions.sh", _terminate(t)) for t in own[:_NAMED]),
+            items=((t.transactional_id, _spell(t)) for t in own[:_NAMED]),
+        )
+
+
+def _verb(own: Sequence[FoundTransaction]) -> str:
+    return "holds" if len(own) == 1 else "hold"
+
+
+def _terminate(t: FoundTransaction) -> str:
+    return f"forceTerminateTransaction --transactionalId {shlex.quote(t.transactional_id)}"
+
+
+def _reading_uncommitted(
+    old: Sequence[OpenProducer], readers: Sequence[Reader]
+) -> Iterator[Finding]:
+    """A finding for each group that is beyond the beginning of one of these old transactions."""
+    begins: dict[tuple[str, int], int] = {}
+    for h in old:
+        place = h.topic, h.partition
+        begins[place] = min(h.first_offset, begins.get(place, h.first_offset))
+    found = [r for r in readers if r.beyond and r.offset > begins[r.topic, r.partition]]
+    for group in sorted({r.group for r in found}):
+        own = [r for r in found if r.group == group]
+        places = [f"{r.topic}-{r.partition} at {r.offset}" for r in own]
+        stable = [f"{r.topic}-{r.partition} at {r.stable}" for r in own]
+        yield finding(
+            "reads-uncommitted",
+            f"the consumer group {group} is beyond the last stable offset: its offset is"
+            f" {list_some(places)}, and a transaction is open from {list_some(stable)} on",
+        )
+
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c107
 def check_readers(exam: Examination) -> Iterator[Finding]:
     """Which topics keep `read_committed` consumers waiting before the end of a partition, and which
@@ -177,18 +268,34 @@ def check_readers(exam: Examination) -> Iterator[Finding]:
     late = [p for p in parts if p in stable and p in end and stable[p] < end[p]]
     if not late:
         return
+    gaps = {
+        t: [f"{t}-{n} at {stable[t, n]} of {end[t, n]}" for s, n in late if s == t] for t, _ in late
+    }
+    whats = {t: f"read_committed readers of {t} wait: {', '.join(gaps[t])}" for t in sorted(gaps)}
     holders = exam.survey.open_producers([p for p in layout if (p.topic, p.partition) in late])
-    found = find_transactions(exam.survey, ("",), exam.query, ALIVE) if holders else ()
-    known = {f.producer_id: f for f in found}
-    for topic in sorted({topic for topic, _ in late}):
-        gaps = [f"{t}-{p} at {stable[t, p]} of {end[t, p]}" for t, p in late if t == topic]
-        what = f"read_committed readers of {topic} wait: {', '.join(gaps)}"
-        if holders is None:
+    if holders is None:
+        for topic, what in whats.items():
             right = exam.acl("Read", f"--topic {shlex.quote(topic)}")
             yield finding("readers-held-back-by-whom", what, right)
-        else:
-            own = {h.producer_id: h for h in holders if h.topic == topic}
-            yield from _held_back(exam, what, own, known)
+    elif holders:
+        yield from _check_held(exam, whats, holders)
+
+
+def _check_held(
+    exam: Examination, whats: Mapping[str, str], holders: Sequence[OpenProducer]
+) -> Iterator[Finding]:
+    """The findings about these open transactions. `whats`: topic -> which readers wait there."""
+    found = find_transactions(exam.survey, ("",), exam.query, ALIVE)
+    known = {f.producer_id: f for f in found}
+    old = [h for h in holders if _age_ms(h, known) >= exam.older_ms]
+    readers = find_readers(exam.survey, {(h.topic, h.partition) for h in old})
+    for topic, what in whats.items():
+        own = {h.producer_id: h for h in holders if h.topic == topic}
+        there = [r for r in readers if r.topic == topic]
+        yield from _held_back(exam, what, own, known, there)
+    named = [known[h.producer_id] for h in old if h.producer_id in known]
+    yield from _of_other_programs(exam, named)
+    yield from _reading_uncommitted(old, readers)
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c111
 FINDINGS.update(
