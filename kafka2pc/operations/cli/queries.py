@@ -21,6 +21,7 @@ from kafka2pc.operations.cli.common import (
     Config,
     DecisionLog,
     Json,
+    OpenMetrics,
     Place,
     Prefix,
     Servers,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kafka2pc.operations.query import Query
     from kafka2pc.operations.repair import RestoreStep
     from kafka2pc.protocol.log.decisions import Decision
+    from kafka2pc.spark.metrics.families import Sample
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c008
 def doctor(
@@ -58,6 +60,11 @@ def doctor(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
+    openmetrics: OpenMetrics = False,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(help="With --openmetrics: a group of consumers whose lag is counted."),
+    ] = None,
 ) -> None:
     """Can this cluster and this checkpoint keep the guarantees? What, why, is data at risk, what to
     do. Exit status: 0 nothing to do, 3 something to do, 4 decided rows are lost or in danger.
@@ -66,8 +73,9 @@ def doctor(
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.doctor.doctor import doctor
 
+        access = Access(servers, config, tuple(stores or ()))
         diagnosis = doctor(
-            Access(servers, config, tuple(stores or ())),
+            access,
             topics=topic or (),
             prefix=prefix,
             checkpoint=checkpoint,
@@ -76,11 +84,23 @@ def doctor(
             older_ms=int(1000 * older_than),
             spark_conf=spark_conf,
         )
-        show = _print_json if as_json else _print_findings
-        show(diagnosis)
+        if openmetrics:
+            from kafka2pc.operations.metrics import doctor_samples
+
+            more = dict(checkpoint=checkpoint, decision_log=decision_log, prefix=prefix)
+            _print_metrics(doctor_samples(diagnosis, access, groups=group or (), **more))
+        else:
+            show = _print_json if as_json else _print_findings
+            show(diagnosis)
     raise typer.Exit(diagnosis.status)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c101
+def _print_metrics(samples: list["Sample"]) -> None:
+    from kafka2pc.spark.metrics.families import to_text
+
+    typer.echo(to_text(samples, openmetrics=True), nl=False)
+
+
 def _print_json(diagnosis: "Diagnosis") -> None:
     more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
     typer.echo(json.dumps(asdict(diagnosis) | more, indent=1))
@@ -263,6 +283,7 @@ def show_progress(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
+    openmetrics: OpenMetrics = False,
 ) -> None:
     """The last batches of a query: rows, transactions, how long they took, and how much of the
     transaction timeout they used.
@@ -270,7 +291,13 @@ def show_progress(
     with plainly("spark"):
         from kafka2pc.operations.progress import find_progress
 
-        batches = find_progress(_query(place, decision_log, servers, config), last)
+        query = _query(place, decision_log, servers, config)
+        batches = find_progress(query, last)
+        if openmetrics:
+            from kafka2pc.operations.metrics import progress_samples
+
+            _print_metrics(progress_samples(batches, query.query_id))
+            return
         columns = {
             "batch": lambda p: p.batch_id,
             "": lambda p: p.state,
