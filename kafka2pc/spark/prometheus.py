@@ -69,8 +69,8 @@ def serve(port: int, folder: str, host: str = "0.0.0.0") -> Endpoint:
 
 # %% ../../nbs/spark/11_prometheus.ipynb #m010
 def _sink(description: str) -> str:
-    """The name of a sink, as it is in each run."""
-    return re.sub(r"@[0-9a-f]+", "", description)
+    """The name of a sink, as it is in each run, without its Java package."""
+    return re.sub(r"^([a-z]\w*\.)+(?=[A-Z])|@[0-9a-f]+", "", description)
 
 
 def progress_samples(progress: Any, sink: str, now_s: float) -> list[Sample]:
