@@ -9,7 +9,7 @@ __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 're
 import json
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Iterable
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c003
 import typer
@@ -35,6 +35,7 @@ from kafka2pc.operations.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from kafka2pc.operations.access import Access
     from kafka2pc.operations.doctor.findings import Diagnosis, Finding
     from kafka2pc.operations.query import Query
     from kafka2pc.operations.repair import RestoreStep
@@ -42,29 +43,33 @@ if TYPE_CHECKING:
     from kafka2pc.spark.metrics.families import Sample
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c008
+_Topics = Annotated[
+    list[str] | None, typer.Option(help="Where the query writes; may be given more than once.")
+]
+_Groups = Annotated[
+    list[str] | None,
+    typer.Option(help="With --openmetrics: a group of consumers whose lag is counted."),
+]
+_TimeoutMs = Annotated[
+    int | None, typer.Option(help="kafka.transaction.timeout.ms of the query, if it has one.")
+]
+_OlderThan = Annotated[float, typer.Option(help="Seconds; what is open for less is not reported.")]
+
+
 def doctor(
-    topic: Annotated[
-        list[str] | None, typer.Option(help="Where the query writes; may be given more than once.")
-    ] = None,
+    topic: _Topics = None,
     checkpoint: Checkpoint = None,
     decision_log: DecisionLog = None,
     prefix: Prefix = None,
-    timeout_ms: Annotated[
-        int | None, typer.Option(help="kafka.transaction.timeout.ms of the query, if it has one.")
-    ] = None,
-    older_than: Annotated[
-        float, typer.Option(help="Seconds; what is open for less is not reported.")
-    ] = 60,
+    timeout_ms: _TimeoutMs = None,
+    older_than: _OlderThan = 60,
     spark_conf: Annotated[str | None, typer.Option(help="Folder of spark-defaults.conf.")] = None,
     stores: Stores = None,
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
     openmetrics: OpenMetrics = False,
-    group: Annotated[
-        list[str] | None,
-        typer.Option(help="With --openmetrics: a group of consumers whose lag is counted."),
-    ] = None,
+    group: _Groups = None,
 ) -> None:
     """Can this cluster and this checkpoint keep the guarantees? What, why, is data at risk, what to
     do. Exit status: 0 nothing to do, 3 something to do, 4 decided rows are lost or in danger.
@@ -85,16 +90,33 @@ def doctor(
             spark_conf=spark_conf,
         )
         if openmetrics:
-            from kafka2pc.operations.metrics import doctor_samples
-
-            more = dict(checkpoint=checkpoint, decision_log=decision_log, prefix=prefix)
-            _print_metrics(doctor_samples(diagnosis, access, groups=group or (), **more))
+            named = checkpoint, decision_log, prefix
+            _print_metrics(_samples(diagnosis, access, group or (), *named))
         else:
-            show = _print_json if as_json else _print_findings
-            show(diagnosis)
+            (_print_json if as_json else _print_findings)(diagnosis)
     raise typer.Exit(diagnosis.status)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c101
+def _samples(
+    diagnosis: "Diagnosis",
+    access: "Access",
+    groups: Iterable[str],
+    checkpoint: str | None,
+    decision_log: str | None,
+    prefix: str | None,
+) -> list["Sample"]:
+    from kafka2pc.operations.metrics import doctor_samples
+
+    return doctor_samples(
+        diagnosis,
+        access,
+        checkpoint=checkpoint,
+        decision_log=decision_log,
+        prefix=prefix,
+        groups=groups,
+    )
+
+
 def _print_metrics(samples: list["Sample"]) -> None:
     from kafka2pc.spark.metrics.families import to_text
 
