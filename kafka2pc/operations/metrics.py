@@ -53,13 +53,17 @@ def open_samples(
             yield sample("open_transaction_time_left_seconds", min(left), **labels)
 
 # %% ../../nbs/operations/07_metrics.ipynb #m010
-def finding_samples(diagnosis: Diagnosis, now_s: float) -> Iterator[Sample]:
-    """The samples of a diagnosis. `now_s`: when it was made, in seconds since 1970."""
-    yield sample("doctor_status", diagnosis.status)
-    yield sample("doctor_timestamp_seconds", now_s)
+def finding_samples(
+    diagnosis: Diagnosis, now_s: float, query_id: str | None = None
+) -> Iterator[Sample]:
+    """The samples of a diagnosis. `now_s`: when it was made, in seconds since 1970; `query_id`: the
+    query whose checkpoint was named.
+    """
+    yield sample("doctor_status", diagnosis.status, query=query_id)
+    yield sample("doctor_timestamp_seconds", now_s, query=query_id)
     for name, level in dict.fromkeys((f.name, f.level) for f in diagnosis.findings):
         own = [f for f in diagnosis.findings if (f.name, f.level) == (name, level)]
-        labels = {"finding": name, "level": level}
+        labels = {"finding": name, "level": level, "query": query_id}
         yield sample("doctor_findings", len(own), **labels)
         yield sample("doctor_finding_transactions", sum(len(f.items) for f in own), **labels)
 
@@ -80,13 +84,17 @@ class Cluster:
 
 
 def cluster_samples(cluster: Cluster) -> Iterator[Sample]:
-    """The samples of a cluster."""
-    yield from open_samples(cluster.found, cluster.query_id)
+    """The samples of a cluster. With a query only its own transactions: two doctors that write
+    files for one node_exporter must have no sample in common.
+    """
+    query_id = cluster.query_id
+    own = [t for t in cluster.found if query_id in (None, t.query_id)]
+    yield from open_samples(own, query_id)
     for prefix, number in cluster.ids.items():
-        yield sample("transactional_ids", number, prefix=prefix)
+        yield sample("transactional_ids", number, prefix=prefix, query=query_id)
     held = {p: max(0, end - cluster.stable.get(p, end)) for p, end in cluster.ends.items()}
     for topic, offsets in _by_topic(held).items():
-        yield sample("unstable_offsets", offsets, topic=topic)
+        yield sample("unstable_offsets", offsets, topic=topic, query=query_id)
     for group, committed in cluster.groups.items():
         behind = {
             p: max(0, cluster.stable[p] - o.offset)
@@ -94,7 +102,7 @@ def cluster_samples(cluster: Cluster) -> Iterator[Sample]:
             if p in cluster.stable
         }
         for topic, offsets in _by_topic(behind).items():
-            yield sample("group_lag_offsets", offsets, group=group, topic=topic)
+            yield sample("group_lag_offsets", offsets, group=group, topic=topic, query=query_id)
 
 
 def _by_topic(numbers: Mapping[tuple[str, int], int]) -> dict[str, int]:
@@ -154,7 +162,8 @@ def doctor_samples(
     query = open_query(checkpoint, decision_log, conf=conf, prefix=prefix) if checkpoint else None
     with Survey(conf) as survey:
         cluster = ask_cluster(survey, query, named, groups, prefix)
-    return [*finding_samples(diagnosis, CLOCK.now_ms() / 1000), *cluster_samples(cluster)]
+    findings = finding_samples(diagnosis, CLOCK.now_ms() / 1000, cluster.query_id)
+    return [*findings, *cluster_samples(cluster)]
 
 # %% ../../nbs/operations/07_metrics.ipynb #m018
 _STATES = ("writing", "decided", "done")

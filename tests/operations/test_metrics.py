@@ -28,20 +28,20 @@ def doctor(dead, *words):
 
 def test_doctor_says_what_is_open_how_old_it_is_and_how_much_time_is_left(dead):
     status, before = doctor(dead)
-    assert status == 3 and before["doctor_status",].value == 3  # one copy
+    assert status == 3 and before["doctor_status", dead.id].value == 3  # one copy
     assert before["open_transactions", "true", dead.id].value == 0
-    assert before["unstable_offsets", dead.topic].value == 0
+    assert before["unstable_offsets", dead.id, dead.topic].value == 0
     dead.leave(decided=True)
     status, after = doctor(dead, "--group", "billing")
-    assert status == 4 and after["doctor_status",].value == 4
+    assert status == 4 and after["doctor_status", dead.id].value == 4
     assert after["open_transactions", "true", dead.id].value == 2
     assert after["open_transactions", "false", dead.id].value == 0
     assert 0 <= after["open_transaction_age_seconds", "true", dead.id].value < 120
     left = after["open_transaction_time_left_seconds", "true", dead.id].value
     assert 0 < left < math.inf
-    assert after["doctor_findings", "decided-and-open", "danger"].value == 1
-    assert after["transactional_ids", dead.prefix].value >= 2
-    assert after["unstable_offsets", dead.topic].value == 4
+    assert after["doctor_findings", "decided-and-open", "danger", dead.id].value == 1
+    assert after["transactional_ids", dead.prefix, dead.id].value >= 2
+    assert after["unstable_offsets", dead.id, dead.topic].value == 4
 
 
 def test_progress_shows_a_batch_that_is_decided_and_not_committed(dead):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from urllib.request import urlopen
 
@@ -187,6 +188,25 @@ def test_counters_go_on_in_another_process_and_failures_are_counted(tmp_path):
         s.value for s in seen if s.suffix == "_count" and dict(s.labels)["phase"] == "precommit"
     ]
     assert counts == [2]
+
+
+def test_two_doctors_of_one_cluster_have_no_sample_in_common():
+    """node_exporter refuses all files if two of them have a sample in common."""
+    other = replace(OPEN, query_id="22222222-2222-3333-4444-555555555555")
+    at = {("flights", 0): 7}
+    same = dict(found=[OPEN, other], stable=at, ends=at, ids={"kafka2pc": 3}, groups={})
+    nothing = Diagnosis((), ())
+    first, second = (
+        {
+            (s.family, s.labels)
+            for s in (
+                *finding_samples(nothing, 1, name),
+                *cluster_samples(Cluster(query_id=name, **same)),
+            )
+        }
+        for name in (QUERY, other.query_id)
+    )
+    assert first and second and not first & second
 
 
 def test_without_the_option_nothing_is_written_and_a_full_disk_fails_no_batch(tmp_path, caplog):

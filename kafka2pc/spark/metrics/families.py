@@ -77,18 +77,18 @@ _DOCTOR = (
         "Transactions that the findings of this name list.",
         ("finding", "level"),
     ),
-    ("open_transactions", "gauge", "Open transactions.", ("query", "decided")),
+    ("open_transactions", "gauge", "Open transactions.", ("decided",)),
     (
         "open_transaction_age_seconds",
         "gauge",
         "Age of the oldest open transaction.",
-        ("query", "decided"),
+        ("decided",),
     ),
     (
         "open_transaction_time_left_seconds",
         "gauge",
         "Time until the first open transaction times out; +Inf: never.",
-        ("query", "decided"),
+        ("decided",),
     ),
     ("transactional_ids", "gauge", "Transactional ids that the brokers remember.", ("prefix",)),
     (
@@ -126,7 +126,7 @@ _PROGRESS = (
 _SOURCES = {
     "sink": (_SINK, ("query", "name")),
     "listener": (_SPARK, ("query", "name", "sink")),
-    "doctor": (_DOCTOR, ()),
+    "doctor": (_DOCTOR, ("query",)),
     "progress": (_PROGRESS, ("query",)),
 }
 METRICS = {
