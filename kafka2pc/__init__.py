@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kafka2pc.protocol import errors
     from kafka2pc.protocol.log.slots import DecisionLog
     from kafka2pc.protocol.participant import Participant
+    from kafka2pc.spark import prometheus as metrics
     from kafka2pc.spark.foreach_batch import ExactlyOnce
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "errors",
     "exactly_once",
+    "metrics",
     "progress",
     "register",
 ]
@@ -34,17 +36,18 @@ _WHERE = {
     "DecisionLog": "kafka2pc.protocol.log.slots",
     "KafkaParticipant": "kafka2pc.kafka.participant",
     "Participant": "kafka2pc.protocol.participant",
-    "errors": "kafka2pc.protocol",
+    "errors": "kafka2pc.protocol.errors",
+    "metrics": "kafka2pc.spark.prometheus",
 }
+_MODULES = ("errors", "metrics")
 
 
 def __getattr__(name: str) -> Any:
     """A public name, imported when it is asked for: `import kafka2pc` needs no other package."""
     if name not in _WHERE:
         raise AttributeError(f"module 'kafka2pc' has no attribute {name!r}")
-    if name == "errors":
-        return import_module("kafka2pc.protocol.errors")
-    return getattr(import_module(_WHERE[name]), name)
+    module = import_module(_WHERE[name])
+    return module if name in _MODULES else getattr(module, name)
 
 
 def register(spark: SparkSession) -> None:

@@ -41,6 +41,7 @@ FOLDERS = [  # in reading order
     "decision_logs/topic",
     "spark/sink",
     "spark/source",
+    "spark/metrics",
     "spark",
     "operations",
     "operations/doctor",

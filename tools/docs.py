@@ -45,6 +45,7 @@ GUIDE = {  # the groups of the guide's menu: notebooks of nbs/guide, and texts
         "04_places",
         "10_sizing",
         "11_monitoring",
+        "20_metrics",
         "12_runbook",
         "05_errors",
         "09_security",

@@ -68,7 +68,7 @@ from kafka2pc.spark.running_query import (
     running_query,
     unknown_checkpoint,
 )
-from .sink.batch_line import count_aborts, log_batch, tidying_up
+from .sink.batch_line import count_aborts, count_failure, log_batch, tidying_up
 from .sink.columns import COLUMNS, check_columns, plain_names
 from .sink.giving_up import end_batch, warn_if_open
 from .sink.keys import check_earlier, query_id_of, under_key, warn_of_local_log
@@ -83,7 +83,7 @@ from kafka2pc.spark.sink.opening import (
     stream_driver,
     warn_once,
 )
-from .sink.options import SinkOptions, parse_sink_options
+from .sink.options import SinkOptions, parse_sink_options, refuse_metrics
 from .small_batches import arrow_rows, kept, note_size, was_small
 from .worker import freeze_worker
 from ..stores.shaped import Shaped
@@ -174,7 +174,7 @@ def write_batch(
     except (Exception, KeyboardInterrupt) as e:
         _undo(driver, plan, messages, e)
         raise
-    log_batch(messages, driver.history.events[begun:], swept)
+    log_batch(messages, driver.history, swept, begun)
     return messages
 
 
@@ -192,7 +192,10 @@ def _undo(
     silent = isinstance(error, Stopped)
     place = driver.about.checkpoint or driver.log.place
     with stop_when(lambda: False), warn_if_open(plan.batch_id, place):
-        end_batch(driver, plan, messages, killed=not messages, silent=silent)
+        try:
+            end_batch(driver, plan, messages, killed=not messages, silent=silent)
+        finally:
+            count_failure(driver.history)
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c029
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +288,7 @@ class ExactlyOnce:
         it, and `df` is not evaluated. Raises `BadOption` without a name, and what the phases raise.
         """
         name = check_key(self.name)
+        refuse_metrics(self.options.query)
         query_id = query_id_of(name)
         with self._log_of_job(query_id) as log:
             driver = make_driver(self.options.query, query_id, log, self.stores())

@@ -122,7 +122,7 @@ def test_a_late_batch_is_reported_in_four_parts_and_once_for_each_query(caplog):
     assert warn_if_late([CommitMessage(plan=plan_of(first))], 10**9) is None, (
         "an empty batch is never late"
     )
-    log_batch(late(third), [])
+    log_batch(late(third), BatchHistory())
     assert any(third in r.message for r in caplog.records), "the committer asks"
 
 

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Servers', 'Config', 'Prefix', 'Place', 'Checkpoint', 'DecisionLog', 'Stores', 'TransactionalId', 'IdOption', 'Json',
-           'Force', 'plainly', 'exit_with', 'show_rows', 'show_json', 'print_json', 'show_ids', 'spell_id',
-           'spell_places', 'yes_or_no']
+           'OpenMetrics', 'Force', 'plainly', 'exit_with', 'show_rows', 'show_json', 'print_json', 'show_ids',
+           'spell_id', 'spell_places', 'yes_or_no']
 
 # %% ../../../nbs/operations/cli/01_common.ipynb #c002
 import json
@@ -131,6 +131,7 @@ Json = Annotated[
         "--json", help="One JSON document on standard output; an error is one on standard error."
     ),
 ]
+OpenMetrics = Annotated[bool, typer.Option("--openmetrics", help="As OpenMetrics, for Prometheus.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Also if rows are lost or appear twice by it; says which.")
 ]

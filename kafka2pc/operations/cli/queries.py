@@ -8,7 +8,7 @@ __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 're
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c002
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Iterable
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c003
 import typer
@@ -20,6 +20,7 @@ from kafka2pc.operations.cli.common import (
     Config,
     DecisionLog,
     Json,
+    OpenMetrics,
     Place,
     Prefix,
     Servers,
@@ -35,30 +36,41 @@ from kafka2pc.operations.cli.common import (
 from ..exit_status import ExitStatus
 
 if TYPE_CHECKING:
+    from kafka2pc.operations.access import Access
     from kafka2pc.operations.doctor.findings import Diagnosis, Finding
     from kafka2pc.operations.query import Query
     from kafka2pc.operations.repair import RestoreStep
     from kafka2pc.protocol.log.decisions import Decision
+    from kafka2pc.spark.metrics.families import Sample
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c008
+_Topics = Annotated[
+    list[str] | None, typer.Option(help="Where the query writes; may be given more than once.")
+]
+_Groups = Annotated[
+    list[str] | None,
+    typer.Option(help="With --openmetrics: a group of consumers whose lag is counted."),
+]
+_TimeoutMs = Annotated[
+    int | None, typer.Option(help="kafka.transaction.timeout.ms of the query, if it has one.")
+]
+_OlderThan = Annotated[float, typer.Option(help="Seconds; what is open for less is not reported.")]
+
+
 def doctor(
-    topic: Annotated[
-        list[str] | None, typer.Option(help="Where the query writes; may be given more than once.")
-    ] = None,
+    topic: _Topics = None,
     checkpoint: Checkpoint = None,
     decision_log: DecisionLog = None,
     prefix: Prefix = None,
-    timeout_ms: Annotated[
-        int | None, typer.Option(help="kafka.transaction.timeout.ms of the query, if it has one.")
-    ] = None,
-    older_than: Annotated[
-        float, typer.Option(help="Seconds; what is open for less is not reported.")
-    ] = 60,
+    timeout_ms: _TimeoutMs = None,
+    older_than: _OlderThan = 60,
     spark_conf: Annotated[str | None, typer.Option(help="Folder of spark-defaults.conf.")] = None,
     stores: Stores = None,
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
+    openmetrics: OpenMetrics = False,
+    group: _Groups = None,
 ) -> None:
     """Can this cluster and this checkpoint keep the guarantees? What, why, is data at risk, what to
     do. Exit status: 0 nothing to do, 3 something to do, 4 decided rows are lost or in danger.
@@ -67,8 +79,9 @@ def doctor(
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.doctor.doctor import doctor
 
+        access = Access(servers, config, tuple(stores or ()))
         diagnosis = doctor(
-            Access(servers, config, tuple(stores or ())),
+            access,
             topics=topic or (),
             prefix=prefix,
             checkpoint=checkpoint,
@@ -77,11 +90,40 @@ def doctor(
             older_ms=int(1000 * older_than),
             spark_conf=spark_conf,
         )
-        show = _print_json if as_json else _print_findings
-        show(diagnosis)
+        if openmetrics:
+            named = checkpoint, decision_log, prefix
+            _print_metrics(_samples(diagnosis, access, group or (), *named))
+        else:
+            (_print_json if as_json else _print_findings)(diagnosis)
     raise typer.Exit(diagnosis.status)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c101
+def _samples(
+    diagnosis: "Diagnosis",
+    access: "Access",
+    groups: Iterable[str],
+    checkpoint: str | None,
+    decision_log: str | None,
+    prefix: str | None,
+) -> list["Sample"]:
+    from kafka2pc.operations.metrics import doctor_samples
+
+    return doctor_samples(
+        diagnosis,
+        access,
+        checkpoint=checkpoint,
+        decision_log=decision_log,
+        prefix=prefix,
+        groups=groups,
+    )
+
+
+def _print_metrics(samples: list["Sample"]) -> None:
+    from kafka2pc.spark.metrics.families import to_text
+
+    typer.echo(to_text(samples, openmetrics=True), nl=False)
+
+
 def _print_json(diagnosis: "Diagnosis") -> None:
     more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
     print_json(asdict(diagnosis) | more)
@@ -264,6 +306,7 @@ def show_progress(
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
+    openmetrics: OpenMetrics = False,
 ) -> None:
     """The last batches of a query: rows, transactions, how long they took, and how much of the
     transaction timeout they used.
@@ -271,7 +314,13 @@ def show_progress(
     with plainly("spark", as_json):
         from kafka2pc.operations.progress import find_progress
 
-        batches = find_progress(_query(place, decision_log, servers, config), last)
+        query = _query(place, decision_log, servers, config)
+        batches = find_progress(query, last)
+        if openmetrics:
+            from kafka2pc.operations.metrics import progress_samples
+
+            _print_metrics(progress_samples(batches, query.query_id))
+            return
         columns = {
             "batch": lambda p: p.batch_id,
             "": lambda p: p.state,

@@ -54,7 +54,7 @@ from kafka2pc.spark.sink.opening import (
     open_participant,
     warn_once,
 )
-from .options import SinkOptions
+from .options import SinkOptions, refuse_metrics
 from .stream_writer import SparkMessage, all_contents, contents, write_partition
 from ..worker import freeze_worker
 
@@ -164,7 +164,7 @@ class BatchWriter(DataSourceArrowWriter):
             self._complete(driver)
             raise
         swept = max((m.swept for m in messages), default=0)
-        log_batch(sent, driver.history.events, swept)
+        log_batch(sent, driver.history, swept)
         self._complete(driver)
 
     def _complete(self, driver: Driver) -> None:
@@ -282,10 +282,11 @@ def _batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
 def plan_write(options: SinkOptions) -> BatchWriter:
     """The restore phase of a batch write, and its writer. Raises `BadOption` for an idempotence key
     without a `decisionLog`, for a key that was used for another topic or would be forgotten before
-    its transactional ids, and if a write without a key wants transactions that never time out: if
-    the driver dies, nothing would end them.
+    its transactional ids, for `metrics`, and if a write without a key wants transactions that never
+    time out: if the driver dies, nothing would end them.
     """
     _check_key_has_log(options)
+    refuse_metrics(options.query)
     warn_once(options)
     if not options.query.key:
         options = _with_timeout(options)

@@ -34,6 +34,7 @@ from ...protocol.phases.claim import back_off
 from ...protocol.phases.restore import restore as restore_and_plan
 from ...protocol.policies import parallel, retry_unknown
 from ..checkpoint import Checkpoint, identity_of
+from ..metrics.files import measure_into
 from .anew import begins_anew, warn_of_others
 from .batch_line import BatchHistory
 from .options import KafkaTarget, QueryOptions, SinkOptions
@@ -115,7 +116,9 @@ def make_driver(
         participants={p.name: p for p in participants},
         policy=_policy(options, stores),
         about=identity_of(checkpoint, ",".join(sorted(prefixes)), sorted(topics)),
-        history=BatchHistory(),
+        history=BatchHistory(
+            measure_into(options.metrics, query_id), query=query_id, name=options.name
+        ),
         former=partial(_under_prefix, participants),
         spark_committed=checkpoint.committed if checkpoint else _not_committed,
     )

@@ -29,7 +29,7 @@ from ...protocol.phases.precommit import precommit
 from ..checkpoint import Checkpoint, no_micro_batch
 from ..interfaces import DataSourceStreamArrowWriter, WriterCommitMessage
 from ..running_query import in_task
-from .batch_line import count_aborts, log_batch
+from .batch_line import count_aborts, count_failure, log_batch
 from .columns import plain_names
 from .giving_up import end_batch, find_plan, known_plan, leave_plan, warn_if_open
 from kafka2pc.spark.sink.opening import (
@@ -96,7 +96,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         with driver.history.of("commit phase", batch_id=batchId):
             commit_batch(driver, sent, batchId)
         swept = max((m.swept for m in messages), default=0)
-        log_batch(sent, driver.history.events, swept)
+        log_batch(sent, driver.history, swept)
 
     def abort(self, messages: list, batchId: int) -> None:
         """After a failure or a stop: give the batch up, or finish it if it is decided. Raises
@@ -112,7 +112,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
             plan = known_plan(sent, left)
             store = left.participant(target) if left else open_participant(target)
             driver = stream_driver(self.options, checkpoint, plan.query_id, [store])
-            end_batch(driver, plan, sent, killed=None in messages)
+            try:
+                end_batch(driver, plan, sent, killed=None in messages)
+            finally:
+                count_failure(driver.history)
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c088
 # the newest micro-batch that this process has planned: checkpoint -> batch
