@@ -1113,14 +1113,14 @@ RULES |= {
     ),
 }
 
-# %% ../../../nbs/proof/model/09_rules.ipynb #c056
+# %% ../../../nbs/proof/model/09_rules.ipynb #c081
 _WATCHED = Config(batches=3, operator="watch")
 _FINISH = "watch.finish_decided"
 
 
 def suspend_first_of_three(m: Model, s: Step) -> bool:
-    """As `suspend_first_run`. Run 2 does no more than claim, a watcher looks when run 1 has decided,
-    and run 3 writes after that.
+    """As `suspend_first_run`. Run 2 only claims, a watcher looks when run 1 has decided, and run 3
+    writes after that.
     """
     log = s.answer.world.log
     if "D2" in s.actor:
@@ -1188,6 +1188,7 @@ RULES |= {
     ),
 }
 
+# %% ../../../nbs/proof/model/09_rules.ipynb #c056
 HARMLESS = {
     "Spark's exclusive commits/N": Rule(
         "two runs may write commits/N", "", Config(exclusive=False)
@@ -1257,7 +1258,7 @@ HARMLESS = {
         _aborts(broken.abort_without_gate),
     ),
     "watch: has the query gone on": Rule(
-        "a watcher takes the newest COMMIT that counts, and does not ask whether the query has gone on",
+        "a watcher does not ask whether the query has gone on behind the newest COMMIT",
         "",
         Config(drivers=3, keep_batches=0, operator="watch"),
         (("watch._has_gone_on", broken.never_gone_on),),

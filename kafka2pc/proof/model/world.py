@@ -248,8 +248,8 @@ class Config:
     # the process that plans a batch commits it too, as in foreachBatch
     one_process: bool = False
     # the last run is an operator: "fence", "adopt" or "restore"; with `one_supervisor` he begins
-    # when the run before has ended, with its tasks. Or it is a watcher: "watch" looks at any moment,
-    # as often as it likes
+    # when the run before has ended, with its tasks. Or it is a watcher: "watch" looks at any
+    # moment, as often as it likes
     operator: str = ""
     # run 3 starts when run 2 has ended: one supervisor restarts the query, and run 1 is a zombie
     one_supervisor: bool = False

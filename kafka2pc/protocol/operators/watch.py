@@ -40,9 +40,9 @@ def _has_gone_on(listing: Listing, decided: Decision) -> bool:
 # %% ../../../nbs/protocol/operators/04_watch.ipynb #c008
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """What a watcher found of a decided batch. `committed`: by this call; `aborted`: by their store,
-    after the decision; `gone`: open, and rows of them are not there; `unclear`: their store gave no
-    clear answer, so ask again. The rest was committed before.
+    """What a watcher found of a decided batch. `committed`: by this call; `aborted`: by their
+    store, after the decision; `gone`: open, and rows of them are not there; `unclear`: their store
+    gave no clear answer, so ask again. The rest was committed before.
     """
 
     decision: Decision
