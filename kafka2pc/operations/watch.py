@@ -63,7 +63,7 @@ class Watcher:
         query = self.open()
         looker = Driver(query_id=query.query_id, log=query.log, participants={})
         decided = unfinished(replace(looker, spark_committed=query.spark_committed))
-        key = decided and (decided.slot, decided.token)
+        key = (decided.slot, decided.token) if decided else None
         if key != self.waits:
             self.waits = key
             self.due = self.clock.monotonic() + (_grace_s(decided, self.after_s) if decided else 0)

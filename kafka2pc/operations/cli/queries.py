@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c003
 import typer
@@ -320,17 +320,18 @@ def _check_watch(watch: bool, without: tuple, only_with: tuple) -> None:
         )
 
 
-def _watch(
-    place: str,
-    decision_log: str | None,
-    prefix: str | None,
-    stores: list[str] | None,
-    cluster: tuple[str | None, str | None],
-    every: float | None,
-    after: float | None,
-    once: bool,
-    alive: Path | None,
-) -> int:
+class _Where(NamedTuple):
+    """Which query, and how its places are reached."""
+
+    place: str
+    decision_log: str | None
+    prefix: str | None
+    stores: list[str]
+    servers: str | None
+    config: str | None
+
+
+def _watch(where: _Where, every: float, after: float, once: bool, alive: Path | None) -> int:
     """Watch until a signal comes, or look once. Returns the exit status."""
     say = lambda line, status: typer.echo(line, err=status > 0)
     with plainly("spark"):
@@ -338,17 +339,17 @@ def _watch(
         from kafka2pc.operations.watch import Watcher, watch, watch_once
 
         watcher = Watcher(
-            conf=Access(*cluster).conf(),
-            place=place,
-            decision_log=decision_log,
-            prefix=prefix,
-            stores=stores or (),
-            after_s=30 if after is None else after,
+            conf=Access(where.servers, where.config).conf(),
+            place=where.place,
+            decision_log=where.decision_log,
+            prefix=where.prefix,
+            stores=where.stores,
+            after_s=after,
         )
         if once:
             return watch_once(watcher, say)
         with suppress(KeyboardInterrupt):  # SIGTERM, or Ctrl-C
-            watch(watcher, say, every_s=every or 10, alive=alive)
+            watch(watcher, say, every_s=every, alive=alive)
     return 0
 
 
@@ -379,12 +380,15 @@ def restore(
     driver does not, and does nothing else.
     """
     _check_watch(watch, (dry_run, skip_lost, as_json), (every, after, once, alive))
+    where = _Where(place, decision_log, prefix, stores or [], servers, config)
     if watch:
-        raise typer.Exit(
-            _watch(
-                place, decision_log, prefix, stores, (servers, config), every, after, once, alive
-            )
-        )
+        raise typer.Exit(_watch(where, every or 10, 30 if after is None else after, once, alive))
+    raise typer.Exit(_restore(where, dry_run, "skip" if skip_lost else "repair", as_json))
+
+
+def _restore(where: _Where, dry_run: bool, lost: str, as_json: bool) -> int:
+    """Restore once, or only say what would be done. Returns the exit status."""
+    place, decision_log, prefix, stores, servers, config = where
     with plainly("spark"):
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.missing import missing_batches
@@ -393,8 +397,7 @@ def restore(
 
         conf = Access(servers, config).conf()
         query = open_query(place, decision_log, conf=conf, prefix=prefix)
-        lost = "skip" if skip_lost else "repair"
-        with operate(conf, query, prefix, lost_transactions=lost, stores=stores or ()) as driver:
+        with operate(conf, query, prefix, lost_transactions=lost, stores=stores) as driver:
             steps = plan_restore(driver) if dry_run else restore(driver)
         if as_json:
             show_json(steps)
@@ -403,7 +406,7 @@ def restore(
         missing = missing_batches(query)
         for batch_id in missing:
             typer.echo(_missing(place, batch_id), err=True)
-    raise typer.Exit(4 if missing else _status(steps, dry_run))
+    return 4 if missing else _status(steps, dry_run)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c117
 # what is done with a transaction -> in words, the urgent first

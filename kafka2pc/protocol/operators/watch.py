@@ -7,7 +7,7 @@ __all__ = ['unfinished', 'Watched', 'finish_decided']
 
 # %% ../../../nbs/protocol/operators/04_watch.ipynb #c002
 from dataclasses import dataclass
-from typing import Mapping
+from typing import Mapping, Sequence
 
 # %% ../../../nbs/protocol/operators/04_watch.ipynb #c003
 from ..driver import Driver
@@ -81,5 +81,5 @@ def finish_decided(driver: Driver, decided: Decision) -> Watched | None:
     )
 
 
-def _states(driver: Driver, cs: tuple[Committable, ...]) -> dict[Committable, TxnState | None]:
+def _states(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, TxnState | None]:
     return {c: d.state for c, d in zip(cs, describe_all(driver, cs), strict=True)}
