@@ -44,8 +44,8 @@ _OWN = {
     ("transactions hanging", ExitStatus.TO_DO): "a transaction hangs",
     ("transactions find-hanging", ExitStatus.TO_DO): "a transaction hangs",
     ("doctor", ExitStatus.AT_RISK): (
-        "decided rows are lost, or in danger: for example not committed yet, while their topic keeps"
-        " them for a limited time"
+        "decided rows are lost, or in danger: for example not committed yet, while their topic"
+        " keeps them for a limited time"
     ),
     ("restore", ExitStatus.AT_RISK): (
         "decided rows are lost, or rows of a failed batch may be missing"

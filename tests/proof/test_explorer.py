@@ -67,6 +67,15 @@ STATES = {
     "an operator restores": 3_000,
     "an operator restores what has died": 500,
     "an operator gives up a participant": 500,
+    "a watcher": 290,
+    "a watcher, a run dies": 10_000,
+    "a watcher, a late EndTxn": 900,
+    "a watcher, EndTxn v4, late": 2_000,
+    "a watcher, a repair": 6_500,
+    "a watcher, a part is aborted, a run dies": 14_000,
+    "a watcher, two runs, a timeout": 70_000,
+    "a watcher, rows vanish": 750,
+    "a watcher, a gate": 1_100,
     "claims removed, a late create": 450_000,
     "claims and batches removed, break": 100_000,
     "a part of a batch is aborted": 400,
@@ -107,6 +116,8 @@ LARGE = [
     "commits/N is written by hand, a timeout",
     "claims removed, a late create",
     "claims and batches removed, break",
+    "a watcher, a part is aborted, a run dies",
+    "a watcher, two runs, a timeout",
 ]
 
 
@@ -125,6 +136,32 @@ def test_with_all_rules_on_no_state_shows_an_anomaly(name):
         " | ".join(line[:3]) for line in found.path
     )
     assert found.states >= STATES[name]
+
+
+# -- a watcher --
+
+WATCHED = [name for name, c in SMALL.items() if c.operator == "watch" and not c.one_supervisor]
+
+
+def errors_in(found):
+    """The errors that ended a call of a run."""
+    return {note for note in found.reached if ": " in note and not note.startswith("operate")}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.nightly] * (n in LARGE)) for n in WATCHED]
+)
+def test_beside_a_watcher_a_run_meets_no_error_that_it_would_not_meet_without(name):
+    config = SMALL[name]
+    alone = explored(replace(config, drivers=config.drivers - 1, operator=""))
+    assert errors_in(explored(config)) <= errors_in(alone)
+
+
+def test_beside_a_watcher_a_run_without_accidents_meets_no_error_at_all():
+    found = explored(SMALL["a watcher"])
+    assert errors_in(found) == set()
+    # both send the same commit
+    assert found.reached["EndTxn was repeated"] > 10
 
 
 REACHED = [
@@ -220,6 +257,7 @@ def test_every_rule_of_the_protocol_can_be_left_out():
         "log",
         "repair",
         "gate",
+        "watch",
     }
 
 

@@ -6,6 +6,7 @@ one after another. The programs run as users run them: by `spark-submit` or `pyt
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,8 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+import yaml
+from shell import typed
 
 from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.wire.cluster import Cluster
@@ -242,6 +245,41 @@ def test_a_packed_environment_on_a_cluster_survives_sigkill_and_sigterm(
     await_batches(tmp_path)
     supervised.stop()
     check_rows(kafka, topic)
+
+
+# -- a watcher --
+
+MANIFESTS = re.findall(r"(?s)```yaml\n(.*?)```", TEXT)
+
+
+def containers_of(manifest):
+    """The containers of a manifest of Kubernetes."""
+    spec = yaml.safe_load(manifest)["spec"]
+    spec = spec.get("jobTemplate", {}).get("spec", spec)
+    return spec["template"]["spec"]["containers"]
+
+
+WATCHES = [c for manifest in MANIFESTS for c in containers_of(manifest)]
+LINES = [
+    *(shlex.join(each["command"]) for each in WATCHES),
+    *re.findall(r"ExecStart=\S*/(kafka2pc .*)", TEXT),
+]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_watcher_of_the_page_is_a_line_that_the_command_takes(line, tmp_path):
+    line = re.sub(r"\S*/checkpoint\b", str(tmp_path), line)
+    said, status = typed(line, KAFKA2PC_BOOTSTRAP_SERVERS="127.0.0.1:1")
+    assert status == 1 and "finds no checkpoint" in said, said
+
+
+def test_the_manifests_of_a_watcher_hold_together():
+    kinds = [yaml.safe_load(manifest)["kind"] for manifest in MANIFESTS]
+    assert (kinds, len(LINES)) == (["Deployment", "CronJob"], 3)
+    watch, job = WATCHES
+    alive = watch["command"][watch["command"].index("--alive") + 1]
+    assert alive in watch["livenessProbe"]["exec"]["command"][-1]
+    assert "--once" in job["command"] and "livenessProbe" not in job
 
 
 # -- on one machine --

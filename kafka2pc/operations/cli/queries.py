@@ -7,8 +7,10 @@ __all__ = ['decisions', 'doctor', 'list_decisions', 'show', 'show_progress', 're
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c002
 from collections import Counter
+from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Iterable, NamedTuple
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c003
 import typer
@@ -333,6 +335,74 @@ def show_progress(
         show_rows(batches, columns, as_json, "No batch yet.")
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c115
+_Watch = Annotated[
+    bool,
+    typer.Option("--watch", help="Look again and again, and only commit what is decided."),
+]
+_Every = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="--watch: seconds between two looks.", show_default="10"),
+]
+_After = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="--watch: seconds that a decision is left to its driver, at most a quarter of the"
+        " transaction timeout.",
+        show_default="30",
+    ),
+]
+_Once = Annotated[bool, typer.Option("--once", help="--watch: one look, for a job.")]
+_Alive = Annotated[
+    Path | None, typer.Option(help="--watch: a file to touch after each look, for a probe.")
+]
+
+
+def _check_watch(watch: bool, without: tuple, only_with: tuple) -> None:
+    """Raises `BadParameter` for options without effect: these go `without` --watch, or `only_with`
+    it.
+    """
+    if watch and any(without):
+        raise typer.BadParameter("not with --dry-run, --skip-lost or --json", param_hint="--watch")
+    if not watch and any(value not in (None, False) for value in only_with):
+        raise typer.BadParameter(
+            "--every, --after, --once and --alive need it", param_hint="--watch"
+        )
+
+
+class _Where(NamedTuple):
+    """Which query, and how its places are reached."""
+
+    place: str
+    decision_log: str | None
+    prefix: str | None
+    stores: list[str]
+    servers: str | None
+    config: str | None
+
+
+def _watch(where: _Where, every: float, after: float, once: bool, alive: Path | None) -> int:
+    """Watch until a signal comes, or look once. Returns the exit status."""
+    say = lambda line, status: typer.echo(line, err=status > 0)
+    with plainly("spark"):
+        from kafka2pc.operations.access import Access
+        from kafka2pc.operations.watch import Watcher, watch, watch_once
+
+        watcher = Watcher(
+            conf=Access(where.servers, where.config).conf(),
+            place=where.place,
+            decision_log=where.decision_log,
+            prefix=where.prefix,
+            stores=where.stores,
+            after_s=after,
+        )
+        if once:
+            return watch_once(watcher, say)
+        with suppress(KeyboardInterrupt):  # SIGTERM, or Ctrl-C
+            watch(watcher, say, every_s=every, alive=alive)
+    return 0
+
+
 def restore(
     place: Place,
     dry_run: Annotated[
@@ -345,14 +415,30 @@ def restore(
         typer.Option("--skip-lost", help="Write nothing again, and go on without it."),
     ] = False,
     stores: Stores = None,
+    watch: _Watch = False,
+    every: _Every = None,
+    after: _After = None,
+    once: _Once = False,
+    alive: _Alive = None,
     servers: Servers = None,
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Commit what a dead query has decided, and abort the rest. What was aborted after its decision
     is written again. Begin with --dry-run. If the query still runs, this stops it, and it loses
-    nothing.
+    nothing. With --watch it may always run beside the query: it commits what is decided, if the
+    driver does not, and does nothing else.
     """
+    _check_watch(watch, (dry_run, skip_lost, as_json), (every, after, once, alive))
+    where = _Where(place, decision_log, prefix, stores or [], servers, config)
+    if watch:
+        raise typer.Exit(_watch(where, every or 10, 30 if after is None else after, once, alive))
+    raise typer.Exit(_restore(where, dry_run, "skip" if skip_lost else "repair", as_json))
+
+
+def _restore(where: _Where, dry_run: bool, lost: str, as_json: bool) -> int:
+    """Restore once, or only say what would be done. Returns the exit status."""
+    place, decision_log, prefix, stores, servers, config = where
     with plainly("spark", as_json):
         from kafka2pc.operations.access import Access
         from kafka2pc.operations.missing import missing_batches
@@ -361,8 +447,7 @@ def restore(
 
         conf = Access(servers, config).conf()
         query = open_query(place, decision_log, conf=conf, prefix=prefix)
-        lost = "skip" if skip_lost else "repair"
-        with operate(conf, query, prefix, lost_transactions=lost, stores=stores or ()) as driver:
+        with operate(conf, query, prefix, lost_transactions=lost, stores=stores) as driver:
             steps = plan_restore(driver) if dry_run else restore(driver)
         if as_json:
             show_json(steps)
@@ -371,7 +456,7 @@ def restore(
         missing = [_missing(place, batch_id) for batch_id in missing_batches(query)]
         if missing:
             exit_with("\n".join(missing), ExitStatus.AT_RISK, as_json)
-    raise typer.Exit(_status(steps, dry_run))
+    return _status(steps, dry_run)
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c117
 # what is done with a transaction -> in words, the urgent first

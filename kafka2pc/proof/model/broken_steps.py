@@ -24,8 +24,10 @@ __all__ = ['any_aborted', 'write_in_background', 'precommit_unflushed', 'begin_a
            'strays_of_one_batch', 'end_gates_asked_first', 'whole_unasked', 'end_no_gate', 'end_hopefully',
            'no_gates_left', 'spare_rows_only', 'end_nothing_unused', 'never_fallen', 'sweep_both_parities',
            'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
-           'believe_the_key', 'written_asked_last', 'named_all', 'abort_nothing', 'finish_later',
-           'strays_of_all_claims', 'abort_without_gate', 'spare_nothing', 'token_without_random', 'precommit_always']
+           'believe_the_key', 'written_asked_last', 'named_all', 'finish_what_is_open', 'finish_by_name',
+           'unfinished_anyhow', 'never_gone_on', 'finish_and_repair', 'finish_and_sweep', 'finish_and_end_gate',
+           'abort_nothing', 'finish_later', 'strays_of_all_claims', 'abort_without_gate', 'spare_nothing',
+           'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import itertools
@@ -790,6 +792,48 @@ def written_asked_last(
 
 def named_all(driver: Driver, found: Sequence[Committable]) -> list[Committable]:
     return list(found)
+
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #c081
+def finish_what_is_open(driver: Driver, decided: Decision) -> None:
+    """A watcher commits all that is open of the query."""
+    cs = driver.participants["kafka"].in_doubt(QUERY)
+    send_all(driver, "commit", cs, decided.slot.batch_id)
+
+
+def finish_by_name(driver: Driver, decided: Decision) -> None:
+    """A watcher commits what is open under the names of a COMMIT, in the epoch of now."""
+    names = {c.transactional_id for c in decided.committables}
+    found = driver.participants["kafka"].in_doubt(QUERY)
+    cs = [c for c in found if c.transactional_id in names]
+    send_all(driver, "commit", cs, decided.slot.batch_id)
+
+
+def unfinished_anyhow(driver: Driver) -> Decision | None:
+    """A watcher takes the newest COMMIT, whatever follows it in its batch."""
+    records = [driver.log.chain(batch_id) for batch_id in reversed(driver.log.batches())]
+    return next((d for chain in records for d in reversed(chain) if d.commit), None)
+
+
+def never_gone_on(listing: Listing, decided: Decision) -> bool:
+    """A watcher does not ask whether the query has gone on."""
+    return False
+
+
+def finish_and_repair(driver: Driver, decided: Decision) -> None:
+    """A watcher does all that a run does that finds a COMMIT."""
+    finish(driver, decided)
+
+
+def finish_and_sweep(driver: Driver, decided: Decision) -> None:
+    """A watcher also aborts what no COMMIT names."""
+    send_all(driver, "commit", decided.committables, decided.slot.batch_id)
+    sweep(driver, driver.new_token(decided.slot.batch_id + 1, 0))
+
+
+def finish_and_end_gate(driver: Driver, decided: Decision) -> None:
+    """A watcher also ends the gate."""
+    send_all(driver, "commit", decided.committables, decided.slot.batch_id)
+    send_all(driver, "abort", decided.gates, decided.slot.batch_id)
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c040
 def abort_nothing(driver: Driver, messages: Sequence[CommitMessage | None], batch_id: int) -> bool:

@@ -332,6 +332,19 @@ SMALL = {
     "an operator salvages": Config(
         batches=1, operator="restore", slots=(2,), crash=1, timeout=1, one_supervisor=True
     ),
+    "a watcher": Config(batches=3, operator="watch"),
+    "a watcher, a run dies": Config(drivers=3, batches=1, operator="watch", crash=1),
+    "a watcher, a late EndTxn": Config(operator="watch", late_end=1),
+    "a watcher, EndTxn v4, late": Config(batches=3, operator="watch", end_txn=4, late_end=1),
+    "a watcher, a repair": Config(batches=1, slots=(2,), operator="watch", timeout=2),
+    "a watcher, a part is aborted, a run dies": Config(
+        drivers=3, batches=1, slots=(2,), operator="watch", timeout=1, crash=1, one_supervisor=True
+    ),
+    "a watcher, two runs, a timeout": Config(drivers=3, batches=1, operator="watch", timeout=1),
+    "a watcher, rows vanish": Config(
+        drivers=3, batches=1, operator="watch", remove=1, crash=1, one_supervisor=True
+    ),
+    "a watcher, a gate": Config(batches=1, slots=(2,), operator="watch", markers=True, gate=True),
     "an operator gives up a participant": Config(
         batches=1,
         operator="adopt",

@@ -32,6 +32,7 @@ from kafka2pc.protocol.messages import (
     PreparedTxnState,
 )
 from ...protocol.names import Token, name_of_query
+from ...protocol.operators import watch
 from ...protocol.operators.adopt import adopt
 from ...protocol.operators.fence import end_all, fence
 from ...protocol.participant import Description, Gone, Outcome, RowsMissing, Unended
@@ -544,6 +545,10 @@ def call_operate(calls: "Calls", transcript: Transcript, number: int, what: str)
     driver = make_driver(calls.bounds, transcript, number)
     if what == "fence":
         fence(driver)
+    if what == "watch":
+        decided = watch.unfinished(driver)
+        if decided:
+            watch.finish_decided(driver, decided)
     if what == "restore":
         from kafka2pc.operations.repair import restore  # with a Kafka client
 

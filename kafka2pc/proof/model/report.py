@@ -136,6 +136,7 @@ STEP_WORDS: dict[str, Callable[..., str]] = REQUEST_WORDS | {
     "fence": lambda m: "fences the query",
     "adopt": lambda m: "ends what is open, and gives up a participant",
     "restore": lambda m: "restores the query",
+    "watch": lambda m: "watches: is a decision unfinished?",
     "reports": lambda m: "reports to its run",
     "tries again": lambda m, slot: f"starts a second attempt of task {slot}",
     "keeps": lambda m, left: f"keeps open: {', '.join(short(*t) for t in left) or 'nothing'}",

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['RULES', 'MODULES', 'HARMLESS', 'LIMITS', 'Rule', 'switch_off', 'without', 'suspend_third_run', 'suspend_first_run',
            'lose_first_run', 'start_second_run_after_first', 'suspend_first_repair', 'suspend_first_salvage',
-           'suspend_second_salvage', 'suspend_second_repair', 'strike_first_try', 'suspend_second_run_at_gate']
+           'suspend_second_salvage', 'suspend_second_repair', 'strike_first_try', 'suspend_second_run_at_gate',
+           'suspend_first_of_three']
 
 # %% ../../../nbs/proof/model/09_rules.ipynb #c002
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from .steps import Model, Step
 from .world import ANOMALIES, Config, Worker, worker_in
 from ...protocol.log.questions import later_claim
 from ...protocol.operators import fence as fence_command
+from ...protocol.operators import watch as watch_command
 from ...protocol.phases import claim as claim_phase
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import decide as decide_phase
@@ -79,6 +81,7 @@ MODULES = {
     "salvage": salvage_phase,
     "repair": repair_phase,
     "fence": fence_command,
+    "watch": watch_command,
     "identity": identity,
     "other_log": other_log,
     "closing": closing,
@@ -1110,6 +1113,81 @@ RULES |= {
     ),
 }
 
+# %% ../../../nbs/proof/model/09_rules.ipynb #c081
+_WATCHED = Config(batches=3, operator="watch")
+_FINISH = "watch.finish_decided"
+
+
+def suspend_first_of_three(m: Model, s: Step) -> bool:
+    """As `suspend_first_run`. Run 2 only claims, a watcher looks when run 1 has decided, and run 3
+    writes after that.
+    """
+    log = s.answer.world.log
+    if "D2" in s.actor:
+        return (0, 2) not in {entry[:2] for entry in log}
+    if s.action[0] == "watch":
+        return [m.decisions[n].commit for *_, n in log] == [True, False]
+    if s.actor.startswith("task D3"):
+        return bool(s.answer.world.seen)
+    return suspend_first_run(m, s)
+
+
+RULES |= {
+    "watch: only what is decided": Rule(
+        "a watcher commits all that is open of the query",
+        "VISIBLE-WITHOUT-DECISION",
+        _WATCHED,
+        ((_FINISH, broken.finish_what_is_open),),
+        "watch",
+    ),
+    "watch: producer id and epoch of the decision": Rule(
+        "a watcher commits what is open under the names that the decision has",
+        "VISIBLE-WITHOUT-DECISION",
+        _WATCHED,
+        ((_FINISH, broken.finish_by_name),),
+        "watch",
+    ),
+    "watch: a claim behind the COMMIT": Rule(
+        "a watcher finishes a COMMIT that a later claim follows",
+        "DUPLICATE",
+        replace(_CLAIMS, drivers=4, operator="watch"),
+        (
+            ("watch.unfinished", broken.unfinished_anyhow),
+            ("watch._has_gone_on", broken.never_gone_on),
+        ),
+        "watch",
+        suspend_first_of_three,
+    ),
+    "watch: ask for the rows": Rule(
+        "a watcher commits rows without asking if they are there",
+        _SILENT,
+        Config(drivers=3, batches=1, operator="watch", remove=1, crash=1, one_supervisor=True),
+        (("watch.rows_gone", broken.nothing_gone),),
+        "watch",
+    ),
+    "watch: no repair": Rule(
+        "a watcher writes again what was aborted",
+        "DISTURBED-BY-WATCHER",
+        replace(_PART, drivers=2, operator="watch"),
+        ((_FINISH, broken.finish_and_repair),),
+        "watch",
+    ),
+    "watch: no sweep": Rule(
+        "a watcher aborts what no decision names",
+        _LOST,
+        _WATCHED,
+        ((_FINISH, broken.finish_and_sweep),),
+        "watch",
+    ),
+    "watch: no gate": Rule(
+        "a watcher ends the gate when its commits were answered",
+        _TORN,
+        replace(_GATE, drivers=2, operator="watch", markers=True),
+        ((_FINISH, broken.finish_and_end_gate),),
+        "watch",
+    ),
+}
+
 # %% ../../../nbs/proof/model/09_rules.ipynb #c056
 HARMLESS = {
     "Spark's exclusive commits/N": Rule(
@@ -1178,6 +1256,18 @@ HARMLESS = {
         "",
         Config(batches=1, broken=1, gate=True),
         _aborts(broken.abort_without_gate),
+    ),
+    "watch: has the query gone on": Rule(
+        "a watcher does not ask whether the query has gone on behind the newest COMMIT",
+        "",
+        Config(drivers=3, keep_batches=0, operator="watch"),
+        (("watch._has_gone_on", broken.never_gone_on),),
+    ),
+    "watch: not while a run repairs": Rule(
+        "a watcher also commits what a repair has written",
+        "",
+        replace(_PART, drivers=2, timeout=2, operator="watch"),
+        (("watch.is_repaired", broken.never_repaired),),
     ),
     "sparing the newest COMMIT": Rule(
         "a sweep spares nothing",

@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['AFTER', 'Run', 'Task', 'Move', 'Model', 'moves_of', 'run_of', 'copy_checkpoint', 'moves_at_home', 'receive_answers',
-           'start_query', 'operates', 'start_operator', 'begin_batch', 'write_commits', 'pass_over_batch', 'after_plan',
-           'kept_token', 'start_tasks', 'new_task', 'retired_names', 'collect_messages', 'complete_messages',
-           'start_ahead', 'after_commit', 'start_abort', 'after_abort', 'failed_run', 'after_note', 'leave_failed',
-           'after_last_call', 'dead_run', 'knows_token', 'advance', 'overlaps', 'note_of', 'told_untrue', 'is_there',
-           'false_alarms', 'Step', 'successors', 'may_start', 'apply_move', 'label_of', 'is_needed', 'waits_for',
-           'report_to_run', 'put_message', 'accidents', 'inherit', 'back_up_and_put_back', 'accidents_while_waiting']
+           'watches', 'changes', 'start_query', 'operates', 'start_operator', 'begin_batch', 'write_commits',
+           'pass_over_batch', 'after_plan', 'kept_token', 'start_tasks', 'new_task', 'retired_names',
+           'collect_messages', 'complete_messages', 'start_ahead', 'after_commit', 'start_abort', 'after_abort',
+           'failed_run', 'after_note', 'leave_failed', 'after_last_call', 'dead_run', 'knows_token', 'advance',
+           'overlaps', 'note_of', 'told_untrue', 'is_there', 'false_alarms', 'Step', 'successors', 'may_start',
+           'apply_move', 'label_of', 'is_needed', 'waits_for', 'report_to_run', 'put_message', 'accidents', 'inherit',
+           'back_up_and_put_back', 'accidents_while_waiting']
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c002
 import re
@@ -186,8 +187,22 @@ def receive_answers(m: Model, world: World, proc: Run | Task, request: tuple) ->
     if isinstance(proc, Run) and proc.phase == "commit" and (broken := spend(world, "broken")):
         error = Trouble(LogUnwritable if request[0] == "create" else BrokerUnreachable)
         possible.append(Answer(broken, error, note="commit() was broken off"))
+    wrong = ("DISTURBED-BY-WATCHER",) if watches(m, run_of(proc)) and changes(request) else ()
     for a in possible:
-        yield Move(proc._replace(call=m.calls.with_answer(proc.call, a.reply)), request, a)
+        after = proc._replace(call=m.calls.with_answer(proc.call, a.reply))
+        yield Move(after, request, a._replace(wrong=a.wrong + wrong))
+
+
+def watches(m: Model, number: int) -> bool:
+    """Is this run a watcher?"""
+    return m.config.operator == "watch" and number == m.config.drivers
+
+
+def changes(request: tuple) -> bool:
+    """Does this request change more than a commit does?"""
+    kind, *what = request
+    aborts = kind == "end" and not what[-1]
+    return aborts or kind in ("init", "produce", "create", "remove", "log fence", "log write")
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c010
 def start_query(m: Model, world: World, run: Run) -> Move:
@@ -388,7 +403,11 @@ def leave_failed(m: Model, world: World, run: Run) -> Iterator[Move]:
 def after_last_call(
     m: Model, world: World, run: Run, kind: str, value: object, tasks: list[Task]
 ) -> tuple[Run, list[Task]]:
-    """The next call of the run was refused; or an operator's command has returned, or failed."""
+    """The next call of the run was refused; or an operator's command has returned, or failed. A
+    watcher looks again, whenever it likes.
+    """
+    if watches(m, run.number):
+        return Run(run.number), []
     if run.phase == "operate" and kind == "return":
         return Run(run.number, "done"), []
     return dead_run(m, run), []
@@ -524,7 +543,12 @@ def successors(m: Model, state: tuple) -> Iterator[Step]:
 
 
 def may_start(m: Model, i: int, before: Run, state: tuple) -> bool:
-    """May process `i` start, a run that is still off, after the run before it?"""
+    """May process `i` start, a run that is still off, after the run before it? (A watcher that
+    finds no COMMIT has nothing to do.)
+    """
+    if watches(m, i + m.first):
+        log = m.worlds[state[0]].log
+        return any(m.decisions[number].commit for *_, number in log)
     if m.config.one_supervisor and m.config.operator:
         return before.phase in ("dead", "done") and not m.tasks(state)
     if m.config.one_supervisor and i > 1:
@@ -593,7 +617,7 @@ def accidents(m: Model, state: tuple, i: int, run: Run) -> Iterator[Step]:
     world = m.worlds[state[0]]
     if run.phase not in ("off", "done", "dead") and (less := spend(world, "crash")):
         yield apply_move(m, state, i, Move(dead_run(m, run), ("dies",), Answer(less)))
-    if run.phase == "off" and i:
+    if run.phase == "off" and i and not operates(m, run):
         yield from inherit(m, state, i, run)
         yield from back_up_and_put_back(m, state, i, run)
     if run.phase == "wait":

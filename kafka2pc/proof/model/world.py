@@ -248,7 +248,8 @@ class Config:
     # the process that plans a batch commits it too, as in foreachBatch
     one_process: bool = False
     # the last run is an operator: "fence", "adopt" or "restore"; with `one_supervisor` he begins
-    # when the run before has ended, with its tasks
+    # when the run before has ended, with its tasks. Or it is a watcher: "watch" looks at any
+    # moment, as often as it likes
     operator: str = ""
     # run 3 starts when run 2 has ended: one supervisor restarts the query, and run 1 is a zombie
     one_supervisor: bool = False
@@ -302,6 +303,7 @@ ANOMALIES = {
         "When Spark writes a batch with a gate into its commit log, nothing that is open hides"
         " its rows."
     ),
+    "DISTURBED-BY-WATCHER": "A watcher sends commits, and nothing else that changes anything.",
     "TOLD-UNTRUE": "When an operator's command has returned, nothing is open that it was to end.",
     "STUCK": (
         "If all others die, a run that starts, or goes on, comes to its end, or reports what is"
