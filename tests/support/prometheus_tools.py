@@ -17,7 +17,7 @@ import yaml
 
 from kafka2pc.proof.child_process import until
 
-MONITORING = Path(__file__).resolve().parent.parent.parent / "monitoring"
+MONITORING = Path(__file__).resolve().parents[2] / "nbs" / "guide" / "monitoring"
 RULES = MONITORING / "alerts.yml"
 
 
