@@ -31,8 +31,8 @@ from ..protocol.phases.gone import places_gone
 # %% ../../nbs/operations/07_watch.ipynb #c006
 @dataclass(kw_only=True)
 class Watcher:
-    """Finishes the decided batch of a query once it has waited for `after_s` seconds, or for a
-    quarter of its transaction timeout. `conf`: the client's settings; `place`, `decision_log`,
+    """Finishes the decided batch of a query once it has waited for `after_s` seconds, a quarter of
+    its transaction timeout, or half of what is left of that. `conf`: the client's settings; `place`, `decision_log`,
     `prefix`: see `open_query`; `stores`: see `operate`.
     """
 
@@ -66,13 +66,21 @@ class Watcher:
         key = (decided.slot, decided.token) if decided else None
         if key != self.waits:
             self.waits = key
-            self.due = self.clock.monotonic() + (_grace_s(decided, self.after_s) if decided else 0)
+            grace_s = _grace_s(decided, self.after_s, self.clock.now_ms()) if decided else 0
+            self.due = self.clock.monotonic() + grace_s
         return None if key in self.ended else decided
 
 
-def _grace_s(decided: Decision, after_s: float) -> float:
-    quarters = [c.timeout_ms / 4_000 for c in decided.committables if c.timeout_ms]
-    return min([after_s, *quarters])
+def _grace_s(decided: Decision, after_s: float, now_ms: float) -> float:
+    """How long a decision is left to its driver. (What is left may compare two clocks: if they
+    differ, the watcher comes early, or as late as the rest allows.)
+    """
+    limits = [after_s]
+    for c in decided.committables:
+        if c.timeout_ms:
+            left_ms = max(0, c.started_ms + c.timeout_ms - now_ms)
+            limits += [c.timeout_ms / 4_000, left_ms / 2_000]
+    return min(limits)
 
 # %% ../../nbs/operations/07_watch.ipynb #c008
 def look(watcher: Watcher) -> Watched | None:
