@@ -8,48 +8,67 @@ __all__ = ['find_error', 'error_classes', 'error_of']
 # %% ../../nbs/spark/11_failures.ipynb #c002
 import re
 from importlib import import_module
-from typing import Any, Iterator, Pattern
+from typing import Any, Iterator
 
 # %% ../../nbs/spark/11_failures.ipynb #c003
 from ..protocol.error_fields import read_fields
 from ..protocol.errors import TwoPhaseError
 
 # %% ../../nbs/spark/11_failures.ipynb #c006
-_PARTS = {"why": "why", "is data at risk": "risk", "what to do": "action"}
-_EDGE = r"\n[ \t|]*"  # a traceback of a group has bars
-_TEXT = rf"(?:(?!{_EDGE}(?:{'|'.join(_PARTS)}): ).)*?"
-_CODE = r"\[(?P<code>KAFKA2PC\.[A-Z0-9_]+)\] "
-_FULL = re.compile(
-    _CODE
-    + rf"(?P<what>{_TEXT})"
-    + "".join(rf"{_EDGE}{label}: (?P<{name}>{_TEXT})" for label, name in _PARTS.items())
-    + rf"(?:{_EDGE}fields: (?P<fields>[^\n]*))?(?=\n|$)",
-    re.DOTALL,
-)
-_CUT = re.compile(rf"(?m)^[ \t|]*(?:[\w.<>]+: )?{_CODE}(?P<what>.*)$")
+_CODE = re.compile(r"\[(?P<code>KAFKA2PC\.[A-Z0-9_]+)\] ")
+_CLASS = re.compile(r"[\w<>]\.[\w.<>]+: $")  # before a code, in a traceback
+_EDGE = r"^[ \t|]*"  # a traceback of a group has bars
+_LABELS = {
+    name: re.compile(f"{_EDGE}{label}: ", re.MULTILINE)
+    for name, label in {"why": "why", "risk": "is data at risk", "action": "what to do"}.items()
+}
+_FIELDS = re.compile(f"{_EDGE}fields: (.*)")
 _NOT_THERE = "not known: the text of this error was cut off"
 
 
 def find_error(text: str) -> TwoPhaseError | None:
     """The last error in a text; None if there is none."""
-    last = _last(_FULL, text) or _last(_CUT, text)
-    if last is None:
-        return None
-    found = last.groupdict()
-    fields = read_fields(found.pop("fields", None) or "")
-    code, what = found.pop("code"), found.pop("what")
-    parts = {name: found.get(name) or _NOT_THERE for name in _PARTS.values()}
+    starts = list(_starts(text))
+    ends = [*(m.start() for m in starts[1:]), len(text)]
+    found = [
+        {"code": m["code"]} | _parts(text[m.end() : end])
+        for m, end in zip(starts, ends, strict=False)
+    ]
+    whole = [parts for parts in found if parts["risk"] != _NOT_THERE]
+    return _make(**(whole or found)[-1]) if found else None
+
+
+def _starts(text: str) -> Iterator[re.Match[str]]:
+    """The codes with which an error begins. Within a sentence of an error another one is quoted."""
+    for m in _CODE.finditer(text):
+        line = text[text.rfind("\n", 0, m.start()) + 1 : m.start()]
+        begins = not line.strip(" \t|") or _CLASS.search(line[-200:])
+        quoted = _CODE.search(line) or any(label.match(line) for label in _LABELS.values())
+        if begins or not quoted:
+            yield m
+
+
+def _parts(text: str) -> dict[str, str]:
+    """The parts of an error whose text begins behind its code."""
+    parts, name, begin = {}, "what", 0
+    for following, label in _LABELS.items():
+        m = label.search(text, begin)
+        if m is None:
+            cut = dict.fromkeys(_LABELS, _NOT_THERE)
+            return cut | {"what": text.partition("\n")[0], "fields": ""}
+        parts[name] = text[begin : m.start() - 1]
+        name, begin = following, m.end()
+    action, _, rest = text[begin:].partition("\n")  # Spark's own text follows
+    fields = _FIELDS.match(rest)
+    return parts | {"action": action, "fields": fields[1] if fields else ""}
+
+
+def _make(code: str, fields: str, **parts: str) -> TwoPhaseError:
+    more = read_fields(fields)
     kind = error_classes().get(code)
     if kind is None:  # of another version, or of another package
-        return TwoPhaseError(what, code=code, **parts, **fields)
-    return kind(what, **parts, **fields)
-
-
-def _last(pattern: Pattern[str], text: str) -> re.Match[str] | None:
-    found = None
-    for found in pattern.finditer(text):
-        pass
-    return found
+        return TwoPhaseError(code=code, **parts, **more)
+    return kind(**parts, **more)
 
 # %% ../../nbs/spark/11_failures.ipynb #c007
 # They define errors of their own; errors of the proof and of the local servers end no query.

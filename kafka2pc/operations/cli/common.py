@@ -34,7 +34,7 @@ def plainly(extra: str) -> Iterator[None]:
     try:
         yield
     except TwoPhaseError as e:
-        exit_with(f"{type(e).__name__}: {e}", 4 if isinstance(e, LostTransaction) else 1)
+        exit_with(str(e), 4 if isinstance(e, LostTransaction) else 1)
     except ImportError as e:
         if (e.name or "").startswith("kafka2pc"):
             raise
