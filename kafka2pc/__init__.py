@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from kafka2pc.kafka.participant import KafkaParticipant
     from kafka2pc.protocol import errors
+    from kafka2pc.protocol.errors import TwoPhaseError
     from kafka2pc.protocol.log.slots import DecisionLog
     from kafka2pc.protocol.participant import Participant
     from kafka2pc.spark import prometheus as metrics
@@ -26,6 +27,7 @@ __all__ = [
     "KafkaParticipant",
     "Participant",
     "__version__",
+    "error_of",
     "errors",
     "exactly_once",
     "metrics",
@@ -93,3 +95,12 @@ def progress(checkpoint: str, decision_log: str | None = None, **more: Any) -> D
     from kafka2pc.operations.progress import progress as read_progress
 
     return read_progress(checkpoint, decision_log, **more)
+
+
+def error_of(failure: BaseException | str | None) -> TwoPhaseError | None:
+    """The error of kafka2pc in a `StreamingQueryException` or another exception, or in a text of
+    Spark, such as that of a listener: of its class, with its parts and fields. None: there is none.
+    """
+    from kafka2pc.spark.failures import error_of as find
+
+    return find(failure)

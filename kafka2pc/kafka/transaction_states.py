@@ -13,6 +13,7 @@ from typing import Iterable
 from .wire.cluster import Cluster
 from .wire.connection import TooOld
 from .wire.descriptions import DescribedTransaction, list_transactions
+from ..protocol.error_fields import Affected
 from ..protocol.errors import Refused
 from ..protocol.messages import Committable
 from ..protocol.participant import Description
@@ -97,11 +98,11 @@ def _running(
     except TooOld as e:
         if age_known:
             return these
-        raise _age_unknown(f"{len(these)} transactions {prefix}...: {e.what}") from None
+        raise _age_unknown(f"{len(these)} transactions {prefix}...: {e.what}", these) from None
     return {(t.transactional_id, t.producer_id) for t in listed}
 
 
-def _age_unknown(what: str) -> Refused:
+def _age_unknown(what: str, these: set[tuple[str, int]]) -> Refused:
     return Refused(
         what,
         why=(
@@ -110,4 +111,5 @@ def _age_unknown(what: str) -> Refused:
             " planned on another machine, or this system has no boot id."
         ),
         action="Use Kafka 3.8 or newer, or run the planner and the committer on one Linux machine.",
+        transactions=[Affected(transactional_id=t, producer_id=n) for t, n in sorted(these)],
     )

@@ -30,6 +30,7 @@ from kafka2pc.operations.survey import (
 )
 from ..protocol.clock import CLOCK
 from ..protocol.driver import Driver, Policy
+from ..protocol.error_fields import Affected
 from kafka2pc.protocol.errors import (
     UNTOUCHED,
     BadOption,
@@ -44,7 +45,7 @@ from kafka2pc.protocol.log.questions import (
     newest_commit,
     newest_record,
 )
-from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
+from ..protocol.messages import Committable, PartitionRange, PreparedTxnState, affected
 from ..protocol.names import Name, Token, known_name, parse_name
 from ..protocol.operators.adopt import adopt
 from ..protocol.operators.fence import fence
@@ -154,6 +155,7 @@ def find_refusal(
         why=why,
         risk=UNTOUCHED,
         action=action.format(cost=cost),
+        transactions=(Affected(transactional_id=transactional_id),),
     )
 
 # %% ../../nbs/operations/04_repair.ipynb #c109
@@ -314,6 +316,7 @@ def _committable(survey: Survey, transactional_id: str) -> Committable:
             why="Only an open transaction can be ended.",
             risk=UNTOUCHED,
             action="Nothing: it holds no consumer back.",
+            transactions=(Affected(transactional_id=transactional_id),),
         )
     return Committable(
         transactional_id=transactional_id,
@@ -348,6 +351,9 @@ def _check_gate(driver: Driver, c: Committable, commit: bool, force: bool) -> No
                 "Commit the batch: kafka2pc restore CHECKPOINT ends the gate after it. (So does"
                 " abort with --force: it stops the query, and commits the batch before.)"
             ),
+            query_id=driver.query_id,
+            batch_id=newest.slot.batch_id,
+            transactions=affected([c]),
         )
 
 # %% ../../nbs/operations/04_repair.ipynb #c123
@@ -359,13 +365,18 @@ def _end(survey: Survey, c: Committable, commit: bool) -> None:
         )
     )
     if outcome is Outcome.UNKNOWN:
-        raise OutcomeUnknown(f"{c.transactional_id}: no clear answer", action="Ask again.")
+        raise OutcomeUnknown(
+            f"{c.transactional_id}: no clear answer",
+            action="Ask again.",
+            transactions=affected([c]),
+        )
     if outcome is Outcome.REFUSED:
         raise Refused(
             f"{c.transactional_id}: the broker refused",
             why="It ended in the meantime.",
             risk=UNTOUCHED,
             action="Look again.",
+            transactions=affected([c]),
         )
 
 

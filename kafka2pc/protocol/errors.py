@@ -10,28 +10,66 @@ __all__ = ['NOTHING_WRITTEN', 'REPLAYED', 'UNTOUCHED', 'DECIDED', 'TwoPhaseError
            'RecordsGone', 'TopicGone', 'TopicRecreated', 'RecordsBroken']
 
 # %% ../../nbs/protocol/06_errors.ipynb #c002
+import re
 from functools import partial
-from typing import Any
+from typing import Any, Self
+
+# %% ../../nbs/protocol/06_errors.ipynb #c022
+from .error_fields import Affected, Place, set_fields, spell_fields, total
 
 # %% ../../nbs/protocol/06_errors.ipynb #c005
 class TwoPhaseError(Exception):
     """Base of all errors here. `what` names the ids; the class says `why`, the `risk` to data and
-    the `action`, unless the caller knows better.
+    the `action`, unless the caller knows better. `code` is how the message begins, for searches and
+    alarms: it is made from the name of the class, and stays if the class gets another one. Fields
+    for programs, as far as they are known: `query_id`, `batch_id`, `transactions`; `within_ms`, the
+    limit that has passed; `causes`, the names of the broker's errors.
     """
 
-    why = risk = action = ""
+    code = why = risk = action = ""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "code" not in vars(cls):
+            cls.code = "KAFKA2PC." + re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).upper()
 
     def __init__(self, what: str, **parts: Any) -> None:
         self.what, self.parts = what, parts
-        for k in ("why", "risk", "action"):
+        for k in ("code", "why", "risk", "action"):
             setattr(self, k, parts.get(k) or getattr(type(self), k))
+        self.query_id: str = parts.get("query_id", "")
+        self.batch_id: int | None = parts.get("batch_id")
+        self.transactions: tuple[Affected, ...] = tuple(parts.get("transactions", ()))
+        self.within_ms: int | None = parts.get("within_ms")
+        self.causes: tuple[str, ...] = tuple(parts.get("causes", ()))
         super().__init__(
-            f"{what}\n  why: {self.why}\n  is data at risk: {self.risk}\n  what to do:"
-            f" {self.action}"
+            f"{self.code and f'[{self.code}] '}{what}\n  why: {self.why}\n  is data at risk:"
+            f" {self.risk}\n  what to do: {self.action}"
         )
+        if line := spell_fields(set_fields(parts)):
+            self.add_note(line)  # Spark keeps the text of a traceback, and nothing else
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), **self.parts), (self.what,)
+
+    def but(self, **parts: Any) -> Self:
+        """The same error with other parts or fields."""
+        return type(self)(**({"what": self.what} | self.parts | parts))
+
+    @property
+    def transactional_ids(self) -> tuple[str, ...]:
+        """Of the transactions that it is about."""
+        return tuple(t.transactional_id for t in self.transactions)
+
+    @property
+    def partitions(self) -> tuple[Place, ...]:
+        """The places of their rows."""
+        return tuple(p for t in self.transactions for p in t.places)
+
+    @property
+    def records(self) -> int | None:
+        """How many records are there. None: not known."""
+        return total(t.records for t in self.transactions)
 
 # %% ../../nbs/protocol/06_errors.ipynb #c006
 NOTHING_WRITTEN = "No. Nothing was written."
@@ -50,6 +88,8 @@ DECIDED = (
 # %% ../../nbs/protocol/06_errors.ipynb #c021
 def describe_error(e: Exception) -> str:
     """An error in one line: without why, risk and action, which are about a batch that failed."""
+    if isinstance(e, TwoPhaseError) and e.code:
+        return f"[{e.code}] {e.what}"
     return f"{type(e).__name__}: {getattr(e, 'what', e)}"
 
 # %% ../../nbs/protocol/06_errors.ipynb #c008

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Mode', 'Plan', 'PreparedTxnState', 'PartitionRange', 'Committable', 'CommitMessage', 'committable_to_dict',
-           'committable_from_dict', 'rows_once', 'counts', 'oldest_row']
+           'committable_from_dict', 'rows_once', 'affected', 'counts', 'oldest_row']
 
 # %% ../../nbs/protocol/03_messages.ipynb #c002
 from collections import Counter
@@ -15,6 +15,7 @@ from typing import Iterable, Sequence
 
 # %% ../../nbs/protocol/03_messages.ipynb #c003
 from .clock import Moment
+from .error_fields import Affected, Place
 from .errors import UnknownFormat
 from .names import Token
 
@@ -126,6 +127,30 @@ def rows_once(cs: Iterable[Committable]) -> int:
     for c in cs:
         numbers[c.participant] += c.records
     return max(numbers.values(), default=0)
+
+
+def affected(cs: Iterable[Committable]) -> tuple[Affected, ...]:
+    """These transactions and the places of their rows, as fields of an error."""
+    return tuple(
+        Affected(
+            transactional_id=c.transactional_id,
+            producer_id=c.state.producer_id,
+            epoch=c.state.epoch,
+            places=tuple(map(_place, c.partitions)),
+        )
+        for c in cs
+    )
+
+
+def _place(p: PartitionRange) -> Place:
+    known = p.first_offset >= 0
+    return Place(
+        topic=p.topic,
+        partition=p.partition,
+        records=p.records,
+        first_offset=p.first_offset if known else None,
+        last_offset=p.last_offset if known else None,
+    )
 
 
 def counts(messages: Sequence[CommitMessage]) -> tuple[int, int]:

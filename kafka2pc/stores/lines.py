@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable, Mapping
 
 # %% ../../nbs/stores/04_lines.ipynb #c003
 from ..protocol.errors import OutcomeUnknown
-from ..protocol.messages import Committable
+from ..protocol.messages import Committable, affected
 from ..protocol.names import is_random, known_name, parse_name
 from ..protocol.participant import Description, Outcome
 from ..protocol.states import TxnState
@@ -226,4 +226,6 @@ class DatabaseStore(NamedStore):
                 " 'committed'); and restart the query. If other transactions of the batch are"
                 " reported as lost after that, they lack their line, too: lostTransactions=skip."
             ),
+            query_id=query_id,
+            transactions=affected([c]),
         )

@@ -25,7 +25,7 @@ from kafka2pc.protocol.errors import (
     Refused,
     StoreUnreachable,
 )
-from ..protocol.messages import Committable
+from ..protocol.messages import Committable, affected
 from ..protocol.participant import Description, OpenBeside, Outcome
 from ..protocol.states import TxnState
 from .holders import beside
@@ -92,7 +92,10 @@ class StagedParticipant(PostgresParticipant):
         """
         for c in decision.committables:
             if c.participant == self.name and not self._move(db, c):
-                raise Refused(f"{c.transactional_id} is not open in PostgreSQL any more")
+                raise Refused(
+                    f"{c.transactional_id} is not open in PostgreSQL any more",
+                    transactions=affected([c]),
+                )
 
     def _move(self, db: psycopg.Connection, c: Committable) -> bool:
         """Move the waiting rows into the table. False if the transaction is not open any more."""
@@ -105,6 +108,7 @@ class StagedParticipant(PostgresParticipant):
                 raise Refused(
                     f"{c.transactional_id}: {rows} of {c.records} rows are there",
                     why="After a crash PostgreSQL empties unlogged tables.",
+                    transactions=affected([c]),
                 )
             empty = db.execute(sql.SQL("select * from {} limit 0").format(waiting))
             names = [d.name for d in empty.description or () if d.name != "kafka2pc_row"]
@@ -120,7 +124,7 @@ class StagedParticipant(PostgresParticipant):
         try:
             self._move(db, c)
         except (BadOption, BadRow) as e:
-            raise type(e)(e.what, why=e.why, risk=DECIDED, action=_ONLY_THE_TABLE) from e
+            raise e.but(risk=DECIDED, action=_ONLY_THE_TABLE) from e
 
     def abort(self, c: Committable) -> Outcome:
         return self._end_by(c, self._drop, "aborted")

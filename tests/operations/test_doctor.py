@@ -145,7 +145,7 @@ def test_rows_that_a_topic_removes_while_they_are_decided_and_open_are_lost(dead
     said, status = typed(f"{restore} --dry-run")
     assert status == 4 and "1 lost, 1 to commit" in said
     said, status = typed(restore)
-    assert status == 4 and "LostTransaction" in said and gone in said
+    assert status == 4 and "LOST_TRANSACTION" in said and gone in said
     assert len(dead.open()) == 1, "the other one is committed"
     typed(f"{restore} --skip-lost")
     until(lambda: not dead.open(), "the rest is committed", 20)
@@ -231,7 +231,7 @@ def test_what_was_aborted_and_removed_is_reopened_or_lost(replayed, dead):
     gone = f"gone are offsets 0 to 0 of {dead.topic}-0"
     assert gone in planned
     if not replayed:
-        assert (status, ended) == (4, 4) and "2 lost" in planned and "LostTransaction" in done
+        assert (status, ended) == (4, 4) and "2 lost" in planned and "LOST_TRANSACTION" in done
         finding_of(found, "decided-and-lost", gone, "YES: these records are lost")
         assert typed(f"{line} --skip-lost")[1] == 4
         return
@@ -326,7 +326,7 @@ def test_a_copied_checkpoint_is_a_finding_and_nothing_is_ended_from_there(dead, 
     assert finding.level == "danger" and "kafka2pc adopt" in finding.action
     assert not any("restore" in line for f in found for line in f.commands)
     said, status = typed(dead.access.command("restore", str(copy), "--prefix", dead.prefix))
-    assert status == 1 and "MovedLog" in said and len(dead.open()) == 2
+    assert status == 1 and "MOVED_LOG" in said and len(dead.open()) == 2
 
 
 def test_batches_that_take_most_of_the_timeout_are_reported_before_it_hurts(kafka, tmp_path):

@@ -295,7 +295,7 @@ def test_restore_fails_and_names_what_is_still_open(dead, monkeypatch):
         m.setattr(repair, "retry_unknown", lambda: lambda ask: ask())
         m.setattr(KafkaParticipant, "end_all", lambda self, verb, cs: [Outcome.UNKNOWN] * len(cs))
         said, status = typed(line)
-    assert status == 1 and "OutcomeUnknown" in said and "aborted" not in said
+    assert status == 1 and "OUTCOME_UNKNOWN" in said and "aborted" not in said
     assert len(dead.open()) == 2 and all(f.transactional_id in said for f in dead.open())
     said, status = typed(line)
     assert status == 0 and "2 aborted; nothing is open any more" in said and not dead.open()
@@ -527,7 +527,7 @@ def test_an_empty_log_never_counts_as_nothing_decided(dead, tmp_path):
     )
     there = ["--decision-log", str(elsewhere.parent)]
     said, status = typed(dead.access.command("restore", place, *there, "--prefix", dead.prefix))
-    assert status == 1 and "MovedLog" in said and dead.seen() == []
+    assert status == 1 and "MOVED_LOG" in said and dead.seen() == []
     said, status = typed(f"kafka2pc adopt {place} {there[0]} {there[1]}")
     assert status == 0 and "adopted in slot 0.2" in said
     said, status = typed(dead.access.command("restore", place, *there, "--prefix", dead.prefix))

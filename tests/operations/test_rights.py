@@ -183,7 +183,7 @@ def test_without_read_no_row_is_read_back_and_doctor_says_so_before(secure, tmp_
     found = finding_of(ask(), "decided-and-aborted", "User:alice may not read read-back")
     assert "--operation Read --topic read-back" in found.commands[0]
     said, status = typed(found.commands[2])
-    assert status == 1 and "NotAuthorized" in said and find_open(secure, prefix) == []
+    assert status == 1 and "NOT_AUTHORIZED" in said and find_open(secure, prefix) == []
     [read] = [r for r in RIGHTS if (r.part, r.operation) == ("sink", "Read")]
     rights.give(read)
     request.addfinalizer(lambda: rights.take(read))
@@ -215,4 +215,4 @@ def test_the_error_about_a_wrong_password_does_not_show_it(secure, tmp_path):
     file = Path(access.config)
     file.write_text(file.read_text().replace(secure.passwords["alice"], "hunter2"))
     said, status = typed(access.command("transactions", "list"))
-    assert status == 1 and "NotAuthorized" in said and "hunter2" not in said
+    assert status == 1 and "NOT_AUTHORIZED" in said and "hunter2" not in said

@@ -117,11 +117,11 @@ def test_old_pyspark_is_refused_by_one_error_that_names_foreach_batch():
 
 def test_without_data_sources_register_raises_the_same_error():
     done = in_old_pyspark("3.5", "import kafka2pc; kafka2pc.register(None)")
-    assert 'BadOption: format("kafka2pc") needs Spark 4.1' in done.stderr
+    assert '[KAFKA2PC.BAD_OPTION] format("kafka2pc") needs Spark 4.1' in done.stderr
     assert "lacks DataSource," in done.stderr
 
 
-PUBLIC = "DecisionLog KafkaParticipant Participant errors exactly_once metrics progress register"
+PUBLIC = "DecisionLog KafkaParticipant Participant error_of errors exactly_once metrics progress register"
 FACE = """
 import sys, kafka2pc
 light = {name.partition(".")[0] for name in sys.modules} & {"pyspark", "pyarrow", "confluent_kafka"}

@@ -362,7 +362,7 @@ def _row_of(p: _Part, rows: Mapping[tuple[UUID | str | None, int], Any]) -> Any:
 
 def _with_name(e: RecordsBroken | UnknownFormat, wanted: Wanted) -> Exception:
     """The same error, which also names the partition."""
-    return type(e)(f"{wanted}, {e.what}", **e.parts)
+    return e.but(what=f"{wanted}, {e.what}")
 
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #c016
 def pieces(

@@ -429,6 +429,7 @@ class Connection:
             raise BrokerUnreachable(
                 f"{self.servers}: no usable answer within {self.timeout_ms} ms",
                 why=f"The last one: {last}.",
+                within_ms=self.timeout_ms,
             )
 
         return Retrying(

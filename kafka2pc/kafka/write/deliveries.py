@@ -238,7 +238,9 @@ def delivery_error(label: str, failed: dict, reason: KafkaError | None = None) -
     sentences = [_said(error) for error, _, _ in failed.values()]
     why = reason.str() if reason else next(filter(None, sentences), "")
     return PrecommitFailed(
-        f"{label}: records not acknowledged: {', '.join(where)}", **advice(causes, why)
+        f"{label}: records not acknowledged: {', '.join(where)}",
+        **advice(causes, why),
+        causes=sorted(causes),
     )
 
 # %% ../../../nbs/kafka/write/02_deliveries.ipynb #c013

@@ -179,6 +179,7 @@ class RowWriter:
         return BrokerUnreachable(
             f"{what}: no broker answered within {self.begin_ms} ms",
             why=trouble.str() if trouble else "",
+            within_ms=self.begin_ms,
         )
 
     def __enter__(self) -> Self:
@@ -409,7 +410,10 @@ class RowTransaction(RowWriter, TransactionBase):
         while self._reports.statistics is None and CLOCK.monotonic() < end:
             self._serve(0.1)
         if self._reports.statistics is None:
-            raise PrecommitFailed(f"{self.label}: the client gave no statistics within {wait_s} s")
+            raise PrecommitFailed(
+                f"{self.label}: the client gave no statistics within {wait_s} s",
+                within_ms=round(wait_s * 1000),
+            )
         return json.loads(self._reports.statistics)
 
     def precommit(self) -> Committable:

@@ -314,6 +314,8 @@ class Sender:
             f"{self.transactional_id}: records not acknowledged: {', '.join(counts)} within"
             f" {self.delivery_ms} ms",
             **advice(map(_trouble, late), f"The last failure: {silence}." if silence else ""),
+            within_ms=self.delivery_ms,
+            causes=sorted({codes.code_name(lane.trouble) for lane in late if lane.trouble}),
         )
 
 

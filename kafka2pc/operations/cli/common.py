@@ -38,9 +38,9 @@ def plainly(extra: str, as_json: bool = False) -> Iterator[None]:
         yield
     except TwoPhaseError as e:
         lost = isinstance(e, LostTransaction)
-        parts = {part: getattr(e, part) for part in ("what", "why", "risk", "action")}
+        parts = {part: getattr(e, part) for part in ("code", "what", "why", "risk", "action")}
         exit_with(
-            f"{type(e).__name__}: {e}",
+            str(e),
             ExitStatus.AT_RISK if lost else ExitStatus.FAILED,
             as_json,
             error=type(e).__name__,

@@ -6,7 +6,6 @@
 __all__ = ['CHECKS', 'doctor']
 
 # %% ../../../nbs/operations/doctor/05_doctor.ipynb #c002
-import re
 from typing import Iterable, Mapping
 
 # %% ../../../nbs/operations/doctor/05_doctor.ipynb #c003
@@ -63,8 +62,8 @@ CHECKS = (
 
 
 def _as_finding(e: TwoPhaseError) -> Finding:
-    """The finding of an error: MovedLog becomes moved-log."""
-    name = re.sub("(?<=[a-z])(?=[A-Z])", "-", type(e).__name__).lower()
+    """The finding of an error: KAFKA2PC.MOVED_LOG becomes moved-log."""
+    name = e.code.partition(".")[2].replace("_", "-").lower()
     level = "trouble" if e.risk.startswith("No") else "danger"
     return Finding(name=name, level=level, what=e.what, why=e.why, risk=e.risk, action=e.action)
 

@@ -37,8 +37,9 @@ from .setups import Setup
 from .spark_job import Job, running
 from .spark_query import NotExactlyOnce, SparkQuery, Stop
 from ..slow_network import END_TXN, INIT_PRODUCER_ID, SlowNetwork
-from ...protocol.errors import TwoPhaseError
+from ...protocol.errors import CorruptDecision, LogUnwritable, LostTransaction, TwoPhaseError
 from ...protocol.history import Event
+from ...spark.failures import error_of
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c101
 def demand(true: bool, what: str) -> None:
@@ -405,23 +406,23 @@ def timed_out_before(setup: Setup, point: CrashPoint) -> None:
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c150
 def _told_in_full(query: SparkQuery, said: str) -> None:
-    """Rule 7: ids, partitions, counts, the batch, what to do."""
-    for c in (
-        e.ids for e in query.events("precommit") if e.kind == "ok" and e.ids["batch_id"] == 1
-    ):
-        demand(
-            c["transactional_id"] in said, f"{c['transactional_id']} is not in the message: {said}"
-        )
-    for word in (
-        "LostTransaction",
-        "producer id",
-        "epoch",
-        query.name,
-        "records",
-        "batch 1",
-        "what to do",
-    ):
-        demand(word in said, f"{word!r} is not in the message: {said}")
+    """Rule 7: ids, partitions, counts, the batch, what to do; in the fields and in the message."""
+    error = error_of(said)
+    demand(isinstance(error, LostTransaction), f"LostTransaction is not in the message: {said}")
+    lost = {
+        e.ids["transactional_id"]
+        for e in query.events("precommit")
+        if e.kind == "ok" and e.ids["batch_id"] == 1
+    }
+    demand(lost <= set(error.transactional_ids), f"{lost} are not in the fields: {said}")
+    demand(error.batch_id == 1 and bool(error.records), f"batch or records are missing: {said}")
+    demand({p.topic for p in error.partitions} == {query.name}, f"the topic is missing: {said}")
+    numbers = [
+        f"{t.transactional_id} (producer id {t.producer_id}, epoch {t.epoch}): {t.records} records"
+        for t in error.transactions
+    ]
+    for word in (*numbers, "batch 1"):
+        demand(word in error.what, f"{word!r} is not in the message: {said}")
 
 # %% ../../../nbs/proof/drills/06_hard_cases.ipynb #c154
 FORGETFUL = {  # a broker that forgets ids after two seconds
@@ -489,7 +490,7 @@ def timed_out_after(
         if expired:
             until(lambda: not _known(query), "the broker forgets the ids", 60)
         for _ in range(2 * fails):
-            _told_in_full(query, str(query.fails(options=SHORT | {"lostTransactions": "fail"})))
+            _told_in_full(query, query.fails(options=SHORT | {"lostTransactions": "fail"}).what)
         query.run(options=SHORT)
         end(setup, query)
 
@@ -522,7 +523,7 @@ def truncated(setup: Setup) -> None:
     whole = slot.read_bytes()
     slot.write_bytes(whole[: len(whole) // 2])
     demand(
-        "CorruptDecision" in str(query.fails()),
+        isinstance(error_of(query.fails().what), CorruptDecision),
         "a decision that is cut short was taken for whole",
     )
     slot.write_bytes(whole)
@@ -562,7 +563,7 @@ def unwritable(setup: Setup, spoil: Callable[[Path], Callable]) -> None:
         )
         failed = query.interrupt(stop, partitions=3)
         demand(
-            "LogUnwritable" in str(failed),
+            isinstance(error_of(str(failed)), LogUnwritable),
             f"the driver did not say that it could not decide: {failed}",
         )
         spoiled.close()

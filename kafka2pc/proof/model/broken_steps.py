@@ -637,9 +637,11 @@ def begin_gate_resending(store: StepStore, plan: Plan) -> StepTxn:
     return begin_resending(store, plan) if of_driver else _begin(store, plan)
 
 
-def check_rows_only(driver: Driver, cs: Sequence[Committable], planned: Moment | None) -> Late:
+def check_rows_only(
+    driver: Driver, cs: Sequence[Committable], planned: Moment | None, batch_id: int
+) -> Late:
     """The gate is not described before the decision."""
-    return check_open(driver, [c for c in cs if c.partitions], planned)
+    return check_open(driver, [c for c in cs if c.partitions], planned, batch_id)
 
 
 def decide_without_gate(

@@ -13,7 +13,6 @@ __all__ = ['AFTER', 'Run', 'Task', 'Move', 'Model', 'moves_of', 'run_of', 'copy_
            'back_up_and_put_back', 'accidents_while_waiting']
 
 # %% ../../../nbs/proof/model/05_steps.ipynb #c002
-import re
 from dataclasses import replace
 from typing import Any, Iterator, NamedTuple
 
@@ -484,11 +483,6 @@ def told_untrue(world: World, run: Run) -> tuple:
     return ("TOLD-UNTRUE",) if old else ()
 
 
-# The text is parsed on purpose: it is all that an operator gets, so a report that names the wrong
-# transaction has to be an anomaly.
-_REPORTED = re.compile(r"(\S+) \(producer id \d+, epoch (\d+)\): (?:gone are|(\d+) records)")
-
-
 def is_there(world: World, key: tuple, records: int) -> bool:
     """Does the topic have all rows of a transaction that a timeout has aborted?"""
     return any(pair == key and rows and len(rows) == records for pair, _, rows in world.topic)
@@ -496,17 +490,18 @@ def is_there(world: World, key: tuple, records: int) -> bool:
 
 def false_alarms(world: World, error: TwoPhaseError) -> tuple:
     """The anomalies of a report of lost transactions. A timeout explains a loss; otherwise the
-    protocol lost the transaction, or it is not lost at all.
+    protocol lost the transaction, or it is not lost at all. The message is made from these fields,
+    so an operator reads the same.
     """
     if not isinstance(error, LostTransaction):
         return ()
     wrong: tuple[str, ...] = ()
-    for name, epoch, records in _REPORTED.findall(error.what):
-        key = name, int(epoch)
+    for t in error.transactions:
+        key, records = (t.transactional_id, t.epoch), t.records or 0
         if key in world.lost:
-            wrong += ("NOT-REPAIRED",) if is_there(world, key, int(records or 0)) else ()
+            wrong += ("NOT-REPAIRED",) if is_there(world, key, records) else ()
             continue
-        lost = key in world.owed and int(records or 0) > 0
+        lost = key in world.owed and records > 0
         wrong += ("LOST-WITHOUT-TIMEOUT" if lost else "FALSE-LOST",)
     return wrong
 

@@ -15,7 +15,7 @@ from ...decision_logs.topic.log import TopicLog
 from ...kafka.wire.cluster import Cluster
 from .network import SimulatedCluster
 from .object_store import SimulatedObjectLog
-from .producer_histories import QUERY, Result, Written, result_of
+from .producer_histories import QUERY, End, Result, Written, result_of
 from .trouble import World, chances_of, world_of
 from .virtual_clock import Endless, together
 from ...protocol.errors import LogUnwritable, TwoPhaseError
@@ -49,7 +49,7 @@ class Answers:
     slots: list[Slot]
     won: dict[Slot, list[Decision]] = field(default_factory=dict)
     never: list[Decision] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    errors: list[End] = field(default_factory=list)
     purged: int = 0
 
 
@@ -77,7 +77,7 @@ def _drive(world: World, open_log: OpenLog, driver: int, answers: Answers) -> No
         except LogUnwritable:
             answers.never.append(wanted)
         except TwoPhaseError as e:
-            answers.errors.append(f"{type(e).__name__}: {e.what}")
+            answers.errors.append(End.of(e))
             log = None
         world.clock.sleep(dice.random())
 

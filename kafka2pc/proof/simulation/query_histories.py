@@ -24,6 +24,7 @@ from .network import Network, SimulatedCluster
 from kafka2pc.proof.simulation.producer_histories import (
     QUERY,
     TOPIC,
+    End,
     Result,
     SimulatedKafka,
     Written,
@@ -34,7 +35,7 @@ from .trouble import World, chances_of, world_of
 from .virtual_clock import Endless, together
 from ...protocol.clock import Moment
 from ...protocol.driver import Driver, Policy
-from ...protocol.errors import TwoPhaseError
+from ...protocol.errors import LostTransaction, TwoPhaseError
 from ...protocol.log.decisions import Decision, Slot
 from ...protocol.log.slots import DecisionLog, Late, MemoryLog, never_late, stop_if_late
 from ...protocol.messages import CommitMessage, Mode, Plan
@@ -137,7 +138,7 @@ class Query:
     dies_at_ends: random.Random | None = None  # the dice of runs that die while they commit
     records: dict[Slot, Decision] = field(default_factory=dict)
     committed: set[int] = field(default_factory=set)
-    ended: list[str] = field(default_factory=list)
+    ended: list[End] = field(default_factory=list)
 
     def log(self, life: Life) -> DecisionLog:
         """The decision log, as a process with this life sees it."""
@@ -220,11 +221,11 @@ def _supervise(query: Query, runs: int) -> None:
         try:
             steps = dice.choice((None, dice.randint(1, 60), dice.randint(1, 200)))
             run(query, _life(query, steps))
-            query.ended.append("done")
+            query.ended.append(End("done"))
         except Killed:
-            query.ended.append("killed")
+            query.ended.append(End("killed"))
         except TwoPhaseError as e:
-            query.ended.append(f"{type(e).__name__}: {e.what}")
+            query.ended.append(End.of(e))
         query.world.clock.sleep(dice.random() * query.pause_s)
 
 # %% ../../../nbs/proof/simulation/10_query_histories.ipynb #c013
@@ -280,7 +281,7 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Resu
         w.wrong.append(f"the last run: {type(e).__name__}: {e}")
     w.failed += query.ended
     # nothing removes rows here
-    w.wrong += [end for end in query.ended if end.startswith("LostTransaction")]
+    w.wrong += [str(end) for end in query.ended if end.name == LostTransaction.__name__]
     for where, number in expected_rows(query):
         w.rows[where].append(number)
     return result_of(world, seed, w, judge(world, w, task_of))

@@ -92,7 +92,7 @@ class Played:
         self.count += 1
         self.rows += result.rows
         self.met.update(result.met)
-        self.errors.update(text.partition(":")[0] for text in result.failed)
+        self.errors.update(end.name for end in result.failed)
         if result.wrong:
             self.wrong.append((kind, result.seed))
 

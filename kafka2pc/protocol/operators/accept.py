@@ -27,6 +27,8 @@ def accept(driver: Driver, batch_id: int) -> Decision:
             f"query {driver.query_id}: accepting batch {batch_id}: its log gave no clear answer",
             risk=UNTOUCHED,
             action="Ask again.",
+            query_id=driver.query_id,
+            batch_id=batch_id,
         )
     return note
 
@@ -49,4 +51,6 @@ def _nothing_to_accept(driver: Driver, batch_id: int, failed: list[int]) -> Refu
             if failed
             else "Nothing: no batch is missing."
         ),
+        query_id=driver.query_id,
+        batch_id=batch_id,
     )

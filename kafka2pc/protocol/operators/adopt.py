@@ -67,7 +67,9 @@ def _write_adopt(
         if found is None:
             raise OutcomeUnknown(
                 f"adopting {slot.batch_id}.{slot.attempt} of query {driver.query_id}: its log gave"
-                " no clear answer"
+                " no clear answer",
+                query_id=driver.query_id,
+                batch_id=slot.batch_id,
             )
         if found == wanted:
             return wanted

@@ -90,7 +90,9 @@ def _win_clearly(driver: Driver, wanted: Decision) -> Decision:
 def _unclear(driver: Driver, wanted: Decision) -> OutcomeUnknown:
     return OutcomeUnknown(
         f"claim {wanted.slot.batch_id}.{wanted.slot.attempt} of query {driver.query_id}: its"
-        " log gave no clear answer"
+        " log gave no clear answer",
+        query_id=driver.query_id,
+        batch_id=wanted.slot.batch_id,
     )
 
 # %% ../../../nbs/protocol/phases/08_claim.ipynb #c121

@@ -23,7 +23,7 @@ from kafka2pc.protocol.errors import (
 from ..log.decisions import LOST, Decision
 from ..log.questions import commit_of
 from ..log.slots import Listing
-from ..messages import CommitMessage, Committable, Mode, Plan, counts
+from ..messages import CommitMessage, Committable, Mode, Plan, affected, counts
 from ..participant import MayHide, list_some
 from .claim import claim
 from .decide import abort, decide
@@ -57,7 +57,7 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> 
         _check_only_log(driver, batch_id, cs)
         # rule 4: the rows are there, each transaction is open, and time is left
         check_rows(driver, messages)
-        late = check_open(driver, [*cs, *plan.gates], plan.planned)
+        late = check_open(driver, [*cs, *plan.gates], plan.planned, batch_id)
     except (Refused, StaleCheckpoint):
         abort(driver, messages, batch_id)
         raise
@@ -89,10 +89,14 @@ def check_distinct(messages: Sequence[CommitMessage], batch_id: int) -> None:
     )
     twice = sorted(tid for (_, tid, _), times in found.items() if times > 1)
     if twice:
+        of_these = [c for m in messages for c in m.committables if c.transactional_id in twice]
         raise Refused(
             f"batch {batch_id}: two tasks report the same transaction: {list_some(twice)}",
             why="Two workers have drawn the same name.",
             action="Restart the query: its tasks then draw other names.",
+            query_id=messages[0].plan.query_id,
+            batch_id=batch_id,
+            transactions=affected(of_these),
         )
 
 

@@ -87,8 +87,9 @@ def _unclear_decision(driver: Driver, plan: Plan, late: bool) -> OutcomeUnknown:
         f"decision {plan.batch_id}.{plan.attempt} of query {driver.query_id}: the log gave no clear"
         " answer"
     )
+    fields = {"query_id": driver.query_id, "batch_id": plan.batch_id}
     if not late:
-        return OutcomeUnknown(what)
+        return OutcomeUnknown(what, **fields)
     return OutcomeUnknown(
         f"{what} until its transactions had less than {driver.policy.margin_ms} ms left",
         risk=(
@@ -97,4 +98,5 @@ def _unclear_decision(driver: Driver, plan: Plan, late: bool) -> OutcomeUnknown:
             " before the restart, the restart reports them as lost."
         ),
         action="Restart the query when the place of the decisions answers again.",
+        **fields,
     )

@@ -12,9 +12,10 @@ from typing import Any, Sequence
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c003
 from ..clock import Moment, age_ms
 from ..driver import Driver
+from ..error_fields import Affected
 from ..errors import Refused
 from ..log.slots import Late, never_late
-from ..messages import Committable
+from ..messages import Committable, affected
 from ..participant import Description
 from ..states import TxnState
 
@@ -31,29 +32,40 @@ def describe_all(driver: Driver, cs: Sequence[Committable], **limits: Any) -> li
     return [answers[c] for c in cs]
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c042
-def full_name(c: Committable) -> str:
-    return f"{c.transactional_id} (producer id {c.state.producer_id}, epoch {c.state.epoch})"
+def full_name(t: Affected) -> str:
+    return f"{t.transactional_id} (producer id {t.producer_id}, epoch {t.epoch})"
 
 
-def _check_one(driver: Driver, c: Committable, description: Description) -> None:
+def _check_one(
+    driver: Driver, c: Committable, description: Description, batch_id: int | None
+) -> None:
     state, margin_ms = description.state, driver.policy.margin_ms
-    what = full_name(c)
+    found = affected([c])
+    what = full_name(found[0])
+    fields = {"query_id": driver.query_id, "batch_id": batch_id, "transactions": found}
     if state not in (TxnState.OPEN, TxnState.PRECOMMITTED):
         raise Refused(
-            f"{what} is {state.value if state else 'unknown to its store'} before the decision"
+            f"{what} is {state.value if state else 'unknown to its store'} before the decision",
+            **fields,
         )
     # rule 4: a decision about a transaction that times out loses its rows
     if not description.in_time:
         raise Refused(
             f"{what}: {margin_ms} ms must be left of its timeout of {c.timeout_ms} ms,"
-            " and its store does not confirm that"
+            " and its store does not confirm that",
+            **fields,
         )
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c010
-def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None = None) -> Late:
+def check_open(
+    driver: Driver,
+    cs: Sequence[Committable],
+    planned: Moment | None = None,
+    batch_id: int | None = None,
+) -> Late:
     """Rule 4: every transaction is open under the same epoch and has `margin_ms` left. `planned`:
-    before they began. Raises `Refused` otherwise. Returns `late`: may less than `margin_ms` be left
-    by now? Until then a request to the decision log may be sent.
+    before they began. Raises `Refused` otherwise, which names `batch_id`. Returns `late`: may less
+    than `margin_ms` be left by now? Until then a request to the decision log may be sent.
     """
     began = driver.now()
     age = age_ms(planned, began)
@@ -61,13 +73,13 @@ def check_open(driver: Driver, cs: Sequence[Committable], planned: Moment | None
     least_ms = margin_ms + margin_ms // 10  # the stores need time to answer
     answers = describe_all(driver, cs, margin_ms=least_ms, age_ms=age)
     for c, description in zip(cs, answers, strict=True):
-        _check_one(driver, c, description)
+        _check_one(driver, c, description, batch_id)
     timeouts = [c.timeout_ms for c in cs if c.timeout_ms]
     if not margin_ms or not timeouts:
         return never_late
     left_ms = least_ms if age is None else max(least_ms, min(timeouts) - age)
     late = partial(_has_passed, driver, began, left_ms - margin_ms)
-    _check_not_late(driver, late, min(timeouts))
+    _check_not_late(driver, late, min(timeouts), batch_id)
     return late
 
 # %% ../../../nbs/protocol/phases/03_describe.ipynb #c044
@@ -76,9 +88,11 @@ def _has_passed(driver: Driver, began: Moment | None, ms: float) -> bool:
     return passed_ms is not None and passed_ms > ms
 
 
-def _check_not_late(driver: Driver, late: Late, timeout_ms: int) -> None:
+def _check_not_late(driver: Driver, late: Late, timeout_ms: int, batch_id: int | None) -> None:
     if late():
         raise Refused(
             f"{driver.policy.margin_ms} ms must be left of the timeout of {timeout_ms} ms, and it"
-            " took the stores too long to answer"
+            " took the stores too long to answer",
+            query_id=driver.query_id,
+            batch_id=batch_id,
         )

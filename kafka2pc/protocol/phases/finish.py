@@ -6,13 +6,13 @@
 __all__ = ['after_the_decision', 'check_own', 'finish', 'report_loss', 'finish_late', 'complete']
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c002
-import itertools
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Callable, Iterator, Mapping, Sequence
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c003
 from ..driver import Driver
+from ..error_fields import Affected, Place
 from kafka2pc.protocol.errors import (
     DECIDED,
     NOTHING_WRITTEN,
@@ -26,12 +26,12 @@ from kafka2pc.protocol.errors import (
 from ..log.decisions import Decision
 from ..log.questions import overtaken
 from ..log.slots import Listing
-from ..messages import Committable, PartitionRange
+from ..messages import Committable, affected
 from ..names import parse_name
 from ..participant import Gone, Outcome, RowsMissing
 from .describe import describe_all, full_name
 from .gate.closing import end_gates, gates_left
-from .gone import places_gone, reasons, rows_gone, spell_gone
+from .gone import affected_by, places_gone, reasons, rows_gone, spell_gone
 from .repair import repair
 from .requests import send_all
 from .verify import final_states
@@ -94,7 +94,7 @@ def after_the_decision() -> Iterator[None]:
     except TwoPhaseError as e:
         if e.risk not in (NOTHING_WRITTEN, REPLAYED, UNTOUCHED):
             raise
-        raise type(e)(e.what, why=e.why, risk=DECIDED, action=e.action) from e
+        raise e.but(risk=DECIDED) from e
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c007
 def check_own(driver: Driver, decision: Decision) -> None:
@@ -159,14 +159,14 @@ def _known_states(driver: Driver, cs: Sequence[Committable]) -> dict[Committable
     return states | final_states(driver, [c for c, state in states.items() if state is None])
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c101
-def _spell(c: Committable) -> str:
+def _spell(t: Affected) -> str:
     """A transaction with all that is needed to find its rows again."""
-    ranges = [f"{p.topic}-{p.partition}: {p.records} at {_offsets(p)}" for p in c.partitions]
-    return f"{full_name(c)}: {c.records} records in {', '.join(ranges)}"
+    ranges = [f"{p.topic}-{p.partition}: {p.records} at {_offsets(p)}" for p in t.places]
+    return f"{full_name(t)}: {t.records or 0} records in {', '.join(ranges)}"
 
 
-def _offsets(p: PartitionRange) -> str:
-    known = p.first_offset >= 0
+def _offsets(p: Place) -> str:
+    known = p.first_offset is not None
     return f"offsets {p.first_offset} to {p.last_offset}" if known else "unknown offsets"
 
 
@@ -181,18 +181,26 @@ def report_loss(
     `gone`: open, and rows of it are not there. Raises `LostTransaction`, unless losses are to be
     skipped, and `OutcomeUnknown` if they are to be repaired later.
     """
+    incomplete = affected_by(gone)
     # a batch write has no offsets
     source = f", Spark offsets sha256 {decision.offsets_hash[:16]}" if decision.offsets_hash else ""
     what = (
         f"batch {decision.slot.batch_id} of query {driver.query_id}{source}:"
-        f" {'; '.join([*_spell_lost(lost, missing), *itertools.starmap(spell_gone, gone.items())])}"
+        f" {'; '.join([*_spell_lost(lost, missing), *map(spell_gone, incomplete)])}"
     )
+    fields = {
+        "query_id": driver.query_id,
+        "batch_id": decision.slot.batch_id,
+        "transactions": (*affected(lost), *incomplete),
+    }
     if lost and driver.policy.lost_transactions == "later":
-        raise OutcomeUnknown(what, why="Its store has aborted it. The next start writes it again.")
+        raise OutcomeUnknown(
+            what, why="Its store has aborted it. The next start writes it again.", **fields
+        )
     driver.history.append("fail", "lost", batch_id=decision.slot.batch_id, what=what)
     if driver.policy.lost_transactions != "skip":
         why = [*([LostTransaction.why] if lost else []), *reasons(gone), *reasons(missing)]
-        raise LostTransaction(what, why=" ".join(why))
+        raise LostTransaction(what, why=" ".join(why), **fields)
 
 
 def _spell_lost(
@@ -200,7 +208,7 @@ def _spell_lost(
 ) -> Iterator[str]:
     """Each lost transaction, and which of its rows its store does not have any more."""
     for c in lost:
-        yield ", ".join([_spell(c), *places_gone(missing.get(c, ()))])
+        yield ", ".join([*map(_spell, affected([c])), *places_gone(missing.get(c, ()))])
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c060
 _OVER = TxnState.COMMITTED, None
@@ -237,7 +245,10 @@ def _check_unclear(driver: Driver, decision: Decision, unclear: Sequence[Committ
     if unclear:
         raise OutcomeUnknown(
             f"batch {decision.slot.batch_id} of query {driver.query_id}: no clear answer for"
-            f" {[c.transactional_id for c in unclear]}"
+            f" {[c.transactional_id for c in unclear]}",
+            query_id=driver.query_id,
+            batch_id=decision.slot.batch_id,
+            transactions=affected(unclear),
         )
 
 

@@ -41,7 +41,11 @@ def win_repair(driver: Driver, wanted: Decision, late: Late = never_late) -> Non
     what = f"{wanted.kind} {wanted.slot} of query {driver.query_id}"
     record = win(driver.log, wanted, late=late)
     if record is None:
-        raise OutcomeUnknown(f"{what}: its log gave no clear answer")
+        raise OutcomeUnknown(
+            f"{what}: its log gave no clear answer",
+            query_id=driver.query_id,
+            batch_id=wanted.slot.batch_id,
+        )
     if record != wanted:
         raise Superseded(f"{what}: its slot holds {record.kind}: another run repairs the batch")
 

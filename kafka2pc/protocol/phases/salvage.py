@@ -43,7 +43,7 @@ def salvage(driver: Driver, judged: Judgement, lost: Sequence[Committable]) -> D
         if gone := rows_gone(driver, new):
             places = tuple(g for found in gone.values() for g in found)
             raise RowsMissing(dict.fromkeys(lost, places))
-        late = check_open(driver, new, plan.planned)
+        late = check_open(driver, new, plan.planned, plan.batch_id)
         slot = Slot(plan.batch_id, plan.attempt)
         wanted = repair_record(
             driver, judged, REPAIR, slot, plan.token, lost=tuple(lost), committables=tuple(new)

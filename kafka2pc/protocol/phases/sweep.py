@@ -16,7 +16,7 @@ from ..errors import OutcomeUnknown
 from ..log.decisions import Decision
 from ..log.questions import newest_commit, overtaken
 from ..log.slots import Listing
-from ..messages import Committable
+from ..messages import Committable, affected
 from ..names import Token, is_random, known_name
 from ..participant import Outcome
 from .other_log import is_named
@@ -183,7 +183,7 @@ def _still_open(driver: Driver, token: Token, own_parity: int | None) -> list[Co
     return found
 
 
-def left_open(query_id: str, left: Iterable[Committable]) -> OutcomeUnknown:
+def left_open(query_id: str, left: Sequence[Committable]) -> OutcomeUnknown:
     """The error to raise if these transactions of a query should have ended."""
     ids = sorted(c.transactional_id for c in left)
     return OutcomeUnknown(
@@ -196,4 +196,6 @@ def left_open(query_id: str, left: Iterable[Committable]) -> OutcomeUnknown:
             " locks."
         ),
         action="Stop every process of the query; when the store answers again, repeat this.",
+        query_id=query_id,
+        transactions=affected(left),
     )

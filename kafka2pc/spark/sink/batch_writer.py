@@ -217,10 +217,7 @@ class BatchWriter(DataSourceArrowWriter):
         """The same error. Without a key no restart repeats the write, so it says what to do."""
         if self.options.query.key:
             return e
-        return OutcomeUnknown(
-            e.what,
-            why=e.why,
-            risk=e.risk,
+        return e.but(
             action=(
                 f"Finish it: kafka2pc restore {self._place()}. It also writes again what has timed"
                 " out, as long as its topic has the rows. Then do not run the job again: all its"
@@ -235,9 +232,7 @@ class BatchWriter(DataSourceArrowWriter):
             " The job may be run again at once."
         )
         by_key = "Run the job again under its key: first it aborts them."
-        return OutcomeUnknown(
-            e.what,
-            why=e.why,
+        return e.but(
             risk=(
                 "No. The write is not decided, and none of its rows becomes visible. But"
                 " read_committed consumers wait behind these transactions until they end."

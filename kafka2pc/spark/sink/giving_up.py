@@ -93,7 +93,11 @@ def end_batch(
         if decided is None and plan.batch_id in reopened(quick.log):
             return  # the next start writes it again
         if decided is None:
-            raise OutcomeUnknown(f"slot {plan.batch_id}.{plan.attempt} gave no clear answer")
+            raise OutcomeUnknown(
+                f"slot {plan.batch_id}.{plan.attempt} gave no clear answer",
+                query_id=plan.query_id,
+                batch_id=plan.batch_id,
+            )
         with suppress(LostTransaction):  # it is logged
             finish(quick, decided)
 
@@ -133,6 +137,7 @@ def _may_stay_open(batch_id: int, place: str, why: str) -> OutcomeUnknown:
             "Start the query again: it ends them. If it is not to run again: kafka2pc restore"
             f' {masked(place)}, until nothing is open (guide, Runbook, "Stop a query for good").'
         ),
+        batch_id=batch_id,
     )
 
 # %% ../../../nbs/spark/sink/08_giving_up.ipynb #c013

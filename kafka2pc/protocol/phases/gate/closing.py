@@ -16,7 +16,7 @@ from ...driver import Driver
 from ...errors import OutcomeUnknown
 from ...log.decisions import Decision
 from ...log.questions import later_batch
-from ...messages import Committable, Plan
+from ...messages import Committable, Plan, affected
 from ...participant import OpensGate, Outcome, Unended
 from ..describe import describe_all
 from .opening import gating
@@ -144,6 +144,9 @@ def _hidden(driver: Driver, decision: Decision, cs: Sequence[Committable]) -> Ou
             " the rows of others behind it, until its gate ends."
         ),
         action="Start the query again: it ends the gate.",
+        query_id=driver.query_id,
+        batch_id=decision.slot.batch_id,
+        transactions=affected(cs),
     )
 
 # %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c009
