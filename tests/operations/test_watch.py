@@ -237,7 +237,7 @@ def test_an_outage_is_waited_for(dead, monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         watch_module.watch(watcher, lambda *line: lines.append(line), alive=alive)
     assert [status for _, status in lines] == [1, 0, 0], lines
-    assert lines[0][0].startswith("waiting: BrokerUnreachable: no broker")
+    assert lines[0][0].startswith("waiting: [KAFKA2PC.BROKER_UNREACHABLE] no broker")
     assert lines[1][0].startswith("batch 0: committed 2") and "again" in lines[2][0]
     assert dead.seen() == ROWS and alive.exists()
 

@@ -121,7 +121,8 @@ def test_without_data_sources_register_raises_the_same_error():
     assert "lacks DataSource," in done.stderr
 
 
-PUBLIC = "DecisionLog KafkaParticipant Participant error_of errors exactly_once metrics progress register"
+PUBLIC = """DecisionLog KafkaParticipant Participant error_of errors exactly_once metrics progress
+    register"""
 FACE = """
 import sys, kafka2pc
 light = {name.partition(".")[0] for name in sys.modules} & {"pyspark", "pyarrow", "confluent_kafka"}

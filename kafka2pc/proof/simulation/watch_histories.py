@@ -11,7 +11,14 @@ from functools import partial
 
 # %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #c003
 from .log_histories import create_topic_of_log
-from .producer_histories import TOPIC, Result, Written, judge, result_of
+from kafka2pc.proof.simulation.producer_histories import (
+    TOPIC,
+    End,
+    Result,
+    Written,
+    judge,
+    result_of,
+)
 from kafka2pc.proof.simulation.query_histories import (
     Killed,
     Life,
@@ -23,7 +30,7 @@ from kafka2pc.proof.simulation.query_histories import (
 )
 from .trouble import ACTS, LASTING, chances_of, world_of
 from .virtual_clock import Endless, together
-from ...protocol.errors import TwoPhaseError
+from ...protocol.errors import TwoPhaseError, describe_error
 from ...protocol.operators.watch import finish_decided, unfinished
 
 # %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #c006
@@ -38,7 +45,7 @@ class _Beside:
     query: Query
     longest_s: float
     over: bool = False
-    errors: list[str] = field(default_factory=list)
+    errors: list[End] = field(default_factory=list)
     committed: int = 0
 
     def watch(self) -> None:
@@ -50,7 +57,7 @@ class _Beside:
                 found = finish_decided(driver, decided) if decided else None
                 self.committed += len(found.committed) if found else 0
             except TwoPhaseError as e:
-                self.errors.append(f"watcher: {type(e).__name__}: {e.what}")
+                self.errors.append(End("watcher", describe_error(e)))
             clock.sleep(0.001 + clock.dice.random() * self.longest_s)
 
 
@@ -63,12 +70,12 @@ def _lives(beside: _Beside, dies: bool) -> None:
             try:
                 run(query, Life(None, ends=dice.randint(1, 4 * query.tasks)))
             except Killed:
-                query.ended.append("killed")
+                query.ended.append(End("killed"))
                 query.world.clock.sleep(3 * query.timeout_ms / 1000)
         run(query, Life(None))
-        query.ended.append("done")
+        query.ended.append(End("done"))
     except TwoPhaseError as e:
-        query.ended.append(f"{type(e).__name__}: {e.what}")
+        query.ended.append(End.of(e))
     finally:
         beside.over = True
 
@@ -117,8 +124,12 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool, watched
         w.wrong += _repairs(query)
     except (TwoPhaseError, Endless) as e:
         w.wrong.append(f"{type(e).__name__}: {e}")
-    w.wrong += [end for end in query.ended if end not in ("done", "killed")]
-    w.failed += [*query.ended, *beside.errors, *["committed by the watcher"] * beside.committed]
+    w.wrong += [str(end) for end in query.ended if end.name not in ("done", "killed")]
+    w.failed += [
+        *query.ended,
+        *beside.errors,
+        *[End("committed by the watcher")] * beside.committed,
+    ]
     for where, number in expected_rows(query):
         w.rows[where].append(number)
     return result_of(world, seed, w, judge(world, w, task_of))
