@@ -32,8 +32,8 @@ from ..protocol.phases.gone import places_gone
 @dataclass(kw_only=True)
 class Watcher:
     """Finishes the decided batch of a query once it has waited for `after_s` seconds, a quarter of
-    its transaction timeout, or half of what is left of that. `conf`: the client's settings; `place`, `decision_log`,
-    `prefix`: see `open_query`; `stores`: see `operate`.
+    its transaction timeout, or half of what is left of that. `conf`: the client's settings;
+    `place`, `decision_log`, `prefix`: see `open_query`; `stores`: see `operate`.
     """
 
     conf: Mapping

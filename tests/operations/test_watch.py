@@ -193,7 +193,7 @@ def test_a_checkpoint_that_was_moved_ends_it(dead, tmp_path):
     dead.leave(decided=True)
     copy = shutil.copytree(dead.place, tmp_path / "copy")
     said, status = typed(dead.access.command("restore", "--watch", "--once", str(copy)))
-    assert status == 1 and "MovedLog" in said and len(dead.open()) == 2
+    assert status == 1 and "KAFKA2PC.MOVED_LOG" in said and len(dead.open()) == 2
 
 
 @pytest.mark.parametrize("words", ["--dry-run", "--skip-lost", "--json"])
