@@ -93,7 +93,9 @@ def begin_always(
     return CommitMessage(plan=plan, committables=tuple(txn.precommit() for txn in txns))
 
 
-def skip_check(driver: Driver, cs: Sequence[Committable], planned: Moment | None) -> Late:
+def skip_check(
+    driver: Driver, cs: Sequence[Committable], planned: Moment | None, batch_id: int
+) -> Late:
     """No check before the decision."""
     return never_late
 
