@@ -106,7 +106,7 @@ def test_an_error_is_one_line_of_json_on_standard_error(line, monkeypatch):
     error = json.loads(done.stderr)
     assert (done.stdout, done.exit_code, error["status"]) == ("", 1, 1)
     assert plain.exit_code == 1
-    assert plain.stderr.startswith(f"{error['error']}: {error['what']}\n"), plain.stderr
+    assert plain.stderr.startswith(f"[{error['code']}] {error['what']}\n"), plain.stderr
     assert all(error[part] in plain.stderr for part in ("why", "risk", "action"))
 
 
