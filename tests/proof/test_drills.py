@@ -355,7 +355,7 @@ def test_a_drill_after_which_a_row_is_there_twice_is_red_and_its_history_is_kept
     places = [(CrashPoint.BEFORE_DECISION, None)]
     how = partial(survive, places=places, inject=send_a_row_again)
     red = run_drill(drill_of(how), setup, tmp_path / "output")
-    assert red.found.startswith("NotExactlyOnce: duplicate, 1 times: {0: 2}"), red.found
+    assert "[KAFKA2PC.NOT_EXACTLY_ONCE] duplicate, 1 times: {0: 2}" in red.found, red.found
     assert red.counts["duplicate"] == 1
     assert setup.kept.read_text() and setup.kept.parent == tmp_path / "output"
 
