@@ -75,13 +75,15 @@ def _add(name: str, what: str, *changes: tuple[Any, str, Any]) -> None:
 # %% ../../../nbs/proof/simulation/12_mutants.ipynb #c008
 def found_by(mutant: Mutant, seed: int) -> str:
     """What shows in this seed that the client is broken: an anomaly, a stop of its own, or a crash;
-    empty if nothing does.
+    empty if nothing does. Raises TypeError or AttributeError if the mutant does not fit.
     """
     try:
         with mutant.planted():
             wrong = producer_history(seed).wrong
     except TwoPhaseError:
         return ""
+    except (TypeError, AttributeError):
+        raise
     except Exception as e:
         return f"{type(e).__name__}: {str(e).splitlines()[0]}"
     return wrong[0] if wrong else ""
@@ -119,10 +121,10 @@ def _parts_reversed(true: Callable, *args: Any) -> list:
     return true(*args)[::-1]
 
 
-def _renumbered(content: bytes, sequence: int) -> bytes:
+def _renumbered(content: bytes | memoryview, sequence: int) -> bytes:
     """The same batch with another sequence (bytes 53 to 56) and the checksum that it needs."""
-    rest = content[21:53] + struct.pack(">i", sequence) + content[57:]
-    return content[:17] + struct.pack(">I", google_crc32c.value(rest)) + rest
+    rest = bytes(content[21:53]) + struct.pack(">i", sequence) + bytes(content[57:])
+    return bytes(content[:17]) + struct.pack(">I", google_crc32c.value(rest)) + rest
 
 
 @_mutant(Lane, "send_again")
