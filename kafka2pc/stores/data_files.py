@@ -87,9 +87,10 @@ def differences(rows: pa.Schema, table: pa.Schema) -> list[str]:
     found = [f"the rows lack {n}" for n in table.names if n not in rows.names]
     found += [f"the table lacks {n}" for n in rows.names if n not in table.names]
     for column in table:
-        kind = rows.field(column.name).type if column.name in rows.names else column.type
-        if plain_type(kind) != plain_type(column.type):
-            found.append(f"{column.name} is {kind} in the rows and {column.type} in the table")
+        wanted = plain_type(column.type)
+        kind = plain_type(rows.field(column.name).type) if column.name in rows.names else wanted
+        if kind != wanted:
+            found.append(f"{column.name} is {kind} in the rows and {wanted} in the table")
     return found
 
 

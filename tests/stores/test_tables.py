@@ -1,0 +1,483 @@
+"""Tables of Delta Lake and Iceberg: the suite of participants, a commit that is killed at each of
+its steps, zombies, compaction and clean-ups, other writers, types, and what is refused by name.
+"""
+
+import json
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import count
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from participant_suite import (
+    DONE,
+    DURABLE,
+    REFUSED,
+    REQUIRED,
+    UNKNOWN,
+    At,
+    a_plan,
+    precommit_rows,
+    rows,
+)
+from table_stores import TABLES, Delta, Iceberg
+
+from kafka2pc.protocol.errors import BadOption, BadRow
+from kafka2pc.protocol.states import TxnState
+from kafka2pc.stores import table
+from kafka2pc.stores.data_files import Layout, PartitionKey, PartWriter
+from kafka2pc.stores.table import Conflict
+
+pytestmark = pytest.mark.never_unsteady
+
+
+def checks(*of):
+    return pytest.mark.parametrize("check", of, ids=lambda check: check.__name__)
+
+
+@checks(*REQUIRED, *DURABLE)
+def test_delta_keeps(check, tmp_path):
+    check(Delta(tmp_path).at())
+
+
+@checks(*REQUIRED, *DURABLE)
+def test_iceberg_keeps(check, tmp_path):
+    check(Iceberg(tmp_path).at())
+
+
+@pytest.fixture(params=TABLES)
+def one(request, tmp_path):
+    """A table of one column of text."""
+    return TABLES[request.param](tmp_path)
+
+
+def write(store, plan, *texts):
+    return precommit_rows(At(store, list, rows), plan, *texts)
+
+
+# -- one version for all, once --
+
+
+def test_the_rows_of_all_tasks_become_visible_in_one_version(one):
+    store, plan = one.store(), a_plan()
+    cs = [write(store, plan, *texts) for texts in (("a", "b"), ("c",), ("d",))]
+    before = one.versions()
+    assert store.end_all("commit", cs) == [DONE] * 3
+    assert (sorted(one.texts()), one.versions()) == (["a", "b", "c", "d"], before + 1)
+    assert store.end_all("commit", cs) == [DONE] * 3
+    assert one.versions() == before + 1
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class Steps:
+    """Counts what a participant does to its table and its objects, and dies at one of them: right
+    `before` it, or right after.
+    """
+
+    def __init__(self, dies_at=None, before=True):
+        self.done, self.dies_at, self.before = 0, dies_at, before
+
+    def of(self, real):
+        def step(*args, **named):
+            self.done += 1
+            dies = self.done == self.dies_at
+            if dies and self.before:
+                raise Killed
+            answer = real(*args, **named)
+            if dies:
+                raise Killed
+            return answer
+
+        return step
+
+
+class Meeting(Steps):
+    """Calls `other` right before one of the steps."""
+
+    def __init__(self, meets_at, other):
+        super().__init__()
+        self.meets_at, self.other = meets_at, other
+
+    def of(self, real):
+        def step(*args, **named):
+            self.done += 1
+            if self.done == self.meets_at:
+                self.other()
+            return real(*args, **named)
+
+        return step
+
+
+@contextmanager
+def stepwise(store, steps):
+    """All that `store` changes is one of these steps."""
+    with (
+        patch.object(store, "add", steps.of(store.add)),
+        patch.object(store, "_put_new", steps.of(store._put_new)),
+        patch.object(store.storage, "remove", steps.of(store.storage.remove)),
+    ):
+        yield steps
+
+
+def both(store, plan):
+    return [write(store, plan, "a", "b"), write(store, plan, "c")]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_a_commit_that_is_killed_at_any_step_is_finished_by_another_process(one, before):
+    store, plan = one.store(), a_plan()
+    for dies_at in count(1):
+        cs = both(store, plan)
+        with stepwise(store, Steps(dies_at, before)) as steps, suppress(Killed):
+            store.end_all("commit", cs)
+        other = one.store()
+        states = {d.state for d in other.describe(cs)}
+        assert states <= {TxnState.PRECOMMITTED, TxnState.COMMITTED}
+        assert other.end_all("commit", cs) == [DONE, DONE]
+        assert other.end_all("abort", cs) == [REFUSED, REFUSED]
+        assert sorted(one.texts()) == sorted(["a", "b", "c"] * dies_at)
+        assert other.in_doubt(plan.query_id) == []
+        if steps.done < dies_at:
+            break
+    assert dies_at > 5, "two outcomes, one version, two removals"
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_an_abort_that_is_killed_at_any_step_is_finished_by_another_process(one, before):
+    store, plan = one.store(), a_plan()
+    for dies_at in count(1):
+        cs = both(store, plan)
+        with stepwise(store, Steps(dies_at, before)) as steps, suppress(Killed):
+            store.end_all("abort", cs)
+        other = one.store()
+        assert other.end_all("abort", cs) == [DONE, DONE]
+        assert other.end_all("commit", cs) == [REFUSED, REFUSED]
+        assert (one.texts(), other.in_doubt(plan.query_id)) == ([], [])
+        assert [other.storage.names(other.folder(c)) for c in cs] == [[], []]
+        if steps.done < dies_at:
+            break
+    assert dies_at > 8, "of each: outcome, file or files, note, open"
+
+
+def test_of_a_commit_and_an_abort_that_meet_at_any_step_one_wins_for_all(one):
+    """The other process runs right before each step in turn."""
+    for verbs in (("commit", "abort"), ("abort", "commit")):
+        for meets_at in count(1):
+            store, plan = one.store(), a_plan()
+            c, other, answers = write(store, plan, "a"), one.store(), {}
+            seen = len(one.texts())
+            steps = Meeting(
+                meets_at, lambda: answers.update({verbs[1]: getattr(other, verbs[1])(c)})
+            )
+            with stepwise(store, steps):
+                answers[verbs[0]] = getattr(store, verbs[0])(c)
+            answers.setdefault(verbs[1], getattr(other, verbs[1])(c))
+            assert sorted(o.value for o in answers.values()) == ["done", "refused"], answers
+            assert len(one.texts()) - seen == (answers["commit"] is DONE)
+            if steps.done < meets_at:
+                break
+
+
+# -- other writers --
+
+
+def test_another_writer_that_is_faster_at_each_try_but_the_last_doubles_nothing(one):
+    store, plan = one.store(), a_plan()
+    cs, add, tries = both(store, plan), store.add, []
+
+    def slow(loaded, files):
+        tries.append(1)
+        if len(tries) <= 3:
+            one.append([f"other {len(tries)}"])
+        add(loaded, files)
+
+    with patch.object(store, "add", slow), patch.object(table.random, "uniform", lambda *_: 0):
+        assert store.end_all("commit", cs) == [DONE, DONE]
+    assert len(tries) == 4
+    assert sorted(one.texts()) == ["a", "b", "c", "other 1", "other 2", "other 3"]
+
+
+def test_a_table_that_is_never_free_is_asked_again_later(one):
+    store = one.store()
+    c = write(store, a_plan(), "a")
+    with (
+        patch.object(store, "add", side_effect=Conflict),
+        patch.object(table.random, "uniform", lambda *_: 0),
+    ):
+        assert store.commit(c) is UNKNOWN
+    assert store.describe([c])[0].state is TxnState.PRECOMMITTED
+    assert (store.commit(c), one.texts()) == (DONE, ["a"])
+
+
+def test_an_answer_that_is_lost_doubles_nothing(one):
+    store = one.store()
+    c, add = write(store, a_plan(), "a"), store.add
+
+    def lost(loaded, files):
+        add(loaded, files)
+        raise ConnectionError("no answer")
+
+    with patch.object(store, "add", lost):
+        assert store.commit(c) is UNKNOWN
+    assert store.describe([c])[0].state is TxnState.COMMITTED
+    assert (store.commit(c), one.texts()) == (DONE, ["a"])
+
+
+# -- zombies --
+
+
+def test_a_driver_that_wakes_with_a_stale_or_a_fresh_handle_adds_nothing_twice(one):
+    plan, cs, woken = a_plan(), {}, one.store()
+    cs["stale"], cs["fresh"] = write(woken, plan, "stale"), write(woken, plan, "fresh")
+    stale, load = woken.load(), woken.load
+    for c in cs.values():
+        assert one.store().commit(c) is DONE
+    with patch.object(woken, "load", side_effect=lambda: handles.pop() if handles else load()):
+        handles = [stale]
+        assert woken.commit(cs["stale"]) is DONE
+        assert woken.commit(cs["fresh"]) is DONE
+    assert sorted(one.texts()) == ["fresh", "stale"]
+
+
+@pytest.mark.parametrize("handle", ["stale", "fresh"])
+def test_a_zombie_in_the_middle_of_its_commit_adds_nothing_twice(one, handle):
+    """It has asked everything, and stops right before it adds; the other one commits, and goes on
+    until the notes of this batch are gone.
+    """
+    zombie, plan = one.store(), a_plan()
+    c = write(zombie, plan, "a")
+
+    def sleeps(loaded, files):
+        other = one.store()
+        assert other.commit(c) is DONE
+        for batch_id in (1, 2, 3):
+            assert other.commit(write(other, replace(plan, batch_id=batch_id), "b")) is DONE
+        if handle == "fresh":
+            raise Conflict
+        add(loaded, files)
+
+    add = zombie.add
+    with patch.object(zombie, "add", sleeps), patch.object(table.random, "uniform", lambda *_: 0):
+        assert zombie.commit(c) is not UNKNOWN
+    assert sorted(one.texts()) == ["a", "b", "b", "b"]
+
+
+# -- compaction and clean-ups --
+
+
+def test_compaction_and_clean_up_after_the_commit_lead_to_no_second_one(one):
+    store, plan = one.store(), a_plan()
+    cs = both(store, plan)
+    with patch.object(store, "_close", side_effect=Killed), suppress(Killed):
+        store.end_all("commit", cs)
+    one.append(["other"])
+    one.compact()
+    one.clean()
+    assert not any(path for c in cs for path in store.storage.names(store.folder(c)))
+    other = one.store()
+    assert [d.state for d in other.describe(cs)] == [TxnState.COMMITTED] * 2
+    assert other.end_all("commit", cs) == [DONE, DONE]
+    assert sorted(one.texts()) == ["a", "b", "c", "other"]
+
+
+def test_compaction_between_the_decision_and_the_commit_changes_nothing(one):
+    store = one.store()
+    one.append(["x"])
+    one.append(["y"])
+    c = write(store, a_plan(), "a")
+    one.compact()
+    assert (store.commit(c), sorted(one.texts())) == (DONE, ["a", "x", "y"])
+
+
+def test_files_that_a_clean_up_took_are_a_loss_that_is_named_and_no_commit_of_half(one):
+    store, plan = one.store(), a_plan()
+    cs = both(store, plan)
+    one.append(["other"])
+    [file] = store.storage.names(store.folder(cs[0]))
+    store.storage.remove(f"{store.folder(cs[0])}/{file}")
+    assert [d.state for d in store.describe(cs)] == [TxnState.ABORTED, TxnState.PRECOMMITTED]
+    assert store.end_all("commit", cs) == [REFUSED, DONE]
+    assert sorted(one.texts()) == ["c", "other"]
+    assert store.describe(cs[:1])[0].state is TxnState.ABORTED
+
+
+def test_what_is_kept_of_a_query_does_not_grow(one):
+    store, plan, most = one.store(), a_plan(), 0
+    for batch_id in range(6):
+        left = write(store, replace(plan, batch_id=batch_id), "left")
+        assert store.abort(left) is DONE
+        c = write(store, replace(plan, batch_id=batch_id), str(batch_id))
+        assert store.commit(c) is DONE
+        kept = [
+            name for kind in store.kinds for name in store.storage.names(f"{store.root}/{kind}")
+        ]
+        most = max(most, len(kept))
+    assert most <= 6, "the outcomes of two batches, and the notes of their files"
+    if isinstance(one, Iceberg):
+        [noted] = [v for k, v in one.load().properties.items() if k.startswith("kafka2pc.")]
+        assert len(json.loads(noted)) == 1
+
+
+# -- types --
+
+NOON = datetime(2020, 1, 1, 12, 0, 0, 123456)
+EVERY_TYPE = pa.table(
+    {
+        "i": pa.array([1, 2, None, 4], pa.int64()),
+        "s": ["a", None, "é" * 40, "x" * 100],
+        "d": [date(2020, 1, 1)] * 4,
+        "t": pa.array([NOON.replace(tzinfo=UTC)] * 4, pa.timestamp("us", "UTC")),
+        "n": pa.array([NOON] * 4, pa.timestamp("us")),
+        "c": pa.array([Decimal("1.50")] * 4, pa.decimal128(10, 2)),
+        "big": pa.array([Decimal("12345678901234567890.50")] * 4, pa.decimal128(38, 2)),
+        "b": [True, False, None, True],
+        "x": pa.array([b"\x00", b"z", None, b""], pa.binary()),
+        "f": [1.5, float("nan"), 2.0, None],
+        "st": [{"x": 1, "y": "q"}] * 4,
+        "li": [[1, 2]] * 4,
+        "m": pa.array([[("k", 1)]] * 4, pa.map_(pa.string(), pa.int64())),
+        "p": ["x", "y /%", None, "ü"],
+        "pd": [date(2020, 1, 2)] * 4,
+        "pi": pa.array([7, -7, 7, 7], pa.int32()),
+        "pb": [True] * 4,
+        "pc": pa.array([Decimal("1.50")] * 4, pa.decimal128(10, 2)),
+    }
+)
+
+
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
+def test_every_type_comes_back_from_a_partitioned_table(kind, tmp_path):
+    one = kind(tmp_path, EVERY_TYPE.schema, ("p", "pd", "pi", "pb", "pc"))
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        for batch in EVERY_TYPE.to_batches(2):
+            txn.write(batch)
+        c = txn.precommit()
+    assert (store.commit(c), c.records) == (DONE, 4)
+    found = one.read().select(EVERY_TYPE.schema.names).cast(EVERY_TYPE.schema)
+    spell = lambda table: sorted(map(repr, table.to_pylist()))
+    assert spell(found) == spell(EVERY_TYPE)
+    assert len(one.files()) == 4, "one for each partition"
+
+
+def test_what_only_arrow_distinguishes_fits(one):
+    store = one.store()
+    for kind in (pa.large_string(), pa.string_view()):
+        with store.begin(a_plan()) as txn:
+            txn.write(pa.RecordBatch.from_pydict({"value": pa.array(["a"], kind)}))
+            assert store.commit(txn.precommit()) is DONE
+    assert one.texts() == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"value": pa.array([1])}, "value is int64 in the rows and string in the table"),
+        ({"other": ["a"], "value": ["a"]}, "the table lacks other"),
+        ({"other": ["a"]}, "the rows lack value"),
+    ],
+)
+def test_other_columns_or_types_are_refused_before_anything_is_written(one, columns, says):
+    store, plan = one.store(), a_plan()
+    with pytest.raises(BadOption, match=says), store.begin(plan) as txn:
+        txn.write(pa.RecordBatch.from_pydict(columns))
+    assert (store.in_doubt(plan.query_id), one.files()) == ([], [])
+
+
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
+def test_columns_are_compared_before_the_first_task(kind, tmp_path):
+    one = kind(tmp_path, pa.schema({"id": pa.int64(), "item": pa.string()}))
+    one.store().check_columns(["item", "id"])
+    one.store(columns=["id", "item"]).check_columns(["key", "id", "item"])
+    with pytest.raises(BadOption, match="has no column key"):
+        one.store().check_columns(["key", "id", "item"])
+    with pytest.raises(BadOption, match="its column item is not written"):
+        one.store().check_columns(["id"])
+
+
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
+def test_a_null_where_the_table_has_none_is_a_bad_row(kind, tmp_path):
+    one = kind(tmp_path, pa.schema([pa.field("value", pa.string(), nullable=False)]))
+    with pytest.raises(BadRow, match="column value: null"), one.store().begin(a_plan()) as txn:
+        txn.write(rows(["a", None]))
+
+
+# -- statistics --
+
+
+def written(folder, table, most=64, keys=()):
+    layout = Layout(
+        schema=table.schema,
+        keys=tuple(PartitionKey(name=k, source=k, of=lambda column: column) for k in keys),
+        stored=tuple(table.schema.names),
+    )
+    writer = PartWriter(str(folder), layout, most)
+    for batch in table.to_batches(2):
+        writer.write(batch)
+    return writer.close()
+
+
+def test_bounds_are_given_only_where_they_hide_no_row(tmp_path):
+    [file] = written(tmp_path, EVERY_TYPE.select(["i", "s", "d", "t", "c", "big", "x", "f", "b"]))
+    assert file.low == {
+        "i": 1,
+        "s": "a",
+        "d": "2020-01-01",
+        "t": "2020-01-01T12:00:00.123Z",
+        "c": 1.5,
+        "b": False,
+    }
+    assert file.high == file.low | {"i": 4, "b": True, "s": "é" * 40}
+    assert file.nulls == dict(i=1, s=1, d=0, t=0, c=0, big=0, x=1, f=1, b=1)
+    [file] = written(tmp_path, pa.table({"f": [1.5, 2.5], "s": ["a", "b" * 100]}))
+    assert (file.low, file.high) == ({"f": 1.5}, {"f": 2.5})
+
+
+def test_many_partitions_do_not_open_many_files(tmp_path):
+    table = pa.table({"k": [n % 5 for n in range(20)], "n": range(20)})
+    files = written(tmp_path, table, most=2, keys=["k"])
+    assert sum(f.rows for f in files) == 20 and len(files) > 5
+    assert {f.values for f in files} == {(str(n),) for n in range(5)}
+    assert len({f.path for f in files}) == len(files)
+
+
+# -- what is refused by name --
+
+
+def set_anyhow(one, settings):
+    """Write these settings into the first version, as another library would."""
+    first = one.folder / "table/_delta_log/00000000000000000000.json"
+    actions = [json.loads(line) for line in first.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"] |= settings
+    first.write_text("\n".join(map(json.dumps, actions)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"delta.enableDeletionVectors": "true"}, "deletion vectors"),
+        ({"delta.columnMapping.mode": "name"}, "column mapping"),
+        ({"delta.setTransactionRetentionDuration": "interval 6 days"}, "is interval 6 days"),
+        ({"delta.setTransactionRetentionDuration": "interval 1 fortnight"}, "1 fortnight"),
+    ],
+)
+def test_a_delta_table_that_cannot_be_written_is_refused_by_name(tmp_path, settings, says):
+    one = Delta(tmp_path)
+    set_anyhow(one, settings)
+    with pytest.raises(BadOption, match=says):
+        one.store()
+
+
+def test_a_constraint_is_refused_by_name(tmp_path):
+    one = Delta(tmp_path)
+    one.load().alter.add_constraint({"short": "value <> 'long'"})
+    with pytest.raises(BadOption, match="the constraint short"):
+        one.store()
