@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence, cast
 
 # %% ../../nbs/stores/14_data_files.ipynb #t004
 import pyarrow as pa
@@ -202,7 +202,7 @@ class _OneFile:
 
 
 def _fits_json(value: Any) -> bool:
-    """Can this be a least or largest value: no bytes, no long text, no digits that a float loses?"""
+    """Can this be a bound: no bytes, no long text, no digits that a float loses?"""
     if isinstance(value, Decimal):
         return len(value.as_tuple().digits) <= _DIGITS
     return not isinstance(value, bytes) and not (isinstance(value, str) and len(value) > _LONG)
@@ -221,22 +221,20 @@ def _statistics(found: pq.FileMetaData) -> tuple[dict, dict, dict]:
     """The least and the largest value and the number of nulls of each column that is no part of
     another one; without those whose statistics are not in each row group.
     """
-    low, high, nulls, unknown = {}, {}, {}, set()
-    for group in range(found.num_row_groups):
-        for column in map(found.row_group(group).column, range(found.num_columns)):
-            name, s = column.path_in_schema, column.statistics
-            if "." in name:
-                continue
-            if s is None or not s.has_null_count:
-                unknown.add(name)
-                continue
-            nulls[name] = nulls.get(name, 0) + s.null_count
-            if s.has_min_max:
-                low[name] = min(low.get(name, s.min), s.min)
-                high[name] = max(high.get(name, s.max), s.max)
-            elif s.null_count < column.num_values:
-                unknown.add(name)
-    for name in unknown:
-        for numbers in (low, high, nulls):
-            numbers.pop(name, None)
-    return low, high, nulls
+    groups: dict[str, list[pq.Statistics | None]] = {}
+    for group in map(found.row_group, range(found.num_row_groups)):
+        for column in map(group.column, range(found.num_columns)):
+            groups.setdefault(column.path_in_schema, []).append(column.statistics)
+    counted = {
+        name: cast(list[pq.Statistics], of)
+        for name, of in groups.items()
+        if "." not in name and all(s is not None and s.has_null_count for s in of)
+    }
+    bounded = {
+        name: [s for s in of if s.has_min_max]
+        for name, of in counted.items()
+        if all(s.has_min_max or not s.num_values for s in of)
+    }
+    low = {name: min(s.min for s in of) for name, of in bounded.items() if of}
+    high = {name: max(s.max for s in of) for name, of in bounded.items() if of}
+    return low, high, {name: sum(s.null_count for s in of) for name, of in counted.items()}

@@ -12,7 +12,7 @@ from typing import Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/stores/16_delta.ipynb #t004
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, Field, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
@@ -147,16 +147,19 @@ def unsupported(table: DeltaTable) -> Iterator[str]:
     for name in settings:
         if name.startswith("delta.constraints."):
             yield f"the constraint {name.removeprefix('delta.constraints.')}"
-    for column in table.schema().fields:
-        for name in column.metadata:
-            if name in ("delta.generationExpression", "delta.invariants") or "identity" in name:
-                yield f"column {column.name} has {name}"
-    for key in table.metadata().partition_columns:
-        kind = pa.field(next(f for f in table.schema().fields if f.name == key)).type
-        if pa.types.is_nested(kind) or pa.types.is_binary(kind):
-            yield f"partitions by {key}, which is {kind}"
     if (keep := settings.get(_KEEP)) and days(keep) < KEEP_DAYS:
         yield f"{_KEEP} is {keep}: a decision may be older, so it must be {KEEP_DAYS} days or more"
+    for column in table.schema().fields:
+        yield from _of_column(column, column.name in table.metadata().partition_columns)
+
+
+def _of_column(column: Field, is_key: bool) -> Iterator[str]:
+    for name in column.metadata:
+        if name in ("delta.generationExpression", "delta.invariants") or "identity" in name:
+            yield f"column {column.name} has {name}"
+    kind = pa.field(column).type
+    if is_key and (pa.types.is_nested(kind) or pa.types.is_binary(kind)):
+        yield f"partitions by {column.name}, which is {kind}"
 
 # %% ../../nbs/stores/16_delta.ipynb #t009
 _UNITS = {

@@ -132,7 +132,8 @@ def unsupported(table: Table) -> Iterator[str]:
         yield f"format version {table.format_version}"
     for key in table.spec().fields:
         if not key.transform.preserves_order:
-            yield f"partitions by {key.transform} of {table.schema().find_column_name(key.source_id)}"
+            column = table.schema().find_column_name(key.source_id)
+            yield f"partitions by {key.transform} of {column}"
     if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
         yield f"files of the format {kind}"
     for column in table.schema().columns:
