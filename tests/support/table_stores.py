@@ -69,7 +69,7 @@ class Delta(OneTable):
     def clean(self):
         clean = self.load()
         clean.create_checkpoint()
-        clean.vacuum(0, dry_run=False, enforce_retention_duration=False)
+        clean.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
         clean.cleanup_metadata()
 
     def files(self):
