@@ -80,8 +80,8 @@ class Access:
 # %% ../../nbs/operations/01_access.ipynb #c021
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database that a query writes beside Kafka. `name`: as the query names it. `record`: the
-    table of its transactions.
+    """A database, or a table of Delta Lake or Iceberg, that a query writes beside Kafka. `name`: as
+    the query names it. `record`: the table of the transactions in a database.
     """
 
     name: str
@@ -92,6 +92,15 @@ class Database:
         """Its participant, which can commit, abort and list. `table`: the place of its rows, as it
         is shown.
         """
+        kind, _, place = self.url.partition(":")
+        if kind == "delta":
+            from kafka2pc.stores.delta import DeltaParticipant
+
+            return DeltaParticipant(place, name=self.name, prefix=prefix)
+        if kind == "iceberg":
+            from kafka2pc.stores.iceberg import IcebergParticipant
+
+            return IcebergParticipant(place, name=self.name, prefix=prefix)
         participant: type[PostgresParticipant | MysqlParticipant]
         if self.url.startswith("mysql://"):
             from ..stores.mysql import MysqlParticipant as participant
@@ -100,15 +109,22 @@ class Database:
         return participant(self.url, table, name=self.name, prefix=prefix, record=self.record)
 
 
+_STORES = ("postgres://", "postgresql://", "mysql://", "delta:", "iceberg:")
+
+
 def read_store(text: str) -> Database:
-    """The database of `NAME=URL`, or `NAME=URL#TABLE` if the participant has a `record` of its own.
+    """The store of `NAME=URL`, or `NAME=URL#TABLE` if the participant has a `record` of its own. The
+    URL of a database, or `delta:URL`, or `iceberg:TABLE` of the catalog in `.pyiceberg.yaml`.
     Raises `BadOption`.
     """
     name, _, url = text.partition("=")
     url, _, record = url.partition("#")
-    if not name or not url.startswith(("postgres://", "postgresql://", "mysql://")):
+    if not name or not url.startswith(_STORES):
         raise BadOption(
-            f"--store {masked(text)}: NAME=URL is needed, with a URL of PostgreSQL or MySQL",
-            action="--store NAME=postgresql://USER@HOST/DATABASE, or NAME=mysql://...",
+            f"--store {masked(text)}: NAME=URL is needed, with a URL of a store",
+            action=(
+                "--store NAME=postgresql://USER@HOST/DATABASE, NAME=mysql://..., NAME=delta:URL or"
+                " NAME=iceberg:TABLE."
+            ),
         )
     return Database(name, url, record or "kafka2pc_transactions")

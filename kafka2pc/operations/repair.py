@@ -201,7 +201,8 @@ def _check_stores(query: Query, last: Decision | None, given: Iterable[str], eve
             why="A decision must reach all stores, and no record holds their URLs.",
             action=(
                 f"Restart the program that wrote them. If it cannot run: add {ways}, for a"
-                " PostgresParticipant or a MysqlParticipant; others only their program can reach."
+                " database or a table of Delta Lake or Iceberg; others only their program can"
+                " reach."
             ),
         )
 

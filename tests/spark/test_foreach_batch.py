@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.dataset as ds
 import pytest
+import table_stores
 from kafka_fixtures import values
 from key_value import wal
 from participant_suite import At, a_plan, rows
@@ -145,6 +146,18 @@ def mysql(request, folder):
     )
 
 
+def delta(request, folder):
+    folder.mkdir()
+    one = table_stores.Delta(folder)
+    return At(one.store(), one.texts)
+
+
+def iceberg(request, folder):
+    folder.mkdir()
+    one = table_stores.Iceberg(folder)
+    return At(one.store(), one.texts)
+
+
 def log(request, folder):
     return wal(folder)
 
@@ -160,6 +173,8 @@ STORES = [
     objects,
     postgres,
     pytest.param(mysql, marks=pytest.mark.mysql),
+    delta,
+    iceberg,
     log,
     pytest.param(kafka, marks=pytest.mark.kafka),
 ]
