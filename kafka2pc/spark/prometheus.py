@@ -106,15 +106,26 @@ def _end(source: Any) -> object:
     return None
 
 
+def _lives(labels: dict) -> list[Sample]:
+    """What is known of a query without a progress."""
+    now_s = CLOCK.now_ms() / 1000
+    return [
+        sample("spark_running", 1, **labels),
+        sample("spark_progress_timestamp_seconds", now_s, **labels),
+    ]
+
+
 def make_listener(folder: str) -> "StreamingQueryListener":
     """A listener that adds what Spark reports to files in the folder."""
     from pyspark.sql.streaming import StreamingQueryListener
 
-    known: dict[str, dict] = {}  # query id -> the labels of its last progress
+    known: dict[str, dict] = {}  # query id -> the labels of its last event
 
     class Listener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:
-            pass
+            # without new rows it may be idle for a long time before its first progress
+            known[str(event.id)] = {"query": str(event.id), "name": event.name}
+            add_to_file(folder, f"spark-{event.id}", _lives(known[str(event.id)]))
 
         def onQueryProgress(self, event: Any) -> None:
             progress = event.progress
@@ -125,11 +136,8 @@ def make_listener(folder: str) -> "StreamingQueryListener":
             add_to_file(folder, f"spark-{query_id}", add)
 
         def onQueryIdle(self, event: Any) -> None:
-            labels = known.get(str(event.id))
-            if labels:
-                now_s = CLOCK.now_ms() / 1000
-                add = [sample("spark_progress_timestamp_seconds", now_s, **labels)]
-                add_to_file(folder, f"spark-{event.id}", add)
+            labels = known.get(str(event.id), {"query": str(event.id)})
+            add_to_file(folder, f"spark-{event.id}", _lives(labels))
 
         def onQueryTerminated(self, event: Any) -> None:
             query_id = str(event.id)

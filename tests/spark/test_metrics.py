@@ -38,7 +38,7 @@ from kafka2pc.protocol.messages import CommitMessage, Committable, Plan, Prepare
 from kafka2pc.protocol.names import new_token
 from kafka2pc.spark.metrics.families import METRICS, from_text, sample, to_text
 from kafka2pc.spark.metrics.files import add_to_file, measure_into, read_folder
-from kafka2pc.spark.prometheus import progress_samples
+from kafka2pc.spark.prometheus import make_listener, progress_samples
 from kafka2pc.spark.sink.batch_line import BatchHistory, count_failure, log_batch
 from kafka2pc.spark.sink.options import parse_sink_options
 
@@ -188,6 +188,41 @@ def test_counters_go_on_in_another_process_and_failures_are_counted(tmp_path):
         s.value for s in seen if s.suffix == "_count" and dict(s.labels)["phase"] == "precommit"
     ]
     assert counts == [2]
+
+
+def test_a_query_that_starts_again_without_new_rows_runs(tmp_path):
+    """Spark then reports no progress, only that it is idle."""
+    folder, name = str(tmp_path), "flights"
+    progress = SimpleNamespace(
+        id=QUERY,
+        name=name,
+        batchId=0,
+        numInputRows=5,
+        durationMs={"addBatch": 100},
+        sources=[],
+        sink=SimpleNamespace(description="PythonTable"),
+    )
+    one = make_listener(folder)
+    one.onQueryProgress(SimpleNamespace(progress=progress))
+    one.onQueryTerminated(SimpleNamespace(id=QUERY, exception=None))
+    assert value(read_folder(folder), "spark_running") == 0
+    for begin in (
+        lambda again: again.onQueryStarted(SimpleNamespace(id=QUERY, name=name)),
+        lambda again: None,  # it was started before the listener was added
+    ):
+        before = time.time()
+        again = make_listener(folder)
+        begin(again)
+        again.onQueryIdle(SimpleNamespace(id=QUERY))
+        seen = read_folder(folder)
+        assert value(seen, "spark_running") == 1
+        assert value(seen, "spark_progress_timestamp_seconds") >= int(before)
+        both = [
+            s.labels for s in seen if s.family.endswith(("_running", "_progress_timestamp_seconds"))
+        ]
+        assert len(set(both)) == 1, "the alert joins them"
+        again.onQueryTerminated(SimpleNamespace(id=QUERY, exception="died"))
+        assert value(read_folder(folder), "spark_running") == 0
 
 
 def test_two_doctors_of_one_cluster_have_no_sample_in_common():
