@@ -14,7 +14,7 @@ from urllib.request import urlopen
 
 import pytest
 from confluent_kafka import Producer
-from prometheus_tools import RULES, names, panels, program, prometheus, rules
+from prometheus_tools import RULES, firing, names, panels, program, prometheus, rules, series
 
 import kafka2pc
 from kafka2pc.operations.access import Access
@@ -168,6 +168,16 @@ def test_promtool_accepts_rules_and_files(tmp_path):
     # what doctor and progress print is read by node_exporter, too
     printed = to_text(from_text((tmp_path / "kafka2pc-doctor.prom").read_text()), openmetrics=True)
     assert printed.endswith("# EOF\n") and check(printed).returncode == 0
+
+
+def test_a_loss_that_is_the_first_count_of_a_folder_is_an_alert(tmp_path):
+    """A driver in a new container: its counter begins at 1, and never grows."""
+    lost = sample("lost_transactions_total", 1, query=QUERY)
+    other = sample("lost_transactions_total", 0, query=QUERY, name="flights")
+    begins = {**series(lost, 0), "values": "_x10 1+0x60"}
+    grows = {**series(other, 0), "values": "0+0x40 1+0x60"}
+    at = firing([begins, grows], [9, 12, 20, 35, 45, 60], tmp_path)
+    assert [minute for minute, found in at.items() if "Kafka2pcRowsLost" in found] == [12, 20, 45]
 
 
 def test_counters_go_on_in_another_process_and_failures_are_counted(tmp_path):
