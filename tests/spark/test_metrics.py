@@ -17,6 +17,7 @@ from confluent_kafka import Producer
 from prometheus_tools import RULES, firing, names, panels, program, prometheus, rules, series
 
 import kafka2pc
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.findings import Diagnosis, Finding
@@ -32,10 +33,16 @@ from kafka2pc.operations.progress import Progress, find_progress
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.survey import FoundTransaction
 from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.protocol.history import Silence
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import CommitMessage, Committable, Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.finish import report_loss
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.metrics.families import METRICS, from_text, sample, to_text
 from kafka2pc.spark.metrics.files import add_to_file, measure_into, read_folder
 from kafka2pc.spark.prometheus import make_listener, progress_samples
@@ -170,6 +177,17 @@ def test_promtool_accepts_rules_and_files(tmp_path):
     assert printed.endswith("# EOF\n") and check(printed).returncode == 0
 
 
+def test_each_lost_transaction_is_counted(tmp_path):
+    store = MemoryParticipant("kafka")
+    driver = Driver(query_id=QUERY, log=FileLog(f"{tmp_path}/log"), participants={"kafka": store})
+    driver = replace(driver.within(lost_transactions="skip"), history=history_in(tmp_path))
+    plan = restore(driver, 0)
+    messages = [precommit([store], replace(plan, task=n), [["a"]]) for n in range(3)]
+    decided = decide(driver, plan, messages)
+    report_loss(driver, decided, decided.committables)
+    assert value(read_folder(str(tmp_path)), "lost_transactions_total") == 3
+
+
 def test_a_loss_that_is_the_first_count_of_a_folder_is_an_alert(tmp_path):
     """A driver in a new container: its counter begins at 1, and never grows."""
     lost = sample("lost_transactions_total", 1, query=QUERY)
@@ -185,7 +203,7 @@ def test_counters_go_on_in_another_process_and_failures_are_counted(tmp_path):
         write_batch(history_in(tmp_path), batch_id)  # each as in a process of its own
     failing = history_in(tmp_path)
     failing.append("ok", "abort", batch_id=2, transactional_id="y")
-    failing.append("ok", "lost", what="batch 1")
+    failing.append("ok", "lost", what="batch 1", transactions=1)
     count_failure(failing)
     seen = read_folder(str(tmp_path))
     assert value(seen, "batches_total") == 2 and value(seen, "failed_batches_total") == 1

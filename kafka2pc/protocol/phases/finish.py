@@ -197,7 +197,13 @@ def report_loss(
         raise OutcomeUnknown(
             what, why="Its store has aborted it. The next start writes it again.", **fields
         )
-    driver.history.append("fail", "lost", batch_id=decision.slot.batch_id, what=what)
+    driver.history.append(
+        "fail",
+        "lost",
+        batch_id=decision.slot.batch_id,
+        transactions=len(fields["transactions"]),
+        what=what,
+    )
     if driver.policy.lost_transactions != "skip":
         why = [*([LostTransaction.why] if lost else []), *reasons(gone), *reasons(missing)]
         raise LostTransaction(what, why=" ".join(why), **fields)
