@@ -2,6 +2,7 @@
 of it.
 """
 
+import json
 import logging
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
 
@@ -251,6 +253,25 @@ def test_a_query_that_starts_again_without_new_rows_runs(tmp_path):
         assert len(set(both)) == 1, "the alert joins them"
         again.onQueryTerminated(SimpleNamespace(id=QUERY, exception="died"))
         assert value(read_folder(folder), "spark_running") == 0
+
+
+PAGE = Path(__file__).resolve().parents[2] / "nbs/guide/20_metrics.ipynb"
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 126, 127, 137])
+def test_only_a_doctor_that_has_looked_replaces_its_file(status, tmp_path):
+    """Of any other end, the line of cron keeps the last file, which Kafka2pcDoctorSilent needs."""
+    text = "".join(t for c in json.loads(PAGE.read_text())["cells"] for t in c["source"])
+    line = next(n for n in text.splitlines() if n.startswith("*/5 ")).removeprefix("*/5 * * * * ")
+    program = tmp_path / "kafka2pc"
+    program.write_text(f"#!/bin/sh\n[ {status} -gt 4 ] || echo new\nexit {status}\n")
+    program.chmod(0o755)
+    last = tmp_path / "kafka2pc-doctor-NAME.prom"
+    last.write_text("old\n")
+    line = line.replace("/var/lib/node_exporter", str(tmp_path))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", line], env={"PATH": path}, check=False)
+    assert last.read_text() == ("new\n" if status in (0, 3, 4) else "old\n")
 
 
 def test_two_doctors_of_one_cluster_have_no_sample_in_common():
