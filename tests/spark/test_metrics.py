@@ -274,6 +274,14 @@ def test_only_a_doctor_that_has_looked_replaces_its_file(status, tmp_path):
     assert last.read_text() == ("new\n" if status in (0, 3, 4) else "old\n")
 
 
+def test_a_name_comes_back_as_it_is(tmp_path):
+    for name in ("a\rb", 'a"b\\n', "a\nb", "\u2028", "x,y}# "):
+        for batch_id in range(2):
+            write_batch(history_in(tmp_path / name.encode().hex(), name), batch_id)
+        seen = read_folder(str(tmp_path / name.encode().hex()))
+        assert value(seen, "batches_total", name=name) == 2, name
+
+
 def test_two_doctors_of_one_cluster_have_no_sample_in_common():
     """node_exporter refuses all files if two of them have a sample in common."""
     other = replace(OPEN, query_id="22222222-2222-3333-4444-555555555555")
