@@ -173,3 +173,13 @@ def test_an_error_in_one_line_begins_with_its_code():
     assert describe_error(BadOption("acks=1")) == "[KAFKA2PC.BAD_OPTION] acks=1"
     assert describe_error(ValueError("x")) == "ValueError: x"
     assert not re.search(r"\[", str(TwoPhaseError("a warning", why="w", risk="r", action="a")))
+
+
+def test_a_text_that_is_cut_off_has_the_class_of_its_newest_error():
+    """What keeps logs may keep only the beginning of a long one."""
+    older, newer = OutcomeUnknown("batch 7: no clear answer"), LostTransaction("batch 7: 12 rows")
+    text = f"a.B: {older}\n\nThe above exception was the direct cause of:\n\na.C: {newer}\n"
+    for end in range(text.rindex("  why: ") + len("  why: "), len(text)):
+        assert type(error_of(text[:end])) is LostTransaction, text[:end]
+    mentioned = f"a.C: {newer}\nWARNING: tidying up failed: {describe_error(older)}\n"
+    assert type(error_of(mentioned)) is LostTransaction
