@@ -7,7 +7,7 @@ __all__ = ['FIELDS', 'Place', 'Affected', 'total', 'set_fields', 'spell_fields',
 
 # %% ../../nbs/protocol/12_error_fields.ipynb #c002
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Iterable, Mapping
 
 # %% ../../nbs/protocol/12_error_fields.ipynb #c005
@@ -85,5 +85,9 @@ def read_fields(line: str) -> dict[str, Any]:
 
 
 def _affected(d: dict[str, Any]) -> Affected:
-    places = tuple(Place(**p) for p in d.pop("places", ()))
-    return Affected(**d, places=places)
+    places = tuple(Place(**_known(Place, p)) for p in d.get("places", ()))
+    return Affected(**(_known(Affected, d) | {"places": places}))
+
+
+def _known(kind: type, d: dict[str, Any]) -> dict[str, Any]:
+    return {f.name: d[f.name] for f in fields(kind) if f.name in d}

@@ -183,3 +183,12 @@ def test_a_text_that_is_cut_off_has_the_class_of_its_newest_error():
         assert type(error_of(text[:end])) is LostTransaction, text[:end]
     mentioned = f"a.C: {newer}\nWARNING: tidying up failed: {describe_error(older)}\n"
     assert type(error_of(mentioned)) is LostTransaction
+
+
+def test_a_field_of_a_later_version_hides_no_other_one():
+    places = '[{"topic": "o", "new": 2}]'
+    transactions = f'[{{"transactional_id": "t", "new": 1, "places": {places}}}]'
+    line = f'{{"query_id": "q", "new": 0, "transactions": {transactions}}}'
+    found = error_of(f"{LostTransaction('x')}\n  fields: {line}\n")
+    assert found.query_id == "q"
+    assert found.transactions == (Affected(transactional_id="t", places=(Place(topic="o"),)),)
