@@ -119,6 +119,7 @@ def error_of(failure: BaseException | str | None) -> TwoPhaseError | None:
                 return found
         # PySpark hides the exception of Py4J behind its own
         waiting += [e.__cause__, getattr(e, "_cause", None), e.__context__]
+        waiting += getattr(e, "exceptions", ())  # of a group
     return None
 
 

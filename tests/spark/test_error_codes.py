@@ -192,3 +192,8 @@ def test_a_field_of_a_later_version_hides_no_other_one():
     found = error_of(f"{LostTransaction('x')}\n  fields: {line}\n")
     assert found.query_id == "q"
     assert found.transactions == (Affected(transactional_id="t", places=(Place(topic="o"),)),)
+
+
+def test_an_exception_in_a_group_is_looked_at():
+    lost = LostTransaction("x", **FIELDS)
+    assert error_of(ExceptionGroup("two jobs", [ValueError("y"), lost])) is lost
