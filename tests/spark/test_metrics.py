@@ -190,6 +190,15 @@ def test_each_lost_transaction_is_counted(tmp_path):
     assert value(read_folder(str(tmp_path)), "lost_transactions_total") == 3
 
 
+def test_readers_wait_only_for_what_is_open_for_long(tmp_path):
+    """Some transaction of a busy query is open whenever doctor looks."""
+    held = sample("doctor_findings", 1, query=QUERY, finding="readers-held-back", level="trouble")
+    busy = series(sample("unstable_offsets", 7, query=QUERY, topic="busy"), 60)
+    assert "Kafka2pcReadersWait" not in firing([busy], [50], tmp_path)[50]
+    at = firing([busy, series(held, 60)], [14, 16], tmp_path)
+    assert "Kafka2pcReadersWait" not in at[14] and "Kafka2pcReadersWait" in at[16]
+
+
 def test_a_loss_that_is_the_first_count_of_a_folder_is_an_alert(tmp_path):
     """A driver in a new container: its counter begins at 1, and never grows."""
     lost = sample("lost_transactions_total", 1, query=QUERY)
