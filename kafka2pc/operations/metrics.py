@@ -128,8 +128,8 @@ def ask_cluster(
     with suppress(TwoPhaseError):  # doctor has a finding about the log
         prefixes = (prefix,) if prefix else find_prefixes(survey, query)
         found = find_transactions(survey, prefixes, query)
-    if found is None:
-        found = find_transactions(survey, prefixes)
+    if found is None:  # its ids may have any prefix
+        found = find_transactions(survey, ("",) if query else prefixes)
     layout = survey.layout(topics)
     # in this order, as in doctor: rows that are written in between are not held back
     ends = survey.ends(layout, committed=False)

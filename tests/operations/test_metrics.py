@@ -44,6 +44,15 @@ def test_doctor_says_what_is_open_how_old_it_is_and_how_much_time_is_left(dead):
     assert after["unstable_offsets", dead.id, dead.topic].value == 4
 
 
+def test_a_damaged_log_hides_no_open_transaction(dead):
+    dead.leave(decided=True)
+    for record in (dead.place / "kafka2pc").glob("0.*"):
+        record.write_bytes(record.read_bytes()[:10])
+    servers = ("--bootstrap-servers", dead.kafka.bootstrap_servers)
+    status, seen = run("doctor", *servers, "--checkpoint", dead.checkpoint)
+    assert status == 4 and seen["open_transactions", "unknown", dead.id].value == 2
+
+
 def test_progress_shows_a_batch_that_is_decided_and_not_committed(dead):
     dead.leave(decided=True)
     status, seen = run("progress", dead.checkpoint)
