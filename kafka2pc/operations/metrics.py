@@ -26,7 +26,7 @@ from kafka2pc.operations.survey import (
     find_transactions,
 )
 from ..protocol.clock import CLOCK
-from ..protocol.errors import TwoPhaseError
+from ..protocol.errors import BrokerUnreachable, TwoPhaseError
 from ..spark.metrics.families import Sample, sample
 
 # %% ../../nbs/operations/10_metrics.ipynb #m006
@@ -113,6 +113,16 @@ def _by_topic(numbers: Mapping[tuple[str, int], int]) -> dict[str, int]:
     return sums
 
 
+def _committed(
+    survey: Survey, group: str, parts: Iterable[tuple[str, int]]
+) -> Mapping[tuple[str, int], GroupOffset]:
+    """What a group has committed; nothing if its broker does not answer: the rest counts more."""
+    try:
+        return survey.persist(partial(fetch_offsets, survey, group, parts, stable=False))
+    except BrokerUnreachable:
+        return {}
+
+
 def ask_cluster(
     survey: Survey,
     query: Query | None,
@@ -140,7 +150,7 @@ def ask_cluster(
         stable=stable,
         ends=ends,
         ids={p: len(list_transactions(survey, p, (), partial=True)) for p in prefixes},
-        groups={g: survey.persist(partial(fetch_offsets, survey, g, ends)) for g in groups},
+        groups={g: _committed(survey, g, ends) for g in groups},
     )
 
 
