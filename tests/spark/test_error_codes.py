@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 import traceback
+import uuid
 from importlib import import_module
 
+import numpy as np
 import pytest
 
 import kafka2pc
@@ -197,3 +199,21 @@ def test_a_field_of_a_later_version_hides_no_other_one():
 def test_an_exception_in_a_group_is_looked_at():
     lost = LostTransaction("x", **FIELDS)
     assert error_of(ExceptionGroup("two jobs", [ValueError("y"), lost])) is lost
+
+
+def test_fields_of_any_type_hide_no_error():
+    """A store of your own may take its numbers from NumPy, or not know its transactions."""
+    one = np.int64(7)
+    place = Place(topic="o", records=one)
+    given = dict(
+        query_id=uuid.UUID(int=1),
+        batch_id=one,
+        transactions=[Affected(transactional_id="t", producer_id=one, places=(place,))],
+    )
+    found = error_of(said(OutcomeUnknown("x", **given)))
+    assert (found.batch_id, found.records, found.query_id) == (7, 7, str(uuid.UUID(int=1)))
+    assert OutcomeUnknown("x", transactions=None, causes=None).transactions == ()
+
+
+def said(error):
+    return "".join(traceback.format_exception(error))
