@@ -11,6 +11,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -152,11 +153,19 @@ def make_listener(folder: str) -> "StreamingQueryListener":
     return Listener()
 
 
+# of each session, by folder
+_LISTENERS: WeakKeyDictionary[Any, dict] = WeakKeyDictionary()
+
+
 def listen(spark: "SparkSession", folder: str) -> "StreamingQueryListener":
     """Count what Spark reports of all streaming queries of this session, in files of `folder`.
-    Returns the listener, for `spark.streams.removeListener`. Raises `BadOption` without
-    prometheus_client, and for a relative path.
+    Returns the listener, for `spark.streams.removeListener`; a second call, as by a cell that runs
+    again, replaces it. Raises `BadOption` without prometheus_client, and for a relative path.
     """
     listener = make_listener(check_folder(folder))
+    own = _LISTENERS.setdefault(spark, {})
+    if folder in own:
+        spark.streams.removeListener(own[folder])
     spark.streams.addListener(listener)
+    own[folder] = listener
     return listener

@@ -47,7 +47,7 @@ from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.metrics.families import METRICS, from_text, sample, to_text
 from kafka2pc.spark.metrics.files import add_to_file, measure_into, read_folder
-from kafka2pc.spark.prometheus import make_listener, progress_samples
+from kafka2pc.spark.prometheus import listen, make_listener, progress_samples
 from kafka2pc.spark.sink.batch_line import BatchHistory, count_failure, log_batch
 from kafka2pc.spark.sink.options import parse_sink_options
 
@@ -177,6 +177,22 @@ def test_promtool_accepts_rules_and_files(tmp_path):
     # what doctor and progress print is read by node_exporter, too
     printed = to_text(from_text((tmp_path / "kafka2pc-doctor.prom").read_text()), openmetrics=True)
     assert printed.endswith("# EOF\n") and check(printed).returncode == 0
+
+
+class Session:
+    """A session of Spark with its listeners."""
+
+    def __init__(self):
+        self.streams, self.listeners = self, []
+        self.addListener, self.removeListener = self.listeners.append, self.listeners.remove
+
+
+def test_a_cell_that_listens_again_counts_nothing_twice(tmp_path):
+    session, folder = Session(), str(tmp_path)
+    first, other = listen(session, folder), listen(session, f"{folder}/other")
+    again = listen(session, folder)
+    assert session.listeners == [other, again] and first is not again
+    assert listen(Session(), folder) is not again and session.listeners == [other, again]
 
 
 def test_each_lost_transaction_is_counted(tmp_path):
