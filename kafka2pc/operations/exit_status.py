@@ -35,10 +35,12 @@ _OWN = {
     ("demo", ExitStatus.FAILED): "a row was lost, or is there twice, or a kill was not survived",
     ("drill", ExitStatus.FAILED): "a drill or a history ended in another way than expected",
     ("broker", ExitStatus.DONE): "Ctrl-C or SIGTERM ended it, and its data is removed",
+    ("restore", ExitStatus.DONE): "nothing is left to do; `--watch`: Ctrl-C or SIGTERM ended it",
     ("doctor", ExitStatus.TO_DO): "something to do, no decided row at risk now",
     ("restore", ExitStatus.TO_DO): (
         "with `--dry-run`: there is something to do, and it prints when the first transaction times"
-        " out. Without: a batch is decided no more; start the query"
+        " out. Without: a batch is decided no more, or, with `--watch --once`, transactions were"
+        " aborted after the decision; start the query"
     ),
     ("transactions list", ExitStatus.TO_DO): "the list is incomplete: a coordinator is down",
     ("transactions hanging", ExitStatus.TO_DO): "a transaction hangs",

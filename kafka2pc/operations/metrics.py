@@ -26,7 +26,7 @@ from kafka2pc.operations.survey import (
     find_transactions,
 )
 from ..protocol.clock import CLOCK
-from ..protocol.errors import TwoPhaseError
+from ..protocol.errors import BrokerUnreachable, TwoPhaseError
 from ..spark.metrics.families import Sample, sample
 
 # %% ../../nbs/operations/10_metrics.ipynb #m006
@@ -113,6 +113,16 @@ def _by_topic(numbers: Mapping[tuple[str, int], int]) -> dict[str, int]:
     return sums
 
 
+def _committed(
+    survey: Survey, group: str, parts: Iterable[tuple[str, int]]
+) -> Mapping[tuple[str, int], GroupOffset]:
+    """What a group has committed; nothing if its broker does not answer: the rest counts more."""
+    try:
+        return survey.persist(partial(fetch_offsets, survey, group, parts, stable=False))
+    except BrokerUnreachable:
+        return {}
+
+
 def ask_cluster(
     survey: Survey,
     query: Query | None,
@@ -128,8 +138,8 @@ def ask_cluster(
     with suppress(TwoPhaseError):  # doctor has a finding about the log
         prefixes = (prefix,) if prefix else find_prefixes(survey, query)
         found = find_transactions(survey, prefixes, query)
-    if found is None:
-        found = find_transactions(survey, prefixes)
+    if found is None:  # its ids may have any prefix
+        found = find_transactions(survey, ("",) if query else prefixes)
     layout = survey.layout(topics)
     # in this order, as in doctor: rows that are written in between are not held back
     ends = survey.ends(layout, committed=False)
@@ -140,7 +150,7 @@ def ask_cluster(
         stable=stable,
         ends=ends,
         ids={p: len(list_transactions(survey, p, (), partial=True)) for p in prefixes},
-        groups={g: survey.persist(partial(fetch_offsets, survey, g, ends)) for g in groups},
+        groups={g: _committed(survey, g, ends) for g in groups},
     )
 
 

@@ -138,12 +138,21 @@ def watch(watcher: Watcher, say: Say, *, every_s: float = 10, alive: Path | None
     """
     trouble = ""
     while True:
-        before, trouble = trouble, _round(watcher, say)
+        missed = _round(watcher, say), _touch(alive)
+        before, trouble = trouble, next(filter(None, missed), "")
         if trouble != before:
             say(f"waiting: {trouble}" if trouble else "the places answer again", int(bool(trouble)))
+        watcher.clock.sleep(every_s)
+
+
+def _touch(alive: Path | None) -> str:
+    """Touch the file. Returns why that cannot be, in one line."""
+    try:
         if alive:
             alive.touch()
-        watcher.clock.sleep(every_s)
+    except OSError as e:
+        return describe_error(e)
+    return ""
 
 
 def _round(watcher: Watcher, say: Say) -> str:

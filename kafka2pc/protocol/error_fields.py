@@ -7,7 +7,8 @@ __all__ = ['FIELDS', 'Place', 'Affected', 'total', 'set_fields', 'spell_fields',
 
 # %% ../../nbs/protocol/12_error_fields.ipynb #c002
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral
 from typing import Any, Iterable, Mapping
 
 # %% ../../nbs/protocol/12_error_fields.ipynb #c005
@@ -50,7 +51,8 @@ _MOST = 4_000  # characters of the line
 
 def set_fields(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `FIELDS` that are set."""
-    return {k: parts[k] for k in FIELDS if parts.get(k) not in (None, "", ())}
+    given = {k: parts.get(k) for k in FIELDS}
+    return {k: v for k, v in given.items() if v or isinstance(v, Integral)}
 
 
 def spell_fields(fields: Mapping[str, Any]) -> str:
@@ -59,10 +61,15 @@ def spell_fields(fields: Mapping[str, Any]) -> str:
     whole = [_plain(t) for t in fields.get("transactions", ())]
     names = [{k: v for k, v in t.items() if k != "places"} for t in whole]
     for shown in (whole, names, []):
-        line = json.dumps(plain | ({"transactions": shown} if shown else {}))
+        line = json.dumps(plain | ({"transactions": shown} if shown else {}), default=_spell)
         if len(line) <= _MOST:
             break
     return f"  {_LABEL}{line}" if fields else ""
+
+
+def _spell(value: Any) -> Any:
+    """A value of a type that JSON does not know, such as a number of NumPy."""
+    return int(value) if isinstance(value, Integral) else str(value)
 
 
 def _plain(t: Affected) -> dict[str, Any]:
@@ -85,5 +92,9 @@ def read_fields(line: str) -> dict[str, Any]:
 
 
 def _affected(d: dict[str, Any]) -> Affected:
-    places = tuple(Place(**p) for p in d.pop("places", ()))
-    return Affected(**d, places=places)
+    places = tuple(Place(**_known(Place, p)) for p in d.get("places", ()))
+    return Affected(**(_known(Affected, d) | {"places": places}))
+
+
+def _known(kind: type, d: dict[str, Any]) -> dict[str, Any]:
+    return {f.name: d[f.name] for f in fields(kind) if f.name in d}

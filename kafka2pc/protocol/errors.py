@@ -39,9 +39,9 @@ class TwoPhaseError(Exception):
             setattr(self, k, parts.get(k) or getattr(type(self), k))
         self.query_id: str = parts.get("query_id", "")
         self.batch_id: int | None = parts.get("batch_id")
-        self.transactions: tuple[Affected, ...] = tuple(parts.get("transactions", ()))
+        self.transactions: tuple[Affected, ...] = tuple(parts.get("transactions") or ())
         self.within_ms: int | None = parts.get("within_ms")
-        self.causes: tuple[str, ...] = tuple(parts.get("causes", ()))
+        self.causes: tuple[str, ...] = tuple(parts.get("causes") or ())
         super().__init__(
             f"{self.code and f'[{self.code}] '}{what}\n  why: {self.why}\n  is data at risk:"
             f" {self.risk}\n  what to do: {self.action}"

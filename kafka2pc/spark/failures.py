@@ -24,6 +24,7 @@ _LABELS = {
 }
 _FIELDS = re.compile(f"{_EDGE}fields: (.*)")
 _NOT_THERE = "not known: the text of this error was cut off"
+_ONLY_NAMED = f"{_NOT_THERE} behind its first part"
 
 
 def find_error(text: str) -> TwoPhaseError | None:
@@ -34,8 +35,9 @@ def find_error(text: str) -> TwoPhaseError | None:
         {"code": m["code"]} | _parts(text[m.end() : end])
         for m, end in zip(starts, ends, strict=False)
     ]
-    whole = [parts for parts in found if parts["risk"] != _NOT_THERE]
-    return _make(**(whole or found)[-1]) if found else None
+    # a line of a log has only the first part of an error
+    told = [parts for parts in found if parts["why"] != _ONLY_NAMED]
+    return _make(**(told or found)[-1]) if found else None
 
 
 def _starts(text: str) -> Iterator[re.Match[str]]:
@@ -54,7 +56,7 @@ def _parts(text: str) -> dict[str, str]:
     for following, label in _LABELS.items():
         m = label.search(text, begin)
         if m is None:
-            cut = dict.fromkeys(_LABELS, _NOT_THERE)
+            cut = dict.fromkeys(_LABELS, _ONLY_NAMED if name == "what" else _NOT_THERE)
             return cut | {"what": text.partition("\n")[0], "fields": ""}
         parts[name] = text[begin : m.start() - 1]
         name, begin = following, m.end()
@@ -117,6 +119,7 @@ def error_of(failure: BaseException | str | None) -> TwoPhaseError | None:
                 return found
         # PySpark hides the exception of Py4J behind its own
         waiting += [e.__cause__, getattr(e, "_cause", None), e.__context__]
+        waiting += getattr(e, "exceptions", ())  # of a group
     return None
 
 

@@ -11,6 +11,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,15 +107,26 @@ def _end(source: Any) -> object:
     return None
 
 
+def _lives(labels: dict) -> list[Sample]:
+    """What is known of a query without a progress."""
+    now_s = CLOCK.now_ms() / 1000
+    return [
+        sample("spark_running", 1, **labels),
+        sample("spark_progress_timestamp_seconds", now_s, **labels),
+    ]
+
+
 def make_listener(folder: str) -> "StreamingQueryListener":
     """A listener that adds what Spark reports to files in the folder."""
     from pyspark.sql.streaming import StreamingQueryListener
 
-    known: dict[str, dict] = {}  # query id -> the labels of its last progress
+    known: dict[str, dict] = {}  # query id -> the labels of its last event
 
     class Listener(StreamingQueryListener):
         def onQueryStarted(self, event: Any) -> None:
-            pass
+            # without new rows it may be idle for a long time before its first progress
+            known[str(event.id)] = {"query": str(event.id), "name": event.name}
+            add_to_file(folder, f"spark-{event.id}", _lives(known[str(event.id)]))
 
         def onQueryProgress(self, event: Any) -> None:
             progress = event.progress
@@ -125,11 +137,8 @@ def make_listener(folder: str) -> "StreamingQueryListener":
             add_to_file(folder, f"spark-{query_id}", add)
 
         def onQueryIdle(self, event: Any) -> None:
-            labels = known.get(str(event.id))
-            if labels:
-                now_s = CLOCK.now_ms() / 1000
-                add = [sample("spark_progress_timestamp_seconds", now_s, **labels)]
-                add_to_file(folder, f"spark-{event.id}", add)
+            labels = known.get(str(event.id), {"query": str(event.id)})
+            add_to_file(folder, f"spark-{event.id}", _lives(labels))
 
         def onQueryTerminated(self, event: Any) -> None:
             query_id = str(event.id)
@@ -144,11 +153,19 @@ def make_listener(folder: str) -> "StreamingQueryListener":
     return Listener()
 
 
+# of each session, by folder
+_LISTENERS: WeakKeyDictionary[Any, dict] = WeakKeyDictionary()
+
+
 def listen(spark: "SparkSession", folder: str) -> "StreamingQueryListener":
     """Count what Spark reports of all streaming queries of this session, in files of `folder`.
-    Returns the listener, for `spark.streams.removeListener`. Raises `BadOption` without
-    prometheus_client, and for a relative path.
+    Returns the listener, for `spark.streams.removeListener`; a second call, as by a cell that runs
+    again, replaces it. Raises `BadOption` without prometheus_client, and for a relative path.
     """
     listener = make_listener(check_folder(folder))
+    own = _LISTENERS.setdefault(spark, {})
+    if folder in own:
+        spark.streams.removeListener(own[folder])
     spark.streams.addListener(listener)
+    own[folder] = listener
     return listener

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -153,3 +154,18 @@ def test_a_shell_completes_the_commands():
     )
     assert done.stdout.split() == ["find-hanging"]
     assert "--install-completion" in run_line("kafka2pc --help").output
+
+
+def test_sigterm_ends_simulated_histories_as_ctrl_c_does(monkeypatch):
+    acts = []
+    play = lambda *arguments: acts.append(signal.getsignal(signal.SIGTERM))
+    monkeypatch.setattr("kafka2pc.operations.cli.app._play_seeds", play)
+    assert run_line("kafka2pc drill --seeds 1").exit_code == 0
+    assert acts == [signal.default_int_handler]
+
+
+def test_the_table_of_statuses_knows_the_watcher():
+    """Its tests see these statuses: 0 after SIGTERM, 3 for what was aborted."""
+    lines = [line for line in status_table().splitlines() if "--watch" in line]
+    assert [line[:15] for line in lines] == ["| 0 | `restore`", "| 3 | `restore`"]
+    assert "SIGTERM" in lines[0] and "aborted after the decision" in lines[1]

@@ -1,8 +1,11 @@
 """Metrics of a dead query: what doctor and progress print, and which alerts fire, and when."""
 
 import math
+from contextlib import closing
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from dead_query_fixtures import write
 from prometheus_tools import firing, series
 from typer.testing import CliRunner
 
@@ -42,6 +45,34 @@ def test_doctor_says_what_is_open_how_old_it_is_and_how_much_time_is_left(dead):
     assert after["doctor_findings", "decided-and-open", "danger", dead.id].value == 1
     assert after["transactional_ids", dead.prefix, dead.id].value >= 2
     assert after["unstable_offsets", dead.id, dead.topic].value == 4
+
+
+def test_a_damaged_log_hides_no_open_transaction(dead):
+    dead.leave(decided=True)
+    for record in (dead.place / "kafka2pc").glob("0.*"):
+        record.write_bytes(record.read_bytes()[:10])
+    servers = ("--bootstrap-servers", dead.kafka.bootstrap_servers)
+    status, seen = run("doctor", *servers, "--checkpoint", dead.checkpoint)
+    assert status == 4 and seen["open_transactions", "unknown", dead.id].value == 2
+
+
+def test_a_group_that_commits_in_a_transaction_has_a_lag_while_that_is_open(dead):
+    """As Kafka Streams does: also if it hangs, doctor has to say what else is wrong."""
+    name = f"{dead.topic}-streams"
+    servers = {"bootstrap.servers": dead.kafka.bootstrap_servers}
+    write(dead, "a")
+    with closing(Consumer(servers | {"group.id": name, "enable.auto.commit": False})) as consumer:
+        consumer.commit(offsets=[TopicPartition(dead.topic, 0, 0)], asynchronous=False)
+        producer = Producer(servers | {"transactional.id": name})
+        producer.init_transactions()
+        producer.begin_transaction()
+        end = [TopicPartition(dead.topic, 0, 1)]
+        producer.send_offsets_to_transaction(end, consumer.consumer_group_metadata())
+        try:
+            status, seen = doctor(dead, "--group", name)
+        finally:
+            producer.abort_transaction()
+    assert seen["group_lag_offsets", name, dead.id, dead.topic].value == 1 and status == 3
 
 
 def test_progress_shows_a_batch_that_is_decided_and_not_committed(dead):

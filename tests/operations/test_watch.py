@@ -247,6 +247,17 @@ def test_an_outage_is_waited_for(dead, monkeypatch, tmp_path):
     assert dead.seen() == ROWS and alive.exists()
 
 
+def test_a_file_for_a_probe_that_cannot_be_written_does_not_end_it(dead, tmp_path):
+    dead.leave(decided=True)
+    lines, watcher = [], Watcher(conf=dead.conf, place=dead.checkpoint, prefix=dead.prefix)
+    watcher.after_s, watcher.clock = 0, Turns(3)
+    say = lambda line, status: lines.append((line[:24], status))
+    with pytest.raises(KeyboardInterrupt):
+        watch_module.watch(watcher, say, alive=tmp_path / "no" / "alive")
+    assert lines == [("batch 0: committed 2 tra", 0), ("waiting: FileNotFoundErr", 1)]
+    assert dead.seen() == ROWS
+
+
 def test_a_log_in_a_topic_is_read_and_its_owner_goes_on(kafka, dead):
     """Looking takes nothing from the run that owns the log: it decides after the look."""
     topic = f"kafka:{dead.topic}-decisions"

@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 import traceback
+import uuid
 from importlib import import_module
 
+import numpy as np
 import pytest
 
 import kafka2pc
@@ -173,3 +175,45 @@ def test_an_error_in_one_line_begins_with_its_code():
     assert describe_error(BadOption("acks=1")) == "[KAFKA2PC.BAD_OPTION] acks=1"
     assert describe_error(ValueError("x")) == "ValueError: x"
     assert not re.search(r"\[", str(TwoPhaseError("a warning", why="w", risk="r", action="a")))
+
+
+def test_a_text_that_is_cut_off_has_the_class_of_its_newest_error():
+    """What keeps logs may keep only the beginning of a long one."""
+    older, newer = OutcomeUnknown("batch 7: no clear answer"), LostTransaction("batch 7: 12 rows")
+    text = f"a.B: {older}\n\nThe above exception was the direct cause of:\n\na.C: {newer}\n"
+    for end in range(text.rindex("  why: ") + len("  why: "), len(text)):
+        assert type(error_of(text[:end])) is LostTransaction, text[:end]
+    mentioned = f"a.C: {newer}\nWARNING: tidying up failed: {describe_error(older)}\n"
+    assert type(error_of(mentioned)) is LostTransaction
+
+
+def test_a_field_of_a_later_version_hides_no_other_one():
+    places = '[{"topic": "o", "new": 2}]'
+    transactions = f'[{{"transactional_id": "t", "new": 1, "places": {places}}}]'
+    line = f'{{"query_id": "q", "new": 0, "transactions": {transactions}}}'
+    found = error_of(f"{LostTransaction('x')}\n  fields: {line}\n")
+    assert found.query_id == "q"
+    assert found.transactions == (Affected(transactional_id="t", places=(Place(topic="o"),)),)
+
+
+def test_an_exception_in_a_group_is_looked_at():
+    lost = LostTransaction("x", **FIELDS)
+    assert error_of(ExceptionGroup("two jobs", [ValueError("y"), lost])) is lost
+
+
+def test_fields_of_any_type_hide_no_error():
+    """A store of your own may take its numbers from NumPy, or not know its transactions."""
+    one = np.int64(7)
+    place = Place(topic="o", records=one)
+    given = dict(
+        query_id=uuid.UUID(int=1),
+        batch_id=one,
+        transactions=[Affected(transactional_id="t", producer_id=one, places=(place,))],
+    )
+    found = error_of(said(OutcomeUnknown("x", **given)))
+    assert (found.batch_id, found.records, found.query_id) == (7, 7, str(uuid.UUID(int=1)))
+    assert OutcomeUnknown("x", transactions=None, causes=None).transactions == ()
+
+
+def said(error):
+    return "".join(traceback.format_exception(error))

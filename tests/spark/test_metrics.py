@@ -2,6 +2,7 @@
 of it.
 """
 
+import json
 import logging
 import os
 import signal
@@ -9,14 +10,16 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from urllib.request import urlopen
 
 import pytest
 from confluent_kafka import Producer
-from prometheus_tools import RULES, names, panels, program, prometheus, rules
+from prometheus_tools import RULES, firing, names, panels, program, prometheus, rules, series
 
 import kafka2pc
+from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.findings import Diagnosis, Finding
@@ -32,13 +35,19 @@ from kafka2pc.operations.progress import Progress, find_progress
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.survey import FoundTransaction
 from kafka2pc.proof.child_process import until
+from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.protocol.history import Silence
+from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import CommitMessage, Committable, Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
+from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.finish import report_loss
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark.metrics.families import METRICS, from_text, sample, to_text
 from kafka2pc.spark.metrics.files import add_to_file, measure_into, read_folder
-from kafka2pc.spark.prometheus import progress_samples
+from kafka2pc.spark.prometheus import listen, make_listener, progress_samples
 from kafka2pc.spark.sink.batch_line import BatchHistory, count_failure, log_batch
 from kafka2pc.spark.sink.options import parse_sink_options
 
@@ -170,12 +179,58 @@ def test_promtool_accepts_rules_and_files(tmp_path):
     assert printed.endswith("# EOF\n") and check(printed).returncode == 0
 
 
+class Session:
+    """A session of Spark with its listeners."""
+
+    def __init__(self):
+        self.streams, self.listeners = self, []
+        self.addListener, self.removeListener = self.listeners.append, self.listeners.remove
+
+
+def test_a_cell_that_listens_again_counts_nothing_twice(tmp_path):
+    session, folder = Session(), str(tmp_path)
+    first, other = listen(session, folder), listen(session, f"{folder}/other")
+    again = listen(session, folder)
+    assert session.listeners == [other, again] and first is not again
+    assert listen(Session(), folder) is not again and session.listeners == [other, again]
+
+
+def test_each_lost_transaction_is_counted(tmp_path):
+    store = MemoryParticipant("kafka")
+    driver = Driver(query_id=QUERY, log=FileLog(f"{tmp_path}/log"), participants={"kafka": store})
+    driver = replace(driver.within(lost_transactions="skip"), history=history_in(tmp_path))
+    plan = restore(driver, 0)
+    messages = [precommit([store], replace(plan, task=n), [["a"]]) for n in range(3)]
+    decided = decide(driver, plan, messages)
+    report_loss(driver, decided, decided.committables)
+    assert value(read_folder(str(tmp_path)), "lost_transactions_total") == 3
+
+
+def test_readers_wait_only_for_what_is_open_for_long(tmp_path):
+    """Some transaction of a busy query is open whenever doctor looks."""
+    held = sample("doctor_findings", 1, query=QUERY, finding="readers-held-back", level="trouble")
+    busy = series(sample("unstable_offsets", 7, query=QUERY, topic="busy"), 60)
+    assert "Kafka2pcReadersWait" not in firing([busy], [50], tmp_path)[50]
+    at = firing([busy, series(held, 60)], [14, 16], tmp_path)
+    assert "Kafka2pcReadersWait" not in at[14] and "Kafka2pcReadersWait" in at[16]
+
+
+def test_a_loss_that_is_the_first_count_of_a_folder_is_an_alert(tmp_path):
+    """A driver in a new container: its counter begins at 1, and never grows."""
+    lost = sample("lost_transactions_total", 1, query=QUERY)
+    other = sample("lost_transactions_total", 0, query=QUERY, name="flights")
+    begins = {**series(lost, 0), "values": "_x10 1+0x60"}
+    grows = {**series(other, 0), "values": "0+0x40 1+0x60"}
+    at = firing([begins, grows], [9, 12, 20, 35, 45, 60], tmp_path)
+    assert [minute for minute, found in at.items() if "Kafka2pcRowsLost" in found] == [12, 20, 45]
+
+
 def test_counters_go_on_in_another_process_and_failures_are_counted(tmp_path):
     for batch_id in range(2):
         write_batch(history_in(tmp_path), batch_id)  # each as in a process of its own
     failing = history_in(tmp_path)
     failing.append("ok", "abort", batch_id=2, transactional_id="y")
-    failing.append("ok", "lost", what="batch 1")
+    failing.append("ok", "lost", what="batch 1", transactions=1)
     count_failure(failing)
     seen = read_folder(str(tmp_path))
     assert value(seen, "batches_total") == 2 and value(seen, "failed_batches_total") == 1
@@ -188,6 +243,68 @@ def test_counters_go_on_in_another_process_and_failures_are_counted(tmp_path):
         s.value for s in seen if s.suffix == "_count" and dict(s.labels)["phase"] == "precommit"
     ]
     assert counts == [2]
+
+
+def test_a_query_that_starts_again_without_new_rows_runs(tmp_path):
+    """Spark then reports no progress, only that it is idle."""
+    folder, name = str(tmp_path), "flights"
+    progress = SimpleNamespace(
+        id=QUERY,
+        name=name,
+        batchId=0,
+        numInputRows=5,
+        durationMs={"addBatch": 100},
+        sources=[],
+        sink=SimpleNamespace(description="PythonTable"),
+    )
+    one = make_listener(folder)
+    one.onQueryProgress(SimpleNamespace(progress=progress))
+    one.onQueryTerminated(SimpleNamespace(id=QUERY, exception=None))
+    assert value(read_folder(folder), "spark_running") == 0
+    for begin in (
+        lambda again: again.onQueryStarted(SimpleNamespace(id=QUERY, name=name)),
+        lambda again: None,  # it was started before the listener was added
+    ):
+        before = time.time()
+        again = make_listener(folder)
+        begin(again)
+        again.onQueryIdle(SimpleNamespace(id=QUERY))
+        seen = read_folder(folder)
+        assert value(seen, "spark_running") == 1
+        assert value(seen, "spark_progress_timestamp_seconds") >= int(before)
+        both = [
+            s.labels for s in seen if s.family.endswith(("_running", "_progress_timestamp_seconds"))
+        ]
+        assert len(set(both)) == 1, "the alert joins them"
+        again.onQueryTerminated(SimpleNamespace(id=QUERY, exception="died"))
+        assert value(read_folder(folder), "spark_running") == 0
+
+
+PAGE = Path(__file__).resolve().parents[2] / "nbs/guide/20_metrics.ipynb"
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 126, 127, 137])
+def test_only_a_doctor_that_has_looked_replaces_its_file(status, tmp_path):
+    """Of any other end, the line of cron keeps the last file, which Kafka2pcDoctorSilent needs."""
+    text = "".join(t for c in json.loads(PAGE.read_text())["cells"] for t in c["source"])
+    line = next(n for n in text.splitlines() if n.startswith("*/5 ")).removeprefix("*/5 * * * * ")
+    program = tmp_path / "kafka2pc"
+    program.write_text(f"#!/bin/sh\n[ {status} -gt 4 ] || echo new\nexit {status}\n")
+    program.chmod(0o755)
+    last = tmp_path / "kafka2pc-doctor-NAME.prom"
+    last.write_text("old\n")
+    line = line.replace("/var/lib/node_exporter", str(tmp_path))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", line], env={"PATH": path}, check=False)
+    assert last.read_text() == ("new\n" if status in (0, 3, 4) else "old\n")
+
+
+def test_a_name_comes_back_as_it_is(tmp_path):
+    for name in ("a\rb", 'a"b\\n', "a\nb", "\u2028", "x,y}# "):
+        for batch_id in range(2):
+            write_batch(history_in(tmp_path / name.encode().hex(), name), batch_id)
+        seen = read_folder(str(tmp_path / name.encode().hex()))
+        assert value(seen, "batches_total", name=name) == 2, name
 
 
 def test_two_doctors_of_one_cluster_have_no_sample_in_common():

@@ -72,7 +72,7 @@ class GroupOffset:
 _Part = tuple[str, int]  # topic and partition
 
 
-def _fetch_request(group: str, parts: Iterable[_Part]) -> OffsetFetchRequest:
+def _fetch_request(group: str, parts: Iterable[_Part], stable: bool = True) -> OffsetFetchRequest:
     numbers: dict[str, list[int]] = {}
     for topic, partition in parts:
         numbers.setdefault(topic, []).append(partition)
@@ -81,20 +81,21 @@ def _fetch_request(group: str, parts: Iterable[_Part]) -> OffsetFetchRequest:
     return OffsetFetchRequest(
         group_id=group,
         topics=[row(name=topic, partition_indexes=found) for topic, found in numbers.items()],
-        require_stable=True,
+        require_stable=stable,
         min_version=7,
         max_version=7,
     )
 
 
 def fetch_offsets(
-    connection: Connection, group: str, parts: Iterable[_Part]
+    connection: Connection, group: str, parts: Iterable[_Part], *, stable: bool = True
 ) -> dict[_Part, GroupOffset]:
-    """What a group has committed, of those partitions where it has. Raises `NotSent`, `NoAnswer`,
+    """What a group has committed, of those partitions where it has. `stable`: an offset that an
+    open transaction will change is `NotYet`; else the old one counts. Raises `NotSent`, `NoAnswer`,
     `NotYet`, and `NotAuthorized` if this user may not use the group, or a topic.
     """
     offsets = {}
-    for topic in _ask_group(connection, group, _fetch_request(group, parts)).topics:
+    for topic in _ask_group(connection, group, _fetch_request(group, parts, stable)).topics:
         for p in topic.partitions:
             _check_row(p.error_code, topic.name, group)
             if p.committed_offset >= 0:

@@ -273,7 +273,8 @@ def drill(
     """
     console = Console(stderr=as_json)
     if seeds:
-        raise typer.Exit(_play_seeds(histories or [], seed or 0, seeds, console, as_json))
+        with plainly("drill", as_json):
+            raise typer.Exit(_play_seeds(histories or [], seed or 0, seeds, console, as_json))
     seed = random.randrange(10_000) if seed is None else seed
     with plainly("drill", as_json):
         from kafka2pc.proof.drills.one_store import run_drills, summary

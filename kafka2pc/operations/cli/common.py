@@ -128,7 +128,9 @@ IdOption = Annotated[
 Json = Annotated[
     bool,
     typer.Option(
-        "--json", help="One JSON document on standard output; an error is one on standard error."
+        "--json",
+        help="One JSON document on standard output; an error is one on standard error (status 2,"
+        " a wrong call: text).",
     ),
 ]
 OpenMetrics = Annotated[bool, typer.Option("--openmetrics", help="As OpenMetrics, for Prometheus.")]

@@ -182,6 +182,7 @@ def report_loss(
     skipped, and `OutcomeUnknown` if they are to be repaired later.
     """
     incomplete = affected_by(gone)
+    transactions = (*affected(lost), *incomplete)
     # a batch write has no offsets
     source = f", Spark offsets sha256 {decision.offsets_hash[:16]}" if decision.offsets_hash else ""
     what = (
@@ -191,13 +192,19 @@ def report_loss(
     fields = {
         "query_id": driver.query_id,
         "batch_id": decision.slot.batch_id,
-        "transactions": (*affected(lost), *incomplete),
+        "transactions": transactions,
     }
     if lost and driver.policy.lost_transactions == "later":
         raise OutcomeUnknown(
             what, why="Its store has aborted it. The next start writes it again.", **fields
         )
-    driver.history.append("fail", "lost", batch_id=decision.slot.batch_id, what=what)
+    driver.history.append(
+        "fail",
+        "lost",
+        batch_id=decision.slot.batch_id,
+        transactions=len(transactions),
+        what=what,
+    )
     if driver.policy.lost_transactions != "skip":
         why = [*([LostTransaction.why] if lost else []), *reasons(gone), *reasons(missing)]
         raise LostTransaction(what, why=" ".join(why), **fields)

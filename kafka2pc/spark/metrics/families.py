@@ -43,7 +43,12 @@ _SINK = (
     ("aborted_transactions_total", "counter", "Transactions that the driver aborted.", ()),
     ("lost_transactions_total", "counter", "Decided transactions found lost.", ()),
     ("last_batch_id", "gauge", "The newest committed micro-batch.", ()),
-    ("last_batch_attempt", "gauge", "Its slot; above 0: it was begun more than once.", ()),
+    (
+        "last_batch_attempt",
+        "gauge",
+        "Its slot. A start takes one: above 1, it fails again and again.",
+        (),
+    ),
     ("last_batch_timestamp_seconds", "gauge", "When it was committed.", ()),
     (
         "last_batch_time_left_seconds",

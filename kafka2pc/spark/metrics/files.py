@@ -63,7 +63,7 @@ def _replace(path: Path, samples: Iterable[Sample]) -> None:
 def _read(path: Path) -> list[Sample]:
     """What is in a file; nothing of one that is not there, or damaged: then counters begin anew."""
     try:
-        return from_text(path.read_text(encoding="utf-8"))
+        return from_text(path.read_bytes().decode())  # a name may have any end of a line
     except (OSError, ValueError):
         return []
 

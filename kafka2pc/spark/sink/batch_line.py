@@ -46,7 +46,8 @@ class BatchHistory(History):
         if op == "lost":
             _LOG.error("lost: %s", ids["what"])
             if self.measure:
-                self.measure([sample("lost_transactions_total", 1, **self.labels)])
+                lost = sample("lost_transactions_total", ids["transactions"], **self.labels)
+                self.measure([lost])
         return event
 
     def _keep(self, event: Event) -> None:
