@@ -113,8 +113,8 @@ _STORES = ("postgres://", "postgresql://", "mysql://", "delta:", "iceberg:")
 
 
 def read_store(text: str) -> Database:
-    """The store of `NAME=URL`, or `NAME=URL#TABLE` if the participant has a `record` of its own. The
-    URL of a database, or `delta:URL`, or `iceberg:TABLE` of the catalog in `.pyiceberg.yaml`.
+    """The store of `NAME=URL`, or `NAME=URL#TABLE` if the participant has a `record` of its own.
+    URL: of a database, or `delta:URL`, or `iceberg:TABLE` of the catalog in `.pyiceberg.yaml`.
     Raises `BadOption`.
     """
     name, _, url = text.partition("=")

@@ -138,12 +138,14 @@ class PartWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Rows as `fitted` returns them."""
         for values, rows in split_rows(batch, self.layout.keys):
+            stored = rows.select(list(self.layout.stored))
             if values not in self.open:
                 if len(self.open) >= self.most:
                     self._close(next(iter(self.open)))
-                self.open[values] = _OneFile(self.folder, f"{self.number}.parquet")
+                path = f"{self.number}.parquet"
+                self.open[values] = _OneFile(self.folder, path, stored.schema)
                 self.number += 1
-            self.open[values].write(rows.select(list(self.layout.stored)))
+            self.open[values].write(stored)
 
     def close(self) -> list[DataFile]:
         """End all files. Returns every file that was written."""
@@ -167,14 +169,12 @@ def spell(value: Any) -> str | None:
 class _OneFile:
     """One Parquet file, and what is known of its columns."""
 
-    def __init__(self, folder: str, path: str) -> None:
+    def __init__(self, folder: str, path: str, schema: pa.Schema) -> None:
         self.folder, self.path = folder, path
-        self.writer: pq.ParquetWriter | None = None
+        self.writer = pq.ParquetWriter(f"{folder}/{path}", schema)
         self.not_numbers: set[str] = set()
 
     def write(self, rows: pa.RecordBatch) -> None:
-        if self.writer is None:
-            self.writer = pq.ParquetWriter(f"{self.folder}/{self.path}", rows.schema)
         for name, kind in zip(rows.schema.names, rows.schema.types, strict=True):
             if pa.types.is_floating(kind) and pc.any(pc.is_nan(rows[name])).as_py():
                 self.not_numbers.add(name)

@@ -14,7 +14,7 @@ from typing import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Transaction
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 # %% ../../nbs/stores/16_delta.ipynb #t005
 from ..protocol.errors import BadOption
@@ -97,7 +97,7 @@ class DeltaParticipant(TableParticipant):
 
     def add(self, table: DeltaTable, files: Mapping[Committable, Sequence[DataFile]]) -> None:
         keys = table.metadata().partition_columns
-        actions = [
+        actions: list[AddAction | RemoveAction] = [
             AddAction(
                 path=f"{self.folder(c).removeprefix(self.data_root)}/{f.path}",
                 size=f.size,
@@ -136,10 +136,15 @@ def statistics(f: DataFile) -> str:
 # %% ../../nbs/stores/16_delta.ipynb #t008
 def unsupported(table: DeltaTable) -> Iterator[str]:
     """What this table has that the participant cannot write, by name."""
-    settings = table.metadata().configuration
     for feature in table.protocol().writer_features or ():
         if feature not in _FEATURES:
             yield f"the feature {feature}"
+    yield from _of_settings(table.metadata().configuration)
+    for column in table.schema().fields:
+        yield from _of_column(column, column.name in table.metadata().partition_columns)
+
+
+def _of_settings(settings: Mapping[str, str]) -> Iterator[str]:
     if settings.get("delta.columnMapping.mode", "none") != "none":
         yield "column mapping (delta.columnMapping.mode)"
     if settings.get("delta.enableDeletionVectors") == "true":
@@ -147,10 +152,9 @@ def unsupported(table: DeltaTable) -> Iterator[str]:
     for name in settings:
         if name.startswith("delta.constraints."):
             yield f"the constraint {name.removeprefix('delta.constraints.')}"
-    if (keep := settings.get(_KEEP)) and days(keep) < KEEP_DAYS:
+    keep = settings.get(_KEEP)
+    if keep and days(keep) < KEEP_DAYS:
         yield f"{_KEEP} is {keep}: a decision may be older, so it must be {KEEP_DAYS} days or more"
-    for column in table.schema().fields:
-        yield from _of_column(column, column.name in table.metadata().partition_columns)
 
 
 def _of_column(column: Field, is_key: bool) -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import Table
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t005
@@ -74,7 +75,7 @@ class IcebergParticipant(TableParticipant):
         keys = [
             PartitionKey(
                 name=key.name,
-                source=table.schema().find_column_name(key.source_id),
+                source=_source(table, key),
                 of=key.transform.pyarrow_transform(table.schema().find_type(key.source_id)),
             )
             for key in table.spec().fields
@@ -108,7 +109,7 @@ class IcebergParticipant(TableParticipant):
             raise Conflict(str(e)) from e
 
     def _still_open(self, noted: Sequence[str]) -> list[str]:
-        """Whoever asks about another one is answered by what is in the folder of the table."""
+        """A question about another one is answered by what is in the folder of the table."""
         there = {name.removesuffix(".json") for name in self._open_names()}
         return [name for name in noted if name in there]
 
@@ -116,6 +117,11 @@ class IcebergParticipant(TableParticipant):
     def table_root(self) -> str:
         """What the location of the table is called in its file system."""
         return self.data.removesuffix("data/kafka2pc")
+
+
+def _source(table: Table, key: PartitionField) -> str:
+    """The column by which it partitions."""
+    return str(table.schema().find_column_name(key.source_id))
 
 
 def _property(c: Committable) -> str:
@@ -132,9 +138,9 @@ def unsupported(table: Table) -> Iterator[str]:
         yield f"format version {table.format_version}"
     for key in table.spec().fields:
         if not key.transform.preserves_order:
-            column = table.schema().find_column_name(key.source_id)
-            yield f"partitions by {key.transform} of {column}"
-    if (kind := table.properties.get("write.format.default", "parquet")) != "parquet":
+            yield f"partitions by {key.transform} of {_source(table, key)}"
+    kind = table.properties.get("write.format.default", "parquet")
+    if kind != "parquet":
         yield f"files of the format {kind}"
     for column in table.schema().columns:
         if column.initial_default is not None or column.write_default is not None:
