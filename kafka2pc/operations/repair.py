@@ -571,8 +571,8 @@ def find_in_databases(driver: Driver) -> list[FoundTransaction]:
     decided = {(c.transactional_id, c.state) for c in newest.committables} if newest else set()
     found = []
     for store in driver.participants.values():
-        if isinstance(store, LockingStore):
-            ages = store.ages_ms()
+        if not isinstance(store, KafkaParticipant):
+            ages = store.ages_ms() if isinstance(store, LockingStore) else {}
             found += [
                 FoundTransaction(
                     transactional_id=c.transactional_id,

@@ -9,7 +9,9 @@ from unittest.mock import patch
 import pyarrow as pa
 import pytest
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, newest_file
+from pyiceberg.utils.config import Config
 from shell import run, typed
+from table_stores import TABLES
 
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -495,6 +497,34 @@ def test_a_query_with_a_database_is_examined_listed_and_restored_if_its_url_is_n
     prepared = "select gid from pg_prepared_xacts where strpos(gid, %s) > 0"
     assert postgres.execute(prepared, dead.id) == []
     assert {f.name for f in dead.doctor().findings} == {"one-copy", "store-not-asked"}
+
+
+@pytest.mark.parametrize("decided", [True, False])
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_query_with_a_table_of_files_is_listed_and_restored_if_it_is_named(
+    kind, decided, dead, tmp_path, monkeypatch
+):
+    (tmp_path / "lake").mkdir()
+    one = TABLES[kind](tmp_path / "lake")
+    if kind == "iceberg":
+        for name, value in one.catalog.items():  # what is in .pyiceberg.yaml for a user
+            monkeypatch.setenv(f"PYICEBERG_CATALOG__DEFAULT__{name.upper()}", value)
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # read once, at the import
+    kafka_only = dead.run()
+    both = replace(kafka_only, participants={**kafka_only.participants, kind: one.store()})
+    messages = dead.write(both)
+    if decided:
+        decide(both, messages[0].plan, messages)
+    place, url = str(dead.place), {"delta": f"{one.folder}/table", "iceberg": "db.t"}[kind]
+    table = ["--store", f"{kind}={kind}:{url}"]
+    restore = lambda *more: typed(dead.access.command("restore", place, *more))
+    said, status = restore()
+    assert status == 1 and f"also about {kind}" in said
+    listed = typed(dead.access.command("transactions", "list", "--checkpoint", place, *table))[0]
+    assert f"Query {dead.id}, store {kind}: 2 open" in listed
+    assert (restore(*table, "--dry-run")[1], restore(*table)[1]) == (3, 0)
+    assert dead.seen() == sorted(one.texts()) == (ROWS if decided else [])
+    assert one.store().in_doubt(dead.id) == []
 
 
 def test_a_missing_checkpoint_is_an_error(dead, tmp_path):

@@ -115,8 +115,8 @@ Stores = Annotated[
         "--store",
         help="NAME=URL of a PostgreSQL or MySQL that the query writes beside Kafka, NAME as in its"
         " participant; #TABLE behind the URL if that has a `record`. NAME=delta:URL or"
-        " NAME=iceberg:TABLE of a table. Once for each. Not for files, objects and staged rows: only"
-        " the program of the query reaches these.",
+        " NAME=iceberg:TABLE of a table. Once for each. Not for files, objects and staged rows:"
+        " only the program of the query reaches these.",
     ),
 ]
 TransactionalId = Annotated[

@@ -532,7 +532,10 @@ def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
     elif any(s.participant == "kafka" for s in late):
         risk = f"Not yet: these never time out. But retention removes their rows, too{_kept(exam)}."
     else:
-        risk = "Not yet: a database keeps them without a timeout, and their locks."
+        risk = (
+            "Not yet: they have no timeout. A database keeps them with their locks, a table of files"
+            " until a clean-up takes these."
+        )
     return finding(
         "decided-and-open",
         f"batch {late[0].batch_id} of query {query.query_id} is decided, and {len(late)}"
