@@ -49,7 +49,8 @@ from kafka2pc.proof.drills.one_store import (
 from kafka2pc.proof.drills.random_steps import FAILURES, run_step, steps
 from kafka2pc.proof.drills.setups import Setup
 from kafka2pc.proof.drills.spark_query import NotExactlyOnce, SparkQuery, Watcher
-from kafka2pc.proof.drills.two_stores import KAFKA, dual_drills, make_dual_query
+from kafka2pc.proof.drills.tables import DELTA, ICEBERG
+from kafka2pc.proof.drills.two_stores import KAFKA, POSTGRES, dual_drills, make_dual_query
 from kafka2pc.protocol.history import read_history
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
@@ -295,24 +296,28 @@ def test_a_reader_sees_no_part_of_a_batch_with_a_gate_when_a_process_dies(points
 
 # -- two stores --
 
+SECONDS = {second.name: second for second in (POSTGRES, DELTA, ICEBERG)}
 SAMPLE = (
-    "a worker dies after PostgreSQL's pre-commit",
+    "a worker dies after {}'s pre-commit",
     "the driver's JVM dies after Kafka's first commit",
     "the driver's Python dies after its restart commits in Kafka",
 )
 
 
-# The notebook proof/drills/07_two_stores kills a driver between the two commits.
+# The notebooks proof/drills/07_two_stores and 11_tables kill a driver between the two commits.
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", SAMPLE)
-def test_both_stores_or_none_when(words, setup, tmp_path):
-    [drill] = [d for d in dual_drills() if d.title.endswith(words)]
+@pytest.mark.parametrize("second", SECONDS)
+def test_both_stores_or_none_when(second, words, setup, tmp_path):
+    words = words.format(SECONDS[second].called)
+    [drill] = [d for d in dual_drills(SECONDS[second]) if d.title.endswith(words)]
     result = run_drill(drill, setup, tmp_path)
     assert (result.found, result.records) == ("", 80) and result.crashes > 0
 
 
-def test_there_are_fifty_dual_drills_and_each_has_its_own_title():
-    assert len(dual_drills()) == len({d.title for d in dual_drills()}) == 50
+def test_there_are_fifty_dual_drills_of_each_store_and_each_has_its_own_title():
+    titles = {d.title for second in SECONDS.values() for d in dual_drills(second)}
+    assert len(titles) == 150
 
 
 # -- pipelines and random steps; the notebook proof/drills/09_end_to_end runs a short pipeline --
