@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # PySpark and the Python that it is tried with.
 PYTHONS = {"3.5.9": "3.11", "4.0.5": "3.11", "4.1.4": "3.12", "4.2.1": "3.12", "4.3.0": "3.13"}
 OLDEST, NEWEST = list(PYTHONS)[0], list(PYTHONS)[-1]
+# The newest PySpark for which Delta Lake and Iceberg have a connector: it reads what ours write.
+WITH_TABLES = "4.1.4"
 SHOWN = re.compile(r"Collecting pyspark|Building|Installing")
 NOT_COPIED = shutil.ignore_patterns(
     ".*", "__pycache__", "*.egg-info", "build", "dist", "images", "nbs", "output", "tests", "tools"
@@ -110,7 +112,9 @@ def install(inside: Path, version: str, wheel: Path, lowest: dict[str, str]) -> 
     pip = [str(inside), "-m", "pip"]
     run(*pip, "uninstall", "-q", "-y", "kafka2pc", stderr=subprocess.DEVNULL)
     command = [*pip, "install", "--no-build-isolation", "--progress-bar", "off", "-c", str(kept)]
-    command += [f"pyspark[sql]=={version}", str(wheel)]
+    extras = "[delta,iceberg]" if same_line(version, WITH_TABLES) else ""
+    command += [f"pyspark[sql]=={version}", f"{wheel}{extras}"]
+    command += ["pyiceberg[sql-sqlite]"] if extras else []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout or ():
             if SHOWN.match(line.strip()):
@@ -159,6 +163,8 @@ def try_version(version: str, build: Path) -> None:
     say("  3/3 queries that are killed")
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "SPARK_HOME")}
     run(inside, "tests/spark/compat_smoke.py", cwd=ROOT, env=clean)
+    if same_line(version, WITH_TABLES):
+        run(inside, "tests/spark/compat_tables.py", cwd=ROOT, env=clean)
 
 
 def chosen(words: list[str]) -> list[str]:

@@ -14,7 +14,6 @@ from typing import Any, Callable, Iterator, Mapping, Sequence, cast
 
 # %% ../../nbs/stores/14_data_files.ipynb #t004
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 # %% ../../nbs/stores/14_data_files.ipynb #t005
@@ -171,13 +170,11 @@ class _OneFile:
 
     def __init__(self, folder: str, path: str, schema: pa.Schema) -> None:
         self.folder, self.path = folder, path
-        self.writer = pq.ParquetWriter(f"{folder}/{path}", schema)
-        self.not_numbers: set[str] = set()
+        # pyarrow leaves NaN out of its bounds, and a reader for which NaN is large would skip it
+        bounded = [f.name for f in schema if not pa.types.is_floating(f.type)]
+        self.writer = pq.ParquetWriter(f"{folder}/{path}", schema, write_statistics=bounded)
 
     def write(self, rows: pa.RecordBatch) -> None:
-        for name, kind in zip(rows.schema.names, rows.schema.types, strict=True):
-            if pa.types.is_floating(kind) and pc.any(pc.is_nan(rows[name])).as_py():
-                self.not_numbers.add(name)
         self.writer.write_batch(rows)
 
     def close(self, values: tuple[str | None, ...]) -> DataFile:
@@ -185,11 +182,7 @@ class _OneFile:
         path = f"{self.folder}/{self.path}"
         found = pq.read_metadata(path)
         low, high, nulls = _statistics(found)
-        known = [
-            n
-            for n in low
-            if n not in self.not_numbers and _fits_json(low[n]) and _fits_json(high[n])
-        ]
+        known = [n for n in low if _fits_json(low[n]) and _fits_json(high[n])]
         return DataFile(
             path=self.path,
             size=os.path.getsize(path),

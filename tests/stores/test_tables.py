@@ -11,6 +11,7 @@ from itertools import count
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from participant_suite import (
@@ -437,9 +438,18 @@ def test_bounds_are_given_only_where_they_hide_no_row(tmp_path):
         "b": False,
     }
     assert file.high == file.low | {"i": 4, "b": True, "s": "é" * 40}
-    assert file.nulls == dict(i=1, s=1, d=0, t=0, c=0, big=0, x=1, f=1, b=1)
+    assert file.nulls == dict(i=1, s=1, d=0, t=0, c=0, big=0, x=1, b=1)
     [file] = written(tmp_path, pa.table({"f": [1.5, 2.5], "s": ["a", "b" * 100]}))
-    assert (file.low, file.high) == ({"f": 1.5}, {"f": 2.5})
+    assert (file.low, file.high) == ({}, {})
+
+
+def test_no_reader_skips_a_nan_by_bounds_that_leave_it_out(tmp_path):
+    """Spark sorts NaN behind all numbers, and asks the Parquet file, too."""
+    floats = pa.table({"f": [1.0, float("nan")], "st": [{"f": 2.0}] * 2, "n": [1, 2]})
+    [file] = written(tmp_path, floats)
+    group = pq.read_metadata(tmp_path / file.path).row_group(0)
+    has = {c.path_in_schema: c.is_stats_set for c in map(group.column, range(3))}
+    assert has == {"f": False, "st.f": False, "n": True}
 
 
 def test_many_partitions_do_not_open_many_files(tmp_path):
