@@ -70,8 +70,7 @@ class IcebergParticipant(TableParticipant):
                 why="This participant cannot write such a table.",
                 action="Change the table, or write another one.",
             )
-        fields = [pa.field(f.name, f.type, f.nullable) for f in table.schema().as_arrow()]
-        schema = pa.schema(fields)
+        schema = table.schema().as_arrow()  # with the ids of its fields, at each level
         keys = [
             PartitionKey(
                 name=key.name,

@@ -26,6 +26,7 @@ from participant_suite import (
     precommit_rows,
     rows,
 )
+from pyiceberg.io.pyarrow import pyarrow_to_schema
 from table_stores import TABLES, TEXTS, Delta, Iceberg
 
 from kafka2pc.protocol.errors import BadOption, BadRow
@@ -368,6 +369,19 @@ def test_every_type_comes_back_from_a_partitioned_table(kind, tmp_path):
     spell = lambda table: sorted(map(repr, table.to_pylist()))
     assert spell(found) == spell(EVERY_TYPE)
     assert len(one.files()) == 4, "one for each partition"
+
+
+def test_files_of_iceberg_have_the_ids_of_all_fields(tmp_path):
+    """Of a file that has some a reader takes no field by its name: the others would be null."""
+    one = Iceberg(tmp_path, EVERY_TYPE.schema)
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        txn.write(EVERY_TYPE.to_batches()[0])
+        assert store.commit(txn.precommit()) is DONE
+    [path] = one.files()
+    leaves = pq.ParquetFile(path).schema_arrow
+    ids = pyarrow_to_schema(leaves)  # raises if one has no id
+    assert ids.as_struct() == one.load().schema().as_struct()
 
 
 def test_what_only_arrow_distinguishes_fits(one):
