@@ -20,13 +20,11 @@ from pyspark.sql import SparkSession
 import kafka2pc
 from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.local.jars import fetch_jars
+from kafka2pc.local.jars import fetch_delta, fetch_jars
 from kafka2pc.proof.crash_points import Crash, CrashPoint, arm, watched
 
 SPARK = ".".join(pyspark.__version__.split(".")[:2])
-DELTA = ("io.delta", f"delta-spark_{SPARK}_2.13", "4.4.0")
 ICEBERG = ("org.apache.iceberg", f"iceberg-spark-runtime-{SPARK}_2.13", "1.11.0")
-OURS = ("delta-", "antlr4-runtime", "unitycatalog-", "iceberg-")  # the others are Spark's
 ROWS = 60  # of a micro-batch
 SCHEMA = pa.schema(
     {
@@ -103,21 +101,14 @@ def write(kind, folder, servers, topic):
 
 # -- in a process with the connectors --
 
-EXTENSIONS = (
-    "io.delta.sql.DeltaSparkSessionExtension,"
-    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-)
-CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-
 
 def read(kind, folder):
-    found = [fetch_jars("-".join(one[1:]), [one]) for one in (DELTA, ICEBERG)]
-    jars = [str(j) for place in found for j in place.glob("*.jar") if j.name.startswith(OURS)]
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.jars", ",".join(jars))
-    builder = builder.config("spark.sql.extensions", EXTENSIONS)
-    spark = builder.config("spark.sql.catalog.spark_catalog", CATALOG).getOrCreate()
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    conf = fetch_delta(pyspark.__version__)
+    if kind == "iceberg":
+        jars = fetch_jars("-".join(ICEBERG[1:]), [ICEBERG]).glob("*.jar")
+        conf = {"spark.jars": ",".join(map(str, jars))}
+    conf |= {"spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC"}
+    spark = SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
     if kind == "delta":
         table = lambda: spark.read.format("delta").load(f"{folder}/table")
     else:

@@ -6,22 +6,16 @@ prints the rows of a Delta table as Spark's own connector finds them.
 import json
 import sys
 
+import pyspark
 from pyspark.sql import SparkSession
 
 import kafka2pc
-from kafka2pc.local.jars import fetch_jars
-
-# For the PySpark of constraints.txt. Of its 30 jars these are not Spark's own.
-DELTA = ("io.delta", "delta-spark_4.2_2.13", "4.4.0")
-OURS = ("delta-", "antlr4-runtime", "unitycatalog-")
+from kafka2pc.local.jars import fetch_delta
 
 
-def session(**conf):
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder = builder.config("spark.sql.shuffle.partitions", "2")
-    for name, value in conf.items():
-        builder = builder.config(name.replace("__", "."), value)
-    return builder.getOrCreate()
+def session(more=()):
+    conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"} | dict(more)
+    return SparkSession.builder.master("local[2]").config(map=conf).getOrCreate()
 
 
 def run(servers, events, counts, url, folder):
@@ -47,13 +41,7 @@ def run(servers, events, counts, url, folder):
 
 
 def read(url):
-    folder = fetch_jars("-".join(DELTA[1:]), [DELTA])
-    jars = [str(jar) for jar in folder.glob("*.jar") if jar.name.startswith(OURS)]
-    spark = session(
-        spark__jars=",".join(jars),
-        spark__sql__extensions="io.delta.sql.DeltaSparkSessionExtension",
-        spark__sql__catalog__spark_catalog="org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    )
+    spark = session(fetch_delta(pyspark.__version__))
     rows = spark.read.format("delta").load(url).collect()
     print(json.dumps([[row["key"], row["count"]] for row in rows]))
 

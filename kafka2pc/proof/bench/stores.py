@@ -20,6 +20,8 @@ from typing import Callable, Iterable, Iterator
 
 # %% ../../../nbs/proof/bench/07_stores.ipynb #c003
 import pyarrow as pa
+import pyspark
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame
 
 # %% ../../../nbs/proof/bench/07_stores.ipynb #c004
@@ -27,11 +29,14 @@ from ...kafka.cluster_check import check
 from ...kafka.participant import KafkaParticipant
 from ...local.broker import LocalKafka
 from ...local.databases import LocalMariaDB, LocalPostgres
+from ...local.jars import fetch_delta
 from .measure import Comparison, in_turns
 from .sinks import own_sinks, session
 from .topics import topic_of
+from ..demo.job import fetch_connector
 from ...protocol.participant import Participant
 from ...spark.foreach_batch import exactly_once
+from ...stores.delta import DeltaParticipant
 from ...stores.file import FileParticipant
 from ...stores.mysql import MysqlParticipant
 from ...stores.object_store import ObjectParticipant
@@ -105,6 +110,12 @@ def stores(
         mariadb.execute(table)
         maria_store = MysqlParticipant(mariadb.url, "jobs")
         yield "MariaDB", maria_store, plainly(partial(inserted, maria_store))
+    DeltaTable.create(str(folder / "delta"), pa.schema({"id": pa.int64(), "value": pa.string()}))
+    yield (
+        "Delta Lake",
+        DeltaParticipant(str(folder / "delta")),
+        lambda df: df.write.format("delta").mode("append").save(str(folder / "plain delta")),
+    )
     target = KeyValue(folder / "target")
     yield (
         "a log before SQLite",
@@ -136,7 +147,8 @@ def jobs(
     """Rows a second of a job into each store: by two phases, and at least once."""
     with ExitStack() as place:
         folder = Path(place.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
-        spark = session()
+        conf = fetch_delta(pyspark.__version__)
+        spark = session(conf | {"spark.jars": f"{fetch_connector()},{conf['spark.jars']}"})
         place.callback(spark.stop)
         df = spark.range(rows, numPartitions=2).selectExpr(
             "id", f"rpad(cast(id as string), {size}, 'x') value"
