@@ -62,7 +62,7 @@ PURPOSES = {
     "protocol": "The three phases, the decision log, and what travels between processes.",
     "backends": "Disks, object stores and PostgreSQL connections.",
     "kafka": "Requests, record batches, transactions, readers, and Kafka as a participant.",
-    "stores": "Files, objects, PostgreSQL, MariaDB and a write-ahead log as participants.",
+    "stores": "Files, objects, tables, PostgreSQL, MariaDB and a write-ahead log as participants.",
     "decision_logs": "The places where decisions are kept.",
     "spark": "The sink, the source, and `foreachBatch`.",
     "operations": "Doctor, repair, and the command line.",

@@ -533,8 +533,8 @@ def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
         risk = f"Not yet: these never time out. But retention removes their rows, too{_kept(exam)}."
     else:
         risk = (
-            "Not yet: they have no timeout. A database keeps them with their locks, a table of files"
-            " until a clean-up takes these."
+            "Not yet: they have no timeout. A database keeps them with their locks, a table of"
+            " files until a clean-up takes these."
         )
     return finding(
         "decided-and-open",
