@@ -510,7 +510,7 @@ def test_a_constraint_is_refused_by_name(tmp_path):
         one.store()
 
 
-# -- in an object store --
+# -- in an object store: the servers of GCS and ADLS that tests have fail on appends of deltalake --
 
 
 class DeltaInS3(Delta):
