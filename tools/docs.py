@@ -40,7 +40,14 @@ TABS = {  # the tabs of the site, and the folders of nbs/ below each
 }
 GUIDE = {  # the groups of the guide's menu: notebooks of nbs/guide, and texts
     "Start": ["index", "01_quickstart", "15_moving_over", "18_log_in", "16_run_it"],
-    "Write": ["02_options", "03_guarantees", "07_older_spark", "17_database", "19_avro_protobuf"],
+    "Write": [
+        "02_options",
+        "03_guarantees",
+        "07_older_spark",
+        "17_database",
+        "21_tables",
+        "19_avro_protobuf",
+    ],
     "Operate": [
         "04_places",
         "10_sizing",
