@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
+from math import isfinite
 from typing import Any, Callable, Iterator, Mapping, Sequence, cast
 
 # %% ../../nbs/stores/14_data_files.ipynb #t004
@@ -158,12 +159,24 @@ class PartWriter:
 
 
 def spell(value: Any) -> str | None:
-    """A value of a partition column as text. An empty text is null, as in Spark."""
+    """A value of a partition column as text. A time with a time zone is in UTC, and says so: what
+    does not say it, Spark takes for one in the time zone of its session.
+    """
+    if value is None:
+        return None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, datetime):
-        return f"{value:%Y-%m-%d %H:%M:%S.%f}"
-    return None if value in (None, "") else str(value)
+        middle, end = ("T", "Z") if value.tzinfo else (" ", "")
+        return value.replace(tzinfo=None).isoformat(middle, "microseconds") + end
+    if isinstance(value, Decimal):
+        return f"{value:f}"  # no exponent
+    if isinstance(value, float):
+        return _JAVA.get(str(value), str(value))
+    return str(value)
+
+
+_JAVA = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # readers in Java know only these
 
 
 class _OneFile:
@@ -202,7 +215,9 @@ class _OneFile:
 
 
 def _fits_json(value: Any) -> bool:
-    """Can this be a bound: no bytes, no long text, no digits that a float loses?"""
+    """Can this be a bound: no bytes, no long text, no infinity, no digits that a float loses?"""
+    if isinstance(value, float):
+        return isfinite(value)
     if isinstance(value, Decimal):
         return len(value.as_tuple().digits) <= _DIGITS
     return not isinstance(value, bytes) and not (isinstance(value, str) and len(value) > _LONG)

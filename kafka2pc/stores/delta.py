@@ -96,13 +96,14 @@ class DeltaParticipant(TableParticipant):
         return {c for c, epoch in newest.items() if epoch is not None and epoch >= c.state.epoch}
 
     def add(self, table: DeltaTable, files: Mapping[Committable, Sequence[DataFile]]) -> None:
-        keys = table.metadata().partition_columns
+        keys, now = table.metadata().partition_columns, round(self.clock.now_ms())
         actions: list[AddAction | RemoveAction] = [
             AddAction(
                 path=f"{self.folder(c).removeprefix(self.data_root)}/{f.path}",
                 size=f.size,
-                partition_values=dict(zip(keys, f.values, strict=True)),
-                modification_time=round(self.clock.now_ms()),
+                # an empty text is null, as in Spark
+                partition_values={k: v or None for k, v in zip(keys, f.values, strict=True)},
+                modification_time=now,
                 data_change=True,
                 stats=statistics(f),
             )
@@ -112,7 +113,8 @@ class DeltaParticipant(TableParticipant):
         # the library would ask for no transaction again, so it must not try again by itself
         noted = CommitProperties(
             max_commit_retries=0,
-            app_transactions=[Transaction(c.transactional_id, c.state.epoch) for c in files],
+            # with the time: Spark forgets a note without one as soon as a retention is set
+            app_transactions=[Transaction(c.transactional_id, c.state.epoch, now) for c in files],
         )
         try:
             table.create_write_transaction(

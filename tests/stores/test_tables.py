@@ -27,10 +27,11 @@ from participant_suite import (
 )
 from table_stores import TABLES, TEXTS, Delta, Iceberg
 
+from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.errors import BadOption, BadRow
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores import table
-from kafka2pc.stores.data_files import Layout, PartitionKey, PartWriter
+from kafka2pc.stores.data_files import Layout, PartitionKey, PartWriter, spell
 from kafka2pc.stores.delta import DeltaParticipant
 from kafka2pc.stores.table import Conflict
 
@@ -440,6 +441,37 @@ def test_bounds_are_given_only_where_they_hide_no_row(tmp_path):
     assert file.nulls == dict(i=1, s=1, d=0, t=0, c=0, big=0, x=1, f=1, b=1)
     [file] = written(tmp_path, pa.table({"f": [1.5, 2.5], "s": ["a", "b" * 100]}))
     assert (file.low, file.high) == ({"f": 1.5}, {"f": 2.5})
+    [file] = written(tmp_path, pa.table({"f": [1.5, float("inf")]}))
+    assert (file.low, file.high) == ({}, {}), "JSON has no infinity"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (NOON.replace(tzinfo=UTC), "2020-01-01T12:00:00.123456Z"),
+        (datetime(1, 2, 3), "0001-02-03 00:00:00.000000"),
+        (date(1, 2, 3), "0001-02-03"),
+        (Decimal("0E-10"), "0.0000000000"),
+        (Decimal("-1.50"), "-1.50"),
+        (float("nan"), "NaN"),
+        (float("-inf"), "-Infinity"),
+        ("nan", "nan"),
+        (True, "true"),
+        (None, None),
+    ],
+)
+def test_a_partition_value_is_spelled_so_that_each_reader_finds_the_same(value, text):
+    assert spell(value) == text
+
+
+def test_the_note_of_a_delta_table_has_its_time(tmp_path):
+    """Spark drops one without, in its next checkpoint, from a table that sets a retention."""
+    one = Delta(tmp_path)
+    store, begun = one.store(), CLOCK.now_ms() - 1
+    assert store.commit(write(store, a_plan(), "a")) is DONE
+    log = (one.folder / "table/_delta_log/00000000000000000001.json").read_text()
+    [noted] = [json.loads(line)["txn"] for line in log.splitlines() if "txn" in line]
+    assert begun <= noted["lastUpdated"] <= CLOCK.now_ms() + 1
 
 
 def test_many_partitions_do_not_open_many_files(tmp_path):
