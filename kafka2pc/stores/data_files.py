@@ -25,15 +25,14 @@ from ..protocol.errors import BadRow
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
     """A Parquet file of one partition of a table. `path`: below the folder of its transaction;
-    `size`: bytes; `values`: of the partition columns, in the order of the table; `low`, `high`: the
-    least and the largest value of a column as JSON has it, where that is known; `nulls`: how many
-    there are.
+    `size`: bytes; `values`: of the keys of its partition, by name; `low`, `high`: the least and the
+    largest value of a column as JSON has it, where that is known; `nulls`: how many there are.
     """
 
     path: str
     size: int
     rows: int
-    values: tuple[str | None, ...] = ()
+    values: Mapping[str, str | None] = field(default_factory=dict)
     low: Mapping[str, Any] = field(default_factory=dict)
     high: Mapping[str, Any] = field(default_factory=dict)
     nulls: Mapping[str, int] = field(default_factory=dict)
@@ -155,7 +154,9 @@ class PartWriter:
         return self.files
 
     def _close(self, values: tuple) -> None:
-        self.files.append(self.open.pop(values).close(tuple(map(spell, values))))
+        names = (key.name for key in self.layout.keys)
+        spelled = dict(zip(names, map(spell, values), strict=True))
+        self.files.append(self.open.pop(values).close(spelled))
 
 
 def spell(value: Any) -> str | None:
@@ -193,7 +194,7 @@ class _OneFile:
                 self.not_numbers.add(name)
         self.writer.write_batch(rows)
 
-    def close(self, values: tuple[str | None, ...]) -> DataFile:
+    def close(self, values: Mapping[str, str | None]) -> DataFile:
         self.writer.close()
         path = f"{self.folder}/{self.path}"
         found = pq.read_metadata(path)

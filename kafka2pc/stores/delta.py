@@ -102,7 +102,7 @@ class DeltaParticipant(TableParticipant):
                 path=f"{self.folder(c).removeprefix(self.data_root)}/{f.path}",
                 size=f.size,
                 # an empty text is null, as in Spark
-                partition_values={k: v or None for k, v in zip(keys, f.values, strict=True)},
+                partition_values={k: f.values[k] or None for k in keys},
                 modification_time=now,
                 data_change=True,
                 stats=statistics(f),

@@ -7,14 +7,28 @@ __all__ = ['IcebergParticipant', 'unsupported']
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t003
 import json
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t004
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile as TableFile
+from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.transforms import TimeTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import BinaryType, FixedType, TimeType
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t005
 from ..protocol.errors import BadOption
@@ -70,8 +84,7 @@ class IcebergParticipant(TableParticipant):
                 why="This participant cannot write such a table.",
                 action="Change the table, or write another one.",
             )
-        fields = [pa.field(f.name, f.type, f.nullable) for f in table.schema().as_arrow()]
-        schema = pa.schema(fields)
+        schema = table.schema().as_arrow()  # with the ids of the columns
         keys = [
             PartitionKey(
                 name=key.name,
@@ -94,19 +107,42 @@ class IcebergParticipant(TableParticipant):
         for c in files:
             former = notes.setdefault(_property(c), self._still_open(self._noted(table, c)))
             former.append(_name(c))
-        paths = [
-            f"{self.location}/{self.folder(c).removeprefix(self.table_root)}/{f.path}"
-            for c, own in files.items()
-            for f in own
-        ]
+        added = [self._entry(table, c, f) for c, own in files.items() for f in own]
         # its own repetition adds the files of a stale handle twice
         table.metadata.properties["commit.retry.num-retries"] = "0"
         try:
             with table.transaction() as changes:
                 changes.set_properties({name: json.dumps(noted) for name, noted in notes.items()})
-                changes.add_files(paths, check_duplicate_files=False)
+                update = changes.update_snapshot()
+                merges = table.properties.get("commit.manifest-merge.enabled") == "true"
+                with update.merge_append() if merges else update.fast_append() as snapshot:
+                    for entry in added:
+                        snapshot.append_data_file(entry)
         except CommitFailedException as e:
             raise Conflict(str(e)) from e
+
+    def _entry(self, table: Table, c: Committable, f: DataFile) -> TableFile:
+        """A file as a version of the table names it: with the partition that the task has found,
+        and under the ids that its columns had then.
+        """
+        path = f"{self.location}/{self.folder(c).removeprefix(self.table_root)}/{f.path}"
+        with table.io.new_input(path).open() as stream:
+            footer = pq.read_metadata(stream)
+        schema = pyarrow_to_schema(footer.schema.to_arrow_schema())
+        found = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=footer,
+            stats_columns=compute_statistics_plan(schema, table.properties),
+            parquet_column_mapping=parquet_path_to_id_mapping(schema),
+        )
+        return TableFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=_partition(table, schema, f),
+            file_size_in_bytes=f.size,
+            spec_id=table.spec().spec_id,
+            **found.to_serialized_dict(),
+        )
 
     def _still_open(self, noted: Sequence[str]) -> list[str]:
         """A question about another one is answered by what is in the folder of the table."""
@@ -124,6 +160,32 @@ def _source(table: Table, key: PartitionField) -> str:
     return str(table.schema().find_column_name(key.source_id))
 
 
+def _partition(table: Table, schema: Schema, f: DataFile) -> Record:
+    """What the task has found, as a manifest has it. Raises `ValueError` if the table is
+    partitioned otherwise by now.
+    """
+    keys = {key.name: key for key in table.spec().fields}
+    if keys.keys() != f.values.keys():
+        raise ValueError(
+            f"{f.path} was written for partitions by {', '.join(f.values) or 'nothing'}, and the"
+            f" table has {', '.join(keys) or 'none'}: change it back, then restart the query"
+        )
+    return Record(*(_value(schema, key, f.values[name]) for name, key in keys.items()))
+
+
+def _value(schema: Schema, key: PartitionField, text: str | None) -> Any:
+    """A value of a partition as a manifest has it: times are numbers since 1970."""
+    if text is None:
+        return None
+    if isinstance(key.transform, TimeTransform):
+        return int(text)
+    kind = key.transform.result_type(schema.find_type(key.source_id))
+    value = pa.array([text]).cast(schema_to_pyarrow(kind))
+    if pa.types.is_temporal(value.type):
+        value = value.cast(f"int{value.type.bit_width}")
+    return value[0].as_py()
+
+
 def _property(c: Committable) -> str:
     return f"kafka2pc.{known_name(c.transactional_id).query_id}"
 
@@ -132,6 +194,9 @@ def _name(c: Committable) -> str:
     return f"{c.transactional_id}.{c.state.epoch}"
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t007
+_NO_KEYS = (BinaryType, FixedType, TimeType)
+
+
 def unsupported(table: Table) -> Iterator[str]:
     """What this table has that the participant cannot write, by name."""
     if table.format_version > 2:
@@ -139,6 +204,10 @@ def unsupported(table: Table) -> Iterator[str]:
     for key in table.spec().fields:
         if not key.transform.preserves_order:
             yield f"partitions by {key.transform} of {_source(table, key)}"
+        elif "." in _source(table, key):
+            yield f"partitions by a part of a column, {_source(table, key)}"
+        elif isinstance(kind := table.schema().find_type(key.source_id), _NO_KEYS):
+            yield f"partitions by {_source(table, key)}, which is {kind}"
     kind = table.properties.get("write.format.default", "parquet")
     if kind != "parquet":
         yield f"files of the format {kind}"

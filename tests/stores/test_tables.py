@@ -25,6 +25,7 @@ from participant_suite import (
     precommit_rows,
     rows,
 )
+from pyiceberg.types import StringType
 from table_stores import TABLES, TEXTS, Delta, Iceberg
 
 from kafka2pc.protocol.clock import CLOCK
@@ -478,8 +479,88 @@ def test_many_partitions_do_not_open_many_files(tmp_path):
     table = pa.table({"k": [n % 5 for n in range(20)], "n": range(20)})
     files = written(tmp_path, table, most=2, keys=["k"])
     assert sum(f.rows for f in files) == 20 and len(files) > 5
-    assert {f.values for f in files} == {(str(n),) for n in range(5)}
+    assert {f.values["k"] for f in files} == {str(n) for n in range(5)}
     assert len({f.path for f in files}) == len(files)
+
+
+# -- Iceberg: columns by their ids, partitions by what the task has found --
+
+
+def commit_all(one, table):
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        for batch in table.to_batches():
+            txn.write(batch)
+        assert store.commit(txn.precommit()) is DONE
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "", None, "x" * 5_000],
+        [1.5, float("nan"), float("-inf"), None],
+        [date(1969, 12, 31), date(1, 1, 1)],
+        [NOON.replace(year=1), NOON],
+        [NOON.replace(tzinfo=UTC)],
+        [Decimal("-1.50"), Decimal("0.00")],
+        [True, False],
+    ],
+    ids=lambda values: type(values[0]).__name__,
+)
+@pytest.mark.parametrize("metrics", ["truncate(16)", "none"])
+def test_iceberg_names_the_partition_of_a_file_whatever_its_statistics_say(
+    tmp_path, metrics, values
+):
+    table = pa.table({"k": values})
+    one = Iceberg(tmp_path, table.schema, ["k"])
+    with one.load().transaction() as changes:
+        changes.set_properties({"write.metadata.metrics.default": metrics})
+    commit_all(one, table)
+    named = one.load().inspect.files()["partition"].to_pylist()
+    found = one.read()["k"].to_pylist()
+    assert sorted(repr(p["k"]) for p in named) == sorted(map(repr, found))
+    assert sorted(map(str, found)) == sorted(map(str, values))
+
+
+def test_iceberg_keeps_the_rows_of_a_column_that_was_renamed(tmp_path):
+    """Also if another column has its name now, between two commits or before this one."""
+    one = Iceberg(tmp_path, pa.schema({"a": pa.string()}))
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        txn.write(pa.record_batch({"a": ["first"]}))
+        c = txn.precommit()
+    commit_all(one, pa.table({"a": ["second"]}))
+    with one.load().update_schema() as schema:
+        schema.rename_column("a", "b")
+    with one.load().update_schema() as schema:
+        schema.add_column("a", StringType())
+    assert store.commit(c) is DONE
+    rows = sorted(one.read().to_pylist(), key=str)
+    assert rows == [{"b": "first", "a": None}, {"b": "second", "a": None}]
+
+
+def test_iceberg_needs_no_mapping_of_names(tmp_path):
+    one = Iceberg(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}))
+    swapped = [{"field-id": 1, "names": ["b"]}, {"field-id": 2, "names": ["a"]}]
+    with one.load().transaction() as changes:
+        changes.set_properties({"schema.name-mapping.default": json.dumps(swapped)})
+    commit_all(one, pa.table({"a": ["in a"], "b": ["in b"]}))
+    assert one.read().to_pylist() == [{"a": "in a", "b": "in b"}]
+
+
+def test_iceberg_adds_no_file_under_other_partitions(tmp_path, caplog):
+    one = Iceberg(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}), ["a"])
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        txn.write(pa.record_batch({"a": ["1", "2"], "b": ["x", None]}))
+        c = txn.precommit()
+    with one.load().update_spec() as spec:
+        spec.remove_field("a").add_identity("b")
+    assert store.commit(c) is UNKNOWN
+    assert "partitions by a, and the table has b: change it back" in caplog.text
+    with one.load().update_spec() as spec:
+        spec.remove_field("b").add_identity("a")
+    assert (store.commit(c), len(one.read())) == (DONE, 2)
 
 
 # -- what is refused by name --
