@@ -231,17 +231,22 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
             outcome = self._create(self.path(c, "manifest"), "aborted")
             if outcome != "aborted":
                 return Outcome.REFUSED if outcome else Outcome.UNKNOWN
-            folder = self.folder(c)
-            for name in self.storage.names(folder):
-                self.storage.remove(f"{folder}/{name}")
-            if self.local:
-                with suppress(OSError):
-                    os.rmdir(folder)
+            # of one that is closed, and whose outcome was removed, the table may have the files
+            if self.is_open(c) or self.storage.exists(self.path(c, "data")):
+                self._remove_files(c)
             self.storage.remove(self.path(c, "data"))
             self.storage.remove(self.path(c, "open"))
         except (OSError, StoreUnreachable):
             return Outcome.UNKNOWN
         return Outcome.DONE
+
+    def _remove_files(self, c: Committable) -> None:
+        folder = self.folder(c)
+        for name in self.storage.names(folder):
+            self.storage.remove(f"{folder}/{name}")
+        if self.local:
+            with suppress(OSError):
+                os.rmdir(folder)
 
     # -- questions --
 

@@ -273,6 +273,16 @@ def test_a_zombie_in_the_middle_of_its_commit_adds_nothing_twice(one, handle):
     assert sorted(one.texts()) == ["a", "b", "b", "b"]
 
 
+def test_an_abort_that_comes_when_the_outcome_is_forgotten_takes_no_file_of_the_table(one):
+    store, plan = one.store(), a_plan()
+    c = write(store, plan, "a")
+    assert store.commit(c) is DONE
+    for batch_id in (1, 2, 3):
+        assert store.commit(write(store, replace(plan, batch_id=batch_id), "b")) is DONE
+    store.abort(c)
+    assert sorted(one.texts()) == ["a", "b", "b", "b"]
+
+
 # -- compaction and clean-ups --
 
 
@@ -481,6 +491,14 @@ def test_many_partitions_do_not_open_many_files(tmp_path):
     assert sum(f.rows for f in files) == 20 and len(files) > 5
     assert {f.values["k"] for f in files} == {str(n) for n in range(5)}
     assert len({f.path for f in files}) == len(files)
+
+
+def test_the_files_of_a_delta_table_are_where_its_library_looks_for_them(tmp_path):
+    one = Delta(tmp_path / "a b#c")
+    for url in (f"file://{tmp_path}/a%20b%23c/table", f"{tmp_path}/a b#c/table"):
+        store = DeltaParticipant(url)
+        assert store.commit(write(store, a_plan(), "a")) is DONE
+    assert one.texts() == ["a", "a"]
 
 
 # -- Iceberg: columns by their ids, partitions by what the task has found --
