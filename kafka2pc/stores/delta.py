@@ -9,6 +9,7 @@ __all__ = ['KEEP_DAYS', 'DeltaParticipant', 'statistics', 'unsupported', 'days']
 import json
 import re
 from typing import Iterable, Iterator, Mapping, Sequence
+from urllib.parse import unquote
 
 # %% ../../nbs/stores/16_delta.ipynb #t004
 import pyarrow as pa
@@ -62,7 +63,8 @@ class DeltaParticipant(TableParticipant):
     ) -> None:
         self.url = url.rstrip("/")
         self.storage_options = dict(storage_options or {})
-        super().__init__(self.url, _ROWS, columns, prefix, name)
+        # as the library reads it, `%20` is a space
+        super().__init__(unquote(self.url), _ROWS, columns, prefix, name)
         self.layout(self.newest())
 
     def load(self) -> DeltaTable:
