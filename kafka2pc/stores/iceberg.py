@@ -105,8 +105,9 @@ class IcebergParticipant(TableParticipant):
     def add(self, table: Table, files: Mapping[Committable, Sequence[DataFile]]) -> None:
         notes: dict[str, list[str]] = {}
         for c in files:
-            former = notes.setdefault(_property(c), self._still_open(self._noted(table, c)))
-            former.append(_name(c))
+            if _property(c) not in notes:
+                notes[_property(c)] = self._still_open(self._noted(table, c))
+            notes[_property(c)].append(_name(c))
         added = [self._entry(table, c, f) for c, own in files.items() for f in own]
         # its own repetition adds the files of a stale handle twice
         table.metadata.properties["commit.retry.num-retries"] = "0"

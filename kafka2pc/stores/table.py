@@ -201,9 +201,7 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         files = {c: self.files(c) for c in missing if c not in gone}
         if any(files.values()):
             self.add(table, files)
-        for c in cs:
-            if c not in gone:
-                self._close(c)
+        self._close([c for c in cs if c not in gone])
         return gone
 
     def _check_same(self, table: Any, c: Committable) -> None:
@@ -211,15 +209,20 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         if recorded.endswith(")") and not recorded.endswith(f"(id {self.id_of(table)})"):
             raise self.elsewhere(c)
 
-    def _close(self, c: Committable) -> None:
+    def _close(self, cs: Sequence[Committable]) -> None:
         """Nothing is left to do. What is known of batches that no process asks for any more goes:
-        of the query, and older than the batch before.
+        of the query, older than the batch before, and closed.
         """
-        self.storage.remove(self.path(c, "open"))
-        name = known_name(c.transactional_id)
-        for old in self._matching(self._ended_names()):
-            is_own = self.names.of_query(old.transactional_id, name.query_id)
-            if is_own and old.state.epoch < c.state.epoch - 1:
+        for c in cs:
+            self.storage.remove(self.path(c, "open"))
+        if not cs:
+            return
+        newest = max(cs, key=lambda c: c.state.epoch)
+        query_id = known_name(newest.transactional_id).query_id
+        there = set(self._open_names())
+        for old in self._matching([n for n in self._ended_names() if n not in there]):
+            is_own = self.names.of_query(old.transactional_id, query_id)
+            if is_own and old.state.epoch < newest.state.epoch - 1:
                 self.storage.remove(self.path(old, "data"))
                 self.storage.remove(self.path(old, "manifest"))
 
@@ -271,14 +274,17 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         return TxnState.ABORTED if found else None
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        """The transactions of this query that are open, and not in the table."""
+        """The transactions of this query that are open, not in the table, and not lost."""
         open_ones = FileStore.in_doubt(self, query_id)
         if not open_ones:
             return []
         noted = self.held(self.newest(), open_ones)
-        for c in noted:
-            self._close(c)
-        return [c for c in open_ones if c not in noted]
+        self._close([c for c in open_ones if c in noted])
+        return [c for c in open_ones if c not in noted and not self._is_lost(c)]
+
+    def _is_lost(self, c: Committable) -> bool:
+        """Is it to be committed, and cannot? No abort ends it."""
+        return self.outcome(c) == "committed" and not self._is_complete(c)
 
 # %% ../../nbs/stores/15_table.ipynb #t009
 class TableTransaction(TransactionBase):

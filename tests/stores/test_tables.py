@@ -319,7 +319,31 @@ def test_files_that_a_clean_up_took_are_a_loss_that_is_named_and_no_commit_of_ha
     assert [d.state.name for d in store.describe(cs)] == ["ABORTED", "ABORTED", "PRECOMMITTED"]
     assert store.end_all("commit", cs) == [REFUSED, REFUSED, DONE]
     assert sorted(one.texts()) == ["d", "other"]
+    assert one.store().in_doubt(plan.query_id) == [], "no abort ends them"
     assert [d.state.name for d in store.describe(cs)] == ["ABORTED", "ABORTED", "COMMITTED"]
+
+
+def test_what_is_not_in_the_table_yet_is_not_forgotten(one):
+    """Whatever later batches do."""
+    store, plan = one.store(), a_plan()
+    c = write(store, plan, "a")
+    with patch.object(store, "add", side_effect=ConnectionError):
+        assert store.commit(c) is UNKNOWN
+    for batch_id in (1, 3, 5):  # other ids, or it would be aborted
+        assert store.commit(write(store, replace(plan, batch_id=batch_id), "b")) is DONE
+    assert (store.commit(c), sorted(one.texts())) == (DONE, ["a", "b", "b", "b"])
+
+
+def test_a_commit_lists_a_folder_as_often_for_many_tasks_as_for_one(one):
+    def lists(tasks):
+        store, plan = one.store(), a_plan()
+        cs, kinds = [write(store, plan, "a") for _ in range(tasks)], []
+        with patch.object(store, "_names", lambda kind: kinds.append(kind) or real(kind)):
+            real = type(store)._names.__get__(store)
+            assert store.end_all("commit", cs) == [DONE] * tasks
+        return kinds
+
+    assert lists(1) == lists(5)
 
 
 def test_what_is_kept_of_a_query_does_not_grow(one):
