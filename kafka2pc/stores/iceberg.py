@@ -202,10 +202,11 @@ def unsupported(table: Table) -> Iterator[str]:
     """What this table has that the participant cannot write, by name."""
     if table.format_version > 2:
         yield f"format version {table.format_version}"
+    names = [column.name for column in table.schema().columns]
     for key in table.spec().fields:
         if not key.transform.preserves_order:
             yield f"partitions by {key.transform} of {_source(table, key)}"
-        elif "." in _source(table, key):
+        elif _source(table, key) not in names:
             yield f"partitions by a part of a column, {_source(table, key)}"
         elif isinstance(kind := table.schema().find_type(key.source_id), _NO_KEYS):
             yield f"partitions by {_source(table, key)}, which is {kind}"

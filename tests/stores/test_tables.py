@@ -641,6 +641,17 @@ def test_a_constraint_is_refused_by_name(tmp_path):
         one.store()
 
 
+def test_partitions_of_iceberg_that_cannot_be_written_are_refused_by_name(tmp_path):
+    point = pa.struct([("x", pa.int32())])
+    one = Iceberg(tmp_path, pa.schema({"at": point, "a.x": pa.string(), "b": pa.binary()}), ["a.x"])
+    one.store()  # a name may have a dot
+    for column, says in (("at.x", "a part of a column, at.x"), ("b", "by b, which is binary")):
+        with one.load().update_spec() as spec:
+            spec.add_identity(column)
+        with pytest.raises(BadOption, match=says):
+            one.store()
+
+
 # -- in an object store --
 
 
