@@ -46,8 +46,8 @@ KEEP_DAYS = 7  # a table must remember which transactions it has for so long
 class DeltaParticipant(TableParticipant):
     """A Delta Lake table. `url`: `s3://…`, `gs://…`, `abfss://…`, `file://…` or a path; the table
     must exist. `columns`: those of the rows that it takes (empty: all). `storage_options`: of the
-    library deltalake, if its settings are not in the environment; they go with the participant to
-    the tasks. Rows are appended.
+    library deltalake; they go with the participant to the tasks. The files are written by fsspec,
+    which finds its settings in the environment: what both need belongs there. Rows are appended.
 
     Raises `BadOption` (no table, columns or features that it cannot write), `StoreUnreachable`.
     """
@@ -161,9 +161,12 @@ def _of_settings(settings: Mapping[str, str]) -> Iterator[str]:
         yield f"{_KEEP} is {keep}: a decision may be older, so it must be {KEEP_DAYS} days or more"
 
 
+_CHECKED = ("delta.generationExpression", "delta.invariants", "__CHAR_VARCHAR_TYPE_STRING")
+
+
 def _of_column(column: Field, is_key: bool) -> Iterator[str]:
     for name in column.metadata:
-        if name in ("delta.generationExpression", "delta.invariants") or "identity" in name:
+        if name in _CHECKED or "identity" in name:
             yield f"column {column.name} has {name}"
     kind = pa.field(column).type
     if is_key and (pa.types.is_nested(kind) or pa.types.is_binary(kind)):

@@ -30,7 +30,7 @@ from ..protocol.names import known_name
 from ..protocol.participant import Description, Outcome, TransactionBase
 from ..protocol.states import TxnState
 from .columns import NO_VALUE, TableColumns
-from .data_files import DataFile, Layout, PartWriter, differences, fitted
+from .data_files import NO_FIT, DataFile, Layout, PartWriter, differences, fitted
 from .file import FileStore
 from .object_store import MarkedStore
 from .parts import aborted_error, key, no_id
@@ -316,7 +316,7 @@ class TableTransaction(TransactionBase):
         try:
             self.writer.write(fitted(chosen, self.layout.schema))
         except pa.ArrowInvalid as e:
-            raise BadRow(f"table {self.store.where}: {e}") from e
+            raise BadRow(f"table {self.store.where}: {e}", why=NO_FIT) from e
         self.rows += len(chosen)
 
     def flush(self) -> None:

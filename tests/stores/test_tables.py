@@ -443,8 +443,9 @@ def test_columns_are_compared_before_the_first_task(kind, tmp_path):
 @pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
 def test_a_null_where_the_table_has_none_is_a_bad_row(kind, tmp_path):
     one = kind(tmp_path, pa.schema([pa.field("value", pa.string(), nullable=False)]))
-    with pytest.raises(BadRow, match="column value: null"), one.store().begin(a_plan()) as txn:
+    with pytest.raises(BadRow, match="column value: null") as e, one.store().begin(a_plan()) as txn:
         txn.write(rows(["a", None]))
+    assert "Kafka" not in e.value.why
 
 
 # -- statistics --
@@ -631,6 +632,14 @@ def test_a_delta_table_that_cannot_be_written_is_refused_by_name(tmp_path, setti
     one = Delta(tmp_path)
     set_anyhow(one, settings)
     with pytest.raises(BadOption, match=says):
+        one.store()
+
+
+def test_a_length_is_refused_by_name(tmp_path):
+    """Spark checks it while it writes."""
+    of_spark = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}
+    one = Delta(tmp_path, pa.schema([pa.field("value", pa.string(), metadata=of_spark)]))
+    with pytest.raises(BadOption, match="column value has __CHAR_VARCHAR"):
         one.store()
 
 
