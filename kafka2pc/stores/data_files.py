@@ -9,7 +9,7 @@ __all__ = ['NO_FIT', 'DataFile', 'PartitionKey', 'Layout', 'plain_type', 'differ
 # %% ../../nbs/stores/14_data_files.ipynb #t003
 import os
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, time
 from decimal import Decimal
 from math import isfinite
 from typing import Any, Callable, Iterator, Mapping, Sequence, cast
@@ -220,12 +220,16 @@ class _OneFile:
 
 
 def _fits_json(value: Any) -> bool:
-    """Can this be a bound: no bytes, no long text, no infinity, no digits that a float loses?"""
+    """Can this be a bound: no bytes, no time of day, no long text, no infinity, no digits
+    that a float loses?
+    """
     if isinstance(value, float):
         return isfinite(value)
     if isinstance(value, Decimal):
         return len(value.as_tuple().digits) <= _DIGITS
-    return not isinstance(value, bytes) and not (isinstance(value, str) and len(value) > _LONG)
+    if isinstance(value, str):
+        return len(value) <= _LONG
+    return not isinstance(value, (bytes, time))
 
 
 def _as_json(value: Any) -> Any:

@@ -13,9 +13,9 @@ import random
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/stores/15_table.ipynb #t004
 import pyarrow as pa
@@ -300,7 +300,7 @@ class TableTransaction(TransactionBase):
         self.writer = PartWriter(self.local.name, layout)
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        with suppress(OSError, pa.ArrowException):
+        with suppress(OSError, pa.ArrowException, OverflowError):
             self.writer.close()
         self.local.cleanup()
         super().__exit__(kind)
@@ -313,18 +313,26 @@ class TableTransaction(TransactionBase):
         chosen = self.store.choose(batch)
         if found := differences(chosen.schema, self.layout.schema):
             raise self.store.unfit("; ".join(found), why="A table has one type for each column.")
-        try:
+        with self._rows_that_fit():
             self.writer.write(fitted(chosen, self.layout.schema))
-        except pa.ArrowInvalid as e:
-            raise BadRow(f"table {self.store.where}: {e}", why=NO_FIT) from e
         self.rows += len(chosen)
+
+    @contextmanager
+    def _rows_that_fit(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowInvalid, OverflowError) as e:  # a year after 9999
+            raise BadRow(f"table {self.store.where}: {e}", why=NO_FIT) from e
 
     def flush(self) -> None:
         """Does nothing: files are put by `precommit`."""
 
     def precommit(self) -> Committable:
-        """Raises `PrecommitFailed` if another process has aborted the transaction."""
-        files = self.writer.close()
+        """Raises `PrecommitFailed` if another process has aborted the transaction, `BadRow` for a
+        year after 9999.
+        """
+        with self._rows_that_fit():
+            files = self.writer.close()
         storage, folder = self.store.storage, self.store.folder(self.c)
         for file in files:
             storage.upload(f"{self.local.name}/{file.path}", f"{folder}/{file.path}")

@@ -448,6 +448,18 @@ def test_a_null_where_the_table_has_none_is_a_bad_row(kind, tmp_path):
     assert "Kafka" not in e.value.why
 
 
+@pytest.mark.parametrize("keys", [(), ("day",)])
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
+def test_a_year_after_9999_is_a_bad_row(kind, keys, tmp_path):
+    """The library could never commit it: its statistics are of Python's dates."""
+    one = kind(tmp_path, pa.schema({"n": pa.int64(), "day": pa.date32()}), keys)
+    days = pa.array([0, 10_000_000], pa.int32()).cast(pa.date32())
+    with pytest.raises(BadRow, match="out of range"), one.store().begin(a_plan()) as txn:
+        txn.write(pa.record_batch({"n": [1, 2], "day": days}))
+        txn.precommit()
+    assert one.files() == []
+
+
 # -- statistics --
 
 
@@ -479,6 +491,8 @@ def test_bounds_are_given_only_where_they_hide_no_row(tmp_path):
     assert (file.low, file.high) == ({"f": 1.5}, {"f": 2.5})
     [file] = written(tmp_path, pa.table({"f": [1.5, float("inf")]}))
     assert (file.low, file.high) == ({}, {}), "JSON has no infinity"
+    [file] = written(tmp_path, pa.table({"t": [NOON.time()]}))
+    assert (file.low, file.high, file.nulls) == ({}, {}, {"t": 0})
 
 
 @pytest.mark.parametrize(
