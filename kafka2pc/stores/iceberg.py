@@ -203,17 +203,21 @@ def unsupported(table: Table) -> Iterator[str]:
     """What this table has that the participant cannot write, by name."""
     if table.format_version > 2:
         yield f"format version {table.format_version}"
-    names = [column.name for column in table.schema().columns]
     for key in table.spec().fields:
-        if not key.transform.preserves_order:
-            yield f"partitions by {key.transform} of {_source(table, key)}"
-        elif _source(table, key) not in names:
-            yield f"partitions by a part of a column, {_source(table, key)}"
-        elif isinstance(kind := table.schema().find_type(key.source_id), _NO_KEYS):
-            yield f"partitions by {_source(table, key)}, which is {kind}"
+        yield from _of_key(table, key)
     kind = table.properties.get("write.format.default", "parquet")
     if kind != "parquet":
         yield f"files of the format {kind}"
     for column in table.schema().columns:
         if column.initial_default is not None or column.write_default is not None:
             yield f"column {column.name} has a default"
+
+
+def _of_key(table: Table, key: PartitionField) -> Iterator[str]:
+    source = _source(table, key)
+    if not key.transform.preserves_order:
+        yield f"partitions by {key.transform} of {source}"
+    elif source not in [column.name for column in table.schema().columns]:
+        yield f"partitions by a part of a column, {source}"
+    elif isinstance(kind := table.schema().find_type(key.source_id), _NO_KEYS):
+        yield f"partitions by {source}, which is {kind}"
