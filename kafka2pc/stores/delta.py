@@ -21,7 +21,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from ..protocol.errors import BadOption
 from ..protocol.messages import Committable
 from .columns import NO_TABLE
-from .data_files import DataFile, Layout, PartitionKey
+from .data_files import DataFile, Layout, PartitionKey, check_keys
 from .table import Conflict, TableParticipant
 
 # %% ../../nbs/stores/16_delta.ipynb #t006
@@ -99,6 +99,8 @@ class DeltaParticipant(TableParticipant):
 
     def add(self, table: DeltaTable, files: Mapping[Committable, Sequence[DataFile]]) -> None:
         keys, now = table.metadata().partition_columns, round(self.clock.now_ms())
+        for f in (f for own in files.values() for f in own):
+            check_keys(f, keys)
         actions: list[AddAction | RemoveAction] = [
             AddAction(
                 path=f"{self.folder(c).removeprefix(self.data_root)}/{f.path}",

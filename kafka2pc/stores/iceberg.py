@@ -35,7 +35,7 @@ from ..protocol.errors import BadOption
 from ..protocol.messages import Committable
 from ..protocol.names import known_name
 from .columns import NO_TABLE
-from .data_files import DataFile, Layout, PartitionKey
+from .data_files import DataFile, Layout, PartitionKey, check_keys
 from .table import Conflict, TableParticipant
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t006
@@ -167,11 +167,7 @@ def _partition(table: Table, schema: Schema, f: DataFile) -> Record:
     partitioned otherwise by now.
     """
     keys = {key.name: key for key in table.spec().fields}
-    if keys.keys() != f.values.keys():
-        raise ValueError(
-            f"{f.path} was written for partitions by {', '.join(f.values) or 'nothing'}, and the"
-            f" table has {', '.join(keys) or 'none'}: change it back, then restart the query"
-        )
+    check_keys(f, keys)
     return Record(*(_value(schema, key, f.values[name]) for name, key in keys.items()))
 
 

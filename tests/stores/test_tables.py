@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from participant_suite import (
     DONE,
     DURABLE,
@@ -538,6 +538,18 @@ def test_the_files_of_a_delta_table_are_where_its_library_looks_for_them(tmp_pat
         store = DeltaParticipant(url)
         assert store.commit(write(store, a_plan(), "a")) is DONE
     assert one.texts() == ["a", "a"]
+
+
+def test_delta_adds_no_file_under_other_partitions(tmp_path, caplog):
+    one = Delta(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}), ["a", "b"])
+    store, rows = one.store(), pa.record_batch({"a": ["1", "2"], "b": ["x", None]})
+    with store.begin(a_plan()) as txn:
+        txn.write(rows)
+        c = txn.precommit()
+    anew = {"mode": "overwrite", "schema_mode": "overwrite"}
+    write_deltalake(one.load(), pa.table({"a": ["3"], "b": ["y"]}), partition_by=["a"], **anew)
+    assert store.commit(c) is UNKNOWN, "or the values of b are gone"
+    assert "partitions by a, b, and the table has a: change it back" in caplog.text
 
 
 # -- Iceberg: columns by their ids, partitions by what the task has found --
