@@ -9,6 +9,7 @@ __all__ = ['KEEP_DAYS', 'DeltaParticipant', 'statistics', 'unsupported', 'days']
 import json
 import re
 from typing import Iterable, Iterator, Mapping, Sequence
+from urllib.parse import unquote
 
 # %% ../../nbs/stores/16_delta.ipynb #t004
 import pyarrow as pa
@@ -20,7 +21,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from ..protocol.errors import BadOption
 from ..protocol.messages import Committable
 from .columns import NO_TABLE
-from .data_files import DataFile, Layout, PartitionKey
+from .data_files import DataFile, Layout, PartitionKey, check_keys
 from .table import Conflict, TableParticipant
 
 # %% ../../nbs/stores/16_delta.ipynb #t006
@@ -45,8 +46,8 @@ KEEP_DAYS = 7  # a table must remember which transactions it has for so long
 class DeltaParticipant(TableParticipant):
     """A Delta Lake table. `url`: `s3://…`, `gs://…`, `abfss://…`, `file://…` or a path; the table
     must exist. `columns`: those of the rows that it takes (empty: all). `storage_options`: of the
-    library deltalake, if its settings are not in the environment; they go with the participant to
-    the tasks. Rows are appended.
+    library deltalake; they go with the participant to the tasks. The files are written by fsspec,
+    which finds its settings in the environment: what both need belongs there. Rows are appended.
 
     Raises `BadOption` (no table, columns or features that it cannot write), `StoreUnreachable`.
     """
@@ -62,7 +63,8 @@ class DeltaParticipant(TableParticipant):
     ) -> None:
         self.url = url.rstrip("/")
         self.storage_options = dict(storage_options or {})
-        super().__init__(self.url, _ROWS, columns, prefix, name)
+        # as the library reads it, `%20` is a space
+        super().__init__(unquote(self.url), _ROWS, columns, prefix, name)
         self.layout(self.newest())
 
     def load(self) -> DeltaTable:
@@ -96,13 +98,16 @@ class DeltaParticipant(TableParticipant):
         return {c for c, epoch in newest.items() if epoch is not None and epoch >= c.state.epoch}
 
     def add(self, table: DeltaTable, files: Mapping[Committable, Sequence[DataFile]]) -> None:
-        keys = table.metadata().partition_columns
+        keys, now = table.metadata().partition_columns, round(self.clock.now_ms())
+        for f in (f for own in files.values() for f in own):
+            check_keys(f, keys)
         actions: list[AddAction | RemoveAction] = [
             AddAction(
                 path=f"{self.folder(c).removeprefix(self.data_root)}/{f.path}",
                 size=f.size,
-                partition_values=dict(zip(keys, f.values, strict=True)),
-                modification_time=round(self.clock.now_ms()),
+                # an empty text is null, as in Spark
+                partition_values={k: f.values[k] or None for k in keys},
+                modification_time=now,
                 data_change=True,
                 stats=statistics(f),
             )
@@ -112,7 +117,8 @@ class DeltaParticipant(TableParticipant):
         # the library would ask for no transaction again, so it must not try again by itself
         noted = CommitProperties(
             max_commit_retries=0,
-            app_transactions=[Transaction(c.transactional_id, c.state.epoch) for c in files],
+            # with the time: Spark forgets a note without one as soon as a retention is set
+            app_transactions=[Transaction(c.transactional_id, c.state.epoch, now) for c in files],
         )
         try:
             table.create_write_transaction(
@@ -157,9 +163,12 @@ def _of_settings(settings: Mapping[str, str]) -> Iterator[str]:
         yield f"{_KEEP} is {keep}: a decision may be older, so it must be {KEEP_DAYS} days or more"
 
 
+_CHECKED = ("delta.generationExpression", "delta.invariants", "__CHAR_VARCHAR_TYPE_STRING")
+
+
 def _of_column(column: Field, is_key: bool) -> Iterator[str]:
     for name in column.metadata:
-        if name in ("delta.generationExpression", "delta.invariants") or "identity" in name:
+        if name in _CHECKED or "identity" in name:
             yield f"column {column.name} has {name}"
     kind = pa.field(column).type
     if is_key and (pa.types.is_nested(kind) or pa.types.is_binary(kind)):

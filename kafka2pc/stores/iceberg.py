@@ -7,21 +7,35 @@ __all__ = ['IcebergParticipant', 'unsupported']
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t003
 import json
-from typing import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t004
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    pyarrow_to_schema,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile as TableFile
+from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.transforms import TimeTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import BinaryType, FixedType, TimeType
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t005
 from ..protocol.errors import BadOption
 from ..protocol.messages import Committable
 from ..protocol.names import known_name
 from .columns import NO_TABLE
-from .data_files import DataFile, Layout, PartitionKey
+from .data_files import DataFile, Layout, PartitionKey, check_keys
 from .table import Conflict, TableParticipant
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t006
@@ -29,8 +43,9 @@ class IcebergParticipant(TableParticipant):
     """An Apache Iceberg table of format version 1 or 2. `table`: its name in the catalog, such as
     `db.flights`; it must exist. `catalog`: the properties of the catalog as pyiceberg has them
     (`type`: rest, glue, sql, hive; `uri`; ...); empty: those of the file `.pyiceberg.yaml`, under
-    `catalog_name`. They go with the participant to the tasks. `columns`: those of the rows that it
-    takes (empty: all). Rows are appended.
+    `catalog_name`. They go with the participant to the tasks. The files are written by fsspec,
+    which finds its settings in the environment. `columns`: those of the rows that it takes (empty:
+    all). Rows are appended.
 
     Raises `BadOption` (no table, columns or a version that it cannot write), `StoreUnreachable`.
     """
@@ -70,7 +85,7 @@ class IcebergParticipant(TableParticipant):
                 why="This participant cannot write such a table.",
                 action="Change the table, or write another one.",
             )
-        schema = table.schema().as_arrow()  # with the ids of its fields, at each level
+        schema = table.schema().as_arrow()  # with the ids of the columns
         keys = [
             PartitionKey(
                 name=key.name,
@@ -91,21 +106,45 @@ class IcebergParticipant(TableParticipant):
     def add(self, table: Table, files: Mapping[Committable, Sequence[DataFile]]) -> None:
         notes: dict[str, list[str]] = {}
         for c in files:
-            former = notes.setdefault(_property(c), self._still_open(self._noted(table, c)))
-            former.append(_name(c))
-        paths = [
-            f"{self.location}/{self.folder(c).removeprefix(self.table_root)}/{f.path}"
-            for c, own in files.items()
-            for f in own
-        ]
+            if _property(c) not in notes:
+                notes[_property(c)] = self._still_open(self._noted(table, c))
+            notes[_property(c)].append(_name(c))
+        added = [self._entry(table, c, f) for c, own in files.items() for f in own]
         # its own repetition adds the files of a stale handle twice
         table.metadata.properties["commit.retry.num-retries"] = "0"
         try:
             with table.transaction() as changes:
                 changes.set_properties({name: json.dumps(noted) for name, noted in notes.items()})
-                changes.add_files(paths, check_duplicate_files=False)
+                update = changes.update_snapshot()
+                merges = table.properties.get("commit.manifest-merge.enabled") == "true"
+                with update.merge_append() if merges else update.fast_append() as snapshot:
+                    for entry in added:
+                        snapshot.append_data_file(entry)
         except CommitFailedException as e:
             raise Conflict(str(e)) from e
+
+    def _entry(self, table: Table, c: Committable, f: DataFile) -> TableFile:
+        """A file as a version of the table names it: with the partition that the task has found,
+        and under the ids that its columns had then.
+        """
+        path = f"{self.location}/{self.folder(c).removeprefix(self.table_root)}/{f.path}"
+        with table.io.new_input(path).open() as stream:
+            footer = pq.read_metadata(stream)
+        schema = pyarrow_to_schema(footer.schema.to_arrow_schema())
+        found = data_file_statistics_from_parquet_metadata(
+            parquet_metadata=footer,
+            stats_columns=compute_statistics_plan(schema, table.properties),
+            parquet_column_mapping=parquet_path_to_id_mapping(schema),
+        )
+        return TableFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=path,
+            file_format=FileFormat.PARQUET,
+            partition=_partition(table, schema, f),
+            file_size_in_bytes=f.size,
+            spec_id=table.spec().spec_id,
+            **found.to_serialized_dict(),
+        )
 
     def _still_open(self, noted: Sequence[str]) -> list[str]:
         """A question about another one is answered by what is in the folder of the table."""
@@ -123,6 +162,28 @@ def _source(table: Table, key: PartitionField) -> str:
     return str(table.schema().find_column_name(key.source_id))
 
 
+def _partition(table: Table, schema: Schema, f: DataFile) -> Record:
+    """What the task has found, as a manifest has it. Raises `ValueError` if the table is
+    partitioned otherwise by now.
+    """
+    keys = {key.name: key for key in table.spec().fields}
+    check_keys(f, keys)
+    return Record(*(_value(schema, key, f.values[name]) for name, key in keys.items()))
+
+
+def _value(schema: Schema, key: PartitionField, text: str | None) -> Any:
+    """A value of a partition as a manifest has it: times are numbers since 1970."""
+    if text is None:
+        return None
+    if isinstance(key.transform, TimeTransform):
+        return int(text)
+    kind = key.transform.result_type(schema.find_type(key.source_id))
+    value = pa.array([text]).cast(schema_to_pyarrow(kind))
+    if pa.types.is_temporal(value.type):
+        value = value.cast(f"int{value.type.bit_width}")
+    return value[0].as_py()
+
+
 def _property(c: Committable) -> str:
     return f"kafka2pc.{known_name(c.transactional_id).query_id}"
 
@@ -131,16 +192,28 @@ def _name(c: Committable) -> str:
     return f"{c.transactional_id}.{c.state.epoch}"
 
 # %% ../../nbs/stores/17_iceberg.ipynb #t007
+_NO_KEYS = (BinaryType, FixedType, TimeType)
+
+
 def unsupported(table: Table) -> Iterator[str]:
     """What this table has that the participant cannot write, by name."""
     if table.format_version > 2:
         yield f"format version {table.format_version}"
     for key in table.spec().fields:
-        if not key.transform.preserves_order:
-            yield f"partitions by {key.transform} of {_source(table, key)}"
+        yield from _of_key(table, key)
     kind = table.properties.get("write.format.default", "parquet")
     if kind != "parquet":
         yield f"files of the format {kind}"
     for column in table.schema().columns:
         if column.initial_default is not None or column.write_default is not None:
             yield f"column {column.name} has a default"
+
+
+def _of_key(table: Table, key: PartitionField) -> Iterator[str]:
+    source = _source(table, key)
+    if not key.transform.preserves_order:
+        yield f"partitions by {key.transform} of {source}"
+    elif source not in [column.name for column in table.schema().columns]:
+        yield f"partitions by a part of a column, {source}"
+    elif isinstance(kind := table.schema().find_type(key.source_id), _NO_KEYS):
+        yield f"partitions by {source}, which is {kind}"

@@ -13,9 +13,9 @@ import random
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/stores/15_table.ipynb #t004
 import pyarrow as pa
@@ -30,7 +30,7 @@ from ..protocol.names import known_name
 from ..protocol.participant import Description, Outcome, TransactionBase
 from ..protocol.states import TxnState
 from .columns import NO_VALUE, TableColumns
-from .data_files import DataFile, Layout, PartWriter, differences, fitted
+from .data_files import NO_FIT, DataFile, Layout, PartWriter, differences, fitted
 from .file import FileStore
 from .object_store import MarkedStore
 from .parts import aborted_error, key, no_id
@@ -201,9 +201,7 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         files = {c: self.files(c) for c in missing if c not in gone}
         if any(files.values()):
             self.add(table, files)
-        for c in cs:
-            if c not in gone:
-                self._close(c)
+        self._close([c for c in cs if c not in gone])
         return gone
 
     def _check_same(self, table: Any, c: Committable) -> None:
@@ -211,15 +209,20 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         if recorded.endswith(")") and not recorded.endswith(f"(id {self.id_of(table)})"):
             raise self.elsewhere(c)
 
-    def _close(self, c: Committable) -> None:
+    def _close(self, cs: Sequence[Committable]) -> None:
         """Nothing is left to do. What is known of batches that no process asks for any more goes:
-        of the query, and older than the batch before.
+        of the query, older than the batch before, and closed.
         """
-        self.storage.remove(self.path(c, "open"))
-        name = known_name(c.transactional_id)
-        for old in self._matching(self._ended_names()):
-            is_own = self.names.of_query(old.transactional_id, name.query_id)
-            if is_own and old.state.epoch < c.state.epoch - 1:
+        for c in cs:
+            self.storage.remove(self.path(c, "open"))
+        if not cs:
+            return
+        newest = max(cs, key=lambda c: c.state.epoch)
+        query_id = known_name(newest.transactional_id).query_id
+        there = set(self._open_names())
+        for old in self._matching([n for n in self._ended_names() if n not in there]):
+            is_own = self.names.of_query(old.transactional_id, query_id)
+            if is_own and old.state.epoch < newest.state.epoch - 1:
                 self.storage.remove(self.path(old, "data"))
                 self.storage.remove(self.path(old, "manifest"))
 
@@ -231,17 +234,22 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
             outcome = self._create(self.path(c, "manifest"), "aborted")
             if outcome != "aborted":
                 return Outcome.REFUSED if outcome else Outcome.UNKNOWN
-            folder = self.folder(c)
-            for name in self.storage.names(folder):
-                self.storage.remove(f"{folder}/{name}")
-            if self.local:
-                with suppress(OSError):
-                    os.rmdir(folder)
+            # of one that is closed, and whose outcome was removed, the table may have the files
+            if self.is_open(c) or self.storage.exists(self.path(c, "data")):
+                self._remove_files(c)
             self.storage.remove(self.path(c, "data"))
             self.storage.remove(self.path(c, "open"))
         except (OSError, StoreUnreachable):
             return Outcome.UNKNOWN
         return Outcome.DONE
+
+    def _remove_files(self, c: Committable) -> None:
+        folder = self.folder(c)
+        for name in self.storage.names(folder):
+            self.storage.remove(f"{folder}/{name}")
+        if self.local:
+            with suppress(OSError):
+                os.rmdir(folder)
 
     # -- questions --
 
@@ -266,14 +274,17 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         return TxnState.ABORTED if found else None
 
     def in_doubt(self, query_id: str) -> list[Committable]:
-        """The transactions of this query that are open, and not in the table."""
+        """The transactions of this query that are open, not in the table, and not lost."""
         open_ones = FileStore.in_doubt(self, query_id)
         if not open_ones:
             return []
         noted = self.held(self.newest(), open_ones)
-        for c in noted:
-            self._close(c)
-        return [c for c in open_ones if c not in noted]
+        self._close([c for c in open_ones if c in noted])
+        return [c for c in open_ones if c not in noted and not self._is_lost(c)]
+
+    def _is_lost(self, c: Committable) -> bool:
+        """Is it to be committed, and cannot? No abort ends it."""
+        return self.outcome(c) == "committed" and not self._is_complete(c)
 
 # %% ../../nbs/stores/15_table.ipynb #t009
 class TableTransaction(TransactionBase):
@@ -289,7 +300,7 @@ class TableTransaction(TransactionBase):
         self.writer = PartWriter(self.local.name, layout)
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        with suppress(OSError, pa.ArrowException):
+        with suppress(OSError, pa.ArrowException, OverflowError):
             self.writer.close()
         self.local.cleanup()
         super().__exit__(kind)
@@ -302,18 +313,26 @@ class TableTransaction(TransactionBase):
         chosen = self.store.choose(batch)
         if found := differences(chosen.schema, self.layout.schema):
             raise self.store.unfit("; ".join(found), why="A table has one type for each column.")
-        try:
+        with self._rows_that_fit():
             self.writer.write(fitted(chosen, self.layout.schema))
-        except pa.ArrowInvalid as e:
-            raise BadRow(f"table {self.store.where}: {e}") from e
         self.rows += len(chosen)
+
+    @contextmanager
+    def _rows_that_fit(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowInvalid, OverflowError) as e:  # a year after 9999
+            raise BadRow(f"table {self.store.where}: {e}", why=NO_FIT) from e
 
     def flush(self) -> None:
         """Does nothing: files are put by `precommit`."""
 
     def precommit(self) -> Committable:
-        """Raises `PrecommitFailed` if another process has aborted the transaction."""
-        files = self.writer.close()
+        """Raises `PrecommitFailed` if another process has aborted the transaction, `BadRow` for a
+        year after 9999.
+        """
+        with self._rows_that_fit():
+            files = self.writer.close()
         storage, folder = self.store.storage, self.store.folder(self.c)
         for file in files:
             storage.upload(f"{self.local.name}/{file.path}", f"{folder}/{file.path}")

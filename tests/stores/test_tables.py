@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from participant_suite import (
     DONE,
     DURABLE,
@@ -27,12 +27,14 @@ from participant_suite import (
     rows,
 )
 from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.types import StringType
 from table_stores import TABLES, TEXTS, Delta, Iceberg
 
+from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.errors import BadOption, BadRow
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores import table
-from kafka2pc.stores.data_files import Layout, PartitionKey, PartWriter
+from kafka2pc.stores.data_files import Layout, PartitionKey, PartWriter, spell
 from kafka2pc.stores.delta import DeltaParticipant
 from kafka2pc.stores.table import Conflict
 
@@ -273,6 +275,16 @@ def test_a_zombie_in_the_middle_of_its_commit_adds_nothing_twice(one, handle):
     assert sorted(one.texts()) == ["a", "b", "b", "b"]
 
 
+def test_an_abort_that_comes_when_the_outcome_is_forgotten_takes_no_file_of_the_table(one):
+    store, plan = one.store(), a_plan()
+    c = write(store, plan, "a")
+    assert store.commit(c) is DONE
+    for batch_id in (1, 2, 3):
+        assert store.commit(write(store, replace(plan, batch_id=batch_id), "b")) is DONE
+    store.abort(c)
+    assert sorted(one.texts()) == ["a", "b", "b", "b"]
+
+
 # -- compaction and clean-ups --
 
 
@@ -309,7 +321,31 @@ def test_files_that_a_clean_up_took_are_a_loss_that_is_named_and_no_commit_of_ha
     assert [d.state.name for d in store.describe(cs)] == ["ABORTED", "ABORTED", "PRECOMMITTED"]
     assert store.end_all("commit", cs) == [REFUSED, REFUSED, DONE]
     assert sorted(one.texts()) == ["d", "other"]
+    assert one.store().in_doubt(plan.query_id) == [], "no abort ends them"
     assert [d.state.name for d in store.describe(cs)] == ["ABORTED", "ABORTED", "COMMITTED"]
+
+
+def test_what_is_not_in_the_table_yet_is_not_forgotten(one):
+    """Whatever later batches do."""
+    store, plan = one.store(), a_plan()
+    c = write(store, plan, "a")
+    with patch.object(store, "add", side_effect=ConnectionError):
+        assert store.commit(c) is UNKNOWN
+    for batch_id in (1, 3, 5):  # other ids, or it would be aborted
+        assert store.commit(write(store, replace(plan, batch_id=batch_id), "b")) is DONE
+    assert (store.commit(c), sorted(one.texts())) == (DONE, ["a", "b", "b", "b"])
+
+
+def test_a_commit_lists_a_folder_as_often_for_many_tasks_as_for_one(one):
+    def lists(tasks):
+        store, plan = one.store(), a_plan()
+        cs, kinds = [write(store, plan, "a") for _ in range(tasks)], []
+        with patch.object(store, "_names", lambda kind: kinds.append(kind) or real(kind)):
+            real = type(store)._names.__get__(store)
+            assert store.end_all("commit", cs) == [DONE] * tasks
+        return kinds
+
+    assert lists(1) == lists(5)
 
 
 def test_what_is_kept_of_a_query_does_not_grow(one):
@@ -422,8 +458,21 @@ def test_columns_are_compared_before_the_first_task(kind, tmp_path):
 @pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
 def test_a_null_where_the_table_has_none_is_a_bad_row(kind, tmp_path):
     one = kind(tmp_path, pa.schema([pa.field("value", pa.string(), nullable=False)]))
-    with pytest.raises(BadRow, match="column value: null"), one.store().begin(a_plan()) as txn:
+    with pytest.raises(BadRow, match="column value: null") as e, one.store().begin(a_plan()) as txn:
         txn.write(rows(["a", None]))
+    assert "Kafka" not in e.value.why
+
+
+@pytest.mark.parametrize("keys", [(), ("day",)])
+@pytest.mark.parametrize("kind", TABLES.values(), ids=TABLES)
+def test_a_year_after_9999_is_a_bad_row(kind, keys, tmp_path):
+    """The library could never commit it: its statistics are of Python's dates."""
+    one = kind(tmp_path, pa.schema({"n": pa.int64(), "day": pa.date32()}), keys)
+    days = pa.array([0, 10_000_000], pa.int32()).cast(pa.date32())
+    with pytest.raises(BadRow, match="out of range"), one.store().begin(a_plan()) as txn:
+        txn.write(pa.record_batch({"n": [1, 2], "day": days}))
+        txn.precommit()
+    assert one.files() == []
 
 
 # -- statistics --
@@ -455,6 +504,8 @@ def test_bounds_are_given_only_where_they_hide_no_row(tmp_path):
     assert file.nulls == dict(i=1, s=1, d=0, t=0, c=0, big=0, x=1, b=1)
     [file] = written(tmp_path, pa.table({"f": [1.5, 2.5], "s": ["a", "b" * 100]}))
     assert (file.low, file.high) == ({}, {})
+    [file] = written(tmp_path, pa.table({"t": [NOON.time()]}))
+    assert (file.low, file.high, file.nulls) == ({}, {}, {"t": 0})
 
 
 def test_no_reader_skips_a_nan_by_bounds_that_leave_it_out(tmp_path):
@@ -466,12 +517,141 @@ def test_no_reader_skips_a_nan_by_bounds_that_leave_it_out(tmp_path):
     assert has == {"f": False, "st.f": False, "n": True}
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (NOON.replace(tzinfo=UTC), "2020-01-01T12:00:00.123456Z"),
+        (datetime(1, 2, 3), "0001-02-03 00:00:00.000000"),
+        (date(1, 2, 3), "0001-02-03"),
+        (Decimal("0E-10"), "0.0000000000"),
+        (Decimal("-1.50"), "-1.50"),
+        (float("nan"), "NaN"),
+        (float("-inf"), "-Infinity"),
+        ("nan", "nan"),
+        (True, "true"),
+        (None, None),
+    ],
+)
+def test_a_partition_value_is_spelled_so_that_each_reader_finds_the_same(value, text):
+    assert spell(value) == text
+
+
+def test_the_note_of_a_delta_table_has_its_time(tmp_path):
+    """Spark drops one without, in its next checkpoint, from a table that sets a retention."""
+    one = Delta(tmp_path)
+    store, begun = one.store(), CLOCK.now_ms() - 1
+    assert store.commit(write(store, a_plan(), "a")) is DONE
+    log = (one.folder / "table/_delta_log/00000000000000000001.json").read_text()
+    [noted] = [json.loads(line)["txn"] for line in log.splitlines() if "txn" in line]
+    assert begun <= noted["lastUpdated"] <= CLOCK.now_ms() + 1
+
+
 def test_many_partitions_do_not_open_many_files(tmp_path):
     table = pa.table({"k": [n % 5 for n in range(20)], "n": range(20)})
     files = written(tmp_path, table, most=2, keys=["k"])
     assert sum(f.rows for f in files) == 20 and len(files) > 5
-    assert {f.values for f in files} == {(str(n),) for n in range(5)}
+    assert {f.values["k"] for f in files} == {str(n) for n in range(5)}
     assert len({f.path for f in files}) == len(files)
+
+
+def test_the_files_of_a_delta_table_are_where_its_library_looks_for_them(tmp_path):
+    one = Delta(tmp_path / "a b#c")
+    for url in (f"file://{tmp_path}/a%20b%23c/table", f"{tmp_path}/a b#c/table"):
+        store = DeltaParticipant(url)
+        assert store.commit(write(store, a_plan(), "a")) is DONE
+    assert one.texts() == ["a", "a"]
+
+
+def test_delta_adds_no_file_under_other_partitions(tmp_path, caplog):
+    one = Delta(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}), ["a", "b"])
+    store, rows = one.store(), pa.record_batch({"a": ["1", "2"], "b": ["x", None]})
+    with store.begin(a_plan()) as txn:
+        txn.write(rows)
+        c = txn.precommit()
+    anew = {"mode": "overwrite", "schema_mode": "overwrite"}
+    write_deltalake(one.load(), pa.table({"a": ["3"], "b": ["y"]}), partition_by=["a"], **anew)
+    assert store.commit(c) is UNKNOWN, "or the values of b are gone"
+    assert "partitions by a, b, and the table has a: change it back" in caplog.text
+
+
+# -- Iceberg: columns by their ids, partitions by what the task has found --
+
+
+def commit_all(one, table):
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        for batch in table.to_batches():
+            txn.write(batch)
+        assert store.commit(txn.precommit()) is DONE
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "", None, "x" * 5_000],
+        [1.5, float("nan"), float("-inf"), None],
+        [date(1969, 12, 31), date(1, 1, 1)],
+        [NOON.replace(year=1), NOON],
+        [NOON.replace(tzinfo=UTC)],
+        [Decimal("-1.50"), Decimal("0.00")],
+        [True, False],
+    ],
+    ids=lambda values: type(values[0]).__name__,
+)
+@pytest.mark.parametrize("metrics", ["truncate(16)", "none"])
+def test_iceberg_names_the_partition_of_a_file_whatever_its_statistics_say(
+    tmp_path, metrics, values
+):
+    table = pa.table({"k": values})
+    one = Iceberg(tmp_path, table.schema, ["k"])
+    with one.load().transaction() as changes:
+        changes.set_properties({"write.metadata.metrics.default": metrics})
+    commit_all(one, table)
+    named = one.load().inspect.files()["partition"].to_pylist()
+    found = one.read()["k"].to_pylist()
+    assert sorted(repr(p["k"]) for p in named) == sorted(map(repr, found))
+    assert sorted(map(str, found)) == sorted(map(str, values))
+
+
+def test_iceberg_keeps_the_rows_of_a_column_that_was_renamed(tmp_path):
+    """Also if another column has its name now, between two commits or before this one."""
+    one = Iceberg(tmp_path, pa.schema({"a": pa.string()}))
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        txn.write(pa.record_batch({"a": ["first"]}))
+        c = txn.precommit()
+    commit_all(one, pa.table({"a": ["second"]}))
+    with one.load().update_schema() as schema:
+        schema.rename_column("a", "b")
+    with one.load().update_schema() as schema:
+        schema.add_column("a", StringType())
+    assert store.commit(c) is DONE
+    rows = sorted(one.read().to_pylist(), key=str)
+    assert rows == [{"b": "first", "a": None}, {"b": "second", "a": None}]
+
+
+def test_iceberg_needs_no_mapping_of_names(tmp_path):
+    one = Iceberg(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}))
+    swapped = [{"field-id": 1, "names": ["b"]}, {"field-id": 2, "names": ["a"]}]
+    with one.load().transaction() as changes:
+        changes.set_properties({"schema.name-mapping.default": json.dumps(swapped)})
+    commit_all(one, pa.table({"a": ["in a"], "b": ["in b"]}))
+    assert one.read().to_pylist() == [{"a": "in a", "b": "in b"}]
+
+
+def test_iceberg_adds_no_file_under_other_partitions(tmp_path, caplog):
+    one = Iceberg(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}), ["a"])
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        txn.write(pa.record_batch({"a": ["1", "2"], "b": ["x", None]}))
+        c = txn.precommit()
+    with one.load().update_spec() as spec:
+        spec.remove_field("a").add_identity("b")
+    assert store.commit(c) is UNKNOWN
+    assert "partitions by a, and the table has b: change it back" in caplog.text
+    with one.load().update_spec() as spec:
+        spec.remove_field("b").add_identity("a")
+    assert (store.commit(c), len(one.read())) == (DONE, 2)
 
 
 # -- what is refused by name --
@@ -503,11 +683,30 @@ def test_a_delta_table_that_cannot_be_written_is_refused_by_name(tmp_path, setti
         one.store()
 
 
+def test_a_length_is_refused_by_name(tmp_path):
+    """Spark checks it while it writes."""
+    of_spark = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}
+    one = Delta(tmp_path, pa.schema([pa.field("value", pa.string(), metadata=of_spark)]))
+    with pytest.raises(BadOption, match="column value has __CHAR_VARCHAR"):
+        one.store()
+
+
 def test_a_constraint_is_refused_by_name(tmp_path):
     one = Delta(tmp_path)
     one.load().alter.add_constraint({"short": "value <> 'long'"})
     with pytest.raises(BadOption, match="the constraint short"):
         one.store()
+
+
+def test_partitions_of_iceberg_that_cannot_be_written_are_refused_by_name(tmp_path):
+    point = pa.struct([("x", pa.int32())])
+    one = Iceberg(tmp_path, pa.schema({"at": point, "a.x": pa.string(), "b": pa.binary()}), ["a.x"])
+    one.store()  # a name may have a dot
+    for column, says in (("at.x", "a part of a column, at.x"), ("b", "by b, which is binary")):
+        with one.load().update_spec() as spec:
+            spec.add_identity(column)
+        with pytest.raises(BadOption, match=says):
+            one.store()
 
 
 # -- in an object store: the servers of GCS and ADLS that tests have fail on appends of deltalake --
