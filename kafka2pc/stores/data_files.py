@@ -8,6 +8,7 @@ __all__ = ['NO_FIT', 'DataFile', 'check_keys', 'PartitionKey', 'Layout', 'plain_
 
 # %% ../../nbs/stores/14_data_files.ipynb #t003
 import os
+import uuid
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -144,6 +145,8 @@ class PartWriter:
         self.folder, self.layout, self.most = folder, layout, most
         self.open: dict[tuple, _OneFile] = {}
         self.files: list[DataFile] = []
+        # some clean-ups compare only the names of files
+        self.name = uuid.uuid4().hex[:16]
         self.number = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -153,7 +156,7 @@ class PartWriter:
             if values not in self.open:
                 if len(self.open) >= self.most:
                     self._close(next(iter(self.open)))
-                path = f"{self.number}.parquet"
+                path = f"{self.name}-{self.number}.parquet"
                 self.open[values] = _OneFile(self.folder, path, stored.schema)
                 self.number += 1
             self.open[values].write(stored)

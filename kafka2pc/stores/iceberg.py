@@ -148,8 +148,8 @@ class IcebergParticipant(TableParticipant):
 
     def _still_open(self, noted: Sequence[str]) -> list[str]:
         """A question about another one is answered by what is in the folder of the table."""
-        there = {name.removesuffix(".json") for name in self._open_names()}
-        return [name for name in noted if name in there]
+        there, done = self._ended_names(), self._names("done")
+        return [name for name in noted if f"{name}.json" in there and f"{name}.json" not in done]
 
     @property
     def table_root(self) -> str:

@@ -13,9 +13,10 @@ import random
 import re
 import tempfile
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar
 
 # %% ../../nbs/stores/15_table.ipynb #t004
 import pyarrow as pa
@@ -37,6 +38,8 @@ from .parts import aborted_error, key, no_id
 
 # %% ../../nbs/stores/15_table.ipynb #t007
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_AT_ONCE = 16  # requests to an object store
 
 
 class Conflict(Exception):
@@ -53,6 +56,7 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
     """
 
     key = ()
+    kinds = (*MarkedStore.kinds, "done")
     tries = 12  # of one call, if other writers change the table meanwhile
     clock: Clock = CLOCK
 
@@ -78,7 +82,7 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
     @abstractmethod
     def held(self, table: Any, cs: Sequence[Committable]) -> set[Committable]:
         """Which of these are in this version, or were in an earlier one, by the table's own note.
-        The note of one that is not open any more may be gone.
+        The note of one that is closed may be gone.
         """
 
     @abstractmethod
@@ -129,12 +133,19 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         return [DataFile(**f) for f in json.loads(self.storage.read(self.path(c, "data")))]
 
     def _is_complete(self, c: Committable) -> bool:
-        """Are all files there? A clean-up of the table may have removed them."""
+        """Are all files there? A clean-up of the table may have removed them, or their list."""
         there = self.storage.names(self.folder(c))
-        return all(f.path in there for f in self.files(c))
+        try:
+            return all(f.path in there for f in self.files(c))
+        except FileNotFoundError:
+            return False
 
     def is_open(self, c: Committable) -> bool:
         return self.storage.exists(self.path(c, "open"))
+
+    def _is_closed(self, c: Committable) -> bool:
+        """Is it in the table, and nothing left to do?"""
+        return self.storage.exists(self.path(c, "done"))
 
     def _transaction(self, c: Committable) -> "TableTransaction":
         return TableTransaction(self, c, self.layout(self.newest()))
@@ -150,11 +161,18 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
     def end_all(self, verb: str, cs: Sequence[Committable]) -> list[Outcome]:
         """See `EndsMany`. What is committed becomes visible in one version of the table."""
         if verb == "abort":
-            return [self._abort(c) for c in cs]
-        answers = {c: self._promise(c) for c in cs}
+            return self._each(self._abort, cs)
+        answers = dict(zip(cs, self._each(self._promise, cs), strict=True))
         due = [c for c, answer in answers.items() if answer is None]
         added = self._add(due) if due else {}
         return [answers[c] or added[c] for c in cs]
+
+    def _each(self, call: Callable[[Committable], _T], cs: Sequence[Committable]) -> list[_T]:
+        """The answers for all of these, in order. An object store is asked about several at once."""
+        if self.local or len(cs) < 2:
+            return [call(c) for c in cs]
+        with ThreadPoolExecutor(min(len(cs), _AT_ONCE)) as pool:
+            return list(pool.map(call, cs))
 
     def _promise(self, c: Committable) -> Outcome | None:
         """Write down that it is committed: from now on no abort gets through. None: its files must
@@ -196,11 +214,15 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
             self._check_same(table, c)
         noted = self.held(table, cs)
         # asked after the load: who removed a note has closed its transaction before
-        missing = [c for c in cs if c not in noted and self.is_open(c)]
-        gone = [c for c in missing if not self._is_complete(c)]
-        files = {c: self.files(c) for c in missing if c not in gone}
+        others = [c for c in cs if c not in noted]
+        closed = self._each(self._is_closed, others)
+        missing = [c for c, is_closed in zip(others, closed, strict=True) if not is_closed]
+        complete = self._each(self._is_complete, missing)
+        there = [c for c, is_there in zip(missing, complete, strict=True) if is_there]
+        files = dict(zip(there, self._each(self.files, there), strict=True))
         if any(files.values()):
             self.add(table, files)
+        gone = [c for c in missing if c not in files]
         self._close([c for c in cs if c not in gone])
         return gone
 
@@ -213,8 +235,7 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         """Nothing is left to do. What is known of batches that no process asks for any more goes:
         of the query, older than the batch before, and closed.
         """
-        for c in cs:
-            self.storage.remove(self.path(c, "open"))
+        self._each(self._mark_done, cs)
         if not cs:
             return
         newest = max(cs, key=lambda c: c.state.epoch)
@@ -223,8 +244,13 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         for old in self._matching([n for n in self._ended_names() if n not in there]):
             is_own = self.names.of_query(old.transactional_id, query_id)
             if is_own and old.state.epoch < newest.state.epoch - 1:
-                self.storage.remove(self.path(old, "data"))
-                self.storage.remove(self.path(old, "manifest"))
+                # in this order: of one without a list nothing can be added
+                for kind in ("data", "manifest", "done"):
+                    self.storage.remove(self.path(old, kind))
+
+    def _mark_done(self, c: Committable) -> None:
+        self.storage.write(self.path(c, "done"), b"")
+        self.storage.remove(self.path(c, "open"))
 
     def _abort(self, c: Committable) -> Outcome:
         try:
@@ -267,9 +293,11 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
             self._check_same(table, c)
         elif not found and self.is_elsewhere(c):
             raise self.elsewhere(c)
-        if found == "committed" and (c in self.held(table, [c]) or not self.is_open(c)):
-            return TxnState.COMMITTED
-        if found in ("data", "committed") and self.is_open(c) and self._is_complete(c):
+        if found == "committed":
+            if c in self.held(table, [c]) or self._is_closed(c):
+                return TxnState.COMMITTED
+            return TxnState.PRECOMMITTED if self._is_complete(c) else TxnState.ABORTED
+        if found == "data" and self.is_open(c) and self._is_complete(c):
             return TxnState.PRECOMMITTED
         return TxnState.ABORTED if found else None
 

@@ -348,6 +348,30 @@ def test_a_commit_lists_a_folder_as_often_for_many_tasks_as_for_one(one):
     assert lists(1) == lists(5)
 
 
+def test_a_clean_up_that_takes_the_oldest_of_our_objects_hides_no_loss(one):
+    """Some know nothing of folders with an underscore, and take what is old: what was written first
+    goes first.
+    """
+    store, plan = one.store(), a_plan()
+    c, lost = write(store, plan, "a"), write(store, plan, "b")
+    with patch.object(store, "add", side_effect=Killed), suppress(Killed):
+        store.end_all("commit", [c, lost])
+    for kind, of in (("open", c), ("open", lost), ("data", lost)):
+        store.storage.remove(store.path(of, kind))
+    assert [d.state.name for d in store.describe([c, lost])] == ["PRECOMMITTED", "ABORTED"]
+    assert store.end_all("commit", [c, lost]) == [DONE, REFUSED]
+    assert one.texts() == ["a"]
+    assert [d.state.name for d in store.describe([c, lost])] == ["COMMITTED", "ABORTED"]
+
+
+def test_no_two_files_have_one_name(one):
+    """Some clean-ups compare only names."""
+    store = one.store()
+    assert store.end_all("commit", both(store, a_plan())) == [DONE, DONE]
+    names = [path.rpartition("/")[2] for path in one.files()]
+    assert len(set(names)) == 2
+
+
 def test_what_is_kept_of_a_query_does_not_grow(one):
     store, plan, most = one.store(), a_plan(), 0
     for batch_id in range(6):
@@ -359,7 +383,7 @@ def test_what_is_kept_of_a_query_does_not_grow(one):
             name for kind in store.kinds for name in store.storage.names(f"{store.root}/{kind}")
         ]
         most = max(most, len(kept))
-    assert most <= 6, "the outcomes of two batches, and the notes of their files"
+    assert most <= 8, "of two batches: outcomes, lists of files, and that they are done"
     if isinstance(one, Iceberg):
         [noted] = [v for k, v in one.load().properties.items() if k.startswith("kafka2pc.")]
         assert len(json.loads(noted)) == 1
@@ -754,6 +778,16 @@ def without_another(at):
 @checks(*few_of(REQUIRED + DURABLE, rest="nightly"))
 def test_delta_in_s3_keeps(check, s3):
     check(without_another(DeltaInS3(s3.fresh()).at()))
+
+
+def test_an_object_store_is_asked_about_many_transactions_at_once(s3):
+    one = DeltaInS3(s3.fresh())
+    store, plan = one.store(), a_plan()
+    cs = [write(store, plan, str(n)) for n in range(8)]
+    version = one.versions()
+    assert store.end_all("commit", cs[1:]) == [DONE] * 7
+    assert store.end_all("abort", cs) == [DONE] + [REFUSED] * 7
+    assert (one.versions() - version, sorted(one.texts())) == (1, list("1234567"))
 
 
 @checks(*few_of(REQUIRED + DURABLE, rest="nightly"))
