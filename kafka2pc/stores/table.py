@@ -168,7 +168,7 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         return [answers[c] or added[c] for c in cs]
 
     def _each(self, call: Callable[[Committable], _T], cs: Sequence[Committable]) -> list[_T]:
-        """The answers for all of these, in order. An object store is asked about several at once."""
+        """The answers for all of these, in order. An object store is asked about many at once."""
         if self.local or len(cs) < 2:
             return [call(c) for c in cs]
         with ThreadPoolExecutor(min(len(cs), _AT_ONCE)) as pool:
