@@ -296,7 +296,7 @@ def test_a_reader_sees_no_part_of_a_batch_with_a_gate_when_a_process_dies(points
 
 # -- two stores --
 
-SECONDS = {second.name: second for second in (POSTGRES, DELTA, ICEBERG)}
+BESIDE = {second.name: second for second in (POSTGRES, DELTA, ICEBERG)}
 SAMPLE = (
     "a worker dies after {}'s pre-commit",
     "the driver's JVM dies after Kafka's first commit",
@@ -307,16 +307,16 @@ SAMPLE = (
 # The notebooks proof/drills/07_two_stores and 11_tables kill a driver between the two commits.
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", SAMPLE)
-@pytest.mark.parametrize("second", SECONDS)
+@pytest.mark.parametrize("second", BESIDE)
 def test_both_stores_or_none_when(second, words, setup, tmp_path):
-    words = words.format(SECONDS[second].called)
-    [drill] = [d for d in dual_drills(SECONDS[second]) if d.title.endswith(words)]
+    words = words.format(BESIDE[second].called)
+    [drill] = [d for d in dual_drills(BESIDE[second]) if d.title.endswith(words)]
     result = run_drill(drill, setup, tmp_path)
     assert (result.found, result.records) == ("", 80) and result.crashes > 0
 
 
 def test_there_are_fifty_dual_drills_of_each_store_and_each_has_its_own_title():
-    titles = {d.title for second in SECONDS.values() for d in dual_drills(second)}
+    titles = {d.title for second in BESIDE.values() for d in dual_drills(second)}
     assert len(titles) == 150
 
 
