@@ -5,6 +5,7 @@ of it.
 import json
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -285,17 +286,17 @@ PAGE = Path(__file__).resolve().parents[2] / "nbs/guide/20_metrics.ipynb"
 
 @pytest.mark.parametrize("status", [0, 1, 2, 3, 4, 126, 127, 137])
 def test_only_a_doctor_that_has_looked_replaces_its_file(status, tmp_path):
-    """Of any other end, the line of cron keeps the last file, which Kafka2pcDoctorSilent needs."""
+    """Of any other end, the script keeps the last file, which Kafka2pcDoctorSilent needs."""
     text = "".join(t for c in json.loads(PAGE.read_text())["cells"] for t in c["source"])
-    line = next(n for n in text.splitlines() if n.startswith("*/5 ")).removeprefix("*/5 * * * * ")
+    [script] = re.findall(r"```\n(F=/var/lib(?:.|\n)*?)```", text)
     program = tmp_path / "kafka2pc"
     program.write_text(f"#!/bin/sh\n[ {status} -gt 4 ] || echo new\nexit {status}\n")
     program.chmod(0o755)
     last = tmp_path / "kafka2pc-doctor-NAME.prom"
     last.write_text("old\n")
-    line = line.replace("/var/lib/node_exporter", str(tmp_path))
+    script = script.replace("/var/lib/node_exporter", str(tmp_path))
     path = f"{tmp_path}:{os.environ['PATH']}"
-    subprocess.run(["sh", "-c", line], env={"PATH": path}, check=False)
+    subprocess.run(["sh", "-c", script], env={"PATH": path}, check=False)
     assert last.read_text() == ("new\n" if status in (0, 3, 4) else "old\n")
 
 
