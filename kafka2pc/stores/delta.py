@@ -103,7 +103,7 @@ class DeltaParticipant(TableParticipant):
             check_keys(f, keys)
         actions: list[AddAction | RemoveAction] = [
             AddAction(
-                path=f"{self.folder(c).removeprefix(self.data_root)}/{f.path}",
+                path=self.below(c, f),
                 size=f.size,
                 # an empty text is null, as in Spark
                 partition_values={k: f.values[k] or None for k in keys},
@@ -126,11 +126,6 @@ class DeltaParticipant(TableParticipant):
             )
         except CommitFailedError as e:
             raise Conflict(str(e)) from e
-
-    @property
-    def data_root(self) -> str:
-        """What a path of Delta does not name."""
-        return self.data.removesuffix(_ROWS)
 
 # %% ../../nbs/stores/16_delta.ipynb #t007
 def statistics(f: DataFile) -> str:

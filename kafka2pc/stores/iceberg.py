@@ -127,7 +127,7 @@ class IcebergParticipant(TableParticipant):
         """A file as a version of the table names it: with the partition that the task has found,
         and under the ids that its columns had then.
         """
-        path = f"{self.location}/{self.folder(c).removeprefix(self.table_root)}/{f.path}"
+        path = f"{self.location}/{self.below(c, f)}"
         with table.io.new_input(path).open() as stream:
             footer = pq.read_metadata(stream)
         schema = pyarrow_to_schema(footer.schema.to_arrow_schema())
@@ -150,11 +150,6 @@ class IcebergParticipant(TableParticipant):
         """A question about another one is answered by what is in the folder of the table."""
         there, done = self._ended_names(), self._names("done")
         return [name for name in noted if f"{name}.json" in there and f"{name}.json" not in done]
-
-    @property
-    def table_root(self) -> str:
-        """What the location of the table is called in its file system."""
-        return self.data.removesuffix("data/kafka2pc")
 
 
 def _source(table: Table, key: PartitionField) -> str:

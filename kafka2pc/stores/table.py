@@ -132,13 +132,18 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         """What was noted of them when it was pre-committed. Raises `FileNotFoundError`."""
         return [DataFile(**f) for f in json.loads(self.storage.read(self.path(c, "data")))]
 
-    def _is_complete(self, c: Committable) -> bool:
-        """Are all files there? A clean-up of the table may have removed them, or their list."""
+    def below(self, c: Committable, f: DataFile) -> str:
+        """The path of a file below the location of the table."""
+        root = self.root.removesuffix("_kafka2pc")
+        return f"{self.folder(c).removeprefix(root)}/{f.path}"
+
+    def _whole(self, c: Committable) -> list[DataFile] | None:
+        """Its files. None: some are gone: a clean-up of the table removed them, or their list."""
         there = self.storage.names(self.folder(c))
-        try:
-            return all(f.path in there for f in self.files(c))
-        except FileNotFoundError:
-            return False
+        with suppress(FileNotFoundError):
+            files = self.files(c)
+            return files if all(f.path in there for f in files) else None
+        return None
 
     def is_open(self, c: Committable) -> bool:
         return self.storage.exists(self.path(c, "open"))
@@ -217,9 +222,8 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         others = [c for c in cs if c not in noted]
         closed = self._each(self._is_closed, others)
         missing = [c for c, is_closed in zip(others, closed, strict=True) if not is_closed]
-        complete = self._each(self._is_complete, missing)
-        there = [c for c, is_there in zip(missing, complete, strict=True) if is_there]
-        files = dict(zip(there, self._each(self.files, there), strict=True))
+        found = zip(missing, self._each(self._whole, missing), strict=True)
+        files = {c: whole for c, whole in found if whole is not None}
         if any(files.values()):
             self.add(table, files)
         gone = [c for c in missing if c not in files]
@@ -296,8 +300,8 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         if found == "committed":
             if c in self.held(table, [c]) or self._is_closed(c):
                 return TxnState.COMMITTED
-            return TxnState.PRECOMMITTED if self._is_complete(c) else TxnState.ABORTED
-        if found == "data" and self.is_open(c) and self._is_complete(c):
+            return TxnState.ABORTED if self._whole(c) is None else TxnState.PRECOMMITTED
+        if found == "data" and self.is_open(c) and self._whole(c) is not None:
             return TxnState.PRECOMMITTED
         return TxnState.ABORTED if found else None
 
@@ -312,7 +316,7 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
 
     def _is_lost(self, c: Committable) -> bool:
         """Is it to be committed, and cannot? No abort ends it."""
-        return self.outcome(c) == "committed" and not self._is_complete(c)
+        return self.outcome(c) == "committed" and self._whole(c) is None
 
 # %% ../../nbs/stores/15_table.ipynb #t009
 class TableTransaction(TransactionBase):
