@@ -117,7 +117,7 @@ def _azure_options(theirs: dict) -> dict:
     limits = {"connection_timeout": CONNECT_S, "read_timeout": SILENCE_S}
     return {key: value for key, value in limits.items() if key not in theirs}
 
-
+# %% ../../nbs/backends/05_file_systems.ipynb #e3cd7e62
 def _azure_once(fs: "AbstractFileSystem") -> None:
     with suppress(AttributeError):  # of another version
         client = fs.service_client._config  # noqa: SLF001

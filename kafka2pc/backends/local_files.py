@@ -59,7 +59,7 @@ def create_file(
         os.unlink(draft)
         sync(os.path.dirname(path))
 
-
+# %% ../../nbs/backends/03_local_files.ipynb #e08907df
 def _write_draft(draft: str, content: bytes, before: Callable[[], None]) -> None:
     try:
         os.makedirs(os.path.dirname(draft), exist_ok=True)

@@ -56,7 +56,7 @@ def normal_place(place: str) -> str:
         else f"{scheme}://{path.strip('/')}"
     )
 
-
+# %% ../../nbs/backends/01_places.ipynb #03532903
 def _authority(scheme: str, rest: str) -> tuple[str, str]:
     """The bucket or host of a URL, without a user; and the path below it."""
     if not rest.startswith("//"):
@@ -137,7 +137,7 @@ def _normal_database(rest: str) -> str:
         f"?options=-csearch_path={quote(paths[-1])}" if paths else ""
     )
 
-
+# %% ../../nbs/backends/01_places.ipynb #59e0006d
 def _hosts(authority: str, options: dict[str, str]) -> str:
     """All hosts with their ports, in alphabetical order. As for the client, options win."""
     found = [
@@ -214,7 +214,7 @@ def check_place(option: str, place: str, *, folder: bool = False) -> None:
     except BadOption as e:
         raise BadOption(f"{option}={e.what}", why=e.why, action=e.action) from None
 
-
+# %% ../../nbs/backends/01_places.ipynb #470156ca
 def _check(place: str, folder: bool) -> None:
     scheme, rest = _split(place)
     if not place:
@@ -254,7 +254,7 @@ def _check_path(place: str, path: str) -> None:
             ),
         )
 
-
+# %% ../../nbs/backends/01_places.ipynb #3e7b0cd0
 def _check_topic(place: str, topic: str) -> None:
     if not re.fullmatch("[A-Za-z0-9._-]{1,249}", topic) or topic in (".", ".."):
         raise BadOption(
@@ -263,7 +263,7 @@ def _check_topic(place: str, topic: str) -> None:
             action=_KINDS,
         )
 
-
+# %% ../../nbs/backends/01_places.ipynb #4cc92fd7
 def _check_url(scheme: str, place: str, rest: str, folder: bool) -> None:
     if scheme in ("postgresql", "postgres"):
         _check_slashes(scheme, place, rest)
@@ -305,7 +305,7 @@ def _check_url(scheme: str, place: str, rest: str, folder: bool) -> None:
             ),
         )
 
-
+# %% ../../nbs/backends/01_places.ipynb #c7f38e4b
 def _check_slashes(scheme: str, place: str, rest: str) -> None:
     if not rest.startswith("//"):
         raise BadOption(

@@ -72,7 +72,7 @@ def _causes(e: BaseException | None) -> Iterator[BaseException]:
         yield e
         e = e.__cause__ or e.__context__
 
-
+# %% ../../nbs/backends/02_storage.ipynb #2003a39d
 _Result = TypeVar("_Result")
 
 
@@ -119,7 +119,7 @@ def _of_another_server(e: Exception) -> bool:
     )
     return http_status(e)[1] in ("", "404") and not asked.startswith("Head")
 
-
+# %% ../../nbs/backends/02_storage.ipynb #511dec90
 def _says_no(e: Exception) -> bool:
     """A refusal without a status: a file system's, one for want of credentials, gcsfs' 403 or 400,
     a name that no bucket can have.
@@ -159,7 +159,7 @@ def _one_request(fs: Any) -> dict:
 def _nothing() -> None:
     pass
 
-
+# %% ../../nbs/backends/02_storage.ipynb #9c8ae4d2
 class Storage:
     """A folder in a file system that fsspec has a driver for. `what`: how errors name it.
     `instead`: what they advise if decisions cannot be there. A request is asked again while its
@@ -361,7 +361,7 @@ class Storage:
             )
         _CHECKED[key] = True
 
-
+# %% ../../nbs/backends/02_storage.ipynb #8bf32f5c
 def _is_unclear(e: BaseException) -> bool:
     """Did the store give no clear answer? An error of ours is none of the store's."""
     if isinstance(e, TwoPhaseError) or not isinstance(e, Exception):

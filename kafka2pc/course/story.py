@@ -72,7 +72,7 @@ def style() -> str:
     fixed = f"{states}.k2st .good{{fill:{good}}}.k2st .wrong{{fill:{wrong}}}"
     return f"{sheet(LIGHT)}{fixed}@media(prefers-color-scheme:dark){{{sheet(DARK)}}}"
 
-
+# %% ../../nbs/course/07_story.ipynb #d01aa340
 def _text(x: float, y: float, words: str, kind: str, anchor: str = "middle") -> str:
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text class="{kind}" {place}>{escape(words)}</text>'
@@ -119,7 +119,7 @@ def panel(steps: Sequence[str], lanes: Mapping[str, Sequence[Cell]]) -> tuple[st
     ]
     return "".join(captions + rows), TOP + LANE * len(lanes) + 4
 
-
+# %% ../../nbs/course/07_story.ipynb #60b2cbd3
 def page(title: str, content: str, height: int) -> str:
     """An SVG with the style of all stories."""
     return (
@@ -177,7 +177,7 @@ def _caption_of(name: str, args: tuple, answer: Any) -> str:
     words = f"{name} {slot.batch_id}.{slot.attempt}"
     return words if answer in (None, args[0]) else f"{words} refused"
 
-
+# %% ../../nbs/course/07_story.ipynb #9e4484ca
 class Watched:
     """Passes all calls on to `target`. Those in `STEPS` become steps of the story, made by `who`;
     `label` is the name in their captions. A transaction that begins is watched, too.
@@ -228,7 +228,7 @@ def look_into(store: Any) -> tuple[dict[str, TxnState], list]:
     """States and readable rows of a `MemoryParticipant`."""
     return {f"{tid} {epoch}": t.state for (tid, epoch), t in store.txns.items()}, store.read()
 
-
+# %% ../../nbs/course/07_story.ipynb #a52f3b87
 class Story:
     """Watches a store and a decision log, and draws what happened. `look` gives the states of all
     transactions, and the rows that a `read_committed` reader finds.
@@ -323,7 +323,7 @@ class Story:
         title = f"{count}, rows: {self.ending.text}"
         return Picture(title, [*self.steps, "at the end"], lanes)
 
-
+# %% ../../nbs/course/07_story.ipynb #5e34e92b
 def _state(state: TxnState | None) -> Cell:
     return Cell(LOOKS[state].word, state.value) if state else Cell()
 

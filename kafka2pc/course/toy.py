@@ -79,7 +79,7 @@ class Choice:
     words: str = ""  # the rule
     lesson: str = "02_two_phase_commit"
 
-
+# %% ../../nbs/course/12_toy.ipynb #5de349bc
 REPLAY = "The replay of a decided batch writes nothing."
 OFF: dict[str, Choice] = {
     "none": Choice(Driver, "none: the driver of lesson 2"),
@@ -122,7 +122,7 @@ def named(off: str) -> str:
     number = f"{OFF[off].rule}: " if OFF[off].rule else ""
     return f"{number}{OFF[off].label}"
 
-
+# %% ../../nbs/course/12_toy.ipynb #423da55d
 def fails(story: Story) -> None:
     """The store cannot be reached, and the story shows it."""
     story.add("the store fails")
@@ -158,8 +158,6 @@ ANSWERS = {
     "stuck": "some stuck behind an open transaction",
 }
 PEOPLE = {row: CUSTOMERS[row] for rows in TASKS for row in rows}
-
-
 FIRST = ("first", "committed")  # the choice that is shown first
 
 
@@ -220,7 +218,7 @@ def _commit(step: Step) -> str:
     end = "finds them again, and charges again" if twice else "finds them"
     return f"{step.who} commits the charges of {people(step.rows)}. The payment service {end}."
 
-
+# %% ../../nbs/course/12_toy.ipynb #b36dd7f9
 def _calls_abort(step: Step) -> str:
     """Why the first driver aborts; nothing if the step before was an abort, too."""
     if "new" in step.who or "abort" in step.before:
@@ -241,7 +239,7 @@ def _timeout(step: Step) -> str:
     of = f" with the charges of {people(step.rows)}" if step.rows else ""
     return f"The timeout strikes: the store aborts the open transaction{of}."
 
-
+# %% ../../nbs/course/12_toy.ipynb #ec01c58f
 SAYS: dict[str, Callable[[Step], str]] = {  # how the words of a step end: its caption
     "commit refused": lambda step: (
         f"{step.who} sends commit. The store refuses: it has aborted this transaction."
@@ -313,7 +311,7 @@ def open_at_end(story: Story) -> int:
     ended = (TxnState.COMMITTED, TxnState.ABORTED)
     return sum(state not in ended for state in story.seen[-1].states.values())
 
-
+# %% ../../nbs/course/12_toy.ipynb #5632c2ac
 def judged(found: str, still_open: int) -> tuple[tuple[str, ...], str]:
     """The predictions that are right, and the verdict in words."""
     times = Counter(found)
@@ -449,7 +447,7 @@ class Toy:
         lesson = f"Lesson {int(OFF[self.off.value].lesson[:2])}"
         return f"<b>{escape(now.verdict)}</b><br>{guess}<br>{escape(rule)} ({lesson})"
 
-
+# %% ../../nbs/course/12_toy.ipynb #020944ae
 def toy() -> Any:
     """The toy with its buttons; where no widgets can be shown, the picture of one scenario."""
     return Toy().box if has_widgets() else scenario(*FIRST).picture

@@ -66,7 +66,7 @@ def open_log(
             f"decisionLog={place.partition(':')[0]}:...: {e}", why=_MISSING, action=_KINDS
         ) from None
 
-
+# %% ../../nbs/decision_logs/04_opening.ipynb #ca7d0bd9
 def left_log(log: DecisionLog) -> NamedLog | None:
     """The log from which `log` was copied or moved, as its newest record says, if it still holds
     records. None: this is its place, or the former place is no folder, or cannot be reached; then a

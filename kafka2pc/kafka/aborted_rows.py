@@ -87,7 +87,7 @@ def _judged(c: Committable, piece: Piece) -> TxnState | None:
     aborted = any(n == c.state.producer_id and first <= at for n, first in pairs)
     return TxnState.ABORTED if aborted else TxnState.COMMITTED
 
-
+# %% ../../nbs/kafka/09_aborted_rows.ipynb #84e665f3
 def _is_of(batch: PackedBatch, c: Committable) -> bool:
     same = (batch.producer_id, batch.epoch) == (c.state.producer_id, c.state.epoch)
     return same and not batch.control
@@ -194,7 +194,7 @@ def _one_id(ids: set[str]) -> UUID | None:
     text = next(iter(ids)) if len(ids) == 1 else ""
     return UUID(text) if text else None
 
-
+# %% ../../nbs/kafka/09_aborted_rows.ipynb #50a1d3de
 def _batches(cluster: Cluster, ranges: Sequence[Wanted]) -> Iterator[tuple[Wanted, PackedBatch]]:
     """The batches of records in these ranges, also of open and of aborted transactions. Raises
     `BrokerUnreachable` for what may come later.
@@ -255,7 +255,7 @@ def _short(p: PartitionRange, found: int) -> Gone:
         why=f"{found} of {p.records} rows of {p.topic}-{p.partition} are left: {why}.",
     )
 
-
+# %% ../../nbs/kafka/09_aborted_rows.ipynb #0d135104
 def copy_rows(
     cluster: Cluster, lost: Sequence[Committable], transaction: ColumnTransaction
 ) -> None:

@@ -40,7 +40,7 @@ class ClusterFacts:
     batch_bytes: int | None = None
     two_phase: bool = False
 
-
+# %% ../../nbs/kafka/01_cluster_check.ipynb #1d5ae76e
 def check(
     conf: dict,
     *,
@@ -79,7 +79,7 @@ def check(
             two_phase=no_timeout,
         )
 
-
+# %% ../../nbs/kafka/01_cluster_check.ipynb #db32ae08
 def _check_topics(cluster: Cluster, topics: list[str]) -> None:
     for topic in topics:
         why = why_no_topic(topic)
@@ -121,7 +121,7 @@ def _offers_two_phase(cluster: Cluster, probe_id: str, required: bool) -> bool:
     _LOG.info("transactions %s (KIP-939)", timeout)
     return not why_not
 
-
+# %% ../../nbs/kafka/01_cluster_check.ipynb #c74cef02
 def _transaction_timeout(cluster: Cluster, probe_id: str, timeout_ms: int | None) -> int:
     """The timeout in ms that transactions get. The probe has a separate id, because InitProducerId
     aborts what an id has open.

@@ -183,7 +183,7 @@ class KafkaParticipant(KafkaWriter):
         """
         return _descriptions(self.cluster, list(cs), margin_ms, age_ms)
 
-
+# %% ../../nbs/kafka/02_participant.ipynb #dcb8cd3f
 def _columnar(store: KafkaParticipant) -> KafkaParticipant:
     """The same store, whose next transaction takes records that have a partition each."""
     twin = copy.copy(store)

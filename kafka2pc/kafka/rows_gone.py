@@ -91,7 +91,7 @@ def _ask_at_once(
     good = {w: row.offset for w, row in offset_rows(answers[1:]).items() if not row.error_code}
     return rows, {w: offset for w, offset in good.items() if leaders.get(w) == known[w]}
 
-
+# %% ../../nbs/kafka/07_rows_gone.ipynb #d3f5a757
 def _log_starts(
     cluster: Cluster,
     places: Collection[_Where],
@@ -159,7 +159,7 @@ def _gone_of(
         elif 0 <= p.first_offset < start:
             yield _gone(p, min(p.last_offset, start - 1), "")
 
-
+# %% ../../nbs/kafka/07_rows_gone.ipynb #914fbbd3
 def rows_gone(cluster: Cluster, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]:
     """What the topics have no more of each transaction, in order. Raises `BrokerUnreachable` if no
     broker answers.

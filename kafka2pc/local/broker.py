@@ -326,7 +326,7 @@ def _announce(
     if ready:
         ready(kafka.bootstrap_servers, files)
 
-
+# %% ../../nbs/local/05_broker.ipynb #3cac3e63
 def serve(
     nodes: int = 1,
     secure: bool = False,

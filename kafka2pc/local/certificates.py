@@ -101,7 +101,7 @@ def _common_name(name: str) -> Any:
 
     return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
 
-
+# %% ../../nbs/local/02_certificates.ipynb #82c1dbf5
 def _sign(
     name: str, key: Any, authority: Any, issuer: str = "authority", is_authority: bool = False
 ) -> bytes:

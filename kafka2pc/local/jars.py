@@ -172,7 +172,7 @@ def _ivy_command(work: Path) -> list[str]:
         str(work / "jars" / "[artifact]-[revision].[ext]"),
     ]
 
-
+# %% ../../nbs/local/01_jars.ipynb #9bc4c075
 def _run_ivy(
     name: str, xml: str, work: Path, progress: Callable, lock: int, limit_s: float = 900
 ) -> None:
@@ -317,7 +317,7 @@ def fetch_jars(
         ) from e
     return folder
 
-
+# %% ../../nbs/local/01_jars.ipynb #11b6770c
 def _fetch(name: str, folder: Path, wanted: str, progress: Callable, lock: int) -> None:
     bad = _damaged(folder)
     if bad:

@@ -89,7 +89,7 @@ def replication_settings(nodes: int) -> dict:
         "default.replication.factor": nodes,
     }
 
-
+# %% ../../nbs/local/03_nodes.ipynb #0df298a6
 def _node_settings(node: int, ports: list[tuple[int, int]], folder: Path, scheme: str) -> dict:
     """The settings in which nodes differ: id, listeners and voters. `ports` are (broker,
     controller) of every node.
@@ -196,7 +196,7 @@ def _wait_stopped(pid: int, wait_s: float = 5) -> None:
                 return
         time.sleep(0.01)
 
-
+# %% ../../nbs/local/03_nodes.ipynb #f5c226b0
 class Node:
     """One broker process. `folder` holds its settings, data and log; the supervisor removes it when
     Python dies, unless `keep`. `java`: the command that runs Java with the jars of Kafka.
@@ -330,7 +330,7 @@ def _format_options(passwords: dict[str, str], versions: list[str]) -> list[str]
         options += ["--release-version", ".".join(oldest.split(".")[:2])]
     return options
 
-
+# %% ../../nbs/local/03_nodes.ipynb #0815d448
 def format_nodes(
     nodes: list[Node], cluster_id: str, passwords: dict[str, str], versions: list[str]
 ) -> None:

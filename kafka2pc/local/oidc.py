@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Write no line for each request."""
 
-
+# %% ../../nbs/local/11_oidc.ipynb #1291c343
 class _Server(ThreadingHTTPServer):
     """The requests on one port. `ended` ends those that wait."""
 

@@ -85,7 +85,7 @@ def _write_secret(file: Path, settings: dict[str, str]) -> Path:
     file.write_text(properties_text(settings))
     return file
 
-
+# %% ../../nbs/local/09_tools.ipynb #a807cf05
 def write_files(kafka: LocalKafka) -> Path:
     """Write what a company gives its people, on a cluster with `secure` and `tls`, and return the
     folder, which is removed with the cluster: the settings admin.properties and alice.properties;

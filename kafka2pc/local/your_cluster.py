@@ -125,7 +125,7 @@ class YourCluster:
             time.sleep(0.05)
         return deleted
 
-
+# %% ../../nbs/local/06_your_cluster.ipynb #43261e8c
 def _is_deleted(answer: Any) -> bool:
     try:
         answer.result()

@@ -42,7 +42,7 @@ def read_properties(path: str) -> dict[str, str]:
         pairs[key] = value
     return pairs
 
-
+# %% ../../nbs/operations/01_access.ipynb #705d8e8d
 @dataclass(frozen=True, slots=True)
 class Access:
     """Where a cluster is and with which settings it is reached. `servers`: host:port, separated by

@@ -112,7 +112,7 @@ def _by_topic(numbers: Mapping[tuple[str, int], int]) -> dict[str, int]:
         sums[topic] = sums.get(topic, 0) + number
     return sums
 
-
+# %% ../../nbs/operations/10_metrics.ipynb #a7f873a6
 def _committed(
     survey: Survey, group: str, parts: Iterable[tuple[str, int]]
 ) -> Mapping[tuple[str, int], GroupOffset]:
@@ -153,7 +153,7 @@ def ask_cluster(
         groups={g: _committed(survey, g, ends) for g in groups},
     )
 
-
+# %% ../../nbs/operations/10_metrics.ipynb #a19b4fa9
 def doctor_samples(
     diagnosis: Diagnosis,
     access: Access,

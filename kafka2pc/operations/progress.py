@@ -56,7 +56,7 @@ def find_progress(query: Query, last: int = 20) -> list[Progress]:
     batches = sorted({*query.log.batches(), *query.times})[-last:]
     return [_progress(query, b, commit_of(query.log, b), CLOCK.now_ms()) for b in batches]
 
-
+# %% ../../nbs/operations/05_progress.ipynb #557d72ca
 def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: float) -> Progress:
     began_ms, ended_ms = query.times.get(batch_id, (None, None))
     behind: dict[str, Any] = dict(query.behind(batch_id) or {})
@@ -88,7 +88,7 @@ def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: fl
         **_timeout(committables, ended_ms if done else now_ms),
     )
 
-
+# %% ../../nbs/operations/05_progress.ipynb #7a74db0a
 def _timeout(committables: Iterable[Committable], until_ms: float | None) -> dict:
     """The timeout of the transaction that times out first, and its share that was used."""
     limited = [(c.started_ms, c.timeout_ms) for c in committables if c.timeout_ms]

@@ -46,7 +46,7 @@ class Query:
         """How long each of the last batches took, in ms."""
         return [end - begin for begin, end in self.times.values() if end is not None]
 
-
+# %% ../../nbs/operations/02_query.ipynb #8fe69c74
 def open_query(
     place: str,
     decision_log: str | None = None,
@@ -85,7 +85,7 @@ def open_query(
         behind=lambda batch_id: _behind(checkpoint, batch_id),
     )
 
-
+# %% ../../nbs/operations/02_query.ipynb #0f5c86d8
 def _behind(checkpoint: Checkpoint, batch_id: int) -> Mapping[str, float] | None:
     """How far the sources were behind; None if none of them is of kafka2pc."""
     try:

@@ -216,7 +216,7 @@ def _open_store(database: Database, newest: Decision | None, prefix: str) -> Par
     prefixes = [known_name(c.transactional_id).prefix for c in cs] or [prefix]
     return database.open(tables[0], prefixes[0])
 
-
+# %% ../../nbs/operations/04_repair.ipynb #04ef26ba
 def _check_known(driver: Driver, newest: Decision, name: str) -> None:
     """Raises `BadOption` if the database `name` has no line of a transaction of the newest
     decision, and the query has not gone on behind it. (Version 0.1.0 did not record which table
@@ -274,7 +274,7 @@ def operate(
     finally:
         kafka.close()
 
-
+# %% ../../nbs/operations/04_repair.ipynb #22f90e5d
 def _driver(
     query: Query, kafka: KafkaParticipant, databases: Mapping[str, Database], lost: str
 ) -> Driver:
@@ -496,7 +496,7 @@ def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     steps = {c: _step(c, decision.slot.batch_id, do[c], gone.get(c, ())) for c in cs}
     return [replace(step, left_ms=left.get(c)) for c, step in steps.items()]
 
-
+# %% ../../nbs/operations/04_repair.ipynb #2917c8e3
 def _fates(
     driver: Driver,
     decision: Decision,
@@ -564,7 +564,7 @@ def _batch_of(name: Name, newest: Decision | None, last: Decision | None) -> int
         planned = last.token.batch_id
     return max(name.token.batch_id, planned - (planned % 2 != name.parity))
 
-
+# %% ../../nbs/operations/04_repair.ipynb #47d4d751
 def find_in_databases(driver: Driver) -> list[FoundTransaction]:
     """What the query has open in the stores of the driver beside Kafka."""
     newest, last = newest_commit(driver.log), newest_record(driver.log)
@@ -608,7 +608,7 @@ def plan_restore(driver: Driver) -> list[RestoreStep]:
     """What `restore` would do now, decided transactions first. Writes nothing."""
     return decided_steps(driver) + _undecided_steps(driver, newest_commit(driver.log))
 
-
+# %% ../../nbs/operations/04_repair.ipynb #153939d3
 def decided_steps(driver: Driver) -> list[RestoreStep]:
     """The same for the transactions of the newest decision, and for its gates."""
     newest = newest_commit(driver.log)
@@ -727,7 +727,7 @@ def _repaired(driver: Driver, batch_ids: Iterable[int]) -> dict[str, str]:
         for c in d.lost
     }
 
-
+# %% ../../nbs/operations/04_repair.ipynb #73690742
 def _new_steps(decided: Decision | None, known: Container[str]) -> list[RestoreStep]:
     """The transactions that hold rows of others now."""
     if decided is None:

@@ -148,7 +148,7 @@ class Survey(Cluster):
         each = {topic: [p for p in layout if p.topic == topic] for topic in topics}
         return [topic for topic, own in each.items() if self.open_producers(own) is None]
 
-
+# %% ../../nbs/operations/03_survey.ipynb #76283e75
 def find_records(
     survey: Survey, partitions: Iterable[tuple[str, int]], producer_id: int
 ) -> tuple[PartitionRange, ...]:

@@ -70,7 +70,7 @@ class Watcher:
             self.due = self.clock.monotonic() + grace_s
         return None if key in self.ended else decided
 
-
+# %% ../../nbs/operations/07_watch.ipynb #5a4614fd
 def _grace_s(decided: Decision, after_s: float, now_ms: float) -> float:
     """How long a decision is left to its driver. (What is left may compare two clocks: if they
     differ, the watcher comes early, or as late as the rest allows.)

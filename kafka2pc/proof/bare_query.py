@@ -101,7 +101,7 @@ class BareQuery:
             found = list_transactions(cluster, self.name, ())
         return sum(self.query_id in t.transactional_id for t in found)
 
-
+# %% ../../nbs/proof/07_bare_query.ipynb #8c791f6a
 def new_worker() -> None:
     """Forget the transactional ids that this process has used, as a new worker of Spark does."""
     participant._NAMES = Names()  # noqa: SLF001  (what a new process begins with)

@@ -129,7 +129,7 @@ def _take(path: str | Path, event: Event) -> bool:
     os.unlink(mine)
     return True
 
-
+# %% ../../nbs/proof/02_crash_points.ipynb #dd2e87b9
 def _carry_out(order: Crash) -> None:
     if order.pid is not None:
         os.kill(order.pid or os.getpid(), signal.SIGKILL)

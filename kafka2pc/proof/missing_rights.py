@@ -85,7 +85,7 @@ class Rights:
         with Cluster(self.kafka.client_conf) as admin:
             admin.ask(request)
 
-
+# %% ../../nbs/proof/10_missing_rights.ipynb #6191069f
 def error_of(attempt: Callable[[], object]) -> tuple[str, str] | None:
     """Class and words of the error of an attempt that is refused; None if it is not."""
     try:
@@ -153,7 +153,7 @@ def answers(conf: dict[str, str], access: Access, topic: str) -> dict[str, str]:
         "doctor": ", ".join(sorted(f"`{f.name}`" for f in found)),
     }
 
-
+# %% ../../nbs/proof/10_missing_rights.ipynb #0bd95342
 def new_words(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """The answers that have changed, in words."""
     parts = []

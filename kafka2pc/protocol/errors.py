@@ -195,7 +195,7 @@ class MovedLog(TwoPhaseError):
         " writes the new place into the log."
     )
 
-
+# %% ../../nbs/protocol/06_errors.ipynb #9410c06a
 class UnfinishedBatch(TwoPhaseError):
     """Options changed before the last batch was finished."""
 
@@ -239,7 +239,7 @@ class StaleCheckpoint(TwoPhaseError):
         " checkpointLocation."
     )
 
-
+# %% ../../nbs/protocol/06_errors.ipynb #55b25821
 class PassedOver(TwoPhaseError):
     """A batch failed, and Spark took it for written."""
 
@@ -305,7 +305,7 @@ class OutcomeUnknown(TwoPhaseError):
     )
     action = "Restart the query when the store answers again."
 
-
+# %% ../../nbs/protocol/06_errors.ipynb #e64849c3
 class Reopened(TwoPhaseError):
     """A batch was decided and then aborted as a whole, so it is decided no more."""
 

@@ -93,7 +93,7 @@ class History:
                 raise
             self.append(_KIND[more.pop("outcome", Outcome.DONE)], op, **ids, **more)
 
-
+# %% ../../nbs/protocol/08_history.ipynb #2f4d69bd
 def _write_line(path: str, event: Event) -> None:
     with open(path, "ab", buffering=0) as f:
         f.write((json.dumps(asdict(event), default=str) + "\n").encode())

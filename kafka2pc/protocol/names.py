@@ -62,7 +62,7 @@ class _Process:
         self.counters[batch] = newest, number + 1
         return number
 
-
+# %% ../../nbs/protocol/02_names.ipynb #0333ce5b
 class Names:
     """The transactional ids of this worker process. Never returns one twice within a batch, nor one
     that was retired, whatever other queries and threads ask for in between.
@@ -145,7 +145,7 @@ def is_random(query_id: str) -> bool:
     """
     return uuid.UUID(query_id).version == 4
 
-
+# %% ../../nbs/protocol/02_names.ipynb #361df3cd
 def name_of_query(transactional_id: str, query_id: str, prefix: str) -> Name | None:
     """The parts of an id that `Names` made for this query: under `prefix`, or under any other one
     that the query had before, if Spark has made the query id. None for another id.

@@ -107,7 +107,7 @@ class Recalls(Protocol):
 
     def committed_later(self, last: Mapping[str, Committable | None]) -> list[str]: ...
 
-
+# %% ../../nbs/protocol/04_participant.ipynb #7ea002eb
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """Offsets of a pre-committed transaction that its store has no more. `why`: a sentence."""
@@ -161,7 +161,7 @@ class RowsMissing(Exception):
         super().__init__(gone)
         self.gone = gone
 
-
+# %% ../../nbs/protocol/04_participant.ipynb #e58b04c5
 @runtime_checkable
 class KeepsAborted(Protocol):
     """What a participant also has if its store keeps the rows of an aborted transaction for a
@@ -226,7 +226,7 @@ class OpenBeside:
     left_ms: float | None = None
     abort_with: str
 
-
+# %% ../../nbs/protocol/04_participant.ipynb #e62f0523
 @runtime_checkable
 class Shared(Protocol):
     """What a participant also has if it can list what other queries with its prefix have open in

@@ -189,7 +189,7 @@ def _begins_anew(location: str, inner: list[str]) -> BadOption:
         ),
     )
 
-
+# %% ../../nbs/spark/01_checkpoint.ipynb #8d23e66d
 def _no_checkpoint(location: str, inner: list[str]) -> BadOption:
     meant = f"Did you mean {masked(location)}/{inner[0]}? " if inner else ""
     if ":" in location:

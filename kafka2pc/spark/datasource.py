@@ -55,7 +55,7 @@ def _refuse_table(options: Mapping[str, str]) -> None:
             action="CREATE TEMPORARY VIEW name USING kafka2pc OPTIONS (...).",
         )
 
-
+# %% ../../nbs/spark/02_datasource.ipynb #5a0de2b5
 class Kafka2pc(DataSource):
     """`format("kafka2pc")`: exactly-once writes into Kafka, and reads that can be repeated. The
     options are in `SINK_OPTIONS` and `SOURCE_OPTIONS`. All methods raise `BadOption` for options
@@ -139,7 +139,7 @@ class Kafka2pc(DataSource):
             )
         return options
 
-
+# %% ../../nbs/spark/02_datasource.ipynb #a2f5c49e
 def register(spark: SparkSession) -> None:
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
     reading. A thread of your own calls it, too, before it writes. It does not help if Spark asks a

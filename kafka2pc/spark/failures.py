@@ -49,7 +49,7 @@ def _starts(text: str) -> Iterator[re.Match[str]]:
         if begins or not quoted:
             yield m
 
-
+# %% ../../nbs/spark/11_failures.ipynb #50c1131e
 def _parts(text: str) -> dict[str, str]:
     """The parts of an error whose text begins behind its code."""
     parts, name, begin = {}, "what", 0

@@ -126,7 +126,7 @@ def in_tasks(df: "DataFrame", task: PrecommitTask) -> list[CommitMessage]:
     rows = df.mapInArrow(task.as_rows, schema).collect()
     return [pickle.loads(row.message) for row in rows]
 
-
+# %% ../../nbs/spark/05_foreach_batch.ipynb #97ceea7a
 # of a store: Spark would try a task again
 _PASSING = (BrokerUnreachable, PrecommitFailed, UnclearAnswer)
 
@@ -184,7 +184,7 @@ def _check_stores(driver: Driver, df: "DataFrame") -> None:
         if isinstance(store, ChecksColumns):
             store.check_columns(df.columns)
 
-
+# %% ../../nbs/spark/05_foreach_batch.ipynb #bf2c1a6b
 def _undo(
     driver: Driver, plan: Plan, messages: Sequence[CommitMessage], error: BaseException
 ) -> None:
@@ -412,7 +412,7 @@ class ExactlyOnce:
             df = df.select([df[name].alias(name.lower()) for name in names])
         return df, ("key", "value")
 
-
+# %% ../../nbs/spark/05_foreach_batch.ipynb #c5a3e9a2
 # for which run of the query this process has looked into its checkpoint: (place, id of the
 # decisions) -> run
 _ASKED = Kept()

@@ -115,7 +115,7 @@ def _lives(labels: dict) -> list[Sample]:
         sample("spark_progress_timestamp_seconds", now_s, **labels),
     ]
 
-
+# %% ../../nbs/spark/11_prometheus.ipynb #c4ec0ff0
 def make_listener(folder: str) -> "StreamingQueryListener":
     """A listener that adds what Spark reports to files in the folder."""
     from pyspark.sql.streaming import StreamingQueryListener
@@ -152,7 +152,7 @@ def make_listener(folder: str) -> "StreamingQueryListener":
 
     return Listener()
 
-
+# %% ../../nbs/spark/11_prometheus.ipynb #951c6130
 # of each session, by folder
 _LISTENERS: WeakKeyDictionary[Any, dict] = WeakKeyDictionary()
 

@@ -71,7 +71,7 @@ def running_query(df: "DataFrame") -> RunningQuery | None:
         return None
     return RunningQuery(query_id, int(batch_id), *_place_and_run(session, query_id))
 
-
+# %% ../../nbs/spark/04_running_query.ipynb #6313966b
 def is_connect(session: "SparkSession") -> bool:
     """Is this a session of Spark Connect?"""
     return session.__module__.startswith("pyspark.sql.connect")
@@ -190,7 +190,7 @@ def connected_rows(session: "SparkSession", log: DecisionLog, batch_id: int) -> 
         return decided.offsets_hash  # empty: several queries ran, or an older version wrote it
     return running[0] if len(running) == 1 or (decided and running) else ""
 
-
+# %% ../../nbs/spark/04_running_query.ipynb #e9aa52c8
 def unknown_checkpoint() -> BadOption:
     """The error for a query whose checkpoint Spark does not name."""
     return BadOption(
@@ -284,7 +284,7 @@ def only_call(
     _WRITTEN[query_id] = call
     _FAILED.pop(query_id, None)
 
-
+# %% ../../nbs/spark/04_running_query.ipynb #a2128018
 def _check_mixed(running: RunningQuery, inside: bool) -> None:
     run_id, before = _INSIDE.get(running.query_id, (running.run_id, inside))
     if run_id == running.run_id and before != inside:

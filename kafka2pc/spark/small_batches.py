@@ -100,7 +100,7 @@ class KeptRows:
         """`task` with the rows of each partition, in Spark's tasks; raises as `here` does."""
         return self.rdd.mapPartitions(partial(_in_task, task, self.schema)).collect()
 
-
+# %% ../../nbs/spark/10_small_batches.ipynb #7e23ad4e
 def _in_task(task: Callable, schema: pa.Schema, contents: Iterable[bytes]) -> Iterator:
     yield task(_batches(schema, contents))
 
@@ -156,7 +156,7 @@ def _few_rows_in_a_batch(session: Any) -> Iterator[None]:
     finally:
         session.conf.set(_ROWS, before)
 
-
+# %% ../../nbs/spark/10_small_batches.ipynb #a2436573
 @contextmanager
 def kept(rows: KeptRows) -> Iterator[KeptRows]:
     """Compute the rows, once, and keep them until the block ends."""

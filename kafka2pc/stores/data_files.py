@@ -116,7 +116,7 @@ def fitted(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             raise BadRow(f"column {column.name}: null, and the table allows none", why=NO_FIT)
     return batch.cast(schema)
 
-
+# %% ../../nbs/stores/14_data_files.ipynb #270809e0
 def split_rows(
     batch: pa.RecordBatch, keys: Sequence[PartitionKey]
 ) -> Iterator[tuple[tuple, pa.RecordBatch]]:
@@ -172,7 +172,7 @@ class PartWriter:
         spelled = dict(zip(names, map(spell, values), strict=True))
         self.files.append(self.open.pop(values).close(spelled))
 
-
+# %% ../../nbs/stores/14_data_files.ipynb #6b369a04
 def spell(value: Any) -> str | None:
     """A value of a partition column as text. A time with a time zone is in UTC, and says so: what
     does not say it, Spark takes for one in the time zone of its session.
@@ -190,7 +190,7 @@ def spell(value: Any) -> str | None:
         return _JAVA.get(str(value), str(value))
     return str(value)
 
-
+# %% ../../nbs/stores/14_data_files.ipynb #53e18d7e
 _JAVA = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # readers in Java know only these
 
 
@@ -240,7 +240,7 @@ def _as_json(value: Any) -> Any:
         return value.isoformat()
     return float(value) if isinstance(value, Decimal) else value
 
-
+# %% ../../nbs/stores/14_data_files.ipynb #73b2ce4b
 def _statistics(found: pq.FileMetaData) -> tuple[dict, dict, dict]:
     """The least and the largest value and the number of nulls of each column that is no part of
     another one; without those whose statistics are not in each row group.

@@ -391,7 +391,7 @@ class OpenFile(TransactionBase):
         c = self.store.names.committable(*key(self.c), self.rows)
         return replace(c, cluster_id=self.c.cluster_id)
 
-
+# %% ../../nbs/stores/02_file.ipynb #94a3d39b
 class FileTransaction(OpenFile):
     """One open file of a `FileParticipant`."""
 

@@ -64,7 +64,7 @@ def _end_dead(others: Sequence[OpenBeside]) -> str:
         f" and drop their rows: {statements}."
     )
 
-
+# %% ../../nbs/stores/11_holders.ipynb #e413ccff
 def no_slot(
     what: str, c: Committable, slots: str, prepared: Sequence[OpenBeside]
 ) -> PrecommitFailed:

@@ -151,7 +151,7 @@ class IcebergParticipant(TableParticipant):
         there, done = self._ended_names(), self._names("done")
         return [name for name in noted if f"{name}.json" in there and f"{name}.json" not in done]
 
-
+# %% ../../nbs/stores/17_iceberg.ipynb #0e301e5f
 def _source(table: Table, key: PartitionField) -> str:
     """The column by which it partitions."""
     return str(table.schema().find_column_name(key.source_id))

@@ -115,7 +115,7 @@ def open_lines(run: Run, names: StoreNames) -> list[tuple[Committable, float]]:
         if names.is_ours(tid)
     ]
 
-
+# %% ../../nbs/stores/04_lines.ipynb #9ee64d0b
 def ids_with_lines(
     run: Run, names: StoreNames, query_id: str, prepared: Iterable[Key] = ()
 ) -> list[str]:

@@ -115,7 +115,7 @@ def _our_errors(store: "MysqlParticipant", c: Committable) -> Iterator[None]:
             raise store.unfit(e.args[-1], **_UNFIT[_code(e)]) from e
         raise BadRow(message, why="The database refuses the row, or the table does not fit.") from e
 
-
+# %% ../../nbs/stores/06_mysql.ipynb #60c62d9d
 @contextmanager
 def _outages(why: str = _NO_RIGHT, *, all_lost: bool = False) -> Iterator[None]:
     """Turn the errors of PyMySQL about a connection into ours: `NotAuthorized`, and
@@ -361,7 +361,7 @@ def _insert(table: str, names: list[str], key: tuple[str, ...]) -> str:
     updates = ", ".join(f"{_quote(n)} = values({_quote(n)})" for n in others)
     return f"{text} on duplicate key update {updates}"
 
-
+# %% ../../nbs/stores/06_mysql.ipynb #2ae88057
 class MysqlTransaction(TransactionBase):
     """One open transaction of a `MysqlParticipant`, with its own connection."""
 

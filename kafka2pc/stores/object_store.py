@@ -144,7 +144,7 @@ class MarkedStore(FileStore):
         """The object of this kind (open, data, manifest) of a transaction."""
         return f"{self.root}/{kind}/{c.transactional_id}.{c.state.epoch}.{self.format}"
 
-
+# %% ../../nbs/stores/03_object_store.ipynb #f4985ea9
 class ObjectParticipant(MarkedStore):
     """Files in an fsspec file system, and a manifest that says which of them are committed. `url`:
     `s3://…`, `memory://…`, `file://…`. A password in it is used, and not shown. `format`: parquet

@@ -64,7 +64,7 @@ class StoreNames:
         """
         return name_of_query(transactional_id, query_id, self.prefix) is not None
 
-
+# %% ../../nbs/stores/01_parts.ipynb #4594c0bd
 class NamedStore:
     """Base of a participant with `names`: its identity, and the same store under another prefix."""
 
@@ -129,7 +129,7 @@ def read_id(path: str) -> str:
     except OSError as e:
         raise no_id(path, f"{type(e).__name__}: {e.strerror}") from e
 
-
+# %% ../../nbs/stores/01_parts.ipynb #dbbbdfdc
 def write_id(path: str) -> str:
     """Write a new id into a file, unless there is one, and return what is there then. Raises
     `StoreUnreachable`.
@@ -146,7 +146,7 @@ def write_id(path: str) -> str:
         raise no_id(path, f"{type(e).__name__}: {e.strerror}") from e
     return read_id(path)
 
-
+# %% ../../nbs/stores/01_parts.ipynb #fa4de479
 class KnownById(ABC):
     """Base of a participant whose store keeps an id. `where`: the place, by which it is reached.
     Subclasses have `kept_id()` (empty: there is none) and `make_id()`: of two processes that make
@@ -194,7 +194,7 @@ class KnownById(ABC):
             f"{c.transactional_id} is in {c.cluster_id}; here is {self.differs(c.cluster_id)}"
         )
 
-
+# %% ../../nbs/stores/01_parts.ipynb #af231d7a
 def _changed(what: str, more: str = "") -> StoreUnreachable:
     return StoreUnreachable(
         what,

@@ -148,7 +148,7 @@ def _first_line(e: psycopg.Error) -> str:
     """Without the statement."""
     return str(e).partition("\n")[0]
 
-
+# %% ../../nbs/stores/12_postgres_rows.ipynb #7bff4058
 def _our_error(e: psycopg.Error, store: Store, c: Committable) -> Exception:
     what = f"{store.table}: {e}"
     match e:

@@ -48,7 +48,7 @@ class Decided(Protocol):
     @property
     def committables(self) -> tuple[Committable, ...]: ...
 
-
+# %% ../../nbs/stores/08_staged.ipynb #928c54ca
 class StagedParticipant(PostgresParticipant):
     """A table in PostgreSQL, without PREPARE TRANSACTION. `apply` moves the rows of all tasks into
     the table in the transaction that decides: `TableLog(url, name, also=store.apply)`. Without it

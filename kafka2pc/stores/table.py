@@ -45,7 +45,7 @@ _AT_ONCE = 16  # requests to an object store
 class Conflict(Exception):
     """The table has changed since it was loaded."""
 
-
+# %% ../../nbs/stores/15_table.ipynb #d3c8f768
 class TableParticipant(TableColumns, MarkedStore, ABC):
     """Base of a table whose versions name its Parquet files: one version more makes the rows of all
     tasks visible at once. `location`: URL of the table; `columns`: those of the rows that it takes

@@ -34,7 +34,7 @@ class WriteAheadLog(Participant, Protocol):
     def rows(self, c: Committable) -> Iterator[dict]: ...
     def drop(self, c: Committable) -> None: ...
 
-
+# %% ../../nbs/stores/07_wal.ipynb #b0b2d62c
 class WalParticipant:
     """A target without transactions behind a write-ahead log. `send(items)` gets up to `chunk`
     pairs (key, row) at once; the target must ignore keys that it has seen. It may raise

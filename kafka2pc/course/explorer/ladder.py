@@ -47,7 +47,7 @@ def _worlds(*kinds: tuple, together: bool = False) -> tuple[Setup, ...]:
         Setup(batches, together=together, faults=frozenset(faults)) for batches, *faults in kinds
     )
 
-
+# %% ../../../nbs/course/explorer/05_ladder.ipynb #d2878b7f
 LEVELS = (
     Level(
         0,
@@ -190,7 +190,7 @@ def draw_text(lines: Sequence[str], y: int, bold: bool = False) -> tuple[str, in
             drawn.append(f'<text{kind} x="{indent}" y="{y}">{escape(part.strip())}</text>')
     return "".join(drawn), y
 
-
+# %% ../../../nbs/course/explorer/05_ladder.ipynb #d40426ab
 @dataclass(frozen=True)
 class Verdict:
     """How far a driver came: a line for each level, and where it fell. True if it passed."""

@@ -130,7 +130,7 @@ class Process:
             self.after[answer] = Process(self.number, self.setup, self, answer).replay(kind)
         return self.after[answer]
 
-
+# %% ../../../nbs/course/explorer/02_replay.ipynb #6080e71a
 def seen_open(request: tuple, answer: Any) -> frozenset:
     """The transactions that this answer shows as open."""
     if request[0] != "describe" or isinstance(answer, Raises):

@@ -158,7 +158,7 @@ class Wrong(NamedTuple):
     rows: tuple = ()
     error: Any = None
 
-
+# %% ../../../nbs/course/explorer/03_schedules.ipynb #19d3ae5a
 RESTARTS = 3  # so many fresh drivers may stop with an error before the query counts as stuck
 
 
@@ -260,7 +260,7 @@ class Found:
         """A mistake of the code comes first, and what costs no row last."""
         return {"mistake": 0, "open": 2}.get(self.wrong.kind, 1), self.length
 
-
+# %% ../../../nbs/course/explorer/03_schedules.ipynb #98eac1df
 class Search:
     """A breadth-first search. It remembers how it came to each state. A transaction that is left
     open counts only if nothing worse is found.
@@ -330,7 +330,7 @@ class Search:
             steps.append(step)
         return tuple(reversed(steps))
 
-
+# %% ../../../nbs/course/explorer/03_schedules.ipynb #98d430e2
 def explore(kind: type, setup: Setup, states_max: int = 400_000) -> Found:
     """Visit the states of this driver in this world, up to the first one that is wrong."""
     with calm():

@@ -249,7 +249,7 @@ class StepStore:
             partitions=(PartitionRange(topic=self.name, partition=0, records=len(rows)),),
         )
 
-
+# %% ../../../nbs/course/explorer/01_small_world.ipynb #69a1afcb
 class StepTxn:
     """The transaction of a task: its pre-commit is the step."""
 

@@ -32,7 +32,7 @@ class Line(NamedTuple):
     world: World
     reads: bool = False
 
-
+# %% ../../../nbs/course/explorer/04_wording.ipynb #f2a305d7
 class Teller:
     """Puts the steps of a schedule into words."""
 
@@ -165,7 +165,7 @@ def _describe(t: Teller, who: str, answer: Any, cs: Sequence[Committable]) -> tu
 def _in_doubt(t: Teller, who: str, answer: Any, query_id: str) -> tuple[str, str]:
     return f"{who} asks what is open", f"{who} asks what is open ({t.txns(answer)})"
 
-
+# %% ../../../nbs/course/explorer/04_wording.ipynb #a561ea6f
 def _remove(t: Teller, who: str, answer: Any, gone: Sequence) -> tuple[str, str]:
     slots = ", ".join(map(str, gone))
     return f"{who}: remove {slots}", f"{who} removes {slots} from the log"
@@ -215,7 +215,7 @@ def mistake(error: Exception) -> str:
         text += "\nTo stop on purpose, raise one of the errors of kafka2pc.protocol.errors."
     return text
 
-
+# %% ../../../nbs/course/explorer/04_wording.ipynb #1df1e01b
 def meaning(wrong: Wrong, last: str) -> str:
     """What is wrong, in words. `last`: the letter of the run that ran last."""
     whose, error = people(wrong.rows), wrong.error

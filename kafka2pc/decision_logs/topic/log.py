@@ -69,7 +69,7 @@ class _Attempt:
     unclear: set[str] = field(default_factory=set)
     deadline: float = float("inf")
 
-
+# %% ../../../nbs/decision_logs/topic/05_log.ipynb #6fe52dbf
 class TopicLog(NamedLog):
     """Write-once slots in a compacted topic (`make`: create it if it does not exist). `name`: the
     query, the same after every restart and used by no other; many logs may share a topic. `conf`
@@ -425,7 +425,7 @@ class TopicLog(NamedLog):
         warn_if_long(self.topic, self._settings)
         return tail
 
-
+# %% ../../../nbs/decision_logs/topic/05_log.ipynb #a58e0bbc
 def _missing_right(bookmark: Bookmark) -> str:
     if bookmark.allowed:
         return ""

@@ -60,7 +60,7 @@ def check_topic(cluster: Cluster, topic: str, make: bool) -> dict[str, str]:
         action="Set cleanup.policy=compact for the topic, and grant DESCRIBE_CONFIGS on it.",
     )
 
-
+# %% ../../../nbs/decision_logs/topic/01_settings.ipynb #8ad641e7
 def _create_topic(cluster: Cluster, topic: str) -> None:
     code, text = create_topic(cluster, topic, _SHORT)
     if code in (codes.INVALID_CONFIG, codes.POLICY_VIOLATION):

@@ -67,7 +67,7 @@ def _load_own(context: ssl.SSLContext, conf: Mapping) -> None:
         if certificate:
             context.load_cert_chain(certificate, key, conf.get("ssl.key.password", ""))
 
-
+# %% ../../../nbs/kafka/login/02_certificates.ipynb #7cce42a5
 def _load_certificates(conf: Mapping) -> ssl.SSLContext:
     ca = conf.get("ssl.ca.location")
     folder = ca if ca and os.path.isdir(ca) else None
@@ -101,7 +101,7 @@ def _no_pem(conf: Mapping, e: Exception) -> BadOption:
         action="Use PEM files; a key with a password needs kafka.ssl.key.password.",
     )
 
-
+# %% ../../../nbs/kafka/login/02_certificates.ipynb #46bd18d0
 _INSTEAD = {
     "ssl.ca.location": pem_of_truststore,
     "ssl.certificate.location": pem_of_keystore,

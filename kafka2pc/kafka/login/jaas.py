@@ -87,7 +87,7 @@ def _read_options(tokens: list[tuple[str | None, str]]) -> dict[str, str]:
         options[name or ""] = value
     return options
 
-
+# %% ../../../nbs/kafka/login/01_jaas.ipynb #8074b641
 _Options = dict[str, str]
 _TOKEN_OPTIONS = {
     "clientId": CLIENT_ID,
@@ -131,7 +131,7 @@ def _msk(options: _Options) -> _Options | None:
         return None
     return {TOKEN_PROVIDER: "msk-iam"} | _aws(options)
 
-
+# %% ../../../nbs/kafka/login/01_jaas.ipynb #a0a6a694
 @dataclass(frozen=True, slots=True)
 class _Module:
     """A login module: its mechanisms, the first one the default; a function from its options to

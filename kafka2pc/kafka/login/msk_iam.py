@@ -100,7 +100,7 @@ def _failed(e: Exception) -> Exception:
         ),
     )
 
-
+# %% ../../../nbs/kafka/login/04_msk_iam.ipynb #d6d9552b
 def msk_iam_tokens(conf: Mapping) -> Callable[[], tuple[str, float]]:
     """A function that signs a token for the cluster in `conf`. It returns the token, and its end in
     seconds since 1970; it raises `NoTokenNow` and `NotAuthorized`. Raises `BadOption` for a region

@@ -72,7 +72,7 @@ def _no_tls(conf: Mapping, message: str) -> Exception:
     reason = re.search(r"\[\w+: ?(\w+)\]", message)
     return NoTokenNow(f"{_place(conf)}: no TLS" + (f", {reason[1]}" if reason else ""))
 
-
+# %% ../../../nbs/kafka/login/03_oidc.ipynb #b5a45f94
 def _post(conf: Mapping) -> Any:
     import requests
 

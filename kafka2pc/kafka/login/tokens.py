@@ -98,7 +98,7 @@ class TokenEnded(Exception):
 def _now_s() -> float:
     return CLOCK.now_ms() / 1000
 
-
+# %% ../../../nbs/kafka/login/05_tokens.ipynb #0e84707e
 class Tokens:
     """The tokens of one function for one process, asked for by a thread of its own. Raises
     `NotAuthorized` if there is no first token within `first_s` seconds, and at once if the function
@@ -199,7 +199,7 @@ class Tokens:
             action="Ask for a token by hand, on the driver and on an executor.",
         )
 
-
+# %% ../../../nbs/kafka/login/05_tokens.ipynb #fd4dd166
 def _settings(conf: Mapping) -> tuple:
     return tuple((name, conf.get(name)) for name in ("bootstrap.servers", *TOKEN_SETTINGS))
 

@@ -58,6 +58,8 @@ SECURITY = {
     "sasl.kerberos.service.name",
     *TOKEN_SETTINGS,
 }
+
+# %% ../../../nbs/kafka/options/03_librdkafka.ipynb #867fb7d1
 _SECURE = ("ssl", "sasl", "https.", "enable.ssl", "enable.sasl", "security.")
 
 

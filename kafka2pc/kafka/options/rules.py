@@ -67,7 +67,7 @@ def partitioner_class(value: str, _: Given) -> Settings:
         )
     return {}
 
-
+# %% ../../../nbs/kafka/options/04_rules.ipynb #5e347bac
 def ignore_keys(value: str, _: Given) -> Settings:
     """Rows with a key go where their key says."""
     if value.lower() == "true":
@@ -123,8 +123,6 @@ def send_buffer(value: str, _: Given) -> Settings:
 VERIFY_HOST = "ssl.endpoint.identification.algorithm"
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "OAUTHBEARER")
 MSK_IAM = "AWS_MSK_IAM"
-
-
 _SERVER = re.compile(r"(\[[^\[\]]+\]|[^:\[\]]+)(:(?P<port>\d{1,5}))?", re.ASCII)
 
 
@@ -167,7 +165,7 @@ def mechanism(value: str, _: Given) -> Settings:
         raise BadOption(f"kafka.sasl.mechanism={value}: possible are {possible}")
     return {"sasl.mechanisms": value.upper()}
 
-
+# %% ../../../nbs/kafka/options/04_rules.ipynb #684be7d9
 def verify_host(value: str, _: Given) -> Settings:
     """Java turns it off with an empty value, librdkafka with none."""
     wanted = value.lower() or "none"
@@ -260,7 +258,7 @@ def keystore(value: str, given: Given) -> Settings:
     _check_pem("keystore", value, given, pem_of_keystore)
     return {"ssl.certificate.location": value, "ssl.key.location": value}
 
-
+# %% ../../../nbs/kafka/options/04_rules.ipynb #39c368c6
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.+?)-----END \1-----", re.DOTALL)
 
 
@@ -299,7 +297,7 @@ def as_wanted(value: str, _: Given) -> Settings:
     """The setting needs no counterpart here."""
     return {}
 
-
+# %% ../../../nbs/kafka/options/04_rules.ipynb #9386d7d4
 # Java's classes that ask for tokens, without their packages -> who gives the token here
 _LOGIN_HANDLERS = {
     "OAuthBearerLoginCallbackHandler": "oidc",

@@ -53,7 +53,7 @@ class NotFetched(Exception):
         self.code = code
         self.offset = offset
 
-
+# %% ../../../nbs/kafka/read/01_fetcher.ipynb #8fd53618
 @dataclass(slots=True, eq=False)
 class _Part:
     """How far a range is read, and which broker is asked for the rest."""
@@ -111,7 +111,7 @@ class _Request:
     most: int
     late_s: float = field(default=0.0)  # when to give it up, by the cluster's clock
 
-
+# %% ../../../nbs/kafka/read/01_fetcher.ipynb #3c9dbc7e
 class RangesFetch:
     """Asks the leaders of partitions for ranges; one request to each broker is under way. No two
     ranges are of the same partition.
@@ -354,7 +354,7 @@ def _open_answer(answer: Any) -> tuple[int, Mapping[tuple[UUID | str | None, int
     }
     return answer.error_code, rows, 0.0
 
-
+# %% ../../../nbs/kafka/read/01_fetcher.ipynb #88c64e36
 def _row_of(p: _Part, rows: Mapping[tuple[UUID | str | None, int], Any]) -> Any:
     by_name = rows.get((p.wanted.topic, p.wanted.partition))
     return by_name or rows.get((p.wanted.topic_id, p.wanted.partition))

@@ -49,7 +49,7 @@ def fetch_settings(conf: Mapping[str, str], patience_ms: int = 120_000) -> Fetch
         rack=conf.get("client.rack", ""),
     )
 
-
+# %% ../../../nbs/kafka/read/00_settings.ipynb #07f4724c
 _OBEYED = {
     "bootstrap.servers",
     "client.id",

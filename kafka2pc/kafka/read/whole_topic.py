@@ -60,7 +60,7 @@ def _read(
     finally:
         consumer.close()
 
-
+# %% ../../../nbs/kafka/read/02_whole_topic.ipynb #73e94d27
 def _record(m: Any) -> Record:
     return Record(
         m.topic(),
@@ -96,7 +96,7 @@ def _read_to_end(
                 raise KafkaException(error)
     return records, ends
 
-
+# %% ../../../nbs/kafka/read/02_whole_topic.ipynb #ab8bf422
 def read_topic(
     conf: Mapping[str, Any], topic: str, isolation: str = "read_committed", *, timeout_s: float = 60
 ) -> list[Record]:

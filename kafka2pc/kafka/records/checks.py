@@ -45,7 +45,7 @@ def bytes_type(column: "pa.Array", name: str) -> "pa.DataType":
         )
     return kind
 
-
+# %% ../../../nbs/kafka/records/01_checks.ipynb #d9b53cb9
 def wanted_partitions(column: "pa.Array") -> "np.ndarray":
     """The partition that each row asks for, -1 where it is null, as a numpy array of int64. Raises
     `BadRow` for another type and a negative number.
@@ -82,7 +82,7 @@ def header_fields(column: "pa.Array") -> "pa.StructArray":
         )
     return headers
 
-
+# %% ../../../nbs/kafka/records/01_checks.ipynb #a5ae22df
 def value_column(batch: "pa.RecordBatch") -> "pa.Array":
     """The column value. Raises `BadRow` if there is none."""
     column = column_of(batch, "value")
@@ -118,7 +118,7 @@ def topic_column(batch: "pa.RecordBatch") -> "pa.Array":
         )
     return names
 
-
+# %% ../../../nbs/kafka/records/01_checks.ipynb #bfd55924
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 INTERNAL_TOPICS = {
     "__consumer_offsets",

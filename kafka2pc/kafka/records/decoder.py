@@ -25,7 +25,6 @@ from ...protocol.errors import RecordsBroken, UnknownFormat
 # %% ../../../nbs/kafka/records/06_decoder.ipynb #c007
 _MAGIC = 16  # the place of the byte that names the format
 _CHECKED = 21  # the checksum covers the bytes from here on
-
 # bits of a batch's attributes
 _CODEC = 0x07
 _APPENDED = 0x08
@@ -54,7 +53,7 @@ class PackedBatch:
         """Whether this is the marker of a transaction's end."""
         return bool(self.attributes & _CONTROL)
 
-
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #48e4d703
 def split(answer: bytes | memoryview) -> Iterator[PackedBatch]:
     """The batches of a Fetch answer; one that is cut off at the end is left out. Raises
     `RecordsBroken`, `UnknownFormat`.
@@ -86,7 +85,7 @@ def _check_format(offset: int, magic: int) -> None:
     if magic != 2:
         raise RecordsBroken(f"offset {offset}: records of format {magic}")
 
-
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #55bba8eb
 def _checked(batch: pa.Buffer, head: tuple) -> PackedBatch:
     offset, _, _, _, crc, attributes, last, first_ms, max_ms, producer_id, epoch, _, count = head
     if google_crc32c.value(batch.slice(_CHECKED)) != crc:
@@ -182,7 +181,7 @@ def _snappy(content: pa.Buffer) -> bytes:
 def _stream(codec: str) -> Callable[[pa.Buffer], bytes]:
     return lambda content: pa.CompressedInputStream(pa.BufferReader(content), codec).read()
 
-
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #eb1e1fae
 _UNPACK = {
     0: lambda content: content,
     1: gzip.decompress,
@@ -248,7 +247,7 @@ def _run(content: bytes, data: np.ndarray, at: int, count: int) -> tuple[int, in
         most *= 16
     return size, found
 
-
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #740203fb
 def _chain(content: bytes, data: np.ndarray, at: int, count: int) -> tuple[list[np.ndarray], int]:
     """Where each of the `count` records from `at` on begins, in parts; and where the last one
     ends.
@@ -425,7 +424,7 @@ def decode(
         if len(columns):
             yield columns
 
-
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #9e74634c
 def _groups(batches: Iterable[PackedBatch], most: int) -> Iterator[list[tuple]]:
     """(batch, what it holds unpacked), as many as make `most` bytes."""
     group = []
@@ -483,7 +482,7 @@ def _heads(
         return cursor, offsets, stamps, kinds
     return cursor.only(inside), offsets[inside], stamps[inside], kinds[inside]
 
-
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #7491e9b0
 def _fields(
     cursor: Cursor, content: pa.Buffer, headers: bool
 ) -> tuple[pa.Array, pa.Array, pa.Array | None]:

@@ -114,7 +114,7 @@ def _times(
     first = stamps[starts]
     return first, np.maximum.reduceat(stamps, starts), stamps - np.repeat(first, counts)
 
-
+# %% ../../../nbs/kafka/records/04_encoder.ipynb #4db43be4
 def sections(rows: Rows, partitions: np.ndarray, topic: str, most: int) -> list[Section]:
     """The rows as records, batches of at most `most` bytes for each partition; a record that is
     larger is alone.
@@ -198,7 +198,7 @@ def new_bytes(size: int) -> memoryview:
     """
     return memoryview(pa.allocate_buffer(size)).cast("B")
 
-
+# %% ../../../nbs/kafka/records/04_encoder.ipynb #505bb2ae
 def record_batch(
     section: Section,
     state: PreparedTxnState,

@@ -57,7 +57,7 @@ def _one_by_one(h: int, words: np.ndarray) -> int:
         h = (h * int(_M) & 0xFFFFFFFF) ^ k
     return h
 
-
+# %% ../../../nbs/kafka/records/05_partitioner.ipynb #43680227
 def _next_words(h: np.ndarray, at: np.ndarray, firsts: list[int], words: np.ndarray) -> None:
     """Change each hash by the next words of its key, from `at` on. `firsts`: the first key that has
     each of them.
@@ -101,7 +101,7 @@ def _hashes(keys: pa.Array) -> np.ndarray:
     out[order] = h ^ (h >> np.uint32(15))
     return out
 
-
+# %% ../../../nbs/kafka/records/05_partitioner.ipynb #f656e1d1
 def murmur2(keys: pa.Array) -> np.ndarray:
     """Java's hash of each key (org.apache.kafka.common.utils.Utils), as int32. Of a null key: that
     of an empty one.
@@ -129,7 +129,7 @@ def _step(partitions: int, share: float) -> int:
         step += 1
     return step
 
-
+# %% ../../../nbs/kafka/records/05_partitioner.ipynb #017af95e
 @dataclass
 class Dealer:
     """Chooses the partition of each row of one topic. `start`: where the first piece without a key

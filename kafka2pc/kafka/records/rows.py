@@ -79,7 +79,7 @@ class Rows:
             None if self.wanted is None else change_numbers(self.wanted),
         )
 
-
+# %% ../../../nbs/kafka/records/03_rows.ipynb #e2820480
 def lengths(column: pa.Array) -> np.ndarray:
     """The bytes of each value, -1 where it is null."""
     if not len(column):

@@ -121,7 +121,7 @@ def _in_table(numbers: np.ndarray, behind: bytes) -> tuple[pa.Array, np.ndarray,
     each = concat_fields(varints(numbers), pa.scalar(behind, pa.large_binary()))
     return each, np.arange(len(numbers)), 0
 
-
+# %% ../../../nbs/kafka/records/02_varints.ipynb #01584810
 def _with_next(fields: Sequence[Field]) -> list[tuple[Field, bytes]]:
     """Each field, and the bytes that are behind numbers in each row."""
     pairs: list[tuple[Field, bytes]] = []

@@ -120,7 +120,7 @@ def _brokers_request() -> WireRequest:
     """A new one for each send: a request keeps the version that it was sent with."""
     return MetadataRequest(topics=[], allow_auto_topic_creation=False)
 
-
+# %% ../../../nbs/kafka/wire/04_connection.ipynb #d99da98d
 def _has_address(host: str) -> bool:
     """Does this host have an address? False only if it certainly has none."""
     try:
@@ -178,10 +178,9 @@ class _HideLogins(logging.Filter):
             record.args = tuple(map(_hidden, record.args))
         return True
 
-
+# %% ../../../nbs/kafka/wire/04_connection.ipynb #b0d72b7e
 for _name in ("kafka.protocol.parser", "kafka.net.connection"):
     logging.getLogger(_name).addFilter(_HideLogins())
-
 _LOG = logging.getLogger(__name__)
 _REQUEST_MS = 5_000
 _SAY_EVERY_S = 30

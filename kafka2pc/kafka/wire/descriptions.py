@@ -127,7 +127,7 @@ def _filters(cluster: Cluster, prefix: str, part: str, longer_ms: int | None) ->
         more |= {"duration_filter": longer_ms, "min_version": 1}
     return more
 
-
+# %% ../../../nbs/kafka/wire/06_descriptions.ipynb #70da859c
 def list_transactions(
     cluster: Cluster,
     prefix: str = "",

@@ -51,6 +51,8 @@ NOT_CONTROLLER = 41
 POLICY_VIOLATION = 44
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 DUPLICATE_SEQUENCE_NUMBER = 46
+
+# %% ../../../nbs/kafka/wire/03_error_codes.ipynb #f2767914
 INVALID_PRODUCER_EPOCH = 47
 INVALID_TXN_STATE = 48
 INVALID_PRODUCER_ID_MAPPING = 49
@@ -169,7 +171,7 @@ def group_not_authorized(group: str) -> NotAuthorized:
         action=f"Grant READ and DESCRIBE on the resource Group {group}; then restart the query.",
     )
 
-
+# %% ../../../nbs/kafka/wire/03_error_codes.ipynb #342faebf
 def login_refused(what: str) -> NotAuthorized:
     """The error for a login that the cluster refuses; `what` names user and servers."""
     return NotAuthorized(

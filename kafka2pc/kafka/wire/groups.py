@@ -104,7 +104,7 @@ def fetch_offsets(
                 )
     return offsets
 
-
+# %% ../../../nbs/kafka/wire/13_groups.ipynb #0329b3cd
 def commit_offsets(
     connection: Connection, group: str, offsets: Mapping[_Part, GroupOffset]
 ) -> None:

@@ -52,8 +52,6 @@ _LOGIN = {
 }
 _WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _NEVER_MS = 2**31 - 1
-
-
 _BUFFERS = {
     "socket.receive.buffer.bytes": socket.SO_RCVBUF,
     "socket.send.buffer.bytes": socket.SO_SNDBUF,
@@ -84,7 +82,7 @@ def _habits(conf: Mapping) -> dict:
         settings["connections_max_idle_ms"] = idle_ms or _NEVER_MS
     return settings
 
-
+# %% ../../../nbs/kafka/wire/02_login.ipynb #2fc2f09d
 def _sasl(conf: Mapping) -> dict:
     mechanism = _mechanism(conf)
     if mechanism not in MECHANISMS:
@@ -101,7 +99,7 @@ def _sasl(conf: Mapping) -> dict:
         settings["sasl_oauth_token_provider"] = shared_tokens(conf)
     return settings | {"sasl_mechanism": mechanism}
 
-
+# %% ../../../nbs/kafka/wire/02_login.ipynb #fcc092ef
 def connection_settings(conf: Mapping, timeout_ms: int) -> dict:
     """kafka-python's settings for the connection that `conf` describes in librdkafka's names; a
     request waits for `timeout_ms`. Raises `BadOption`, or `NotAuthorized` if the function for

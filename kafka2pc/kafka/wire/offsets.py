@@ -19,8 +19,6 @@ from .connection import Connection, WireAnswer, WireRequest
 # what ListOffsets takes for a timestamp
 EARLIEST = -2
 LATEST = -1
-
-
 _Part = tuple[str, int]  # topic and partition
 
 
@@ -61,7 +59,7 @@ def list_offsets(
     """
     return list_in_order(connection, leaders, [at], committed=committed)[0]
 
-
+# %% ../../../nbs/kafka/wire/11_offsets.ipynb #c31910cf
 def list_in_order(
     connection: Connection,
     leaders: Mapping[_Part, int],

@@ -33,8 +33,6 @@ _ALIASES = {
     "request.required.acks": "acks",
     "sasl.mechanisms": "sasl.mechanism",
 }
-
-
 _OWN_RULES = {  # of librdkafka's names
     "sasl.oauthbearer.method": token_method,
     "ssl.ca.pem": ca_text,
@@ -65,7 +63,7 @@ def _translate(name: str, given: Mapping[str, str], side: str) -> dict[str, str]
     value = check_value(name, value, option.form)
     return option.rule(value, given) if option.rule else {option.target or name: value}
 
-
+# %% ../../../nbs/kafka/wire/01_settings.ipynb #0ebd3a2c
 class _Reading:
     """The options of one query, read one after the other."""
 
@@ -139,7 +137,7 @@ def client_conf(options: Mapping[str, str], side: str = SINK) -> dict[str, str]:
     problems.report()
     return conf
 
-
+# %% ../../../nbs/kafka/wire/01_settings.ipynb #840eb4e6
 def _check_servers(conf: Mapping[str, str]) -> None:
     if not conf.get("bootstrap.servers"):
         raise BadOption("kafka.bootstrap.servers is missing")

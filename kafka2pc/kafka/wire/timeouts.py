@@ -56,7 +56,7 @@ def choose_timeout_ms(cluster: Cluster, probe_id: str) -> int:
         f"{probe_id}: the broker refuses every transaction timeout down to {tries[-1]} ms"
     )
 
-
+# %% ../../../nbs/kafka/wire/10_timeouts.ipynb #a93a9244
 def check_timeout(cluster: Cluster, probe_id: str, timeout_ms: int) -> None:
     """Raises `TimeoutTooLarge` with the broker's maximum if `timeout_ms` is above it,
     `NotAuthorized` if the id of the probe is not allowed, and what `init_producer_id` raises.

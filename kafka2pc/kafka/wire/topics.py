@@ -76,7 +76,7 @@ def topic_id_in(row: WireAnswer) -> str:
     """The id in a Metadata row; empty where the broker gives none, or zeros."""
     return str(row.topic_id) if row.topic_id and row.topic_id.int else ""
 
-
+# %% ../../../nbs/kafka/wire/09_topics.ipynb #ba3f2b37
 def is_other_topic(before: str, now: str) -> bool:
     """Do these ids name two topics? An empty one is not known, and proves nothing."""
     return bool(before and now and before != now)
@@ -182,7 +182,7 @@ def topic_max_message_bytes(connection: Connection, topic: str) -> int | None:
     value = topic_setting(connection, topic, "max.message.bytes")
     return None if value is None else int(value)
 
-
+# %% ../../../nbs/kafka/wire/09_topics.ipynb #7ed302c1
 def broker_setting(connection: Connection, key: str) -> str | None:
     """A setting of the brokers, or None if this user may not ask (DESCRIBE_CONFIGS on the
     cluster). Raises `BrokerUnreachable`.
@@ -239,7 +239,7 @@ def _create_request(name: str, settings: Mapping[str, str]) -> CreateTopicsReque
     )
     return CreateTopicsRequest(topics=[wanted], timeout_ms=4_000, min_version=4)
 
-
+# %% ../../../nbs/kafka/wire/09_topics.ipynb #393ed659
 def find_or_create_topics(
     connection: Connection, names: Iterable[str], wait_s: float = NEW_TOPIC_S
 ) -> dict[str, TopicInfo]:

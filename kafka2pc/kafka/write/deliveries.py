@@ -81,7 +81,7 @@ class Reports:
             for (topic, partition), (count, first, last) in sorted(self.arrived.items())
         )
 
-
+# %% ../../../nbs/kafka/write/02_deliveries.ipynb #4bafeb3f
 def record_size(value: bytes | str | None, key: bytes | str | None) -> int:
     """The bytes of a record's value and key."""
     return len(value or b"") + len(key or b"")
@@ -136,7 +136,7 @@ def _not_valid(label: str, topic: str, error: KafkaError, count: int, size: int)
     what = f"{label}: topic {topic} refused {count} records: {error.name()}"
     return InvalidRecord(what, why=_said(error))
 
-
+# %% ../../../nbs/kafka/write/02_deliveries.ipynb #23fb471f
 def _wrong_time(label: str, topic: str, error: KafkaError, count: int, size: int) -> BadRow:
     return BadRow(
         f"{label}: topic {topic} refused {count} records: {error.str()}",
@@ -168,7 +168,7 @@ def _has_ended(label: str, topic: str, error: KafkaError, count: int, size: int)
     what = f"{label}: topic {topic} refused {count} records: {error.str()}"
     return PrecommitFailed(what, **_ENDED)
 
-
+# %% ../../../nbs/kafka/write/02_deliveries.ipynb #90888741
 def client_failed(label: str, error: KafkaError) -> PrecommitFailed:
     """The error for a client that has given the transaction up."""
     ended = _CAUSES.get(error.name()) is _has_ended
@@ -221,7 +221,7 @@ def _causes(failed: dict, reason: KafkaError | None) -> dict[str, tuple]:
         causes.setdefault(reason.name(), (topics, reason, count, 0))
     return causes
 
-
+# %% ../../../nbs/kafka/write/02_deliveries.ipynb #3e4d44e0
 def delivery_error(label: str, failed: dict, reason: KafkaError | None = None) -> Exception:
     """The error for records that failed: `failed` is that of `Reports`. `label` names the
     transaction. `reason`: why the client gave the whole transaction up. A `BadRow` or

@@ -41,7 +41,7 @@ class Batch:
     flying: bool = False
     done: bool = False
 
-
+# %% ../../../nbs/kafka/write/05_lanes.ipynb #3cf092a2
 @dataclass(slots=True, eq=False)
 class Lane:
     """One partition of a transaction. `sure`: the last answer was good, so several batches may fly;

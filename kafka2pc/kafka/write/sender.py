@@ -318,7 +318,7 @@ class Sender:
             causes=sorted({codes.code_name(lane.trouble) for lane in late if lane.trouble}),
         )
 
-
+# %% ../../../nbs/kafka/write/06_sender.ipynb #c964c802
 def _keep_answer(answers: queue.Queue, node: int, parcel: list, future: Future, _: Any) -> None:
     answers.put((node, parcel, future))
 

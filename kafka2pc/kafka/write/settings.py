@@ -21,7 +21,6 @@ from ...protocol.errors import BadOption
 # the longest wait for an acknowledgement, and for one answer
 DELIVERY_MS = 120_000
 REQUEST_MS = 20_000
-
 _DEFAULTS = {"partitioner": "murmur2_random", "queue.buffering.max.kbytes": 131_072, "log_level": 2}
 _FIXED = {"enable.idempotence": True, "acks": "all"}
 _ALIASES = {
@@ -50,7 +49,7 @@ def producer_conf(conf: Mapping, *, batch_bytes: int | None = None) -> dict:
     }
     return _DEFAULTS | conf | numbers | _FIXED
 
-
+# %% ../../../nbs/kafka/write/01_settings.ipynb #39a52e92
 def transaction_conf(
     conf: Mapping, transactional_id: str, timeout_ms: int, *, batch_bytes: int | None = None
 ) -> dict:

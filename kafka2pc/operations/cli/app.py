@@ -293,7 +293,7 @@ def drill(
         print_json([_as_row(r) for r in results])
     raise typer.Exit(ExitStatus.FAILED if any(r.found for r in results) else ExitStatus.DONE)
 
-
+# %% ../../../nbs/operations/cli/04_app.ipynb #84fa4bca
 def _as_row(result: Any) -> dict[str, Any]:
     """The result of a drill, for JSON."""
     names = ("found", "counts", "crashes", "records", "restore_s", "seconds")

@@ -98,6 +98,8 @@ Prefix = Annotated[
         show_default=False,
     ),
 ]
+
+# %% ../../../nbs/operations/cli/01_common.ipynb #0a5172e8
 Place = Annotated[
     str,
     typer.Argument(metavar="CHECKPOINT", help="checkpointLocation of the query, a path or URL."),
@@ -126,6 +128,8 @@ IdOption = Annotated[
     str | None,
     typer.Option("--transactional-id", help="The ID, as kafka-transactions.sh takes it."),
 ]
+
+
 Json = Annotated[
     bool,
     typer.Option(
@@ -193,7 +197,7 @@ def spell_places(partitions: Iterable[tuple[str, int]]) -> str:
     ]
     return ", ".join(texts) or "no partition yet"
 
-
+# %% ../../../nbs/operations/cli/01_common.ipynb #7d99f637
 def yes_or_no(value: bool | None) -> str:
     """The value of a field that may be unknown."""
     return {True: "yes", False: "no", None: "?"}[value]

@@ -150,7 +150,7 @@ def _print_findings(diagnosis: "Diagnosis") -> None:
     for name, value in diagnosis.facts:
         typer.echo(f"{name}: {value}")
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #299e98de
 _PARTS = {"why": "why", "risk": "is data at risk", "action": "what to do"}
 
 
@@ -269,7 +269,7 @@ def show(
         for d in records:
             _print_record(d)
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #5ff8eafd
 def _print_record(decision: "Decision") -> None:
     from kafka2pc.operations.repair import describe_records
 
@@ -380,7 +380,7 @@ class _Where(NamedTuple):
     servers: str | None
     config: str | None
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #dbfa1a3f
 def _watch(where: _Where, every: float, after: float, once: bool, alive: Path | None) -> int:
     """Watch until a signal comes, or look once. Returns the exit status."""
     say = lambda line, status: typer.echo(line, err=status > 0)
@@ -402,7 +402,7 @@ def _watch(where: _Where, every: float, after: float, once: bool, alive: Path | 
             watch(watcher, say, every_s=every, alive=alive)
     return 0
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #f07037dc
 def restore(
     place: Place,
     dry_run: Annotated[
@@ -435,7 +435,7 @@ def restore(
         raise typer.Exit(_watch(where, every or 10, 30 if after is None else after, once, alive))
     raise typer.Exit(_restore(where, dry_run, "skip" if skip_lost else "repair", as_json))
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #38ae717a
 def _restore(where: _Where, dry_run: bool, lost: str, as_json: bool) -> int:
     """Restore once, or only say what would be done. Returns the exit status."""
     place, decision_log, prefix, stores, servers, config = where
@@ -496,7 +496,7 @@ _MEANS = {
   the query: Spark writes it again.""",
 }
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #b8757729
 def _print_steps(steps: list["RestoreStep"], dry_run: bool) -> None:
     """A block for each thing that was done, or would be, in each batch. Of what was committed
     before there is only the number.
@@ -548,7 +548,7 @@ def _summary(steps: list["RestoreStep"], dry_run: bool) -> str:
         return f"Dry run, nothing was sent: {numbers}."
     return f"{numbers}; nothing is open any more."
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #1399367b
 def _missing(place: str, batch_id: int) -> str:
     from kafka2pc.backends.places import masked
 

@@ -56,7 +56,7 @@ class _OptionsFirst(TyperGroup):
             first, args = [*first, *args[:words]], args[words:]
         return super().parse_args(ctx, [*args[:1], *first, *args[1:]])
 
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #534497d8
 transactions = typer.Typer(
     help="Transactions of the cluster, with the queries that they belong to. Takes the words of"
     " kafka-transactions.sh, too.",
@@ -107,7 +107,7 @@ def list_transactions(
     if missing:
         exit_with(_incomplete(missing), ExitStatus.TO_DO, as_json)
 
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #243f99da
 def _find_open(
     survey: "Survey", query: "Query | None", prefix: str | None
 ) -> list["FoundTransaction"]:
@@ -163,7 +163,7 @@ def _heading(own: list["FoundTransaction"]) -> str:
     age_ms = max(t.age_ms for t in own)
     return f"{name}, the oldest for {spell_time(age_ms)}" if _tells_age(first, age_ms) else name
 
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #c93c852b
 def _tells_age(t: "FoundTransaction", age_ms: float) -> bool:
     """A database may not tell it."""
     return bool(age_ms) or t.store == "kafka"
@@ -188,7 +188,7 @@ def _only_id(argument: str | None, option: str | None) -> str:
         raise typer.BadParameter("give one ID, as an argument or by --transactional-id")
     return given[0]
 
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #c3aa8837
 @transactions.command()
 def describe(
     transactional_id: TransactionalId = None,
@@ -225,7 +225,7 @@ def describe(
 def _decided(t: "FoundTransaction") -> str:
     return "the gate of a decided batch" if t.hides else yes_or_no(t.decided)
 
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #d0f7cf20
 def _print_one(t: "FoundTransaction") -> None:
     """All that is known of a transaction, one fact a line."""
     from kafka2pc.operations.survey import spell_time
@@ -269,7 +269,7 @@ def _show_hanging(rows: list["OpenProducer"], as_json: bool) -> NoReturn:
     show_rows(rows, columns, as_json, "Nothing hangs.")
     raise typer.Exit(ExitStatus.TO_DO if rows else ExitStatus.DONE)
 
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #2a6ac259
 @transactions.command("find-hanging")
 def find_hanging_as_kafka(
     topic: Annotated[str | None, typer.Option(help="Search this topic.")] = None,
@@ -351,7 +351,7 @@ def commit(
         text = _end(access, name, True, checkpoint, decision_log, force)
         _show_end(name, "commit", text, as_json)
 
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #408c8eb6
 # users of Kafka's own tool look for it there
 transactions.command("abort", hidden=True)(abort)
 

@@ -99,7 +99,7 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
             *(exam.acl("DescribeConfigs", r) for r in hidden),
         )
 
-
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #29a34d95
 def _check_read(exam: Examination, topics: list[str]) -> Iterator[Finding]:
     hidden = exam.survey.unreadable(topics)
     if hidden:

@@ -84,7 +84,7 @@ def _facts(exam: Examination) -> tuple[tuple[str, str], ...]:
         ("topics", ", ".join(exam.topics) or "none named"),
     )
 
-
+# %% ../../../nbs/operations/doctor/05_doctor.ipynb #73e85876
 def _young(exam: Examination) -> tuple[str, str]:
     """How many open transactions no check reports, because they are younger than `older_ms`."""
     found = find_transactions(exam.survey, (exam.prefix,), exam.query)
@@ -148,7 +148,7 @@ def doctor(
         )
         return _diagnose(exam, findings)
 
-
+# %% ../../../nbs/operations/doctor/05_doctor.ipynb #907e0b4e
 def _diagnose(exam: Examination, findings: list[Finding]) -> Diagnosis:
     """What is known, and the findings about the log with those of all checks."""
     found = [*findings, *_run_checks(exam)]
@@ -193,7 +193,7 @@ def _check_empty_log(
     own = [f.transactional_id for f in transactions if f.query_id == query.query_id]
     return [_as_finding(not_its_log(query.query_id, own))] if own else []
 
-
+# %% ../../../nbs/operations/doctor/05_doctor.ipynb #46f77a40
 def _topics(
     topics: Iterable[str], newest: Decision | None, transactions: Iterable[FoundTransaction]
 ) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ class Right:
     without: str
     needed: bool = True
 
-
+# %% ../../../nbs/operations/doctor/01_rights.ipynb #3400b07f
 CLIENT_FILE = "admin.properties"
 IDS = "--transactional-id {prefix} --resource-pattern-type prefixed"
 RIGHTS = (
@@ -78,7 +78,7 @@ RIGHTS = (
     ),
 )
 
-
+# %% ../../../nbs/operations/doctor/01_rights.ipynb #a292fcf1
 def admin_command(servers: str, script: str, rest: str) -> str:
     """A line of Kafka's own tools. `CLIENT_FILE` stands for the properties file of a user who may
     do this.

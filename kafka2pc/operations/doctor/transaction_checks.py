@@ -136,7 +136,7 @@ def _held_back(
         **_risk_of_waiting(held, bool(unseen), exam.older_ms),
     )
 
-
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #d7e272fc
 def _owners(held: Sequence[FoundTransaction]) -> list[str]:
     """How many transactions each query holds, and for how long."""
     texts = []
@@ -188,7 +188,7 @@ def _first_end_s(found: Sequence[FoundTransaction]) -> float | None:
     ends_ms = [f.left_ms for f in found if f.left_ms is not None]
     return max(0, min(ends_ms)) / 1000 if ends_ms else None
 
-
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #a0f2e1d5
 _THEN_AGAIN = (
     "Not yet. In {:.0f} s the broker aborts what is decided. Then a restart, or kafka2pc restore,"
     " writes it again, as long as its topic has the rows or Spark replays them."
@@ -235,7 +235,7 @@ def _verb(own: Sequence[FoundTransaction]) -> str:
 def _terminate(t: FoundTransaction) -> str:
     return f"forceTerminateTransaction --transactionalId {shlex.quote(t.transactional_id)}"
 
-
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #7a274ee9
 def _reading_uncommitted(
     old: Sequence[OpenProducer], readers: Sequence[Reader]
 ) -> Iterator[Finding]:
@@ -523,7 +523,7 @@ def _check_asked(exam: Examination, query: Query) -> Iterator[Finding]:
             exam.line("doctor", "--checkpoint", masked(query.place)),
         )
 
-
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #85622d61
 def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
     """The finding about decided transactions that are open."""
     left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
@@ -571,7 +571,7 @@ def _late_records(query: Query, late: Sequence[RestoreStep]) -> str:
     ]
     return f": {', '.join(texts)}" if texts else ""
 
-
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #9f06eb17
 def _kept(exam: Examination) -> str:
     """How long, and how much, the topics keep, where this user may see it."""
     keys = ("retention.ms", "retention.bytes")

@@ -130,7 +130,7 @@ class Bench:
         sizes = self.sizes
         yield memory_table(self.kafka, sizes.wide_rows, sizes.partitions, self.tell)
 
-
+# %% ../../../nbs/proof/bench/10_bench.ipynb #24861c24
 def bench(
     rounds: int = 5, tell: Callable[[str], None] = print, sizes: Sizes = Sizes()
 ) -> Iterator[Comparison | Table]:

@@ -223,7 +223,7 @@ class _Unasked(KafkaParticipant):
 
     gone = None  # type: ignore[assignment]  # so it is no `MayRemove`
 
-
+# %% ../../../nbs/proof/bench/04_engines.ipynb #f509f6d2
 def _batches(store: KafkaParticipant, chunk: pa.RecordBatch) -> Callable[[], float]:
     """A function that writes the next batch of a query, and returns the seconds from its plan to
     the end of its commit.

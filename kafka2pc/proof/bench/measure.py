@@ -57,7 +57,7 @@ def in_turns(
         Measured(way=name, unit=unit, values=tuple(values)) for name, values in found.items()
     )
 
-
+# %% ../../../nbs/proof/bench/01_measure.ipynb #f86bb936
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """The results of ways that took turns. The others are compared with the last one, which is the
@@ -122,7 +122,7 @@ def _title(comparisons: Sequence[Comparison], machine: str) -> str:
         f"{machine}"
     )
 
-
+# %% ../../../nbs/proof/bench/01_measure.ipynb #9dfba016
 def _draw(axis: Any, comparison: Comparison) -> None:
     measured, unit = comparison.measured, comparison.measured[0].unit
     below = [m.median - min(m.values) for m in measured]

@@ -113,7 +113,7 @@ def through(writer: DataStreamWriter, name: str, options: Mapping[str, Any]) -> 
         return writer.foreachBatch(exactly_once(options))
     return writer.format(name).options(**options)
 
-
+# %% ../../../nbs/proof/bench/05_sinks.ipynb #484aa80e
 def micro_batches(
     spark: SparkSession,
     folder: Path,
@@ -180,7 +180,7 @@ def sinks(
         finally:
             spark.stop()
 
-
+# %% ../../../nbs/proof/bench/05_sinks.ipynb #c6d1c264
 def visible_as_a_whole(
     kafka: LocalKafka,
     rows: int,

@@ -100,7 +100,7 @@ def stream(
     query.awaitTermination()
     spark.stop()
 
-
+# %% ../../../nbs/proof/demo/01_job.ipynb #af142328
 def _session(jars: str) -> SparkSession:
     """A small Spark: two tasks at a time, four tries for each, everything on loopback and in the
     temp folder of this process.
@@ -139,7 +139,7 @@ class DemoFailed(TwoPhaseError):
     risk = "No. The demonstration writes into a Kafka of its own."
     action = "Read the end of the log that is shown here; then start again."
 
-
+# %% ../../../nbs/proof/demo/01_job.ipynb #8a15a633
 class Job(ChildProcess):
     """The Spark job as its parent sees it: its Python and its JVM. Everything it leaves behind is
     in `folder`. Leaving the `with` block ends both.

@@ -136,7 +136,7 @@ def _bar(t: Try, y: float, step: float, px: float) -> Iterator[str]:
     if t.decided_ms is not None:
         yield _dot(_LEFT + t.decided_ms * px, y + step / 2)
 
-
+# %% ../../../nbs/proof/demo/03_picture.ipynb #e20df6fc
 _RETURNS = {"driver": "start", "broker": "broker back"}
 
 

@@ -43,7 +43,7 @@ class Report:
         every_row_once = (self.lost, self.duplicated, self.found) == (0, 0, self.expected)
         return every_row_once and self.survived == self.kills
 
-
+# %% ../../../nbs/proof/demo/02_report.ipynb #b6ffd5c8
 def count(
     sink: str, expected: int, records: Iterable[Record], *, kills: int = 0, survived: int = 0
 ) -> Report:

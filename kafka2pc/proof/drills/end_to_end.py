@@ -190,7 +190,7 @@ def survive_failures(
     go_on(query, RUNS)
     query.check()
 
-
+# %% ../../../nbs/proof/drills/09_end_to_end.ipynb #184e5915
 def pipeline_drills(seed: int, count: int = 6) -> Iterator[Drill]:
     """So many drills, each with other days and other failures."""
     for n in range(count):

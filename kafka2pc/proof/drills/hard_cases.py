@@ -628,7 +628,7 @@ def broker_away(setup: Setup) -> None:
     query.run()
     end(setup, query)
 
-
+# %% ../../../nbs/proof/drills/06_hard_cases.ipynb #f605de52
 @case(
     "Two hundred partitions are one decision",
     given="200 tasks",

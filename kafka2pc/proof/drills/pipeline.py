@@ -119,7 +119,7 @@ def departures(rows: DataFrame, watermark: str = WATERMARK) -> DataFrame:
         F.concat_ws(" ", "origin", "hour").alias("key"), F.to_json(F.struct("*")).alias("value")
     )
 
-
+# %% ../../../nbs/proof/drills/08_pipeline.ipynb #f70262b2
 def run(
     spark: SparkSession, source: dict, sink: dict, watermark: str = WATERMARK, seconds: int = 240
 ) -> dict:

@@ -69,7 +69,7 @@ def second_driver(setup: Setup, query: SparkQuery, event: Event) -> bool:
         query.run(by=setup.job("second"), **setup.next_run())
     return True
 
-
+# %% ../../../nbs/proof/drills/05_random_steps.ipynb #b3d1df17
 FAILURES = VICTIMS | {
     "the driver falls silent": pause_driver,
     "a node falls silent": pause_node,
@@ -140,7 +140,7 @@ def _go_on(setup: Setup, query: SparkQuery, tasks: list[int], options: dict | No
             if n == len(tasks):
                 raise
 
-
+# %% ../../../nbs/proof/drills/05_random_steps.ipynb #bd71a346
 def after_a_race(setup: Setup, query: SparkQuery) -> None:
     """One more batch, on one host. A copy that lost may begin even after its batch has ended; then
     its transaction stays open, without an effect, until the next batch sweeps it.

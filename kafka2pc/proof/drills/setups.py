@@ -97,7 +97,7 @@ def make_query(setup: "Setup", job: Job) -> SparkQuery:
 def make_foreach_query(setup: "Setup", job: Job) -> ForeachQuery:
     return ForeachQuery(job, setup.kafka, setup.folder)
 
-
+# %% ../../../nbs/proof/drills/03_setups.ipynb #97ab849f
 class Setup:
     """A cluster of `nodes` and what runs on it. `crashes`, `records` and `restores_s` (from the
     failure until everything is there again, in seconds) count over all queries.
@@ -225,7 +225,7 @@ class Setup:
             self.kept = output / f"{self._query.name}.history"
             shutil.copy(self._query.job.history, self.kept)
 
-
+# %% ../../../nbs/proof/drills/03_setups.ipynb #bdfd33bc
 @contextmanager
 def temporary_setup(nodes: int = 1) -> Iterator[Setup]:
     """A setup in a temporary folder. Raises what LocalKafka raises."""

@@ -100,7 +100,7 @@ def copy(spark: SparkSession, source: dict, sink: dict, stop_at: str) -> dict:
         query.stop()
     return {"batches": query.lastProgress["batchId"] + 1}
 
-
+# %% ../../../nbs/proof/drills/10_soak.ipynb #2eada3b5
 class CopyQuery(SparkQuery):
     """A query that copies the topic `inlet` into its own topic. `sent`: how many rows it was fed
     with, whose values are numbers from 0 on.
@@ -183,7 +183,7 @@ class Sampler:
                     found.setdefault(kind, []).append(process)
         return found
 
-
+# %% ../../../nbs/proof/drills/10_soak.ipynb #1cf8a1af
 def sample_query(
     query: CopyQuery, seconds: float, options: dict | None = None, most: int = 240
 ) -> list[Sample]:
@@ -257,7 +257,7 @@ def trends(samples: Sequence[Sample]) -> list[Trend]:
         Trend(*key, *(median(s.values.get(key, 0) for s in part) for part in parts)) for key in keys
     ]
 
-
+# %% ../../../nbs/proof/drills/10_soak.ipynb #d8954ce2
 class Grows(TwoPhaseError):
     """Something grew by more than its limit."""
 
@@ -319,7 +319,7 @@ def row_anomalies(found: Iterable[int], sent: int) -> dict[str, list[int]]:
     }
     return {name: numbers.tolist() for name, numbers in rows.items() if len(numbers)}
 
-
+# %% ../../../nbs/proof/drills/10_soak.ipynb #c22794e4
 def soak_query(
     setup: Setup,
     seconds: float,
@@ -355,7 +355,7 @@ def soak_drill(minutes: float, **more: Any) -> Drill:
         run=partial(soak_query, seconds=60 * minutes, **more),
     )
 
-
+# %% ../../../nbs/proof/drills/10_soak.ipynb #0ccae288
 def soak(
     minutes: float,
     output: Path,

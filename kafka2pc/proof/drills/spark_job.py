@@ -74,7 +74,7 @@ def session(
     spark.dataSource.register(Faulty)
     return spark
 
-
+# %% ../../../nbs/proof/drills/01_spark_job.ipynb #d1054bdb
 def shaped(df: DataFrame, shape: str) -> DataFrame:
     """What happens to the rows between source and sink: plain, rows (without empty ones), dedup,
     count, window.
@@ -143,7 +143,7 @@ def fail(batches: Iterable, partition: int, sign: str, after: str | None = None)
             time.sleep(0.05)
         raise RuntimeError("a fault on purpose")
 
-
+# %% ../../../nbs/proof/drills/01_spark_job.ipynb #cc88d74c
 _KEPT = []
 
 
@@ -239,7 +239,7 @@ def _to_sink(writer: DataStreamWriter, options: dict, for_each: bool) -> DataStr
     place = options.pop("checkpointLocation")
     return writer.foreachBatch(exactly_once(options)).option("checkpointLocation", place)
 
-
+# %% ../../../nbs/proof/drills/01_spark_job.ipynb #36ac2af0
 def wait_for(query: StreamingQuery, seconds: float, stop_at: str | None = None) -> None:
     """Until the query is done, or the file `stop_at` is there. Raises `TimeoutError`."""
     if stop_at is None:
@@ -277,7 +277,7 @@ def _jvm(spark: SparkSession) -> int:
         return 0
     return int(spark.sql("select java_method('java.lang.ProcessHandle', 'current')").first()[0])
 
-
+# %% ../../../nbs/proof/drills/01_spark_job.ipynb #79dddc1a
 def serve() -> None:
     """What a job process does: answer the commands on stdin until it ends."""
     answers, spark = os.fdopen(os.dup(1), "w"), None
@@ -390,7 +390,7 @@ class Job(ChildProcess):
                 process.kill()
         super().stop()
 
-
+# %% ../../../nbs/proof/drills/01_spark_job.ipynb #2c6eaec8
 def _session_of(pid: int) -> int | None:
     try:
         return os.getsid(pid)

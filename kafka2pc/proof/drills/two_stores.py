@@ -67,7 +67,7 @@ def catalog_in(folder: str) -> dict[str, str]:
     place = f"sqlite:///{folder}/catalog.db"
     return {"type": "sql", "uri": place, "warehouse": f"file://{folder}"}
 
-
+# %% ../../../nbs/proof/drills/07_two_stores.ipynb #266abf87
 def dual(
     spark: SparkSession,
     source: str,
@@ -145,7 +145,7 @@ class DualQuery(SparkQuery, ABC):
             raise NotExactlyOnce(f"open in the second store at the end: {left}\n{self.told()}")
         self.refuse(anomalies(self.batch_of, self.in_table()), where="in the table ")
 
-
+# %% ../../../nbs/proof/drills/07_two_stores.ipynb #b3d681bc
 class PostgresQuery(DualQuery):
     """With a table in PostgreSQL."""
 
@@ -229,7 +229,7 @@ def while_restoring(second: Second) -> Places:
         ],
     }
 
-
+# %% ../../../nbs/proof/drills/07_two_stores.ipynb #1baeb2db
 DRIVERS = {
     "the driver's JVM": (kill_driver, None),
     "the driver's Python": (kill_driver_python, None),

@@ -349,7 +349,7 @@ def take_unknown_as_done(
     outcome = send(driver, verb, c, batch_id, retry)
     return Outcome.DONE if outcome is Outcome.UNKNOWN else outcome
 
-
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #e6c86020
 class Blind(Chains):
     """A log that shows nothing but what the caller knows."""
 
@@ -569,7 +569,7 @@ def claim_no_repair(driver: Driver, judged: Judgement) -> Plan:
     token = driver.new_token(batch_id, attempt)
     return Plan(query_id=QUERY, batch_id=batch_id, attempt=attempt, token=token)
 
-
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #d1b288f3
 def never_repaired(log: DecisionLog, decision: Decision) -> bool:
     """A planner goes on in its line after another run has repaired its batch."""
     return False
@@ -672,7 +672,7 @@ def nothing_ending(driver: Driver, decided: Decision, gates: Any) -> Unended:
     """What others have ended, or a timeout, is not waited for."""
     return _beside(driver, decided, gates)._replace(ending=[])
 
-
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #619837a8
 def no_strays(driver: Driver, decided: Decision, gates: Any) -> Unended:
     """Nothing is swept before the gate is ended."""
     return _beside(driver, decided, gates)._replace(open=[])

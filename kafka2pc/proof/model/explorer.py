@@ -138,7 +138,7 @@ class LoneRun:
         last = Step((), "Kafka", ("keeps", left_open(after)), Answer(after, None, (anomaly,)))
         return [*steps, last]
 
-
+# %% ../../../nbs/proof/model/07_explorer.ipynb #a139fbe2
 def left_open(world: World) -> tuple:
     """The transactions that are ongoing, or decided and not visible."""
     return tuple(sorted({(t.id, t.epoch) for t in world.txns if t.ongoing} | set(world.owed)))
@@ -461,7 +461,7 @@ LARGE = {
     ),
 }
 
-
+# %% ../../../nbs/proof/model/07_explorer.ipynb #96efc2b5
 def main(names: Sequence[str] = (), limit: int = 2_000_000) -> int:
     """Explore the large worlds (or those named, small ones too) and print what was found. Exit
     status 1 if there is an anomaly.

@@ -324,7 +324,7 @@ def store_class(config: Config, recalls: bool, keeps: bool) -> type[StepStore]:
     ]
     return bases[0] if len(bases) == 1 else type("Store", (*bases, StepStore), {})
 
-
+# %% ../../../nbs/proof/model/03_replay.ipynb #20ecfc10
 class StepTxn:
     """One transaction of a task. If the task raises, the transaction stays open for a sweep."""
 
@@ -539,7 +539,7 @@ def call_refuse(calls: "Calls", transcript: Transcript, number: int, batch: int)
     driver = make_driver(calls.bounds, transcript, number)
     raise passed_over.refuse_after(driver, batch, batch + 1)
 
-
+# %% ../../../nbs/proof/model/03_replay.ipynb #3d391bb1
 def call_operate(calls: "Calls", transcript: Transcript, number: int, what: str) -> None:
     """An operator's command."""
     driver = make_driver(calls.bounds, transcript, number)

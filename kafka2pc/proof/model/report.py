@@ -25,7 +25,7 @@ def short_decision(m: Model, number: int) -> str:
     token = "" if d.commit else f" (token {d.token.batch_id}.{d.token.attempt})"
     return f"{d.kind} {d.slot.batch_id}.{d.slot.attempt} of D{int(d.token.random, 16)}{token}"
 
-
+# %% ../../../nbs/proof/model/06_report.ipynb #32e513ac
 REQUEST_WORDS: dict[str, Callable[..., str]] = {
     "init": lambda m, name: f"InitProducerId {short(name)}",
     "epoch": lambda m, name: f"goes on with its producer {short(name)}",

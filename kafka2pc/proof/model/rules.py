@@ -106,7 +106,7 @@ def switch_off(rule: Rule) -> Iterator[None]:
         for owner, name, original in reversed(originals):
             setattr(owner, name, original)
 
-
+# %% ../../../nbs/proof/model/09_rules.ipynb #bcdbfb70
 @cache
 def without(rule: Rule) -> Exploration:
     """The shortest path to its anomaly without this rule. For HANGING and STUCK everything dies at
@@ -455,7 +455,7 @@ def suspend_first_run(m: Model, s: Step) -> bool:
         )
     return not s.actor.startswith("task") or (woken and (0, 1) in taken)
 
-
+# %% ../../../nbs/proof/model/09_rules.ipynb #b2e8b43f
 RULES |= {
     "floor at the decision": Rule(
         "after winning COMMIT the driver does not look for a later batch",
@@ -604,7 +604,7 @@ def lose_first_run(m: Model, s: Step) -> bool:
         return True
     return s.action[0] == "create" and {entry[:2] for entry in s.answer.world.log} == {(0, 0)}
 
-
+# %% ../../../nbs/proof/model/09_rules.ipynb #f8a2aca2
 _ANY_PLACE = (("identity.check_place", broken.believe_the_place),)
 RULES |= {
     "what the stores know": Rule(
@@ -702,7 +702,7 @@ def start_second_run_after_first(m: Model, s: Step) -> bool:
     """Run 2 starts when run 1 has ended."""
     return (s.actor, s.action[0]) != ("D2", "starts") or m.runs(s.state)[0].phase == "dead"
 
-
+# %% ../../../nbs/proof/model/09_rules.ipynb #b0ab9148
 _CAUGHT = Config(passes=1, late_end=2, one_process=True)
 RULES |= {
     "finish the batch before": Rule(
@@ -805,7 +805,7 @@ def suspend_second_salvage(m: Model, s: Step) -> bool:
     writes = s.action[0] in ("create", "init")
     return "COMMIT" in _kinds(m, s) and (not writes or bool(s.answer.world.commits))
 
-
+# %% ../../../nbs/proof/model/09_rules.ipynb #abb3b3ac
 def suspend_second_repair(m: Model, s: Step) -> bool:
     """Run 1 dies behind its COMMIT, and one of its transactions times out. Run 2 is about to repair
     it, and is suspended until run 3 has repaired it, decided batch 1, and removed batch 0.
@@ -825,10 +825,9 @@ def suspend_second_repair(m: Model, s: Step) -> bool:
         return second.call is not None and m.calls[second.call].end[1][0] == "create"
     return s.actor != "D2" or len(decided) == 2 or commits == {1}
 
-
+# %% ../../../nbs/proof/model/09_rules.ipynb #1ec58ab5
 _PART = Config(drivers=1, batches=1, slots=(2,), timeout=1)
 _ALL = replace(_TWO, timeout=1)
-
 RULES |= {
     "write again what was aborted": Rule(
         "what was aborted after the decision is reported, and not written again",
@@ -969,7 +968,7 @@ def suspend_second_run_at_gate(m: Model, s: Step) -> bool:
     """Run 2 starts when batch 0 is decided, and not committed yet."""
     return (s.actor, s.action[0]) != ("D2", "starts") or bool(s.answer.world.owed)
 
-
+# %% ../../../nbs/proof/model/09_rules.ipynb #01cd5ea8
 RULES |= {
     "gate before the first task": Rule(
         "the gate is opened when all rows are written",
@@ -1131,7 +1130,7 @@ def suspend_first_of_three(m: Model, s: Step) -> bool:
         return bool(s.answer.world.seen)
     return suspend_first_run(m, s)
 
-
+# %% ../../../nbs/proof/model/09_rules.ipynb #c645a928
 RULES |= {
     "watch: only what is decided": Rule(
         "a watcher commits all that is open of the query",

@@ -179,7 +179,7 @@ def moves_at_home(m: Model, world: World, proc: Run | Task) -> Iterator[Move]:
     elif proc.call is not None and m.calls[proc.call].end[0] == "ask":
         yield from receive_answers(m, world, proc, m.calls[proc.call].end[1])
 
-
+# %% ../../../nbs/proof/model/05_steps.ipynb #b40e5f21
 def receive_answers(m: Model, world: World, proc: Run | Task, request: tuple) -> Iterator[Move]:
     """The process sends its request, and receives any of the possible answers."""
     possible = list(answers(m.bounds, world, run_of(proc), *request))
@@ -242,7 +242,7 @@ def begin_batch(
     after = Run(run.number, "plan", batch, world.version, *memory, call=call, began=run.began)
     return Move(after, action, Answer(world, None, wrong))
 
-
+# %% ../../../nbs/proof/model/05_steps.ipynb #c709fa70
 def write_commits(m: Model, world: World, run: Run) -> Iterator[Move]:
     """Spark writes commits/N and goes on."""
     action = "commits", run.batch
@@ -300,7 +300,7 @@ def start_tasks(
     started = [task for task in new if m.calls[task.call].end[0] == "ask"]
     return tuple(None if task in started else task.call for task in new), started
 
-
+# %% ../../../nbs/proof/model/05_steps.ipynb #3fa66891
 def new_task(
     m: Model,
     world: World,
@@ -375,7 +375,7 @@ def after_abort(
     """After abort() the query has failed."""
     return failed_run(m, run), []
 
-
+# %% ../../../nbs/proof/model/05_steps.ipynb #04bbe452
 def failed_run(m: Model, run: Run) -> Run:
     """A call has raised. In foreachBatch, where a function may catch that, it leaves a note."""
     if not m.config.one_process:
@@ -418,7 +418,7 @@ def dead_run(m: Model, run: Run) -> Run:
         return Run(run.number, "dead", token=run.token, planned=run.planned)
     return Run(run.number, "dead")
 
-
+# %% ../../../nbs/proof/model/05_steps.ipynb #00424409
 def knows_token(m: Model, run: Run) -> bool:
     """Can the planner go on under the token of this run? Where one process plans and commits, only
     if the commit of its newest batch has returned.
@@ -482,7 +482,7 @@ def told_untrue(world: World, run: Run) -> tuple:
     old = [t for t in world.txns if t.ongoing for c in tokens if name_of(t.id).token < c]
     return ("TOLD-UNTRUE",) if old else ()
 
-
+# %% ../../../nbs/proof/model/05_steps.ipynb #04b6b793
 def is_there(world: World, key: tuple, records: int) -> bool:
     """Does the topic have all rows of a transaction that a timeout has aborted?"""
     return any(pair == key and rows and len(rows) == records for pair, _, rows in world.topic)

@@ -73,7 +73,7 @@ def swap_files(world: World) -> World:
         away=(other, world.offsets, world.version, world.commits),
     )
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #a6ee6485
 def end_transaction(bounds: Bounds, world: World, txn: Txn, event: str) -> tuple[World, tuple]:
     """End an ongoing transaction by "commit", "abort" or "timeout". EndTxn raises the epoch from
     version 5 on, a timeout always does.
@@ -185,7 +185,7 @@ def may_abort(world: World, run: int, txn: Txn) -> bool:
     token = name_of(txn.id).token
     return any(token == claim or token < claim for owner, claim in world.claims if owner == run)
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #7a97f468
 def is_excluded(bounds: Bounds, world: World, txn: Txn) -> bool:
     """True if a COMMIT without this transaction excludes it: no run can decide it any more, so any
     run may abort it. That is what is older than the COMMIT, and the rest of its own batch; also
@@ -245,7 +245,7 @@ def on_gone(bounds: Bounds, world: World, run: int, tuples: tuple) -> Answer:
     """
     return Answer(world, tuple(_is_gone(world, pair) for pair in tuples))
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #53168586
 def _is_gone(world: World, pair: tuple) -> bool:
     outcome, rows = _in_topic(world, pair)
     if outcome is TxnState.ABORTED:
@@ -298,7 +298,7 @@ def is_late(world: World, names: Iterable[str]) -> bool:
     """Is less than the margin left for one of these transactions, or has its timeout struck?"""
     return any(t.late or t.struck for t in world.txns if t.id in names)
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #d17e7c36
 def on_list(bounds: Bounds, world: World, run: int, prepared_too: bool) -> Answer:
     """ListTransactions: the names that are ongoing."""
     return Answer(
@@ -356,7 +356,7 @@ def on_log_fence(bounds: Bounds, world: World, run: int, prefix: str) -> Answer:
     others = tuple(f for f in world.fences if f[0] != prefix)
     return Answer(world._replace(fences=plus(others, (prefix, epoch))), epoch)
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #f0f29463
 def on_log_write(
     bounds: Bounds, world: World, run: int, prefix: str, epoch: int, number: int
 ) -> Answer:
@@ -450,7 +450,7 @@ def _all_in_line(world: World, line: Sequence, p: int) -> list[tuple]:
     found = (_in_line(world, entry, p) for entry in line)
     return [entry for entry in found if entry]
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #5da21dab
 def _in_line(world: World, entry: tuple, p: int) -> tuple | None:
     """What is left of a transaction in a partition: it is open, or without its marker; then its
     rows, without a name; None if it was aborted.
@@ -497,7 +497,7 @@ def missing_rows(bounds: Bounds, world: World, batches: Iterable[int], version: 
     hidden = [b for b, of_batch in rows.items() if not of_batch <= readable]
     return ("HIDDEN",) if any(not has_fallen(bounds, world, b) for b in hidden) else ()
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #2f58f75c
 def with_readers(bounds: Bounds, answer: Answer) -> Answer:
     """An answer, after readers have read what they can in the world after it."""
     if not bounds.config.gate:
@@ -521,7 +521,7 @@ def on_remove(bounds: Bounds, world: World, run: int, slots: tuple) -> Answer:
     kept = tuple(e for e in world.log if e[:2] not in slots)
     return Answer(world._replace(log=kept), note="records were purged" if kept != world.log else "")
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #179ec98f
 UNKNOWN, SILENT = "unknown", "silent"
 REQUESTS: dict[str, Callable[..., Answer | None]] = {
     "init": on_init,
@@ -609,7 +609,7 @@ def _all_events(
     yield from aborted_rows_vanish(bounds, world)
     yield from files_change(bounds, world)
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #b097d721
 def is_in_database(bounds: Bounds, t: Txn) -> bool:
     """Is this a transaction of the second store, in a world in which that is a database?"""
     return bounds.config.database and worker_in(t.id).slot == 1
@@ -683,7 +683,7 @@ def back_up(world: World) -> World | None:
     kept = world.log, world.offsets, world.version, world.commits
     return x and x._replace(backup=kept)
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #7cfcaa0c
 def put_back(bounds: Bounds, world: World) -> World | None:
     """The world with its backup put back. What was decided since is decided no more: Spark replays
     those rows.
@@ -705,7 +705,7 @@ def put_back(bounds: Bounds, world: World) -> World | None:
         lost=tuple(key for key in x.lost if key in named),
     )
 
-
+# %% ../../../nbs/proof/model/02_systems.ipynb #db22ac0d
 def files_change(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
     """An operator deletes or rewrites what Spark has written, or the log loses a record."""
     if world.commits and (x := spend(world, "no_commits")):

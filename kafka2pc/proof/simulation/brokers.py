@@ -87,7 +87,7 @@ class Topic:
     settings: dict[str, str] = field(default_factory=dict)
     former: dict[int, int] = field(default_factory=dict)
 
-
+# %% ../../../nbs/proof/simulation/04_brokers.ipynb #935259c5
 class Brokers:
     """A cluster. `down`: nodes that are not there; `frozen`: nodes that do not answer until a time.
     `met`: how often each (request, error code) was answered.
@@ -606,7 +606,7 @@ class Brokers:
             rows.append(topic(name=t.name, partitions=parts))
         reply(OffsetCommitResponse(topics=rows))
 
-
+# %% ../../../nbs/proof/simulation/04_brokers.ipynb #a9d35cf4
 def _code_of_name(topic: str) -> int:
     """Can a topic have this name?"""
     return 0 if re.fullmatch("[a-zA-Z0-9._-]{1,249}", topic) else codes.INVALID_TOPIC

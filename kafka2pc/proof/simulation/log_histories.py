@@ -81,7 +81,7 @@ def _drive(world: World, open_log: OpenLog, driver: int, answers: Answers) -> No
             log = None
         world.clock.sleep(dice.random())
 
-
+# %% ../../../nbs/proof/simulation/09_log_histories.ipynb #dcfa468e
 def _judge(log: DecisionLog, answers: Answers) -> list[str]:
     """What a fresh reader finds otherwise than the drivers got it."""
     wrong = []
@@ -137,7 +137,7 @@ def log_of(world: World) -> OpenLog:
         return lambda: SimulatedLog(SimulatedCluster(world.network))
     return lambda: SimulatedObjectLog(world, objects)
 
-
+# %% ../../../nbs/proof/simulation/09_log_histories.ipynb #5619acee
 def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Result:
     world = world_of(seed, without=without | {"limit shrinks"})
     dice = world.clock.dice

@@ -139,7 +139,7 @@ def _new_sequence_after_silence(
         batch.content = _renumbered(batch.content, batch.sequence)
         lane.sequence += batch.count
 
-
+# %% ../../../nbs/proof/simulation/12_mutants.ipynb #e4947167
 _add(
     "sixth_in_flight",
     "Six batches of a partition are in flight.",
@@ -219,7 +219,7 @@ def _oldest_acknowledged(true: Callable, lane: Lane, batch: Batch, offset: int) 
     """An answer acknowledges the oldest batch, whichever it is for."""
     true(lane, lane.batches[0], offset)
 
-
+# %% ../../../nbs/proof/simulation/12_mutants.ipynb #6962a603
 def _all_good(parcel: Sequence[tuple[Lane, Batch]]) -> Future:
     parts = [
         SimpleNamespace(
@@ -362,7 +362,7 @@ def _init_repeated(true: Callable, cluster: Cluster, call: Callable, **_: Any) -
 def _name_not_retired(true: Callable, *_: Any) -> None:
     """A name whose InitProducerId may still arrive is used again (rule 10)."""
 
-
+# %% ../../../nbs/proof/simulation/12_mutants.ipynb #43c31dc5
 @_mutant(Names, "next")
 def _name_used_twice(
     true: Callable, names: Names, prefix: str, query_id: str, token: Token, batch_id: int

@@ -163,7 +163,7 @@ class _Line:
             self._under_way.remove(sent)
             sent.future.success(answer)
 
-
+# %% ../../../nbs/proof/simulation/05_network.ipynb #1cf7fef2
 class Network:
     """All connections to some brokers. `met`: how often each (request, fate) was met; `log`: what
     happened, in words, if it is kept.

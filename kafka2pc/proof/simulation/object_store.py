@@ -76,7 +76,7 @@ class SimulatedFiles(AbstractFileSystem):
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """There are no folders."""
 
-
+# %% ../../../nbs/proof/simulation/08_object_store.ipynb #c240a555
 def _quietly(call: Any) -> None:
     try:
         call()

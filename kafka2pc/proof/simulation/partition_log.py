@@ -86,7 +86,7 @@ class Aborted:
     first: int
     marker: int
 
-
+# %% ../../../nbs/proof/simulation/02_partition_log.ipynb #a41fd8f0
 class PartitionLog:
     """One partition. `begin`: the first offset that is left; `max_bytes` and `segment_bytes`: of a
     batch, at most; `leader`: a node id; `epochs`: the offset at which each leader's epoch began.
@@ -267,7 +267,7 @@ class PartitionLog:
             a.producer_id == e.producer_id and a.first <= e.base < a.marker for a in self.aborted
         )
 
-
+# %% ../../../nbs/proof/simulation/02_partition_log.ipynb #9c02ac60
 def _keys(entry: Entry) -> set[bytes | None]:
     columns = decode(list(split(entry.content)), 0, 1 << 60)
     return {key for found in columns for key in found.keys.to_pylist()}

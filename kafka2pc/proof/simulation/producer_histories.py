@@ -107,7 +107,7 @@ def _places(world: World) -> list[Where]:
         (name, n) for name in TOPICS if name in topics for n in range(len(topics[name].partitions))
     ]
 
-
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #2cbda7f9
 def _batch(world: World, numbers: range, places: list[Where]) -> tuple[pa.RecordBatch, list[Where]]:
     """Rows with these numbers, and their places."""
     dice = world.clock.dice
@@ -153,7 +153,7 @@ def _write(
         _flush(world, store, transaction, w)
         return Precommitted(transaction.precommit(), rows, until_s)
 
-
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #d8bdb5c9
 def _flush(world: World, store: KafkaParticipant, transaction: Transaction, w: Written) -> None:
     """It must not wait for longer than a delivery may take (and what AddPartitionsToTxn takes)."""
     began = world.clock.seconds
@@ -218,7 +218,7 @@ def _micro_batch(
             zombie.end_all("commit" if committed else "abort", [c])
         _finish(world, ender, p, commit, w)
 
-
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #9430f2ee
 def _finish(
     world: World, store: KafkaParticipant, p: Precommitted, commit: bool, w: Written
 ) -> None:
@@ -334,7 +334,7 @@ def _conf(dice: Random) -> dict[str, str]:
         "compression.type": dice.choice(("none", "none", "gzip")),
     }
 
-
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #0ed00e3e
 def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Result:
     world = world_of(seed, without=without)
     dice = world.clock.dice

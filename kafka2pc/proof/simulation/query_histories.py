@@ -167,7 +167,7 @@ def _process(query: Query, life: Life) -> SimulatedKafka:
     store.connect(MortalCluster(query.world.network, life))
     return store
 
-
+# %% ../../../nbs/proof/simulation/10_query_histories.ipynb #d8712792
 def driver_of_life(query: Query, life: Life) -> Driver:
     """The driver of a process with this life."""
     clock = query.world.clock
@@ -213,7 +213,7 @@ def _life(query: Query, steps: int | None) -> Life:
         return Life(steps)
     return Life(None, ends=dice.randint(1, 2 * query.tasks))
 
-
+# %% ../../../nbs/proof/simulation/10_query_histories.ipynb #3906aa83
 def _supervise(query: Query, runs: int) -> None:
     """Restart the query so many times, each time with another life."""
     dice = query.world.clock.dice
@@ -252,7 +252,7 @@ def task_of(number: int) -> bytes:
     """The rows of one task keep their order; those of two tasks have none after a repair."""
     return str(number % 1_000 // 100).encode()
 
-
+# %% ../../../nbs/proof/simulation/10_query_histories.ipynb #0ecfd0c3
 def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Result:
     world = world_of(seed, without=without | {"limit shrinks"})
     dice = world.clock.dice

@@ -58,7 +58,7 @@ class Shortest:
         ]
         return "\n".join(lines)
 
-
+# %% ../../../nbs/proof/simulation/11_seeds.ipynb #cfbc77b2
 def shortest(kind: str, seed: int) -> Shortest:
     """The shortest history of a seed that goes wrong."""
     wrong = lambda steps, without: bool(play(kind, seed, most=steps, without=without).wrong)
@@ -119,7 +119,7 @@ def _play_share(share: tuple[str, range]) -> list[Result]:
     kind, seeds = share
     return [play(kind, seed) for seed in seeds]
 
-
+# %% ../../../nbs/proof/simulation/11_seeds.ipynb #fa2bb068
 def play_seeds(
     kinds: Iterable[str],
     first: int,

@@ -64,7 +64,7 @@ def _coordinator_moves(world: World) -> None:
 def _connection_lost(world: World) -> None:
     world.network.cut_all(world.clock.dice.choice(world.brokers.nodes))
 
-
+# %% ../../../nbs/proof/simulation/06_trouble.ipynb #345b68be
 def _broker_gone(world: World) -> None:
     """Gone and back. Its partitions are led by others; never the last node."""
     brokers, dice = world.brokers, world.clock.dice
@@ -98,7 +98,7 @@ def _limit_shrinks(world: World) -> None:
     for topic in world.brokers.topics.values():
         topic.settings["max.message.bytes"] = str(world.clock.dice.choice((400, 800, 2_000)))
 
-
+# %% ../../../nbs/proof/simulation/06_trouble.ipynb #28719a5f
 def _clock_jumps(world: World) -> None:
     world.clock.jump_ms(world.clock.dice.choice((-600_000, -1_000, 1_000, 600_000)))
 
@@ -168,7 +168,7 @@ def _act(world: World) -> None:
         ACTS[world.clock.dice.choice(acts)](world)
     world.clock.at(world.clock.dice.expovariate(2), lambda: _act(world))
 
-
+# %% ../../../nbs/proof/simulation/06_trouble.ipynb #31e76385
 def world_of(
     seed: int,
     *,

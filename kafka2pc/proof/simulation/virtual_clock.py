@@ -24,7 +24,7 @@ _BEGIN_MS = 1_700_000_000_000.0
 class Endless(Exception):
     """A history that has not ended within its limit of virtual time."""
 
-
+# %% ../../../nbs/proof/simulation/01_virtual_clock.ipynb #bceb8827
 class VirtualClock(Clock):
     """A clock that only waits move on. `dice`: all chances of a history, from `seed`. After
     `limit_s` seconds a wait raises `Endless`.
@@ -84,7 +84,7 @@ class VirtualClock(Clock):
         self.seconds = max(self.seconds, at_s)
         action()
 
-
+# %% ../../../nbs/proof/simulation/01_virtual_clock.ipynb #90221679
 class Mailbox:
     """A queue of one thread, whose `get` waits by the virtual clock."""
 
@@ -117,7 +117,7 @@ class _Actor:
         self.until = 0.0
         self.result: Any = None
 
-
+# %% ../../../nbs/proof/simulation/01_virtual_clock.ipynb #3db252d6
 class Turns:
     """Several functions, of which one runs at a time: until it waits."""
 
@@ -189,7 +189,7 @@ class Turns:
             raise self._broken
         return [a.result for a in actors]
 
-
+# %% ../../../nbs/proof/simulation/01_virtual_clock.ipynb #0efe773c
 def together(clock: VirtualClock, functions: Sequence[Callable[[], Any]]) -> list[Any]:
     """The results of functions that run at the same time by this clock. If one raises, the others
     go on to their end; then the first error is raised.

@@ -79,7 +79,7 @@ def _lives(beside: _Beside, dies: bool) -> None:
     finally:
         beside.over = True
 
-
+# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #5fd0d8fd
 def _repairs(query: Query) -> list[str]:
     log = driver_of_life(query, Life(None)).log
     records = [d for batch_id in log.batches() for d in log.chain(batch_id)]
@@ -100,7 +100,7 @@ def watch_history(
     with chances_of(seed):
         return _play(seed, most, without, keep_log, watched)
 
-
+# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #6c0e5656
 def _play(seed: int, most: int, without: frozenset[str], keep_log: bool, watched: bool) -> Result:
     hard = frozenset((*ACTS, *LASTING)) - _SLOW
     world = world_of(seed, until_s=600, without=without | hard)

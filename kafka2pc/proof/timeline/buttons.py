@@ -51,7 +51,7 @@ def _menus(t: Timeline, w: ModuleType) -> list:
         menus.append(menu)
     return menus
 
-
+# %% ../../../nbs/proof/timeline/06_buttons.ipynb #31910beb
 def _presses(t: Timeline, point: Any) -> dict[str, tuple]:
     """Button -> what it does, tooltip. `point`: the menu of crash points."""
     return {

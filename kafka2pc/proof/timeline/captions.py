@@ -102,7 +102,7 @@ def _drained(e: Event, before: Sequence[Event]) -> str:
         " once more, and the tasks read their rows without writing them."
     )
 
-
+# %% ../../../nbs/proof/timeline/02_captions.ipynb #1895e3da
 def _planned(e: Event, before: Sequence[Event]) -> str:
     swept = _since_plan(before).count(("ok", "abort"))
     if e.kind != "ok" or not swept:

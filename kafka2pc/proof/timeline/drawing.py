@@ -100,7 +100,7 @@ def _style() -> str:
 
     return f"{sheet(False)}@media(prefers-color-scheme:dark){{{sheet(True)}}}"
 
-
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #d4c3ee49
 def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
     return (
         f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}"'
@@ -176,7 +176,7 @@ def _piece(b: Bar, state: TxnState, x: float, right: float, y: float, start: int
     fits = next((w for w in (word, look.letter) if 7 * len(w) < right - x - 4), "")
     yield _text((x + right) / 2, y + LANE / 2 - 1, fits, "in", "middle")
 
-
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #f73839e2
 def _stripes(x: float, right: float, y: float) -> Iterator[str]:
     for n in range(3, int(right - x) - 6, 9):
         yield (
@@ -223,7 +223,7 @@ def _presses(scene: Scene, at: _Frame) -> Iterator[str]:
         line = f'<path class="press" d="M{x:.1f} 24V{bottom:.1f}"/>'
         yield line + _box("badge", x, 6, 18, 17, 8) + _text(x + 9, 18.5, str(n), "n", "middle")
 
-
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #16e2e098
 def _lives(scene: Scene, at: _Frame) -> Iterator[str]:
     middle = at.y(None) + LANE / 2
     for born, died in scene.lives or [[0, None]]:

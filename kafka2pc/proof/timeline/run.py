@@ -58,7 +58,7 @@ def _without(rule: str) -> Iterator[None]:
     with switch_off(RULES["what the stores know"]), switch_off(RULES[rule]):
         yield
 
-
+# %% ../../../nbs/proof/timeline/04_run.ipynb #848dc5ff
 def run_batch(order: dict, mine: Token | None) -> Token | None:
     """The three phases for one batch, as `order` says. Returns the token under which this run may
     go on. Raises what the phases raise.

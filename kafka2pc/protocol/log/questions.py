@@ -62,7 +62,7 @@ def kept_commit(log: Chains, batch_id: int) -> Decision:
         raise _removed(listing, batch_id)
     return decided
 
-
+# %% ../../../nbs/protocol/log/03_questions.ipynb #522e8901
 def _records(listing: Listing, batch_id: int) -> Iterator[Decision]:
     """The records of a batch, the last one first. Raises `Superseded` if one was removed."""
     for decision in listing.newest_first(batch_id):

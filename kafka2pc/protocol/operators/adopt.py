@@ -46,7 +46,7 @@ def _mark_left(
             f" {newest.kind} {newest.slot.batch_id}.{newest.slot.attempt}"
         )
 
-
+# %% ../../../nbs/protocol/operators/02_adopt.ipynb #684bee44
 def _write_adopt(
     driver: Driver, log: DecisionLog, newest: Decision, stores: tuple[tuple[str, str], ...]
 ) -> Decision:
@@ -75,7 +75,7 @@ def _write_adopt(
             return wanted
         newest = found
 
-
+# %% ../../../nbs/protocol/operators/02_adopt.ipynb #c414d80c
 def _newest(driver: Driver) -> Decision:
     """The newest record. Raises `StaleCheckpoint` if the log is empty, or of another query."""
     newest = newest_record(driver.log)

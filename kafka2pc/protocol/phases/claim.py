@@ -55,7 +55,7 @@ def next_attempt(listing: Listing, batch_id: int) -> int:
     """The slot behind the last one of a batch."""
     return max((s.attempt + 1 for s in listing.slots if s.batch_id == batch_id), default=0)
 
-
+# %% ../../../nbs/protocol/phases/08_claim.ipynb #a2af22ed
 def claims_in_a_row(listing: Listing, batch_id: int) -> int:
     """How many claims a batch has had since one of its runs gave it up (or in all): their runs were
     killed, or each took the batch from the one before.

@@ -64,7 +64,7 @@ def _commit_all(
         return decision
     return _mend(driver, decision, lost, over, gone, replayed)
 
-
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #184b6b5e
 def _mend(
     driver: Driver,
     decision: Decision,
@@ -169,7 +169,7 @@ def _offsets(p: Place) -> str:
     known = p.first_offset is not None
     return f"offsets {p.first_offset} to {p.last_offset}" if known else "unknown offsets"
 
-
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #0993ca6e
 def report_loss(
     driver: Driver,
     decision: Decision,
@@ -209,7 +209,7 @@ def report_loss(
         why = [*([LostTransaction.why] if lost else []), *reasons(gone), *reasons(missing)]
         raise LostTransaction(what, why=" ".join(why), **fields)
 
-
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #dfd7dc5e
 def _spell_lost(
     lost: Sequence[Committable], missing: Mapping[Committable, Sequence[Gone]]
 ) -> Iterator[str]:

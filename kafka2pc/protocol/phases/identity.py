@@ -64,7 +64,7 @@ def check_identity(
         check_unchanged(driver, newest)
     check_participants(driver, newest)
 
-
+# %% ../../../nbs/protocol/phases/12_identity.ipynb #e1f03324
 def check_record(driver: Driver, record: Decision) -> None:
     """Is this record one of this query, about the stores and places of this run? Raises
     `StaleCheckpoint` (another query's log), `WrongCluster`, `MovedLog`.
@@ -93,7 +93,7 @@ def _check_store(driver: Driver, name: str, recorded: str) -> None:
             **more,
         )
 
-
+# %% ../../../nbs/protocol/phases/12_identity.ipynb #2206cd24
 def check_place(driver: Driver, recorded: Identity) -> None:
     """Raises `MovedLog` if a record says that the log or the checkpoint of this run is in another
     place, or that the log is written under another prefix.
@@ -112,7 +112,7 @@ def check_place(driver: Driver, recorded: Identity) -> None:
     if moved:
         raise MovedLog(f"query {driver.query_id}: its decisions say that {'; '.join(moved)}")
 
-
+# %% ../../../nbs/protocol/phases/12_identity.ipynb #01babb87
 def check_unchanged(driver: Driver, newest: Decision) -> None:
     """A batch that is not finished keeps its topic, prefix and participants. Raises
     `UnfinishedBatch`.
@@ -155,7 +155,7 @@ def check_participants(driver: Driver, record: Decision) -> None:
             ),
         )
 
-
+# %% ../../../nbs/protocol/phases/12_identity.ipynb #e1c2934e
 def _spell(value: str | tuple[str, ...]) -> str:
     return value if isinstance(value, str) else ", ".join(value) or "a column"
 
@@ -193,7 +193,7 @@ def _committed_later(driver: Driver, listing: Listing, run: Token, known: KnownI
             later += p.committed_later(_last_named(listing, run, ids))
     return later
 
-
+# %% ../../../nbs/protocol/phases/12_identity.ipynb #6161602d
 def _last_named(listing: Listing, run: Token, ids: Sequence[str]) -> dict[str, Committable | None]:
     """For each of these ids of a run its newest transaction that a COMMIT names. None: no COMMIT
     does. Without those ids about which the log cannot say so, because it was purged since the run
@@ -238,7 +238,7 @@ def _put_back(query_id: str, newest: Decision, later: Sequence[str]) -> StaleChe
         ),
     )
 
-
+# %% ../../../nbs/protocol/phases/12_identity.ipynb #24f9241a
 def check_empty(driver: Driver, known: KnownIds | None = None) -> Decision | None:
     """A run claims in its log before it writes, so with an empty log there are no transactions, in
     no state. The log is read after the stores: the record of another run's first claim, if one came

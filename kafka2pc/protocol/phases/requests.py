@@ -104,7 +104,7 @@ def _send_group(
     retry(ask)
     return [outcomes[c] for c in group]
 
-
+# %% ../../../nbs/protocol/phases/02_requests.ipynb #221ec8bc
 def _ask_once(
     driver: Driver, verb: str, cs: Sequence[Committable], batch_of: Callable
 ) -> list[Outcome]:

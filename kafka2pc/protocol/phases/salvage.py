@@ -61,7 +61,7 @@ def salvage(driver: Driver, judged: Judgement, lost: Sequence[Committable]) -> D
     )
     return kept_commit(driver.log, plan.batch_id)
 
-
+# %% ../../../nbs/protocol/phases/16_salvage.ipynb #ff6d00f8
 def _claim(driver: Driver, judged: Judgement) -> Plan:
     """Win the slot behind the chain that was judged, and sweep below it: an earlier repair may have
     died with an open transaction.

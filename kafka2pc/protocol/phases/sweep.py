@@ -74,7 +74,7 @@ def _is_below(c: Committable, token: Token, own_parity: int | None) -> bool:
     name = known_name(c.transactional_id)
     return name.token < token or (name.token == token and own_parity in (name.parity, BOTH))
 
-
+# %% ../../../nbs/protocol/phases/06_sweep.ipynb #95aa088c
 def abort_left(driver: Driver, left: Sequence[Committable]) -> None:
     """Send abort for each of these. A refusal is fine: it has ended."""
     send_each(driver, "abort", left, _claimed_for, driver.policy.retry())

@@ -57,6 +57,8 @@ _SINK = (
         (),
     ),
 )
+
+# %% ../../../nbs/spark/metrics/01_families.ipynb #84a0a854
 _SPARK = (
     ("spark_batches_total", "counter", "Triggers that ran a micro-batch.", ()),
     ("spark_rows_total", "counter", "Rows read by micro-batches.", ()),
@@ -109,6 +111,8 @@ _DOCTOR = (
         ("group", "topic"),
     ),
 )
+
+# %% ../../../nbs/spark/metrics/01_families.ipynb #4ac38780
 _PROGRESS = (
     ("checkpoint_batch_id", "gauge", "The newest micro-batch in checkpoint and log.", ()),
     ("checkpoint_batch_state", "gauge", "1 for its state: writing, decided, done.", ("state",)),
@@ -178,7 +182,7 @@ def observe(family: str, value: float, **labels: str | None) -> list[Sample]:
         replace(total, suffix="_sum"),
     ]
 
-
+# %% ../../../nbs/spark/metrics/01_families.ipynb #d1a91230
 def add_up(old: Iterable[Sample], new: Iterable[Sample]) -> list[Sample]:
     """Both together, of one query: counters and histograms are added; a gauge that is new replaces
     all old samples of its family.
@@ -237,7 +241,7 @@ def to_text(samples: Iterable[Sample], openmetrics: bool = False) -> str:
     registry: Any = Collection(samples)
     return write(registry).decode()
 
-
+# %% ../../../nbs/spark/metrics/01_families.ipynb #9fd37484
 def from_text(text: str) -> list[Sample]:
     """The samples in a text of the older format; families of other programs, and of other releases,
     are left out. Raises `ValueError` for another text.

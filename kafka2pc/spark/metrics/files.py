@@ -72,7 +72,7 @@ def read_folder(folder: str) -> list[Sample]:
     """The samples of all files in a folder."""
     return [s for path in sorted(Path(folder).glob("kafka2pc-*.prom")) for s in _read(path)]
 
-
+# %% ../../../nbs/spark/metrics/02_files.ipynb #309bb58b
 # what takes the samples of one query
 Measure = Callable[[Iterable[Sample]], None]
 

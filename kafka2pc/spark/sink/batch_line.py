@@ -95,7 +95,7 @@ class BatchLine:
             f"{name}={'-' if value is None else value}" for name, value in asdict(self).items()
         )
 
-
+# %% ../../../nbs/spark/sink/02_batch_line.ipynb #aa86b865
 def batch_line(
     messages: Sequence[CommitMessage], events: Sequence[Event], now_ms: float, swept: int = 0
 ) -> BatchLine | None:
@@ -169,7 +169,7 @@ def warn_if_late(
         _LOG.warning(warning)
     return warning
 
-
+# %% ../../../nbs/spark/sink/02_batch_line.ipynb #7fa69fad
 def _warning(query_id: str, batch_id: int, took_ms: float, timeout_ms: int, share: float) -> str:
     return str(
         TwoPhaseError(
@@ -232,7 +232,7 @@ def batch_samples(line: BatchLine, now_ms: float, **labels: str | None) -> list[
             found += observe("phase_seconds", ms / 1000, phase=phase, **labels)
     return found
 
-
+# %% ../../../nbs/spark/sink/02_batch_line.ipynb #3a5295c9
 def _set_up_logging() -> None:
     """Nothing configures logging in a worker of Spark. In any other process this package leaves it
     alone, unless `KAFKA2PC_LOG` asks for the lines.

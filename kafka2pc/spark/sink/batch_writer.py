@@ -119,7 +119,7 @@ class CompleteWrite(TwoPhaseError):
     risk = "No. Every row is in Kafka once. If the job is run again without a key, they are twice."
     action = "Do not repeat it: go on as after a write that succeeded."
 
-
+# %% ../../../nbs/spark/sink/05_batch_writer.ipynb #a8d73aa8
 class BatchWriter(DataSourceArrowWriter):
     """One `df.write`. Spark ships this object to the tasks and to the committer. `plan` None: at
     least once. `folder`: where the decision is if there is no `decisionLog`, on the disk of Spark's
@@ -268,7 +268,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise ValueError("a write at least once has no query id")
         return self.plan.query_id
 
-
+# %% ../../../nbs/spark/sink/05_batch_writer.ipynb #5e9eaf71
 def _batch_log(options: SinkOptions, query_id: str, folder: str) -> DecisionLog:
     """The decision log of a batch write: at `decisionLog`, otherwise in `folder`."""
     return log_of_write(options, query_id) if options.query.decision_log else FileLog(folder)
@@ -317,7 +317,7 @@ _FOLDER = "kafka2pc-batch-"
 def _folder_of(query_id: str) -> str:
     return os.path.join(tempfile.gettempdir(), f"{_FOLDER}{query_id}", query_id)
 
-
+# %% ../../../nbs/spark/sink/05_batch_writer.ipynb #8aa8c22f
 def remove_folders(before: float) -> None:
     """Remove the decisions of this user's earlier writes without a key and without a `decisionLog`
     that were last changed before that time (seconds since 1970). `rmtree` follows no link. Errors

@@ -70,7 +70,7 @@ def _hurried(driver: Driver, limit_ms: int) -> Iterator[Driver]:
             retry=retry, retry_commit=retry, retry_end=quick_end, lost_transactions=later
         )
 
-
+# %% ../../../nbs/spark/sink/08_giving_up.ipynb #e2f25d76
 def end_batch(
     driver: Driver,
     plan: Plan,
@@ -112,7 +112,7 @@ def _warn_of_replay(driver: Driver, batch_id: int) -> None:
             batch_id,
         )
 
-
+# %% ../../../nbs/spark/sink/08_giving_up.ipynb #777bb463
 @contextmanager
 def warn_if_open(batch_id: int, place: str) -> Iterator[None]:
     """Log an error of the block, and what to do about it. `place`: of the checkpoint, or of the
@@ -189,7 +189,7 @@ def find_plan(checkpoint: str, batch_id: int) -> LeftPlan | None:
         return None
     return left if left and left.plan.batch_id == batch_id else None
 
-
+# %% ../../../nbs/spark/sink/08_giving_up.ipynb #33be52d5
 def known_plan(messages: Sequence[CommitMessage], left: LeftPlan | None) -> Plan:
     """The plan of a batch, from its tasks or from the planner. Raises `OutcomeUnknown`."""
     plans = [m.plan for m in messages] + [n.plan for n in (left,) if n]

@@ -81,7 +81,7 @@ def plan_batch(driver: Driver, batch_id: int, offsets_hash: str) -> Plan:
 def _run_of(driver: Driver) -> tuple:
     return driver.query_id, driver.identity(), tuple(driver.participants)
 
-
+# %% ../../../nbs/spark/sink/03_opening.ipynb #6430b478
 def has_returned(driver: Driver, batch_id: int) -> None:
     """The commit of a batch that this process has planned has returned."""
     run = _run_of(driver)
@@ -138,7 +138,7 @@ def _policy(options: QueryOptions, stores: Sequence[StoreIdentity]) -> Policy:
         replay_check=options.replay_check,
     )
 
-
+# %% ../../../nbs/spark/sink/03_opening.ipynb #89a63a00
 def _retry_end(retries: int) -> Callable:
     """Most markers are written within milliseconds; over many new partitions it takes half a
     minute, and as long as for a commit is waited.

@@ -224,7 +224,7 @@ def _gated(given: Mapping[str, str]) -> tuple[str, ...]:
         )
     return _named(topic or topics)
 
-
+# %% ../../../nbs/spark/sink/01_options.ipynb #04a95f19
 def _named(topics: str | None) -> tuple[str, ...]:
     """These topics. Raises `BadOption` if there are none, or one has no name."""
     if topics is None:
@@ -459,7 +459,7 @@ class Given:
     givers: tuple[tuple[str, str], ...] = ()
     idle: tuple[str, ...] = ()
 
-
+# %% ../../../nbs/spark/sink/01_options.ipynb #702c7b95
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
     """The options of one sink, checked."""
@@ -510,7 +510,7 @@ def parse_sink_options(options: Mapping[str, str], *, kafka: bool = True) -> Sin
     names = Given(givers=tuple(sorted(client.givers.items())), idle=(*client.idle, *idle))
     return SinkOptions(target=target, query=query, given=names)
 
-
+# %% ../../../nbs/spark/sink/01_options.ipynb #afb2d048
 def _query(given: Mapping[str, str], attempt: Callable) -> QueryOptions:
     retries = attempt(number_option, given, "maxCommitRetries", most=_INT32_MAX)
     return QueryOptions(

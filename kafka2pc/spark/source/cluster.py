@@ -97,7 +97,7 @@ def _id_in(row: WireAnswer) -> str:
         return ""
     return b64encode(row.topic_id.bytes).decode().rstrip("=")
 
-
+# %% ../../../nbs/spark/source/03_cluster.ipynb #69e69af6
 class Questions:
     """What a source asks a cluster. `committed_only`: an end is the last stable offset. `leaders`:
     the node ids of those that answers named; they may have moved since. All methods raise

@@ -68,7 +68,7 @@ def to_json(offsets: Offsets) -> dict:
         entry["initial"] = True
     return entry
 
-
+# %% ../../../nbs/spark/source/02_offsets.ipynb #03d6be34
 def from_json(entry: Any) -> Offsets:
     """The offsets of an entry; Spark's own Kafka source keeps them without topic ids. Raises
     `UnknownFormat` for an entry of a newer version, `StaleCheckpoint` for one of another source.
@@ -140,7 +140,7 @@ def count_waiting(start: Offsets, snapshot: Snapshot) -> int:
     parts = snapshot.parts.items()
     return sum(bounds.end - begin_of(start, snapshot, part) for part, bounds in parts)
 
-
+# %% ../../../nbs/spark/source/02_offsets.ipynb #d393bace
 def admit(
     begins: Mapping[TopicPart, int], ends: Mapping[TopicPart, int], max_offsets: int | None
 ) -> dict[TopicPart, int]:
@@ -219,7 +219,7 @@ def _new_losses(start: Offsets, snapshot: Snapshot) -> Iterator[Loss]:
             what = f"{t}-{p} is new for this query: offsets 0 to {bounds.begin - 1} are gone"
             yield Loss(RecordsGone, what)
 
-
+# %% ../../../nbs/spark/source/02_offsets.ipynb #05a0d7e3
 def find_losses(start: Offsets, snapshot: Snapshot) -> list[Loss]:
     """What was deleted before it was read. `start` holds only what the query still asks for."""
     losses = []
@@ -276,7 +276,7 @@ def name_parts(parts: Iterable[TopicPart]) -> str:
     """The partitions as text: orders-0, orders-1."""
     return ", ".join(f"{t}-{p}" for t, p in sorted(parts))
 
-
+# %% ../../../nbs/spark/source/02_offsets.ipynb #e8389e74
 def plan_ranges(start: Offsets, end: Offsets) -> list[Range]:
     """What lies between two entries of the checkpoint. Raises `StaleCheckpoint` if `end` does not
     follow `start`.

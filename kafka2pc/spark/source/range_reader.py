@@ -118,7 +118,7 @@ def _check_times(rows: Columns, r: Range) -> None:
         action="Correct the producer. Begin behind this record: startingOffsets, a new checkpoint.",
     )
 
-
+# %% ../../../nbs/spark/source/05_range_reader.ipynb #f92f26f7
 def to_arrow(rows: Columns, r: Range) -> pa.RecordBatch:
     """The records of one partition as Spark's columns. `timestampType`: 0 for the time when the
     record was made, 1 for the time when it was appended. Raises `RecordsBroken` for a time that
@@ -181,7 +181,7 @@ def _rest(
         return replace(r, begin=e.offset), None
     raise BrokerUnreachable(f"{where}: {e}", why=_NO_RECORDS, risk=NOTHING_READ) from None
 
-
+# %% ../../../nbs/spark/source/05_range_reader.ipynb #7d23d4a9
 def _remaining(
     options: SourceOptions,
     failed: Sequence[tuple[Range, NotFetched]],
@@ -249,7 +249,7 @@ def _bind(r: Range, now: Snapshot, found: int | None) -> Range:
     end = latest if r.end == LATEST else r.end
     return Range(*r.part, begin, end, topic_id=now.ids.get(r.topic, ""))
 
-
+# %% ../../../nbs/spark/source/05_range_reader.ipynb #09bdb063
 def bind_ranges(options: SourceOptions, ranges: Iterable[Range]) -> list[Range]:
     """The ranges with offsets instead of `EARLIEST` and `LATEST`, without those that are lost.
     Raises `TopicGone`, `TopicRecreated`, unless the options say to go on.

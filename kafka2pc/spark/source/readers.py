@@ -318,7 +318,7 @@ def _read_unplanned(
     new = sorted(snapshot.parts.keys() - planned)
     yield from read_ranges(options, [Range(*part, EARLIEST, LATEST) for part in new])
 
-
+# %% ../../../nbs/spark/source/06_readers.ipynb #d5a7fc47
 class BatchReader(DataSourceReader):
     """The source of one `spark.read`."""
 

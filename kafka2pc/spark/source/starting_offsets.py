@@ -77,7 +77,7 @@ def _check_end(option: str, offsets: Mapping[TopicPart, int], snapshot: Snapshot
             action="Use -1 for the end, or wait until the transaction has ended.",
         )
 
-
+# %% ../../../nbs/spark/source/04_starting_offsets.ipynb #6365cedd
 def _check_named(where: Where, snapshot: Snapshot) -> None:
     """Raises `BadOption` unless the JSON of an option names each partition once and no others."""
     given = dict(where.numbers)
@@ -112,7 +112,7 @@ def _times_of(where: Where, snapshot: Snapshot) -> dict[TopicPart, int]:
     _check_named(where, snapshot)
     return dict(where.numbers)
 
-
+# %% ../../../nbs/spark/source/04_starting_offsets.ipynb #27315163
 def _from_times(
     ask: Questions, options: SourceOptions, where: Where, snapshot: Snapshot
 ) -> dict[TopicPart, int]:

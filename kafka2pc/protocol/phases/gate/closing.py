@@ -69,7 +69,7 @@ def drop_old(driver: Driver, plan: Plan) -> Plan:
 def _reached(driver: Driver, cs: Iterable[Committable]) -> list[Committable]:
     return [c for c in cs if c.participant in driver.participants]
 
-
+# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #06e7be56
 def _warn_of_part(driver: Driver, batch_id: int) -> None:
     driver.history.append("info", "gate fell", batch_id=batch_id)
     _LOG.warning(
@@ -121,7 +121,7 @@ def _is_whole(driver: Driver, decision: Decision, gates: Sequence[Committable]) 
     _await_ends(driver, decision, rows)
     return all(d.state in _OPEN for d in describe_all(driver, gates))
 
-
+# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c802570d
 def _await_ends(driver: Driver, decision: Decision, cs: Sequence[Committable]) -> None:
     def ask() -> Outcome:
         found = describe_all(driver, cs)
