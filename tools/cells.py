@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print how the exported code is cut into cells: how much a reader has to read before a run shows it.
+"""Print how the exported code is cut into cells, and how much of it no run shows.
 
 Lines are those of code and docstrings: blank lines, directives and imports are not counted. A run
 is a cell that is neither exported nor folded, and has an output. With folders or notebooks as
