@@ -40,7 +40,61 @@ class ClusterFacts:
     batch_bytes: int | None = None
     two_phase: bool = False
 
-# %% ../../nbs/kafka/01_cluster_check.ipynb #1d5ae76e
+# %% ../../nbs/kafka/01_cluster_check.ipynb #db32ae08
+def _check_topics(cluster: Cluster, topics: list[str]) -> None:
+    for topic in topics:
+        why = why_no_topic(topic)
+        if why:
+            raise BadOption(
+                f"topic {topic!r} cannot be written",
+                why=why,
+                action="Correct the option topic or topics.",
+            )
+    found = find_or_create_topics(cluster, topics)
+    closed = [t for t in topics if t in found and found[t].may_write is False]
+    missing = [t for t in topics if t not in found]
+    if closed:
+        raise topic_not_authorized(", ".join(closed))
+    if missing:
+        create = (
+            f"kafka-topics.sh --bootstrap-server {shlex.quote(cluster.servers)} --create --topic"
+        )
+        lines = "; ".join(f"{create} {shlex.quote(t)}" for t in missing)
+        raise BadOption(
+            f"topic {', '.join(missing)} does not exist",
+            why="The brokers create no topics (auto.create.topics.enable), or none of this name.",
+            action=(
+                f"Create it ({lines}), or correct the option topic or topics"
+                ' (guide, Moving over, "Topics").'
+            ),
+        )
+
+# %% ../../nbs/kafka/01_cluster_check.ipynb #4535daf2
+def _offers_two_phase(cluster: Cluster, probe_id: str, required: bool) -> bool:
+    why_not = why_no_two_phase(cluster, probe_id)
+    if why_not and required:
+        raise BadOption(
+            "twoPhaseCommit=required: the brokers do not offer it to this user",
+            why=why_not,
+            action="Change that, or use twoPhaseCommit=auto.",
+        )
+    timeout = f"can time out: {why_not}" if why_not else "never time out"
+    _LOG.info("transactions %s (KIP-939)", timeout)
+    return not why_not
+
+# %% ../../nbs/kafka/01_cluster_check.ipynb #c74cef02
+def _transaction_timeout(cluster: Cluster, probe_id: str, timeout_ms: int | None) -> int:
+    """The timeout in ms that transactions get. The probe has a separate id, because InitProducerId
+    aborts what an id has open.
+    """
+    if timeout_ms is None:
+        return choose_timeout_ms(cluster, probe_id)
+    if timeout_ms < 1000:
+        raise BadOption(f"kafka.transaction.timeout.ms={timeout_ms}: at least 1000 are needed")
+    check_timeout(cluster, probe_id, timeout_ms)
+    return timeout_ms
+
+# %% ../../nbs/kafka/01_cluster_check.ipynb #ef582f88
 def check(
     conf: dict,
     *,
@@ -78,57 +132,3 @@ def check(
             batch_bytes=min(filter(None, limits), default=None),
             two_phase=no_timeout,
         )
-
-# %% ../../nbs/kafka/01_cluster_check.ipynb #db32ae08
-def _check_topics(cluster: Cluster, topics: list[str]) -> None:
-    for topic in topics:
-        why = why_no_topic(topic)
-        if why:
-            raise BadOption(
-                f"topic {topic!r} cannot be written",
-                why=why,
-                action="Correct the option topic or topics.",
-            )
-    found = find_or_create_topics(cluster, topics)
-    closed = [t for t in topics if t in found and found[t].may_write is False]
-    missing = [t for t in topics if t not in found]
-    if closed:
-        raise topic_not_authorized(", ".join(closed))
-    if missing:
-        create = (
-            f"kafka-topics.sh --bootstrap-server {shlex.quote(cluster.servers)} --create --topic"
-        )
-        lines = "; ".join(f"{create} {shlex.quote(t)}" for t in missing)
-        raise BadOption(
-            f"topic {', '.join(missing)} does not exist",
-            why="The brokers create no topics (auto.create.topics.enable), or none of this name.",
-            action=(
-                f"Create it ({lines}), or correct the option topic or topics"
-                ' (guide, Moving over, "Topics").'
-            ),
-        )
-
-
-def _offers_two_phase(cluster: Cluster, probe_id: str, required: bool) -> bool:
-    why_not = why_no_two_phase(cluster, probe_id)
-    if why_not and required:
-        raise BadOption(
-            "twoPhaseCommit=required: the brokers do not offer it to this user",
-            why=why_not,
-            action="Change that, or use twoPhaseCommit=auto.",
-        )
-    timeout = f"can time out: {why_not}" if why_not else "never time out"
-    _LOG.info("transactions %s (KIP-939)", timeout)
-    return not why_not
-
-# %% ../../nbs/kafka/01_cluster_check.ipynb #c74cef02
-def _transaction_timeout(cluster: Cluster, probe_id: str, timeout_ms: int | None) -> int:
-    """The timeout in ms that transactions get. The probe has a separate id, because InitProducerId
-    aborts what an id has open.
-    """
-    if timeout_ms is None:
-        return choose_timeout_ms(cluster, probe_id)
-    if timeout_ms < 1000:
-        raise BadOption(f"kafka.transaction.timeout.ms={timeout_ms}: at least 1000 are needed")
-    check_timeout(cluster, probe_id, timeout_ms)
-    return timeout_ms

@@ -49,7 +49,7 @@ def description(c: Committable, d: DescribedTransaction | None) -> Description:
         return Description(None)
     return Description(ended, complete=d.state not in ENDING)
 
-
+# %% ../../nbs/kafka/04_transaction_states.ipynb #1690ff4c
 def later_commit(c: Committable | None, d: DescribedTransaction | None) -> bool:
     """Was a transaction committed under the id of `c` after it (None: any)? (Never said of one that
     is only aborted, or open: a task may have begun it.)
@@ -57,33 +57,7 @@ def later_commit(c: Committable | None, d: DescribedTransaction | None) -> bool:
     committed = d is not None and _ENDED.get(d.state) is TxnState.COMMITTED
     return committed and (c is None or description(c, d).state is None)
 
-# %% ../../nbs/kafka/04_transaction_states.ipynb #c013
-def exact(c: Committable) -> tuple[str, int]:
-    """The transaction of `c`, as ListTransactions names it."""
-    return c.transactional_id, c.state.producer_id
-
-
-def late(
-    cluster: Cluster, cs: Iterable[Committable], margin_ms: int, age_ms: float | None
-) -> set[tuple[str, int]]:
-    """Those that may have less than `margin_ms` left. The coordinators are asked only if the age
-    of the plan leaves a doubt. Raises `Refused` if neither of them knows.
-    """
-    doubtful = {}  # those that share a limit: the longest time that they may have been open
-    for c in cs:
-        if not c.timeout_ms or not margin_ms:
-            continue
-        most_ms = c.timeout_ms - margin_ms
-        if age_ms is None or age_ms > most_ms:
-            doubtful.setdefault(most_ms, set()).add(exact(c))
-    found = set()
-    for most_ms, these in doubtful.items():
-        if most_ms >= 0:
-            these = these & _running(cluster, these, most_ms, age_ms is not None)
-        found |= these
-    return found
-
-# %% ../../nbs/kafka/04_transaction_states.ipynb #c014
+# %% ../../nbs/kafka/04_transaction_states.ipynb #f7093bd6
 def _running(
     cluster: Cluster, these: set[tuple[str, int]], longer_ms: int, age_known: bool
 ) -> set[tuple[str, int]]:
@@ -113,3 +87,29 @@ def _age_unknown(what: str, these: set[tuple[str, int]]) -> Refused:
         action="Use Kafka 3.8 or newer, or run the planner and the committer on one Linux machine.",
         transactions=[Affected(transactional_id=t, producer_id=n) for t, n in sorted(these)],
     )
+
+# %% ../../nbs/kafka/04_transaction_states.ipynb #c013
+def exact(c: Committable) -> tuple[str, int]:
+    """The transaction of `c`, as ListTransactions names it."""
+    return c.transactional_id, c.state.producer_id
+
+
+def late(
+    cluster: Cluster, cs: Iterable[Committable], margin_ms: int, age_ms: float | None
+) -> set[tuple[str, int]]:
+    """Those that may have less than `margin_ms` left. The coordinators are asked only if the age
+    of the plan leaves a doubt. Raises `Refused` if neither of them knows.
+    """
+    doubtful = {}  # those that share a limit: the longest time that they may have been open
+    for c in cs:
+        if not c.timeout_ms or not margin_ms:
+            continue
+        most_ms = c.timeout_ms - margin_ms
+        if age_ms is None or age_ms > most_ms:
+            doubtful.setdefault(most_ms, set()).add(exact(c))
+    found = set()
+    for most_ms, these in doubtful.items():
+        if most_ms >= 0:
+            these = these & _running(cluster, these, most_ms, age_ms is not None)
+        found |= these
+    return found

@@ -140,7 +140,7 @@ def test_connections_are_closed_when_they_are_idle_and_opened_again(kafka):
         "client.dns.lookup": "resolve_canonical_bootstrap_servers_only",
     }
     with Cluster(kafka.client_conf | habits, timeout_ms=8000) as idle:
-        until(lambda: not idle._manager._conns, "the connections are closed")
+        until(lambda: not idle.wire.manager._conns, "the connections are closed")
         assert idle.nodes()
 
 
@@ -421,7 +421,7 @@ def test_a_node_that_cannot_be_reached_is_named_with_the_reason(kafka):
     """As an executor that cannot reach what the brokers advertise."""
     with Connection(kafka.client_conf, timeout_ms=4_000) as connection:
         node = connection.nodes()[0]
-        manager = connection._manager
+        manager = connection.wire.manager
         elsewhere = Broker(node_id=node, host="localhost", port=1, rack=None)
         manager.run(partial(manager.call_soon, manager.close, node))
         with patch.object(manager.cluster, "broker_metadata", lambda _: elsewhere):
@@ -437,7 +437,7 @@ def test_a_node_that_cannot_be_reached_is_named_with_the_reason(kafka):
 @pytest.mark.kafka
 def test_an_unknown_node_is_looked_for(cluster):
     with (
-        patch.object(cluster._manager.cluster, "request_update") as renewed,
+        patch.object(cluster.wire.manager.cluster, "request_update") as renewed,
         pytest.raises(NotSent),
     ):
         cluster.ask(FindCoordinatorRequest(coordinator_keys=["x"], key_type=1), 4711)
@@ -462,15 +462,16 @@ def begun_for(impatient, cluster, transactional_id):
 @pytest.mark.kafka
 def test_silence_is_unknown_and_the_same_question_again_gives_the_end(cluster, impatient, kafka):
     state = begun_for(impatient, cluster, "silent")
-    tries, connect = [], impatient._connect
+    tries, connect = [], connection._connect
 
-    async def noted(request, node_id):
-        tries.append(request.name)
-        return await connect(request, node_id)
+    async def noted(wire, request, *where):
+        if wire is impatient.wire:
+            tries.append(request.name)
+        return await connect(wire, request, *where)
 
     kafka.pause()
     try:
-        with patch.object(impatient, "_connect", noted):
+        with patch.object(connection, "_connect", noted):
             assert end_txn(impatient, "silent", state, commit=True) is UNKNOWN
         assert tries == ["EndTxnRequest"]
         with pytest.raises(BrokerUnreachable, match="no usable answer within 2000 ms"):
@@ -484,7 +485,7 @@ def test_silence_is_unknown_and_the_same_question_again_gives_the_end(cluster, i
 @pytest.mark.kafka
 @pytest.mark.parametrize("answers", [0, 100])
 def test_silence_after_some_answers_is_unknown_for_the_others(kafka, answers):
-    left, finish = [answers], Connection._finish
+    left, finish = [answers], connection._finish
 
     async def pause_after(*args):
         answer = await finish(*args)
@@ -500,7 +501,7 @@ def test_silence_after_some_answers_is_unknown_for_the_others(kafka, answers):
             kafka.pause()
         try:
             began = time.monotonic()
-            with patch.object(Connection, "_finish", pause_after):
+            with patch.object(connection, "_finish", pause_after):
                 outcomes = end_txns(cluster, cs, commit=True)
             assert time.monotonic() - began < 30, "one waits after the other"
         finally:

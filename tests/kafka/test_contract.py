@@ -106,7 +106,7 @@ def test_a_throttled_connection_goes_on_after_its_pause(secure, connection):
 @pytest.mark.full
 def test_a_session_that_ends_is_renewed_between_two_requests(connection):
     logins, login = [], SaslReauthenticator.session_updated
-    (opened,) = connection._manager._conns.values()
+    (opened,) = connection.wire.manager._conns.values()
     with patch.object(
         SaslReauthenticator,
         "session_updated",

@@ -530,7 +530,7 @@ def test_a_topic_that_was_created_again_before_it_is_read_gives_no_rows(kafka, c
 def test_a_broker_that_knows_no_topic_ids_in_fetch_is_asked_by_name(kafka, topic, highest):
     send(kafka, topic, 5)
     with Cluster(kafka.client_conf) as cluster:
-        cluster._manager.broker_version_data.api_versions[FetchRequest.API_KEY] = (4, highest)
+        cluster.wire.manager.broker_version_data.api_versions[FetchRequest.API_KEY] = (4, highest)
         wanted = [Wanted(topic, 0, 0, 5, topic_id(cluster, topic))]
         with pytest.MonkeyPatch.context() as patch:
             versions = []
@@ -554,7 +554,7 @@ def received(cluster, monkeypatch):
 
     def counted(self):
         content, error = receive(self)
-        if self._net is cluster._net:
+        if self._net is cluster.wire.net:
             sizes.append(len(content))
         return content, error
 

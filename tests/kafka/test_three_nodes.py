@@ -318,14 +318,14 @@ def place(kafka, topic, replicas):
 @contextmanager
 def metadata_requests(cluster):
     """The time of each Metadata request for a topic. (kafka-python asks for the nodes, too.)"""
-    asked, original = [], cluster._manager.send
+    asked, original = [], cluster.wire.manager.send
 
     def send(request, *more, **named):
         if isinstance(request, MetadataRequest) and request.topics:
             asked.append(time.monotonic())
         return original(request, *more, **named)
 
-    with patch.object(cluster._manager, "send", send):
+    with patch.object(cluster.wire.manager, "send", send):
         yield asked
 
 

@@ -30,6 +30,7 @@ from kafka2pc.kafka.records.decoder import split
 from kafka2pc.kafka.records.encoder import record_batch, sections
 from kafka2pc.kafka.records.rows import rows_of
 from kafka2pc.kafka.wire import error_codes as codes
+from kafka2pc.kafka.wire.cluster import ask_coordinators
 from kafka2pc.kafka.wire.connection import NotYet
 from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.offsets import EARLIEST, LATEST, offsets_request
@@ -120,7 +121,7 @@ class Played:
 
     def _ask_coordinator(self, word, request):
         self.coordinator(word)
-        (answer,) = self.cluster.ask_coordinators([self.named(word)], lambda _: request)
+        (answer,) = ask_coordinators(self.cluster, [self.named(word)], lambda _: request)
         return answer
 
     def init_request(self, word, timeout_ms=60_000):

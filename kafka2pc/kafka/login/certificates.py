@@ -40,7 +40,7 @@ def _verifies(conf: Mapping) -> bool:
         raise BadOption(f"kafka.{name}={word}: true or false")
     return _WORDS[word.lower()]
 
-
+# %% ../../../nbs/kafka/login/02_certificates.ipynb #ecd34516
 @contextmanager
 def _file_of(conf: Mapping, what: str) -> Iterator[str | None]:
     """The PEM file of `what`, certificate or key. A text becomes a file for the moment in which
@@ -80,9 +80,14 @@ def _load_certificates(conf: Mapping) -> ssl.SSLContext:
         context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return context
 
-
+# %% ../../../nbs/kafka/login/02_certificates.ipynb #e66c5c4d
 # how the stores of Java begin: JKS, and the ASN.1 of PKCS12
 _STORES = {b"\xfe\xed\xfe\xed": False, b"\x30\x82": True}
+_INSTEAD = {
+    "ssl.ca.location": pem_of_truststore,
+    "ssl.certificate.location": pem_of_keystore,
+    "ssl.key.location": pem_of_keystore,
+}
 
 
 def _no_pem(conf: Mapping, e: Exception) -> BadOption:
@@ -102,13 +107,6 @@ def _no_pem(conf: Mapping, e: Exception) -> BadOption:
     )
 
 # %% ../../../nbs/kafka/login/02_certificates.ipynb #46bd18d0
-_INSTEAD = {
-    "ssl.ca.location": pem_of_truststore,
-    "ssl.certificate.location": pem_of_keystore,
-    "ssl.key.location": pem_of_keystore,
-}
-
-
 def tls_context(conf: Mapping) -> ssl.SSLContext:
     """The TLS context that `conf` asks for. Raises `BadOption` for a file that is missing or that
     is no PEM file of the right kind, and for a word that is neither true nor false.

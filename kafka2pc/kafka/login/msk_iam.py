@@ -39,7 +39,7 @@ def _given(conf: Mapping) -> dict[str, str]:
         )
     return given
 
-
+# %% ../../../nbs/kafka/login/04_msk_iam.ipynb #2a9e9b0b
 def region_of(conf: Mapping) -> str:
     """The region of the cluster. Raises `BadOption` if nothing tells it."""
     host = _HOST.search(conf.get("bootstrap.servers", ""))

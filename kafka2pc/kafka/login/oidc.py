@@ -156,7 +156,7 @@ def _check_authority(file: str | None) -> None:
             action="Name a PEM file with the authority of the server of tokens.",
         ) from None
 
-
+# %% ../../../nbs/kafka/login/03_oidc.ipynb #a78fc853
 def oidc_tokens(conf: Mapping) -> Callable[[], tuple[str, float]]:
     """A function that asks the server in `conf` for a token. It returns the token, and its end in
     seconds since 1970 by this machine's clock; it raises `NoTokenNow`, `NotAuthorized` and

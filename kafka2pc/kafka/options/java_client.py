@@ -185,6 +185,10 @@ _NO_EFFECT = {
         "sasl.kerberos.ticket.renew.jitter",
         "sasl.kerberos.ticket.renew.window.factor",
     ),
+}
+
+# %% ../../../nbs/kafka/options/05_java_client.ipynb #3e058b70
+_NO_EFFECT_OF_TOKENS = {
     f"`kafka.{TOKEN_PROVIDER}` decides it": (
         "sasl.login.connect.timeout.ms",
         "sasl.login.read.timeout.ms",
@@ -207,4 +211,10 @@ _NO_EFFECT = {
         "sasl.oauthbearer.sub.claim.name",
     ),
 }
-CLIENT = _CONNECTION | _SECURITY | refused(_REFUSED) | no_effect(_NO_EFFECT)
+CLIENT = (
+    _CONNECTION
+    | _SECURITY
+    | refused(_REFUSED)
+    | no_effect(_NO_EFFECT)
+    | no_effect(_NO_EFFECT_OF_TOKENS)
+)

@@ -56,6 +56,8 @@ _PRODUCER = {
     "retries": obeyed("INT [0,...,2147483647]", f"{ONLY_ROWS}, and not 0", rule=retries),
     "transaction.timeout.ms": obeyed("INT", "see the table of the sink"),
 }
+
+# %% ../../../nbs/kafka/options/06_java_options.ipynb #23ca4a27
 _PRODUCER_REFUSED = {
     "leave it out, the sink turns rows into bytes itself": ("key.serializer", "value.serializer"),
     "use transactionalIdPrefix; the sink makes the ids": ("transactional.id",),
@@ -101,6 +103,8 @@ _CONSUMER_REFUSED = {
         "enable.auto.commit",
     ),
 }
+
+# %% ../../../nbs/kafka/options/06_java_options.ipynb #14389a74
 _CONSUMER_NO_EFFECT = {
     "no consumer joins a group": (
         "auto.commit.interval.ms",

@@ -35,6 +35,8 @@ TOKEN_SETTINGS = (
     URL_ENCODE,
     HTTPS_CA,
 )
+
+# %% ../../../nbs/kafka/options/03_librdkafka.ipynb #ae273231
 # Java's limits of an outage, which librdkafka does not have
 MAX_BLOCK = "max.block.ms"
 API_TIMEOUT = "default.api.timeout.ms"

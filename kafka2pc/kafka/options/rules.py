@@ -234,7 +234,7 @@ def pem_of_keystore(store: str, is_p12: bool) -> str:
     lines = _to_pem(store, is_p12, "-nokeys -out user.crt", "-nocerts -out user.key")
     return f"{KEY}: {lines} (Strimzi: user.crt and user.key, beside user.p12, are such files)"
 
-
+# %% ../../../nbs/kafka/options/04_rules.ipynb #e0f3080c
 def _check_pem(kind: str, store: str, given: Given, instead: Callable[[str, bool], str]) -> None:
     form = given.get(f"ssl.{kind}.type", "JKS").strip().upper()
     if form == "PEM":
@@ -257,6 +257,11 @@ def keystore(value: str, given: Given) -> Settings:
     """A store of the type PEM is a file with the certificates and the key."""
     _check_pem("keystore", value, given, pem_of_keystore)
     return {"ssl.certificate.location": value, "ssl.key.location": value}
+
+
+def as_wanted(value: str, _: Given) -> Settings:
+    """The setting needs no counterpart here."""
+    return {}
 
 # %% ../../../nbs/kafka/options/04_rules.ipynb #39c368c6
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----(.+?)-----END \1-----", re.DOTALL)
@@ -291,11 +296,6 @@ def _block(kind: str, body: str) -> str:
 ca_text = _pem_rule("ssl.ca.pem", "ssl.truststore.certificates")
 certificate_text = _pem_rule("ssl.certificate.pem", "ssl.keystore.certificate.chain")
 key_text = _pem_rule("ssl.key.pem", "ssl.keystore.key")
-
-
-def as_wanted(value: str, _: Given) -> Settings:
-    """The setting needs no counterpart here."""
-    return {}
 
 # %% ../../../nbs/kafka/options/04_rules.ipynb #9386d7d4
 # Java's classes that ask for tokens, without their packages -> who gives the token here

@@ -29,6 +29,42 @@ class Record(NamedTuple):
     timestamp_ms: int
 
 
+def _record(m: Any) -> Record:
+    return Record(
+        m.topic(),
+        m.partition(),
+        m.offset(),
+        m.key(),
+        m.value(),
+        tuple(m.headers() or ()),
+        m.timestamp()[1],
+    )
+
+# %% ../../../nbs/kafka/read/02_whole_topic.ipynb #73e94d27
+def _read_to_end(
+    consumer: Consumer, partitions: set[int], end: float
+) -> tuple[list[Record], dict[int, int]]:
+    """The records up to the present end of all partitions, which must be reached before `end` (by
+    CLOCK.monotonic()), and where each partition ends.
+    """
+    records: list[Record] = []
+    ends: dict[int, int] = {}
+    while len(ends) < len(partitions):
+        if CLOCK.monotonic() > end:
+            left = sorted(partitions - ends.keys())
+            raise BrokerUnreachable(f"partitions {left} were not read to their end in time")
+        # its types say that each part of a message may be missing, which is not so here
+        for m in cast(list[Any], consumer.consume(10_000, 0.1)):
+            error = m.error()
+            if error is None:
+                records.append(_record(m))
+            elif error.name() == "_PARTITION_EOF":
+                ends[m.partition()] = m.offset()
+            elif not error.retriable():
+                raise KafkaException(error)
+    return records, ends
+
+# %% ../../../nbs/kafka/read/02_whole_topic.ipynb #ab8bf422
 _READER = {
     "group.id": "kafka2pc-reader",
     "enable.auto.commit": False,
@@ -60,43 +96,7 @@ def _read(
     finally:
         consumer.close()
 
-# %% ../../../nbs/kafka/read/02_whole_topic.ipynb #73e94d27
-def _record(m: Any) -> Record:
-    return Record(
-        m.topic(),
-        m.partition(),
-        m.offset(),
-        m.key(),
-        m.value(),
-        tuple(m.headers() or ()),
-        m.timestamp()[1],
-    )
 
-
-def _read_to_end(
-    consumer: Consumer, partitions: set[int], end: float
-) -> tuple[list[Record], dict[int, int]]:
-    """The records up to the present end of all partitions, which must be reached before `end` (by
-    CLOCK.monotonic()), and where each partition ends.
-    """
-    records: list[Record] = []
-    ends: dict[int, int] = {}
-    while len(ends) < len(partitions):
-        if CLOCK.monotonic() > end:
-            left = sorted(partitions - ends.keys())
-            raise BrokerUnreachable(f"partitions {left} were not read to their end in time")
-        # its types say that each part of a message may be missing, which is not so here
-        for m in cast(list[Any], consumer.consume(10_000, 0.1)):
-            error = m.error()
-            if error is None:
-                records.append(_record(m))
-            elif error.name() == "_PARTITION_EOF":
-                ends[m.partition()] = m.offset()
-            elif not error.retriable():
-                raise KafkaException(error)
-    return records, ends
-
-# %% ../../../nbs/kafka/read/02_whole_topic.ipynb #ab8bf422
 def read_topic(
     conf: Mapping[str, Any], topic: str, isolation: str = "read_committed", *, timeout_s: float = 60
 ) -> list[Record]:

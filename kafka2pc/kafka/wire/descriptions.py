@@ -16,7 +16,7 @@ from kafka.protocol.admin import DescribeTransactionsRequest, ListTransactionsRe
 
 # %% ../../../nbs/kafka/wire/06_descriptions.ipynb #c004
 from . import error_codes as codes
-from .cluster import Cluster
+from .cluster import Cluster, ask_coordinators
 from .connection import NotYet, WireAnswer, WireRequest
 from .topics import topics_request
 from ...protocol.kept import Kept
@@ -68,8 +68,8 @@ def describe_transactions(cluster: Cluster, ids: Iterable[str]) -> dict[str, Des
     ids = list(dict.fromkeys(ids))
 
     def once() -> list[WireAnswer]:
-        answers = cluster.ask_coordinators(
-            ids, lambda group: DescribeTransactionsRequest(transactional_ids=group)
+        answers = ask_coordinators(
+            cluster, ids, lambda group: DescribeTransactionsRequest(transactional_ids=group)
         )
         rows = [row for a in answers for row in a.transaction_states]
         for row in rows:
@@ -117,7 +117,7 @@ def _check_leaders(cluster: Cluster, rows: Iterable[WireAnswer], nodes: list[int
             STATES,
         )
 
-
+# %% ../../../nbs/kafka/wire/06_descriptions.ipynb #a87e11ae
 def _filters(cluster: Cluster, prefix: str, part: str, longer_ms: int | None) -> dict:
     """The fields of a request that newer brokers know."""
     more: dict = {}

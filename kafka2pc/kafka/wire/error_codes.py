@@ -52,6 +52,17 @@ POLICY_VIOLATION = 44
 OUT_OF_ORDER_SEQUENCE_NUMBER = 45
 DUPLICATE_SEQUENCE_NUMBER = 46
 
+
+def code_name(code: int) -> str:
+    """Kafka's name of an error code."""
+    # kafka-python has the name from before Kafka 2.6
+    return "NOT_LEADER_OR_FOLLOWER" if code == NOT_LEADER_OR_FOLLOWER else for_code(code).message
+
+
+def describe_code(code: int) -> str:
+    """The number and its name, for a message."""
+    return f"{code} {for_code(code).message}"
+
 # %% ../../../nbs/kafka/wire/03_error_codes.ipynb #f2767914
 INVALID_PRODUCER_EPOCH = 47
 INVALID_TXN_STATE = 48
@@ -68,17 +79,6 @@ PRODUCER_FENCED = 90
 UNKNOWN_TOPIC_ID = 100  # perhaps another topic has its name now
 INCONSISTENT_TOPIC_ID = 103
 TRANSACTIONAL_ID_NOT_FOUND = 105
-
-
-def code_name(code: int) -> str:
-    """Kafka's name of an error code."""
-    # kafka-python has the name from before Kafka 2.6
-    return "NOT_LEADER_OR_FOLLOWER" if code == NOT_LEADER_OR_FOLLOWER else for_code(code).message
-
-
-def describe_code(code: int) -> str:
-    """The number and its name, for a message."""
-    return f"{code} {for_code(code).message}"
 
 # %% ../../../nbs/kafka/wire/03_error_codes.ipynb #c008
 COORDINATOR_MOVES = frozenset(
@@ -110,6 +110,8 @@ END_REFUSED = frozenset(
         PRODUCER_FENCED,
     }
 )
+
+# %% ../../../nbs/kafka/wire/03_error_codes.ipynb #30bae7d6
 PRODUCE_AGAIN = (
     LEADER_MOVES
     | NOT_YET
@@ -150,7 +152,7 @@ def id_not_authorized(transactional_id: str, two_phase: bool = False) -> NotAuth
     code = describe_code(TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     return NotAuthorized(f"transactional_id {transactional_id}: {code}", action=action)
 
-
+# %% ../../../nbs/kafka/wire/03_error_codes.ipynb #b303ca5b
 def topic_not_authorized(topic: str, right: str = "WRITE", what: str = "") -> NotAuthorized:
     """The error for TOPIC_AUTHORIZATION_FAILED: `right` is missing on the topic. `what` describes
     the case, if another client did.

@@ -45,12 +45,6 @@ def _for_callback(token: Token) -> tuple:
     return token.text, token.ends, "", dict(token.extensions)
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #c012
-_LOGIN = {
-    "sasl.username": "sasl_plain_username",
-    "sasl.password": "sasl_plain_password",
-    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
-}
-_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _NEVER_MS = 2**31 - 1
 _BUFFERS = {
     "socket.receive.buffer.bytes": socket.SO_RCVBUF,
@@ -67,7 +61,7 @@ def _socket_options(conf: Mapping) -> list[tuple[int, int, int]]:
         *((socket.SOL_SOCKET, option, size) for option, size in sizes.items() if size),
     ]
 
-
+# %% ../../../nbs/kafka/wire/02_login.ipynb #69881dc7
 def _habits(conf: Mapping) -> dict:
     """How the connection looks up hosts, and when it closes and asks anew; what is not given is
     left to kafka-python.
@@ -83,6 +77,14 @@ def _habits(conf: Mapping) -> dict:
     return settings
 
 # %% ../../../nbs/kafka/wire/02_login.ipynb #2fc2f09d
+_LOGIN = {
+    "sasl.username": "sasl_plain_username",
+    "sasl.password": "sasl_plain_password",
+    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
+}
+_WITH_PASSWORD = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
 def _sasl(conf: Mapping) -> dict:
     mechanism = _mechanism(conf)
     if mechanism not in MECHANISMS:

@@ -125,7 +125,7 @@ def _check_known(unknown: list[str]) -> None:
         action=f"Did you mean {near}?" if near else "Correct the name, or leave it out.",
     )
 
-
+# %% ../../../nbs/kafka/wire/01_settings.ipynb #4a186e93
 def client_conf(options: Mapping[str, str], side: str = SINK) -> dict[str, str]:
     """librdkafka's settings from the `kafka.*` options of a Spark query, without what has no
     effect. Raises `BadOption` for a missing `kafka.bootstrap.servers` and for all that cannot be
@@ -137,7 +137,7 @@ def client_conf(options: Mapping[str, str], side: str = SINK) -> dict[str, str]:
     problems.report()
     return conf
 
-# %% ../../../nbs/kafka/wire/01_settings.ipynb #840eb4e6
+
 def _check_servers(conf: Mapping[str, str]) -> None:
     if not conf.get("bootstrap.servers"):
         raise BadOption("kafka.bootstrap.servers is missing")

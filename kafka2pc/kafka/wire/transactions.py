@@ -18,8 +18,15 @@ from kafka.protocol.producer.transaction import (
 
 # %% ../../../nbs/kafka/wire/07_transactions.ipynb #c004
 from . import error_codes as codes
-from .cluster import Cluster
-from .connection import NoAnswer, NotSent, NotYet, TooOld, WireAnswer
+from .cluster import Cluster, ask_coordinators
+from kafka2pc.kafka.wire.connection import (
+    NoAnswer,
+    NotSent,
+    NotYet,
+    TooOld,
+    WireAnswer,
+    highest_everywhere,
+)
 from .error_codes import describe_code, id_not_authorized
 from ...protocol.errors import BadOption, UnclearAnswer
 from ...protocol.messages import Committable, PreparedTxnState
@@ -121,7 +128,7 @@ def check_brokers(cluster: Cluster) -> None:
     """
     if cluster.brokers_are_new:
         return
-    highest = cluster.highest_everywhere(AddPartitionsToTxnRequest)
+    highest = highest_everywhere(cluster, AddPartitionsToTxnRequest)
     old = sorted(node for node, version in highest.items() if version < VERIFIES)
     if old:
         raise _unverified(f"{cluster.servers}: node {', '.join(map(str, old))}")
@@ -178,8 +185,8 @@ def _init(cluster: Cluster, transactional_id: str, request: dict) -> WireAnswer:
     """Send InitProducerId, and again only when it is certain that nothing happened."""
 
     def once() -> WireAnswer:
-        (answer,) = cluster.ask_coordinators(
-            [transactional_id], lambda _: InitProducerIdRequest(**request)
+        (answer,) = ask_coordinators(
+            cluster, [transactional_id], lambda _: InitProducerIdRequest(**request)
         )
         if answer.error_code in codes.NOT_YET:
             cluster.check(answer.error_code, transactional_id)
@@ -295,8 +302,8 @@ def add_partitions(
     partitions = list(partitions)
 
     def once() -> dict[tuple[str, int], int]:
-        (answer,) = cluster.ask_coordinators(
-            [transactional_id], lambda _: _add_request(transactional_id, state, partitions)
+        (answer,) = ask_coordinators(
+            cluster, [transactional_id], lambda _: _add_request(transactional_id, state, partitions)
         )
         added = {
             (t.name, p.partition_index): p.partition_error_code

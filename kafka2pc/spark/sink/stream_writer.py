@@ -227,7 +227,7 @@ def check_task(plan: Plan) -> None:
 def _write_at_least_once(participant: KafkaParticipant, batches: Iterable) -> None:
     """No transaction and no decision: acknowledged rows stay, also if the task runs again."""
     with RowWriter(
-        participant.conf, topic=participant.topic, batch_bytes=participant.batch_bytes
+        dict(participant.conf), topic=participant.topic, batch_bytes=participant.batch_bytes
     ).begin() as writer:
         for batch in batches:
             writer.write(batch)
