@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from fake_topic_log import FakeBroker, FakeTopicLog
 
+from kafka2pc.decision_logs.topic.bookmark import save_bookmark
 from kafka2pc.kafka.records.encoder import Section
 from kafka2pc.kafka.write.lanes import Lane
 from kafka2pc.kafka.write.sender import Sender
@@ -149,9 +150,9 @@ def flush_and_leave_a_batch():
 
 def hide_records_behind_a_bookmark():
     log = FakeTopicLog(FakeBroker(), QUERY, "kafka2pc")
-    log._bookmark = SimpleNamespace(at=0)
-    log.tail.found = {"key": {b"value": 7}}
-    log._save_bookmark(set())
+    log.reader.bookmark = SimpleNamespace(at=0)
+    log.reader.tail.found = {"key": {b"value": 7}}
+    save_bookmark(log.reader, set())
 
 
 @pytest.mark.parametrize(
