@@ -148,7 +148,7 @@ def topic(request):
 
     return Place(
         lambda name="a": TopicLog(conf, "decisions", f"{start}-{name}"),
-        steps=["_try", "end_txn"],
+        steps=["try_once", "end_txn"],
         spoil=spoil,
         lost=both(losing),
     )

@@ -27,8 +27,8 @@ from kafka_fixtures import records
 from kafka2pc.decision_logs.topic import log as topic_log_module
 from kafka2pc.decision_logs.topic import records as topic_records
 from kafka2pc.decision_logs.topic import settings as topic_settings
-from kafka2pc.decision_logs.topic.bookmark import Bookmark
-from kafka2pc.decision_logs.topic.log import TopicLog
+from kafka2pc.decision_logs.topic.bookmark import Bookmark, save_bookmark
+from kafka2pc.decision_logs.topic.log import LogTransactions, TopicLog, log_id
 from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK, LAST_STABLE, end_of_topic
 from kafka2pc.decision_logs.topic.settings import read_settings
 from kafka2pc.kafka.client import close_cluster
@@ -113,12 +113,15 @@ def test_a_second_line_past_the_log_is_found_and_so_is_a_key_that_names_no_slot(
 
 def test_another_logs_open_transaction_hides_nothing(kafka):
     mine, other = topic_log(kafka, within_ms=3000), topic_log(kafka)
-    state = init_producer_id(other._cluster, other.transactional_id, timeout_ms=10_000)
-    other._append(other.prefix, state, {f"{other.name}/7.0": b"not ended"})
+    state = init_producer_id(other._cluster, log_id(other.prefix, other.name), timeout_ms=10_000)
+    other.transactions.append(other.prefix, state, {f"{other.name}/7.0": b"not ended"})
     first = record()
     with pytest.raises(LogUnwritable, match="was read to"):  # its end cannot be known yet
         mine.create(first)
-    assert end_txn(other._cluster, other.transactional_id, state, commit=False) is Outcome.DONE
+    assert (
+        end_txn(other._cluster, log_id(other.prefix, other.name), state, commit=False)
+        is Outcome.DONE
+    )
     assert mine.create(first) == first == mine.create(record(commit=False))
 
 
@@ -229,7 +232,7 @@ def test_all_names_of_a_topic_share_one_reader(kafka):
     twins = [log.sibling(uuid.uuid4().hex) for _ in range(20)]
     for twin in twins:
         twin.create(record(7))
-    assert len({id(twin.tail) for twin in (log, *twins)}) == 1
+    assert len({id(twin.reader.tail) for twin in (log, *twins)}) == 1
     log.close()
 
 
@@ -263,20 +266,22 @@ def test_one_prefix_owns_the_log_until_another_one_adopts_it(kafka, n):
     assert again(old, prefix="third").owner() == "new" and again(old).chain(8) == [wanted]
 
 
-@pytest.mark.parametrize("point", ["_fence", "_append", "_end"])
+@pytest.mark.parametrize("point", ["fence", "append", "end"])
 def test_an_adoption_fences_an_owner_that_is_suspended(kafka, point):
     """The old driver sleeps right before a request; meanwhile the log is adopted."""
     old = topic_log(kafka, prefix="old")
     old.create(owned("old"))
-    new, real, adopted = again(old, prefix="new"), getattr(old, point), []
+    new, real, adopted = again(old, prefix="new"), getattr(LogTransactions, point), []
 
-    def sleeps(*args):
-        if not adopted:
+    def sleeps(transactions, *args):
+        if transactions.prefix == "old" and not adopted:
             adopted.append(new.create(owned("new", attempt=1, commit=False, adopts=True)))
-        return real(*args)
+        return real(transactions, *args)
 
-    setattr(old, point, sleeps)
-    with pytest.raises(MovedLog, match="belongs to the prefix new"):
+    with (
+        patch.object(LogTransactions, point, sleeps),
+        pytest.raises(MovedLog, match="belongs to the prefix new"),
+    ):
         old.create(owned("old", batch_id=8))
     assert content(again(new)).keys() == {Slot(7, 0), Slot(7, 1)}
     assert content(again(new))[Slot(7, 1)] == adopted[0]
@@ -286,15 +291,17 @@ def test_an_owner_that_goes_on_fences_an_adoption_that_is_suspended(kafka):
     old = topic_log(kafka, prefix="old")
     old.create(owned("old"))
     new, decided = again(old, prefix="new"), []
-    real = new._append
+    real = LogTransactions.append
 
-    def sleeps(*args):
-        if not decided:
+    def sleeps(transactions, *args):
+        if transactions.prefix == "new" and not decided:
             decided.append(old.create(owned("old", batch_id=8)))
-        return real(*args)
+        return real(transactions, *args)
 
-    new._append = sleeps
-    with pytest.raises(Superseded, match="it went on just now"):
+    with (
+        patch.object(LogTransactions, "append", sleeps),
+        pytest.raises(Superseded, match="it went on just now"),
+    ):
         new.create(owned("new", attempt=1, commit=False, adopts=True))
     assert content(again(old)).keys() == {Slot(7, 0), Slot(8, 0)} and old.owner() == "old"
 
@@ -410,9 +417,11 @@ def test_a_version_that_knows_no_parts_refuses_a_long_decision_as_newer_and_igno
     small.create(record(n=2000))
     small.slots()
     ((key, (value,)),) = [
-        (key, lines) for key, lines in small.tail.found.items() if key.startswith(f"{small.name}/")
+        (key, lines)
+        for key, lines in small.reader.tail.found.items()
+        if key.startswith(f"{small.name}/")
     ]
-    assert key == f"{small.name}/7.0" and len(small.tail.found) > 2
+    assert key == f"{small.name}/7.0" and len(small.reader.tail.found) > 2
     with pytest.raises(UnknownFormat, match="known up to"):
         load_decision(value, key, Slot(7, 0))
 
@@ -430,11 +439,15 @@ def open_between(other):
             return
         opened.append(None)
         self.flush()
-        opened[0] = init_producer_id(other._cluster, other.transactional_id, timeout_ms=60_000)
-        other._append(other.prefix, opened[0], {"open": b"x"})
+        opened[0] = init_producer_id(
+            other._cluster, log_id(other.prefix, other.name), timeout_ms=60_000
+        )
+        other.transactions.append(other.prefix, opened[0], {"open": b"x"})
 
     with patch.object(Sender, "put", put):
-        yield lambda: end_txn(other._cluster, other.transactional_id, opened[0], commit=False)
+        yield lambda: end_txn(
+            other._cluster, log_id(other.prefix, other.name), opened[0], commit=False
+        )
 
 
 def test_a_reader_that_stops_between_the_parts_of_a_decision_sees_no_decision(kafka, small):
@@ -443,7 +456,7 @@ def test_a_reader_that_stops_between_the_parts_of_a_decision_sees_no_decision(ka
     small.create(first)
     with open_between(other) as end:
         assert small.create(wanted) == wanted
-    assert reader._record_in(Slot(7, 0), LAST_STABLE) is None and reader.tail.found, (
+    assert reader.reader.record_in(Slot(7, 0), LAST_STABLE) is None and reader.reader.tail.found, (
         "the reader has seen no part"
     )
     with pytest.raises(BrokerUnreachable, match="was read to"):
@@ -473,7 +486,7 @@ def test_a_slot_that_is_purged_while_it_is_read_is_gone_and_no_damage(kafka, sma
     reader = again(small)
     (slot,) = reader.slots()
     small.purge(8)
-    del reader.tail.found[f"{small.name}:7.0:1"]
+    del reader.reader.tail.found[f"{small.name}:7.0:1"]
     assert reader.load(slot) is None
 
 
@@ -502,7 +515,7 @@ SureBookmark = type("SureBookmark", (Bookmark,), INSISTING)
 
 def bookmark(log, **more):
     """The log's bookmark, as a new process finds it."""
-    found = SureBookmark(lambda: log._cluster, log.topic, log.transactional_id)
+    found = SureBookmark(lambda: log._cluster, log.topic, log_id(log.prefix, log.name))
     found.load()
     for name, value in more.items():
         setattr(found, name, value)
@@ -551,7 +564,7 @@ def read_by(log):
     """(what a new process finds, how many records it read for it)."""
     reader = again(log)
     with clear_answers():
-        return content(reader), reader.tail.records
+        return content(reader), reader.reader.tail.records
 
 
 def test_a_new_process_reads_only_what_is_not_purged_and_finds_the_same(full):
@@ -573,7 +586,9 @@ def test_a_bookmark_that_does_not_count_is_as_none(full, wrong):
     try:
         if wrong == "none":
             admin = AdminClient(full._conf)
-            admin.delete_consumer_groups([full.transactional_id])[full.transactional_id].result(30)
+            admin.delete_consumer_groups([log_id(full.prefix, full.name)])[
+                log_id(full.prefix, full.name)
+            ].result(30)
         elif wrong == "beyond the end":
             bookmark(full).save(end + 1, epoch)
         elif wrong == "an epoch that is not known":
@@ -609,7 +624,7 @@ def test_a_topic_that_was_deleted_and_made_again_is_read_from_its_first_record(k
     fresh = again(log)
     first = fresh.create(record(5))
     fill(kafka, log.topic, 100)
-    log._save_bookmark({"anything"})  # a driver that was suspended meanwhile
+    save_bookmark(log.reader, {"anything"})  # a driver that was suspended meanwhile
     assert bookmark(log).at == 0 and content(again(log)) == {Slot(5, 0): first}
 
 
@@ -628,7 +643,7 @@ def test_records_that_were_cut_off_and_written_again_are_read(kafka):
     log.slots()
     ended = bookmark(log)._end_of(old_epoch)
     assert ended == 2 and end_of(log)[1] > old_epoch
-    for at, counts in ((ended, True), (ended + 1, False), (log.tail.at, False)):
+    for at, counts in ((ended, True), (ended + 1, False), (log.reader.tail.at, False)):
         bookmark(log).save(at, old_epoch)
         assert bookmark(log).at == (at if counts else 0)
         assert written.items() <= content(again(log)).items()
@@ -637,9 +652,9 @@ def test_records_that_were_cut_off_and_written_again_are_read(kafka):
 def test_a_bookmark_at_an_aborted_record_or_at_a_marker_hides_nothing(kafka):
     log = topic_log(kafka, uuid.uuid4().hex)
     log.create(record(0))
-    state = log._fence(log.prefix)
-    log._append(log.prefix, state, {f"{log.name}/1.0": b"aborted"})
-    end_txn(log._cluster, log.transactional_id, state, commit=False)
+    state = log.transactions.fence(log.prefix)
+    log.transactions.append(log.prefix, state, {f"{log.name}/1.0": b"aborted"})
+    end_txn(log._cluster, log_id(log.prefix, log.name), state, commit=False)
     wanted = log.create(record(2))
     until(lambda: end_of(log)[0] >= 6, "a record and a marker of each is written")
     epoch = end_of(log)[1]
@@ -683,7 +698,9 @@ def test_names_that_share_a_reader_save_no_bookmark(kafka):
     purged(alone, 2)
     admin = AdminClient(kafka.client_conf)
     groups = {group.group_id for group in admin.list_consumer_groups().result(30).valid}
-    assert alone.transactional_id in groups and twin.transactional_id not in groups
+    assert (
+        log_id(alone.prefix, alone.name) in groups and log_id(twin.prefix, twin.name) not in groups
+    )
 
 
 def test_without_a_right_to_any_group_all_works_and_every_start_reads_the_topic(secure, caplog):

@@ -72,12 +72,12 @@ def check_owners(broker):
     owner = ""
     for at in range(len(broker.log)):
         key, value = broker.log[at]
-        log.tail.broker = type("Part", (), {"log": broker.log[: at + 1]})
-        log._read()
+        log.reader.tail.broker = type("Part", (), {"log": broker.log[: at + 1]})
+        log.reader.read()
         slot = Slot(*map(int, key.partition("/")[2].split(".")))
         decision = log.load(slot)
         assert decision.adopts or owner in ("", decision.identity.fence), broker.log
-        owner = log._owner()
+        owner = log.reader.records().owner()
         assert owner == decision.identity.fence
 
 

@@ -29,7 +29,7 @@ from kafka2pc.kafka.write import column_producer
 from kafka2pc.kafka.write import leaders as leaders_module
 from kafka2pc.kafka.write import sender as sender_module
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
-from kafka2pc.kafka.write.lanes import Lane
+from kafka2pc.kafka.write.lanes import Lane, Pace, Stored, replace_batch
 from kafka2pc.kafka.write.sender import Sender
 from kafka2pc.kafka.write.settings import without_use
 from kafka2pc.local.broker import LocalKafka
@@ -146,13 +146,13 @@ def answer_all(broker):
 def no_pauses(sender):
     """What was to wait may go now."""
     for lane in sender.lanes.values():
-        lane.not_before = 0
-    sender._paused = [(0, number, lane) for _, number, lane in sender._paused]
-    sender._leaders._not_before = 0
+        lane.pace.not_before = 0
+    sender.queues.paused = [(0, number, lane) for _, number, lane in sender.queues.paused]
+    sender.leaders._not_before = 0
 
 
 def a_lane(*counts):
-    lane = Lane("t", 0, sure=True)
+    lane = Lane("t", 0, pace=Pace(sure=True))
     for count in counts:
         lane.append(Section("t", 0, count, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
     return lane, list(lane.batches)
@@ -174,12 +174,12 @@ def test_the_offsets_of_a_partition_are_right_or_unknown(answers, expected):
     lane, batches = a_lane(100, 100, 100)
     for n, offset in answers:
         lane.acknowledge(batches[n], offset)
-    assert (lane.records, lane.first, lane.last) == (300, *expected)
+    assert lane.stored == Stored(300, *expected)
 
 
 def test_what_is_missing_goes_alone_whatever_arrives_behind_it():
     """A broker remembers five batches: after more of them it would forget this one."""
-    lane = Lane("t", 0, sure=True)
+    lane = Lane("t", 0, pace=Pace(sure=True))
     for _ in range(3):
         lane.append(Section("t", 0, 1, 0, 0, pa.py_buffer(b"")), PreparedTxnState(1, 0), "none")
     missing, second, _ = lane.batches
@@ -201,12 +201,12 @@ def test_the_pauses_of_a_lane_grow_until_a_batch_arrives():
     for _ in range(7):
         for _ in range(3):  # the answers to batches that were flying together
             lane.send_again(now, 6)
-        pauses.append(round(lane.not_before - now, 2))
-        now = lane.not_before
+        pauses.append(round(lane.pace.not_before - now, 2))
+        now = lane.pace.not_before
     lane.acknowledge(lane.batches[0], 0)
     lane.send_again(now, 6)
     assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    assert lane.not_before == pytest.approx(now + 0.05)
+    assert lane.pace.not_before == pytest.approx(now + 0.05)
 
 
 def test_a_batch_that_was_replaced_keeps_no_bytes():
@@ -214,7 +214,7 @@ def test_a_batch_that_was_replaced_keeps_no_bytes():
     lane, (batch,) = a_lane(100)
     assert batch.content
     parts = [Section("t", 0, n, 0, 0, pa.py_buffer(b"")) for n in (60, 40)]
-    lane.replace(batch, parts, PreparedTxnState(1, 0), "none")
+    replace_batch(lane, batch, parts, PreparedTxnState(1, 0), "none")
     assert batch.done and not batch.content and all(b.content for b in lane.batches)
 
 
@@ -222,7 +222,7 @@ def test_a_row_that_is_too_large_for_its_topic_is_named():
     broker = Dice(0, 1, most=250)
     broker.dice.choice = lambda fates: "good"
     sender = Sender(broker, "narrow", PreparedTxnState(1, 0), delivery_ms=60_000)
-    sender.leaders(["t"])
+    sender.leaders.learn(["t"])
     rows = rows_of(pa.RecordBatch.from_pydict({"value": ["a", "x" * 300, "b"]}))
     for section in sections(rows, np.zeros(3, int), "t", 1 << 20):
         sender.put(section)
@@ -237,7 +237,7 @@ def test_without_an_answer_the_promise_is_not_given_and_the_records_are_named():
     broker = Dice(0, 1)
     broker.send = lambda *_: Future()
     sender = Sender(broker, "silent", PreparedTxnState(1, 0), delivery_ms=200)
-    sender.leaders(["t"])
+    sender.leaders.learn(["t"])
     sender.put(Section("t", 0, 7, 0, 0, pa.py_buffer(b"")))
     with pytest.raises(PrecommitFailed, match="7 of t-0.*200 ms"):
         sender.flush()
@@ -248,7 +248,7 @@ def test_time_in_which_the_next_rows_were_not_there_is_no_time_that_the_broker_t
     broker.clock = Hurried()
     broker.dice.choice = lambda fates: "good"
     sender = Sender(broker, "slow rows", PreparedTxnState(1, 0), delivery_ms=1000)
-    sender.leaders(["t"])
+    sender.leaders.learn(["t"])
     for _ in range(4):
         sender.put(Section("t", 0, 5, 0, 0, pa.py_buffer(b"")))
     broker.clock.sleep(300)  # more than a minute of computations outside the engine
@@ -267,7 +267,7 @@ def test_a_partition_that_was_not_tried_is_not_the_cause(monkeypatch, codes, err
     answers = [{("t", p): codes[p] for p in range(2)}, {}]
     monkeypatch.setattr(sender_module, "add_partitions", lambda *_: answers[0])
     sender = Sender(broker, "protocol 1", PreparedTxnState(1, 0), implicit_add=False)
-    sender.leaders(["t"])
+    sender.leaders.learn(["t"])
     for p in range(2):
         sender.lanes["t", p] = Lane("t", p, added=False)
     for p in range(2):
@@ -558,7 +558,7 @@ def test_what_a_batch_costs_does_not_depend_on_the_number_of_partitions(monkeypa
         sizes.append(len(request.topic_data[0].partition_data)) or send(request, node, within_ms)
     )
     sender = Sender(broker, "wide", PreparedTxnState(1, 0), delivery_ms=60_000)
-    sender.leaders(["t"])
+    sender.leaders.learn(["t"])
     for _ in range(3):
         for p in range(1000):
             sender.put(Section("t", p, 1, 0, 0, pa.py_buffer(b"")))

@@ -56,7 +56,7 @@ def sender(monkeypatch):
 
     def make(said):
         made = Sender(Broker(said), "orders-0", PreparedTxnState(1, 0), delivery_ms=200)
-        made.leaders(["t"])
+        made.leaders.learn(["t"])
         made.put(Section("t", 0, 7, 0, 0, pa.py_buffer(b"")))
         return made
 

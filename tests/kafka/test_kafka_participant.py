@@ -57,6 +57,7 @@ from kafka2pc.kafka.wire.descriptions import (
 from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.kafka.wire.transactions import NameWornOut, init_producer_id
 from kafka2pc.kafka.write import row_producer
+from kafka2pc.kafka.write import sender as sender_module
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.kafka.write.deliveries import Reports
 from kafka2pc.kafka.write.row_producer import RowTransaction, RowWriter
@@ -577,7 +578,7 @@ def test_batches_that_are_too_large_for_the_topic_of_a_column_are_split(kafka, c
     columns = {"topic": [names[n % 2] for n in range(4000)], "value": numbers}
     refusals = []
     for _ in range(2):
-        with patch.object(Sender, "_split", autospec=True, side_effect=Sender._split) as split:
+        with patch.object(sender_module, "split", side_effect=sender_module.split) as split:
             with store.begin(a_plan()) as txn:
                 txn.write(pa.RecordBatch.from_pydict(columns))
                 txn.flush()

@@ -1,7 +1,7 @@
 """Simulated brokers beside a real one: the same requests, and the same answers."""
 
 import uuid
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from kafka.protocol.admin import DescribeTransactionsRequest, UpdateFeaturesRequest
@@ -484,12 +484,12 @@ def by_client(p):
     p.create("t", 2)
     s = init_producer_id(p.cluster, p.named("a"), timeout_ms=60_000)
     sender = Sender(p.cluster, p.named("a"), s, implicit_add=p.protocol == 2)
-    p.note(sorted(sender.leaders([p.named("t")]).values()))
+    p.note(sorted(sender.leaders.learn([p.named("t")]).values()))
     for partition in (0, 1, 0):
         sender.put(p.section("t", [b"x"] * (partition + 2), partition))
     sender.flush()
     lanes = sender.lanes.values()
-    p.note([(lane.partition, lane.records, lane.first, lane.last) for lane in lanes])
+    p.note([(lane.partition, *astuple(lane.stored)) for lane in lanes])
     found = describe_transactions(p.cluster, [p.named("a"), p.named("missing")])
     p.note([(t.state, t.epoch, len(t.partitions)) for t in found.values()])
     p.note([t.state for t in list_transactions(p.cluster, p.prefix)])

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 from fake_topic_log import FakeBroker, FakeTopicLog
 
+from kafka2pc.decision_logs.topic.bookmark import save_bookmark
 from kafka2pc.kafka.records.encoder import Section
-from kafka2pc.kafka.write.lanes import Lane
-from kafka2pc.kafka.write.sender import Sender
+from kafka2pc.kafka.write.lanes import Lane, replace_batch
+from kafka2pc.kafka.write.sender import Sender, take_answer
 from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.log.decisions import FAILED, Slot
@@ -111,7 +112,7 @@ def leave_the_order():
 def cut_a_record_away():
     lane, first = a_lane()
     lane.answered(first)
-    lane.replace(first, [a_section(1), a_section(1)], STATE, "none")
+    replace_batch(lane, first, [a_section(1), a_section(1)], STATE, "none")
 
 
 def send_twice():
@@ -133,13 +134,13 @@ def count_twice():
 
 def hold_less_than_nothing():
     sender, lane, batch = a_sender()
-    sender._flying[0] = 1
-    sender._take_answer(0, [(lane, batch)], an_answer(lane))
+    sender.requests.flying[0] = 1
+    take_answer(sender, 0, [(lane, batch)], an_answer(lane))
 
 
 def answer_what_was_not_asked():
     sender, lane, batch = a_sender()
-    sender._take_answer(0, [(lane, batch)], an_answer(lane))
+    take_answer(sender, 0, [(lane, batch)], an_answer(lane))
 
 
 def flush_and_leave_a_batch():
@@ -149,9 +150,9 @@ def flush_and_leave_a_batch():
 
 def hide_records_behind_a_bookmark():
     log = FakeTopicLog(FakeBroker(), QUERY, "kafka2pc")
-    log._bookmark = SimpleNamespace(at=0)
-    log.tail.found = {"key": {b"value": 7}}
-    log._save_bookmark(set())
+    log.reader.bookmark = SimpleNamespace(at=0)
+    log.reader.tail.found = {"key": {b"value": 7}}
+    save_bookmark(log.reader, set())
 
 
 @pytest.mark.parametrize(

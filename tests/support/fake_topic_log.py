@@ -6,7 +6,8 @@ import threading
 from unittest.mock import patch
 
 from kafka2pc.decision_logs.topic import log as topic
-from kafka2pc.decision_logs.topic.log import TopicLog
+from kafka2pc.decision_logs.topic.bookmark import LogReader
+from kafka2pc.decision_logs.topic.log import LogTransactions, TopicLog, log_id
 from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK
 from kafka2pc.decision_logs.topic.records import Keys
 from kafka2pc.protocol.clock import Clock
@@ -70,46 +71,63 @@ class FakeTail:
         self.at = len(self.broker.log)
 
 
+class FakeReader(LogReader):
+    """Reads from the fake broker. `at`: as in `FakeTopicLog`."""
+
+    def __init__(self, broker, name, at):
+        super().__init__(lambda: broker, "d", name, "group", {}, tail=FakeTail(broker, name))
+        self.at = at
+
+    def read(self, end=HIGH_WATERMARK):
+        if end == HIGH_WATERMARK:
+            self.at("read")
+        self.tail.read()
+
+
+class FakeTransactions(LogTransactions):
+    """Writes to the fake broker. `log`: the one that is asked for its `at` and its `lost`."""
+
+    def __init__(self, log):
+        super().__init__(log.broker, "d", log.name, log.prefix, {"max.message.bytes": "1000000"})
+        object.__setattr__(self, "log", log)
+
+    def fence(self, prefix):
+        self.log.at("fence")
+        with patch.object(topic, "init_producer_id", FakeBroker.init_producer_id):
+            return super().fence(prefix)
+
+    def append(self, prefix, state, records):
+        self.log.at("append")
+        self.cluster.append(log_id(prefix, self.name), state, records)
+
+    def end(self, prefix, state):
+        self.log.at("end")
+        end = lambda: self.cluster.end(log_id(prefix, self.name), state)
+        if not self.log.lost:
+            return end()
+        self.log.lost -= 1
+        if not self.log.deaf:
+            end()
+        return Outcome.UNKNOWN
+
+
 class FakeTopicLog(TopicLog):
     """`at(point)` is called before each request that matters to other drivers: fence, read, append,
     end. `lost`: how many answers to EndTxn get lost (after it was done, unless `deaf`).
     """
 
     def __init__(self, broker, name, prefix, at=lambda point: None):
-        self.topic, self.name, self.prefix, self.within_ms = "d", name, prefix, 30_000
-        self.broker, self.at, self._bookmark, self.tail = broker, at, None, FakeTail(broker, name)
-        self.lost, self.deaf = 0, False
+        self.place, self.topic, self.name, self.prefix = "kafka:d", "d", name, prefix
+        self.within_ms, self.broker, self.at = 30_000, broker, at
+        self._reader, self.lost, self.deaf = FakeReader(broker, name, at), 0, False
 
     @property
-    def _cluster(self):
-        return self.broker
+    def clock(self):
+        return self.broker.clock
 
     @property
-    def _limit(self):
-        return 1_000_000
-
-    def _read(self, end=HIGH_WATERMARK):
-        if end == HIGH_WATERMARK:
-            self.at("read")
-        self.tail.read()
-
-    def _fence(self, prefix):
-        self.at("fence")
-        with patch.object(topic, "init_producer_id", FakeBroker.init_producer_id):
-            return super()._fence(prefix)
-
-    def _append(self, prefix, state, records):
-        self.at("append")
-        self.broker.append(self._id(prefix), state, records)
-
-    def _end(self, prefix, state):
-        self.at("end")
-        if not self.lost:
-            return self.broker.end(self._id(prefix), state)
-        self.lost -= 1
-        if not self.deaf:
-            self.broker.end(self._id(prefix), state)
-        return Outcome.UNKNOWN
+    def transactions(self):
+        return FakeTransactions(self)
 
 
 class Turns:

@@ -117,6 +117,14 @@ class TopicRecords:
         """The last slot that is no note. Raises `CorruptDecision`."""
         return max((slot for slot in self.slots() if not slot.is_note), default=None)
 
+    def owner(self) -> str:
+        """The prefix that the newest record names: only under it may anything be written. Empty if
+        it is not known (the log is empty, or the record has format 1): then any prefix may write,
+        and the first record decides. Raises what `load` raises.
+        """
+        newest = self.newest()
+        return self.fence(newest) if newest else ""
+
     def holds(self, slot: Slot) -> bool:
         """Has the record of this slot been read?"""
         return self.keys.of_slot(slot) in self.found

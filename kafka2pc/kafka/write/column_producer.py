@@ -42,8 +42,8 @@ def _wait_for_topic(
     may need a moment until all brokers know it: `known_s`, or `created_s` if they create it.
     """
     clock = sender.cluster.clock
-    end = clock.monotonic() + (created_s if sender.create(topic) else known_s)
-    while not (partitions := sender.leaders([topic])[topic]):
+    end = clock.monotonic() + (created_s if sender.leaders.create(topic) else known_s)
+    while not (partitions := sender.leaders.learn([topic])[topic]):
         if clock.monotonic() > end:
             unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
             raise delivery_error(label, {(topic, -1): (unknown, 1, 0)})
@@ -99,12 +99,12 @@ def _ranges(lanes: Mapping[tuple[str, int], Lane]) -> tuple[PartitionRange, ...]
         PartitionRange(
             topic=topic,
             partition=partition,
-            records=lane.records,
-            first_offset=lane.first,
-            last_offset=lane.last,
+            records=lane.stored.records,
+            first_offset=lane.stored.first,
+            last_offset=lane.stored.last,
         )
         for (topic, partition), lane in sorted(lanes.items())
-        if lane.records
+        if lane.stored.records
     )
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #c007
@@ -242,11 +242,15 @@ class ColumnTransaction(TransactionBase):
         if not topics:
             return
         check_topic_names(topics, self.gated)
-        found = self._begun().leaders(topics)
+        found = self._begun().leaders.learn(topics)
         for topic in topics:
             partitions = found[topic] or _wait_for_topic(self._begun(), self.label, topic)
             start = first_partition(*self.turn, partitions)
             self._dealers[topic] = Dealer(partitions, start, topic=topic)
+
+    def _topic_id(self, topic: str) -> str:
+        """Empty if it has none."""
+        return self._begun().leaders.topic_ids.get(topic, "")
 
     def flush(self) -> None:
         """Wait until every record is acknowledged, at most as long as a delivery may take. Raises
@@ -270,7 +274,7 @@ class ColumnTransaction(TransactionBase):
         return Committable(
             state=self.state,
             partitions=partitions,
-            topic_ids=topic_ids(partitions, self._begun().topic_id),
+            topic_ids=topic_ids(partitions, self._topic_id),
             oldest_ms=self._oldest_ms,
             **self._identity,
         )
@@ -278,7 +282,7 @@ class ColumnTransaction(TransactionBase):
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is None or self._sender is None or self.txn_state is not TxnState.OPEN:
             return
-        self._sender.wait_for_answers()
+        self._sender.requests.wait()
         try:
             end_txn(self.cluster, self.label, self.state, commit=False, version=self.version)
         # the first error counts; a transaction that stays open is swept, or aborted by its timeout

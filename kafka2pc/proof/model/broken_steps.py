@@ -33,6 +33,7 @@ __all__ = ['any_aborted', 'write_in_background', 'precommit_unflushed', 'begin_a
 import itertools
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Callable, Iterable, Sequence, cast
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c003
@@ -745,17 +746,18 @@ def sweep_both_parities(
 def topic_log_of_all(bounds: Bounds, transcript: Transcript, number: int) -> DecisionLog:
     """A log in a topic that does not ask to whom it belongs."""
     log: Any = topic_log(bounds, transcript, number)
-    log._check_turn = lambda decision, prefix: True  # noqa: SLF001
+    rule = log.ownership
+    log.ownership = lambda: SimpleNamespace(writer=rule().writer, check_turn=lambda *_: True)
     return log
 
 
 def topic_log_of_the_newest(bounds: Bounds, transcript: Transcript, number: int) -> DecisionLog:
     """A log in a topic whose ADOPT is written under the new prefix."""
     log: Any = topic_log(bounds, transcript, number)
-    check_turn = log._check_turn  # noqa: SLF001
-    log._writer = lambda decision: log.prefix  # noqa: SLF001
-    log._check_turn = (  # noqa: SLF001
-        lambda decision, prefix: decision.adopts or check_turn(decision, prefix)
+    rule = log.ownership
+    log.ownership = lambda: SimpleNamespace(
+        writer=lambda decision: log.prefix,
+        check_turn=lambda decision, prefix: decision.adopts or rule().check_turn(decision, prefix),
     )
     return log
 

@@ -100,7 +100,7 @@ def seeds_until_found(mutant: Mutant, most: int = 2_000) -> tuple[int, str]:
     return 0, ""
 
 # %% ../../../nbs/proof/simulation/12_mutants.ipynb #c014
-@_mutant(Lane, "replace")
+@_mutant(sender, "replace_batch")
 def _sequences_not_taken_back(true: Callable, lane: Lane, batch: Batch, *rest: Any) -> list[Batch]:
     """The parts of a batch that is cut take new sequences."""
     batch.sequence = lane.sequence
@@ -108,7 +108,7 @@ def _sequences_not_taken_back(true: Callable, lane: Lane, batch: Batch, *rest: A
     return true(lane, batch, *rest)
 
 
-@_mutant(Lane, "replace")
+@_mutant(sender, "replace_batch")
 def _parts_begin_at_one(true: Callable, lane: Lane, batch: Batch, *rest: Any) -> list[Batch]:
     """The first part of a batch that is cut begins one sequence too late."""
     batch.sequence += 1
@@ -151,7 +151,7 @@ _add(
 @_mutant(Lane, "next_batch")
 def _window_forgotten(true: Callable, lane: Lane, now: float) -> Batch | None:
     """Batches that are acknowledged out of turn make room for a sixth one."""
-    if now < lane.not_before or lane.flying >= (lanes.IN_FLIGHT if lane.sure else 1):
+    if not lane.pace.allows(now, lane.flying):
         return None
     return next((b for b in lane.batches if not b.flying), None)
 
@@ -159,7 +159,7 @@ def _window_forgotten(true: Callable, lane: Lane, now: float) -> Batch | None:
 @_mutant(Lane, "next_batch")
 def _sure_at_once(true: Callable, lane: Lane, now: float) -> Batch | None:
     """Several batches fly before the first answer is known."""
-    lane.sure = True
+    lane.pace.sure = True
     return true(lane, now)
 
 
@@ -180,25 +180,25 @@ def _taken_as(code: int, *wrong: int) -> Callable:
     return take
 
 
-@_mutant(Sender, "_take")
+@_mutant(sender, "take")
 def _timed_out_is_good(true: Callable, *args: Any) -> None:
     """REQUEST_TIMED_OUT is taken as a success."""
     _taken_as(0, codes.REQUEST_TIMED_OUT)(true, *args)
 
 
-@_mutant(Sender, "_take")
+@_mutant(sender, "take")
 def _after_append_is_good(true: Callable, *args: Any) -> None:
     """NOT_ENOUGH_REPLICAS_AFTER_APPEND is taken as a success: the batch is in the leader's log."""
     _taken_as(0, codes.NOT_ENOUGH_REPLICAS_AFTER_APPEND)(true, *args)
 
 
-@_mutant(Sender, "_take")
+@_mutant(sender, "take")
 def _out_of_order_is_duplicate(true: Callable, *args: Any) -> None:
     """OUT_OF_ORDER_SEQUENCE_NUMBER is taken for a batch that is there already."""
     _taken_as(codes.DUPLICATE_SEQUENCE_NUMBER, codes.OUT_OF_ORDER_SEQUENCE_NUMBER)(true, *args)
 
 
-@_mutant(Sender, "_take")
+@_mutant(sender, "take")
 def _early_is_fatal(true: Callable, s: Sender, lane: Lane, batch: Batch, answer: Any) -> None:
     """A batch that arrives before the one ahead of it gives the transaction up."""
     if answer.error_code == codes.OUT_OF_ORDER_SEQUENCE_NUMBER:
@@ -233,7 +233,7 @@ def _all_good(parcel: Sequence[tuple[Lane, Batch]]) -> Future:
     return Future().success(SimpleNamespace(responses=parts))
 
 
-@_mutant(Sender, "_take_answer")
+@_mutant(sender, "take_answer")
 def _silence_is_good(
     true: Callable, s: Sender, node: int, parcel: list[tuple[Lane, Batch]], future: Future
 ) -> None:
@@ -253,10 +253,10 @@ def _answer_taken_twice(true: Callable, *args: Any) -> None:
 def _counted_twice(true: Callable, lane: Lane, batch: Batch, offset: int) -> None:
     """The records of an answer are counted twice."""
     true(lane, batch, offset)
-    lane.records += batch.count
+    lane.stored.records += batch.count
 
 
-@_mutant(Sender, "_split")
+@_mutant(sender, "split")
 def _bytes_not_given_back(true: Callable, s: Sender, lane: Lane, batch: Batch) -> None:
     """The bytes of a batch that was cut are held for ever."""
     size = len(batch.content)
@@ -280,7 +280,7 @@ def _flush_unchecked(true: Callable, s: Sender) -> None:
     _once(s)
 
 
-@_mutant(Sender, "_check_late")
+@_mutant(sender, "check_late")
 def _waits_for_ever(true: Callable, s: Sender) -> None:
     """The timeout of a delivery is not looked at."""
 
@@ -289,14 +289,14 @@ def _waits_for_ever(true: Callable, s: Sender) -> None:
 def _last_too_far(true: Callable, lane: Lane, batch: Batch, offset: int) -> None:
     """A range ends one record too late."""
     true(lane, batch, offset)
-    lane.last += 1
+    lane.stored.last += 1
 
 
 @_mutant(Lane, "acknowledge")
 def _first_of_the_newest(true: Callable, lane: Lane, batch: Batch, offset: int) -> None:
     """A range begins with the newest batch."""
     true(lane, batch, offset)
-    lane.first = offset
+    lane.stored.first = offset
 
 
 @_mutant(column_producer, "_ranges")
@@ -388,7 +388,7 @@ def _found_but_not_queued(true: Callable, *args: Any) -> list:
     return []
 
 
-@_mutant(Sender, "_add_partitions")
+@_mutant(sender, "announce")
 def _not_added(true: Callable, *_: Any) -> bool:
     """Under the old protocol partitions are not added to the transaction."""
     return True
