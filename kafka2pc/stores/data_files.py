@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['NO_FIT', 'DataFile', 'check_keys', 'PartitionKey', 'Layout', 'plain_type', 'differences', 'fitted', 'split_rows',
-           'PartWriter', 'spell']
+           'spell', 'PartWriter', 'TransactionFiles']
 
 # %% ../../nbs/stores/14_data_files.ipynb #t003
+import json
 import os
 import uuid
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any, Callable, Collection, Iterator, Mapping, Sequence, cast
@@ -19,7 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 # %% ../../nbs/stores/14_data_files.ipynb #t005
+from ..backends.local_files import sync
+from ..backends.storage import Storage
 from ..protocol.errors import BadRow
+from .object_store import is_on_disk
 
 # %% ../../nbs/stores/14_data_files.ipynb #t007
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ def check_keys(f: DataFile, names: Collection[str]) -> None:
             f" table has {', '.join(names) or 'none'}: change it back, then restart the query"
         )
 
-
+# %% ../../nbs/stores/14_data_files.ipynb #797cf60f
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionKey:
     """One column by which a table is partitioned. `of`: its values, from those of the column
@@ -130,10 +135,103 @@ def split_rows(
     for group in groups.to_pylist():
         yield tuple(group[n] for n in columns), batch.take(pa.array(group["row_list"]))
 
-# %% ../../nbs/stores/14_data_files.ipynb #t011
-_OPEN_FILES = 64  # of one task at once
+# %% ../../nbs/stores/14_data_files.ipynb #20b59e10
+_JAVA = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # readers in Java know only these
+
+
+def spell(value: Any) -> str | None:
+    """A value of a partition column as text. A time with a time zone is in UTC, and says so: what
+    does not say it, Spark takes for one in the time zone of its session.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        middle, end = ("T", "Z") if value.tzinfo else (" ", "")
+        return value.replace(tzinfo=None).isoformat(middle, "microseconds") + end
+    if isinstance(value, Decimal):
+        return f"{value:f}"  # no exponent
+    if isinstance(value, float):
+        return _JAVA.get(str(value), str(value))
+    return str(value)
+
+# %% ../../nbs/stores/14_data_files.ipynb #0715a800
 # longer texts and numbers have no least and largest value in the statistics
 _LONG, _DIGITS = 64, 15
+
+
+def _fits_json(value: Any) -> bool:
+    """Can this be a bound: no bytes, no time of day, no long text, no digits that a float loses?"""
+    if isinstance(value, Decimal):
+        return len(value.as_tuple().digits) <= _DIGITS
+    if isinstance(value, str):
+        return len(value) <= _LONG
+    return not isinstance(value, (bytes, time))
+
+
+def _as_json(value: Any) -> Any:
+    """As Delta's protocol writes statistics: a time is cut to milliseconds."""
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value
+
+# %% ../../nbs/stores/14_data_files.ipynb #f4d165a5
+def _statistics(found: pq.FileMetaData) -> tuple[dict, dict, dict]:
+    """The least and the largest value and the number of nulls of each column that is no part of
+    another one; without those whose statistics are not in each row group.
+    """
+    groups: dict[str, list[pq.Statistics | None]] = {}
+    for group in map(found.row_group, range(found.num_row_groups)):
+        for column in map(group.column, range(found.num_columns)):
+            groups.setdefault(column.path_in_schema, []).append(column.statistics)
+    counted = {
+        name: cast(list[pq.Statistics], of)
+        for name, of in groups.items()
+        if "." not in name and all(s is not None and s.has_null_count for s in of)
+    }
+    bounded = {
+        name: [s for s in of if s.has_min_max]
+        for name, of in counted.items()
+        if all(s.has_min_max or not s.num_values for s in of)
+    }
+    low = {name: min(s.min for s in of) for name, of in bounded.items() if of}
+    high = {name: max(s.max for s in of) for name, of in bounded.items() if of}
+    return low, high, {name: sum(s.null_count for s in of) for name, of in counted.items()}
+
+# %% ../../nbs/stores/14_data_files.ipynb #01276ec3
+class _OneFile:
+    """One Parquet file, and what is known of its columns."""
+
+    def __init__(self, folder: str, path: str, schema: pa.Schema) -> None:
+        self.folder, self.path = folder, path
+        # pyarrow leaves NaN out of its bounds, and a reader for which NaN is large would skip it
+        bounded = [f.name for f in schema if not pa.types.is_floating(f.type)]
+        self.writer = pq.ParquetWriter(f"{folder}/{path}", schema, write_statistics=bounded)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        self.writer.write_batch(rows)
+
+    def close(self, values: Mapping[str, str | None]) -> DataFile:
+        self.writer.close()
+        path = f"{self.folder}/{self.path}"
+        found = pq.read_metadata(path)
+        low, high, nulls = _statistics(found)
+        known = [n for n in low if _fits_json(low[n]) and _fits_json(high[n])]
+        return DataFile(
+            path=self.path,
+            size=os.path.getsize(path),
+            rows=found.num_rows,
+            values=values,
+            low={n: _as_json(low[n]) for n in known},
+            high={n: _as_json(high[n]) for n in known},
+            nulls=nulls,
+        )
+
+# %% ../../nbs/stores/14_data_files.ipynb #6854b7be
+_OPEN_FILES = 64  # of one task at once
 
 
 class PartWriter:
@@ -172,93 +270,48 @@ class PartWriter:
         spelled = dict(zip(names, map(spell, values), strict=True))
         self.files.append(self.open.pop(values).close(spelled))
 
-# %% ../../nbs/stores/14_data_files.ipynb #6b369a04
-def spell(value: Any) -> str | None:
-    """A value of a partition column as text. A time with a time zone is in UTC, and says so: what
-    does not say it, Spark takes for one in the time zone of its session.
+# %% ../../nbs/stores/14_data_files.ipynb #2decf8ff
+@dataclass(frozen=True, slots=True)
+class TransactionFiles:
+    """The Parquet files of one transaction, all in `folder`, and their list, the object `note`. It
+    is written when all of them are there, so a list names no file that was never put.
     """
-    if value is None:
+
+    storage: Storage
+    folder: str
+    note: str
+
+    def put(self, local: str, files: Sequence[DataFile]) -> None:
+        """Put files of a local folder, and then their list."""
+        for file in files:
+            self.storage.upload(f"{local}/{file.path}", f"{self.folder}/{file.path}")
+        self.storage.write(self.note, json.dumps([asdict(f) for f in files]).encode())
+        if is_on_disk(self.storage):  # an object store answers when it has the object
+            paths = [f"{self.folder}/{file.path}" for file in files]
+            folders = (self.folder, os.path.dirname(self.folder))
+            for path in (*paths, *folders, self.note, os.path.dirname(self.note)):
+                sync(path)
+
+    def below(self, f: DataFile) -> str:
+        """The path of a file below the location of the table."""
+        return f"{self.folder.removeprefix(self.storage.root.removesuffix('_kafka2pc'))}/{f.path}"
+
+    def listed(self) -> list[DataFile]:
+        """What was noted of them when it was pre-committed. Raises `FileNotFoundError`."""
+        return [DataFile(**f) for f in json.loads(self.storage.read(self.note))]
+
+    def whole(self) -> list[DataFile] | None:
+        """All of them. None: some are gone: a clean-up of the table removed them, or their list."""
+        there = self.storage.names(self.folder)
+        with suppress(FileNotFoundError):
+            files = self.listed()
+            return files if all(f.path in there for f in files) else None
         return None
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, datetime):
-        middle, end = ("T", "Z") if value.tzinfo else (" ", "")
-        return value.replace(tzinfo=None).isoformat(middle, "microseconds") + end
-    if isinstance(value, Decimal):
-        return f"{value:f}"  # no exponent
-    if isinstance(value, float):
-        return _JAVA.get(str(value), str(value))
-    return str(value)
 
-# %% ../../nbs/stores/14_data_files.ipynb #53e18d7e
-_JAVA = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}  # readers in Java know only these
-
-
-class _OneFile:
-    """One Parquet file, and what is known of its columns."""
-
-    def __init__(self, folder: str, path: str, schema: pa.Schema) -> None:
-        self.folder, self.path = folder, path
-        # pyarrow leaves NaN out of its bounds, and a reader for which NaN is large would skip it
-        bounded = [f.name for f in schema if not pa.types.is_floating(f.type)]
-        self.writer = pq.ParquetWriter(f"{folder}/{path}", schema, write_statistics=bounded)
-
-    def write(self, rows: pa.RecordBatch) -> None:
-        self.writer.write_batch(rows)
-
-    def close(self, values: Mapping[str, str | None]) -> DataFile:
-        self.writer.close()
-        path = f"{self.folder}/{self.path}"
-        found = pq.read_metadata(path)
-        low, high, nulls = _statistics(found)
-        known = [n for n in low if _fits_json(low[n]) and _fits_json(high[n])]
-        return DataFile(
-            path=self.path,
-            size=os.path.getsize(path),
-            rows=found.num_rows,
-            values=values,
-            low={n: _as_json(low[n]) for n in known},
-            high={n: _as_json(high[n]) for n in known},
-            nulls=nulls,
-        )
-
-
-def _fits_json(value: Any) -> bool:
-    """Can this be a bound: no bytes, no time of day, no long text, no digits that a float loses?"""
-    if isinstance(value, Decimal):
-        return len(value.as_tuple().digits) <= _DIGITS
-    if isinstance(value, str):
-        return len(value) <= _LONG
-    return not isinstance(value, (bytes, time))
-
-
-def _as_json(value: Any) -> Any:
-    """As Delta's protocol writes statistics: a time is cut to milliseconds."""
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    if isinstance(value, date):
-        return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else value
-
-# %% ../../nbs/stores/14_data_files.ipynb #73b2ce4b
-def _statistics(found: pq.FileMetaData) -> tuple[dict, dict, dict]:
-    """The least and the largest value and the number of nulls of each column that is no part of
-    another one; without those whose statistics are not in each row group.
-    """
-    groups: dict[str, list[pq.Statistics | None]] = {}
-    for group in map(found.row_group, range(found.num_row_groups)):
-        for column in map(group.column, range(found.num_columns)):
-            groups.setdefault(column.path_in_schema, []).append(column.statistics)
-    counted = {
-        name: cast(list[pq.Statistics], of)
-        for name, of in groups.items()
-        if "." not in name and all(s is not None and s.has_null_count for s in of)
-    }
-    bounded = {
-        name: [s for s in of if s.has_min_max]
-        for name, of in counted.items()
-        if all(s.has_min_max or not s.num_values for s in of)
-    }
-    low = {name: min(s.min for s in of) for name, of in bounded.items() if of}
-    high = {name: max(s.max for s in of) for name, of in bounded.items() if of}
-    return low, high, {name: sum(s.null_count for s in of) for name, of in counted.items()}
+    def remove(self) -> None:
+        """Remove the files. Their list stays."""
+        for name in self.storage.names(self.folder):
+            self.storage.remove(f"{self.folder}/{name}")
+        if is_on_disk(self.storage):
+            with suppress(OSError):
+                os.rmdir(self.folder)

@@ -33,7 +33,7 @@ from table_stores import TABLES, TEXTS, Delta, Iceberg
 from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.errors import BadOption, BadRow
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.stores import table
+from kafka2pc.stores import object_store, table
 from kafka2pc.stores.data_files import Layout, PartitionKey, PartWriter, spell
 from kafka2pc.stores.delta import DeltaParticipant
 from kafka2pc.stores.table import Conflict
@@ -126,7 +126,7 @@ def stepwise(store, steps):
     """All that `store` changes is one of these steps."""
     with (
         patch.object(store, "add", steps.of(store.add)),
-        patch.object(store, "_put_new", steps.of(store._put_new)),
+        patch.object(object_store, "put_new", steps.of(object_store.put_new)),
         patch.object(store.storage, "remove", steps.of(store.storage.remove)),
     ):
         yield steps
@@ -166,7 +166,7 @@ def test_an_abort_that_is_killed_at_any_step_is_finished_by_another_process(one,
         assert other.end_all("abort", cs) == [DONE, DONE]
         assert other.end_all("commit", cs) == [REFUSED, REFUSED]
         assert (one.texts(), other.in_doubt(plan.query_id)) == ([], [])
-        assert [other.storage.names(other.folder(c)) for c in cs] == [[], []]
+        assert [other.storage.names(other.files(c).folder) for c in cs] == [[], []]
         if steps.done < dies_at:
             break
     assert dies_at > 8, "of each: outcome, file or files, note, open"
@@ -291,12 +291,12 @@ def test_an_abort_that_comes_when_the_outcome_is_forgotten_takes_no_file_of_the_
 def test_compaction_and_clean_up_after_the_commit_lead_to_no_second_one(one):
     store, plan = one.store(), a_plan()
     cs = both(store, plan)
-    with patch.object(store, "_close", side_effect=Killed), suppress(Killed):
+    with patch.object(table, "close", side_effect=Killed), suppress(Killed):
         store.end_all("commit", cs)
     one.append(["other"])
     one.compact()
     one.clean()
-    assert not any(path for c in cs for path in store.storage.names(store.folder(c)))
+    assert not any(path for c in cs for path in store.storage.names(store.files(c).folder))
     other = one.store()
     assert [d.state for d in other.describe(cs)] == [TxnState.COMMITTED] * 2
     assert other.end_all("commit", cs) == [DONE, DONE]
@@ -340,8 +340,8 @@ def test_a_commit_lists_a_folder_as_often_for_many_tasks_as_for_one(one):
     def lists(tasks):
         store, plan = one.store(), a_plan()
         cs, kinds = [write(store, plan, "a") for _ in range(tasks)], []
-        with patch.object(store, "_names", lambda kind: kinds.append(kind) or real(kind)):
-            real = type(store)._names.__get__(store)
+        with patch.object(store, "names_of", lambda kind: kinds.append(kind) or real(kind)):
+            real = type(store).names_of.__get__(store)
             assert store.end_all("commit", cs) == [DONE] * tasks
         return kinds
 
