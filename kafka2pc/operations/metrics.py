@@ -67,7 +67,7 @@ def finding_samples(
         yield sample("doctor_findings", len(own), **labels)
         yield sample("doctor_finding_transactions", sum(len(f.items) for f in own), **labels)
 
-# %% ../../nbs/operations/10_metrics.ipynb #a767de8b
+# %% ../../nbs/operations/10_metrics.ipynb #b78ba31c
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """What was asked of a cluster. `stable`, `ends`: the last stable offset and the end of each
@@ -83,22 +83,6 @@ class Cluster:
     groups: Mapping[str, Mapping[tuple[str, int], GroupOffset]]
 
 
-def cluster_samples(cluster: Cluster) -> Iterator[Sample]:
-    """The samples of a cluster. With a query only its own transactions: two doctors that write
-    files for one node_exporter must have no sample in common.
-    """
-    query_id = cluster.query_id
-    own = [t for t in cluster.found if query_id in (None, t.query_id)]
-    yield from open_samples(own, query_id)
-    for prefix, number in cluster.ids.items():
-        yield sample("transactional_ids", number, prefix=prefix, query=query_id)
-    for topic, offsets in _held_back(cluster).items():
-        yield sample("unstable_offsets", offsets, topic=topic, query=query_id)
-    for group in cluster.groups:
-        for topic, offsets in _lag(cluster, group).items():
-            yield sample("group_lag_offsets", offsets, group=group, topic=topic, query=query_id)
-
-# %% ../../nbs/operations/10_metrics.ipynb #615693d4
 def _held_back(cluster: Cluster) -> dict[str, int]:
     """Of each topic, the offsets between the last stable offset and the end."""
     return _by_topic(
@@ -123,6 +107,22 @@ def _by_topic(numbers: Mapping[tuple[str, int], int]) -> dict[str, int]:
     for (topic, _), number in numbers.items():
         sums[topic] = sums.get(topic, 0) + number
     return sums
+
+# %% ../../nbs/operations/10_metrics.ipynb #c0a20b10
+def cluster_samples(cluster: Cluster) -> Iterator[Sample]:
+    """The samples of a cluster. With a query only its own transactions: two doctors that write
+    files for one node_exporter must have no sample in common.
+    """
+    query_id = cluster.query_id
+    own = [t for t in cluster.found if query_id in (None, t.query_id)]
+    yield from open_samples(own, query_id)
+    for prefix, number in cluster.ids.items():
+        yield sample("transactional_ids", number, prefix=prefix, query=query_id)
+    for topic, offsets in _held_back(cluster).items():
+        yield sample("unstable_offsets", offsets, topic=topic, query=query_id)
+    for group in cluster.groups:
+        for topic, offsets in _lag(cluster, group).items():
+            yield sample("group_lag_offsets", offsets, group=group, topic=topic, query=query_id)
 
 # %% ../../nbs/operations/10_metrics.ipynb #fcfba302
 def _committed(
