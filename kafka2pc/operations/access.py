@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..stores.mysql import MysqlParticipant
     from ..stores.postgres import PostgresParticipant
 
-# %% ../../nbs/operations/01_access.ipynb #c006
+# %% ../../nbs/operations/01_access.ipynb #a05c9895
 def read_properties(path: str) -> dict[str, str]:
     """Read the `key=value` lines of a file; lines that begin with # or ! are comments. Raises
     `BadOption`, which names a wrong line by its number only, because it may hold a password.
@@ -42,7 +42,7 @@ def read_properties(path: str) -> dict[str, str]:
         pairs[key] = value
     return pairs
 
-# %% ../../nbs/operations/01_access.ipynb #705d8e8d
+# %% ../../nbs/operations/01_access.ipynb #e85bcd06
 @dataclass(frozen=True, slots=True)
 class Access:
     """Where a cluster is and with which settings it is reached. `servers`: host:port, separated by

@@ -8,7 +8,7 @@ __all__ = ['ExitStatus', 'statuses_of', 'status_table']
 # %% ../../nbs/operations/09_exit_status.ipynb #c002
 from enum import IntEnum
 
-# %% ../../nbs/operations/09_exit_status.ipynb #c005
+# %% ../../nbs/operations/09_exit_status.ipynb #247444af
 class ExitStatus(IntEnum):
     """The numbers with which the commands end."""
 
@@ -54,7 +54,7 @@ _OWN = {
     ),
 }
 
-# %% ../../nbs/operations/09_exit_status.ipynb #c006
+# %% ../../nbs/operations/09_exit_status.ipynb #b36ba214
 def statuses_of(command: str) -> set[ExitStatus]:
     """Every status with which this command may end: `doctor`, or `transactions list`."""
     return {*_EVERY, *(status for name, status in _OWN if name == command)}

@@ -67,7 +67,7 @@ def finding_samples(
         yield sample("doctor_findings", len(own), **labels)
         yield sample("doctor_finding_transactions", sum(len(f.items) for f in own), **labels)
 
-# %% ../../nbs/operations/10_metrics.ipynb #m014
+# %% ../../nbs/operations/10_metrics.ipynb #b78ba31c
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """What was asked of a cluster. `stable`, `ends`: the last stable offset and the end of each
@@ -83,26 +83,22 @@ class Cluster:
     groups: Mapping[str, Mapping[tuple[str, int], GroupOffset]]
 
 
-def cluster_samples(cluster: Cluster) -> Iterator[Sample]:
-    """The samples of a cluster. With a query only its own transactions: two doctors that write
-    files for one node_exporter must have no sample in common.
-    """
-    query_id = cluster.query_id
-    own = [t for t in cluster.found if query_id in (None, t.query_id)]
-    yield from open_samples(own, query_id)
-    for prefix, number in cluster.ids.items():
-        yield sample("transactional_ids", number, prefix=prefix, query=query_id)
-    held = {p: max(0, end - cluster.stable.get(p, end)) for p, end in cluster.ends.items()}
-    for topic, offsets in _by_topic(held).items():
-        yield sample("unstable_offsets", offsets, topic=topic, query=query_id)
-    for group, committed in cluster.groups.items():
-        behind = {
+def _held_back(cluster: Cluster) -> dict[str, int]:
+    """Of each topic, the offsets between the last stable offset and the end."""
+    return _by_topic(
+        {p: max(0, end - cluster.stable.get(p, end)) for p, end in cluster.ends.items()}
+    )
+
+
+def _lag(cluster: Cluster, group: str) -> dict[str, int]:
+    """Of each topic, the offsets that the group may read and has not."""
+    return _by_topic(
+        {
             p: max(0, cluster.stable[p] - o.offset)
-            for p, o in committed.items()
+            for p, o in cluster.groups[group].items()
             if p in cluster.stable
         }
-        for topic, offsets in _by_topic(behind).items():
-            yield sample("group_lag_offsets", offsets, group=group, topic=topic, query=query_id)
+    )
 
 
 def _by_topic(numbers: Mapping[tuple[str, int], int]) -> dict[str, int]:
@@ -112,7 +108,23 @@ def _by_topic(numbers: Mapping[tuple[str, int], int]) -> dict[str, int]:
         sums[topic] = sums.get(topic, 0) + number
     return sums
 
-# %% ../../nbs/operations/10_metrics.ipynb #a7f873a6
+# %% ../../nbs/operations/10_metrics.ipynb #c0a20b10
+def cluster_samples(cluster: Cluster) -> Iterator[Sample]:
+    """The samples of a cluster. With a query only its own transactions: two doctors that write
+    files for one node_exporter must have no sample in common.
+    """
+    query_id = cluster.query_id
+    own = [t for t in cluster.found if query_id in (None, t.query_id)]
+    yield from open_samples(own, query_id)
+    for prefix, number in cluster.ids.items():
+        yield sample("transactional_ids", number, prefix=prefix, query=query_id)
+    for topic, offsets in _held_back(cluster).items():
+        yield sample("unstable_offsets", offsets, topic=topic, query=query_id)
+    for group in cluster.groups:
+        for topic, offsets in _lag(cluster, group).items():
+            yield sample("group_lag_offsets", offsets, group=group, topic=topic, query=query_id)
+
+# %% ../../nbs/operations/10_metrics.ipynb #fcfba302
 def _committed(
     survey: Survey, group: str, parts: Iterable[tuple[str, int]]
 ) -> Mapping[tuple[str, int], GroupOffset]:
@@ -153,7 +165,7 @@ def ask_cluster(
         groups={g: _committed(survey, g, ends) for g in groups},
     )
 
-# %% ../../nbs/operations/10_metrics.ipynb #a19b4fa9
+# %% ../../nbs/operations/10_metrics.ipynb #70e0a2f0
 def doctor_samples(
     diagnosis: Diagnosis,
     access: Access,

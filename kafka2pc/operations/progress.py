@@ -19,7 +19,7 @@ from ..protocol.log.decisions import Decision
 from ..protocol.log.questions import commit_of, later_batch
 from ..protocol.messages import Committable, rows_once
 
-# %% ../../nbs/operations/05_progress.ipynb #c006
+# %% ../../nbs/operations/05_progress.ipynb #e46bfff6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """A batch, as checkpoint and log describe it. `state`: `writing` (not decided), `decided`
@@ -50,13 +50,23 @@ class Progress:
     max_behind: int | None = None
     min_behind: int | None = None
 
+# %% ../../nbs/operations/05_progress.ipynb #b6b72283
+def _timeout(committables: Iterable[Committable], until_ms: float | None) -> dict:
+    """The timeout of the transaction that times out first, and its share that was used."""
+    limited = [(c.started_ms, c.timeout_ms) for c in committables if c.timeout_ms]
+    if not limited:
+        return {}
+    started_ms, timeout_ms = min(limited, key=sum)
+    if until_ms is None:
+        return {"timeout_ms": timeout_ms}
+    used_ms = until_ms - started_ms
+    return {
+        "timeout_ms": timeout_ms,
+        "left_ms": timeout_ms - used_ms,
+        "used": used_ms / timeout_ms,
+    }
 
-def find_progress(query: Query, last: int = 20) -> list[Progress]:
-    """The `last` batches of a query, oldest first, from its decisions and Spark's own entries."""
-    batches = sorted({*query.log.batches(), *query.times})[-last:]
-    return [_progress(query, b, commit_of(query.log, b), CLOCK.now_ms()) for b in batches]
-
-# %% ../../nbs/operations/05_progress.ipynb #557d72ca
+# %% ../../nbs/operations/05_progress.ipynb #40203d62
 def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: float) -> Progress:
     began_ms, ended_ms = query.times.get(batch_id, (None, None))
     behind: dict[str, Any] = dict(query.behind(batch_id) or {})
@@ -88,23 +98,13 @@ def _progress(query: Query, batch_id: int, decision: Decision | None, now_ms: fl
         **_timeout(committables, ended_ms if done else now_ms),
     )
 
-# %% ../../nbs/operations/05_progress.ipynb #7a74db0a
-def _timeout(committables: Iterable[Committable], until_ms: float | None) -> dict:
-    """The timeout of the transaction that times out first, and its share that was used."""
-    limited = [(c.started_ms, c.timeout_ms) for c in committables if c.timeout_ms]
-    if not limited:
-        return {}
-    started_ms, timeout_ms = min(limited, key=sum)
-    if until_ms is None:
-        return {"timeout_ms": timeout_ms}
-    used_ms = until_ms - started_ms
-    return {
-        "timeout_ms": timeout_ms,
-        "left_ms": timeout_ms - used_ms,
-        "used": used_ms / timeout_ms,
-    }
 
+def find_progress(query: Query, last: int = 20) -> list[Progress]:
+    """The `last` batches of a query, oldest first, from its decisions and Spark's own entries."""
+    batches = sorted({*query.log.batches(), *query.times})[-last:]
+    return [_progress(query, b, commit_of(query.log, b), CLOCK.now_ms()) for b in batches]
 
+# %% ../../nbs/operations/05_progress.ipynb #264a4a39
 _WHOLE = (
     *("rows", "transactions", "partitions"),
     *("attempt", "timeout_ms", "max_behind", "min_behind"),

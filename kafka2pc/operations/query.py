@@ -8,7 +8,7 @@ __all__ = ['Query', 'open_query']
 # %% ../../nbs/operations/02_query.ipynb #c002
 import re
 from dataclasses import dataclass, field
-from typing import Callable, Mapping
+from typing import Callable, Iterable, Mapping
 
 # %% ../../nbs/operations/02_query.ipynb #c003
 from ..backends.places import absolute_place, normal_place
@@ -20,7 +20,7 @@ from ..protocol.log.slots import DecisionLog
 from ..spark.checkpoint import Checkpoint
 from ..spark.source.offsets import combine_behind
 
-# %% ../../nbs/operations/02_query.ipynb #c006
+# %% ../../nbs/operations/02_query.ipynb #cb4078e4
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
@@ -46,7 +46,42 @@ class Query:
         """How long each of the last batches took, in ms."""
         return [end - begin for begin, end in self.times.values() if end is not None]
 
-# %% ../../nbs/operations/02_query.ipynb #8fe69c74
+# %% ../../nbs/operations/02_query.ipynb #4fe64fff
+def _log(root: str, name: str, conf: Mapping | None, prefix: str | None) -> DecisionLog:
+    """Open the log `name` of the option decisionLog=`root`. Never creates a topic or a table."""
+    if not root.startswith("kafka:"):
+        return open_log(root, name, make=False)
+    if not conf:
+        raise BadOption(
+            f"decision log {root}: no cluster is named",
+            action="Add --bootstrap-servers or --config.",
+        )
+    if prefix:
+        return open_log(root, name, conf, prefix, make=False)
+    return _log_of_owner(root, name, conf)
+
+
+def _log_of_owner(root: str, name: str, conf: Mapping) -> DecisionLog:
+    """Open a log in a topic under the prefix that owns it: no other may write. As long as none is
+    known, under one that has an id for this log in the cluster.
+    """
+    with Cluster(conf) as cluster:
+        ids = [t.transactional_id for t in list_transactions(cluster, states=(), partial=True)]
+    prefix = _prefix_among(ids, name)
+    log = open_topic_log(root, name, conf, prefix, make=False)
+    owner = log.owner()
+    if owner in ("", prefix):
+        return log
+    log.close()
+    return open_log(root, name, conf, owner, make=False)
+
+
+def _prefix_among(ids: Iterable[str], name: str) -> str:
+    """The first prefix with a transactional id for this log, kafka2pc if there is none."""
+    ending = f"-decisions-{name}"
+    return next((i.removesuffix(ending) for i in ids if i.endswith(ending)), "kafka2pc")
+
+# %% ../../nbs/operations/02_query.ipynb #5b1695fd
 def open_query(
     place: str,
     decision_log: str | None = None,
@@ -85,45 +120,10 @@ def open_query(
         behind=lambda batch_id: _behind(checkpoint, batch_id),
     )
 
-# %% ../../nbs/operations/02_query.ipynb #0f5c86d8
+# %% ../../nbs/operations/02_query.ipynb #3f8f9dc2
 def _behind(checkpoint: Checkpoint, batch_id: int) -> Mapping[str, float] | None:
     """How far the sources were behind; None if none of them is of kafka2pc."""
     try:
         return combine_behind(checkpoint.entries(batch_id))
     except ValueError:  # not JSON: a source of another kind
         return None
-
-
-def _log(root: str, name: str, conf: Mapping | None, prefix: str | None) -> DecisionLog:
-    """Open the log `name` of the option decisionLog=`root`. Never creates a topic or a table."""
-    if not root.startswith("kafka:"):
-        return open_log(root, name, make=False)
-    if not conf:
-        raise BadOption(
-            f"decision log {root}: no cluster is named",
-            action="Add --bootstrap-servers or --config.",
-        )
-    if prefix:
-        return open_log(root, name, conf, prefix, make=False)
-    return _log_of_owner(root, name, conf)
-
-
-def _log_of_owner(root: str, name: str, conf: Mapping) -> DecisionLog:
-    """Open a log in a topic under the prefix that owns it: no other may write. As long as none is
-    known, under one that has an id for this log in the cluster.
-    """
-    prefix = _any_prefix(conf, name)
-    log = open_topic_log(root, name, conf, prefix, make=False)
-    owner = log.owner()
-    if owner in ("", prefix):
-        return log
-    log.close()
-    return open_log(root, name, conf, owner, make=False)
-
-
-def _any_prefix(conf: Mapping, name: str) -> str:
-    """The first prefix with a transactional id for this log, kafka2pc if there is none."""
-    ending = f"-decisions-{name}"
-    with Cluster(conf) as cluster:
-        ids = [t.transactional_id for t in list_transactions(cluster, states=(), partial=True)]
-    return next((i.removesuffix(ending) for i in ids if i.endswith(ending)), "kafka2pc")

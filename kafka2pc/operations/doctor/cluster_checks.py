@@ -18,12 +18,20 @@ from ...kafka.wire.descriptions import STATES
 from ...kafka.wire.timeouts import max_timeout_ms, why_no_two_phase
 from ...kafka.wire.topics import broker_setting, describe_topics, topic_setting
 from ...kafka.wire.transactions import end_txn_version
-from .findings import FINDINGS, Examination, Finding, finding
+from kafka2pc.operations.doctor.findings import (
+    FINDINGS,
+    Examination,
+    Finding,
+    acl_line,
+    finding,
+    id_words,
+    tool_line,
+)
 from ..survey import leaderless
 from ...protocol.log.questions import newest_commit
 from ...protocol.participant import list_some
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c100
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #9ee6c0c2
 _STOPS = "No. The query stops at its start, before anything is written."
 
 
@@ -60,7 +68,17 @@ FINDINGS.update(
     }
 )
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c102
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #896ba0e1
+def _check_read(exam: Examination, topics: list[str]) -> Iterator[Finding]:
+    hidden = exam.survey.unreadable(topics)
+    if hidden:
+        yield finding(
+            "read-not-allowed",
+            f"{exam.user} may not read {list_some(hidden)}",
+            *(acl_line(exam, "Read", f"--topic {shlex.quote(topic)}") for topic in hidden),
+        )
+
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #43d16f9f
 def check_rights(exam: Examination) -> Iterator[Finding]:
     """May this user write to the topics, use the transactional ids and read the settings?"""
     found = describe_topics(exam.survey, exam.topics)
@@ -70,19 +88,19 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
             yield finding(
                 "topic-missing",
                 f"topic {topic} does not exist",
-                exam.tool("kafka-topics.sh", f"--create --topic {quoted[topic]}"),
+                tool_line(exam, "kafka-topics.sh", f"--create --topic {quoted[topic]}"),
             )
         elif found[topic].may_write is False:
             yield finding(
                 "topic-not-allowed",
                 f"{exam.user} may not write to topic {topic}",
-                exam.acl("Write", f"--topic {quoted[topic]}"),
+                acl_line(exam, "Write", f"--topic {quoted[topic]}"),
             )
     if not exam.may_begin:
         yield finding(
             "ids-not-allowed",
             f"{exam.user} may not use transactional ids that begin with {exam.prefix}",
-            exam.acl("Write", exam.ids),
+            acl_line(exam, "Write", id_words(exam)),
         )
     yield from _check_read(exam, [t for t in exam.topics if t in found])
     hidden = [
@@ -96,17 +114,7 @@ def check_rights(exam: Examination) -> Iterator[Finding]:
         yield finding(
             "settings-not-allowed",
             f"{exam.user} may not see all settings",
-            *(exam.acl("DescribeConfigs", r) for r in hidden),
-        )
-
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #29a34d95
-def _check_read(exam: Examination, topics: list[str]) -> Iterator[Finding]:
-    hidden = exam.survey.unreadable(topics)
-    if hidden:
-        yield finding(
-            "read-not-allowed",
-            f"{exam.user} may not read {list_some(hidden)}",
-            *(exam.acl("Read", f"--topic {shlex.quote(topic)}") for topic in hidden),
+            *(acl_line(exam, "DescribeConfigs", r) for r in hidden),
         )
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c108
@@ -162,19 +170,11 @@ def check_time(exam: Examination) -> Iterator[Finding]:
             level="danger" if longest > 0.8 * limit else "trouble",
         )
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c113
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #2b12ee4d
 _TIMES_OUT = (
     "No. A decided batch that no driver commits within the transaction timeout is aborted; a"
     " restart writes it again, as long as its topic has the rows or Spark replays them."
 )
-
-
-_NO_2PC = {  # how the reason begins -> name of the finding
-    "The brokers offer no": "two-phase-no-version",
-    "transaction.two.phase": "two-phase-off",
-    "TWO_PHASE_COMMIT": "two-phase-not-allowed",
-    "Either": "two-phase-refused",
-}
 
 
 FINDINGS.update(
@@ -210,7 +210,15 @@ FINDINGS.update(
     }
 )
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c115
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #72568eca
+_NO_2PC = {  # how the reason begins -> name of the finding
+    "The brokers offer no": "two-phase-no-version",
+    "transaction.two.phase": "two-phase-off",
+    "TWO_PHASE_COMMIT": "two-phase-not-allowed",
+    "Either": "two-phase-refused",
+}
+
+
 def check_two_phase(exam: Examination) -> Iterator[Finding]:
     """Does the cluster allow transactions without a timeout (KIP-939), and if not, why?"""
     why = why_no_two_phase(exam.survey, exam.probe) if exam.may_begin else None
@@ -223,10 +231,10 @@ def check_two_phase(exam: Examination) -> Iterator[Finding]:
         yield finding("two-phase-too-old", what)
         return
     lines = {
-        "two-phase-not-allowed": [exam.acl("TwoPhaseCommit", exam.ids)],
+        "two-phase-not-allowed": [acl_line(exam, "TwoPhaseCommit", id_words(exam))],
         "two-phase-refused": [
-            exam.acl("TwoPhaseCommit", exam.ids),
-            exam.acl("DescribeConfigs", "--cluster"),
+            acl_line(exam, "TwoPhaseCommit", id_words(exam)),
+            acl_line(exam, "DescribeConfigs", "--cluster"),
         ],
     }
     yield finding(name, what, *lines.get(name, ()), why=why)
@@ -269,7 +277,7 @@ def check_protocol(exam: Examination) -> Iterator[Finding]:
         yield finding(
             "old-transactions",
             "the cluster's feature transaction.version is below 2",
-            exam.tool("kafka-features.sh", "upgrade --feature transaction.version=2"),
+            tool_line(exam, "kafka-features.sh", "upgrade --feature transaction.version=2"),
         )
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c123
@@ -294,7 +302,7 @@ def check_speculation(exam: Examination) -> Iterator[Finding]:
     if exam.speculation:
         yield finding("speculation", f"spark.speculation is true in {exam.speculation}")
 
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c127
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #b3e3fd3b
 _ONE_DISK = "Yes, with a broker's disk: what was committed may be gone."
 
 
@@ -325,18 +333,7 @@ FINDINGS.update(
     }
 )
 
-
-def check_copies(exam: Examination) -> Iterator[Finding]:
-    """Replication factor and min.insync.replicas of the topics, of a decision log in Kafka, and of
-    Kafka's own log of transactions, as far as this user may see them.
-    """
-    topics = list(exam.topics)
-    if exam.decision_log and exam.decision_log.startswith("kafka:"):
-        topics.append(exam.decision_log.removeprefix("kafka:"))
-    for topic in (*topics, STATES):
-        yield from _check_copies_of(exam, topic)
-
-# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #c129
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #b4eec370
 def _check_copies_of(exam: Examination, topic: str) -> Iterator[Finding]:
     layout = exam.survey.layout([topic])
     setting = topic_setting(exam.survey, topic, "min.insync.replicas")
@@ -360,10 +357,21 @@ def _check_copies_of(exam: Examination, topic: str) -> Iterator[Finding]:
         yield finding(
             "one-copy-is-enough",
             f"topic {topic} takes a record when one copy has it",
-            exam.tool("kafka-configs.sh", alter),
+            tool_line(exam, "kafka-configs.sh", alter),
         )
 
 
+def check_copies(exam: Examination) -> Iterator[Finding]:
+    """Replication factor and min.insync.replicas of the topics, of a decision log in Kafka, and of
+    Kafka's own log of transactions, as far as this user may see them.
+    """
+    topics = list(exam.topics)
+    if exam.decision_log and exam.decision_log.startswith("kafka:"):
+        topics.append(exam.decision_log.removeprefix("kafka:"))
+    for topic in (*topics, STATES):
+        yield from _check_copies_of(exam, topic)
+
+# %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #36e55139
 def check_coordinators(exam: Examination) -> Iterator[Finding]:
     """Has each partition of the coordinators' topic a leader? Otherwise lists of transactions are
     incomplete.
@@ -374,5 +382,7 @@ def check_coordinators(exam: Examination) -> Iterator[Finding]:
             "list-incomplete",
             f"topic {STATES} has no leader for partition {', '.join(map(str, without))}: no broker"
             " lists the transactions that belong to it, or ends them",
-            exam.tool("kafka-topics.sh", f"--describe --topic {STATES} --unavailable-partitions"),
+            tool_line(
+                exam, "kafka-topics.sh", f"--describe --topic {STATES} --unavailable-partitions"
+            ),
         )

@@ -43,7 +43,100 @@ from ...protocol.log.decisions import Decision
 from ...protocol.log.questions import newest_commit
 from ...protocol.phases.identity import check_identity, not_its_log
 
-# %% ../../../nbs/operations/doctor/05_doctor.ipynb #c006
+# %% ../../../nbs/operations/doctor/05_doctor.ipynb #4ce5d717
+def _as_finding(e: TwoPhaseError) -> Finding:
+    """The finding of an error: KAFKA2PC.MOVED_LOG becomes moved-log."""
+    name = e.code.partition(".")[2].replace("_", "-").lower()
+    level = "trouble" if e.risk.startswith("No") else "danger"
+    return Finding(name=name, level=level, what=e.what, why=e.why, risk=e.risk, action=e.action)
+
+
+def _check_log(query: Query | None) -> tuple[Decision | None, list[Finding]]:
+    """The newest decision of the query, and the findings about its log. With a finding no check may
+    use the log.
+    """
+    newest = None
+    try:
+        if query:
+            newest = newest_commit(query.log)
+            check_identity(driver_of(query), -1)
+    except TwoPhaseError as e:
+        return newest, [_as_finding(e)]
+    return newest, []
+
+
+def _check_empty_log(
+    query: Query | None, transactions: Iterable[FoundTransaction]
+) -> list[Finding]:
+    """A finding if the log is empty although the query has open transactions: then it is the log of
+    another query.
+    """
+    if query is None or query.log.batches():
+        return []
+    own = [f.transactional_id for f in transactions if f.query_id == query.query_id]
+    return [_as_finding(not_its_log(query.query_id, own))] if own else []
+
+# %% ../../../nbs/operations/doctor/05_doctor.ipynb #dcf26fbf
+def _topics(
+    topics: Iterable[str], newest: Decision | None, transactions: Iterable[FoundTransaction]
+) -> tuple[str, ...]:
+    """The topics that were named, those of the newest decision, and those of open transactions."""
+    cs = [c for c in (newest.committables if newest else ()) if c.participant == "kafka"]
+    decided = [p.topic for c in cs for p in c.partitions]
+    opened = [topic for f in transactions for topic, _ in f.partitions]
+    return tuple(dict.fromkeys([*topics, *decided, *opened]))
+
+
+def _principal(conf: Mapping) -> str:
+    """The user as ACLs name it. With a certificate or a token the broker makes the name out of its
+    subject, so a placeholder is returned.
+    """
+    if "sasl.username" in conf:
+        return f"User:{conf['sasl.username']}"
+    if TOKEN_PROVIDER in conf:
+        return "User:SUBJECT-OF-THE-TOKEN"
+    if "ssl.certificate.location" in conf:
+        return "User:SUBJECT-OF-THE-CERTIFICATE"
+    return "User:ANONYMOUS"
+
+
+def _find_prefix(survey: Survey, query: Query | None) -> str:
+    """The prefix of the query, also if its log cannot be read."""
+    try:
+        return find_prefix(survey, query)
+    except TwoPhaseError:
+        if query is None:
+            raise
+        return prefix_in_cluster(survey, query)
+
+# %% ../../../nbs/operations/doctor/05_doctor.ipynb #df0d4d0e
+def _facts(exam: Examination) -> tuple[tuple[str, str], ...]:
+    survey = exam.survey
+    most = max_timeout_ms(survey)
+    versions = [
+        f"{name} {(survey.api_version(key) or (-1, -1))[1]}"
+        for name, key in (("InitProducerId", 22), ("EndTxn", 26), ("ListTransactions", 66))
+    ]
+    return (
+        ("cluster", survey.cluster_id),
+        ("brokers", str(len(survey.nodes()))),
+        ("newest requests", ", ".join(versions)),
+        ("user", exam.user),
+        ("transaction.max.timeout.ms", str(most or "not to be seen")),
+        ("topics", ", ".join(exam.topics) or "none named"),
+    )
+
+
+def _young(exam: Examination) -> tuple[str, str]:
+    """How many open transactions no check reports, because they are younger than `older_ms`."""
+    found = find_transactions(exam.survey, (exam.prefix,), exam.query)
+    young = [t for t in found if t.age_ms < exam.older_ms and not t.decided and not t.fenced]
+    text = f"{len(young)} open transactions"
+    if young:
+        text += ": of a batch that is being written, or of a query that died just now"
+    return f"younger than {exam.older_ms / 1000:g} s, not reported", text
+
+# %% ../../../nbs/operations/doctor/05_doctor.ipynb #11aa9ea8
 # of findings of one level, those of the first check are reported first: what a timeout ends
 CHECKS = (
     check_decisions,
@@ -61,53 +154,26 @@ CHECKS = (
 )
 
 
-def _as_finding(e: TwoPhaseError) -> Finding:
-    """The finding of an error: KAFKA2PC.MOVED_LOG becomes moved-log."""
-    name = e.code.partition(".")[2].replace("_", "-").lower()
-    level = "trouble" if e.risk.startswith("No") else "danger"
-    return Finding(name=name, level=level, what=e.what, why=e.why, risk=e.risk, action=e.action)
+def _run_checks(exam: Examination) -> list[Finding]:
+    """The findings of all checks. An error that a check raises is a finding, too."""
+    findings = []
+    for check in CHECKS:
+        try:
+            findings += check(exam)
+        except TwoPhaseError as e:
+            findings.append(_as_finding(e))
+    return findings
 
 
-def _facts(exam: Examination) -> tuple[tuple[str, str], ...]:
-    survey = exam.survey
-    most = max_timeout_ms(survey)
-    versions = [
-        f"{name} {(survey.api_version(key) or (-1, -1))[1]}"
-        for name, key in (("InitProducerId", 22), ("EndTxn", 26), ("ListTransactions", 66))
-    ]
-    return (
-        ("cluster", survey.cluster_id),
-        ("brokers", str(len(survey.nodes()))),
-        ("newest requests", ", ".join(versions)),
-        ("user", exam.user),
-        ("transaction.max.timeout.ms", str(most or "not to be seen")),
-        ("topics", ", ".join(exam.topics) or "none named"),
-    )
+def _diagnose(exam: Examination, findings: list[Finding]) -> Diagnosis:
+    """What is known, and the findings about the log with those of all checks."""
+    found = [*findings, *_run_checks(exam)]
+    # a risk that is certain is written in capitals
+    urgency = lambda f: (STATUS[f.level], f.risk.startswith("YES"))
+    worst_first = sorted(dict.fromkeys(found), key=urgency, reverse=True)
+    return Diagnosis((*_facts(exam), _young(exam)), tuple(worst_first))
 
-# %% ../../../nbs/operations/doctor/05_doctor.ipynb #73e85876
-def _young(exam: Examination) -> tuple[str, str]:
-    """How many open transactions no check reports, because they are younger than `older_ms`."""
-    found = find_transactions(exam.survey, (exam.prefix,), exam.query)
-    young = [t for t in found if t.age_ms < exam.older_ms and not t.decided and not t.fenced]
-    text = f"{len(young)} open transactions"
-    if young:
-        text += ": of a batch that is being written, or of a query that died just now"
-    return f"younger than {exam.older_ms / 1000:g} s, not reported", text
-
-
-def _principal(conf: Mapping) -> str:
-    """The user as ACLs name it. With a certificate or a token the broker makes the name out of its
-    subject, so a placeholder is returned.
-    """
-    if "sasl.username" in conf:
-        return f"User:{conf['sasl.username']}"
-    if TOKEN_PROVIDER in conf:
-        return "User:SUBJECT-OF-THE-TOKEN"
-    if "ssl.certificate.location" in conf:
-        return "User:SUBJECT-OF-THE-CERTIFICATE"
-    return "User:ANONYMOUS"
-
-# %% ../../../nbs/operations/doctor/05_doctor.ipynb #c007
+# %% ../../../nbs/operations/doctor/05_doctor.ipynb #9e996fd3
 def doctor(
     access: Access,
     *,
@@ -147,69 +213,3 @@ def doctor(
             speculation=find_speculation(spark_conf),
         )
         return _diagnose(exam, findings)
-
-# %% ../../../nbs/operations/doctor/05_doctor.ipynb #907e0b4e
-def _diagnose(exam: Examination, findings: list[Finding]) -> Diagnosis:
-    """What is known, and the findings about the log with those of all checks."""
-    found = [*findings, *_run_checks(exam)]
-    # a risk that is certain is written in capitals
-    urgency = lambda f: (STATUS[f.level], f.risk.startswith("YES"))
-    worst_first = sorted(dict.fromkeys(found), key=urgency, reverse=True)
-    return Diagnosis((*_facts(exam), _young(exam)), tuple(worst_first))
-
-
-def _check_log(query: Query | None) -> tuple[Decision | None, list[Finding]]:
-    """The newest decision of the query, and the findings about its log. With a finding no check may
-    use the log.
-    """
-    newest = None
-    try:
-        if query:
-            newest = newest_commit(query.log)
-            check_identity(driver_of(query), -1)
-    except TwoPhaseError as e:
-        return newest, [_as_finding(e)]
-    return newest, []
-
-
-def _find_prefix(survey: Survey, query: Query | None) -> str:
-    """The prefix of the query, also if its log cannot be read."""
-    try:
-        return find_prefix(survey, query)
-    except TwoPhaseError:
-        if query is None:
-            raise
-        return prefix_in_cluster(survey, query)
-
-
-def _check_empty_log(
-    query: Query | None, transactions: Iterable[FoundTransaction]
-) -> list[Finding]:
-    """A finding if the log is empty although the query has open transactions: then it is the log of
-    another query.
-    """
-    if query is None or query.log.batches():
-        return []
-    own = [f.transactional_id for f in transactions if f.query_id == query.query_id]
-    return [_as_finding(not_its_log(query.query_id, own))] if own else []
-
-# %% ../../../nbs/operations/doctor/05_doctor.ipynb #46f77a40
-def _topics(
-    topics: Iterable[str], newest: Decision | None, transactions: Iterable[FoundTransaction]
-) -> tuple[str, ...]:
-    """The topics that were named, those of the newest decision, and those of open transactions."""
-    cs = [c for c in (newest.committables if newest else ()) if c.participant == "kafka"]
-    decided = [p.topic for c in cs for p in c.partitions]
-    opened = [topic for f in transactions for topic, _ in f.partitions]
-    return tuple(dict.fromkeys([*topics, *decided, *opened]))
-
-
-def _run_checks(exam: Examination) -> list[Finding]:
-    """The findings of all checks. An error that a check raises is a finding, too."""
-    findings = []
-    for check in CHECKS:
-        try:
-            findings += check(exam)
-        except TwoPhaseError as e:
-            findings.append(_as_finding(e))
-    return findings

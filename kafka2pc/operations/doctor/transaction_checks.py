@@ -13,7 +13,17 @@ from typing import Iterator, Mapping, Sequence
 from ...backends.places import masked
 from ...kafka.wire.descriptions import list_transactions
 from ...kafka.wire.topics import topic_settings
-from .findings import FINDINGS, Examination, Finding, finding
+from kafka2pc.operations.doctor.findings import (
+    FINDINGS,
+    Examination,
+    Finding,
+    acl_line,
+    cluster_line,
+    finding,
+    query_line,
+    restore_lines,
+    tool_line,
+)
 from ..programs import CONNECT_LEADER, Reader, find_readers, guess_program
 from ..query import Query
 from kafka2pc.operations.repair import (
@@ -43,7 +53,7 @@ from ...protocol.log.questions import newest_commit
 from ...protocol.messages import Committable
 from ...protocol.participant import list_some
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c101
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #7418a8b6
 FINDINGS.update(
     {
         "readers-held-back": (
@@ -64,6 +74,123 @@ FINDINGS.update(
             "Perhaps: it may be decided, and time out.",
             "Grant READ, and look again.",
         ),
+    }
+)
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #dd30e79b
+def _age_ms(holder: OpenProducer, known: Mapping[int, FoundTransaction]) -> float:
+    if holder.producer_id in known:
+        return known[holder.producer_id].age_ms
+    return CLOCK.now_ms() - holder.last_ms
+
+
+def _owners(held: Sequence[FoundTransaction]) -> list[str]:
+    """How many transactions each query holds, and for how long."""
+    texts = []
+    for query_id in dict.fromkeys(t.query_id for t in held):
+        own = [t for t in held if t.query_id == query_id]
+        owner = f"query {query_id}" if query_id else "other programs"
+        texts.append(f"{len(own)} of {owner}, {_oldest(own)}")
+    return texts
+
+
+def _oldest(own: Sequence[FoundTransaction]) -> str:
+    return f"the oldest for {spell_time(max(t.age_ms for t in own))}"
+
+
+def _spell(t: FoundTransaction) -> str:
+    return f"open for {spell_time(t.age_ms)}; {spell_left(t.left_ms)}"
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #8650008c
+_THEN_AGAIN = (
+    "Not yet. In {:.0f} s the broker aborts what is decided. Then a restart, or kafka2pc restore,"
+    " writes it again, as long as its topic has the rows or Spark replays them."
+)
+
+
+_PERHAPS = (
+    "Perhaps, in {:.0f} s: then the broker aborts it, and if it was decided, only a run with its"
+    " checkpoint can write it again."
+)
+
+
+def _risk_of_waiting(
+    held: Sequence[FoundTransaction], unseen: bool, older_ms: int
+) -> dict[str, str]:
+    """The level and the risk if one of them that is older than `older_ms` is decided, or may be,
+    and the broker will abort it. `unseen`: there are others, of which nothing is known.
+    """
+    old = [f for f in held if f.state == "Ongoing" and f.age_ms >= older_ms]
+    decided_s = _first_end_s([f for f in old if f.decided])
+    unknown_s = _first_end_s([f for f in old if f.decided is None])
+    if decided_s is not None:
+        return {"level": "danger", "risk": _THEN_AGAIN.format(decided_s)}
+    if unknown_s is not None:
+        return {"level": "danger", "risk": _PERHAPS.format(unknown_s)}
+    if unseen:
+        return {"risk": "Perhaps: what this user may not see may be decided, and time out."}
+    return {}
+
+
+def _first_end_s(found: Sequence[FoundTransaction]) -> float | None:
+    """In how many seconds the broker aborts the first of them; None: none."""
+    ends_ms = [f.left_ms for f in found if f.left_ms is not None]
+    return max(0, min(ends_ms)) / 1000 if ends_ms else None
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #55850815
+def _has_finding(exam: Examination, t: FoundTransaction) -> bool:
+    """Does another check report it, as one of this sink?"""
+    own = t.decided is not None or _has_prefix(exam, t)
+    return own and (bool(t.decided) or t.hides or _is_left(exam, t))
+
+
+def _has_prefix(exam: Examination, t: FoundTransaction) -> bool:
+    return t.transactional_id.startswith(exam.prefix)
+
+
+def _is_left(exam: Examination, t: FoundTransaction) -> bool:
+    """Is it one of this sink that no run will end?"""
+    undecided = t.query_id and not t.decided and not t.hides
+    return bool(undecided and (t.fenced or t.age_ms >= exam.older_ms))
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #7a7c0b54
+_NAMED = 5  # transactions of one finding that are named
+
+
+def _held_back(
+    exam: Examination,
+    what: str,
+    holders: Mapping[int, OpenProducer],
+    known: Mapping[int, FoundTransaction],
+    readers: Sequence[Reader] = (),
+) -> Iterator[Finding]:
+    """The finding, if the transaction of one of the `holders` is older than `older_ms`. Both maps:
+    by producer id. `readers`: the groups there.
+    """
+    if not any(_age_ms(h, known) >= exam.older_ms for h in holders.values()):
+        return
+    waiting = sorted({r.group for r in readers if r.waits})
+    groups = f" Groups that have read all up to there: {list_some(waiting)}." if waiting else ""
+    held = [known[i] for i in holders if i in known]
+    strange = [t for t in held if not _has_finding(exam, t)]
+    commands = (cluster_line(exam, "transactions", "list", "--all"),) if strange[_NAMED:] else ()
+    unseen = [
+        f"one of producer id {i} that no coordinator knows, or that this user may not see"
+        for i in holders
+        if i not in known
+    ]
+    yield finding(
+        "readers-held-back",
+        what,
+        *commands,
+        items=((t.transactional_id, _spell(t)) for t in strange[:_NAMED]),
+        why=f"Open transactions there: {'; '.join(_owners(held) + unseen)}.{groups}",
+        **_risk_of_waiting(held, bool(unseen), exam.older_ms),
+    )
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #539cdc36
+FINDINGS.update(
+    {
         "of-another-program": (
             "trouble",
             (
@@ -95,116 +222,40 @@ FINDINGS.update(
     }
 )
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c103
-_NAMED = 5  # transactions of one finding that are named
-
-
-def _age_ms(holder: OpenProducer, known: Mapping[int, FoundTransaction]) -> float:
-    if holder.producer_id in known:
-        return known[holder.producer_id].age_ms
-    return CLOCK.now_ms() - holder.last_ms
-
-
-def _held_back(
-    exam: Examination,
-    what: str,
-    holders: Mapping[int, OpenProducer],
-    known: Mapping[int, FoundTransaction],
-    readers: Sequence[Reader] = (),
-) -> Iterator[Finding]:
-    """The finding, if the transaction of one of the `holders` is older than `older_ms`. Both maps:
-    by producer id. `readers`: the groups there.
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #50762154
+def _by_program(
+    transactions: Sequence[FoundTransaction], known: Sequence[str]
+) -> dict[str, list[FoundTransaction]]:
+    """Program -> the transactions whose ids look like its own. `known`: other ids of the
+    cluster.
     """
-    if not any(_age_ms(h, known) >= exam.older_ms for h in holders.values()):
-        return
-    waiting = sorted({r.group for r in readers if r.waits})
-    groups = f" Groups that have read all up to there: {list_some(waiting)}." if waiting else ""
-    held = [known[i] for i in holders if i in known]
-    strange = [t for t in held if not _has_finding(exam, t)]
-    commands = (exam.cluster_line("transactions", "list", "--all"),) if strange[_NAMED:] else ()
-    unseen = [
-        f"one of producer id {i} that no coordinator knows, or that this user may not see"
-        for i in holders
-        if i not in known
-    ]
-    yield finding(
-        "readers-held-back",
-        what,
-        *commands,
-        items=((t.transactional_id, _spell(t)) for t in strange[:_NAMED]),
-        why=f"Open transactions there: {'; '.join(_owners(held) + unseen)}.{groups}",
-        **_risk_of_waiting(held, bool(unseen), exam.older_ms),
-    )
-
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #d7e272fc
-def _owners(held: Sequence[FoundTransaction]) -> list[str]:
-    """How many transactions each query holds, and for how long."""
-    texts = []
-    for query_id in dict.fromkeys(t.query_id for t in held):
-        own = [t for t in held if t.query_id == query_id]
-        owner = f"query {query_id}" if query_id else "other programs"
-        texts.append(f"{len(own)} of {owner}, {_oldest(own)}")
-    return texts
+    programs: dict[str, list[FoundTransaction]] = {}
+    for t in transactions:
+        program = guess_program(t.transactional_id, known)
+        if program:
+            programs.setdefault(program, []).append(t)
+    return programs
 
 
-def _oldest(own: Sequence[FoundTransaction]) -> str:
-    return f"the oldest for {spell_time(max(t.age_ms for t in own))}"
+def _number(transactions: int) -> str:
+    return "1 open transaction" if transactions == 1 else f"{transactions} open transactions"
 
 
-def _spell(t: FoundTransaction) -> str:
-    return f"open for {spell_time(t.age_ms)}; {spell_left(t.left_ms)}"
+def _spell_places(own: Sequence[FoundTransaction]) -> str:
+    """Where they are: the topics, or the database."""
+    topics = sorted({topic for t in own for topic, _ in t.partitions})
+    places = topics if own[0].store == "kafka" else [own[0].store]
+    return f" in {list_some(places)}" if places else ""
 
 
-def _has_finding(exam: Examination, t: FoundTransaction) -> bool:
-    """Does another check report it, as one of this sink?"""
-    own = t.decided is not None or _has_prefix(exam, t)
-    return own and (bool(t.decided) or t.hides or _is_left(exam, t))
+def _verb(own: Sequence[FoundTransaction]) -> str:
+    return "holds" if len(own) == 1 else "hold"
 
 
-def _has_prefix(exam: Examination, t: FoundTransaction) -> bool:
-    return t.transactional_id.startswith(exam.prefix)
+def _terminate(t: FoundTransaction) -> str:
+    return f"forceTerminateTransaction --transactionalId {shlex.quote(t.transactional_id)}"
 
-
-def _risk_of_waiting(
-    held: Sequence[FoundTransaction], unseen: bool, older_ms: int
-) -> dict[str, str]:
-    """The level and the risk if one of them that is older than `older_ms` is decided, or may be,
-    and the broker will abort it. `unseen`: there are others, of which nothing is known.
-    """
-    old = [f for f in held if f.state == "Ongoing" and f.age_ms >= older_ms]
-    decided_s = _first_end_s([f for f in old if f.decided])
-    unknown_s = _first_end_s([f for f in old if f.decided is None])
-    if decided_s is not None:
-        return {"level": "danger", "risk": _THEN_AGAIN.format(decided_s)}
-    if unknown_s is not None:
-        return {"level": "danger", "risk": _PERHAPS.format(unknown_s)}
-    if unseen:
-        return {"risk": "Perhaps: what this user may not see may be decided, and time out."}
-    return {}
-
-
-def _first_end_s(found: Sequence[FoundTransaction]) -> float | None:
-    """In how many seconds the broker aborts the first of them; None: none."""
-    ends_ms = [f.left_ms for f in found if f.left_ms is not None]
-    return max(0, min(ends_ms)) / 1000 if ends_ms else None
-
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #a0f2e1d5
-_THEN_AGAIN = (
-    "Not yet. In {:.0f} s the broker aborts what is decided. Then a restart, or kafka2pc restore,"
-    " writes it again, as long as its topic has the rows or Spark replays them."
-)
-_PERHAPS = (
-    "Perhaps, in {:.0f} s: then the broker aborts it, and if it was decided, only a run with its"
-    " checkpoint can write it again."
-)
-
-
-def _is_left(exam: Examination, t: FoundTransaction) -> bool:
-    """Is it one of this sink that no run will end?"""
-    undecided = t.query_id and not t.decided and not t.hides
-    return bool(undecided and (t.fenced or t.age_ms >= exam.older_ms))
-
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c141
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #f3c9e3e4
 def _of_other_programs(exam: Examination, held: Sequence[FoundTransaction]) -> Iterator[Finding]:
     """A finding for each program whose ids these old transactions seem to have."""
     strange = [
@@ -216,26 +267,16 @@ def _of_other_programs(exam: Examination, held: Sequence[FoundTransaction]) -> I
         return
     leaders = list_transactions(exam.survey, CONNECT_LEADER, (), partial=True)
     known = [t.transactional_id for t in leaders]
-    guesses = {t: guess_program(t.transactional_id, known) for t in strange}
-    for program in dict.fromkeys(filter(None, guesses.values())):
-        own = [t for t in strange if guesses[t] == program]
+    for program, own in _by_program(strange, known).items():
         yield finding(
             "of-another-program",
             f"{_number(len(own))}{_spell_places(own)}, {_oldest(own)}, {_verb(own)} readers back;"
             f" by its id it looks like {program}",
-            *(exam.tool("kafka-transactions.sh", _terminate(t)) for t in own[:_NAMED]),
+            *(tool_line(exam, "kafka-transactions.sh", _terminate(t)) for t in own[:_NAMED]),
             items=((t.transactional_id, _spell(t)) for t in own[:_NAMED]),
         )
 
-
-def _verb(own: Sequence[FoundTransaction]) -> str:
-    return "holds" if len(own) == 1 else "hold"
-
-
-def _terminate(t: FoundTransaction) -> str:
-    return f"forceTerminateTransaction --transactionalId {shlex.quote(t.transactional_id)}"
-
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #7a274ee9
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #908f66cb
 def _reading_uncommitted(
     old: Sequence[OpenProducer], readers: Sequence[Reader]
 ) -> Iterator[Finding]:
@@ -255,7 +296,7 @@ def _reading_uncommitted(
             f" {list_some(places)}, and a transaction is open from {list_some(stable)} on",
         )
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c107
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #058e356e
 def check_readers(exam: Examination) -> Iterator[Finding]:
     """Which topics keep `read_committed` consumers waiting before the end of a partition, and which
     transactions are open there. Reported if one of them is older than `older_ms`.
@@ -275,7 +316,7 @@ def check_readers(exam: Examination) -> Iterator[Finding]:
     holders = exam.survey.open_producers([p for p in layout if (p.topic, p.partition) in late])
     if holders is None:
         for topic, what in whats.items():
-            right = exam.acl("Read", f"--topic {shlex.quote(topic)}")
+            right = acl_line(exam, "Read", f"--topic {shlex.quote(topic)}")
             yield finding("readers-held-back-by-whom", what, right)
     elif holders:
         yield from _check_held(exam, whats, holders)
@@ -297,7 +338,7 @@ def _check_held(
     yield from _of_other_programs(exam, named)
     yield from _reading_uncommitted(old, readers)
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c111
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #313a0f9c
 FINDINGS.update(
     {
         "hanging": (
@@ -312,7 +353,7 @@ FINDINGS.update(
     }
 )
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c113
+
 def _hanging(exam: Examination, p: OpenProducer) -> Finding:
     """The finding about one hanging transaction."""
     abort = (
@@ -323,7 +364,7 @@ def _hanging(exam: Examination, p: OpenProducer) -> Finding:
         "hanging",
         f"{p.topic}-{p.partition} holds an open transaction of producer id {p.producer_id} from"
         f" offset {p.first_offset} on, and no coordinator knows it",
-        exam.tool("kafka-transactions.sh", abort),
+        tool_line(exam, "kafka-transactions.sh", abort),
     )
 
 
@@ -338,7 +379,7 @@ def check_hanging(exam: Examination) -> Iterator[Finding]:
     for p in hanging:
         yield _hanging(exam, p)
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c116
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #0d6ce484
 FINDINGS.update(
     {
         "leftovers": (
@@ -360,7 +401,7 @@ FINDINGS.update(
     }
 )
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c118
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #2cdea8ce
 def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) -> Finding:
     """The finding about the transactions that a query left open."""
     left_s = _first_end_s(own)
@@ -371,7 +412,7 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
         "; they never time out" if left_s is None else f"; the first times out in {left_s:.0f} s"
     )
     if exam.query and exam.query.query_id == query_id:
-        return finding("leftovers", f"{what}; not decided", *exam.restores(exam.query))
+        return finding("leftovers", f"{what}; not decided", *restore_lines(exam, exam.query))
     urgent = {} if left_s is None else {"level": "danger", "risk": _PERHAPS.format(left_s)}
     if exam.unusable_id == query_id:
         return finding(
@@ -382,33 +423,22 @@ def _leftovers(exam: Examination, query_id: str, own: list[FoundTransaction]) ->
             **urgent,
         )
     rest = own[_NAMED:]
-    more = [exam.cluster_line("transactions", "list", "--prefix", exam.prefix)] if rest else []
+    more = [cluster_line(exam, "transactions", "list", "--prefix", exam.prefix)] if rest else []
     return finding(
         "leftovers-of-unknown",
         f"{what}; no checkpoint was named",
-        exam.cluster_line("doctor", "--checkpoint", "CHECKPOINT"),
+        cluster_line(exam, "doctor", "--checkpoint", "CHECKPOINT"),
         *more,
         items=[(t.transactional_id, _held_records(exam, t)) for t in own[:_NAMED]],
         **urgent,
     )
 
 
-def _number(transactions: int) -> str:
-    return "1 open transaction" if transactions == 1 else f"{transactions} open transactions"
-
-
-def _spell_places(own: Sequence[FoundTransaction]) -> str:
-    """Where they are: the topics, or the database."""
-    topics = sorted({topic for t in own for topic, _ in t.partitions})
-    places = topics if own[0].store == "kafka" else [own[0].store]
-    return f" in {list_some(places)}" if places else ""
-
-
 def _held_records(exam: Examination, t: FoundTransaction) -> str:
     """What `abort --force` would drop."""
     return describe_ranges(find_records(exam.survey, t.partitions, t.producer_id))
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c120
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #26b4e59f
 def _former_ids(exam: Examination) -> list[str]:
     """How the transactional ids of the query begin under a former prefix."""
     if not exam.query:
@@ -429,7 +459,7 @@ def check_leftovers(exam: Examination) -> Iterator[Finding]:
     for query_id in dict.fromkeys(f.query_id for f in found if f.query_id):  # the oldest first
         yield _leftovers(exam, query_id, [f for f in found if f.query_id == query_id])
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c124
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #029190c9
 FINDINGS.update(
     {
         "store-not-asked": (
@@ -453,6 +483,72 @@ FINDINGS.update(
             ),
             "Restart the query, or restore it from here: it ends the gate.",
         ),
+    }
+)
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #4dd537ce
+def _committables(query: Query, steps: Sequence[RestoreStep]) -> list[Committable]:
+    """Those of the newest decision that these steps are about."""
+    newest = newest_commit(query.log)
+    ids = {s.transactional_id for s in steps}
+    return [c for c in newest.committables if c.transactional_id in ids] if newest else []
+
+
+def _late_records(query: Query, late: Sequence[RestoreStep]) -> str:
+    """What they hold, by store."""
+    cs = _committables(query, late)
+    texts = [
+        describe_topics([c for c in cs if c.participant == store])
+        for store in dict.fromkeys(c.participant for c in cs)
+    ]
+    return f": {', '.join(texts)}" if texts else ""
+
+
+def _kept(exam: Examination) -> str:
+    """How long, and how much, the topics keep, where this user may see it."""
+    keys = ("retention.ms", "retention.bytes")
+    settings = [(topic, topic_settings(exam.survey, topic, keys)) for topic in exam.topics]
+    texts = [
+        f"{topic}: {', '.join(f'{key}={value}' for key, value in sorted(kept.items()))}"
+        for topic, kept in settings
+        if kept
+    ]
+    return f" ({list_some(texts)})" if texts else ""
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #f40c08a3
+def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
+    """The finding about decided transactions that are open."""
+    left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
+    if left_ms is not None:
+        risk = _THEN_AGAIN.format(max(0, left_ms) / 1000)
+    elif any(s.participant == "kafka" for s in late):
+        risk = f"Not yet: these never time out. But retention removes their rows, too{_kept(exam)}."
+    else:
+        risk = (
+            "Not yet: they have no timeout. A database keeps them with their locks, a table of"
+            " files until a clean-up takes these."
+        )
+    return finding(
+        "decided-and-open",
+        f"batch {late[0].batch_id} of query {query.query_id} is decided, and {len(late)}"
+        f" of its transactions are open{_late_records(query, late)}",
+        *restore_lines(exam, query),
+        risk=risk,
+    )
+
+
+def _hidden(exam: Examination, query: Query, gates: list[RestoreStep]) -> Finding:
+    """The finding about a batch that is committed and not visible."""
+    return finding(
+        "decided-and-hidden",
+        f"batch {gates[0].batch_id} of query {query.query_id} is committed, and its gate hides it",
+        *restore_lines(exam, query),
+        items=((s.transactional_id, spell_left(s.left_ms)) for s in gates),
+    )
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #637821e7
+FINDINGS.update(
+    {
         "decided-and-aborted": (
             "danger",
             (
@@ -481,7 +577,87 @@ FINDINGS.update(
     }
 )
 
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c126
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #7bcf557c
+_KEPT = ("cleanup.policy", "retention.bytes", "retention.ms")
+
+
+def _spell_kept(kept: Mapping[str, str], oldest_ms: float) -> str:
+    """How long a topic with these settings keeps a row of this age."""
+    if not kept:
+        return "for a time that this user may not see"
+    text = "for ever (retention.ms=-1)"
+    if "delete" not in kept["cleanup.policy"]:
+        text = "until it is compacted"
+    elif int(kept["retention.ms"]) >= 0:
+        left_ms = oldest_ms + int(kept["retention.ms"]) - CLOCK.now_ms()
+        text = f"for about {spell_time(left_ms)} more (retention.ms={kept['retention.ms']})"
+    if int(kept["retention.bytes"]) >= 0:
+        text += f", at most retention.bytes={kept['retention.bytes']} of a partition"
+    if "compact" in kept["cleanup.policy"]:
+        text += "; cleanup.policy=compact may remove single rows before"
+    return text
+
+
+def _times_left(exam: Examination, cs: Sequence[Committable], topics: Sequence[str]) -> list[str]:
+    """How long each topic keeps the rows of these."""
+    texts = []
+    for topic in topics:
+        own = [c for c in cs if any(p.topic == topic for p in c.partitions)]
+        oldest_ms = min(c.started_ms if c.oldest_ms is None else c.oldest_ms for c in own)
+        kept = topic_settings(exam.survey, topic, _KEPT)
+        texts.append(f"{topic} keeps them {_spell_kept(kept, oldest_ms)}")
+    return texts
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #e613a950
+_FROM_TOPIC = "reads the rows back from the topic and writes them in a new transaction (salvage)"
+
+
+_BY_REPLAY = "lets Spark write all of the batch again, because nothing of it is visible (reopen)"
+
+
+def _ways_out(exam: Examination, from_topic: bool, replayed: bool, hidden: Sequence[str]) -> str:
+    """What a restart does, and what a restore does."""
+    if not from_topic:
+        return f"Restart the query: that {_BY_REPLAY}."
+    text = f"Restart the query, or restore it from here. Either {_FROM_TOPIC}."
+    if replayed:
+        text = f"Restart the query: that {_BY_REPLAY}. Or restore it from here: that {_FROM_TOPIC}."
+    if hidden:
+        text += f" Before a salvage, grant READ: {exam.user} may not read {list_some(hidden)}."
+    return text
+
+
+def _risk_of_aborted(
+    exam: Examination, cs: Sequence[Committable], topics: Sequence[str], from_topic: bool
+) -> str:
+    if not from_topic:
+        return (
+            "Not yet. The topic has not all of these rows any more, but nothing of the batch is"
+            " visible, and Spark replays it, as long as its source has the rows."
+        )
+    return f"Not yet, as long as the rows are there. {list_some(_times_left(exam, cs, topics))}."
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #6abf0573
+def _aborted(exam: Examination, query: Query, steps: list[RestoreStep], replayed: bool) -> Finding:
+    """The finding about decided transactions that were aborted, and can be written again.
+    `replayed`: at its next start the query writes all of the batch again.
+    """
+    cs = _committables(query, steps)
+    topics = sorted({p.topic for c in cs if c.participant == "kafka" for p in c.partitions})
+    from_topic = steps[0].do == "salvage"
+    hidden = exam.survey.unreadable(topics) if from_topic else []
+    return finding(
+        "decided-and-aborted",
+        f"batch {steps[0].batch_id} of query {query.query_id} is decided, and {len(steps)} of its"
+        f" transactions were aborted afterwards{_late_records(query, steps)}",
+        *(acl_line(exam, "Read", f"--topic {shlex.quote(topic)}") for topic in hidden),
+        *restore_lines(exam, query),
+        items=((s.transactional_id, s.holds) for s in steps),
+        risk=_risk_of_aborted(exam, cs, topics, from_topic),
+        action=_ways_out(exam, from_topic, replayed, hidden),
+    )
+
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #d019ef74
 def check_decisions(exam: Examination) -> Iterator[Finding]:
     """Is the newest decision about this cluster, and has the query committed all it decided?"""
     if not exam.query:
@@ -520,143 +696,5 @@ def _check_asked(exam: Examination, query: Query) -> Iterator[Finding]:
             "store-not-asked",
             f"query {query.query_id} also writes into {', '.join(exam.not_asked)}, which was not"
             " asked",
-            exam.line("doctor", "--checkpoint", masked(query.place)),
+            query_line(exam, "doctor", "--checkpoint", masked(query.place)),
         )
-
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #85622d61
-def _late(exam: Examination, query: Query, late: list[RestoreStep]) -> Finding:
-    """The finding about decided transactions that are open."""
-    left_ms = min((s.left_ms for s in late if s.left_ms is not None), default=None)
-    if left_ms is not None:
-        risk = _THEN_AGAIN.format(max(0, left_ms) / 1000)
-    elif any(s.participant == "kafka" for s in late):
-        risk = f"Not yet: these never time out. But retention removes their rows, too{_kept(exam)}."
-    else:
-        risk = (
-            "Not yet: they have no timeout. A database keeps them with their locks, a table of"
-            " files until a clean-up takes these."
-        )
-    return finding(
-        "decided-and-open",
-        f"batch {late[0].batch_id} of query {query.query_id} is decided, and {len(late)}"
-        f" of its transactions are open{_late_records(query, late)}",
-        *exam.restores(query),
-        risk=risk,
-    )
-
-
-def _hidden(exam: Examination, query: Query, gates: list[RestoreStep]) -> Finding:
-    """The finding about a batch that is committed and not visible."""
-    return finding(
-        "decided-and-hidden",
-        f"batch {gates[0].batch_id} of query {query.query_id} is committed, and its gate hides it",
-        *exam.restores(query),
-        items=((s.transactional_id, spell_left(s.left_ms)) for s in gates),
-    )
-
-
-def _committables(query: Query, steps: Sequence[RestoreStep]) -> list[Committable]:
-    """Those of the newest decision that these steps are about."""
-    newest = newest_commit(query.log)
-    ids = {s.transactional_id for s in steps}
-    return [c for c in newest.committables if c.transactional_id in ids] if newest else []
-
-
-def _late_records(query: Query, late: Sequence[RestoreStep]) -> str:
-    """What they hold, by store."""
-    cs = _committables(query, late)
-    texts = [
-        describe_topics([c for c in cs if c.participant == store])
-        for store in dict.fromkeys(c.participant for c in cs)
-    ]
-    return f": {', '.join(texts)}" if texts else ""
-
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #9f06eb17
-def _kept(exam: Examination) -> str:
-    """How long, and how much, the topics keep, where this user may see it."""
-    keys = ("retention.ms", "retention.bytes")
-    settings = [(topic, topic_settings(exam.survey, topic, keys)) for topic in exam.topics]
-    texts = [
-        f"{topic}: {', '.join(f'{key}={value}' for key, value in sorted(kept.items()))}"
-        for topic, kept in settings
-        if kept
-    ]
-    return f" ({list_some(texts)})" if texts else ""
-
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c130
-_KEPT = ("cleanup.policy", "retention.bytes", "retention.ms")
-
-
-def _spell_kept(kept: Mapping[str, str], oldest_ms: float) -> str:
-    """How long a topic with these settings keeps a row of this age."""
-    if not kept:
-        return "for a time that this user may not see"
-    text = "for ever (retention.ms=-1)"
-    if "delete" not in kept["cleanup.policy"]:
-        text = "until it is compacted"
-    elif int(kept["retention.ms"]) >= 0:
-        left_ms = oldest_ms + int(kept["retention.ms"]) - CLOCK.now_ms()
-        text = f"for about {spell_time(left_ms)} more (retention.ms={kept['retention.ms']})"
-    if int(kept["retention.bytes"]) >= 0:
-        text += f", at most retention.bytes={kept['retention.bytes']} of a partition"
-    if "compact" in kept["cleanup.policy"]:
-        text += "; cleanup.policy=compact may remove single rows before"
-    return text
-
-
-def _times_left(exam: Examination, cs: Sequence[Committable], topics: Sequence[str]) -> list[str]:
-    """How long each topic keeps the rows of these."""
-    texts = []
-    for topic in topics:
-        own = [c for c in cs if any(p.topic == topic for p in c.partitions)]
-        oldest_ms = min(c.started_ms if c.oldest_ms is None else c.oldest_ms for c in own)
-        kept = topic_settings(exam.survey, topic, _KEPT)
-        texts.append(f"{topic} keeps them {_spell_kept(kept, oldest_ms)}")
-    return texts
-
-# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #c133b
-_FROM_TOPIC = "reads the rows back from the topic and writes them in a new transaction (salvage)"
-_BY_REPLAY = "lets Spark write all of the batch again, because nothing of it is visible (reopen)"
-
-
-def _ways_out(exam: Examination, from_topic: bool, replayed: bool, hidden: Sequence[str]) -> str:
-    """What a restart does, and what a restore does."""
-    if not from_topic:
-        return f"Restart the query: that {_BY_REPLAY}."
-    text = f"Restart the query, or restore it from here. Either {_FROM_TOPIC}."
-    if replayed:
-        text = f"Restart the query: that {_BY_REPLAY}. Or restore it from here: that {_FROM_TOPIC}."
-    if hidden:
-        text += f" Before a salvage, grant READ: {exam.user} may not read {list_some(hidden)}."
-    return text
-
-
-def _risk_of_aborted(
-    exam: Examination, cs: Sequence[Committable], topics: Sequence[str], from_topic: bool
-) -> str:
-    if not from_topic:
-        return (
-            "Not yet. The topic has not all of these rows any more, but nothing of the batch is"
-            " visible, and Spark replays it, as long as its source has the rows."
-        )
-    return f"Not yet, as long as the rows are there. {list_some(_times_left(exam, cs, topics))}."
-
-
-def _aborted(exam: Examination, query: Query, steps: list[RestoreStep], replayed: bool) -> Finding:
-    """The finding about decided transactions that were aborted, and can be written again.
-    `replayed`: at its next start the query writes all of the batch again.
-    """
-    cs = _committables(query, steps)
-    topics = sorted({p.topic for c in cs if c.participant == "kafka" for p in c.partitions})
-    from_topic = steps[0].do == "salvage"
-    hidden = exam.survey.unreadable(topics) if from_topic else []
-    return finding(
-        "decided-and-aborted",
-        f"batch {steps[0].batch_id} of query {query.query_id} is decided, and {len(steps)} of its"
-        f" transactions were aborted afterwards{_late_records(query, steps)}",
-        *(exam.acl("Read", f"--topic {shlex.quote(topic)}") for topic in hidden),
-        *exam.restores(query),
-        items=((s.transactional_id, s.holds) for s in steps),
-        risk=_risk_of_aborted(exam, cs, topics, from_topic),
-        action=_ways_out(exam, from_topic, replayed, hidden),
-    )
