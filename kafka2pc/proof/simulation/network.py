@@ -24,7 +24,7 @@ from ...kafka.records.encoder import BATCH_HEAD
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.connection import NoAnswer, NotSent, WireAnswer, WireRequest
 from ...kafka.wire.error_codes import describe_code
-from .brokers import Brokers
+from .brokers import Brokers, handle
 from .virtual_clock import VirtualClock
 
 # %% ../../../nbs/proof/simulation/05_network.ipynb #c007
@@ -146,7 +146,7 @@ class _Line:
             self._waiting.clear()
             self.cut("the connection broke")
         else:
-            brokers.handle(self.node, sent.request, lambda answer: self._reply(sent, answer))
+            handle(brokers, self.node, sent.request, lambda answer: self._reply(sent, answer))
 
     def _reply(self, sent: _Sent, answer: WireAnswer) -> None:
         self._busy = False

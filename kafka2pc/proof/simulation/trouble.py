@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c003
 from ...kafka import participant
-from .brokers import Brokers, Weather
+from .brokers import Brokers, Weather, move_leader
 from .network import Fates, Network
 from .virtual_clock import VirtualClock
 from ...protocol.names import Names
@@ -54,7 +54,7 @@ def _leader_moves(world: World) -> None:
     for name, topic in brokers.topics.items():
         for partition in range(len(topic.partitions)):
             if dice.random() < 0.5:
-                brokers.move(name, partition, keep=dice.choice((0, 1, 5)))
+                move_leader(brokers, name, partition, keep=dice.choice((0, 1, 5)))
 
 
 def _coordinator_moves(world: World) -> None:
@@ -81,7 +81,7 @@ def _broker_gone(world: World) -> None:
         for name, topic in brokers.topics.items():
             for partition, log in enumerate(topic.partitions):
                 if log.leader == node and node in brokers.down:
-                    brokers.move(name, partition, keep=dice.choice((0, 1)))
+                    move_leader(brokers, name, partition, keep=dice.choice((0, 1)))
 
     world.clock.at(dice.random(), elect)
 
