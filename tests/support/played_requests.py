@@ -39,6 +39,7 @@ from kafka2pc.kafka.wire.topics import find_leaders, topic_id_in, topic_rows
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.simulation.brokers import Brokers, move_leader
 from kafka2pc.proof.simulation.network import Network, SimulatedCluster
+from kafka2pc.proof.simulation.partition_log import remove_before
 from kafka2pc.proof.simulation.virtual_clock import VirtualClock
 from kafka2pc.protocol.messages import PreparedTxnState
 
@@ -493,7 +494,7 @@ def on_simulated(prefix, protocol=2, nodes=1):
         brokers.create(name, partitions, **config)
 
     def cut(name, offset):
-        brokers.topics[name].partitions[0].remove_before(offset)
+        remove_before(brokers.topics[name].partitions[0], offset)
 
     move = partial(move_leader, brokers)
     cluster = SimulatedCluster(Network(brokers))

@@ -45,7 +45,16 @@ from ...kafka.wire import error_codes as codes
 from ...kafka.wire.descriptions import STATES
 from ...kafka.wire.offsets import EARLIEST
 from .coordinator import Coordinator, Transaction, Where
-from .partition_log import Entry, PartitionLog
+from kafka2pc.proof.simulation.partition_log import (
+    Entry,
+    PartitionLog,
+    append_batch,
+    append_marker,
+    copy_to_replicas,
+    elect_leader,
+    epoch_at,
+    read_batches,
+)
 from .virtual_clock import VirtualClock
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #ea90305e
@@ -140,13 +149,13 @@ class Brokers:
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #5f4f4192
 def move_leader(brokers: Brokers, name: str, partition: int, *, keep: int = 0) -> None:
-    """Another node leads, if there is one. See `PartitionLog.lead`."""
+    """Another node leads, if there is one. See `elect_leader`."""
     topic = brokers.topics[name]
     log = topic.partitions[partition]
     others = [n for n in brokers.nodes if n != log.leader and n not in brokers.down]
     if others:
         topic.former[partition] = log.leader
-        log.lead(brokers.dice.choice(others), keep)
+        elect_leader(log, brokers.dice.choice(others), keep)
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #c0102195
 def write_markers(brokers: Brokers, t: Transaction) -> None:
@@ -174,8 +183,8 @@ def _mark(
     log: PartitionLog | None, producer_id: int, epoch: int, commit: bool, now_ms: float
 ) -> None:
     if log is not None:
-        log.mark(producer_id, epoch, commit=commit, now_ms=int(now_ms))
-        log.copy()
+        append_marker(log, producer_id, epoch, commit=commit, now_ms=int(now_ms))
+        copy_to_replicas(log)
 
 
 def abort_late(brokers: Brokers) -> None:
@@ -447,7 +456,7 @@ def _append(brokers: Brokers, node: int, where: Where, request: Any, records: An
     settings = _TOPIC_SETTINGS | brokers.topics[where[0]].settings
     log.max_bytes = int(settings["max.message.bytes"])
     log.segment_bytes = int(settings["segment.bytes"])
-    return log.append(content, strict=adds)
+    return append_batch(log, content, strict=adds)
 
 
 def _take_part(
@@ -456,7 +465,8 @@ def _take_part(
     """The partition becomes a part of the transaction, or a client must have added it."""
     head = BATCH_HEAD.unpack_from(content)
     producer_id, epoch = head[9], head[10]
-    if log.is_open(producer_id, epoch):
+    producer = log.producers.get(producer_id)
+    if producer and producer.epoch == epoch and producer.open_at is not None:
         return 0
     if adds:
         now_ms = brokers.clock.true_ms
@@ -489,7 +499,7 @@ def answer_produce(brokers: Brokers, node: int, request: Any, reply: Callable) -
 def _copy(brokers: Brokers, where: Where, entry: Entry) -> None:
     log = brokers.log(where)
     if log and entry in log.entries:
-        log.copy(entry)
+        copy_to_replicas(log, entry)
 
 
 def _produced(brokers: Brokers, node: int, results: dict) -> Any:
@@ -559,7 +569,7 @@ def _fetched_part(brokers: Brokers, node: int, t: Any, p: Any, isolation: int, l
     if code or log is None:
         return row(partition_index=p.partition, error_code=code, high_watermark=-1)
     most = min(p.partition_max_bytes, left)
-    content, aborted = log.read(p.fetch_offset, committed=bool(isolation), most=most)
+    content, aborted = read_batches(log, p.fetch_offset, committed=bool(isolation), most=most)
     return row(
         partition_index=p.partition,
         high_watermark=log.high_watermark,
@@ -605,7 +615,7 @@ def _offset(brokers: Brokers, node: int, name: str, p: Any, request: Any) -> Any
         code = codes.NOT_LEADER_OR_FOLLOWER if log else codes.UNKNOWN_TOPIC_OR_PARTITION
         brokers.note("ListOffsets", code)
         return row(partition_index=p.partition_index, error_code=code)
-    offset, epoch = log.begin, log.epoch_at(log.begin)
+    offset, epoch = log.begin, epoch_at(log, log.begin)
     if p.timestamp != EARLIEST:
         offset = log.last_stable if request.isolation_level else log.high_watermark
         epoch = len(log.epochs) - 1

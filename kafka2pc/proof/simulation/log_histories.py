@@ -15,6 +15,7 @@ from ...decision_logs.topic.log import TopicLog
 from ...kafka.wire.cluster import Cluster
 from .network import SimulatedCluster
 from .object_store import SimulatedObjectLog
+from .partition_log import compact
 from .producer_histories import QUERY, End, Result, Written, result_of
 from .trouble import World, chances_of, world_of
 from .virtual_clock import Endless, together
@@ -117,7 +118,7 @@ def create_topic_of_log(world: World) -> None:
 def _compact(world: World) -> None:
     log = world.brokers.log((LOG, 0))
     if log and world.clock.seconds < world.until_s:
-        log.compact()
+        compact(log)
         world.clock.at(world.clock.dice.random() * 5, lambda: _compact(world))
 
 

@@ -25,7 +25,7 @@ from ...kafka.wire.cluster import Cluster
 from ..checker import Seen, anomalies
 from .coordinator import Where
 from .network import Network, SimulatedCluster
-from .partition_log import Entry, PartitionLog
+from .partition_log import Entry, PartitionLog, read_batches
 from .trouble import World, chances_of, world_of
 from .virtual_clock import Endless
 from ...protocol.errors import TwoPhaseError, UnclearAnswer
@@ -258,7 +258,7 @@ def _is_of(entry: Entry, c: Committable) -> bool:
 # %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #c011
 def rows_in(log: PartitionLog, *, only_committed: bool) -> Iterator[tuple[int, int]]:
     """(offset, number) of each row that a reader finds."""
-    content, aborted = log.read(0, committed=only_committed, most=1 << 30)
+    content, aborted = read_batches(log, 0, committed=only_committed, most=1 << 30)
     pairs = [(a.producer_id, a.first) for a in aborted]
     data = [b for b in split(content) if not b.control]
     batches = committed(split(content), pairs) if only_committed else data
