@@ -44,7 +44,18 @@ from ...kafka.records.encoder import BATCH_HEAD
 from ...kafka.wire import error_codes as codes
 from ...kafka.wire.descriptions import STATES
 from ...kafka.wire.offsets import EARLIEST
-from .coordinator import Coordinator, Transaction, Where
+from kafka2pc.proof.simulation.coordinator import (
+    Coordinator,
+    Transaction,
+    Where,
+    add_partition,
+    complete,
+    end_transaction,
+    fence,
+    init_producer_id,
+    late_transactions,
+    verify_partition,
+)
 from kafka2pc.proof.simulation.partition_log import (
     Entry,
     PartitionLog,
@@ -174,7 +185,7 @@ def write_markers(brokers: Brokers, t: Transaction) -> None:
         if left:
             brokers.clock.at(0.1, write)
         else:
-            brokers.coordinator.complete(t)
+            complete(t)
 
     brokers.clock.at(brokers.dice.random() * brokers.weather.markers_s, write)
 
@@ -189,8 +200,8 @@ def _mark(
 
 def abort_late(brokers: Brokers) -> None:
     """Abort the transactions that are open for longer than their timeout; again and again."""
-    for t in brokers.coordinator.late(brokers.clock.true_ms):
-        brokers.coordinator.fence(t)
+    for t in late_transactions(brokers.coordinator, brokers.clock.true_ms):
+        fence(t)
         write_markers(brokers, t)
     brokers.clock.at(_SCAN_S, lambda: abort_late(brokers))
 
@@ -304,7 +315,7 @@ def answer_init_producer_id(brokers: Brokers, node: int, request: Any) -> InitPr
     code = _refusal(brokers, node, "InitProducerId", name)
     open_now = _state_of(brokers, name) == "Ongoing"
     if not code:
-        code = brokers.coordinator.init(name, request.transaction_timeout_ms)
+        code = init_producer_id(brokers.coordinator, name, request.transaction_timeout_ms)
         brokers.note("InitProducerId", code)
     t = brokers.coordinator.known.get(name)
     if t and open_now and t.state == "PrepareAbort":
@@ -343,7 +354,8 @@ def answer_add_partitions_to_txn(
 
 
 def _add(brokers: Brokers, request: Any, where: Where) -> int:
-    return brokers.coordinator.add(
+    return add_partition(
+        brokers.coordinator,
         request.v3_and_below_transactional_id,
         request.v3_and_below_producer_id,
         request.v3_and_below_producer_epoch,
@@ -359,7 +371,8 @@ def answer_end_txn(brokers: Brokers, node: int, request: Any) -> EndTxnResponse:
     t = brokers.coordinator.known.get(name)
     if not code:
         before = _state_of(brokers, name)
-        code = brokers.coordinator.end(
+        code = end_transaction(
+            brokers.coordinator,
             name,
             request.producer_id,
             request.producer_epoch,
@@ -470,9 +483,9 @@ def _take_part(
         return 0
     if adds:
         now_ms = brokers.clock.true_ms
-        code = brokers.coordinator.add(name, producer_id, epoch, where, now_ms)
+        code = add_partition(brokers.coordinator, name, producer_id, epoch, where, now_ms)
     else:
-        code = brokers.coordinator.verify(name, producer_id, epoch, where)
+        code = verify_partition(brokers.coordinator, name, producer_id, epoch, where)
         code = codes.NOT_ENOUGH_REPLICAS if code == codes.CONCURRENT_TRANSACTIONS else code
     return codes.INVALID_PRODUCER_EPOCH if code == codes.PRODUCER_FENCED else code
 
