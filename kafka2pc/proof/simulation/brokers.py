@@ -493,28 +493,6 @@ def _take_part(
 _AFTER_APPEND = (codes.REQUEST_TIMED_OUT, codes.NOT_ENOUGH_REPLICAS_AFTER_APPEND)
 
 
-def answer_produce(brokers: Brokers, node: int, request: Any, reply: Callable) -> None:
-    results: dict[Where, tuple[int, Entry | None]] = {}
-    for t in request.topic_data:
-        for p in t.partition_data:
-            where = t.name, p.index
-            results[where] = _append(brokers, node, where, request, p.records)
-    written = [(w, e) for w, (_, e) in results.items() if e]
-    late = brokers.dice.random() * brokers.weather.copy_s if written else 0
-    wait_s = min(late, request.timeout_ms / 1000)
-    if brokers.roll(brokers.weather.errors):
-        wait_s *= brokers.dice.random()  # the answer comes before the copies
-    for where, entry in written:
-        brokers.clock.at(late, partial(_copy, brokers, where, entry))
-    brokers.clock.at(wait_s, lambda: reply(_produced(brokers, node, results)))
-
-
-def _copy(brokers: Brokers, where: Where, entry: Entry) -> None:
-    log = brokers.log(where)
-    if log and entry in log.entries:
-        copy_to_replicas(log, entry)
-
-
 def _produced(brokers: Brokers, node: int, results: dict) -> Any:
     topic = ProduceResponse.TopicProduceResponse
     rows: dict[str, list] = {}
@@ -543,36 +521,33 @@ def _produced_part(
     brokers.note("Produce", code)
     return row(index=where[1], error_code=code, base_offset=base, current_leader=leader)
 
-# %% ../../../nbs/proof/simulation/04_brokers.ipynb #ccdc6d50
+# %% ../../../nbs/proof/simulation/04_brokers.ipynb #2118288a
+def answer_produce(brokers: Brokers, node: int, request: Any, reply: Callable) -> None:
+    results: dict[Where, tuple[int, Entry | None]] = {}
+    for t in request.topic_data:
+        for p in t.partition_data:
+            where = t.name, p.index
+            results[where] = _append(brokers, node, where, request, p.records)
+    written = [(w, e) for w, (_, e) in results.items() if e]
+    late = brokers.dice.random() * brokers.weather.copy_s if written else 0
+    wait_s = min(late, request.timeout_ms / 1000)
+    if brokers.roll(brokers.weather.errors):
+        wait_s *= brokers.dice.random()  # the answer comes before the copies
+    for where, entry in written:
+        brokers.clock.at(late, partial(_copy, brokers, where, entry))
+    brokers.clock.at(wait_s, lambda: reply(_produced(brokers, node, results)))
+
+
+def _copy(brokers: Brokers, where: Where, entry: Entry) -> None:
+    log = brokers.log(where)
+    if log and entry in log.entries:
+        copy_to_replicas(log, entry)
+
+# %% ../../../nbs/proof/simulation/04_brokers.ipynb #5072aff3
 OFFSET_OUT_OF_RANGE = 1
 _FETCH_ERRORS = (6, 56, 78)  # what a broker answers when it cannot serve a Fetch now
 
 
-def answer_fetch(brokers: Brokers, node: int, request: Any, reply: Callable) -> None:
-    answer = _fetched(brokers, node, request)
-    some = any(p.records or p.error_code for t in answer.responses for p in t.partitions)
-    if some:
-        reply(answer)
-    else:
-        brokers.clock.at(
-            request.max_wait_ms / 1000, lambda: reply(_fetched(brokers, node, request))
-        )
-
-
-def _fetched(brokers: Brokers, node: int, request: Any) -> Any:
-    left = request.max_bytes
-    rows = []
-    for t in request.topics:
-        parts = []
-        for p in t.partitions:
-            row = _fetched_part(brokers, node, t, p, request.isolation_level, left)
-            left -= len(row.records or b"")
-            parts.append(row)
-        topic = FetchResponse.FetchableTopicResponse
-        rows.append(topic(topic=t.topic, topic_id=t.topic_id, partitions=parts))
-    return FetchResponse(responses=rows)
-
-# %% ../../../nbs/proof/simulation/04_brokers.ipynb #e5c8f98c
 def _fetched_part(brokers: Brokers, node: int, t: Any, p: Any, isolation: int, left: int) -> Any:
     row = FetchResponse.FetchableTopicResponse.PartitionData
     name = t.topic or _name_of(brokers, t.topic_id)
@@ -607,6 +582,31 @@ def _fetch_code(brokers: Brokers, node: int, log: PartitionLog | None, at: int, 
     # every node has a copy, which may be behind the leader's
     end = log.end if log.leader == node else log.high_watermark
     return 0 if log.begin <= at <= end else OFFSET_OUT_OF_RANGE
+
+# %% ../../../nbs/proof/simulation/04_brokers.ipynb #ccdc6d50
+def answer_fetch(brokers: Brokers, node: int, request: Any, reply: Callable) -> None:
+    answer = _fetched(brokers, node, request)
+    some = any(p.records or p.error_code for t in answer.responses for p in t.partitions)
+    if some:
+        reply(answer)
+    else:
+        brokers.clock.at(
+            request.max_wait_ms / 1000, lambda: reply(_fetched(brokers, node, request))
+        )
+
+
+def _fetched(brokers: Brokers, node: int, request: Any) -> Any:
+    left = request.max_bytes
+    rows = []
+    for t in request.topics:
+        parts = []
+        for p in t.partitions:
+            row = _fetched_part(brokers, node, t, p, request.isolation_level, left)
+            left -= len(row.records or b"")
+            parts.append(row)
+        topic = FetchResponse.FetchableTopicResponse
+        rows.append(topic(topic=t.topic, topic_id=t.topic_id, partitions=parts))
+    return FetchResponse(responses=rows)
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #d598552d
 def answer_list_offsets(brokers: Brokers, node: int, request: Any) -> ListOffsetsResponse:
