@@ -15,6 +15,7 @@ from kafka2pc.kafka.aborted_rows import copy_rows
 from kafka2pc.proof.simulation.brokers import Brokers
 from kafka2pc.proof.simulation.mutants import MUTANTS, SEEDS, found_by
 from kafka2pc.proof.simulation.network import Network
+from kafka2pc.proof.simulation.partition_log import remove_before
 from kafka2pc.proof.simulation.producer_histories import SimulatedKafka, rows_in
 from kafka2pc.proof.simulation.seeds import play, shortest
 from kafka2pc.proof.simulation.trouble import chances_of
@@ -159,7 +160,7 @@ def test_aborted_rows_are_written_again_while_requests_fail(seed):
 def test_rows_that_are_not_there_are_never_taken_for_an_outage_nor_an_outage_for_a_loss():
     world = Lost(1)
     [first, *_] = [p.first_offset for c in world.lost for p in c.partitions if p.partition == 1]
-    world.brokers.log(("t", 1)).remove_before(first + 1)
+    remove_before(world.brokers.log(("t", 1)), first + 1)
     assert world.check_missing("retention") == {1}
     world = Lost(1)
     count = world.compact_one(2)

@@ -2,6 +2,8 @@
 cluster with the same rules: producer ids by their order, no times, topics and ids by their words.
 """
 
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import TopicPartition
@@ -36,8 +38,9 @@ from kafka2pc.kafka.wire.descriptions import describe_transactions
 from kafka2pc.kafka.wire.offsets import EARLIEST, LATEST, offsets_request
 from kafka2pc.kafka.wire.topics import find_leaders, topic_id_in, topic_rows
 from kafka2pc.proof.child_process import until
-from kafka2pc.proof.simulation.brokers import Brokers
+from kafka2pc.proof.simulation.brokers import Brokers, move_leader
 from kafka2pc.proof.simulation.network import Network, SimulatedCluster
+from kafka2pc.proof.simulation.partition_log import remove_before
 from kafka2pc.proof.simulation.virtual_clock import VirtualClock
 from kafka2pc.protocol.messages import PreparedTxnState
 
@@ -492,12 +495,11 @@ def on_simulated(prefix, protocol=2, nodes=1):
         brokers.create(name, partitions, **config)
 
     def cut(name, offset):
-        brokers.topics[name].partitions[0].remove_before(offset)
+        remove_before(brokers.topics[name].partitions[0], offset)
 
+    move = partial(move_leader, brokers)
     cluster = SimulatedCluster(Network(brokers))
-    return Played(
-        cluster, prefix, create, cut, brokers.move, marks_s=0.2, scan_s=11, protocol=protocol
-    )
+    return Played(cluster, prefix, create, cut, move, marks_s=0.2, scan_s=11, protocol=protocol)
 
 
 def on_real(kafka, cluster, prefix, protocol=2):

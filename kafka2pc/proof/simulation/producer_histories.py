@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TOPIC', 'TOPICS', 'QUERY', 'SimulatedKafka', 'End', 'Written', 'Precommitted', 'rows_in', 'one_key', 'judge',
-           'Result', 'producer_history', 'result_of']
+           'Result', 'result_of', 'producer_history']
 
 # %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #c002
 import copy
@@ -25,7 +25,7 @@ from ...kafka.wire.cluster import Cluster
 from ..checker import Seen, anomalies
 from .coordinator import Where
 from .network import Network, SimulatedCluster
-from .partition_log import Entry, PartitionLog
+from .partition_log import Entry, PartitionLog, read_batches
 from .trouble import World, chances_of, world_of
 from .virtual_clock import Endless
 from ...protocol.errors import TwoPhaseError, UnclearAnswer
@@ -64,7 +64,7 @@ class SimulatedKafka(KafkaParticipant):
         twin.connect(self._cluster.briefly(limit_ms))
         yield twin
 
-# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #c009
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #40372251
 class End(NamedTuple):
     """How a transaction, a run or a process ended: the class of its error, or another word, and
     what the error says.
@@ -97,7 +97,6 @@ class Written:
 TOPIC = "rows"
 TOPICS = TOPIC, "more"
 QUERY = "00000000-0000-0000-0000-000000000001"
-_SIZES = (5, 40, 300)  # bytes of a value, at most
 
 
 def _places(world: World) -> list[Where]:
@@ -107,7 +106,10 @@ def _places(world: World) -> list[Where]:
         (name, n) for name in TOPICS if name in topics for n in range(len(topics[name].partitions))
     ]
 
-# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #2cbda7f9
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #b49c0e90
+_SIZES = (5, 40, 300)  # bytes of a value, at most
+
+
 def _batch(world: World, numbers: range, places: list[Where]) -> tuple[pa.RecordBatch, list[Where]]:
     """Rows with these numbers, and their places."""
     dice = world.clock.dice
@@ -121,7 +123,7 @@ def _batch(world: World, numbers: range, places: list[Where]) -> tuple[pa.Record
     }
     return pa.RecordBatch.from_pydict(columns), where
 
-
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #8aba764f
 @dataclass(frozen=True)
 class Precommitted:
     """A transaction that waits for its end. `rows`: their numbers by partition; `until_s`: when its
@@ -131,6 +133,18 @@ class Precommitted:
     c: Committable
     rows: dict[Where, list[int]]
     until_s: float
+
+
+def _flush(world: World, store: KafkaParticipant, transaction: Transaction, w: Written) -> None:
+    """It must not wait for longer than a delivery may take (and what AddPartitionsToTxn takes)."""
+    began = world.clock.seconds
+    most_s = int(store.conf["message.timeout.ms"]) / 1000
+    most_s += 1 if world.brokers.coordinator.bumps else 30
+    try:
+        transaction.flush()
+    finally:
+        if world.clock.seconds > began + most_s:
+            w.wrong.append(f"a flush waits for {world.clock.seconds - began:.0f} s")
 
 
 def _write(
@@ -153,72 +167,13 @@ def _write(
         _flush(world, store, transaction, w)
         return Precommitted(transaction.precommit(), rows, until_s)
 
-# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #d8bdb5c9
-def _flush(world: World, store: KafkaParticipant, transaction: Transaction, w: Written) -> None:
-    """It must not wait for longer than a delivery may take (and what AddPartitionsToTxn takes)."""
-    began = world.clock.seconds
-    most_s = int(store.conf["message.timeout.ms"]) / 1000
-    most_s += 1 if world.brokers.coordinator.bumps else 30
-    try:
-        transaction.flush()
-    finally:
-        if world.clock.seconds > began + most_s:
-            w.wrong.append(f"a flush waits for {world.clock.seconds - began:.0f} s")
-
-
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #089efef8
 def _end(world: World, store: KafkaParticipant, c: Committable, commit: bool) -> Outcome:
     """Ask another process to end it, until the answer is clear."""
     retry = retry_unknown(100, total_ms=600_000, clock=world.clock)
     return retry(lambda: store.commit(c) if commit else store.abort(c))
 
-# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #c010
-_QUIET_S = 15  # after so long no request fails
 
-
-def _explained(world: World, e: TwoPhaseError, until_s: float) -> bool:
-    """Is this error what trouble may lead to?"""
-    if world.clock.seconds >= until_s:
-        return True
-    if "limit shrinks" in world.kinds and "OUT_OF_ORDER_SEQUENCE_NUMBER" in e.causes:
-        return True  # a batch that is there was sent again, and refused as too large: it is cut
-    waited = e.within_ms is not None or isinstance(e, UnclearAnswer)
-    return waited and world.quiet_s < _QUIET_S
-
-
-def _task(
-    world: World, store: KafkaParticipant, plan: Plan, first: int, w: Written
-) -> list[Precommitted]:
-    """One transaction up to its pre-commit; none if an error is raised."""
-    until_s = world.clock.seconds + store.timeout_ms / 1000
-    try:
-        return [_write(world, store, plan, first, w)]
-    except TwoPhaseError as e:
-        w.failed.append(End.of(e))
-        if not _explained(world, e, until_s):
-            w.wrong.append(f"no trouble explains {End.of(e)}")
-        return []
-
-
-def _micro_batch(
-    world: World, processes: list[KafkaParticipant], batch_id: int, w: Written
-) -> None:
-    """One or more transactions from the first row to their ends."""
-    dice = world.clock.dice
-    writer, ender, zombie = processes
-    token = Token(0, 1, "0" * 8)
-    waiting = []
-    for task in range(dice.choice((1, 1, 2))):
-        plan = Plan(query_id=QUERY, batch_id=batch_id, attempt=1, token=token, task=task)
-        waiting += _task(world, writer, plan, batch_id * 1_000 + task * 200, w)
-    world.clock.sleep(world.chance("late ends", 0, 1, 8, 40))
-    commit = dice.random() < 0.8
-    for p in waiting:
-        if w.ended and dice.random() < world.chance("zombies", 0.3, 1):
-            c, committed = dice.choice(w.ended)
-            zombie.end_all("commit" if committed else "abort", [c])
-        _finish(world, ender, p, commit, w)
-
-# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #9430f2ee
 def _finish(
     world: World, store: KafkaParticipant, p: Precommitted, commit: bool, w: Written
 ) -> None:
@@ -255,10 +210,57 @@ def _is_of(entry: Entry, c: Committable) -> bool:
     mine = entry.producer_id, entry.epoch
     return entry.marker is None and mine == (c.state.producer_id, c.state.epoch)
 
-# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #c011
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #5a17ca8d
+_QUIET_S = 15  # after so long no request fails
+
+
+def _explained(world: World, e: TwoPhaseError, until_s: float) -> bool:
+    """Is this error what trouble may lead to?"""
+    if world.clock.seconds >= until_s:
+        return True
+    if "limit shrinks" in world.kinds and "OUT_OF_ORDER_SEQUENCE_NUMBER" in e.causes:
+        return True  # a batch that is there was sent again, and refused as too large: it is cut
+    waited = e.within_ms is not None or isinstance(e, UnclearAnswer)
+    return waited and world.quiet_s < _QUIET_S
+
+
+def _task(
+    world: World, store: KafkaParticipant, plan: Plan, first: int, w: Written
+) -> list[Precommitted]:
+    """One transaction up to its pre-commit; none if an error is raised."""
+    until_s = world.clock.seconds + store.timeout_ms / 1000
+    try:
+        return [_write(world, store, plan, first, w)]
+    except TwoPhaseError as e:
+        w.failed.append(End.of(e))
+        if not _explained(world, e, until_s):
+            w.wrong.append(f"no trouble explains {End.of(e)}")
+        return []
+
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #e35c3f62
+def _micro_batch(
+    world: World, processes: list[KafkaParticipant], batch_id: int, w: Written
+) -> None:
+    """One or more transactions from the first row to their ends."""
+    dice = world.clock.dice
+    writer, ender, zombie = processes
+    token = Token(0, 1, "0" * 8)
+    waiting = []
+    for task in range(dice.choice((1, 1, 2))):
+        plan = Plan(query_id=QUERY, batch_id=batch_id, attempt=1, token=token, task=task)
+        waiting += _task(world, writer, plan, batch_id * 1_000 + task * 200, w)
+    world.clock.sleep(world.chance("late ends", 0, 1, 8, 40))
+    commit = dice.random() < 0.8
+    for p in waiting:
+        if w.ended and dice.random() < world.chance("zombies", 0.3, 1):
+            c, committed = dice.choice(w.ended)
+            zombie.end_all("commit" if committed else "abort", [c])
+        _finish(world, ender, p, commit, w)
+
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #d64af908
 def rows_in(log: PartitionLog, *, only_committed: bool) -> Iterator[tuple[int, int]]:
     """(offset, number) of each row that a reader finds."""
-    content, aborted = log.read(0, committed=only_committed, most=1 << 30)
+    content, aborted = read_batches(log, 0, committed=only_committed, most=1 << 30)
     pairs = [(a.producer_id, a.first) for a in aborted]
     data = [b for b in split(content) if not b.control]
     batches = committed(split(content), pairs) if only_committed else data
@@ -267,7 +269,7 @@ def rows_in(log: PartitionLog, *, only_committed: bool) -> Iterator[tuple[int, i
         numbers = [int(text.rstrip(b".")) for text in texts]
         yield from zip(np.asarray(columns.offsets).tolist(), numbers, strict=True)
 
-
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #37fee4db
 def one_key(number: int) -> bytes:
     """All rows have one order."""
     return b"one"
@@ -299,7 +301,7 @@ def judge(world: World, w: Written, key_of: Callable[[int], bytes] = one_key) ->
     found = anomalies(list(expected), seen)
     return w.wrong + [f"{name}: {str(evidence)[:200]}" for name, evidence in found.items()]
 
-# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #c013
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #ecc4b12a
 @dataclass(frozen=True)
 class Result:
     """What a seed has shown. `wrong` is empty: exactly once. `failed`: the errors that were raised;
@@ -317,14 +319,15 @@ class Result:
     log: list[str]
 
 
-def producer_history(
-    seed: int, *, most: int = 6, without: frozenset[str] = frozenset(), keep_log: bool = False
-) -> Result:
-    """Play this seed, with at most so many micro-batches and without these kinds of trouble."""
-    with chances_of(seed):
-        return _play(seed, most, without, keep_log)
+def result_of(world: World, seed: int, w: Written, wrong: list[str]) -> Result:
+    """What this history has shown."""
+    met = dict(world.network.met)
+    met |= {(kind, f"code {code}"): n for (kind, code), n in world.brokers.met.items()}
+    rows = sum(map(len, w.rows.values()))
+    log = world.network.log or []
+    return Result(seed, wrong, w.failed, world.clock.seconds, rows, met, world.kinds, log)
 
-
+# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #79dd8ec0
 def _conf(dice: Random) -> dict[str, str]:
     """The settings of a writer."""
     return {
@@ -334,7 +337,15 @@ def _conf(dice: Random) -> dict[str, str]:
         "compression.type": dice.choice(("none", "none", "gzip")),
     }
 
-# %% ../../../nbs/proof/simulation/07_producer_histories.ipynb #0ed00e3e
+
+def producer_history(
+    seed: int, *, most: int = 6, without: frozenset[str] = frozenset(), keep_log: bool = False
+) -> Result:
+    """Play this seed, with at most so many micro-batches and without these kinds of trouble."""
+    with chances_of(seed):
+        return _play(seed, most, without, keep_log)
+
+
 def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Result:
     world = world_of(seed, without=without)
     dice = world.clock.dice
@@ -358,12 +369,3 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Resu
     except Endless as e:
         w.wrong.append(str(e))
     return result_of(world, seed, w, judge(world, w))
-
-
-def result_of(world: World, seed: int, w: Written, wrong: list[str]) -> Result:
-    """What this history has shown."""
-    met = dict(world.network.met)
-    met |= {(kind, f"code {code}"): n for (kind, code), n in world.brokers.met.items()}
-    rows = sum(map(len, w.rows.values()))
-    log = world.network.log or []
-    return Result(seed, wrong, w.failed, world.clock.seconds, rows, met, world.kinds, log)

@@ -21,13 +21,12 @@ from .log_histories import log_history
 from .producer_histories import Result, producer_history
 from .query_histories import query_history
 
-# %% ../../../nbs/proof/simulation/11_seeds.ipynb #c006
+# %% ../../../nbs/proof/simulation/11_seeds.ipynb #6ce75aac
 HISTORIES: dict[str, Callable[..., Result]] = {
     "producer": producer_history,
     "log": log_history,
     "query": query_history,
 }
-_ALL = 1_000  # more steps than a history has
 
 
 def play(kind: str, seed: int, **how: object) -> Result:
@@ -37,7 +36,7 @@ def play(kind: str, seed: int, **how: object) -> Result:
     except Exception as e:
         return Result(seed, [f"{type(e).__name__}: {e}"], [], 0, 0, {}, [], [])
 
-
+# %% ../../../nbs/proof/simulation/11_seeds.ipynb #2cb842b8
 @dataclass(frozen=True)
 class Shortest:
     """A history that goes wrong with so many steps, and no other kinds of trouble."""
@@ -58,7 +57,10 @@ class Shortest:
         ]
         return "\n".join(lines)
 
-# %% ../../../nbs/proof/simulation/11_seeds.ipynb #cfbc77b2
+
+_ALL = 1_000  # more steps than a history has
+
+
 def shortest(kind: str, seed: int) -> Shortest:
     """The shortest history of a seed that goes wrong."""
     wrong = lambda steps, without: bool(play(kind, seed, most=steps, without=without).wrong)
@@ -74,7 +76,7 @@ def shortest(kind: str, seed: int) -> Shortest:
     result = play(kind, seed, most=steps, without=without, keep_log=True)
     return Shortest(kind, steps, tuple(k for k in kinds if k not in without), result)
 
-# %% ../../../nbs/proof/simulation/11_seeds.ipynb #c009
+# %% ../../../nbs/proof/simulation/11_seeds.ipynb #36e9fce1
 @dataclass
 class Played:
     """Many histories. `met`: how often each (request, trouble) was met; `errors`: how often each
@@ -111,7 +113,7 @@ class Played:
         ]
         return "\n".join(rows)
 
-
+# %% ../../../nbs/proof/simulation/11_seeds.ipynb #67732bf1
 _SHARE = 20  # histories that a process plays before it reports
 
 
@@ -119,7 +121,18 @@ def _play_share(share: tuple[str, range]) -> list[Result]:
     kind, seeds = share
     return [play(kind, seed) for seed in seeds]
 
-# %% ../../../nbs/proof/simulation/11_seeds.ipynb #fa2bb068
+
+@contextmanager
+def _mapper(processes: int) -> Iterator[Callable]:
+    """Like `map`, in so many processes, whose warnings are not read; in this one if it is one."""
+    if processes == 1:
+        yield map
+        return
+    quiet = partial(logging.disable, logging.WARNING)
+    with ProcessPoolExecutor(processes, initializer=quiet) as pool:
+        yield pool.map
+
+
 def play_seeds(
     kinds: Iterable[str],
     first: int,
@@ -144,14 +157,3 @@ def play_seeds(
             played.seconds = time.monotonic() - began
             tell(played)
     return played
-
-
-@contextmanager
-def _mapper(processes: int) -> Iterator[Callable]:
-    """Like `map`, in so many processes, whose warnings are not read; in this one if it is one."""
-    if processes == 1:
-        yield map
-        return
-    quiet = partial(logging.disable, logging.WARNING)
-    with ProcessPoolExecutor(processes, initializer=quiet) as pool:
-        yield pool.map

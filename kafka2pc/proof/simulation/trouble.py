@@ -15,12 +15,12 @@ from unittest.mock import patch
 
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c003
 from ...kafka import participant
-from .brokers import Brokers, Weather
+from .brokers import Brokers, Weather, move_leader
 from .network import Fates, Network
 from .virtual_clock import VirtualClock
 from ...protocol.names import Names
 
-# %% ../../../nbs/proof/simulation/06_trouble.ipynb #c006
+# %% ../../../nbs/proof/simulation/06_trouble.ipynb #b7e56d8d
 @dataclass
 class World:
     """A cluster, the network before it, and the kinds of trouble that this seed has. `stormy`: now
@@ -48,13 +48,13 @@ class World:
         """One of these numbers, if this seed has the kind, else 0."""
         return self.clock.dice.choice(choices) if name in self.kinds else 0.0
 
-
+# %% ../../../nbs/proof/simulation/06_trouble.ipynb #90bea347
 def _leader_moves(world: World) -> None:
     brokers, dice = world.brokers, world.clock.dice
     for name, topic in brokers.topics.items():
         for partition in range(len(topic.partitions)):
             if dice.random() < 0.5:
-                brokers.move(name, partition, keep=dice.choice((0, 1, 5)))
+                move_leader(brokers, name, partition, keep=dice.choice((0, 1, 5)))
 
 
 def _coordinator_moves(world: World) -> None:
@@ -64,7 +64,7 @@ def _coordinator_moves(world: World) -> None:
 def _connection_lost(world: World) -> None:
     world.network.cut_all(world.clock.dice.choice(world.brokers.nodes))
 
-# %% ../../../nbs/proof/simulation/06_trouble.ipynb #345b68be
+# %% ../../../nbs/proof/simulation/06_trouble.ipynb #025cd68b
 def _broker_gone(world: World) -> None:
     """Gone and back. Its partitions are led by others; never the last node."""
     brokers, dice = world.brokers, world.clock.dice
@@ -81,7 +81,7 @@ def _broker_gone(world: World) -> None:
         for name, topic in brokers.topics.items():
             for partition, log in enumerate(topic.partitions):
                 if log.leader == node and node in brokers.down:
-                    brokers.move(name, partition, keep=dice.choice((0, 1)))
+                    move_leader(brokers, name, partition, keep=dice.choice((0, 1)))
 
     world.clock.at(dice.random(), elect)
 
@@ -93,12 +93,12 @@ def _broker_frozen(world: World) -> None:
     world.trouble_for(frozen_s)
     brokers.frozen[dice.choice(brokers.nodes)] = world.clock.seconds + frozen_s
 
-
+# %% ../../../nbs/proof/simulation/06_trouble.ipynb #6df777c1
 def _limit_shrinks(world: World) -> None:
     for topic in world.brokers.topics.values():
         topic.settings["max.message.bytes"] = str(world.clock.dice.choice((400, 800, 2_000)))
 
-# %% ../../../nbs/proof/simulation/06_trouble.ipynb #28719a5f
+
 def _clock_jumps(world: World) -> None:
     world.clock.jump_ms(world.clock.dice.choice((-600_000, -1_000, 1_000, 600_000)))
 

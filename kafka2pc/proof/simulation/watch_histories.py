@@ -33,11 +33,7 @@ from .virtual_clock import Endless, together
 from ...protocol.errors import TwoPhaseError, describe_error
 from ...protocol.operators.watch import finish_decided, unfinished
 
-# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #c006
-_SLOW = frozenset(("slow", "slow copies", "slow markers", "no hints"))
-_TIMEOUT_MS = 20_000
-
-
+# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #12a86320
 @dataclass
 class _Beside:
     """What the watcher of a query has done. `over`: the query has ended."""
@@ -60,7 +56,7 @@ class _Beside:
                 self.errors.append(End("watcher", describe_error(e)))
             clock.sleep(0.001 + clock.dice.random() * self.longest_s)
 
-
+# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #fbcbb37d
 def _lives(beside: _Beside, dies: bool) -> None:
     """The runs of the query, one after another."""
     query = beside.query
@@ -79,28 +75,17 @@ def _lives(beside: _Beside, dies: bool) -> None:
     finally:
         beside.over = True
 
-# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #5fd0d8fd
+
 def _repairs(query: Query) -> list[str]:
     log = driver_of_life(query, Life(None)).log
     records = [d for batch_id in log.batches() for d in log.chain(batch_id)]
     return [f"{d.kind} of batch {d.slot.batch_id}" for d in records if d.repair]
 
-# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #c007
-def watch_history(
-    seed: int,
-    *,
-    most: int = 8,
-    without: frozenset[str] = frozenset(),
-    keep_log: bool = False,
-    watched: bool = True,
-) -> Result:
-    """Play this seed, with at most so many batches, without these kinds of trouble. An even seed
-    lives; an odd one dies once. `watched`: beside a watcher.
-    """
-    with chances_of(seed):
-        return _play(seed, most, without, keep_log, watched)
+# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #6332d92c
+_SLOW = frozenset(("slow", "slow copies", "slow markers", "no hints"))
+_TIMEOUT_MS = 20_000
 
-# %% ../../../nbs/proof/simulation/13_watch_histories.ipynb #6c0e5656
+
 def _play(seed: int, most: int, without: frozenset[str], keep_log: bool, watched: bool) -> Result:
     hard = frozenset((*ACTS, *LASTING)) - _SLOW
     world = world_of(seed, until_s=600, without=without | hard)
@@ -133,3 +118,18 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool, watched
     for where, number in expected_rows(query):
         w.rows[where].append(number)
     return result_of(world, seed, w, judge(world, w, task_of))
+
+
+def watch_history(
+    seed: int,
+    *,
+    most: int = 8,
+    without: frozenset[str] = frozenset(),
+    keep_log: bool = False,
+    watched: bool = True,
+) -> Result:
+    """Play this seed, with at most so many batches, without these kinds of trouble. An even seed
+    lives; an odd one dies once. `watched`: beside a watcher.
+    """
+    with chances_of(seed):
+        return _play(seed, most, without, keep_log, watched)
