@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['REPLAY', 'OFF', 'CRASHES', 'ANSWERS', 'PEOPLE', 'FIRST', 'SAYS', 'Unflushed', 'Unswept', 'Choice', 'named', 'fails',
-           'Moment', 'run', 'Step', 'captions', 'Scenario', 'scenario', 'open_at_end', 'judged', 'about', 'grown',
-           'Toy', 'toy']
+           'Moment', 'run', 'Step', 'steps_of', 'captions', 'judged', 'Scenario', 'scenario', 'open_at_end', 'about',
+           'grown', 'words_after', 'pressable', 'Toy', 'toy']
 
 # %% ../../nbs/course/12_toy.ipynb #c002
 import re
@@ -68,7 +68,7 @@ class Unswept(Driver):
     def abort_open(self) -> None:
         pass
 
-# %% ../../nbs/course/12_toy.ipynb #c008
+# %% ../../nbs/course/12_toy.ipynb #5de349bc
 @dataclass(frozen=True)
 class Choice:
     """A driver that can be chosen: what is off, and which rule of which lesson that is."""
@@ -79,7 +79,7 @@ class Choice:
     words: str = ""  # the rule
     lesson: str = "02_two_phase_commit"
 
-# %% ../../nbs/course/12_toy.ipynb #5de349bc
+# %% ../../nbs/course/12_toy.ipynb #9a3efbda
 REPLAY = "The replay of a decided batch writes nothing."
 OFF: dict[str, Choice] = {
     "none": Choice(Driver, "none: the driver of lesson 2"),
@@ -116,7 +116,7 @@ OFF: dict[str, Choice] = {
     ),
 }
 
-
+# %% ../../nbs/course/12_toy.ipynb #726ce206
 def named(off: str) -> str:
     """The number of the rule, and what is off."""
     number = f"{OFF[off].rule}: " if OFF[off].rule else ""
@@ -151,6 +151,8 @@ CRASHES: dict[str, Moment] = {
     ),
     "never": Moment("not at all", ""),
 }
+
+# %% ../../nbs/course/12_toy.ipynb #4bc58f62
 ANSWERS = {
     "once": "each charge once",
     "twice": "some twice",
@@ -184,7 +186,7 @@ class Step(NamedTuple):
     known: list[str]
 
 
-def _steps(story: Story) -> list[Step]:
+def steps_of(story: Story) -> list[Step]:
     written: dict[str, list] = {}
     for (tid, epoch), row in story.store.records:
         written.setdefault(f"{tid} {epoch}", []).append(row)
@@ -199,7 +201,7 @@ def _steps(story: Story) -> list[Step]:
         before = seen
     return steps
 
-
+# %% ../../nbs/course/12_toy.ipynb #1e179c9b
 def _precommit(step: Step) -> str:
     task = "A task of the new driver" if "new" in step.who else "A task"
     if not step.rows:
@@ -264,7 +266,7 @@ SAYS: dict[str, Callable[[Step], str]] = {  # how the words of a step end: its c
 
 def captions(story: Story, kind: type[Driver]) -> list[str]:
     """What happened in each step. The first step of the restart also says what it has read."""
-    steps = _steps(story)
+    steps = steps_of(story)
     says = [next(SAYS[end](s) for end in SAYS if s.words.endswith(end)) for s in steps]
     first = next((n for n, step in enumerate(steps) if "new" in step.who), None)
     if first is not None:
@@ -275,6 +277,27 @@ def captions(story: Story, kind: type[Driver]) -> list[str]:
     return says
 
 # %% ../../nbs/course/12_toy.ipynb #c012
+def judged(found: str, still_open: int) -> tuple[tuple[str, ...], str]:
+    """The predictions that are right, and the verdict in words."""
+    times = Counter(found)
+    lost = [row for row in PEOPLE if not times[row]]
+    twice = [row for row in PEOPLE if times[row] > 1]
+    words = {
+        "twice": f"{people(twice)} are charged twice." if twice else "",
+        "lost": f"{people(lost)} are never charged: their parcels are never paid." if lost else "",
+    }
+    if not any(words.values()):
+        words = {"once": "Each customer is charged once."}
+    if still_open:
+        txns, them = (
+            ("transactions stay", "them") if still_open > 1 else ("transaction stays", "it")
+        )
+        words["stuck"] = f"{still_open} {txns} open: readers of a real Kafka wait behind {them}."
+    answers = tuple(answer for answer, line in words.items() if line)
+    wrong = answers if answers == ("once",) else tuple(a for a in answers if a != "once")
+    return wrong, " ".join(filter(None, words.values()))
+
+# %% ../../nbs/course/12_toy.ipynb #2d52ef9b
 @dataclass(frozen=True)
 class Scenario:
     """A run that can be shown step by step. `first`: how many steps it has before the restart.
@@ -311,28 +334,7 @@ def open_at_end(story: Story) -> int:
     ended = (TxnState.COMMITTED, TxnState.ABORTED)
     return sum(state not in ended for state in story.seen[-1].states.values())
 
-# %% ../../nbs/course/12_toy.ipynb #5632c2ac
-def judged(found: str, still_open: int) -> tuple[tuple[str, ...], str]:
-    """The predictions that are right, and the verdict in words."""
-    times = Counter(found)
-    lost = [row for row in PEOPLE if not times[row]]
-    twice = [row for row in PEOPLE if times[row] > 1]
-    words = {
-        "twice": f"{people(twice)} are charged twice." if twice else "",
-        "lost": f"{people(lost)} are never charged: their parcels are never paid." if lost else "",
-    }
-    if not any(words.values()):
-        words = {"once": "Each customer is charged once."}
-    if still_open:
-        txns, them = (
-            ("transactions stay", "them") if still_open > 1 else ("transaction stays", "it")
-        )
-        words["stuck"] = f"{still_open} {txns} open: readers of a real Kafka wait behind {them}."
-    answers = tuple(answer for answer, line in words.items() if line)
-    wrong = answers if answers == ("once",) else tuple(a for a in answers if a != "once")
-    return wrong, " ".join(filter(None, words.values()))
-
-
+# %% ../../nbs/course/12_toy.ipynb #827a0ff3
 def about(off: str, good: bool) -> str:
     """Which rule the scenario is about."""
     choice = OFF[off]
@@ -355,13 +357,39 @@ def grown(picture: Picture, n: int) -> Picture:
     return Picture(f"{n} of {len(picture.steps)} steps", steps, lanes)
 
 # %% ../../nbs/course/12_toy.ipynb #c017
+def words_after(n: int, off: str, crash: str, guess: str | None) -> str:
+    """The question, the caption of step `n`, or at the end the verdict, as HTML."""
+    now = scenario(off, crash)
+    if n == 0:
+        ask = "Predict first." if guess is None else "Now press the first button."
+        return escape(ask)
+    if n < len(now.says):
+        press = " <b>Now press Restart.</b>" if n == now.first else ""
+        return escape(now.says[n - 1]) + press
+    right = guess in now.answers
+    answer = f"{'✓ You predicted it' if right else '✗ You predicted'}: {ANSWERS[guess]}."
+    rule = about(off, now.answers == ("once",))
+    lesson = f"Lesson {int(OFF[off].lesson[:2])}"
+    return f"<b>{escape(now.verdict)}</b><br>{answer}<br>{escape(rule)} ({lesson})"
+
+
+def pressable(n: int, last: int, now: Scenario, guess: str | None) -> dict[str, bool]:
+    """Which buttons can be pressed after `n` steps. `last`: where the run stops by itself."""
+    return {
+        "Crash": n == 0 and guess is not None,
+        "Restart": n == now.first and n < len(now.says),
+        "One step": n != last,
+        "Again": n > 0,
+    }
+
+# %% ../../nbs/course/12_toy.ipynb #c9370707
 class Toy:
     """The menus, the question, the buttons and the picture. `box` shows them."""
 
     def __init__(self) -> None:
         import ipywidgets as w  # only where buttons are pressed
 
-        wide = w.Layout(width="max-content")
+        wide, wrap = w.Layout(width="max-content"), w.Layout(flex_flow="row wrap")
         rules = [(named(off), off) for off in OFF]
         crashes = [(moment.label, crash) for crash, moment in CRASHES.items()]
         guesses = [(words, answer) for answer, words in ANSWERS.items()]
@@ -375,8 +403,8 @@ class Toy:
         self.picture, self.words = w.HTML(), w.HTML()
         self.off.value, self.crash.value = FIRST
         question = w.HTML("<b>What will the payment service find?</b>")
-        row = w.HBox([*self.buttons.values(), self.play], layout=w.Layout(flex_flow="row wrap"))
-        menus = w.HBox([self.off, self.crash], layout=w.Layout(flex_flow="row wrap"))
+        row = w.HBox([*self.buttons.values(), self.play], layout=wrap)
+        menus = w.HBox([self.off, self.crash], layout=wrap)
         self.box = w.VBox([menus, question, self.guess, row, self.words, self.picture])
         self._connect()
         self.anew()
@@ -420,32 +448,16 @@ class Toy:
 
     def show(self) -> None:
         """What there is after so many steps, and which buttons can be pressed."""
-        n, now = self.play.value, self.scenario
-        crash, restart, step, again = self.buttons.values()
-        crash.description = "Run" if CRASHES[self.crash.value].when == "" else "Crash"
-        crash.disabled = n > 0 or self.guess.value is None
-        restart.disabled = n != now.first or n == len(now.says)
-        step.disabled = n == self.play.max
-        again.disabled = n == 0
+        n, now, guess = self.play.value, self.scenario, self.guess.value
+        for name, can in pressable(n, self.play.max, now, guess).items():
+            self.buttons[name].disabled = not can
+        runs = CRASHES[self.crash.value].when == ""
+        self.buttons["Crash"].description = "Run" if runs else "Crash"
         self.guess.disabled = n > 0
         picture = grown(now.picture, n)
         self.picture.value = draw(picture.title, picture.steps, picture.lanes)
-        self.words.value = f'<p role="status" style="line-height:1.5">{self._words(n, now)}</p>'
-
-    def _words(self, n: int, now: Scenario) -> str:
-        if n == 0:
-            ask = "Predict first." if self.guess.value is None else "Now press the first button."
-            return escape(ask)
-        if n < len(now.says):
-            press = " <b>Now press Restart.</b>" if n == now.first else ""
-            return escape(now.says[n - 1]) + press
-        right = self.guess.value in now.answers
-        guess = (
-            f"{'✓ You predicted it' if right else '✗ You predicted'}: {ANSWERS[self.guess.value]}."
-        )
-        rule = about(self.off.value, now.answers == ("once",))
-        lesson = f"Lesson {int(OFF[self.off.value].lesson[:2])}"
-        return f"<b>{escape(now.verdict)}</b><br>{guess}<br>{escape(rule)} ({lesson})"
+        words = words_after(n, self.off.value, self.crash.value, guess)
+        self.words.value = f'<p role="status" style="line-height:1.5">{words}</p>'
 
 # %% ../../nbs/course/12_toy.ipynb #020944ae
 def toy() -> Any:

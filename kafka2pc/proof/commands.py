@@ -76,7 +76,7 @@ def parse_lines(text: str) -> list[Line]:
         comment = ""
     return lines
 
-# %% ../../nbs/proof/09_commands.ipynb #337075a6
+# %% ../../nbs/proof/09_commands.ipynb #20186f54
 @dataclass(frozen=True)
 class Commands:
     """Runs command lines as a reader pastes them. `places`: placeholder -> what it is here, read at

@@ -82,7 +82,29 @@ def read_order(path: str | Path) -> Crash | None:
         return None
     return Crash(**order | {"point": CrashPoint[order["point"]]})
 
-# %% ../../nbs/proof/02_crash_points.ipynb #c010
+# %% ../../nbs/proof/02_crash_points.ipynb #9e085523
+def _take(path: str | Path, event: Event) -> bool:
+    """Take the order away and write the event to PATH.done. False: another process was first."""
+    mine = f"{path}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        os.rename(path, mine)
+    except FileNotFoundError:
+        return False
+    report = Path(f"{mine}.event")  # not the order itself: another process may be reading that
+    report.write_text(json.dumps(asdict(event), default=str))
+    report.rename(f"{path}.done")
+    os.unlink(mine)
+    return True
+
+
+def _carry_out(order: Crash) -> None:
+    if order.pid is not None:
+        os.kill(order.pid or os.getpid(), signal.SIGKILL)
+    end = time.monotonic() + (120 if order.wait else 0)
+    while time.monotonic() < end and not os.path.exists(order.until):
+        time.sleep(0.02)
+
+# %% ../../nbs/proof/02_crash_points.ipynb #f936afaa
 class CrashWatcher:
     """Sees each event of a history, and carries out the order in the file `path` when its point is
     reached.
@@ -114,25 +136,3 @@ def watched(order: str | Path) -> dict[str, str]:
 def watch() -> CrashWatcher:
     """The watcher of a process that was started with the variables of `watched`."""
     return CrashWatcher(os.environ["KAFKA2PC_CRASH"])
-
-
-def _take(path: str | Path, event: Event) -> bool:
-    """Take the order away and write the event to PATH.done. False: another process was first."""
-    mine = f"{path}.{os.getpid()}.{threading.get_ident()}"
-    try:
-        os.rename(path, mine)
-    except FileNotFoundError:
-        return False
-    report = Path(f"{mine}.event")  # not the order itself: another process may be reading that
-    report.write_text(json.dumps(asdict(event), default=str))
-    report.rename(f"{path}.done")
-    os.unlink(mine)
-    return True
-
-# %% ../../nbs/proof/02_crash_points.ipynb #dd2e87b9
-def _carry_out(order: Crash) -> None:
-    if order.pid is not None:
-        os.kill(order.pid or os.getpid(), signal.SIGKILL)
-    end = time.monotonic() + (120 if order.wait else 0)
-    while time.monotonic() < end and not os.path.exists(order.until):
-        time.sleep(0.02)

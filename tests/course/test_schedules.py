@@ -11,10 +11,11 @@ from xml.etree import ElementTree
 import pytest
 
 from kafka2pc.course.explorer import small_world as small
-from kafka2pc.course.explorer.ladder import LEVELS, climb, judge
+from kafka2pc.course.explorer.ladder import LEVELS, climb, drawn_lines, judge, picture_of
 from kafka2pc.course.explorer.replay import calm
 from kafka2pc.course.explorer.schedules import Search, explore
 from kafka2pc.course.explorer.small_world import CALLS, FAULTS, Setup, StepStore, World
+from kafka2pc.course.explorer.wording import tell
 from kafka2pc.course.real_kafka import AsksAgain, PatientDriver
 from kafka2pc.course.spark import TidyDriver
 from kafka2pc.course.two_drivers import FencedDriver
@@ -170,7 +171,7 @@ def every_wrong(search):
     """What is found in each state, in the order of their distance."""
     while search.queue:
         _, state = search.queue.popleft()
-        lone = search.lone_run(state[0])
+        lone = search.lone_runs.of(state[0])
         if lone.wrong:
             yield search.found(state, lone)
         for step, after in search.explorer.successors(state):
@@ -391,10 +392,11 @@ def test_a_level_may_be_run_alone():
 
 def test_the_picture_has_all_steps_that_change_something():
     failure = judge(NeverLooks, level=5).failure
-    numbers = [n for n, _ in failure.drawn()]
-    told = [line for n, line in enumerate(failure.lines(), 1) if n not in numbers]
+    lines = tell(failure.found)
+    numbers = [n for n, _ in drawn_lines(lines)]
+    told = [line for n, line in enumerate(lines, 1) if n not in numbers]
     assert told and all(line.reads for line in told)
-    picture = failure.picture()
+    picture = picture_of(failure.found)
     assert picture.steps[-1] == "at the end" and len(picture.steps) == len(numbers) + 1
     assert {len(cells) for cells in picture.lanes.values()} == {len(picture.steps)}
     assert picture.lanes["reader"][-1].text == "1 twice"

@@ -20,6 +20,7 @@ from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.doctor.findings import FINDINGS
 from kafka2pc.operations.survey import Survey
 from kafka2pc.proof.child_process import until
+from kafka2pc.proof.dead_query import run_tasks
 from kafka2pc.protocol.log.decisions import CLAIM, REPAIR, Slot
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.protocol.log.questions import newest_commit
@@ -205,7 +206,7 @@ def test_a_batch_that_is_reopened_leaves_no_gate(kafka, tmp_path):
     dead = DeadQuery(kafka, tmp_path, gate=True)
     driver = dead.run()
     plan = restore(driver, 0, offsets_hash="read again")
-    decided = decide(driver, plan, dead.run_tasks(driver, plan))
+    decided = decide(driver, plan, run_tasks(driver, plan))
     outcomes = [dead.opened[0].abort(c) for c in decided.committables]
     remove(dead, 2)  # the record of the gate, and a row
     line = dead.access.command("restore", str(dead.place))
@@ -219,7 +220,7 @@ def test_what_was_aborted_and_removed_is_reopened_or_lost(replayed, dead):
     """Spark replays a batch of which nothing is visible, if it has its offsets."""
     driver = dead.run()
     plan = restore(driver, 0, offsets_hash="read again" if replayed else "")
-    decide(driver, plan, dead.run_tasks(driver, plan))
+    decide(driver, plan, run_tasks(driver, plan))
     dead.abort_all()
     if replayed:
         action = finding_of(dead.doctor(), "decided-and-aborted", "Not yet").action
@@ -241,7 +242,7 @@ def test_what_was_aborted_and_removed_is_reopened_or_lost(replayed, dead):
     assert typed(line) == ("Nothing is open, and nothing was decided.\n", 0)
     again = dead.run()
     plan = restore(again, 0, offsets_hash="read again")
-    commit(again, dead.run_tasks(again, plan), 0)
+    commit(again, run_tasks(again, plan), 0)
     seen = lambda: sorted(r.value.decode() for r in read_topic(dead.conf, dead.topic))
     until(lambda: seen() == ROWS, "the batch is there once")
 

@@ -23,6 +23,7 @@ from kafka2pc.operations.repair import driver_of, operate, plan_restore, restore
 from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_transactions
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
+from kafka2pc.proof.dead_query import run_tasks
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -591,7 +592,7 @@ def test_a_query_that_has_changed_its_prefix_is_found_under_both(rows, dead):
     commit(old, messages, 0)
     planned = restore_batch(old, 1, mine=messages[0].plan.token)
     late = dead.write(renamed(dead, new), 1)
-    straggler = dead.run_tasks(old, planned)
+    straggler = run_tasks(old, planned)
     ids = {m.committables[0].transactional_id for m in (*straggler, *late)}
     with Survey(dead.conf) as survey:
         assert find_prefix(survey, dead.query) == new

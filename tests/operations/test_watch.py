@@ -24,7 +24,7 @@ from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import operate
 from kafka2pc.operations.watch import Watcher
 from kafka2pc.proof.child_process import until
-from kafka2pc.proof.dead_query import remove_first
+from kafka2pc.proof.dead_query import remove_first, run_tasks
 from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.errors import BrokerUnreachable, TwoPhaseError
 from kafka2pc.protocol.memory import MemoryParticipant
@@ -279,7 +279,7 @@ def test_a_store_that_is_not_named_ends_it(dead):
     both = {**driver.participants, "postgres": MemoryParticipant("postgres")}
     driver = replace(driver, participants=both)
     alone = replace(driver, participants={"kafka": both["kafka"]})
-    messages = dead.run_tasks(alone, restore(driver, 0))
+    messages = run_tasks(alone, restore(driver, 0))
     decide(driver, messages[0].plan, messages)
     said, status = once(dead)
     assert status == 1 and "are also about postgres" in said and "--store postgres=URL" in said

@@ -22,7 +22,7 @@ from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.timeline.captions import POINTS
 from kafka2pc.proof.timeline.drawing import LOOKS, Drawn, draw, has_widgets
 from kafka2pc.proof.timeline.run import QUERY
-from kafka2pc.proof.timeline.scene import Scene
+from kafka2pc.proof.timeline.scene import scene_of
 from kafka2pc.proof.timeline.timeline import Timeline
 from kafka2pc.protocol.history import Event
 from kafka2pc.protocol.states import TxnState
@@ -72,14 +72,14 @@ def test_a_transaction_that_wrote_nothing_leaves_no_bar():
         event("ok", "precommit", participant="a", **ids),
         event("ok", "precommit", participant="b", **ids, transactional_id="t"),
     ]
-    assert [(bar.lane[0], bar.name) for bar in Scene(events).bars] == [("b", "t")]
+    assert [(bar.lane[0], bar.name) for bar in scene_of(events).bars] == [("b", "t")]
 
 
 def test_two_participants_of_one_task_have_a_lane_each():
     ids = dict(batch_id=0, attempt=1)
     begun = [event("ok", "begin", participant=name, **ids) for name in ("kafka", "postgres")]
     promised = [event("ok", "precommit", transactional_id=name, **ids) for name in ("k", "p")]
-    scene = Scene([*begun, *promised, event("ok", "commit", batch_id=0, transactional_id="p")])
+    scene = scene_of([*begun, *promised, event("ok", "commit", batch_id=0, transactional_id="p")])
     assert scene.lanes == [("kafka", 0, 0), ("postgres", 0, 0)]
     assert [b.state for b in scene.bars] == [TxnState.PRECOMMITTED, TxnState.COMMITTED]
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CALLS_MAX', 'DONE', 'KILLED', 'LOOPS', 'DIFFERS', 'SWALLOWS', 'NOW', 'Stop', 'Endless', 'end_of', 'value_of', 'calm',
-           'Process', 'seen_open']
+           'seen_open', 'Process']
 
 # %% ../../../nbs/course/explorer/02_replay.ipynb #c002
 import threading
@@ -41,6 +41,9 @@ class Endless(BaseException):
     """The driver makes too many calls."""
 
 
+NOW = SimpleNamespace(run=0, tokens=count())  # which run is replayed, and its next token
+
+
 def end_of(kind: type, ask: Callable, setup: Setup, number: int) -> Any:
     """How a run ends: `DONE`, `Stop`, or an error."""
     NOW.run, NOW.tokens = number, count()
@@ -62,9 +65,6 @@ def value_of(answer: Any, verb: str) -> Any:
     return answer
 
 # %% ../../../nbs/course/explorer/02_replay.ipynb #c009
-NOW = SimpleNamespace(run=0, tokens=count())  # which run is replayed, and its next token
-
-
 @contextmanager
 def calm() -> Iterator[None]:
     """No random tokens and no waiting in this thread."""
@@ -82,6 +82,14 @@ def calm() -> Iterator[None]:
     calm_uuid = SimpleNamespace(uuid4=numbered, UUID=uuid.UUID)
     with patch.object(time, "sleep", no_sleep), patch.object(names, "uuid", calm_uuid):
         yield
+
+# %% ../../../nbs/course/explorer/02_replay.ipynb #0616e32a
+def seen_open(request: tuple, answer: Any) -> frozenset:
+    """The transactions that this answer shows as open."""
+    if request[0] != "describe" or isinstance(answer, Raises):
+        return frozenset()
+    pairs = zip(request[1], answer, strict=True)
+    return frozenset(c for c, state in pairs if state is TxnState.PRECOMMITTED)
 
 # %% ../../../nbs/course/explorer/02_replay.ipynb #c010
 class Process:
@@ -129,11 +137,3 @@ class Process:
         if answer not in self.after:
             self.after[answer] = Process(self.number, self.setup, self, answer).replay(kind)
         return self.after[answer]
-
-# %% ../../../nbs/course/explorer/02_replay.ipynb #6080e71a
-def seen_open(request: tuple, answer: Any) -> frozenset:
-    """The transactions that this answer shows as open."""
-    if request[0] != "describe" or isinstance(answer, Raises):
-        return frozenset()
-    pairs = zip(request[1], answer, strict=True)
-    return frozenset(c for c, state in pairs if state is TxnState.PRECOMMITTED)

@@ -86,7 +86,7 @@ def _killed(e: Event, before: Sequence[Event]) -> str:
         why = "No decision was written, so nothing of this attempt will ever be committed."
     return f"Killed by SIGKILL {e.ids['text']}. {why}"
 
-
+# %% ../../../nbs/proof/timeline/02_captions.ipynb #1895e3da
 def _since_plan(before: Sequence[Event]) -> list[tuple[str, str]]:
     """Kind and operation of the events since the last plan began."""
     happened = [(b.kind, b.op) for b in before]
@@ -102,7 +102,7 @@ def _drained(e: Event, before: Sequence[Event]) -> str:
         " once more, and the tasks read their rows without writing them."
     )
 
-# %% ../../../nbs/proof/timeline/02_captions.ipynb #1895e3da
+
 def _planned(e: Event, before: Sequence[Event]) -> str:
     swept = _since_plan(before).count(("ok", "abort"))
     if e.kind != "ok" or not swept:
@@ -128,7 +128,7 @@ def _finished(e: Event, before: Sequence[Event]) -> str:
 def _timed_out(e: Event, before: Sequence[Event]) -> str:
     return f"The broker aborted {_count(len(e.ids['names']))} by timeout."
 
-
+# %% ../../../nbs/proof/timeline/02_captions.ipynb #65b60e78
 _SENTENCES = {
     "note": lambda e, before: e.ids["text"],
     "drain": _drained,

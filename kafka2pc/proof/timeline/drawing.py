@@ -16,7 +16,7 @@ from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 # %% ../../../nbs/proof/timeline/03_drawing.ipynb #c003
 from .captions import explain, verdict
-from .scene import Bar, Mark, Scene, final
+from .scene import Bar, Mark, Scene, final, scene_of
 from ...protocol.history import Event
 from ...protocol.states import TxnState
 
@@ -61,44 +61,44 @@ _INK = {
     "decision": ("#0072b2", "#56b4e9"),
     "crash": ("#c04000", "#ff8c42"),
 }  # (on light, on dark)
+_BOLD = "font-weight:600"
+_RULES = {
+    "text": "fill:ink;font:12px system-ui,sans-serif",
+    ".b": _BOLD,
+    ".q": "fill:quiet",
+    ".in": "fill:#111",
+    ".bg": "fill:page",
+    ".n": f"fill:page;{_BOLD}",
+    ".says": f"fill:decision;{_BOLD}",
+    ".dead": f"fill:crash;{_BOLD}",
+    ".badge": "fill:ink",
+    ".u": "fill:#b4bcc6",
+    ".life": "stroke:ink;stroke-width:2",
+    ".press": "stroke:line;stroke-dasharray:2 4",
+    ".tell": "stroke:ink;stroke-width:1.3;fill:none",
+    ".step": "fill:quiet",
+    ".decide": "fill:decision",
+    ".crash": "stroke:crash;stroke-width:3;fill:none",
+    ".stripe": "stroke:#111;stroke-width:1.6;opacity:.55",
+    ".none": "fill:none;stroke:line;stroke-dasharray:3 2",
+    ".twice": "fill:none;stroke:crash;stroke-width:2.5",
+} | {f".{look.letter}": f"fill:{look.colour}" for look in LOOKS.values()}
+
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #37fffa50
+def _sheet(dark: bool) -> str:
+    """All rules on a light page, or those that are different on a dark one."""
+    lines = []
+    for at, rule in _RULES.items():
+        inked = rule
+        for name, shades in _INK.items():
+            inked = inked.replace(f":{name}", f":{shades[dark]}")
+        if not dark or inked != rule:
+            lines.append(f".k2tl {at}{{{inked}}}")
+    return "".join(lines)
 
 
 def _style() -> str:
-    bold = "font-weight:600"
-    rules = {
-        "text": "fill:ink;font:12px system-ui,sans-serif",
-        ".b": bold,
-        ".q": "fill:quiet",
-        ".in": "fill:#111",
-        ".bg": "fill:page",
-        ".n": f"fill:page;{bold}",
-        ".says": f"fill:decision;{bold}",
-        ".dead": f"fill:crash;{bold}",
-        ".badge": "fill:ink",
-        ".u": "fill:#b4bcc6",
-        ".life": "stroke:ink;stroke-width:2",
-        ".press": "stroke:line;stroke-dasharray:2 4",
-        ".tell": "stroke:ink;stroke-width:1.3;fill:none",
-        ".step": "fill:quiet",
-        ".decide": "fill:decision",
-        ".crash": "stroke:crash;stroke-width:3;fill:none",
-        ".stripe": "stroke:#111;stroke-width:1.6;opacity:.55",
-        ".none": "fill:none;stroke:line;stroke-dasharray:3 2",
-        ".twice": "fill:none;stroke:crash;stroke-width:2.5",
-    }
-    rules |= {f".{look.letter}": f"fill:{look.colour}" for look in LOOKS.values()}
-
-    def sheet(dark: bool) -> str:
-        lines = []
-        for at, rule in rules.items():
-            inked = rule
-            for name, shades in _INK.items():
-                inked = inked.replace(f":{name}", f":{shades[dark]}")
-            if not dark or inked != rule:
-                lines.append(f".k2tl {at}{{{inked}}}")
-        return "".join(lines)
-
-    return f"{sheet(False)}@media(prefers-color-scheme:dark){{{sheet(True)}}}"
+    return f"{_sheet(False)}@media(prefers-color-scheme:dark){{{_sheet(True)}}}"
 
 # %% ../../../nbs/proof/timeline/03_drawing.ipynb #d4c3ee49
 def _text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
@@ -128,6 +128,16 @@ def _sign(kind: str, x: float, y: float) -> str:
     }
     return shape.get(kind, f'<path class="crash" d="M{x - 6:.1f} {y - 6:.1f}l12 12m0 -12l-12 12"/>')
 
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #a51a61d6
+def _page(drawn: Iterable[str], height: float, title: str = "") -> str:
+    """An SVG with the style of all timelines."""
+    size = f'viewBox="0 0 {WIDTH} {height:.0f}" width="{SHOWN}" style="max-width:100%;height:auto"'
+    return (
+        f'<svg class="k2tl" xmlns="http://www.w3.org/2000/svg" {size}'
+        f' role="img"><title>{escape(title)}</title><style>{_style()}</style>'
+        f"{_box('bg', 0, 0, WIDTH, height, 0)}{''.join(drawn)}</svg>\n"
+    )
+
 # %% ../../../nbs/proof/timeline/03_drawing.ipynb #c011
 class _Frame(NamedTuple):
     """Where columns and lanes are, in pixels. `first`: the first column that is shown."""
@@ -153,15 +163,13 @@ def _frame(scene: Scene) -> _Frame:
     ]
     return _Frame(lanes, first, min(40, (WIDTH - LEFT - 12) / max(1, scene.right - first)))
 
-
-def _bar(b: Bar, at: _Frame, end: int) -> Iterator[str]:
-    changes = [*b.states, (None, end if b.end is None else b.end)]
-    for (state, start), (_, stop) in pairwise(changes):
-        columns = [start, stop]
-        if b.orphan is not None and start < b.orphan < stop and not final(state):
-            columns.insert(1, b.orphan)
-        for left, right in pairwise(columns):
-            yield from _piece(b, state, at.x(left), at.x(right), at.y(b.lane) + 4, left)
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #666158af
+def _stripes(x: float, right: float, y: float) -> Iterator[str]:
+    for n in range(3, int(right - x) - 6, 9):
+        yield (
+            f'<path class="stripe" d="M{x + n:.1f} {y + LANE - 10:.1f}l5 -5M{x + n:.1f}'
+            f' {y + 5:.1f}l5 -5"/>'
+        )
 
 
 def _piece(b: Bar, state: TxnState, x: float, right: float, y: float, start: int) -> Iterator[str]:
@@ -176,15 +184,17 @@ def _piece(b: Bar, state: TxnState, x: float, right: float, y: float, start: int
     fits = next((w for w in (word, look.letter) if 7 * len(w) < right - x - 4), "")
     yield _text((x + right) / 2, y + LANE / 2 - 1, fits, "in", "middle")
 
-# %% ../../../nbs/proof/timeline/03_drawing.ipynb #f73839e2
-def _stripes(x: float, right: float, y: float) -> Iterator[str]:
-    for n in range(3, int(right - x) - 6, 9):
-        yield (
-            f'<path class="stripe" d="M{x + n:.1f} {y + LANE - 10:.1f}l5 -5M{x + n:.1f}'
-            f' {y + 5:.1f}l5 -5"/>'
-        )
 
+def _bar(b: Bar, at: _Frame, end: int) -> Iterator[str]:
+    changes = [*b.states, (None, end if b.end is None else b.end)]
+    for (state, start), (_, stop) in pairwise(changes):
+        columns = [start, stop]
+        if b.orphan is not None and start < b.orphan < stop and not final(state):
+            columns.insert(1, b.orphan)
+        for left, right in pairwise(columns):
+            yield from _piece(b, state, at.x(left), at.x(right), at.y(b.lane) + 4, left)
 
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #fcfde342
 def _mark(m: Mark, at: _Frame) -> Iterator[str]:
     x, y = at.x(m.column + 0.5), at.y(m.lane) + LANE / 2
     driver = at.y(None) + LANE / 2
@@ -198,7 +208,25 @@ def _mark(m: Mark, at: _Frame) -> Iterator[str]:
     if m.kind in ("crash", "stopped"):
         yield _text(min(x, WIDTH - 6 - 3.6 * len(m.text)), driver - 26, m.text, "dead", "middle")
 
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #01569cc7
+def _presses(scene: Scene, at: _Frame) -> Iterator[str]:
+    bottom = at.y(None) + (1 + len(at.lanes)) * LANE
+    for n, (column, _) in enumerate(scene.presses, 1):
+        if column < at.first:
+            continue
+        x = at.x(column)
+        line = f'<path class="press" d="M{x:.1f} 24V{bottom:.1f}"/>'
+        yield line + _box("badge", x, 6, 18, 17, 8) + _text(x + 9, 18.5, str(n), "n", "middle")
 
+
+def _lives(scene: Scene, at: _Frame) -> Iterator[str]:
+    middle = at.y(None) + LANE / 2
+    for born, died in scene.lives or [[0, None]]:
+        last = scene.columns if died is None else died + 0.5
+        if last > at.first:
+            yield f'<path class="life" d="M{at.x(born):.1f} {middle}H{at.x(last):.1f}"/>'
+
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #f36ac060
 def _lanes(scene: Scene, at: _Frame) -> Iterator[str]:
     yield _text(8, at.y(None) + 21, "driver", "b")
     for participant, slot, age in at.lanes:
@@ -213,25 +241,7 @@ def _lanes(scene: Scene, at: _Frame) -> Iterator[str]:
         if m.column >= at.first and (m.lane is None or m.lane in at.lanes):
             yield from _mark(m, at)
 
-
-def _presses(scene: Scene, at: _Frame) -> Iterator[str]:
-    bottom = at.y(None) + (1 + len(at.lanes)) * LANE
-    for n, (column, _) in enumerate(scene.presses, 1):
-        if column < at.first:
-            continue
-        x = at.x(column)
-        line = f'<path class="press" d="M{x:.1f} 24V{bottom:.1f}"/>'
-        yield line + _box("badge", x, 6, 18, 17, 8) + _text(x + 9, 18.5, str(n), "n", "middle")
-
-# %% ../../../nbs/proof/timeline/03_drawing.ipynb #16e2e098
-def _lives(scene: Scene, at: _Frame) -> Iterator[str]:
-    middle = at.y(None) + LANE / 2
-    for born, died in scene.lives or [[0, None]]:
-        last = scene.columns if died is None else died + 0.5
-        if last > at.first:
-            yield f'<path class="life" d="M{at.x(born):.1f} {middle}H{at.x(last):.1f}"/>'
-
-
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #b87f7a49
 def _flow(pieces: Iterable[tuple[str, Callable | None]], y: float) -> tuple[list[str], float]:
     """Words, each behind an optional sign, one after the other, in as many lines as they need.
     Returns the SVG and the new y.
@@ -266,7 +276,7 @@ def _sign_of_row(row: int, times: int, gone: bool) -> str:
         return str(row) if times == 1 else f"{times}×"
     return "✕" if gone else ""
 
-
+# %% ../../../nbs/proof/timeline/03_drawing.ipynb #d8c1047b
 def _panel(isolation: str, e: Event, lost: bool, x: float, y: float) -> list[str]:
     """What one reader finds. `lost`: what is due and not there is lost, not hidden. Green: a
     `read_committed` reader finds it too.
@@ -311,7 +321,7 @@ def _legend(scene: Scene) -> list[tuple[str, Callable]]:
 
 def draw(events: Sequence[Event]) -> str:
     """The SVG of a history."""
-    scene = Scene(events)
+    scene = scene_of(events)
     at = _frame(scene)
     drawn = list(_lanes(scene, at))
     y: float = TOP + (1 + len(at.lanes)) * LANE + 20
@@ -327,12 +337,7 @@ def draw(events: Sequence[Event]) -> str:
         drawn += lines
     lines, y = _flow(_legend(scene), y + 26)
     title = f"{len(scene.bars)} transactions in {len(scene.lanes)} lanes; {explain(events)}"
-    size = f'viewBox="0 0 {WIDTH} {y + 10:.0f}" width="{SHOWN}" style="max-width:100%;height:auto"'
-    return (
-        f'<svg class="k2tl" xmlns="http://www.w3.org/2000/svg" {size}'
-        f' role="img"><title>{escape(title)}</title><style>{_style()}</style>'
-        f"{_box('bg', 0, 0, WIDTH, y + 10, 0)}{''.join(drawn + lines)}</svg>\n"
-    )
+    return _page(drawn + lines, y + 10, title)
 
 # %% ../../../nbs/proof/timeline/03_drawing.ipynb #c015
 @dataclass(frozen=True)
