@@ -24,6 +24,7 @@ from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_
 from kafka2pc.proof.child_process import Failed
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.dead_query import run_tasks
+from kafka2pc.proof.drills.spark_query import order_crash
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -416,7 +417,7 @@ def test_a_spark_query_that_died_after_its_decision_is_restored_from_the_shell_a
     if not spark_query.job.alive:
         spark_query.job.start()
     spark_query.feed(2)
-    spark_query.arm(CrashPoint.AFTER_DECISION, batch_id=1, pid=spark_query.job.jvm)
+    order_crash(spark_query, CrashPoint.AFTER_DECISION, batch_id=1, pid=spark_query.job.jvm)
     with pytest.raises(Failed):
         spark_query.run()
     line = Access(spark_query.kafka.bootstrap_servers).command(

@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import psutil
@@ -118,7 +119,7 @@ def test_rows_without_a_key_have_no_order():
 # -- when it strikes from outside --
 
 
-class FakeRun:
+class FakeProgress:
     """A batch of 10 rows, of which `there` are in the topic; the commit log grows as `commits`
     says, look by look.
     """
@@ -176,7 +177,8 @@ def test_a_kill_from_outside_hits_only_a_batch_that_is_not_complete(
 ):
     job = FakeJob()
     kill = demo.FromOutside(batch_id=3, victim="driver", text="", whole=whole)
-    assert kill.strike(FakeRun(there, commits), job) == struck
+    run = SimpleNamespace(progress=FakeProgress(there, commits))
+    assert kill.strike(run, job) == struck
     assert job.signals == signals
 
 

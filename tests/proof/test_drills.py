@@ -48,7 +48,15 @@ from kafka2pc.proof.drills.one_store import (
 )
 from kafka2pc.proof.drills.random_steps import FAILURES, run_step, steps
 from kafka2pc.proof.drills.setups import Setup
-from kafka2pc.proof.drills.spark_query import NotExactlyOnce, SparkQuery, Watcher
+from kafka2pc.proof.drills.spark_query import (
+    NotExactlyOnce,
+    SparkQuery,
+    Watcher,
+    batch_of_rows,
+    last_events,
+    refuse,
+    refuse_open,
+)
 from kafka2pc.proof.drills.tables import DELTA, ICEBERG
 from kafka2pc.proof.drills.two_stores import KAFKA, POSTGRES, dual_drills, make_dual_query
 from kafka2pc.protocol.history import read_history
@@ -125,7 +133,7 @@ def drill_at(victim, points):
 def test_every_row_is_there_once_when_it_dies_at(victim, points, setups, tmp_path):
     drill = drill_at(victim, points)
     setup = setups(drill.nodes)
-    job = setup.job()
+    job = setup.jobs.get()
     if not job.alive:
         job.start()
     jvm = job.jvm
@@ -250,21 +258,21 @@ class Gated(SparkQuery):
         return [r for r in super().seen(*args, **more) if r.value is not None]
 
     def check(self):
-        if left := self.open():
-            raise NotExactlyOnce(f"open at the end: {left}\n{self.told()}")
+        refuse_open(self)
         committed, uncommitted = (
             [replace(row, key=None) for row in self.rows(level)]
             for level in ("read_committed", "read_uncommitted")
         )
         events = read_history(self.job.history)
-        self.refuse(anomalies(self.batch_of, committed, uncommitted, events))
+        batch_of = batch_of_rows(self.files, self.size)
+        refuse(anomalies(batch_of, committed, uncommitted, events), self.events())
         self.reader.look()
         by_batch = defaultdict(list)
         for row in committed:
             by_batch[row.row // self.size].append(((row.topic, row.partition), row.offset))
         torn = [n for n, rows in by_batch.items() if self.reader.parts(rows)]
         if torn:
-            raise NotExactlyOnce(f"a part was seen of batches {torn}\n{self.told()}")
+            raise NotExactlyOnce(f"a part was seen of batches {torn}\n{last_events(self.events())}")
 
     def close(self):
         self.reader.stop()
@@ -411,7 +419,7 @@ def test_the_watcher_asks_again_for_a_topic_that_its_broker_does_not_know_yet(
 
     monkeypatch.setattr("kafka2pc.proof.drills.spark_query.Consumer", OfLateBroker)
     conf = {"bootstrap.servers": "127.0.0.1:1"}
-    watcher = Watcher(conf, "new", tmp_path / "history", lambda message: 0)
+    watcher = Watcher(conf, "new", tmp_path / "history", size=1)
     until(lambda: assigned or not answers, "it asked", 10)
     watcher.stop()
     assert assigned == [[0, 1]]

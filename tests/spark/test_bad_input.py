@@ -37,7 +37,7 @@ from kafka2pc.kafka.wire.timeouts import choose_timeout_ms
 from kafka2pc.kafka.wire.topics import describe_topics
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
-from kafka2pc.proof.drills.spark_query import SparkQuery, Stop
+from kafka2pc.proof.drills.spark_query import SparkQuery, Stop, interrupt
 from kafka2pc.protocol.errors import BadOption, NotAuthorized
 from kafka2pc.protocol.log.format import dump_decision, load_decision
 from kafka2pc.spark.sink.columns import check_columns
@@ -708,8 +708,8 @@ def test_in_the_commit_phase_a_decision_that_cannot_be_written_holds_its_batch_b
         place.write_text("a file where the folder was")
         return True
 
-    error = spark_query.interrupt(
-        Stop(point=CrashPoint.BEFORE_DECISION, inject=spoil), options=here
+    error = interrupt(
+        spark_query, Stop(point=CrashPoint.BEFORE_DECISION, inject=spoil), options=here
     )
     told(str(error), "LogUnwritable", str(place), "Make the place writable")
     check_held_back(spark_query, visible=0)

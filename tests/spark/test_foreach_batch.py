@@ -20,6 +20,7 @@ from participant_suite import At, a_plan, rows
 from kafka2pc.decision_logs.files import FileLog
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.proof.drills.setups import Setup
+from kafka2pc.proof.drills.spark_query import expect_failure
 from kafka2pc.proof.drills.two_stores import make_dual_query
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, LogUnwritable, StaleCheckpoint
@@ -519,6 +520,6 @@ def test_a_new_checkpoint_under_an_old_name_is_refused(setup):
     for path in spark_query.checkpoint.iterdir():
         if path.name != "kafka2pc":
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert "StaleCheckpoint" in str(spark_query.fails())
+    assert "StaleCheckpoint" in str(expect_failure(spark_query))
     spark_query.check()
     setup.end_query()

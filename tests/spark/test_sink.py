@@ -26,7 +26,14 @@ from kafka2pc.proof.checker import duplicate, lost, reordered
 from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.drills.spark_job import running
-from kafka2pc.proof.drills.spark_query import SparkQuery, Stop
+from kafka2pc.proof.drills.spark_query import (
+    SparkQuery,
+    Stop,
+    expect_failure,
+    interrupt,
+    last_events,
+    order_crash,
+)
 from kafka2pc.spark.sink.batch_line import BatchHistory
 from kafka2pc.spark.sink.batch_writer import plan_write
 from kafka2pc.spark.sink.options import parse_sink_options
@@ -132,11 +139,11 @@ def begun_and_promised(spark_query):
 @pytest.mark.full
 def test_a_worker_dies_after_its_precommit_and_what_it_left_is_swept(retrying, spark_query):
     spark_query.feed(2)
-    spark_query.arm(CrashPoint.AFTER_PRECOMMIT, batch_id=1)
+    order_crash(spark_query, CrashPoint.AFTER_PRECOMMIT, batch_id=1)
     spark_query.run(partitions=3)
     assert spark_query.job.done.exists()
     promised, aborted = begun_and_promised(spark_query)
-    assert len(aborted) == 1 and aborted < promised, spark_query.told()
+    assert len(aborted) == 1 and aborted < promised, last_events(spark_query.events())
     spark_query.check()
 
 
@@ -145,7 +152,7 @@ def test_a_task_that_fails_once_aborts_by_itself_and_is_retried(retrying, spark_
     spark_query.run(options=faults(fail=dict(partition=1, sign=str(tmp_path / "failed"))))
     assert (tmp_path / "failed").exists()
     begun = Counter(e.ids["batch_id"] for e in spark_query.events("begin") if e.kind == "ok")
-    assert begun == {0: 3, 1: 2}, spark_query.told()
+    assert begun == {0: 3, 1: 2}, last_events(spark_query.events())
     spark_query.check()
 
 
@@ -238,7 +245,7 @@ def test_a_broker_that_is_silent_for_half_a_minute_ends_no_query(job, tmp_path):
         spark_query.feed(2)
         try:
             stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, inject=pause)
-            assert spark_query.interrupt(stop, partitions=1) is None
+            assert interrupt(spark_query, stop, partitions=1) is None
         finally:
             resume.join()
         spark_query.check()
@@ -255,7 +262,7 @@ def test_separate_executors(jobs, kafka, tmp_path):
         tmp_path,
     ).watch()
     spark_query.feed(3)
-    spark_query.arm(CrashPoint.AFTER_PRECOMMIT, batch_id=1)
+    order_crash(spark_query, CrashPoint.AFTER_PRECOMMIT, batch_id=1)
     spark_query.run(partitions=4)
     assert spark_query.job.done.exists()
     spark_query.check()
@@ -267,8 +274,8 @@ def test_separate_executors(jobs, kafka, tmp_path):
 def test_spark_connect(jobs, kafka, tmp_path):
     spark_query = SparkQuery(jobs("connect", remote="local[2]"), kafka, tmp_path).watch()
     spark_query.feed(2)
-    assert "unknown option acks" in str(spark_query.fails(options={"acks": "all"}))
-    spark_query.arm(CrashPoint.AFTER_DECISION, batch_id=1)
+    assert "unknown option acks" in str(expect_failure(spark_query, options={"acks": "all"}))
+    order_crash(spark_query, CrashPoint.AFTER_DECISION, batch_id=1)
     with pytest.raises(Failed):
         spark_query.run(partitions=4)
     spark_query.feed()
@@ -316,7 +323,7 @@ def test_a_decided_batch_is_drained_and_its_state_survives(spark_query):
     distinct = dict(shape="dedup", partitions=None, conf=ROCKSDB)
     for batch in range(2):
         spark_query.feed(rows=[(row, f"u{row}") for row in range(batch * size, (batch + 1) * size)])
-    spark_query.arm(CrashPoint.AFTER_LAST_COMMIT, batch_id=1)
+    order_crash(spark_query, CrashPoint.AFTER_LAST_COMMIT, batch_id=1)
     with pytest.raises(Failed):
         spark_query.run(**distinct)
 
@@ -352,7 +359,7 @@ def test_complete_mode_writes_every_result_of_every_batch_once(spark_query):
         partitions=None,
     )
     spark_query.feed(2)
-    spark_query.arm(CrashPoint.AFTER_FIRST_COMMIT, batch_id=1)
+    order_crash(spark_query, CrashPoint.AFTER_FIRST_COMMIT, batch_id=1)
     with pytest.raises(Failed):
         spark_query.run(**counts)
     spark_query.feed()
@@ -375,7 +382,7 @@ def test_windows_in_append_mode_appear_once(spark_query):
     )
     spark_query.feed(2)
     # batch 0: rows, 1: the windows that they closed, 2: rows again
-    spark_query.arm(CrashPoint.AFTER_DECISION, batch_id=2)
+    order_crash(spark_query, CrashPoint.AFTER_DECISION, batch_id=2)
     with pytest.raises(Failed):
         spark_query.run(**windows)
     spark_query.feed()
@@ -419,7 +426,7 @@ def write(spark_query, partitions=4, **options):
 )
 def test_a_batch_write_with_a_key_is_killed_and_run_again(point, spark_query):
     spark_query.feed(2)
-    spark_query.arm(point)
+    order_crash(spark_query, point)
     with pytest.raises(Failed):
         write(spark_query, idempotenceKey="job of today")
     assert spark_query.job.done.exists()
@@ -437,7 +444,7 @@ def test_a_batch_write_with_a_key_is_killed_and_run_again(point, spark_query):
 def test_a_batch_write_that_fails_leaves_nothing_open(spark_query):
     """No later job can find it: it has no checkpoint, and the next job has another name."""
     spark_query.feed(2)
-    spark_query.arm(CrashPoint.AFTER_PRECOMMIT)
+    order_crash(spark_query, CrashPoint.AFTER_PRECOMMIT)
     with pytest.raises(Failed):
         write(spark_query, partitions=1)  # with more, one that still runs may begin after the sweep
     assert spark_query.job.done.exists() and spark_query.open() == [] and spark_query.rows() == []
@@ -560,14 +567,14 @@ def test_rows_that_are_removed_are_written_again_or_reported_as_lost(
     with InOnePartition(door, job, kafka, tmp_path) as spark_query:
         spark_query.feed()
         stop = Stop(point=CrashPoint.AFTER_PRECOMMIT, inject=before_the_decision)
-        assert "Refused: " in str(spark_query.interrupt(stop))
+        assert "Refused: " in str(interrupt(spark_query, stop))
         spark_query.run()
         spark_query.check()
         (spark_query.source / "0000.csv").unlink()
         spark_query.feed()
-        spark_query.interrupt(Stop(point=CrashPoint.AFTER_DECISION, inject=after_it))
+        interrupt(spark_query, Stop(point=CrashPoint.AFTER_DECISION, inject=after_it))
         for _ in range(2):
-            error = str(spark_query.fails())
+            error = str(expect_failure(spark_query))
             assert "LostTransaction: " in error
             assert f"gone are offsets {offsets[0]} to {offsets[1]} of {spark_query.name}-0" in error
         spark_query.run(options={"lostTransactions": "skip"})
@@ -625,7 +632,7 @@ def test_a_copy_of_the_checkpoint_is_refused_and_the_original_goes_on(spark_quer
     spark_query.run()
     copy = shutil.copytree(spark_query.checkpoint, f"{spark_query.checkpoint}-copy")
     spark_query.feed(1)
-    error = str(spark_query.fails(options=dict(checkpointLocation=str(copy))))
+    error = str(expect_failure(spark_query, options=dict(checkpointLocation=str(copy))))
     assert "MovedLog" in error and "kafka2pc adopt" in error and spark_query.open() == []
     spark_query.run()
     spark_query.check()
@@ -646,13 +653,13 @@ def test_a_source_that_replays_other_rows_stops_the_query_once_the_batch_is_fini
     gone.
     """
     spark_query.feed(1)
-    spark_query.arm(CrashPoint.AFTER_FIRST_COMMIT)
+    order_crash(spark_query, CrashPoint.AFTER_FIRST_COMMIT)
     with pytest.raises(Failed):
         spark_query.run()
     (file,) = spark_query.source.glob("*")
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-1]))
-    error = str(spark_query.fails())
+    error = str(expect_failure(spark_query))
     assert (
         "ReplayDiffers" in error
         and f"{len(lines)} rows" in error

@@ -35,8 +35,10 @@ def spark_query(job, kafka, tmp_path):
 
 def check_untouched(spark_query):
     """Nothing was written, nothing was even begun."""
+    from kafka2pc.proof.drills.spark_query import last_events
+
     assert (
         spark_query.seen("read_uncommitted") == []
         and spark_query.open() == []
         and spark_query.events("begin") == []
-    ), spark_query.told()
+    ), last_events(spark_query.events())

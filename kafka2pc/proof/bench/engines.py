@@ -51,7 +51,7 @@ def rows_of_size(size: int, keyed: bool, rows: int = CHUNK_ROWS) -> pa.RecordBat
         columns["key"] = pa.array([f"N{n % 4000}" for n in range(rows)])
     return pa.RecordBatch.from_pydict(columns)
 
-
+# %% ../../../nbs/proof/bench/04_engines.ipynb #924d896b
 def columnar(
     cluster: Cluster,
     conf: Mapping[str, Any],
@@ -110,12 +110,12 @@ def confluent(
     producer.commit_transaction()
     return len(messages) * chunks / (time.perf_counter() - start)
 
-# %% ../../../nbs/proof/bench/04_engines.ipynb #c010
+# %% ../../../nbs/proof/bench/04_engines.ipynb #c012
 def java(producers: JavaProducers, settings: Mapping[str, Any], records: int, topic: str) -> float:
     """Rows a second of Java's producer in one transaction."""
     return records / producers.send(settings, topic, records)
 
-# %% ../../../nbs/proof/bench/04_engines.ipynb #c012
+
 def _turns(rows: int, rounds: int) -> int:
     """More rounds for shorter turns."""
     return rounds if rows >= LARGE else 3 * rounds if rows >= LARGE // 10 else 10 * rounds
@@ -217,12 +217,6 @@ def drive(kafka: LocalKafka, transactions: int) -> dict[str, float]:
     participant.close()
     return {"commit": committed, "restore": swept}
 
-
-class _Unasked(KafkaParticipant):
-    """Kafka, which is not asked if rows are gone."""
-
-    gone = None  # type: ignore[assignment]  # so it is no `MayRemove`
-
 # %% ../../../nbs/proof/bench/04_engines.ipynb #f509f6d2
 def _batches(store: KafkaParticipant, chunk: pa.RecordBatch) -> Callable[[], float]:
     """A function that writes the next batch of a query, and returns the seconds from its plan to
@@ -240,6 +234,12 @@ def _batches(store: KafkaParticipant, chunk: pa.RecordBatch) -> Callable[[], flo
     return write
 
 
+class _Unasked(KafkaParticipant):
+    """Kafka, which is not asked if rows are gone."""
+
+    gone = None  # type: ignore[assignment]  # so it is no `MayRemove`
+
+# %% ../../../nbs/proof/bench/04_engines.ipynb #7f33b5b1
 def rows_check(
     kafka: LocalKafka,
     partitions: int,

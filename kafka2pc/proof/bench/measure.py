@@ -36,7 +36,7 @@ def _rounded(value: float) -> str:
     """Three digits that count, and no exponent."""
     return f"{float(f'{value:.3g}'):,.10g}"
 
-
+# %% ../../../nbs/proof/bench/01_measure.ipynb #d0666113
 def in_turns(
     ways: Mapping[str, Callable[[], float]],
     unit: str,

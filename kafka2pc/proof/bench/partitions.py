@@ -107,6 +107,10 @@ def _reader(record: Callable[[], None]) -> Callable:
     return read
 
 
+def _largest(file: Path) -> float:
+    return max(map(float, file.read_text().split()))
+
+# %% ../../../nbs/proof/bench/08_partitions.ipynb #f7e1e8fd
 def _sink(record: Callable[[], None]) -> type:
     """`format("weighed")`: kafka2pc, which records after each task."""
 
@@ -149,10 +153,6 @@ def task_memory(kafka: LocalKafka, partitions: int, rows: int) -> tuple[float, f
         df.mapInArrow(_reader(_recorder(str(folder / "reads"))), "nothing int").collect()
         save(df, topic, "weighed", spark_options(kafka.client_conf))
         return _largest(folder / "reads"), _largest(folder / "writes")
-
-
-def _largest(file: Path) -> float:
-    return max(map(float, file.read_text().split()))
 
 
 def memory_table(

@@ -59,7 +59,7 @@ class KeyValue:
                 ((key, json.dumps(row)) for key, row in items),
             )
 
-
+# %% ../../../nbs/proof/bench/07_stores.ipynb #fa44d965
 def copied(store: PostgresParticipant, chunks: Iterable[pa.RecordBatch]) -> Iterator:
     with store.connect() as db, db.cursor() as cursor:
         for chunk in chunks:

@@ -61,7 +61,7 @@ def delete_topic(kafka: LocalKafka, topic: str) -> None:
     admin = AdminClient(kafka.client_conf | {"log_level": 0})
     admin.delete_topics([topic])[topic].result()
 
-
+# %% ../../../nbs/proof/bench/02_topics.ipynb #49e2a10d
 @contextmanager
 def topic_of(kafka: LocalKafka, partitions: int) -> Iterator[str]:
     """A new topic, deleted when the `with` ends."""

@@ -74,7 +74,7 @@ _STYLE = """
 """
 _LEFT, _WIDTH, _ROWS, _PANEL = 74, 800, 200, 300  # pixels: margin, time, batches, height of a run
 
-
+# %% ../../../nbs/proof/demo/03_picture.ipynb #c1c35674
 def _rect(kind: str, x: float, y: float, w: float, h: float) -> str:
     return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"/>'
 
@@ -99,6 +99,28 @@ def _cross(x: float, y: float) -> str:
         f'<path class="{kind}" d="M{x - 4:.1f} {y - 4:.1f}l8 8m0-8l-8 8"/>'
         for kind in ("halo", "x")
     )
+
+# %% ../../../nbs/proof/demo/03_picture.ipynb #6ec42259
+def _bar(t: Try, y: float, step: float, px: float) -> Iterator[str]:
+    yield _rect(
+        t.end, _LEFT + t.start_ms * px, y + 0.5, max(1.5, (t.end_ms - t.start_ms) * px), step - 1
+    )
+    if t.decided_ms is not None:
+        yield _dot(_LEFT + t.decided_ms * px, y + step / 2)
+
+
+_RETURNS = {"driver": "start", "broker": "broker back"}
+
+
+def _away(events: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
+    """From the death of the driver or the broker to its return."""
+    for n, e in enumerate(events):
+        if e.op != "crash" or e.ids.get("victim") not in _RETURNS:
+            continue
+        returns = _RETURNS[e.ids["victim"]]
+        back = next((later for later in events[n:] if later.op == returns), None)
+        if back:
+            yield e, back
 
 # %% ../../../nbs/proof/demo/03_picture.ipynb #c011
 def _panel(top: float, title: str, events: Sequence[Event], px: float) -> list[str]:
@@ -127,28 +149,6 @@ def _panel(top: float, title: str, events: Sequence[Event], px: float) -> list[s
             _text(_LEFT + n % 2 * 400, bottom + 18 + n // 2 * 16, f"{n + 1}  {e.ids['text']}"),
         ]
     return drawn + [_up(at(e), bottom) for e in events if e.op in ("start", "broker back")]
-
-
-def _bar(t: Try, y: float, step: float, px: float) -> Iterator[str]:
-    yield _rect(
-        t.end, _LEFT + t.start_ms * px, y + 0.5, max(1.5, (t.end_ms - t.start_ms) * px), step - 1
-    )
-    if t.decided_ms is not None:
-        yield _dot(_LEFT + t.decided_ms * px, y + step / 2)
-
-# %% ../../../nbs/proof/demo/03_picture.ipynb #e20df6fc
-_RETURNS = {"driver": "start", "broker": "broker back"}
-
-
-def _away(events: Sequence[Event]) -> Iterator[tuple[Event, Event]]:
-    """From the death of the driver or the broker to its return."""
-    for n, e in enumerate(events):
-        if e.op != "crash" or e.ids.get("victim") not in _RETURNS:
-            continue
-        returns = _RETURNS[e.ids["victim"]]
-        back = next((later for later in events[n:] if later.op == returns), None)
-        if back:
-            yield e, back
 
 # %% ../../../nbs/proof/demo/03_picture.ipynb #c012
 _SECONDS = (1_000, 2_000, 5_000, 10_000, 20_000, 30_000, 60_000)

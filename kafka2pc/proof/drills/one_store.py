@@ -27,9 +27,16 @@ from rich.table import Table
 from ...kafka.wire.cluster import Cluster
 from ..child_process import Failed, until
 from ..crash_points import CrashPoint
-from .setups import Setup, make_foreach_query, make_query, temporary_setup
+from kafka2pc.proof.drills.setups import (
+    Setup,
+    abandon,
+    keep_history,
+    make_foreach_query,
+    make_query,
+    temporary_setup,
+)
 from .spark_job import Job, running
-from .spark_query import SparkQuery, Stop
+from .spark_query import SparkQuery, Stop, interrupt
 from ...protocol.history import Event
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c101
@@ -60,7 +67,7 @@ class Drill:
             + "</table>"
         )
 
-# %% ../../../nbs/proof/drills/04_one_store.ipynb #c103
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillResult:
     """The result of a drill: `found` is empty if all is as expected, otherwise the anomaly with
@@ -87,8 +94,8 @@ def run_drill(drill: Drill, setup: Setup, output: Path = Path("output")) -> Dril
         drill.run(setup)
     except Exception as e:  # whatever it is: it is not what was expected
         found, counts = f"{type(e).__name__}: {e}", getattr(e, "counts", {})
-        setup.keep(output)
-        setup.heal()
+        keep_history(setup, output)
+        setup.repairs.wait()
         setup.end_query()
     return DrillResult(
         drill=drill,
@@ -174,7 +181,7 @@ def kill_broker(setup: Setup, query: SparkQuery, event: Event, node: int = 0) ->
             "what was ended is completed",
         )
     setup.kafka.kill(node)
-    setup.soon(1, lambda: setup.kafka.restart(node))
+    setup.repairs.soon(1, lambda: setup.kafka.restart(node))
     return True
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c119
@@ -214,13 +221,13 @@ def _run_through(setup: Setup, query: SparkQuery, stops: list[Stop]) -> BaseExce
     """
     crashes = setup.crashes
     try:
-        return query.interrupt(*stops, **setup.next_run())
+        return interrupt(query, *stops, **setup.runs.next())
     except Failed as e:  # it died before the next stop
         if setup.crashes == crashes or e.__cause__ is None:
             raise
         return e
     finally:
-        setup.heal()
+        setup.repairs.wait()
 
 # %% ../../../nbs/proof/drills/04_one_store.ipynb #c127
 def _stops(rounds: list[list[Place]], first: int, inject: Callable) -> list[Stop]:
@@ -247,7 +254,7 @@ def survive_all(
     query, times = setup.query(make, **(session or {})), []
 
     def now(event: Event) -> bool:
-        setup.heal()
+        setup.repairs.wait()
         times.append(time.monotonic())
         setup.crashes += 1
         return inject(setup, query, event)
@@ -260,12 +267,12 @@ def survive_all(
     while len(times) < len(stops):
         failed = _run_through(setup, query, stops[len(times) :])
     if failed:
-        query.run(**setup.next_run())
+        query.run(**setup.runs.next())
     times.append(time.monotonic())
     setup.restores_s += [after - before for before, after in pairwise(times)]
     query.check()
 
-# %% ../../../nbs/proof/drills/04_one_store.ipynb #c132
+# %% ../../../nbs/proof/drills/04_one_store.ipynb #c134
 def survive(
     setup: Setup,
     places: list[Place],
@@ -279,7 +286,7 @@ def survive(
     """
     survive_all(setup, [places], inject, make=make, session=session)
 
-# %% ../../../nbs/proof/drills/04_one_store.ipynb #c134
+
 def _point_drill(victim: str, point: CrashPoint, where: str = "", **query: Any) -> Drill:
     """`where`: what the query is; `query`: what makes it."""
     inject = VICTIMS[victim]
@@ -317,7 +324,7 @@ def _group(drill: Drill) -> Hashable:
     more = {k: str(v) for k, v in run.keywords.items() if k != "places"}
     return drill.kind, drill.nodes, *sorted(more.items())
 
-# %% ../../../nbs/proof/drills/04_one_store.ipynb #c140
+
 def _merge(drills: list[Drill]) -> Drill:
     first = drills[0]
     if len(drills) == 1:
@@ -402,7 +409,7 @@ def run_drills(
     except BaseException:  # a cluster does not start, or Ctrl-C
         pool.shutdown(wait=False, cancel_futures=True)
         for setup in setups:
-            setup.abandon()
+            abandon(setup)
         raise
     pool.shutdown()
     return results

@@ -33,7 +33,13 @@ from kafka2pc.proof.drills.one_store import (
 )
 from .setups import ONE_HOST, Setup
 from .spark_job import COLUMNS, SELECT, Job, wait_for
-from .spark_query import NotExactlyOnce, SparkQuery
+from kafka2pc.proof.drills.spark_query import (
+    NotExactlyOnce,
+    SparkQuery,
+    batch_of_rows,
+    last_events,
+    refuse,
+)
 from ...protocol.participant import Participant
 from ...spark.checkpoint import Checkpoint
 from ...spark.foreach_batch import exactly_once
@@ -101,13 +107,6 @@ def dual(
     return {}
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c009
-_OPEN = """
-select gid from pg_prepared_xacts where strpos(gid, %s) > 0
-union all
-select transactional_id from kafka2pc_transactions where query_id = %s and outcome = 'open'
-"""
-
-
 class DualQuery(SparkQuery, ABC):
     """A query whose rows are to be in a topic and in a table. `url`: see `open_table`."""
 
@@ -142,10 +141,19 @@ class DualQuery(SparkQuery, ABC):
         """
         super().check()
         if left := self.in_doubt():
-            raise NotExactlyOnce(f"open in the second store at the end: {left}\n{self.told()}")
-        self.refuse(anomalies(self.batch_of, self.in_table()), where="in the table ")
+            last = last_events(self.events())
+            raise NotExactlyOnce(f"open in the second store at the end: {left}\n{last}")
+        found = anomalies(batch_of_rows(self.files, self.size), self.in_table())
+        refuse(found, self.events(), where="in the table ")
 
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #b3d681bc
+_OPEN = """
+select gid from pg_prepared_xacts where strpos(gid, %s) > 0
+union all
+select transactional_id from kafka2pc_transactions where query_id = %s and outcome = 'open'
+"""
+
+
 class PostgresQuery(DualQuery):
     """With a table in PostgreSQL."""
 
@@ -167,7 +175,7 @@ class PostgresQuery(DualQuery):
 def make_dual_query(setup: Setup, job: Job) -> PostgresQuery:
     return PostgresQuery(job, setup.kafka, setup.folder, setup.opened(LocalPostgres))
 
-
+# %% ../../../nbs/proof/drills/07_two_stores.ipynb #d935eb32
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Second:
     """The store beside Kafka: the `name` of its participant, how it is called, and how a query that
@@ -181,10 +189,8 @@ class Second:
 
 POSTGRES = Second(name="postgres", called="PostgreSQL", make=make_dual_query)
 
-# %% ../../../nbs/proof/drills/07_two_stores.ipynb #c011
-KAFKA = "kafka"
-
 # %% ../../../nbs/proof/drills/07_two_stores.ipynb #c012
+KAFKA = "kafka"  # the name of its participant
 _P = CrashPoint
 Places = dict[str, list[Place]]
 
@@ -240,31 +246,37 @@ WORKERS = {
 }
 
 
+def _dual_drill(
+    second: Second,
+    words: str,
+    places: list[Place],
+    victim: str,
+    inject: Callable,
+    session: Mapping | None,
+) -> Drill:
+    at = ", then ".join(
+        f"{point.name}{f' of {participant}' if participant else ''}"
+        for point, participant in places
+    )
+    return Drill(
+        kind="dual",
+        title=f"Kafka and {second.called}, or neither, when {victim} dies {words}",
+        given="two more batches of 40 rows",
+        crash_at=f"{at}: SIGKILL to {victim}",
+        restore="the same query, with another number of tasks",
+        expect="every row once in the topic and in the table, nothing of ours open",
+        run=partial(survive, places=places, inject=inject, make=second.make, session=session),
+    )
+
+# %% ../../../nbs/proof/drills/07_two_stores.ipynb #5cfb4cd6
 def dual_drills(second: Second = POSTGRES) -> list[Drill]:
     """Fifty: workers and drivers while tasks write, drivers while the batch is ended, and again
     while that is restored.
     """
 
-    def drill(
-        words: str, places: list[Place], victim: str, inject: Callable, session: Mapping | None
-    ) -> Drill:
-        at = ", then ".join(
-            f"{point.name}{f' of {participant}' if participant else ''}"
-            for point, participant in places
-        )
-        return Drill(
-            kind="dual",
-            title=f"Kafka and {second.called}, or neither, when {victim} dies {words}",
-            given="two more batches of 40 rows",
-            crash_at=f"{at}: SIGKILL to {victim}",
-            restore="the same query, with another number of tasks",
-            expect="every row once in the topic and in the table, nothing of ours open",
-            run=partial(survive, places=places, inject=inject, make=second.make, session=session),
-        )
-
     whom = ((while_writing, WORKERS | DRIVERS), (while_ending, DRIVERS), (while_restoring, DRIVERS))
     made = [
-        drill(words, places, victim, *how)
+        _dual_drill(second, words, places, victim, *how)
         for where, victims in whom
         for victim, how in victims.items()
         for words, places in where(second).items()
