@@ -248,9 +248,7 @@ class LocalOidc:
     These may be changed while it runs. `life_s`: seconds that a token is valid. `clock_off_s`:
     seconds that the clock of the server is ahead. `answer` to a token request: None is normal; an
     int is that HTTP status with `{}`; "not json"; "hang": none; "drip": one byte a second. `asked`
-    counts the token requests.
-
-    Needs the packages joserfc and cryptography.
+    counts the token requests. Needs the packages joserfc and cryptography.
     """
 
     def __init__(
