@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Keep quiet: `asked` has the requests."""
 
-
+# %% ../../nbs/local/12_registry.ipynb #7ddc964a
 class LocalRegistry:
     """A schema registry at `url`, from the first moment on. `asked` lists the requests, as "METHOD
     path". `stop` and `start` keep schemas and port.
