@@ -79,9 +79,10 @@ class StagedParticipant(PostgresParticipant):
     """A table in PostgreSQL, without PREPARE TRANSACTION. `apply` moves the rows of all tasks into
     the table in the transaction that decides: `TableLog(url, name, also=store.apply)`. Without it
     `commit` moves them, and finds too late that the table refuses a row. The line of a transaction
-    says `committed` exactly if its rows are in the table. `unlogged`: a crash of the
-    server empties the tables of waiting rows; only together with `also=store.apply`. Other
-    parameters and errors are those of `PostgresParticipant`.
+    says `committed` exactly if its rows are in the table.
+
+    `unlogged`: a crash of the server empties the tables of waiting rows; only together with
+    `also=store.apply`. Other parameters and errors are those of `PostgresParticipant`.
     """
 
     def __init__(
