@@ -13,60 +13,6 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, Iterable
 
-# %% ../../nbs/local/02_certificates.ipynb #c005
-@dataclass(frozen=True)
-class Certificates:
-    """PEM files in `folder`: ca.pem (the authority), server.pem (certificate and key of the
-    broker), and NAME.pem and NAME.key of each user. `password` protects the keys of the users. The
-    certificate of an intermediate authority follows that of a user whom it signed.
-    """
-
-    folder: Path
-    password: str = field(default_factory=lambda: secrets.token_hex(12), repr=False)
-
-    def broker(self) -> dict:
-        """The settings of the broker: its own certificate, and the authority that it trusts."""
-        return {
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": self.folder / "server.pem",
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": self.folder / "ca.pem",
-            "ssl.client.auth": "required",
-        }
-
-    def client(self, user: str) -> dict:
-        """The settings of a client of this user, in librdkafka's names."""
-        return {
-            "security.protocol": "SSL",
-            "ssl.ca.location": f"{self.folder}/ca.pem",
-            "ssl.certificate.location": f"{self.folder}/{user}.pem",
-            "ssl.key.location": f"{self.folder}/{user}.key",
-            "ssl.key.password": self.password,
-        }
-
-    def pkcs12(self, user: str) -> bytes:
-        """The certificate and the key of this user and the authority in one file, as companies
-        often give them out. Its password is that of the keys.
-        """
-        from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.serialization import pkcs12
-
-        password = self.password.encode()
-        content = (self.folder / f"{user}.key").read_bytes()
-        key: Any = serialization.load_pem_private_key(content, password)
-        own, authority = (
-            x509.load_pem_x509_certificate((self.folder / f"{name}.pem").read_bytes())
-            for name in (user, "ca")
-        )
-        return pkcs12.serialize_key_and_certificates(
-            user.encode(),
-            key,
-            own,
-            [authority],
-            serialization.BestAvailableEncryption(password),
-        )
-
 # %% ../../nbs/local/02_certificates.ipynb #c007
 _USAGES = (
     "digital_signature",
@@ -124,6 +70,44 @@ def _sign(
     signed = certificate.sign(authority, hashes.SHA256())
     return signed.public_bytes(serialization.Encoding.PEM)
 
+# %% ../../nbs/local/02_certificates.ipynb #64755425
+@dataclass(frozen=True)
+class Certificates:
+    """PEM files in `folder`: ca.pem (the authority), server.pem (certificate and key of the
+    broker), and NAME.pem and NAME.key of each user. `password` protects the keys of the users. The
+    certificate of an intermediate authority follows that of a user whom it signed.
+    """
+
+    folder: Path
+    password: str = field(default_factory=lambda: secrets.token_hex(12), repr=False)
+
+    def broker(self) -> dict:
+        """The settings of the broker: its own certificate, and the authority that it trusts."""
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": self.folder / "server.pem",
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": self.folder / "ca.pem",
+            "ssl.client.auth": "required",
+        }
+
+    def client(self, user: str) -> dict:
+        """The settings of a client of this user, in librdkafka's names."""
+        return {
+            "security.protocol": "SSL",
+            "ssl.ca.location": f"{self.folder}/ca.pem",
+            "ssl.certificate.location": f"{self.folder}/{user}.pem",
+            "ssl.key.location": f"{self.folder}/{user}.key",
+            "ssl.key.password": self.password,
+        }
+
+    def pkcs12(self, user: str) -> bytes:
+        """The certificate and the key of this user and the authority in one file, as companies
+        often give them out. Its password is that of the keys.
+        """
+        key, own, ca = (self.folder / name for name in (f"{user}.key", f"{user}.pem", "ca.pem"))
+        return _in_one_file(user, self.password.encode(), key, own, ca)
+
 # %% ../../nbs/local/02_certificates.ipynb #c008
 def _private_key(key: Any, password: str | None) -> bytes:
     """The private key in PEM, encrypted if there is a password."""
@@ -144,6 +128,23 @@ def _write_secret(file: Path, content: bytes) -> None:
     file.write_bytes(content)
 
 
+def _in_one_file(user: str, password: bytes, key: Path, own: Path, ca: Path) -> bytes:
+    """A key, its certificate and that of the authority in the format PKCS 12."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.serialization import pkcs12
+
+    private: Any = serialization.load_pem_private_key(key.read_bytes(), password)
+    mine, authority = (x509.load_pem_x509_certificate(file.read_bytes()) for file in (own, ca))
+    return pkcs12.serialize_key_and_certificates(
+        user.encode(),
+        private,
+        mine,
+        [authority],
+        serialization.BestAvailableEncryption(password),
+    )
+
+# %% ../../nbs/local/02_certificates.ipynb #4d210e94
 def make_certificates(
     folder: Path, users: Iterable[str] = ("admin", "alice"), chained: Iterable[str] = ("carol",)
 ) -> Certificates:

@@ -282,6 +282,18 @@ def _empty(folder: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 # %% ../../nbs/local/01_jars.ipynb #c025
+def _fetch(name: str, folder: Path, wanted: str, progress: Callable, lock: int) -> None:
+    bad = _damaged(folder)
+    if bad:
+        progress(f"{name}: damaged, fetching again: {', '.join(bad)}")
+    else:
+        progress(f"{name}: fetching once from Maven Central into {folder}")
+    with _empty(folder.parent / f".{name}.part") as work:
+        _run_ivy(name, wanted, work, progress, lock)
+        _install(work / "jars", folder, wanted)
+    progress(f"{name}: {len(_manifest(folder)['jars'])} jars ready")
+
+# %% ../../nbs/local/01_jars.ipynb #95e2e764
 def _no_progress(line: str) -> None:
     pass
 
@@ -316,18 +328,6 @@ def fetch_jars(
             action="Free some space or get rights there, or set KAFKA2PC_CACHE.",
         ) from e
     return folder
-
-# %% ../../nbs/local/01_jars.ipynb #11b6770c
-def _fetch(name: str, folder: Path, wanted: str, progress: Callable, lock: int) -> None:
-    bad = _damaged(folder)
-    if bad:
-        progress(f"{name}: damaged, fetching again: {', '.join(bad)}")
-    else:
-        progress(f"{name}: fetching once from Maven Central into {folder}")
-    with _empty(folder.parent / f".{name}.part") as work:
-        _run_ivy(name, wanted, work, progress, lock)
-        _install(work / "jars", folder, wanted)
-    progress(f"{name}: {len(_manifest(folder)['jars'])} jars ready")
 
 # %% ../../nbs/local/01_jars.ipynb #c027
 KAFKA_VERSION = "4.3.1"

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TWO_PHASE', 'SMALL', 'QUICK', 'PASSWORD_MECHANISMS', 'BrokerFailed', 'free_ports', 'replication_settings',
-           'scheme_of', 'jaas_setting', 'secure_settings', 'unsigned_tokens', 'properties_text', 'Node',
-           'java_commands', 'write_node_settings', 'format_nodes']
+           'scheme_of', 'jaas_setting', 'secure_settings', 'unsigned_tokens', 'properties_text', 'supervised',
+           'last_lines', 'Node', 'java_commands', 'write_node_settings', 'format_nodes']
 
 # %% ../../nbs/local/03_nodes.ipynb #c002
 import os
@@ -178,6 +178,22 @@ if orphaned.is_set() and folder:
         pass
 """
 
+
+def supervised(command: list[str], folder: Path, removed: str, log_file: Path) -> subprocess.Popen:
+    """Start a command under a supervisor, which prints its process id. `removed`: the folder that
+    goes when Python dies (empty: none).
+    """
+    supervisor = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(os.getpid())]
+    with open(log_file, "ab") as log:
+        return subprocess.Popen(
+            [*supervisor, removed, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            cwd=folder,
+        )
+
 # %% ../../nbs/local/03_nodes.ipynb #c017
 def _is_stopped(pid: int) -> bool:
     """Has SIGSTOP reached every thread, as Linux tells it?"""
@@ -195,6 +211,12 @@ def _wait_stopped(pid: int, wait_s: float = 5) -> None:
             if _is_stopped(pid):
                 return
         time.sleep(0.01)
+
+
+def last_lines(text: str, most: int) -> str:
+    """The last lines of a log, without stack traces and lists of settings."""
+    kept = [line[:300] for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    return "\n".join(kept[-most:])
 
 # %% ../../nbs/local/03_nodes.ipynb #f5c226b0
 class Node:
@@ -231,18 +253,9 @@ class Node:
 
     def start(self) -> None:
         """Start the JVM under its supervisor; return at once."""
-        supervisor = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(os.getpid())]
         removed = "" if self.keep else str(self.folder)
         kafka = [*self.java, "kafka.Kafka", str(self.folder / "server.properties")]
-        with open(self.log, "ab") as log:
-            self._supervisor = subprocess.Popen(
-                [*supervisor, removed, *kafka],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                cwd=self.folder,
-            )
+        self._supervisor = supervised(kafka, self.folder, removed, self.log)
         with self._supervisor.stdout as out:
             self.pid = int(out.readline() or 0)
 
@@ -284,12 +297,7 @@ class Node:
 
     def log_tail(self, lines: int = 8) -> str:
         """The last lines of the log, without stack traces and lists of settings."""
-        kept = [
-            line[:300]
-            for line in self.log_text().splitlines()
-            if line.strip() and not line.startswith("\t")
-        ]
-        return "\n".join(kept[-lines:])
+        return last_lines(self.log_text(), lines)
 
 # %% ../../nbs/local/03_nodes.ipynb #c022
 def java_commands(

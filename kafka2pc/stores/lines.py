@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Run', 'Key', 'add_line', 'mark_line', 'read_outcomes', 'compare_outcome', 'knows_query', 'state_of', 'prepared_key',
-           'open_transactions', 'open_lines', 'ids_with_lines', 'newer_commits', 'DatabaseStore']
+           'open_transactions', 'open_lines', 'ids_with_lines', 'newer_commits', 'DatabaseStore', 'ended', 'answer']
 
 # %% ../../nbs/stores/04_lines.ipynb #c002
 from contextlib import AbstractContextManager
@@ -187,45 +187,48 @@ class DatabaseStore(NamedStore):
         with self.lines() as run:
             return newer_commits(run, last)
 
-    def ended(self, run: Run, c: Committable, outcome: str) -> Outcome:
-        """DONE, for a transaction that the database has just ended. A line that is missing is
-        written, because the database forgets it now.
-        """
-        if key(c) not in read_outcomes(run, [c]):
-            query_id = known_name(c.transactional_id).query_id
-            text = "insert into {} (transactional_id, epoch, query_id, outcome) values ("
-            run(text + "%s, %s, %s, %s)", *key(c), query_id, outcome)
-        return Outcome.DONE
+# %% ../../nbs/stores/04_lines.ipynb #f317810a
+def ended(run: Run, c: Committable, outcome: str) -> Outcome:
+    """DONE, for a transaction that the database has just ended. A line that is missing is written,
+    because the database forgets it now.
+    """
+    if key(c) not in read_outcomes(run, [c]):
+        query_id = known_name(c.transactional_id).query_id
+        text = "insert into {} (transactional_id, epoch, query_id, outcome) values ("
+        run(text + "%s, %s, %s, %s)", *key(c), query_id, outcome)
+    return Outcome.DONE
 
-    def answer(self, run: Run, c: Committable, wanted: str) -> Outcome:
-        """`compare_outcome`, for a transaction that is not prepared any more. Raises
-        `OutcomeUnknown` if a commit is wanted, and no line is of the query.
-        """
-        outcome = compare_outcome(run, c, wanted)
-        name = parse_name(c.transactional_id)
-        if outcome is Outcome.REFUSED and wanted == "committed" and name:
-            if not knows_query(run, name.query_id):
-                raise self._forgotten(c, name.query_id)
-        return outcome
 
-    def _forgotten(self, c: Committable, query_id: str) -> OutcomeUnknown:
-        quoted = [text.replace("'", "''") for text in (c.transactional_id, query_id)]
-        return OutcomeUnknown(
-            f"{self.name}: {c.transactional_id} is not open, and {self.record} has no line of query"
-            f" {query_id}",
-            why=(
-                "A query that has written has lines there: they were deleted, or this is not the"
-                " table that the query had. So the database cannot tell whether the rows were"
-                " committed."
-            ),
-            risk="Perhaps. They are in the table, unless a person has rolled them back.",
-            action=(
-                f"Look for the rows of the batch in {self.table}, and write again only what is not"
-                f" there. Then insert the line: insert into {self.record} (transactional_id, epoch,"
-                f" query_id, outcome) values ('{quoted[0]}', {c.state.epoch}, '{quoted[1]}',"
-                " 'committed'); and restart the query. If other transactions of the batch are"
-                " reported as lost after that, they lack their line, too: lostTransactions=skip."
-            ),
-            query_id=query_id,
-            transactions=affected([c]),
-        )
+def answer(store: DatabaseStore, run: Run, c: Committable, wanted: str) -> Outcome:
+    """`compare_outcome`, for a transaction that is not prepared any more. Raises `OutcomeUnknown`
+    if a commit is wanted, and no line is of the query.
+    """
+    outcome = compare_outcome(run, c, wanted)
+    name = parse_name(c.transactional_id)
+    if outcome is Outcome.REFUSED and wanted == "committed" and name:
+        if not knows_query(run, name.query_id):
+            raise _forgotten(store, c, name.query_id)
+    return outcome
+
+
+def _forgotten(store: DatabaseStore, c: Committable, query_id: str) -> OutcomeUnknown:
+    quoted = [text.replace("'", "''") for text in (c.transactional_id, query_id)]
+    return OutcomeUnknown(
+        f"{store.name}: {c.transactional_id} is not open, and {store.record} has no line of query"
+        f" {query_id}",
+        why=(
+            "A query that has written has lines there: they were deleted, or this is not the"
+            " table that the query had. So the database cannot tell whether the rows were"
+            " committed."
+        ),
+        risk="Perhaps. They are in the table, unless a person has rolled them back.",
+        action=(
+            f"Look for the rows of the batch in {store.table}, and write again only what is not"
+            f" there. Then insert the line: insert into {store.record} (transactional_id, epoch,"
+            f" query_id, outcome) values ('{quoted[0]}', {c.state.epoch}, '{quoted[1]}',"
+            " 'committed'); and restart the query. If other transactions of the batch are"
+            " reported as lost after that, they lack their line, too: lostTransactions=skip."
+        ),
+        query_id=query_id,
+        transactions=affected([c]),
+    )

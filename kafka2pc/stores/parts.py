@@ -146,6 +146,18 @@ def write_id(path: str) -> str:
         raise no_id(path, f"{type(e).__name__}: {e.strerror}") from e
     return read_id(path)
 
+# %% ../../nbs/stores/01_parts.ipynb #6b01d6aa
+def _changed(what: str, more: str = "") -> StoreUnreachable:
+    return StoreUnreachable(
+        what,
+        why="The place shows another store, so the state of the transactions is not known.",
+        risk=BrokerUnreachable.risk,
+        action=(
+            "Look whether the disk or share is mounted, on this machine and on those of the"
+            f" tasks, and where a link points; then restart the query.{more}"
+        ),
+    )
+
 # %% ../../nbs/stores/01_parts.ipynb #fa4de479
 class KnownById(ABC):
     """Base of a participant whose store keeps an id. `where`: the place, by which it is reached.
@@ -193,18 +205,6 @@ class KnownById(ABC):
         return _changed(
             f"{c.transactional_id} is in {c.cluster_id}; here is {self.differs(c.cluster_id)}"
         )
-
-# %% ../../nbs/stores/01_parts.ipynb #af231d7a
-def _changed(what: str, more: str = "") -> StoreUnreachable:
-    return StoreUnreachable(
-        what,
-        why="The place shows another store, so the state of the transactions is not known.",
-        risk=BrokerUnreachable.risk,
-        action=(
-            "Look whether the disk or share is mounted, on this machine and on those of the"
-            f" tasks, and where a link points; then restart the query.{more}"
-        ),
-    )
 
 # %% ../../nbs/stores/01_parts.ipynb #c008
 class BufferedStore(Participant, Protocol):

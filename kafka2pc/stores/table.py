@@ -29,7 +29,7 @@ from ..protocol.messages import Committable
 from ..protocol.names import known_name
 from ..protocol.participant import Description, Outcome, TransactionBase
 from ..protocol.states import TxnState
-from .columns import NO_VALUE, TableColumns
+from .columns import NO_VALUE, TableColumns, missing
 from kafka2pc.stores.data_files import (
     NO_FIT,
     DataFile,
@@ -106,8 +106,8 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
 
     def _compare(self, taken: Sequence[str], there: Sequence[str]) -> None:
         super()._compare(taken, there)
-        if missing := self._missing(there, taken):
-            raise self.unfit(f"its column {', '.join(missing)} is not written", **NO_VALUE)
+        if unwritten := missing(there, taken):
+            raise self.unfit(f"its column {', '.join(unwritten)} is not written", **NO_VALUE)
 
     def files(self, c: Committable) -> TransactionFiles:
         """Those of a transaction."""
@@ -295,12 +295,12 @@ def add_once(store: TableParticipant, cs: Sequence[Committable]) -> list[Committ
     # asked after the load: who removed a note has closed its transaction before
     others = [c for c in cs if c not in noted]
     closed = each(store, is_closed, others)
-    missing = [c for c, is_closed in zip(others, closed, strict=True) if not is_closed]
-    found = zip(missing, each(store, _whole, missing), strict=True)
+    lacking = [c for c, is_closed in zip(others, closed, strict=True) if not is_closed]
+    found = zip(lacking, each(store, _whole, lacking), strict=True)
     files = {c: whole for c, whole in found if whole is not None}
     if any(files.values()):
         store.add(table, files)
-    gone = [c for c in missing if c not in files]
+    gone = [c for c in lacking if c not in files]
     close(store, [c for c in cs if c not in gone])
     return gone
 

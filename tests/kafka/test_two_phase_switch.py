@@ -60,7 +60,7 @@ def test_a_decided_batch_is_committed_after_the_brokers_ceased_to_offer_kip_939(
         dead = DeadQuery(kafka, tmp_path, two_phase="required").leave(decided=True)
         kafka.kill()
         settings = kafka.config | dict.fromkeys(TWO_PHASE, "false")
-        write_node_settings(kafka.nodes, kafka.ports, kafka._scheme, settings)
+        write_node_settings(kafka.nodes, kafka.ports, kafka.scheme, settings)
         kafka.restart()
         with pytest.raises(BadOption, match="the brokers do not offer it"):
             dead.run()

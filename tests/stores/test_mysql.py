@@ -307,7 +307,7 @@ def test_a_table_that_cannot_vote_is_found_before_anything_is_written(mariadb, e
 def test_a_server_that_is_too_old_is_refused(mariadb, at, version, comment, good):
     answers = itertools.chain([[(version, version + comment)]], itertools.repeat([]))
     try:
-        at.store._check(lambda *_: SimpleNamespace(fetchall=lambda: next(answers)))
+        at.store.check_server(lambda *_: SimpleNamespace(fetchall=lambda: next(answers)))
     except BadOption as e:
         assert not good and version in str(e)
     else:

@@ -38,9 +38,10 @@ from ...protocol.participant import Participant
 from ...spark.foreach_batch import exactly_once
 from ...stores.delta import DeltaParticipant
 from ...stores.file import FileParticipant
-from ...stores.mysql import MysqlParticipant
+from ...stores.mysql import MysqlParticipant, connect_mysql
 from ...stores.object_store import ObjectParticipant
-from ...stores.postgres import PostgresParticipant, copy_text
+from ...stores.postgres import PostgresParticipant, connect
+from ...stores.postgres_rows import copy_text
 from ...stores.wal import WalParticipant
 
 # %% ../../../nbs/proof/bench/07_stores.ipynb #c007
@@ -61,7 +62,7 @@ class KeyValue:
 
 # %% ../../../nbs/proof/bench/07_stores.ipynb #fa44d965
 def copied(store: PostgresParticipant, chunks: Iterable[pa.RecordBatch]) -> Iterator:
-    with store.connect() as db, db.cursor() as cursor:
+    with connect(store) as db, db.cursor() as cursor:
         for chunk in chunks:
             with cursor.copy(f"copy {store.table} from stdin (format csv)") as copy:
                 copy.write(copy_text(chunk))
@@ -69,7 +70,7 @@ def copied(store: PostgresParticipant, chunks: Iterable[pa.RecordBatch]) -> Iter
 
 
 def inserted(store: MysqlParticipant, chunks: Iterable[pa.RecordBatch]) -> Iterator:
-    with store.connect() as db, db.cursor() as cursor:
+    with connect_mysql(store.url, store.lock_s) as db, db.cursor() as cursor:
         for chunk in chunks:
             cursor.executemany(
                 f"insert into {store.table} values (%s, %s)",
