@@ -384,7 +384,7 @@ class Job(ChildProcess):
     def start(self) -> None:  # type: ignore[override]  # its arguments are `session`
         """End what is left of the last start, and start the driver and its JVM. Raises `Failed`."""
         super().start()
-        self._said = Answers(self.process.stdout)
+        self._replies = Answers(self.process.stdout)
         self.jvm = 0
         self.jvm = self._ask(START_SECONDS, do="session", **self.session)["jvm"]
 
@@ -399,7 +399,7 @@ class Job(ChildProcess):
     def _ask(self, within: float, **command: Any) -> dict:
         try:
             self.send(command)
-            answer = self._said.next(within)
+            answer = self._replies.next(within)
         except BrokenPipeError:
             answer = None
         if answer is None:
