@@ -69,7 +69,7 @@ def is_named(listing: Listing, transactional_id: str) -> bool:
     record = next((d for d in listing.newest_first(slot.batch_id) if d and d.slot == slot), None)
     return record is None or record.token == token
 
-# %% ../../../nbs/protocol/phases/13_other_log.ipynb #c008
+
 def other_log(driver: Driver, ids: Sequence[str]) -> StaleCheckpoint:
     """The error for a key under which `ids` were written with another log."""
     return StaleCheckpoint(
